@@ -1,0 +1,36 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check sim mutants bench
+
+$(VENV)/.installed: requirements.lock pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo:
+	@$(PYTHON) .ci/preflight.py
+	@$(MAKE) --no-print-directory $(VENV)/.installed
+	@$(BIN)/iotctl demo
+
+test:
+	@PYTHON=$(PYTHON) .ci/system-deps
+	@$(MAKE) --no-print-directory $(VENV)/.installed
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+sim: $(VENV)/.installed
+	$(BIN)/python -m nodeagent.testing $(or $(ARGS),1 200)
+
+mutants: $(VENV)/.installed
+	$(BIN)/python -m nodeagent.testing.mutants $(ARGS)
+
+bench: $(VENV)/.installed
+	$(BIN)/python -m tests.bench $(ARGS)

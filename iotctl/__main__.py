@@ -1,0 +1,5 @@
+"""`python -m iotctl`."""
+
+from iotctl.cli.main import main
+
+main()

@@ -1,0 +1,289 @@
+"""`iotctl cluster`: look at a cluster, add and remove nodes, wait."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iotctl.cli.options import Confirm, Depth, DryRun, Rate, Verify, Wait, Watch, Yes, checked_depth
+from iotctl.cli.session import Session, session_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iotctl.execute.change import ChangeRequest
+    from iotctl.execute.status import ClusterStatus
+    from iotctl.output.table import Table
+    from iotctl.plan.model import Plan
+    from nodeagent.model.operation import Options
+
+app = typer.Typer(help="Look at a cluster, change its nodes.", no_args_is_help=True)
+
+WATCH_S = 2.0
+
+Nodes = Annotated[list[str], typer.Argument(metavar="NODE…", help="Node names.")]
+NoMigrate = Annotated[
+    bool, typer.Option("--no-migrate", help="Stop before data moves; `iotctl migrate` goes on.")
+]
+HoldRelease = Annotated[
+    str | None, typer.Option("--hold-release", metavar="24h", help="Keep the previous copies this long.")
+]
+NoWriteSpec = Annotated[
+    bool, typer.Option("--no-write-spec", help="Show the edit of cluster.yaml, do not make it.")
+]
+
+
+@app.command()
+def status(ctx: typer.Context, watch: Watch = False) -> int:
+    """The whole cluster: nodes, groups, operations, problems. Works with most agents dead."""
+    from iotctl.cli import views
+
+    return _show(session_of(ctx), "cluster-status", views.status_tables, watch=watch)
+
+
+@app.command()
+def nodes(ctx: typer.Context, watch: Watch = False) -> int:
+    """Every node."""
+    from iotctl.cli import views
+
+    def body(s: ClusterStatus) -> object:
+        return {"as_of_ms": s.as_of_ms, "source": s.source, "nodes": s.nodes}
+
+    return _show(session_of(ctx), "cluster-nodes", lambda s: [views.node_table(s)], body=body, watch=watch)
+
+
+@app.command()
+def groups(ctx: typer.Context, watch: Watch = False) -> int:
+    """Every data group with its members, leader and load."""
+    from iotctl.cli import views
+
+    def body(s: ClusterStatus) -> object:
+        return {"as_of_ms": s.as_of_ms, "source": s.source, "meta": s.meta, "groups": s.groups}
+
+    return _show(session_of(ctx), "cluster-groups", lambda s: [views.group_table(s)], body=body, watch=watch)
+
+
+@app.command()
+def ring(ctx: typer.Context) -> None:
+    """The ring: nodes in order, each with its group and slots."""
+    from iotctl.cli import views
+    from iotctl.execute.layout import ring_of
+
+    session = session_of(ctx)
+    found = ring_of(session.cluster)
+    session.output.emit("cluster-ring", found, lambda: [views.ring_table(found)])
+
+
+@app.command()
+def slots(
+    ctx: typer.Context,
+    storage_group: Annotated[
+        str | None, typer.Option(help="Only slots with rows of this storage group.")
+    ] = None,
+) -> None:
+    """Which group owns which slots, and what they hold."""
+    from iotctl.cli import views
+    from iotctl.execute.layout import slots_of
+
+    session = session_of(ctx)
+    found = slots_of(session.cluster, storage_group)
+    session.output.emit("cluster-slots", found, lambda: views.slot_tables(found))
+
+
+@app.command("wait")
+def wait_for(
+    ctx: typer.Context,
+    goal: Annotated[str, typer.Option("--for", metavar="healthy|op=ID", help="What to wait for.")],
+) -> None:
+    """Wait until the cluster is healthy, or an operation is over (or waits for you)."""
+    from iotctl.cli.watching import watch_operation
+    from iotctl.execute.wait import wait_healthy
+    from iotctl.output.table import Table
+
+    session = session_of(ctx)
+    if goal == "healthy":
+        with session.progress() as progress:
+            found = wait_healthy(
+                session.cluster,
+                session.source,
+                on_status=lambda s: progress.update(
+                    "waiting until healthy", note=s.problems[0].message if s.problems else ""
+                ),
+                timeout_s=session.options.timeout_s,
+            )
+        session.output.emit(
+            "cluster-status", found, lambda: [Table(("cluster", "healthy"), [(found.name, "yes")])]
+        )
+        return
+    if not goal.startswith("op=") or not goal[3:]:
+        raise typer.BadParameter(f"{goal!r} is neither healthy nor op=ID", param_hint="--for")
+    watch_operation(session, goal[3:])
+
+
+@app.command("add-node")
+def add_node(
+    ctx: typer.Context,
+    names: Nodes,
+    after: Annotated[str | None, typer.Option(help="The ring neighbour to stand behind.")] = None,
+    host: Annotated[str, typer.Option(help="Where the node listens, when cluster.yaml does not say.")] = "",
+    port: Annotated[int, typer.Option(help="With --host.")] = 0,
+    no_migrate: NoMigrate = False,
+    verify: Verify = False,
+    depth: Depth = None,
+    rate: Rate = "auto",
+    hold_release: HoldRelease = None,
+    wait: Wait = True,
+    no_write_spec: NoWriteSpec = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> int:
+    """Add nodes: plan, show, ask, then hand the work to the cluster and watch it."""
+    from iotctl.execute.change import ChangeRequest
+    from iotctl.execute.facts import plan_facts
+    from iotctl.plan.make import make_add
+    from iotctl.spec.units import parse_rate
+
+    session = session_of(ctx)
+    options = _options(verify, depth, no_migrate, hold_release, rate)
+    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
+    weights = {n.name: n.weight for n in session.source.file.nodes}
+    plan = make_add(facts, names, after, weights)
+    request = ChangeRequest(
+        by=session.operator,
+        options=options,
+        wait=wait,
+        wait_s=session.options.timeout_s,
+        write_spec=not no_write_spec,
+        host=host,
+        port=port,
+    )
+    question = f"add {', '.join(names)} to {session.source.name}?"
+    return execute_plan(session, plan, request, question=question, yes=yes, dry_run=dry_run)
+
+
+@app.command("remove-node")
+def remove_node(
+    ctx: typer.Context,
+    names: Nodes,
+    dead: Annotated[bool, typer.Option("--dead", help="The node is gone for ever.")] = False,
+    no_migrate: NoMigrate = False,
+    verify: Verify = False,
+    depth: Depth = None,
+    rate: Rate = "auto",
+    hold_release: HoldRelease = None,
+    wait: Wait = True,
+    no_write_spec: NoWriteSpec = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    confirm: Confirm = None,
+) -> int:
+    """Remove nodes: their slots move first, then they leave."""
+    from iotctl.errors import RefusedProblem
+    from iotctl.execute.change import ChangeRequest
+    from iotctl.execute.facts import plan_facts
+    from iotctl.plan.make import make_remove
+    from iotctl.spec.units import parse_rate
+
+    session = session_of(ctx)
+    options = _options(verify, depth, no_migrate, hold_release, rate)
+    if dead:
+        session.confirm_name(
+            f"remove the dead {', '.join(names)} from {session.source.name}",
+            name=session.source.name,
+            given=confirm,
+        )
+        raise RefusedProblem(
+            "removing a dead node is not supported yet",
+            why="it needs the amendment of a change by a node's death",
+            next=f"start {', '.join(names)} again and leave --dead out",
+        )
+    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
+    plan = make_remove(facts, names)
+    request = ChangeRequest(
+        by=session.operator,
+        options=options,
+        wait=wait,
+        wait_s=session.options.timeout_s,
+        write_spec=not no_write_spec,
+    )
+    question = f"remove {', '.join(names)} from {session.source.name}?"
+    return execute_plan(session, plan, request, question=question, yes=yes, dry_run=dry_run)
+
+
+def execute_plan(
+    session: Session, plan: Plan, request: ChangeRequest, *, question: str, yes: bool, dry_run: bool
+) -> int:
+    """Show, ask, execute, watch: what add-node, remove-node and apply share."""
+    from iotctl.cli import views
+    from iotctl.cli.watching import operation_progress
+    from iotctl.execute.change import check_plan, execute, probe_newcomer
+    from iotctl.output.table import Table
+
+    if dry_run or plan.refusals:
+        if dry_run:
+            session.output.emit("plan", plan, lambda: views.plan_tables(plan))
+        check_plan(plan)
+        return 0
+    for table in views.plan_tables(plan):
+        session.output.note(table.render(wide=session.options.format == "wide"))
+    session.confirm(question, yes=yes)
+    probe = probe_newcomer(session.source, session.identity, session.env, session.fleet)
+    with session.progress() as progress:
+        done = execute(
+            session.cluster,
+            session.source,
+            plan,
+            request,
+            probe=probe,
+            on_note=session.output.note,
+            on_update=operation_progress(progress),
+            fleet=session.fleet,
+        )
+    rows = [(o, n) for o, n in zip(done.operations, done.nodes, strict=True)]
+    session.output.emit("change", done, lambda: [Table(("operation", "node"), rows), f"state: {done.state}"])
+    if done.state not in ("done", "running") or not request.wait:
+        operation = done.operations[-1]
+        following = {
+            "waiting_migrate": f"iotctl migrate{' --verify' if request.options.verify else ''}",
+            "waiting_signoff": "iotctl migrate --verify",
+            "waiting_release": f"iotctl ops release {operation}",
+        }.get(done.state, f"iotctl cluster wait --for op={operation}")
+        session.output.note(f"next: {following}")
+    return 0
+
+
+def _options(verify: bool, depth: str | None, no_migrate: bool, hold: str | None, rate: str) -> Options:
+    from iotctl.spec.units import parse_duration_ms, parse_rate
+    from nodeagent.model.operation import Options
+
+    return Options(
+        verify=verify or depth is not None,
+        depth=checked_depth(depth) or "content",
+        no_migrate=no_migrate,
+        hold_release_ms=parse_duration_ms(hold) if hold else 0,
+        rate_bytes_per_s=parse_rate(rate),
+    )
+
+
+def _show(
+    session: Session,
+    kind: str,
+    tables: Callable[[ClusterStatus], list[Table | str]],
+    *,
+    body: Callable[[ClusterStatus], object] = lambda s: s,
+    watch: bool = False,
+) -> int:
+    """Print the status, again and again with `--watch`; 4 when a quorum is lost."""
+    from iotctl.errors import Exit
+    from iotctl.execute.status import cluster_status
+
+    while True:
+        found = cluster_status(session.cluster, session.source, now_ms=int(time.time() * 1000))
+        session.output.emit(kind, body(found), partial(tables, found))
+        code = Exit.DONE if found.quorum else Exit.UNREACHABLE
+        if not watch:
+            return code
+        time.sleep(WATCH_S)

@@ -1,0 +1,195 @@
+"""`iotctl data`: rows in and out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iotctl.cli.session import Session, session_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+app = typer.Typer(help="Rows in and out.", no_args_is_help=True)
+
+Group = Annotated[str, typer.Option("--storage-group", help="Such as root.plant.")]
+TableName = Annotated[str, typer.Option("--table", help="Table name.")]
+MaybeGroup = Annotated[str | None, typer.Option("--storage-group", help="Only this storage group.")]
+MaybeTable = Annotated[str | None, typer.Option("--table", help="Only this table.")]
+Fields = Annotated[str | None, typer.Option("--fields", metavar="A,B", help="Only these fields.")]
+Where = Annotated[list[str] | None, typer.Option("--where", metavar="TAG=VALUE", help="Tag equals value.")]
+From = Annotated[str | None, typer.Option("--from", help="First time (ms or ISO 8601), included.")]
+To = Annotated[str | None, typer.Option("--to", help="Last time (ms or ISO 8601), included.")]
+Read = Annotated[str, typer.Option("--read", metavar="strong|mid|weak", help="How fresh the answer must be.")]
+ROWS_SHOWN = 1000
+
+
+@app.command("write")
+def write(
+    ctx: typer.Context,
+    values: Annotated[list[str], typer.Argument(metavar="FIELD=VALUE…", help="The row's fields.")],
+    storage_group: Group,
+    table: TableName,
+    time: Annotated[str | None, typer.Option("--time", help="The row's time (now when left out).")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="TAG=VALUE", help="The row's tags.")
+    ] = None,
+) -> None:
+    """Write one row; returns when it is durable on a majority."""
+    from time import time as now
+
+    from iotctl.execute.data import parse_time, parse_where, write_one
+
+    session = session_of(ctx)
+    tags = {k: v or "" for k, v in parse_where(tag or []).items()}
+    moment = parse_time(time)
+    at = int(now() * 1000) if moment is None else moment
+    rows = write_one(session.cluster, storage_group, table, at, tags, values)
+    session.output.emit("data-write", {"rows": rows, "time_ms": at}, lambda: [f"{rows} row at {at}"])
+
+
+@app.command("import")
+def import_(
+    ctx: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help=".csv, .parquet, .arrow, or example:weather")],
+    storage_group: Group,
+    table: TableName,
+    time: Annotated[str, typer.Option("--time", help="The time column: integer ms or ISO 8601.")] = "time",
+    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="COLUMN", help="A tag column.")] = None,
+    type_: Annotated[
+        list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="A column's type.")
+    ] = None,
+    on_error: Annotated[
+        str, typer.Option("--on-error", metavar="stop|skip", help="What a bad row does.")
+    ] = "stop",
+) -> None:
+    """Import a file; other columns become fields. The table is created when it is not there."""
+    from iotctl.cli import rows
+    from iotctl.execute.data import ImportRequest, format_of, import_file, parse_types
+    from iotctl.execute.examples import named_file
+
+    session = session_of(ctx)
+    if on_error not in ("stop", "skip"):
+        raise typer.BadParameter(f"{on_error!r} is neither stop nor skip", param_hint="--on-error")
+    path = named_file(file, session.cwd)
+    format_of(path)
+    request = ImportRequest(
+        file=path,
+        storage_group=storage_group,
+        table=table,
+        time=time,
+        tags=tuple(tag or ()),
+        types=parse_types(type_ or []),
+        skip_bad=on_error == "skip",
+    )
+    with session.progress() as progress:
+        report = import_file(session.cluster, request, session.cluster.schemas(), on_progress=progress.update)
+    for bad in report.skipped:
+        session.output.warn(f"{bad.where}: {bad.reason}")
+    if report.skipped_rows > len(report.skipped):
+        session.output.warn(f"and {report.skipped_rows - len(report.skipped)} more rows left out")
+    session.output.emit("data-import", report, lambda: rows.import_tables(report))
+
+
+@app.command("export")
+def export(
+    ctx: typer.Context,
+    storage_group: Group,
+    table: TableName,
+    to_path: Annotated[str, typer.Option("--to", metavar="PATH", help="File to write.")],
+    format_: Annotated[
+        str | None, typer.Option("--format", metavar="arrow|csv|parquet", help="By extension else.")
+    ] = None,
+    fields: Fields = None,
+    where: Where = None,
+    read: Read = "strong",
+) -> None:
+    """Export a table to a file."""
+    from iotctl.execute.data import ARROW, CSV, PARQUET, export_table, format_of
+
+    session = session_of(ctx)
+    path = session.cwd / to_path
+    kind = format_ or format_of(path)
+    if kind not in (ARROW, CSV, PARQUET):
+        raise typer.BadParameter(f"{kind!r} is not one of arrow, csv, parquet", param_hint="--format")
+    found = _scan(session, storage_group, table, fields, where, None, None, read, None)
+    export_table(found, path, kind)
+    body = {"path": str(path), "format": kind, "rows": found.num_rows}
+    session.output.emit("data-export", body, lambda: [f"{found.num_rows} rows in {path}"])
+
+
+@app.command("query")
+def query(
+    ctx: typer.Context,
+    storage_group: Group,
+    table: TableName,
+    fields: Fields = None,
+    where: Where = None,
+    time_from: From = None,
+    time_to: To = None,
+    read: Read = "strong",
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many rows.")] = None,
+) -> None:
+    """Rows by table, tags, fields and time range; -o csv writes CSV."""
+    from iotctl.cli import rows
+
+    session = session_of(ctx)
+    bound = limit
+    if limit is None and session.options.format in ("table", "wide"):
+        bound = ROWS_SHOWN
+    found = _scan(session, storage_group, table, fields, where, time_from, time_to, read, bound)
+    rows.print_rows(session, found)
+    if limit is None and bound is not None and found.num_rows == bound:
+        session.output.note(f"only the first {bound} rows are shown; use --limit, or -o csv for all")
+
+
+@app.command("count")
+def count(ctx: typer.Context, storage_group: MaybeGroup = None, table: MaybeTable = None) -> None:
+    """Rows and time range of every table."""
+    from iotctl.cli import rows
+
+    session = session_of(ctx)
+    tables = session.cluster.count(storage_group, table)
+    session.output.emit("data-count", {"tables": tables}, lambda: rows.count_tables(tables))
+
+
+@app.command("schema")
+def schema(ctx: typer.Context, storage_group: MaybeGroup = None, table: MaybeTable = None) -> None:
+    """Tables and their columns."""
+    from iotctl.cli import rows
+
+    session = session_of(ctx)
+    found = [
+        s
+        for s in session.cluster.schemas()
+        if storage_group in (None, s.storage_group) and table in (None, s.table)
+    ]
+    session.output.emit("data-schema", rows.schema_body(found), lambda: rows.schema_tables(found))
+
+
+def _scan(
+    session: Session,
+    storage_group: str,
+    table: str,
+    fields: str | None,
+    where: list[str] | None,
+    time_from: str | None,
+    time_to: str | None,
+    read: str,
+    limit: int | None,
+) -> pa.Table:
+    from iotctl.execute.data import parse_time, parse_where
+
+    if read not in ("strong", "mid", "weak"):
+        raise typer.BadParameter(f"{read!r} is not one of strong, mid, weak", param_hint="--read")
+    return session.cluster.scan(
+        storage_group,
+        table,
+        fields=[f.strip().lower() for f in fields.split(",")] if fields else None,
+        tags=parse_where(where or []),
+        time_from=parse_time(time_from),
+        time_to=parse_time(time_to),
+        read=read,
+        limit=limit,
+    )

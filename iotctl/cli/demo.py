@@ -1,0 +1,40 @@
+"""`iotctl demo`: the main job from nothing, on this machine."""
+
+from typing import Annotated
+
+import typer
+
+from iotctl.cli.session import session_of
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo")(demo)
+
+
+def demo(
+    ctx: typer.Context,
+    nodes: Annotated[int, typer.Option(min=3, help="Nodes to start with.")] = 5,
+    replicas: Annotated[int, typer.Option(min=1, help="Copies of every row.")] = 3,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the fleet running.")] = False,
+    directory: Annotated[
+        str | None, typer.Option("--dir", help="Where the fleet lives (a temporary directory else).")
+    ] = None,
+) -> int:
+    """Start a fleet, load sensor data, add and remove nodes under load, verify everything."""
+    from iotctl.cli import reports
+    from iotctl.errors import Exit
+    from iotctl.execute.demo import run_demo
+
+    session = session_of(ctx)
+    where = session.cwd / directory if directory else None
+    with session.progress() as progress:
+        report = run_demo(
+            nodes=nodes,
+            replicas=replicas,
+            keep=keep,
+            directory=where,
+            note=session.output.note,
+            on_progress=progress.update,
+        )
+    session.output.emit("demo", report, lambda: reports.demo_tables(report))
+    return Exit.DONE if report.passed else Exit.VERIFICATION

@@ -1,0 +1,139 @@
+"""`iotctl local`: a fleet of agents on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iotctl.cli.options import Confirm, Wait, Yes
+from iotctl.cli.session import Session, session_of
+
+if TYPE_CHECKING:
+    from iotctl.fleet.local import LocalFleet
+    from iotctl.output.table import Table
+
+app = typer.Typer(help="A fleet on this machine.", no_args_is_help=True)
+
+Dir = Annotated[str, typer.Option("--dir", help="Where the fleet lives.")]
+DEFAULT_DIR = "./iotctl-local"
+UP_TIMEOUT_S = 120.0
+
+
+@app.command()
+def up(
+    ctx: typer.Context,
+    directory: Dir = DEFAULT_DIR,
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes of a new fleet.")] = 5,
+    replicas: Annotated[int, typer.Option(min=1, max=9, help="Copies of every row.")] = 3,
+    slots: Annotated[int, typer.Option(min=1, help="Hash slots.")] = 10_000,
+    shards: Annotated[int, typer.Option(min=1, help="Shards per storage group and week.")] = 8,
+    name: Annotated[str, typer.Option(help="Name of a new cluster.")] = "local",
+    wait: Wait = True,
+) -> None:
+    """Start a fleet, or what is down of one that exists (which changes nothing else)."""
+    from iotctl.execute.wait import wait_healthy
+    from iotctl.fleet.local import LocalFleet
+    from nodeagent.model.config import ClusterSettings
+
+    session = session_of(ctx)
+    fleet = LocalFleet(session.cwd / directory)
+    if fleet.exists:
+        session.output.detail(f"{fleet.directory} exists: its nodes and settings stay as they are")
+    else:
+        settings = ClusterSettings(name=name, replicas=replicas, slots=slots, shards=shards)
+        fleet.create(settings, nodes, node_settings={})
+    session.use(fleet.source())
+    started = fleet.start()
+    session.output.note(f"started {', '.join(started)}" if started else "everything is running already")
+    if wait:
+        with session.progress() as progress:
+            wait_healthy(
+                session.cluster,
+                session.source,
+                on_status=lambda s: progress.update(
+                    "nodes answering", sum(n.reachable for n in s.nodes), len(s.nodes)
+                ),
+                timeout_s=session.options.timeout_s or UP_TIMEOUT_S,
+                fleet=fleet,
+            )
+    _print(session, fleet, "local-up", hints=True)
+
+
+@app.command()
+def down(ctx: typer.Context, directory: Dir = DEFAULT_DIR) -> None:
+    """Stop every agent and keep the data."""
+    session, fleet = _existing(ctx, directory)
+    stopped = fleet.stop()
+    session.output.note(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+    _print(session, fleet, "local-down")
+
+
+@app.command()
+def status(ctx: typer.Context, directory: Dir = DEFAULT_DIR) -> None:
+    """The fleet's processes (see `cluster status` for the cluster)."""
+    session, fleet = _existing(ctx, directory)
+    _print(session, fleet, "local-status")
+
+
+@app.command()
+def destroy(
+    ctx: typer.Context, directory: Dir = DEFAULT_DIR, yes: Yes = False, confirm: Confirm = None
+) -> None:
+    """Stop every agent and delete the directory, if `local up` made it."""
+    from iotctl.fleet.local import LocalFleet
+
+    session = session_of(ctx)
+    fleet = LocalFleet(session.cwd / directory)
+    fleet.check_marked()
+    if confirm is not None:
+        session.confirm_name("destroy the fleet", name=fleet.name, given=confirm)
+    else:
+        session.confirm(f"stop the agents and delete {fleet.directory}?", yes=yes)
+    fleet.destroy()
+    session.output.note(f"deleted {fleet.directory}")
+
+
+def _existing(ctx: typer.Context, directory: str) -> tuple[Session, LocalFleet]:
+    from iotctl.fleet.local import LocalFleet
+
+    session = session_of(ctx)
+    fleet = LocalFleet(session.cwd / directory)
+    session.use(fleet.source())
+    return session, fleet
+
+
+def _print(session: Session, fleet: LocalFleet, kind: str, *, hints: bool = False) -> None:
+    from iotctl.output.table import Table
+
+    nodes = fleet.nodes()
+    spec = _shown(fleet.spec_path, session.cwd)
+    commands = [
+        "iotctl cluster status",
+        "iotctl data import FILE --storage-group root.plant --table machines --time time --tag device",
+        f"iotctl cluster add-node {fleet.free_name()}",
+    ]
+    body = {
+        "directory": str(fleet.directory),
+        "cluster": str(fleet.spec_path),
+        "nodes": nodes,
+        "export": f"export IOTCTL_CLUSTER={spec}",
+        "next": commands if hints else [],
+    }
+
+    def tables() -> list[Table | str]:
+        rows = [
+            (n.name, "up" if n.pid else "down", n.pid or "-", f"{n.host}:{n.port}", n.http_port)
+            for n in nodes
+        ]
+        shown: list[Table | str] = [Table(("node", "state", "pid", "address", "http"), rows)]
+        if hints:
+            shown.append(f"export IOTCTL_CLUSTER={spec}\n" + "\n".join(f"  {c}" for c in commands))
+        return shown
+
+    session.output.emit(kind, body, tables)
+
+
+def _shown(path: Path, cwd: Path) -> str:
+    return f"./{path.relative_to(cwd)}" if path.is_relative_to(cwd) else str(path)

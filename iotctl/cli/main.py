@@ -1,0 +1,211 @@
+"""The entry point: global options, exit codes, and the last line an operator reads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Annotated
+
+import typer
+from typer import TyperException
+
+from iotctl import __version__
+from iotctl.cli import apply, cluster, completion, data, demo, local, migrate, ops, plan
+from iotctl.cli.options import format_of, hoist
+from iotctl.cli.session import FORMATS, GlobalOptions, Session, default_session, session_of
+from iotctl.errors import Exit
+
+HELP = "Operate, scale and migrate clusters of time-series storage nodes."
+EPILOG = (
+    "The options above may stand before or after the command. "
+    "Exit codes: 0 done, 2 usage, 3 input, 4 unreachable, 5 refused, 6 partly, 7 verification failed, "
+    "8 changes pending, 9 outcome unknown, 10 busy."
+)
+
+app = typer.Typer(
+    name="iotctl",
+    help=HELP,
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+demo.register(app)
+app.add_typer(local.app, name="local")
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(plan.app, name="plan")
+apply.register(app)
+migrate.register(app)
+app.add_typer(ops.app, name="ops")
+app.add_typer(data.app, name="data")
+completion.register(app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"iotctl {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def global_options(
+    ctx: typer.Context,
+    cluster: Annotated[
+        str | None, typer.Option(help="Cluster file (else IOTCTL_CLUSTER, ./cluster.yaml, ./iotctl-local).")
+    ] = None,
+    identity: Annotated[
+        str | None, typer.Option(help="Directory of your certificate (else IOTCTL_IDENTITY).")
+    ] = None,
+    timeout: Annotated[str | None, typer.Option(help="How long to wait, such as 30s or 10m.")] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="|".join(FORMATS[:-1]), help="How the result is written.")
+    ] = "table",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More hints.")] = False,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Plain text.")] = False,
+    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    session = session_of(ctx)
+    if output not in FORMATS:
+        raise typer.BadParameter(f"{output!r} is not one of {', '.join(FORMATS)}", param_hint="--output")
+    timeout_s = None
+    if timeout is not None:
+        from iotctl.spec.units import parse_duration_ms
+
+        timeout_s = parse_duration_ms(timeout) / 1000
+    session.options = GlobalOptions(
+        cluster=cluster,
+        identity=identity,
+        timeout_s=timeout_s,
+        quiet=quiet,
+        verbose=verbose,
+        color=not no_color and "NO_COLOR" not in session.env,
+        input=not no_input,
+        debug=debug,
+        format=output,
+    )
+
+
+class Terminated(BaseException):
+    """SIGTERM; like KeyboardInterrupt it must not be caught as an error."""
+
+
+def run(arguments: Sequence[str], session: Session | None = None) -> int:
+    """Run one command line and return its exit code. Never raises."""
+    session = session or default_session()
+    wanted = format_of(arguments)
+    if wanted in FORMATS:
+        session.options.format = wanted
+    if "_IOTCTL_COMPLETE" in session.env:
+        # Registers the shells; otherwise typer does so only together with --install-completion.
+        from typer.completion import completion_init  # type: ignore[attr-defined] # not re-exported
+
+        completion_init()
+    try:
+        with _sigterm():
+            # The command object is typer's own; its type is private to typer.
+            result = typer.main.get_command(app)(
+                hoist(arguments), prog_name="iotctl", standalone_mode=False, obj=session
+            )
+        session.out.flush()
+        return result if isinstance(result, int) else Exit.DONE
+    except (BrokenPipeError, SystemExit):
+        # Typer turns a closed pipe into SystemExit; nothing else exits from inside a command.
+        _silence(session)
+        return Exit.DONE
+    except KeyboardInterrupt:
+        return _interrupted(session, "interrupted", Exit.INTERRUPTED)
+    except Terminated:
+        return _interrupted(session, "terminated", Exit.TERMINATED)
+    except Exception as error:  # the one place that turns whatever happened into an exit code
+        return _report(session, error, "--debug" in arguments)
+    finally:
+        with contextlib.suppress(Exception):
+            session.close()
+
+
+def _report(session: Session, error: Exception, debug: bool) -> int:
+    if debug and not isinstance(error, TyperException):
+        traceback.print_exception(error, file=session.err)
+    if isinstance(error, TyperException):
+        return _usage(session, error)
+    from iotctl.output.failure import describe
+
+    failure = describe(error)
+    if failure.code == Exit.BUG:
+        import msgspec
+
+        failure = msgspec.structs.replace(
+            failure, why=f"a report was written to {_write_report(error)}", next="repeat with --debug"
+        )
+    with contextlib.suppress(BrokenPipeError):
+        session.output.fail(failure)
+    return failure.code
+
+
+def _usage(session: Session, error: TyperException) -> int:
+    """What typer found wrong with the words of the command line."""
+    from iotctl.output.failure import Failure
+
+    if isinstance(error, typer.Abort):
+        return _interrupted(session, "interrupted", Exit.INTERRUPTED)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        session.out.write(str(error) + "\n")
+        return Exit.USAGE
+    message = getattr(error, "format_message", lambda: str(error))()
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "iotctl"
+    session.output.fail(Failure(Exit.USAGE, "usage", "not_done", message, "", f"{path} --help", ""))
+    return Exit.USAGE
+
+
+def _interrupted(session: Session, what: str, code: Exit) -> int:
+    session.err.write(f"\n{what}; what the cluster has accepted goes on. next: iotctl ops list\n")
+    return code
+
+
+def _silence(session: Session) -> None:
+    """Nobody reads any more: keep the interpreter's last flush from complaining."""
+    if session.out is sys.stdout:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _write_report(error: Exception) -> str:
+    handle, path = tempfile.mkstemp(prefix="iotctl-", suffix=".txt")
+    with os.fdopen(handle, "w") as file:
+        file.write(f"iotctl {__version__}, python {sys.version}\n{' '.join(sys.argv[:3])}\n\n")
+        traceback.print_exception(error, file=file)
+    return path
+
+
+@contextlib.contextmanager
+def _sigterm() -> Iterator[None]:
+    """SIGTERM unwinds like Ctrl-C does, so that what must be written is written."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, on_signal)
+    except ValueError:  # not the main thread: whoever embeds us owns the signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))

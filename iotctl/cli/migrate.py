@@ -1,0 +1,110 @@
+"""`iotctl migrate` and `iotctl verify`: the Spark jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from iotctl.cli.options import Depth, Master, Rate, Verify, checked_depth
+from iotctl.cli.session import session_of
+
+MASTER = "local[*]"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("migrate")(migrate)
+    app.command("verify")(verify)
+
+
+def migrate(
+    ctx: typer.Context,
+    verify_: Verify = False,
+    depth: Depth = None,
+    operation: Annotated[
+        str | None,
+        typer.Option("--op", metavar="ID", help="Which operation; the only open one when left out."),
+    ] = None,
+    master: Master = MASTER,
+    rate: Rate = "auto",
+    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Pulls at a time.")] = 8,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after an interruption (it always does).")
+    ] = False,
+    report: Annotated[
+        str | None, typer.Option("--report", metavar="DIR", help="Also write the report here.")
+    ] = None,
+) -> int:
+    """Move the data of an open change by Spark: order the pulls, verify, sign off."""
+    from iotctl.cli import reports
+    from iotctl.errors import Exit
+    from iotctl.execute.operations import pick
+    from iotctl.pipeline.migrate import run
+    from iotctl.spec.units import parse_rate
+
+    session = session_of(ctx)
+    wanted = pick(session.cluster.meta(strong=True), operation)
+    chosen = checked_depth(depth) or ("content" if verify_ else None)
+    with session.progress() as progress:
+        done = run(
+            session.spec,
+            wanted.id,
+            depth=chosen,
+            master=master,
+            rate=parse_rate(rate) or None,
+            concurrency=concurrency,
+            progress=progress,
+        )
+    session.output.emit("migrate", done, lambda: reports.migrate_tables(done))
+    reports.save(session, "migrate", done, report)
+    if done.verified is not None and done.verified.mismatches:
+        return Exit.VERIFICATION
+    if done.verified is not None and done.verified.unread:
+        return Exit.UNREACHABLE
+    if done.failed or done.units_done < done.units_total:
+        session.output.note(f"next: iotctl migrate{' --verify' if chosen else ''} --op {done.operation}")
+        return Exit.PARTLY
+    return Exit.DONE
+
+
+def verify(
+    ctx: typer.Context,
+    depth: Depth = None,
+    slot: Annotated[list[int] | None, typer.Option(help="Only these slots.")] = None,
+    node: Annotated[list[str] | None, typer.Option(help="Only replicas on these nodes.")] = None,
+    storage_group: Annotated[list[str] | None, typer.Option(help="Only these storage groups.")] = None,
+    master: Master = MASTER,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Overwrite damaged copies from a majority.")
+    ] = False,
+    report: Annotated[
+        str | None, typer.Option("--report", metavar="DIR", help="Also write the report here.")
+    ] = None,
+) -> int:
+    """Compare all replicas. Exit 7 when something differs, 4 when something could not be read."""
+    from iotctl.cli import reports
+    from iotctl.errors import Exit, RefusedProblem
+    from iotctl.pipeline.verify import Filters, run
+
+    session = session_of(ctx)
+    if repair:
+        raise RefusedProblem(
+            "--repair is not supported yet", next="iotctl verify --depth content lists what differs"
+        )
+    ranges = tuple((s, s + 1) for s in sorted(set(slot or ())))
+    filters = Filters(slots=ranges, nodes=tuple(node or ()), storage_groups=tuple(storage_group or ()))
+    with session.progress() as progress:
+        found = run(
+            session.spec,
+            depth=checked_depth(depth) or "content",
+            master=master,
+            filters=filters,
+            progress=progress,
+        )
+    session.output.emit("verify", found, lambda: reports.verify_tables(found))
+    reports.save(session, "verify", found, report)
+    if found.mismatches_total or any(not m.repaired for m in found.mismatches):
+        return Exit.VERIFICATION
+    if found.unread or not found.replicas_compared:
+        return Exit.UNREACHABLE
+    return Exit.DONE

@@ -1,0 +1,137 @@
+"""`iotctl ops`: operations of the cluster; they live there and outlive this program."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iotctl.cli.options import Confirm, Yes
+from iotctl.cli.session import Session, session_of
+
+if TYPE_CHECKING:
+    from nodeagent.model.operation import Operation
+
+app = typer.Typer(help="Operations: list, watch, steer.", no_args_is_help=True)
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="Operation id, as in `ops list`.")]
+MaybeId = Annotated[
+    str | None, typer.Argument(metavar="[ID]", help="Operation id; the only open one when left out.")
+]
+
+
+@app.command("list")
+def list_operations(
+    ctx: typer.Context,
+    open_only: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
+) -> None:
+    """Every operation the cluster remembers."""
+    from iotctl.execute.operations import open_operations
+
+    session = session_of(ctx)
+    view = session.cluster.meta()
+    _print(session, open_operations(view) if open_only else list(view.operations))
+
+
+@app.command()
+def show(ctx: typer.Context, operation: MaybeId = None) -> None:
+    """One operation with its stages and their evidence."""
+    from iotctl.execute.operations import pick, received_bytes
+
+    session = session_of(ctx)
+    found = pick(session.cluster.meta(), operation)
+    _print(session, [found], stages=True, received=received_bytes(session.cluster.statuses(), found.id))
+
+
+@app.command()
+def wait(ctx: typer.Context, operation: MaybeId = None) -> None:
+    """Wait until it is over, or waits for you."""
+    from iotctl.cli.watching import watch_operation
+    from iotctl.execute.operations import pick
+
+    session = session_of(ctx)
+    watch_operation(session, operation or pick(session.cluster.meta(), None).id)
+
+
+@app.command()
+def resume(ctx: typer.Context, operation: MaybeId = None) -> None:
+    """Let a waiting operation go on, then watch it. Always safe to repeat."""
+    from iotctl.cli.watching import watch_operation
+    from iotctl.execute.operations import pick, steer
+
+    session = session_of(ctx)
+    found = pick(session.cluster.meta(strong=True), operation)
+    if found.state() == "waiting_migrate":
+        steer(session.cluster, found.id, "go", session.operator)
+    watch_operation(session, found.id)
+
+
+@app.command()
+def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm = None) -> None:
+    """Cancel an operation; possible up to SEALED, refused from OPEN on."""
+    from iotctl.cli.watching import watch_operation
+    from iotctl.errors import RefusedProblem
+    from iotctl.execute.operations import describe_operation, pick, steer
+
+    session = session_of(ctx)
+    found = pick(session.cluster.meta(strong=True), operation)
+    row = describe_operation(found, now_ms=_now_ms())
+    if not row.cancellable:
+        if confirm is not None:
+            session.confirm_name("cancel", name=session.source.name, given=confirm)
+        reverse = "remove-node" if found.kind == "add-node" else "add-node"
+        raise RefusedProblem(
+            f"{found.id} is in stage {found.stage} and cannot be cancelled any more",
+            why="from OPEN on the new owners may have accepted writes",
+            next=f"let it end, then: iotctl plan {reverse} {found.node}",
+        )
+    session.confirm(f"cancel {found.id} ({found.kind} {found.node})?", yes=yes)
+    steer(session.cluster, found.id, "cancel", session.operator)
+    try:
+        watch_operation(session, found.id)
+    except RefusedProblem:  # cancelled is what was asked for
+        session.output.note(f"{found.id} is cancelled")
+
+
+@app.command()
+def release(ctx: typer.Context, operation: Id) -> None:
+    """Free the previous copies that --hold-release keeps."""
+    from iotctl.execute.operations import steer
+
+    session = session_of(ctx)
+    _print(session, [steer(session.cluster, operation, "release", session.operator)])
+
+
+@app.command("set")
+def set_option(
+    ctx: typer.Context,
+    operation: Id,
+    rate: Annotated[
+        str, typer.Option("--rate", help="New cluster-wide copy rate, such as 200MB/s, or auto.")
+    ],
+) -> None:
+    """Change a running operation."""
+    from iotctl.execute.operations import steer
+    from iotctl.spec.units import parse_rate
+
+    session = session_of(ctx)
+    _print(session, [steer(session.cluster, operation, "set", session.operator, rate=parse_rate(rate))])
+
+
+def _print(
+    session: Session,
+    operations: list[Operation],
+    *,
+    stages: bool = False,
+    received: dict[str, int] | None = None,
+) -> None:
+    from iotctl.cli import views
+    from iotctl.execute.operations import Operations, describe_operation
+
+    rows = [describe_operation(o, now_ms=_now_ms(), received=received) for o in operations]
+    session.output.emit("operations", Operations(rows), lambda: views.operation_tables(rows, stages=stages))
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

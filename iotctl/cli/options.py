@@ -1,0 +1,71 @@
+"""Options that many commands share, and the global ones that may stand anywhere."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+VALUES = ("--cluster", "--identity", "--timeout", "--output", "-o")
+FLAGS = ("--quiet", "-q", "--verbose", "-v", "--no-color", "--no-input", "--debug")
+
+
+def hoist(arguments: Sequence[str]) -> list[str]:
+    """Global options first, whatever their place; the order is kept otherwise. `--` ends the search.
+
+    >>> hoist(["cluster", "status", "-o", "json"])
+    ['-o', 'json', 'cluster', 'status']
+    """
+    front: list[str] = []
+    rest: list[str] = []
+    pending = list(arguments)
+    while pending:
+        word = pending.pop(0)
+        if word == "--":
+            rest += [word, *pending]
+            break
+        if word in FLAGS or word.startswith(tuple(f"{v}=" for v in VALUES if v.startswith("--"))):
+            front.append(word)
+        elif word in VALUES and pending:
+            front += [word, pending.pop(0)]
+        elif word.startswith("-o") and not word.startswith("--") and len(word) > 2:
+            front += ["-o", word[2:]]
+        else:
+            rest.append(word)
+    return front + rest
+
+
+def format_of(arguments: Sequence[str]) -> str:
+    """The output format asked for, before anything is parsed: a usage error must already respect it."""
+    words = hoist(arguments)
+    for i, word in enumerate(words):
+        if word in ("-o", "--output") and i + 1 < len(words):
+            return words[i + 1]
+        if word.startswith("--output="):
+            return word.partition("=")[2]
+    return "table"
+
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer ordinary questions with yes.")]
+Confirm = Annotated[
+    str | None,
+    typer.Option("--confirm", metavar="NAME", help="The cluster's name, where --yes is not enough."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is over.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Repeat every 2 s until interrupted.")]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Keep the old copies until a verification has signed off.")
+]
+Depth = Annotated[
+    str | None, typer.Option("--depth", metavar="manifest|hash|content", help="How deep to compare.")
+]
+Rate = Annotated[str, typer.Option("--rate", help="Cluster-wide copy rate, such as 200MB/s, or auto.")]
+Master = Annotated[str, typer.Option("--master", help="Where Spark runs.")]
+DEPTHS = ("manifest", "hash", "content")
+
+
+def checked_depth(depth: str | None) -> str | None:
+    """Raises `BadParameter` for anything but a known depth."""
+    if depth is not None and depth not in DEPTHS:
+        raise typer.BadParameter(f"{depth!r} is not one of {', '.join(DEPTHS)}", param_hint="--depth")
+    return depth

@@ -1,0 +1,138 @@
+"""`iotctl plan`: what a change would do, before anything is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iotctl.cli.cluster import Nodes
+from iotctl.cli.options import Rate
+from iotctl.cli.session import Session, session_of
+
+if TYPE_CHECKING:
+    from iotctl.plan.model import Plan
+
+app = typer.Typer(help="What a change would do, before anything is done.", invoke_without_command=True)
+
+Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Save the plan for `iotctl apply`.")]
+Detailed = Annotated[
+    bool, typer.Option("--detailed-exitcode", help="Exit 8 when the plan changes something.")
+]
+
+
+@app.callback()
+def plan(ctx: typer.Context) -> int | None:
+    """Without a subcommand: cluster.yaml against the cluster."""
+    if ctx.invoked_subcommand is not None:
+        return None
+    from iotctl.cli.apply import spec_plans
+
+    session = session_of(ctx)
+    plans, extra = spec_plans(session, allow_remove=True)
+    if not plans:
+        session.output.emit("plan", empty_plan(session), lambda: ["cluster.yaml and the cluster agree"])
+        return 0
+    first, *rest = plans
+    code = show_plan(session, first, out=None, detailed=False)
+    for other in rest:
+        session.output.note(f"after that: {other.kind} {', '.join(s.node for s in other.steps)}")
+    if extra:
+        session.output.note(f"not in cluster.yaml (apply needs --allow-remove): {', '.join(extra)}")
+    return code
+
+
+@app.command("add-node")
+def add_node(
+    ctx: typer.Context,
+    names: Nodes,
+    after: Annotated[str | None, typer.Option(help="The ring neighbour to stand behind.")] = None,
+    rate: Rate = "auto",
+    out: Out = None,
+    detailed_exitcode: Detailed = False,
+) -> int:
+    """Plan adding nodes."""
+    from iotctl.execute.facts import plan_facts
+    from iotctl.plan.make import make_add
+    from iotctl.spec.units import parse_rate
+
+    session = session_of(ctx)
+    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
+    weights = {n.name: n.weight for n in session.source.file.nodes}
+    return show_plan(session, make_add(facts, names, after, weights), out=out, detailed=detailed_exitcode)
+
+
+@app.command("remove-node")
+def remove_node(
+    ctx: typer.Context,
+    names: Nodes,
+    rate: Rate = "auto",
+    out: Out = None,
+    detailed_exitcode: Detailed = False,
+) -> int:
+    """Plan removing nodes."""
+    from iotctl.execute.facts import plan_facts
+    from iotctl.plan.make import make_remove
+    from iotctl.spec.units import parse_rate
+
+    session = session_of(ctx)
+    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
+    return show_plan(session, make_remove(facts, names), out=out, detailed=detailed_exitcode)
+
+
+@app.command("show")
+def show(
+    ctx: typer.Context, file: Annotated[str, typer.Argument(metavar="PLAN", help="A saved plan.")]
+) -> None:
+    """Show a saved plan."""
+    session = session_of(ctx)
+    _emit(session, load_plan(session.cwd / file))
+
+
+def show_plan(session: Session, plan: Plan, *, out: str | None, detailed: bool) -> int:
+    """Print, save, and say by the exit code whether something would change."""
+    from iotctl.errors import Exit
+    from iotctl.execute.change import check_plan
+    from iotctl.plan.apply import to_yaml
+
+    if plan.refusals and session.output.is_json:
+        session.output.note("refused; see `iotctl plan` without -o json for the table")
+    if not plan.refusals:
+        _emit(session, plan)
+    check_plan(plan)
+    if out is not None:
+        path = session.cwd / out
+        path.write_text(to_yaml(plan))
+        session.output.note(f"saved; next: iotctl apply {out}")
+    return Exit.PENDING if detailed and plan.has_changes else Exit.DONE
+
+
+def empty_plan(session: Session) -> Plan:
+    """A plan that changes nothing, with today's table and loads."""
+    import msgspec
+
+    from iotctl.execute.facts import plan_facts
+    from iotctl.plan.make import make_add
+
+    facts, _ = plan_facts(session.cluster, session.source)
+    # Adding nobody is refused and therefore plans nothing; here it is not a failure.
+    return msgspec.structs.replace(make_add(facts, []), kind="none", refusals=())
+
+
+def load_plan(path: Path) -> Plan:
+    """Raises `InputProblem` when the file is no plan."""
+    from iotctl.errors import InputProblem
+    from iotctl.plan.apply import from_json, from_yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputProblem(f"cannot read {path}", why=str(error), where=str(path)) from None
+    return from_json(text, str(path)) if path.suffix == ".json" else from_yaml(text, str(path))
+
+
+def _emit(session: Session, plan: Plan) -> None:
+    from iotctl.cli import views
+
+    session.output.emit("plan", plan, lambda: views.plan_tables(plan))

@@ -1,0 +1,146 @@
+"""The JSON Schemas of every document iotctl prints, made from the structs that are printed.
+
+`python -m iotctl.cli.published` rewrites `iotctl/output/schemas/`; a test fails when that was forgotten.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from iotctl.execute.change import Executed
+from iotctl.execute.data import ImportReport
+from iotctl.execute.layout import RingView, SlotsView
+from iotctl.execute.operations import Operations
+from iotctl.execute.status import ClusterStatus, GroupRow, MetaRow, NodeRow
+from iotctl.fleet.local import FleetNode
+from iotctl.output.document import FORMAT_VERSION
+from iotctl.output.failure import Failure
+from iotctl.pipeline.report import MigrateReport, VerifyReport
+from iotctl.plan.model import Plan
+
+DIRECTORY = Path(__file__).parent.parent / "output" / "schemas"
+
+
+class Error(msgspec.Struct):
+    error: Failure
+
+
+class ClusterNodes(msgspec.Struct):
+    as_of_ms: int
+    source: str
+    nodes: list[NodeRow]
+
+
+class ClusterGroups(msgspec.Struct):
+    as_of_ms: int
+    source: str
+    meta: MetaRow
+    groups: list[GroupRow]
+
+
+class LocalFleetView(msgspec.Struct):
+    directory: str
+    cluster: str
+    nodes: list[FleetNode]
+    export: str
+    next: list[str]
+
+
+class TableCount(msgspec.Struct):
+    storage_group: str
+    table: str
+    rows: int
+    time_min_ms: int | None
+    time_max_ms: int | None
+
+
+class DataCount(msgspec.Struct):
+    tables: list[TableCount]
+
+
+class ColumnView(msgspec.Struct):
+    name: str
+    type: str
+    tag: bool
+
+
+class TableView(msgspec.Struct):
+    storage_group: str
+    table: str
+    version: int
+    columns: list[ColumnView]
+
+
+class DataSchema(msgspec.Struct):
+    tables: list[TableView]
+
+
+class DataQuery(msgspec.Struct):
+    columns: list[str]
+    rows: list[dict[str, str | int | float | bool | None]]
+
+
+class DataWrite(msgspec.Struct):
+    rows: int
+    time_ms: int
+
+
+class DataExport(msgspec.Struct):
+    path: str
+    format: str
+    rows: int
+
+
+BODIES: dict[str, Any] = {
+    "change": Executed,
+    "cluster-groups": ClusterGroups,
+    "cluster-nodes": ClusterNodes,
+    "cluster-ring": RingView,
+    "cluster-slots": SlotsView,
+    "cluster-status": ClusterStatus,
+    "data-count": DataCount,
+    "data-export": DataExport,
+    "data-import": ImportReport,
+    "data-query": DataQuery,
+    "data-schema": DataSchema,
+    "data-write": DataWrite,
+    "error": Error,
+    "local-down": LocalFleetView,
+    "local-status": LocalFleetView,
+    "local-up": LocalFleetView,
+    "migrate": MigrateReport,
+    "operations": Operations,
+    "plan": Plan,
+    "verify": VerifyReport,
+}
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    """JSON Schema 2020-12 of one kind of document."""
+    schema = msgspec.json.schema(BODIES[kind])
+    name = schema["$ref"].rpartition("/")[2]
+    body = schema["$defs"].pop(name)
+    kinds = ["add-node", "remove-node", "rebalance", "none"] if kind == "plan" else [kind]
+    body["properties"] = {
+        "format_version": {"const": FORMAT_VERSION},
+        "kind": {"enum": kinds},
+        **{k: v for k, v in body["properties"].items() if k not in ("format_version", "kind")},
+    }
+    required = [k for k in body.get("required", []) if k not in ("format_version", "kind")]
+    body["required"] = ["format_version", "kind", *required]
+    defs = {"$defs": schema["$defs"]} if schema["$defs"] else {}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **body, **defs, "title": kind}
+
+
+def text_of(kind: str) -> str:
+    return msgspec.json.format(msgspec.json.encode(schema_of(kind)), indent=2).decode() + "\n"
+
+
+def publish() -> None:
+    for kind in BODIES:
+        (DIRECTORY / f"{kind}.json").write_text(text_of(kind))
+
+
+if __name__ == "__main__":
+    publish()

@@ -1,0 +1,113 @@
+"""Rows, counts and schemas as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from iotctl.cli.session import Session
+from iotctl.humanize import count_text, span_text, time_text
+from iotctl.output.document import document, to_json, to_json_line, to_yaml
+from iotctl.output.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from iotctl.execute.data import ImportReport
+    from nodeagent.model.schema import TableSchema
+
+
+def print_rows(session: Session, rows: pa.Table) -> None:
+    """In the asked format; `-o csv` and `-o jsonl` write plain rows, one a line."""
+    kind = session.options.format
+    if kind == "csv":
+        import pyarrow as pa
+        import pyarrow.csv as pacsv
+
+        sink = pa.BufferOutputStream()
+        pacsv.write_csv(rows, sink)
+        session.out.write(sink.getvalue().to_pybytes().decode())
+    elif kind == "jsonl":
+        for batch in rows.to_batches():
+            session.out.write("".join(to_json_line(r) for r in _plain(batch)))
+    elif kind in ("json", "yaml"):
+        body = document("data-query", {"columns": rows.column_names, "rows": _plain(rows)})
+        session.out.write(to_json(body) if kind == "json" else to_yaml(body))
+    else:
+        found = [
+            [_time(v) if name == "time" else "" if v is None else v for name, v in row.items()]
+            for row in rows.to_pylist()
+        ]
+        session.out.write(Table(rows.column_names, found).render(wide=True))
+    session.out.flush()
+
+
+def _time(value: object) -> str:
+    from datetime import UTC, datetime
+
+    if not isinstance(value, int):
+        return str(value)
+    try:
+        moment = datetime.fromtimestamp(value / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return str(value)
+    return moment.isoformat(timespec="milliseconds" if value % 1000 else "seconds").replace("+00:00", "Z")
+
+
+def _plain(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
+    """Values JSON can carry: dates and timestamps as text, bytes as hex."""
+    return [{k: v.hex() if isinstance(v, bytes) else v for k, v in row.items()} for row in rows.to_pylist()]
+
+
+def import_tables(report: ImportReport) -> list[Table | str]:
+    rows = [
+        (
+            f"{report.storage_group}.{report.table}",
+            count_text(report.rows),
+            count_text(report.skipped_rows),
+            span_text(report.seconds),
+        )
+    ]
+    return [Table(("table", "rows", "left out", "took"), rows)]
+
+
+def count_tables(tables: Sequence[dict[str, object]]) -> list[Table | str]:
+    rows = [
+        (
+            t["storage_group"],
+            t["table"],
+            count_text(_int(t["rows"])),
+            time_text(_int(t["time_min_ms"])),
+            time_text(_int(t["time_max_ms"])),
+        )
+        for t in tables
+    ]
+    return [Table(("storage group", "table", "rows", "first", "last"), rows)]
+
+
+def schema_body(schemas: Sequence[TableSchema]) -> dict[str, object]:
+    return {
+        "tables": [
+            {
+                "storage_group": s.storage_group,
+                "table": s.table,
+                "version": s.version,
+                "columns": [{"name": c.name, "type": c.type, "tag": c.tag} for c in s.columns],
+            }
+            for s in schemas
+        ]
+    }
+
+
+def schema_tables(schemas: Sequence[TableSchema]) -> list[Table | str]:
+    rows = [
+        (s.storage_group, s.table, c.name, c.type, "tag" if c.tag else "field")
+        for s in schemas
+        for c in s.columns
+    ]
+    return [Table(("storage group", "table", "column", "type", "role"), rows)]
+
+
+def _int(value: object) -> int | None:
+    return value if isinstance(value, int) else None

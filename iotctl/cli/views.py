@@ -1,0 +1,195 @@
+"""Results as tables for people. JSON never passes through here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from iotctl.humanize import bytes_text, count_text, span_text, time_text
+from iotctl.output.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from iotctl.execute.layout import RingView, SlotsView
+    from iotctl.execute.operations import OperationRow
+    from iotctl.execute.status import ClusterStatus
+    from iotctl.plan.model import Plan
+
+
+def status_tables(s: ClusterStatus) -> list[Table | str]:
+    leader = s.meta.leader or "none"
+    head = (
+        f"cluster {s.name}  id {s.cluster_id or '-'}  table version {s.table_version}\n"
+        f"{'healthy' if s.healthy else 'NOT healthy'}, {'quorum' if s.quorum else 'QUORUM LOST'}, "
+        f"meta leader {leader} (term {s.meta.term}), "
+        f"as told by {s.source or 'nobody'} at {time_text(s.as_of_ms)}"
+    )
+    parts: list[Table | str] = [head, node_table(s)]
+    if s.lost_groups:
+        parts.append(f"lost groups: {', '.join(s.lost_groups)}\nstart: {', '.join(s.start_nodes)}")
+    if s.operations:
+        parts += operation_tables(s.operations)
+    if s.problems:
+        rows = [(p.severity, p.message, p.next) for p in s.problems]
+        parts.append(Table(("severity", "problem", "next"), rows, title="problems"))
+    return parts
+
+
+def node_table(s: ClusterStatus) -> Table:
+    rows = [
+        (
+            n.id,
+            f"{n.host}:{n.port}",
+            n.state if n.reachable else f"unreachable ({n.state})",
+            n.role,
+            _or_dash(n.slots),
+            _or_dash(n.groups_led),
+            bytes_text(n.bytes),
+            count_text(n.rows),
+            span_text(None if n.lag_ms is None else n.lag_ms / 1000),
+            bytes_text(n.disk_free_bytes),
+            time_text(n.cert_expires_ms),
+            n.version or "-",
+            n.error,
+        )
+        for n in s.nodes
+    ]
+    headers = (
+        *("node", "address", "state", "meta", "slots", "leads", "bytes", "rows", "last heard", "disk free"),
+        *("certificate until", "version", "error"),
+    )
+    return Table(headers, rows, title="nodes", wide=3)
+
+
+def group_table(s: ClusterStatus) -> Table:
+    rows = [
+        (
+            g.group,
+            " ".join(m if m in g.live else f"{m}!" for m in g.members),
+            g.leader or "-",
+            "yes" if g.quorum else "LOST",
+            g.slots,
+            g.files,
+            bytes_text(g.bytes),
+            count_text(g.rows),
+            g.lag,
+            g.state if not g.dissolving else f"{g.state}, dissolving",
+            g.term,
+            g.commit,
+            g.error,
+        )
+        for g in s.groups
+    ]
+    headers = (
+        *("group", "members", "leader", "quorum", "slots", "files", "bytes", "rows", "lag", "state"),
+        *("term", "commit", "error"),
+    )
+    return Table(headers, rows, title="groups (! is down)", wide=3)
+
+
+def ring_table(r: RingView) -> Table:
+    rows = [
+        (n.node, " ".join(n.members), n.slots, f"{100 * n.share:.2f} %", n.weight, n.group, n.position)
+        for n in r.nodes
+    ]
+    headers = ("node", "group", "slots", "share", "weight", "group id", "position")
+    return Table(headers, rows, title=f"ring, table version {r.table_version}", wide=2)
+
+
+def slot_tables(s: SlotsView) -> list[Table | str]:
+    rows = [
+        (f"{r.start}-{r.end - 1}", r.end - r.start, r.header, " ".join(r.members), r.moving_from or "-")
+        for r in s.ranges
+    ]
+    by_group: dict[str, list[int]] = {}
+    for load in s.loads:
+        total = by_group.setdefault(load.group, [0, 0, 0])
+        total[0] += 1
+        total[1] += load.rows
+        total[2] += load.bytes
+    loads = [(g, n, count_text(rows_), bytes_text(size)) for g, (n, rows_, size) in by_group.items()]
+    parts: list[Table | str] = [
+        Table(("slots", "count", "owner", "members", "moving from"), rows, title="owners"),
+        Table(("group", "non-empty slots", "rows", "bytes"), loads, title=f"{s.nonempty} slots hold rows"),
+    ]
+    if s.unread:
+        parts.append(f"not told: {', '.join(s.unread)}")
+    return parts
+
+
+def operation_tables(operations: Sequence[OperationRow], *, stages: bool = False) -> list[Table | str]:
+    rows = [
+        (
+            o.id,
+            f"{o.kind} {o.node}",
+            o.stage,
+            o.state,
+            f"{o.slots_done}/{o.slots_total}",
+            bytes_text(o.bytes_done),
+            span_text(o.eta_s),
+            o.blocked_on or "-",
+            o.next or "-",
+            o.by,
+            time_text(o.started_ms),
+            o.last_error,
+        )
+        for o in operations
+    ]
+    headers = (
+        *("operation", "change", "stage", "state", "slots", "copied", "eta", "blocked on", "next"),
+        *("by", "started", "last error"),
+    )
+    parts: list[Table | str] = [Table(headers, rows, title="operations", wide=3)]
+    for o in operations if stages else ():
+        steps = [
+            (
+                s.name,
+                time_text(s.entered_ms),
+                span_text((s.left_ms - s.entered_ms) / 1000) if s.left_ms else "now",
+                "; ".join(s.evidence),
+            )
+            for s in o.stages
+        ]
+        parts.append(Table(("stage", "entered", "took", "evidence"), steps, title=o.id))
+    return parts
+
+
+def plan_tables(plan: Plan) -> list[Table]:
+    """The plan room says which rows; here bytes and seconds get their units."""
+    from iotctl.plan.render import render
+
+    tables = []
+    for part in render(plan):
+        sized = [i for i, c in enumerate(part.columns) if "bytes" in c]
+        rows = [
+            [
+                bytes_text(_number(cell)) if i in sized else _plan_cell(row, i, cell)
+                for i, cell in enumerate(row)
+            ]
+            for row in part.rows
+        ]
+        headers = [
+            c.replace("_bytes", "").replace("bytes_", "bytes ").replace("_", " ") for c in part.columns
+        ]
+        tables.append(Table(headers, rows, title=part.title))
+    return tables
+
+
+def _plan_cell(row: Sequence[object], at: int, cell: object) -> object:
+    """Rows of the summary carry their unit in the first column."""
+    if cell is None:
+        return "-"
+    if at > 0 and isinstance(row[0], str) and isinstance(cell, int | float):
+        if row[0].startswith("bytes"):
+            return bytes_text(cell)
+        if row[0] == "seconds":
+            return span_text(cell)
+    return cell
+
+
+def _number(cell: object) -> float | None:
+    return cell if isinstance(cell, int | float) else None
+
+
+def _or_dash(value: int | None) -> object:
+    return "-" if value is None else value

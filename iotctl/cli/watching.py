@@ -1,0 +1,51 @@
+"""Watching an operation until it is over or waits for the operator."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from iotctl.cli.session import Session
+from iotctl.errors import RefusedProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from iotctl.output.progress import Progress
+    from nodeagent.model.operation import Operation
+
+
+def operation_progress(progress: Progress) -> Callable[[Operation], None]:
+    """Stage and copied slots, with what it waits for."""
+    from iotctl.execute.operations import blocked_on, describe_operation
+
+    def update(operation: Operation) -> None:
+        row = describe_operation(operation, now_ms=int(time.time() * 1000))
+        moving = row.stage in ("MOVING", "RELEASED", "DONE")
+        phase = f"{row.id} {row.kind} {row.node} {row.stage}"
+        note = operation.last_error or ("" if row.stage == "MOVING" else blocked_on(operation))
+        if row.state.startswith("waiting_"):
+            note = f"waits for {row.blocked_on}"
+        progress.update(phase, row.slots_done if moving else 0, row.slots_total if moving else 0, note=note)
+
+    return update
+
+
+def watch_operation(session: Session, operation: str) -> None:
+    """Wait for `operation` and print it. A cancelled one is refused work (5)."""
+    from iotctl.cli import views
+    from iotctl.execute.operations import Operations, describe_operation, wait_operation
+
+    with session.progress() as progress:
+        found = wait_operation(
+            session.cluster,
+            operation,
+            on_update=operation_progress(progress),
+            timeout_s=session.options.timeout_s,
+        )
+    row = describe_operation(found, now_ms=int(time.time() * 1000))
+    session.output.emit("operations", Operations([row]), lambda: views.operation_tables([row]))
+    if row.state == "cancelled":
+        raise RefusedProblem(f"operation {row.id} was cancelled", why=row.last_error, next="iotctl ops list")
+    if row.next:
+        session.output.note(f"next: {row.next}")

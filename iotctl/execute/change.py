@@ -1,0 +1,282 @@
+"""Add and remove nodes: from a plan to operations in the meta group, one change at a time.
+
+The plan that was shown is the plan that is executed: each step carries its slots and ring place, and the
+table version it was made for. Once the meta group has the operation, the agents finish it by themselves;
+waiting here only watches.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from iotctl.errors import InputProblem, RefusedProblem, Unreachable, UsageProblem
+from iotctl.execute.cluster import Cluster, cluster_spec, connect
+from iotctl.execute.facts import spec_hash, table_of
+from iotctl.execute.operations import OnOperation, wait_operation
+from iotctl.fleet.local import LocalFleet
+from iotctl.plan.apply import changes_of, check_fresh
+from iotctl.plan.model import Plan, Step
+from iotctl.spec.cluster import ClusterSource, NodeEntry, load_cluster
+from iotctl.spec.edit import add_node, diff, remove_node
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.operation import Operation, Options, Ranges
+from nodeagent.model.requests import BeginChange, NodeStatus
+from nodeagent.partition.change import Change
+from nodeagent.partition.ranges import union
+
+START_TIMEOUT_S = 30.0
+POLL_S = 0.1
+
+OnNote = Callable[[str], None]
+Probe = Callable[[NodeEntry], NodeStatus]
+
+
+class Executed(msgspec.Struct, frozen=True):
+    """`operations` in the order they were begun; `state` is that of the last one."""
+
+    operations: list[str]
+    state: str
+    nodes: list[str]
+
+
+class ChangeRequest(msgspec.Struct, frozen=True):
+    """How to execute a plan. `wait_s` None waits without end."""
+
+    by: str
+    options: Options = Options()
+    wait: bool = True
+    wait_s: float | None = None
+    write_spec: bool = True
+    host: str = ""
+    port: int = 0
+
+
+def execute(
+    cluster: Cluster,
+    source: ClusterSource,
+    plan: Plan,
+    request: ChangeRequest,
+    *,
+    probe: Probe,
+    on_note: OnNote,
+    on_update: OnOperation,
+    fleet: LocalFleet | None = None,
+) -> Executed:
+    """Begin every step of `plan`, each after the one before it is over.
+
+    Args:
+        probe: asks a newcomer for its status, waiting for its start.
+        fleet: the local fleet when the cluster is one.
+
+    Raises:
+        RefusedProblem: the plan is stale or was refused.
+        UsageProblem: several steps without waiting.
+        Partly: the wait ended first.
+    """
+    if len(plan.steps) > 1 and not request.wait:
+        raise UsageProblem(
+            "several nodes are changed one after the other", next="leave --no-wait out, or name one node"
+        )
+    view = cluster.meta(strong=True)
+    check_fresh(plan, view.table_version, spec_hash(source))
+    changes = changes_of(plan, table_of(view))
+    begun: list[str] = []
+    state = "running"
+    version = view.table_version
+    for i, (step, change) in enumerate(zip(plan.steps, changes, strict=True)):
+        entry = _newcomer(source, fleet, step, request) if step.kind == "add" else None
+        status = probe(entry) if entry else None
+        operation = cluster.begin_change(_begin(step, change, request, version, entry, status))
+        begun.append(operation.id)
+        on_note(f"operation {operation.id}: {operation.kind} {operation.node}")
+        if entry:
+            _spec_edit(source, partial(_with, entry=entry), request, on_note)
+        if not request.wait:
+            if step.kind == "remove":
+                _spec_edit(source, partial(remove_node, name=step.node), request, on_note)
+            continue
+        last = i == len(plan.steps) - 1
+        operation = _wait(cluster, operation, request, on_update, final=last)
+        state = operation.state()
+        if state == "cancelled":
+            raise RefusedProblem(
+                f"operation {operation.id} was cancelled",
+                why=operation.last_error,
+                next=f"iotctl ops show {operation.id}",
+            )
+        if step.kind == "remove" and state == "done":
+            _removed(source, fleet, step.node, request, on_note)
+        version = cluster.meta(strong=True).table_version
+    return Executed(begun, state, [s.node for s in plan.steps])
+
+
+def _wait(
+    cluster: Cluster, operation: Operation, request: ChangeRequest, on_update: OnOperation, *, final: bool
+) -> Operation:
+    """To the end, or to the wait the operator asked for (which only the last step may stop at)."""
+    until = ["done", "cancelled"]
+    if final and operation.options.no_migrate:
+        until.append("waiting_migrate")
+    if final and operation.options.verify:
+        until.append("waiting_signoff")
+    if final and operation.options.hold_release_ms:
+        until.append("waiting_release")
+    return wait_operation(
+        cluster, operation.id, on_update=on_update, until=tuple(until), timeout_s=request.wait_s
+    )
+
+
+def _begin(
+    step: Step,
+    change: Change,
+    request: ChangeRequest,
+    version: int,
+    entry: NodeEntry | None,
+    status: NodeStatus | None,
+) -> BeginChange:
+    gains: dict[str, list[Ranges]] = {}
+    for move in change.moves:
+        gains.setdefault(move.target, []).append(move.slots)
+    return BeginChange(
+        kind=f"{step.kind}-node",
+        node=step.node,
+        by=request.by,
+        options=request.options,
+        after=step.after or None,
+        host=entry.host if entry else "",
+        port=entry.port if entry else 0,
+        http_port=entry.http_port if entry else 0,
+        incarnation=status.incarnation if status else "",
+        weight=step.weight or 1.0,
+        table_version=version,
+        gains=tuple((h, union(*r)) for h, r in sorted(gains.items())),
+    )
+
+
+def _newcomer(
+    source: ClusterSource, fleet: LocalFleet | None, step: Step, request: ChangeRequest
+) -> NodeEntry:
+    """Where the node listens: the local fleet makes and starts it, else cluster.yaml or --host tell."""
+    if fleet is not None:
+        made = fleet.add(step.node)
+        fleet.start([step.node])
+        return msgspec.structs.replace(made, weight=step.weight)
+    defaults = source.file.defaults
+    for node in source.file.nodes:
+        if node.name == step.node:
+            return msgspec.structs.replace(
+                node,
+                host=request.host or node.host,
+                port=request.port or source.port_of(node),
+                http_port=node.http_port or defaults.http_port,
+            )
+    if not request.host:
+        raise InputProblem(
+            f"where does {step.node} run?",
+            why=f"{source.path} does not list it",
+            next=f"add it to {source.path.name}, or give --host",
+        )
+    return NodeEntry(
+        name=step.node,
+        host=request.host,
+        port=request.port or defaults.port,
+        http_port=defaults.http_port,
+        weight=step.weight,
+    )
+
+
+def _removed(
+    source: ClusterSource, fleet: LocalFleet | None, node: str, request: ChangeRequest, on_note: OnNote
+) -> None:
+    _spec_edit(source, partial(remove_node, name=node), request, on_note)
+    if fleet is not None:
+        fleet.retire(node)
+
+
+def _with(text: str, entry: NodeEntry) -> str:
+    """`text` listing `entry`; unchanged when it does already."""
+    import yaml
+
+    known = [n.get("name") for n in yaml.safe_load(text).get("nodes", [])]
+    return text if entry.name in known else add_node(text, entry)
+
+
+def _spec_edit(
+    source: ClusterSource, change: Callable[[str], str], request: ChangeRequest, on_note: OnNote
+) -> None:
+    """Make the edit, or only show it when the operator wants the file left alone."""
+    if request.write_spec:
+        on_note(update_spec(source.path, change))
+    else:
+        on_note(diff(source.text, change(source.text), str(source.path)))
+
+
+def update_spec(path: Path, change: Callable[[str], str]) -> str:
+    """Rewrite `path` by `change`, atomically; returns the diff ("" when nothing changed)."""
+    old = path.read_text(encoding="utf-8")
+    new = change(old)
+    if new == old:
+        return ""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(new, encoding="utf-8")
+    load_cluster(temporary)
+    temporary.replace(path)
+    return diff(old, new, str(path))
+
+
+def probe_newcomer(
+    source: ClusterSource,
+    identity: Path | None,
+    env: Mapping[str, str],
+    fleet: LocalFleet | None,
+    *,
+    timeout_s: float = START_TIMEOUT_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Probe:
+    """A probe that asks the newcomer's own address until it answers.
+
+    Raises (when called):
+        Unreachable: it does not answer in time; a local agent's last log lines say why.
+    """
+
+    def probe(entry: NodeEntry) -> NodeStatus:
+        spec = cluster_spec(source, identity, env)
+        endpoint = type(spec.endpoints[0])(entry.name, entry.host, entry.port)
+        alone = connect(msgspec.structs.replace(spec, endpoints=(endpoint,)))
+        deadline = clock() + timeout_s
+        reason = "no answer"
+        try:
+            while clock() < deadline:
+                answer = alone.statuses(2.0).get(entry.name)
+                if isinstance(answer, NodeStatus):
+                    return answer
+                if isinstance(answer, NodeAgentError):
+                    reason = answer.what
+                sleep(POLL_S)
+        finally:
+            alone.close()
+        tail = fleet.log_tail(entry.name) if fleet else ""
+        raise Unreachable(
+            f"{entry.name} at {entry.host}:{entry.port} does not answer",
+            why=f"{reason}; its log ends: {tail}" if tail else reason,
+            next=f"see {fleet.directory / entry.name / 'agent.log'}" if fleet else "iotctl cluster check",
+        )
+
+    return probe
+
+
+def check_plan(plan: Plan) -> None:
+    """Raise what a refused plan means for the operator."""
+    if plan.refusals:
+        first, *rest = plan.refusals
+        raise RefusedProblem(first.reason, why="; ".join(r.reason for r in rest), next=first.next)
+
+
+def wanted_changes(source: ClusterSource, ring: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(nodes to add, nodes to remove) that lead from the ring to `cluster.yaml`."""
+    listed = source.node_names
+    return [n for n in listed if n not in ring], [n for n in ring if n not in listed]

@@ -1,0 +1,108 @@
+"""The cluster as iotctl uses it, and how a connection to it is made."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from iotctl.errors import Unreachable
+from iotctl.spec.cluster import ClusterSource
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.operation import Operation
+from nodeagent.model.requests import BeginChange, MetaView, NodeStatus, Reply, Request, Steer
+from nodeagent.model.schema import TableSchema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nodeagent.client.spec import ClusterSpec
+
+CALL_TIMEOUT_S = 10.0
+STATUS_TIMEOUT_S = 2.0
+
+
+class WriteReport(Protocol):
+    @property
+    def rows(self) -> int: ...
+
+
+class Cluster(Protocol):
+    """The part of the blocking client that iotctl needs; tests give a fake.
+
+    Errors: every call raises `NodeAgentError`.
+    """
+
+    def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> Mapping[str, NodeStatus | NodeAgentError]: ...
+
+    def meta(self, strong: bool = False) -> MetaView: ...
+
+    def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply: ...
+
+    def begin_change(self, change: BeginChange) -> Operation: ...
+
+    def steer(self, steer: Steer) -> Operation: ...
+
+    def schemas(self) -> list[TableSchema]: ...
+
+    def write(
+        self, storage_group: str, table: str, data: "pa.Table", *, tags: Sequence[str] | None = None
+    ) -> WriteReport: ...
+
+    def scan(
+        self,
+        storage_group: str,
+        table: str,
+        *,
+        fields: Sequence[str] | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+        read: str = "strong",
+        limit: int | None = None,
+    ) -> "pa.Table": ...
+
+    def count(
+        self, storage_group: str | None = None, table: str | None = None
+    ) -> list[dict[str, object]]: ...
+
+    def close(self) -> None: ...
+
+
+def cluster_spec(
+    source: ClusterSource, identity: Path | None, env: Mapping[str, str], *, timeout_s: float = CALL_TIMEOUT_S
+) -> "ClusterSpec":
+    """The picklable address of a cluster.
+
+    The certificate comes from `identity`, else from PEM text in IOTCTL_CERT, IOTCTL_KEY and IOTCTL_CA,
+    else the connection is plain (which only a loopback fleet with TLS off accepts).
+
+    Raises:
+        Unreachable: the identity directory lacks a file.
+    """
+    from nodeagent.client.identity import identity_in
+    from nodeagent.client.spec import ClusterSpec, Endpoint
+
+    endpoints = tuple(Endpoint(n.name, n.host, source.port_of(n)) for n in source.file.nodes)
+    pem = {k: env.get(f"IOTCTL_{k.upper()}", "") for k in ("cert", "key", "ca")}
+    if identity is not None:
+        files = identity_in(identity)
+        for path in (files.cert, files.key, files.ca):
+            if not Path(path).is_file():
+                raise Unreachable(
+                    "no operator certificate",
+                    why=f"{path} is not there",
+                    next="name the directory with --identity, or issue one: iotctl cert issue",
+                )
+        return ClusterSpec(endpoints, files, timeout_s)
+    if all(pem.values()):
+        plain = {"endpoints": endpoints, "identity": pem, "timeout_s": timeout_s}
+        return msgspec.convert(plain, ClusterSpec)
+    return ClusterSpec(endpoints, None, timeout_s)
+
+
+def connect(spec: "ClusterSpec") -> Cluster:
+    """A blocking client; close it after use."""
+    from nodeagent.client.blocking import BlockingCluster
+
+    return BlockingCluster.connect(spec)

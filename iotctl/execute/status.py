@@ -1,0 +1,385 @@
+"""The state of a cluster from what its agents say, also when most of them are dead.
+
+Every agent is asked directly (2 s, in parallel); the meta view is taken from the freshest one that
+answers, without waiting for a leader. What nobody can tell stays None: nothing is guessed as healthy.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from iotctl.execute.cluster import STATUS_TIMEOUT_S, Cluster
+from iotctl.execute.operations import OperationRow, describe_operation, open_operations, received_bytes
+from iotctl.spec.cluster import ClusterSource
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.ids import META
+from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeRecord, NodeStatus
+
+DAY_MS = 86_400_000
+CERT_WARN_MS = 30 * DAY_MS
+DISK_WARN_BYTES = 5 * 10**9
+META_TRIES_MAX = 2
+
+
+class MetaRow(msgspec.Struct, frozen=True):
+    leader: str | None
+    term: int
+    voters: list[str]
+    observers: list[str]
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """`role` is the node's part in the meta group. `slots` are those of the group it heads. `lag_ms` is
+    how long its best-connected peer has not heard it. None: nobody could tell."""
+
+    id: str
+    host: str
+    port: int
+    reachable: bool
+    state: str
+    role: str
+    slots: int | None
+    groups_led: int | None
+    bytes: int | None
+    rows: int | None
+    lag_ms: int | None
+    disk_free_bytes: int | None
+    cert_expires_ms: int | None
+    version: str
+    error: str
+
+
+class GroupRow(msgspec.Struct, frozen=True):
+    """`lag` is the largest number of entries a member is behind its leader."""
+
+    group: str
+    header: str
+    members: list[str]
+    live: list[str]
+    leader: str | None
+    term: int
+    quorum: bool
+    dissolving: bool
+    slots: int
+    files: int
+    bytes: int
+    rows: int
+    commit: int
+    lag: int
+    state: str
+    error: str
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """`severity` is error or warning; `next` is the command that helps."""
+
+    severity: str
+    code: str
+    node: str
+    group: str
+    message: str
+    next: str
+
+
+class ClusterStatus(msgspec.Struct, frozen=True):
+    """`quorum`: the meta group and every data group have one. `source`: the node whose meta view this is
+    ("" when none answered, then groups and table version are unknown)."""
+
+    cluster_id: str
+    name: str
+    table_version: int
+    as_of_ms: int
+    source: str
+    quorum: bool
+    meta: MetaRow
+    nodes: list[NodeRow]
+    groups: list[GroupRow]
+    lost_groups: list[str]
+    start_nodes: list[str]
+    operations: list[OperationRow]
+    problems: list[Problem]
+    healthy: bool
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What was heard. `errors` says why a node did not answer."""
+
+    statuses: dict[str, NodeStatus]
+    errors: dict[str, str]
+    view: MetaView | None
+
+    @property
+    def heard(self) -> dict[str, NodeStatus | NodeAgentError]:
+        return dict(self.statuses)
+
+
+def collect(cluster: Cluster, timeout_s: float = STATUS_TIMEOUT_S) -> Facts:
+    """Ask everyone; never raises for a node that is down and never takes longer than a few timeouts."""
+    answers = cluster.statuses(timeout_s)
+    statuses = {n: s for n, s in answers.items() if isinstance(s, NodeStatus)}
+    errors = {n: s.what for n, s in answers.items() if isinstance(s, NodeAgentError)}
+    freshest = sorted(statuses.values(), key=lambda s: (s.table_version, _meta_applied(s)), reverse=True)
+    for status in freshest[:META_TRIES_MAX]:
+        try:
+            reply = cluster.call(status.node, GetMeta(), timeout_s=timeout_s)
+        except NodeAgentError:
+            continue
+        assert isinstance(reply, MetaView)
+        return Facts(statuses, errors, reply)
+    return Facts(statuses, errors, None)
+
+
+def cluster_status(cluster: Cluster, source: ClusterSource, *, now_ms: int) -> ClusterStatus:
+    return build_status(collect(cluster), source, now_ms=now_ms)
+
+
+def build_status(facts: Facts, source: ClusterSource, *, now_ms: int) -> ClusterStatus:
+    """Pure: from what was heard to the published document."""
+    view = facts.view
+    groups = _group_rows(facts)
+    meta = _meta_row(facts)
+    meta_lost = not _has_quorum(meta.voters, _serving(facts, META))
+    lost = ([META] if meta_lost else []) + [g.group for g in groups if not g.quorum]
+    nodes = _node_rows(facts, source)
+    down = [n.id for n in nodes if not n.reachable]
+    operations = [
+        describe_operation(o, now_ms=now_ms, received=received_bytes(facts.heard, o.id))
+        for o in (open_operations(view) if view else [])
+    ]
+    start = start_command(source, down)
+    problems = [
+        *_node_problems(nodes, facts, start, now_ms),
+        *_group_problems(facts, groups, meta, meta_lost, down, start),
+        *_operation_problems(operations),
+    ]
+    return ClusterStatus(
+        cluster_id=view.cluster_id if view else "",
+        name=view.settings.name if view else source.name,
+        table_version=view.table_version if view else 0,
+        as_of_ms=now_ms,
+        source=view.node if view else "",
+        quorum=not lost,
+        meta=meta,
+        nodes=nodes,
+        groups=groups,
+        lost_groups=lost,
+        start_nodes=down if lost else [],
+        operations=operations,
+        problems=problems,
+        healthy=not any(p.severity == "error" for p in problems),
+    )
+
+
+def start_command(source: ClusterSource, nodes: list[str]) -> str:
+    """The command that starts nodes that are down."""
+    if source.is_local:
+        return f"iotctl local up --dir {source.directory}"
+    return f"iotctl cluster start {' '.join(nodes)}"
+
+
+def _meta_applied(status: NodeStatus) -> int:
+    return next((g.applied for g in status.groups if g.group == META), 0)
+
+
+def _replicas(facts: Facts, group: str) -> dict[str, GroupStatus]:
+    return {s.node: g for s in facts.statuses.values() for g in s.groups if g.group == group}
+
+
+def _serving(facts: Facts, group: str) -> set[str]:
+    """Nodes whose replica can vote."""
+    return {n for n, g in _replicas(facts, group).items() if g.state == "running"}
+
+
+def _has_quorum(voters: Iterable[str], serving: set[str]) -> bool:
+    members = list(voters)
+    return len([v for v in members if v in serving]) > len(members) // 2
+
+
+def _leader(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupStatus | None]:
+    """The replica that says it leads, by the highest term (an isolated old leader may say so too)."""
+    leading = [(g.term, n, g) for n, g in replicas.items() if g.role == "leader"]
+    if not leading:
+        return None, None
+    _, node, group = max(leading, key=lambda t: (t[0], t[1]))
+    return node, group
+
+
+def _freshest(replicas: Mapping[str, GroupStatus]) -> GroupStatus | None:
+    return max(replicas.values(), key=lambda g: (g.term, g.commit), default=None)
+
+
+def _meta_row(facts: Facts) -> MetaRow:
+    replicas = _replicas(facts, META)
+    leader, group = _leader(replicas)
+    known = group or _freshest(replicas)
+    if known is not None:
+        return MetaRow(leader, known.term, sorted(known.voters), sorted(known.learners))
+    view = facts.view
+    if view is None:
+        return MetaRow(None, 0, [], [])
+    return MetaRow(None, view.term, sorted(view.voters), sorted(view.learners))
+
+
+def _group_rows(facts: Facts) -> list[GroupRow]:
+    if facts.view is None:
+        return []
+    rows = []
+    owned: dict[str, int] = {}
+    for start, end, header in facts.view.owners:
+        owned[header] = owned.get(header, 0) + end - start
+    for record in facts.view.groups:
+        replicas = _replicas(facts, record.group)
+        leader, leading = _leader(replicas)
+        known = leading or _freshest(replicas)
+        voters = known.voters if known and known.voters else record.members
+        live = _serving(facts, record.group)
+        sick = next((g for g in replicas.values() if g.state != "running"), None)
+        rows.append(
+            GroupRow(
+                group=record.group,
+                header=record.header,
+                members=list(record.members),
+                live=[m for m in record.members if m in live],
+                leader=leader,
+                term=known.term if known else 0,
+                quorum=_has_quorum(voters, live),
+                dissolving=record.dissolving,
+                slots=0 if record.dissolving else owned.get(record.header, 0),
+                files=known.files if known else 0,
+                bytes=known.bytes if known else 0,
+                rows=known.rows if known else 0,
+                commit=known.commit if known else 0,
+                lag=max(leading.lag.values(), default=0) if leading else 0,
+                state=sick.state if sick else "running" if replicas else "unknown",
+                error=sick.error if sick else "",
+            )
+        )
+    return rows
+
+
+def _node_rows(facts: Facts, source: ClusterSource) -> list[NodeRow]:
+    records = _records(facts, source)
+    owned: dict[str, int] = {}
+    for start, end, header in facts.view.owners if facts.view else ():
+        owned[header] = owned.get(header, 0) + end - start
+    return [
+        _node_row(record, facts, owned.get(record.node, 0) if facts.view else None)
+        for record in records.values()
+    ]
+
+
+def _records(facts: Facts, source: ClusterSource) -> dict[str, NodeRecord]:
+    """Nodes in ring order, then those only `cluster.yaml` names (state `unknown` or `not_joined`)."""
+    found: dict[str, NodeRecord] = {}
+    if facts.view is not None:
+        found = {n.node: n for n in facts.view.nodes if n.state != "retired"}
+    for node in source.file.nodes:
+        if node.name not in found:
+            state = "not_joined" if facts.view else "unknown"
+            port, http_port = source.port_of(node), node.http_port or source.file.defaults.http_port
+            found[node.name] = NodeRecord(node.name, node.host, port, http_port, "", 0, node.weight, state)
+    return found
+
+
+def _node_row(record: NodeRecord, facts: Facts, slots: int | None) -> NodeRow:
+    status = facts.statuses.get(record.node)
+    heard = [
+        s.heard_ms[record.node]
+        for s in facts.statuses.values()
+        if s.node != record.node and record.node in s.heard_ms
+    ]
+    data = [g for g in status.groups if g.group != META] if status else []
+    meta = next((g for g in status.groups if g.group == META), None) if status else None
+    return NodeRow(
+        id=record.node,
+        host=record.host,
+        port=record.port,
+        reachable=status is not None,
+        state=(status.state if status and record.state == "active" else record.state),
+        role=_meta_role(record.node, meta),
+        slots=slots,
+        groups_led=sum(g.role == "leader" for g in data) if status else None,
+        bytes=sum(g.bytes for g in data) if status else None,
+        rows=sum(g.rows for g in data) if status else None,
+        lag_ms=min(heard, default=None),
+        disk_free_bytes=status.disk_free_bytes if status else None,
+        cert_expires_ms=(status.cert_expires_ms or None) if status else None,
+        version=status.version if status else "",
+        error=facts.errors.get(record.node, "") if status is None else "",
+    )
+
+
+def _meta_role(node: str, meta: GroupStatus | None) -> str:
+    if meta is None:
+        return "unknown"
+    if meta.role == "leader":
+        return "leader"
+    return "voter" if node in meta.voters else "observer"
+
+
+def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) -> list[Problem]:
+    found = []
+    for node in nodes:
+        if not node.reachable:
+            detail = f": {node.error}" if node.error else ""
+            found.append(
+                Problem("error", "node_unreachable", node.id, "", f"{node.id} does not answer{detail}", start)
+            )
+            continue
+        if node.state == "not_joined":
+            add = f"iotctl cluster add-node {node.id}"
+            message = f"{node.id} is in cluster.yaml but not in the cluster"
+            found.append(Problem("warning", "not_joined", node.id, "", message, add))
+        if node.cert_expires_ms and node.cert_expires_ms - now_ms < CERT_WARN_MS:
+            days = max(0, node.cert_expires_ms - now_ms) // DAY_MS
+            message = f"the certificate of {node.id} ends in {days} days"
+            found.append(Problem("warning", "cert_expiring", node.id, "", message, "iotctl cert renew"))
+        if node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_WARN_BYTES:
+            message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
+            found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node"))
+    return found
+
+
+def _group_problems(
+    facts: Facts, groups: list[GroupRow], meta: MetaRow, meta_lost: bool, down: list[str], start: str
+) -> list[Problem]:
+    found = []
+    if meta_lost:
+        absent = [v for v in meta.voters if v in down] or down
+        message = f"the meta group has no quorum: down are {', '.join(absent) or 'all its voters'}"
+        found.append(Problem("error", "quorum_lost", "", META, message, start))
+    elif meta.leader is None:
+        message = "the meta group has a quorum and no leader yet"
+        found.append(Problem("error", "no_leader", "", META, message, "iotctl cluster wait --for healthy"))
+    for group in groups:
+        if not group.quorum:
+            absent = [m for m in group.members if m not in group.live]
+            message = (
+                f"group {group.group} ({', '.join(group.members)}) has no quorum: start {', '.join(absent)}"
+            )
+            found.append(Problem("error", "quorum_lost", "", group.group, message, start))
+        elif group.leader is None:
+            message = f"group {group.group} has a quorum and no leader yet"
+            wait = "iotctl cluster wait --for healthy"
+            found.append(Problem("error", "no_leader", "", group.group, message, wait))
+    for status in facts.statuses.values():
+        for replica in status.groups:
+            if replica.state != "running" or replica.error:
+                message = f"{replica.group} on {status.node} is {replica.state}: {replica.error}".rstrip(": ")
+                look = f"see the log of {status.node}"
+                severity = "error" if replica.state != "running" else "warning"
+                found.append(Problem(severity, "replica_sick", status.node, replica.group, message, look))
+    return found
+
+
+def _operation_problems(operations: list[OperationRow]) -> list[Problem]:
+    found = []
+    for operation in operations:
+        if operation.state.startswith("waiting_"):
+            message = f"{operation.id} ({operation.kind} {operation.node}) waits for {operation.blocked_on}"
+            found.append(Problem("warning", operation.state, operation.node, "", message, operation.next))
+        elif operation.last_error:
+            message = f"{operation.id} ({operation.kind} {operation.node}): {operation.last_error}"
+            look = f"iotctl ops show {operation.id}"
+            found.append(Problem("warning", "operation_error", operation.node, "", message, look))
+    return found

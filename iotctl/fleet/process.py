@@ -1,0 +1,142 @@
+"""Detached processes that are found again by pid file, and never killed by mistake.
+
+A pid alone proves nothing: the kernel reuses it. The pid file keeps the process's start time as the
+kernel tells it, and a process is ours only while pid, start time and a word of its command line agree.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+POLL_S = 0.02
+KILL_WAIT_S = 5.0
+
+
+class PidFile(msgspec.Struct, frozen=True):
+    """`started` is field 22 of /proc/PID/stat: clock ticks since boot."""
+
+    pid: int
+    started: int
+    word: str
+
+
+def start(command: Sequence[str], *, directory: Path, log: Path, pid_file: Path, word: str) -> int:
+    """Start `command` in its own session, its output appended to `log`; returns the pid.
+
+    `word` must appear in the command line; it is what later identifies the process.
+    """
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            list(command),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    record = PidFile(process.pid, _started(process.pid), word)
+    temporary = pid_file.with_suffix(".tmp")
+    temporary.write_bytes(msgspec.json.encode(record))
+    temporary.replace(pid_file)
+    return process.pid
+
+
+def running(pid_file: Path) -> int | None:
+    """The pid when the process of `pid_file` is alive, else None."""
+    record = _read(pid_file)
+    if record is None or not _is_there(record):
+        return None
+    return record.pid if record.word in _command_line(record.pid) else None
+
+
+def stop(pid_files: Sequence[Path], *, grace_s: float = 10.0) -> list[Path]:
+    """SIGTERM to all, SIGKILL to those alive after `grace_s`; returns those that had to be killed."""
+    ours = {f: r for f in pid_files if running(f) and (r := _read(f)) is not None}
+    for file in ours:
+        _signal(file, signal.SIGTERM)
+    alive = _wait_gone(ours, grace_s)
+    for file in alive:
+        _signal(file, signal.SIGKILL)
+    _wait_gone({f: ours[f] for f in alive}, grace_s)
+    for file in pid_files:
+        file.unlink(missing_ok=True)
+    return alive
+
+
+def kill(pid_file: Path) -> bool:
+    """SIGKILL at once, as a crash would; False when it was not running. The pid file stays.
+
+    Returns when the kernel has let go of it, so that a start right after does not find it alive.
+    """
+    record = _read(pid_file)
+    if record is None or not _signal(pid_file, signal.SIGKILL):
+        return False
+    _wait_gone({pid_file: record}, KILL_WAIT_S)
+    return True
+
+
+def _wait_gone(records: dict[Path, PidFile], timeout_s: float) -> list[Path]:
+    """Wait until the kernel has let go of every process; returns those it has not.
+
+    A process that is ending has no command line any more but still holds its ports and locks, so only
+    its start time counts here.
+    """
+    deadline = time.monotonic() + timeout_s
+    alive = [f for f, r in records.items() if _is_there(r)]
+    while alive and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        alive = [f for f in alive if _is_there(records[f])]
+    return alive
+
+
+def _read(pid_file: Path) -> PidFile | None:
+    try:
+        return msgspec.json.decode(pid_file.read_bytes(), type=PidFile)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _is_there(record: PidFile) -> bool:
+    return record.started != 0 and _started(record.pid) == record.started
+
+
+def _signal(pid_file: Path, number: signal.Signals) -> bool:
+    pid = running(pid_file)
+    if pid is None:
+        return False
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _started(pid: int) -> int:
+    """Start time of a live process; 0 when there is none (a zombie counts as none)."""
+    _reap(pid)
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    fields = text.rpartition(")")[2].split()
+    return 0 if fields[0] == "Z" else int(fields[19])
+
+
+def _reap(pid: int) -> None:
+    """Collect our own ended child, so that it does not linger as a zombie."""
+    try:
+        os.waitpid(pid, os.WNOHANG)
+    except (ChildProcessError, OSError):
+        return
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,49 @@
+"""Numbers as people read them; JSON never passes through here."""
+
+from datetime import UTC, datetime
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def bytes_text(count: float | None) -> str:
+    """`1.5 GiB`; `-` for unknown."""
+    if count is None:
+        return "-"
+    value = float(count)
+    for unit in _UNITS[:-1]:
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} {_UNITS[-1]}"
+
+
+def time_text(time_ms: int | None) -> str:
+    """RFC 3339 in UTC; `-` for unknown (0 too)."""
+    if not time_ms:
+        return "-"
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def span_text(seconds: float | None) -> str:
+    """`850 ms`, `42 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`; `-` for unknown."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    for size, name, lesser_size, lesser in (
+        (86_400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= size:
+            rest = whole % size // lesser_size
+            return f"{whole // size} {name} {rest} {lesser}" if rest else f"{whole // size} {name}"
+    raise AssertionError("at least a minute")
+
+
+def count_text(count: int | None) -> str:
+    """Digits grouped by thin blanks as in `26 115`."""
+    return "-" if count is None else f"{count:,}".replace(",", " ")

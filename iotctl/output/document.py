@@ -1,0 +1,32 @@
+"""One JSON or YAML document per result: `format_version`, `kind`, then the body's own keys.
+
+Readers ignore keys they do not know; a key that is published stays (the schemas lie in `schemas/`).
+"""
+
+from typing import Any
+
+import msgspec
+
+FORMAT_VERSION = 1
+
+
+def document(kind: str, body: object) -> dict[str, Any]:
+    """Builtins ready to be written. `body` is a struct or a mapping; a `kind` of its own (a plan's) stays."""
+    plain = msgspec.to_builtins(body)
+    assert isinstance(plain, dict), "a document is a mapping"
+    return {"format_version": FORMAT_VERSION, "kind": kind, **plain}
+
+
+def to_json(value: object) -> str:
+    """Indented, one document, with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+
+
+def to_json_line(value: object) -> str:
+    return msgspec.json.encode(value).decode() + "\n"
+
+
+def to_yaml(value: object) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False, allow_unicode=True, width=110))

@@ -1,0 +1,35 @@
+"""Plain tables; the only importer of tabulate."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under headers; the last `wide` columns are shown with `-o wide` only."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    title: str = ""
+    wide: int = 0
+
+    def render(self, *, wide: bool) -> str:
+        from tabulate import tabulate
+
+        shown = len(self.headers) if wide else len(self.headers) - self.wide
+        head = f"{self.title}\n" if self.title else ""
+        if not self.rows:
+            return f"{head}  (none)\n"
+        text = tabulate(
+            [list(r[:shown]) for r in self.rows],
+            headers=list(self.headers[:shown]),
+            tablefmt="plain",
+            disable_numparse=True,
+            colalign=[_align(self.rows, i) for i in range(shown)],
+        )
+        return f"{head}{text}\n"
+
+
+def _align(rows: Sequence[Sequence[object]], column: int) -> str:
+    """Numbers to the right, also when they are already text with a unit."""
+    return "right" if all(str(r[column])[:1].isdigit() or r[column] in ("-", "") for r in rows) else "left"

@@ -1,0 +1,76 @@
+"""Where a command puts its result, in the format that was asked for."""
+
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from iotctl.output.document import document, to_json, to_json_line, to_yaml
+from iotctl.output.failure import Failure, to_lines
+from iotctl.output.progress import Progress, open_progress
+from iotctl.output.table import Table
+
+FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
+
+
+class Output:
+    """stdout carries the result alone; hints, warnings, progress and failures go to stderr.
+
+    With `-o json` a failure is one document on stdout too, so that a reader always gets one.
+    """
+
+    def __init__(
+        self, out: TextIO, err: TextIO, *, format: str = "table", quiet: bool = False, verbose: bool = False
+    ) -> None:
+        assert format in FORMATS
+        self.out = out
+        self.err = err
+        self.format = format
+        self.quiet = quiet
+        self.verbose = verbose
+
+    @property
+    def is_json(self) -> bool:
+        return self.format in ("json", "jsonl")
+
+    def emit(self, kind: str, body: object, tables: Callable[[], Sequence[Table | str]]) -> None:
+        """Print one result. `tables` is called only when people read it; a str in it is printed as is."""
+        if self.format == "json":
+            self.out.write(to_json(document(kind, body)))
+        elif self.format == "jsonl":
+            self.out.write(to_json_line(document(kind, body)))
+        elif self.format == "yaml":
+            self.out.write(to_yaml(document(kind, body)))
+        else:
+            parts = [
+                p.render(wide=self.format == "wide") if isinstance(p, Table) else p.rstrip("\n") + "\n"
+                for p in tables()
+            ]
+            self.out.write("\n".join(parts))
+        self.out.flush()
+
+    def note(self, text: str) -> None:
+        """A hint; left out with `--quiet`."""
+        if not self.quiet:
+            self.err.write(text.rstrip("\n") + "\n")
+            self.err.flush()
+
+    def detail(self, text: str) -> None:
+        """Shown with `--verbose` only."""
+        if self.verbose:
+            self.note(text)
+
+    def warn(self, text: str) -> None:
+        self.err.write(f"warning: {text}\n")
+        self.err.flush()
+
+    def fail(self, failure: Failure) -> None:
+        if self.format == "json":
+            self.out.write(to_json({**document("error", {}), "error": failure}))
+            self.out.flush()
+        elif self.format == "jsonl":
+            self.out.write(to_json_line({**document("error", {}), "error": failure}))
+            self.out.flush()
+        self.err.write(to_lines(failure))
+        self.err.flush()
+
+    def progress(self) -> Progress:
+        return open_progress(self.err, quiet=self.quiet)

@@ -1,0 +1,117 @@
+"""Rows of one table from a cluster's files, read from one holder per group: verified, then merged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from iotctl.pipeline.fetch import content_hash, fetch_files
+from iotctl.pipeline.link import Cluster, expect
+from iotctl.pipeline.tsfile_rows import Wanted, read_table
+from nodeagent.model.errors import FileCorrupt, NodeAgentError
+from nodeagent.model.files import FileMeta, Order, PulledSlot, ScanSpec
+from nodeagent.model.ids import GroupId, NodeId, PartitionKey
+from nodeagent.model.operation import Ranges
+from nodeagent.model.requests import ExportFiles, SourceOpened
+from nodeagent.model.schema import TableSchema
+from nodeagent.partition import ranges
+from nodeagent.table.merge import merge
+
+PARTS_PER_GROUP = 4
+EXPORT_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPart:
+    """Slots of one group and its members, which are tried in turn."""
+
+    group: GroupId
+    nodes: tuple[NodeId, ...]
+    slots: Ranges
+
+
+def cluster_parts(cluster: Cluster, slots: Ranges, node: NodeId) -> list[ClusterPart]:
+    """Every group's slots (or those of `slots` it owns), from `node` only when it is given."""
+    meta = cluster.meta()
+    parts: list[ClusterPart] = []
+    for record in meta.groups:
+        nodes = tuple(n for n in record.members if not node or n == node)
+        owned = ranges.union(tuple((a, b) for a, b, h in meta.owners if h == record.header))
+        wanted = ranges.intersect(owned, slots) if slots else owned
+        if record.dissolving or not nodes or not wanted:
+            continue
+        every = ranges.to_array(wanted)
+        step = -(-len(every) // PARTS_PER_GROUP)
+        pieces = (every[i : i + step] for i in range(0, len(every), step))
+        parts += [ClusterPart(record.group, nodes, ranges.from_slots(p)) for p in pieces]
+    return parts
+
+
+def read_part(
+    cluster: Cluster, node: NodeId, part: ClusterPart, schema: TableSchema, wanted: Wanted
+) -> pa.Table:
+    """The part's rows of the table from one holder's files, merged per partition.
+
+    Rows still in the holder's memory are not there: close them first where that matters.
+
+    Raises:
+        NodeAgentError: no contact; a file that is missing or whose bytes have another hash.
+    """
+    opened = expect(cluster.call(node, ExportFiles(part.group, part.slots), EXPORT_TIMEOUT_S), SourceOpened)
+    spec = _scan_spec(schema, wanted)
+    tables = [merge([], (), schema, spec)]
+    for pulled in opened.slots:
+        metas = [f for f in pulled.files if _is_wanted(f, schema, wanted)]
+        contents = fetch_files(cluster, [(node, opened.snapshot, f.name, f.size) for f in metas])
+        files = [(meta, _verified(meta, content)) for meta, content in zip(metas, contents, strict=True)]
+        for partition in sorted({f.partition for f in metas}):
+            tables.append(_merged(partition, files, pulled, schema, spec))
+    return pa.concat_tables(tables)
+
+
+def _scan_spec(schema: TableSchema, wanted: Wanted) -> ScanSpec:
+    fields = None if wanted.columns is None else tuple(c for c in wanted.columns if c in schema.fields)
+    return ScanSpec(schema, fields, wanted.time_from, wanted.time_to, wanted.tags)
+
+
+def _is_wanted(meta: FileMeta, schema: TableSchema, wanted: Wanted) -> bool:
+    return (
+        meta.table == schema.table
+        and meta.partition.storage_group == schema.storage_group
+        and meta.time_min <= wanted.time_to
+        and meta.time_max >= wanted.time_from
+    )
+
+
+def _verified(meta: FileMeta, content: bytes | NodeAgentError) -> bytes:
+    if isinstance(content, NodeAgentError):
+        raise content
+    found = content_hash(content)
+    if found != meta.xxh3:
+        raise FileCorrupt(
+            f"{meta.name}: hash {found}, manifest says {meta.xxh3}",
+            file=meta.name,
+            expected=meta.xxh3,
+            found=found,
+        )
+    return content
+
+
+def _merged(
+    partition: PartitionKey,
+    files: Sequence[tuple[FileMeta, bytes]],
+    pulled: PulledSlot,
+    schema: TableSchema,
+    spec: ScanSpec,
+) -> pa.Table:
+    columns = (*schema.tags, *(spec.fields if spec.fields is not None else schema.fields))
+    tags = tuple(t for t in spec.tags if t[1] is None or "\0" not in t[1])
+    narrowed = Wanted(columns, spec.time_from, spec.time_to, tags)
+    parts: list[tuple[Order, pa.Table]] = []
+    for meta, content in files:
+        if meta.partition == partition:
+            rows = read_table(content, schema.table, narrowed, meta.name)
+            if rows is not None:
+                parts.append((meta.order, rows))
+    deletes = [t for t in pulled.tombstones if (t.partition, t.table) == (partition, schema.table)]
+    return merge(parts, deletes, schema, spec)

@@ -1,0 +1,122 @@
+"""Content of one slot on one holder: its rows, merged, and their sums per (series, day).
+
+Nothing stored is believed: bytes are hashed before they are opened, and every sum is computed from rows.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from iotctl.pipeline.tsfile_rows import TIME, Wanted, read_table
+from nodeagent.model.errors import FileCorrupt
+from nodeagent.model.files import Order, Tombstone
+from nodeagent.model.schema import TableSchema
+from nodeagent.table.checksum import COUNT, DAY, DAY_MS, H1, H2, Sums, checksum, total
+from nodeagent.table.merge import merge
+
+Bucket = tuple[str | int | None, ...]
+"""(tag values…, UTC day)."""
+
+BucketSums = tuple[int, int, int, int, int, int]
+"""(rows, first time, last time, values, sum 1, sum 2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileRows:
+    """Rows of one file's one table, as stored. `sums` are those the file's manifest should record."""
+
+    rows: pa.Table
+    sums: Sums
+
+
+@dataclass(slots=True)
+class RowsByHash:
+    """Files already read, by the hash of their bytes: equal bytes hold equal rows, so replicas whose
+    bytes were fetched and hashed are decoded once."""
+
+    _known: dict[tuple[str, str], FileRows] = field(default_factory=dict)
+
+    def read(self, content: bytes, digest: str, schema: TableSchema, file: str) -> FileRows:
+        """Raises `FileCorrupt` where the bytes are no TsFile."""
+        known = self._known.get((digest, schema.table))
+        if known is None:
+            known = self._known[digest, schema.table] = read_rows(content, schema, file)
+        return known
+
+
+def read_rows(content: bytes, schema: TableSchema, file: str) -> FileRows:
+    """Decode one file's rows of the table and sum them. The bytes' hash must have been checked.
+
+    Raises:
+        FileCorrupt: the bytes are no TsFile.
+    """
+    rows = read_table(content, schema.table, Wanted(), file)
+    if rows is None:
+        rows = merge([], (), schema)
+    as_table = merge([((0,), rows)], (), schema)
+    if as_table.num_rows != rows.num_rows:
+        raise FileCorrupt(f"{file} holds rows of equal tags and time", file=file)
+    return FileRows(as_table, total(checksum(as_table, schema)))
+
+
+def merged(
+    parts: Sequence[tuple[Order, pa.Table]], tombstones: Iterable[Tombstone], schema: TableSchema
+) -> pa.Table:
+    """What a reader would see: newest value per cell, deletes applied; sorted by (tags, time)."""
+    return merge(parts, [t for t in tombstones if t.table == schema.table], schema)
+
+
+def buckets(rows: pa.Table, schema: TableSchema) -> dict[Bucket, BucketSums]:
+    """Sums per (series, day) of merged rows."""
+    tags = list(schema.tags)
+    sums = checksum(rows, schema)
+    values = dict(zip(_keys(sums, tags), zip(*_lists(sums, (COUNT, H1, H2)), strict=True), strict=True))
+    days = _day_of(rows)
+    spans = (
+        rows.select([TIME, *tags])
+        .append_column(DAY, days)
+        .group_by([*tags, DAY])
+        .aggregate([(TIME, "count"), (TIME, "min"), (TIME, "max")])
+    )
+    span_lists = _lists(spans, (f"{TIME}_count", f"{TIME}_min", f"{TIME}_max"))
+    return {
+        key: (*span, *values.get(key, (0, 0, 0)))
+        for key, span in zip(_keys(spans, tags), zip(*span_lists, strict=True), strict=True)
+    }
+
+
+def series_of(rows: pa.Table, schema: TableSchema) -> list[Bucket]:
+    """Distinct tag tuples."""
+    tags = list(schema.tags)
+    if not tags:
+        return [()] if rows.num_rows else []
+    return list(zip(*_lists(rows.group_by(tags).aggregate([]), tags), strict=True))
+
+
+def of_bucket(rows: pa.Table, bucket: Bucket, schema: TableSchema) -> pa.Table:
+    """The rows of one (series, day), in time order."""
+    *tags, day = bucket
+    assert isinstance(day, int)
+    mask = pc.equal(_day_of(rows), day)
+    for name, value in zip(schema.tags, tags, strict=True):
+        column = rows.column(name)
+        mask = pc.and_(
+            mask, pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), False)
+        )
+    return rows.filter(mask)
+
+
+def _day_of(rows: pa.Table) -> pa.Array:
+    times = rows.column(TIME).to_numpy()
+    return pa.array(np.floor_divide(times, DAY_MS))
+
+
+def _lists(table: pa.Table, names: Sequence[str]) -> list[list[int]]:
+    return [table.column(name).to_pylist() for name in names]
+
+
+def _keys(table: pa.Table, tags: Sequence[str]) -> list[Bucket]:
+    return list(zip(*(table.column(name).to_pylist() for name in (*tags, DAY)), strict=True))

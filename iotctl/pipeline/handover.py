@@ -1,0 +1,178 @@
+"""Verify what a change moved: previous holders against new ones, slot by slot.
+
+Previous holders show the slots as they were sealed, new ones the files they adopted; an adopted file
+keeps its bytes and, behind the index of the `Open`, its age. So the same file is found on both sides
+whatever it is called, and writes that came after the `Open` do not disturb the comparison.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from iotctl.pipeline.content import SOURCE_TIMEOUT_S, compare_units
+from iotctl.pipeline.holding import FileKey, Scope
+from iotctl.pipeline.link import Cluster, Spec, expect
+from iotctl.pipeline.replicas import HASH_TIMEOUT_S, at_once
+from iotctl.pipeline.report import MISSING, NOT_THERE, Mismatch, Progress, Unread, VerifyReport
+from iotctl.pipeline.units import CompareUnit, Side, cut_slots
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import NodeId
+from nodeagent.model.operation import Operation, Ranges, SlotMove
+from nodeagent.model.requests import (
+    CheckFiles,
+    FilesChecked,
+    GetManifest,
+    ManifestReply,
+    MetaView,
+    OpenSource,
+    SourceOpened,
+)
+from nodeagent.partition import ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Held = dict[FileKey, FileMeta]
+
+GONE = ("dead", "retired")
+"""States of a node nothing is expected of."""
+
+
+def verify_handover(
+    session: "SparkSession",
+    cluster: Cluster,
+    spec: Spec,
+    meta: MetaView,
+    operation: Operation,
+    depth: str,
+    against: str,
+    progress: Progress,
+) -> VerifyReport:
+    """Compare at `depth` (`verify.DEPTHS`).
+
+    `against` is `previous-holders`, or `replicas` where those have released and only the new holders
+    can be compared with each other.
+    """
+    report = VerifyReport(depth)
+    gone = _gone(meta)
+    asks = [(m, s) for m in operation.moves for s in move_sides(operation, m, against, gone)]
+    progress.update("listing both holders' files", 0, len(asks))
+    held = at_once(lambda a: _list(cluster, a[1], a[0].slots), asks)
+    by_move: dict[int, list[tuple[Side, Held]]] = {}
+    for (move, side), found in zip(asks, held, strict=True):
+        if isinstance(found, Unread):
+            report.unread.append(found)
+        else:
+            by_move.setdefault(operation.moves.index(move), []).append((side, found))
+    report.replicas_compared = sum(len(sides) for sides in by_move.values())
+    if depth == "content":
+        cores = session.sparkContext.defaultParallelism
+        units = [u for i, sides in by_move.items() for u in _units(sides, cores)]
+        compare_units(session, spec, units, meta.schemas, progress, report)
+        return report
+    for sides in by_move.values():
+        _compare_recorded(sides, report)
+    if depth == "hash":
+        _compare_bytes(cluster, operation, gone, report, progress)
+    return report
+
+
+def move_sides(
+    operation: Operation, move: SlotMove, against: str, gone: frozenset[NodeId] = frozenset()
+) -> list[Side]:
+    """Everyone who holds the move's slots: previous holders (trusted) and new ones."""
+    new = [Side(n, move.target, adopted=True) for n in move.target_members if n not in gone]
+    if against != "previous-holders":
+        return new
+    old = [
+        Side(n, move.source, operation=operation.id, trusted=True)
+        for n in move.source_members
+        if n not in gone
+    ]
+    return old + new
+
+
+def _gone(meta: MetaView) -> frozenset[NodeId]:
+    """Nodes declared dead: they are no longer asked for anything (architecture 6, amendments)."""
+    return frozenset(n.node for n in meta.nodes if n.state in GONE)
+
+
+def _list(cluster: Cluster, side: Side, slots: Ranges) -> Held | Unread:
+    """The files of one side by age; bytes are not looked at."""
+    scope = Scope(side.cut, side.adopted)
+    files: Iterable[FileMeta]
+    try:
+        if side.operation:
+            request = OpenSource(side.operation, side.group, slots)
+            opened = expect(cluster.call(side.node, request, SOURCE_TIMEOUT_S), SourceOpened)
+            files = [f for pulled in opened.slots for f in pulled.files]
+        else:
+            files = expect(cluster.call(side.node, GetManifest(side.group, slots)), ManifestReply).files
+    except NodeAgentError as error:
+        return Unread(side.node, side.group, None, error.what)
+    wanted = [f for f in files if ranges.contains(slots, f.slot)]
+    aged = [(scope.order(f.order), f) for f in wanted]
+    return {(f.partition, f.table, order): f for order, f in aged if order is not None}
+
+
+def _units(sides: Sequence[tuple[Side, Held]], cores: int) -> list[CompareUnit]:
+    sizes: dict[int, int] = {}
+    for _, held in sides:
+        own: dict[int, int] = {}
+        for meta in held.values():
+            own[meta.slot] = own.get(meta.slot, 0) + meta.size
+        for slot, size in own.items():
+            sizes[slot] = max(size, sizes.get(slot, 0))
+    return [CompareUnit(piece, tuple(s for s, _ in sides)) for piece in cut_slots(sizes, cores)]
+
+
+def _compare_recorded(sides: Sequence[tuple[Side, Held]], report: VerifyReport) -> None:
+    """Recorded hashes by age; the previous holders' are expected where there are any."""
+    expected: Held = {}
+    for _, held in sorted(sides, key=lambda s: s[0].trusted):
+        expected |= held
+    report.rows += sum(f.rows for f in expected.values())
+    trusted = {key for side, held in sides if side.trusted for key in held}
+    for side, held in sides:
+        report.files += len(held)
+        report.bytes += sum(f.size for f in held.values())
+        for key, meta in expected.items():
+            own = held.get(key)
+            if own is None and (not trusted or key in trusted):
+                report.add_mismatches([_file(side, meta, meta.xxh3, MISSING)])
+            elif own is not None and trusted and key not in trusted:
+                report.add_mismatches([_file(side, own, NOT_THERE, own.xxh3)])
+            elif own is not None and own.xxh3 != meta.xxh3:
+                report.add_mismatches([_file(side, own, meta.xxh3, own.xxh3)])
+
+
+def _file(side: Side, meta: FileMeta, expected: str, found: str) -> Mismatch:
+    return Mismatch(side.node, meta.slot, meta.name, "", None, expected, found)
+
+
+def _compare_bytes(
+    cluster: Cluster,
+    operation: Operation,
+    gone: frozenset[NodeId],
+    report: VerifyReport,
+    progress: Progress,
+) -> None:
+    """New holders re-read their bytes. (What the previous ones sent was hashed on its way.)"""
+    sides = [(m, s) for m in operation.moves for s in move_sides(operation, m, "replicas", gone)]
+    progress.update("hashing files", 0, len(sides))
+    replies = at_once(lambda a: _check(cluster, a[1], a[0].slots), sides)
+    for (_, side), reply in zip(sides, replies, strict=True):
+        if isinstance(reply, Unread):
+            report.unread.append(reply)
+            continue
+        found = dict(reply.found)
+        wrong = [f for f in reply.files if found.get(f.name) != f.xxh3]
+        report.add_mismatches([_file(side, f, f.xxh3, found.get(f.name, MISSING)) for f in wrong])
+
+
+def _check(cluster: Cluster, side: Side, slots: Ranges) -> FilesChecked | Unread:
+    try:
+        request = CheckFiles(side.group, slots)
+        return expect(cluster.call(side.node, request, HASH_TIMEOUT_S), FilesChecked)
+    except NodeAgentError as error:
+        return Unread(side.node, side.group, None, error.what)

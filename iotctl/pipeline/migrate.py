@@ -1,0 +1,362 @@
+"""Migrate one operation's slots: order the pulls, verify the copies, sign off.
+
+Bytes go from node to node; a Spark task only orders a target node to pull some slots now. Everything is
+idempotent: an order sent twice finds its files already there, and what is left to do is always computed
+from the copies the meta group has recorded. The agents finish without this job if it dies.
+"""
+
+import getpass
+import os
+import random
+import socket
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from iotctl.pipeline.handover import verify_handover
+from iotctl.pipeline.jobs import run_tasks
+from iotctl.pipeline.lease import HeldLease
+from iotctl.pipeline.link import Cluster, Spec, connect, connect_cached, expect
+from iotctl.pipeline.report import FailedUnit, MigrateReport, Progress, Silent, Verified, VerifyReport
+from iotctl.pipeline.session import DEFAULT_MASTER, spark_session
+from iotctl.pipeline.units import PullOrder, missing_slots, pull_orders
+from nodeagent.model.errors import (
+    FileCorrupt,
+    NodeAgentError,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    Unavailable,
+)
+from nodeagent.model.ids import NodeId
+from nodeagent.model.operation import Operation, Stage
+from nodeagent.model.requests import MetaView, OperationReply, PullUnit, Steer, UnitPulled
+from nodeagent.partition import ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ORDERS_PER_NODE = 8
+"""Orders a node gets per gaining group, so that progress shows and a retry repeats little."""
+
+PULL_TIMEOUT_S = 600.0
+PULL_ATTEMPTS = 4
+PULL_BACKOFF_S = 0.5
+ROUNDS = 3
+"""Times the missing copies are computed anew and ordered again."""
+
+STAGE_TIMEOUT_S = 600.0
+ADOPT_TIMEOUT_S = 300.0
+RELEASE_TIMEOUT_S = 120.0
+POLL_S = 0.3
+
+_AGAIN = (Unavailable, Overloaded, OutcomeUnknown, FileCorrupt)
+"""Pulling is idempotent: after these the same order may be sent again."""
+
+
+class PullResult(msgspec.Struct):
+    """What came of one order; `error` is "" when its copy is recorded."""
+
+    files: int = 0
+    bytes: int = 0
+    retries: int = 0
+    refetched: int = 0
+    error: str = ""
+
+
+def run(
+    spec: Spec,
+    operation: str,
+    depth: str | None = None,
+    master: str = DEFAULT_MASTER,
+    rate: int | None = None,
+    concurrency: int | None = None,
+    progress: Progress | None = None,
+    session: "SparkSession | None" = None,
+) -> MigrateReport:
+    """Bring an open operation from MOVING to its end as far as it is ours to do.
+
+    Args:
+        operation: its id.
+        depth: verify the copies that deep and sign off; None does neither.
+        rate: bytes per second over the whole cluster; None keeps the operation's.
+        concurrency: orders on their way at a time; None is two per target node.
+
+    Returns:
+        The report. `failed` lists orders that did not succeed (the agents go on with them);
+        `verification.passed` is False where a copy differs or could not be read: then there is no
+        sign-off and the previous holders keep their copies.
+
+    Raises:
+        NotFound: no such operation.
+        Busy: another job holds the lease.
+        NodeAgentError: the meta group cannot be reached, or Spark does not start.
+    """
+    started = time.monotonic()
+    cluster = connect(spec)
+    try:
+        job = _Migration(cluster, spec, operation, progress or Silent())
+        if session is not None:
+            return job.run(session, depth, rate, concurrency, started)
+        job.find()
+        job.progress.update("starting Spark", note=master)
+        with spark_session("iotctl migrate", master) as own:
+            return job.run(own, depth, rate, concurrency, started)
+    finally:
+        cluster.close()
+
+
+class _Migration:
+    """One run over one operation."""
+
+    def __init__(self, cluster: Cluster, spec: Spec, operation: str, progress: Progress) -> None:
+        self.cluster = cluster
+        self.spec = spec
+        self.id = operation
+        self.progress = progress
+        self.by = f"{_user()}@{socket.gethostname()}"
+        self.report = MigrateReport(operation)
+
+    def run(
+        self,
+        session: "SparkSession",
+        depth: str | None,
+        rate: int | None,
+        concurrency: int | None,
+        started: float,
+    ) -> MigrateReport:
+        operation = self._wait("waiting for the slots to open", STAGE_TIMEOUT_S, _movable)
+        if not operation.ended and not _movable(operation):
+            raise Unavailable(
+                f"{self.id} is still in stage {operation.stage.value} after {STAGE_TIMEOUT_S:.0f} s",
+                next_step=f"iotctl ops show {self.id}",
+            )
+        if operation.stage is Stage.MOVING:
+            owner = f"migrate-{uuid.uuid4().hex[:12]}"
+            with HeldLease(self.cluster, self.id, self.by, owner) as lease:
+                self._go(rate)
+                self._pull(session, concurrency, lease)
+                # A later round cuts what is left anew, so orders are counted by what failed in the end.
+                self.report.units_done = max(0, self.report.units_total - len(self.report.failed))
+                self._await_adoption()
+        if depth is not None and not self.report.failed and operation.stage is not Stage.CANCELLED:
+            self._verify(session, depth)
+        self._finish()
+        self.report.seconds = time.monotonic() - started
+        return self.report
+
+    def find(self) -> Operation:
+        """The operation as the meta group has it now."""
+        return self._find()[1]
+
+    def _find(self) -> tuple[MetaView, Operation]:
+        meta = self.cluster.meta(strong=True)
+        for operation in meta.operations:
+            if operation.id == self.id:
+                return meta, operation
+        raise NotFound(f"no operation {self.id}", next_step="iotctl ops list")
+
+    def _steer(self, verb: str, *, rate: int = -1, report: str = "") -> Operation:
+        request = Steer(self.id, verb, self.by, rate_bytes_per_s=rate, report=report)
+        return expect(self.cluster.call_meta(request), OperationReply).operation
+
+    def _go(self, rate: int | None) -> None:
+        operation = self.find()
+        if operation.options.no_migrate and not operation.migrate_go:
+            self._steer("go")
+        if rate is not None:
+            self._steer("set", rate=rate)
+
+    def _wait(self, phase: str, timeout_s: float, until: Callable[[Operation], bool]) -> Operation:
+        """Poll until the condition holds, the operation ended or the time is over; the caller looks."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            operation = self.find()
+            if until(operation) or operation.ended or time.monotonic() > deadline:
+                return operation
+            self.progress.update(phase, note=f"{operation.id} {operation.stage.value}")
+            time.sleep(POLL_S)
+
+    def _pull(self, session: "SparkSession", concurrency: int | None, lease: HeldLease) -> None:
+        """Order what is missing, up to `ROUNDS` times; failures of the last round are reported."""
+        for round_number in range(ROUNDS):
+            meta, operation = self._find()
+            incarnations = {n.node: n.incarnation for n in meta.nodes}
+            orders = pull_orders(operation, incarnations, ORDERS_PER_NODE)
+            if operation.stage is not Stage.MOVING or not orders:
+                self.report.failed = []
+                return
+            if lease.lost:
+                break
+            if round_number == 0:
+                self.report.units_total = len(orders)
+            self._order(session, orders, concurrency)
+            if not self.report.failed:
+                self._await_records(incarnations)
+                return
+            self.report.retries += len(self.report.failed)
+
+    def _order(self, session: "SparkSession", orders: Sequence[PullOrder], concurrency: int | None) -> None:
+        """One round: every order once, with retries inside its task."""
+        bundles = bundles_of(orders, concurrency, session.sparkContext.defaultParallelism)
+        spec = self.spec
+
+        def task(bundle: bytes) -> bytes:
+            return msgspec.msgpack.encode(_pull_bundle(spec, bundle))
+
+        encoded = [msgspec.msgpack.encode(bundle) for bundle in bundles]
+        results, error = run_tasks(session, encoded, task, self.progress, "ordering pulls")
+        decoded = [msgspec.msgpack.decode(r, type=list[PullResult]) for r in results]
+        if error is not None:
+            decoded = [[PullResult(error=error) for _ in bundle.orders] for bundle in bundles]
+        self.report.failed = []
+        for bundle, outcome in zip(bundles, decoded, strict=True):
+            for order, result in zip(bundle.orders, outcome, strict=True):
+                self._count(order, result)
+
+    def _count(self, order: PullOrder, result: PullResult) -> None:
+        report = self.report
+        report.retries += result.retries + result.refetched
+        report.bytes += result.bytes
+        report.files += result.files
+        if result.error:
+            slots = ranges.count(order.slots)
+            report.failed.append(FailedUnit(order.group, order.node, slots, result.error))
+
+    def _await_records(self, incarnations: dict[NodeId, str]) -> None:
+        """The nodes record their copies in the meta group themselves, in batches."""
+        self._wait(
+            "waiting for the copies to be recorded",
+            ADOPT_TIMEOUT_S,
+            lambda op: op.stage is not Stage.MOVING or not missing_slots(op, incarnations),
+        )
+
+    def _await_adoption(self) -> None:
+        """Until every gaining group made the copies its own; one that does not is a failure."""
+        if self.report.failed:
+            return
+        operation = self._wait("waiting for adoption", ADOPT_TIMEOUT_S, _adopted)
+        if _adopted(operation):
+            return
+        for group in sorted(set(operation.gaining) - set(operation.adopted)):
+            slots = ranges.count(ranges.union(*(m.slots for m in operation.moves if m.target == group)))
+            reason = f"not adopted within {ADOPT_TIMEOUT_S:.0f} s; {operation.last_error}".rstrip("; ")
+            self.report.failed.append(FailedUnit(group, "", slots, reason))
+
+    def _verify(self, session: "SparkSession", depth: str) -> None:
+        """Compare the copies, and sign off only what passed."""
+        meta, operation = self._find()
+        against = "previous-holders" if operation.stage is Stage.MOVING else "replicas"
+        found = verify_handover(
+            session, self.cluster, self.spec, meta, operation, depth, against, self.progress
+        )
+        self.report.verification = found
+        self.report.verified = Verified(
+            depth,
+            found.files,
+            found.rows,
+            found.series,
+            found.mismatches_total,
+            len(found.unread),
+            against,
+        )
+        if found.passed and operation.options.verify and not operation.signed_off and not operation.ended:
+            self._steer("sign-off", report=_sign_off_text(found, against))
+
+    def _finish(self) -> None:
+        """Wait for what follows by itself, then note how far the operation came."""
+        operation = self.find()
+        if operation.state() == "running" and not self.report.failed:
+            operation = self._wait("waiting for the release", RELEASE_TIMEOUT_S, _over)
+        self.report.released_slots = ranges.count(
+            ranges.union(*(m.slots for m in operation.moves if m.source in operation.released))
+        )
+        self.report.state = operation.state()
+
+
+def _movable(operation: Operation) -> bool:
+    return operation.stage in (Stage.MOVING, Stage.RELEASED)
+
+
+def _adopted(operation: Operation) -> bool:
+    return operation.ended or set(operation.adopted) >= set(operation.gaining)
+
+
+def _over(operation: Operation) -> bool:
+    """Released, or waiting for somebody."""
+    return set(operation.released) >= set(operation.losing) or operation.state() != "running"
+
+
+class Bundle(msgspec.Struct, frozen=True):
+    """Orders of one task, `width` of them on their way at a time."""
+
+    width: int
+    orders: list[PullOrder]
+
+
+def bundles_of(orders: Sequence[PullOrder], concurrency: int | None, cores: int) -> list[Bundle]:
+    """Cut the orders so that `concurrency` of them are on their way when Spark runs a task per core.
+
+    The default is two per target node, at least one per core.
+    """
+    wanted = concurrency or max(cores, 2 * len({o.node for o in orders}))
+    if wanted < cores:
+        return [Bundle(1, list(orders[i::wanted])) for i in range(min(wanted, len(orders)))]
+    width = max(1, wanted // cores)
+    return [Bundle(width, list(orders[i : i + width])) for i in range(0, len(orders), width)]
+
+
+def _pull_bundle(spec: Spec, encoded: bytes) -> list[PullResult]:
+    """Send the orders; runs in a Spark task."""
+    cluster = connect_cached(spec)
+    bundle = msgspec.msgpack.decode(encoded, type=Bundle)
+    with ThreadPoolExecutor(bundle.width) as pool:
+        return list(pool.map(lambda order: _pull_one(cluster, order), bundle.orders))
+
+
+def _pull_one(cluster: Cluster, order: PullOrder) -> PullResult:
+    result = PullResult()
+    request = PullUnit(order.operation, order.group, order.slots)
+    for attempt in range(PULL_ATTEMPTS):
+        if attempt:
+            result.retries += 1
+            time.sleep(PULL_BACKOFF_S * 2 ** (attempt - 1) * (0.5 + random.random() / 2))
+        try:
+            copy = expect(cluster.call(order.node, request, PULL_TIMEOUT_S), UnitPulled).copy
+        except _AGAIN as error:
+            result.error = error.what
+        except NodeAgentError as error:
+            result.error = error.what
+            return result
+        else:
+            result.error = ""
+            result.files, result.bytes = copy.files, copy.bytes_received
+            result.refetched = copy.refetched
+            return result
+    return result
+
+
+def _sign_off_text(found: VerifyReport, against: str) -> str:
+    """What is kept with the operation."""
+    return msgspec.json.encode(
+        {
+            "depth": found.depth,
+            "against": against,
+            "replicas_compared": found.replicas_compared,
+            "files": found.files,
+            "rows": found.rows,
+            "series": found.series,
+            "mismatches": found.mismatches_total,
+        }
+    ).decode()
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

@@ -1,0 +1,280 @@
+"""Depths `manifest` and `hash`: what replicas say they hold, and what their bytes hash to. No Spark.
+
+Each group is pinned to a *cut*: its leader closes what is in memory, and the log index at which that was
+done is where all replicas are compared. Writes that go on make newer files, which are left out.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from iotctl.pipeline.link import Cluster, expect
+from iotctl.pipeline.report import MISSING, NO_MAJORITY, NOT_THERE, Mismatch, Progress, Unread
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.operation import Ranges
+from nodeagent.model.requests import (
+    Accepted,
+    CheckFiles,
+    CloseAll,
+    FilesChecked,
+    GetManifest,
+    GroupRecord,
+    ManifestReply,
+)
+from nodeagent.partition import ranges
+
+ASKS_MAX = 16
+"""Requests on their way from the driver at a time."""
+
+SETTLE_S = 30.0
+"""How long a replica may need to make the files up to the cut."""
+
+SETTLE_POLL_S = 0.2
+RECHECKS = 3
+RECHECK_DELAY_S = 1.0
+
+HASH_BYTES = 256 * 1024 * 1024
+"""Bytes one `CheckFiles` request makes a node read."""
+
+HASH_TIMEOUT_S = 120.0
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+@dataclass(slots=True)
+class Replica:
+    """One node's files of one group up to the cut; by name."""
+
+    node: NodeId
+    group: GroupId
+    files: dict[str, FileMeta] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class GroupView:
+    """`cut` None: the group could not be asked to close its memory; everything listed is compared."""
+
+    group: GroupId
+    cut: int | None
+    replicas: list[Replica] = field(default_factory=list)
+
+    @property
+    def slot_bytes(self) -> dict[int, int]:
+        """Bytes of one replica per slot that holds files, the largest that any replica lists."""
+        most: dict[int, int] = {}
+        for replica in self.replicas:
+            own: Counter[int] = Counter()
+            for meta in replica.files.values():
+                own[meta.slot] += meta.size
+            for slot, size in own.items():
+                most[slot] = max(most.get(slot, 0), size)
+        return most
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which files are wanted; empty means all."""
+
+    slots: Ranges = ()
+    storage_groups: tuple[str, ...] = ()
+
+    def __contains__(self, meta: FileMeta) -> bool:
+        return (not self.slots or ranges.contains(self.slots, meta.slot)) and (
+            not self.storage_groups or meta.partition.storage_group in self.storage_groups
+        )
+
+
+def at_once(work: Callable[[T], V], items: Sequence[T]) -> list[V]:
+    """Like `map`, with up to `ASKS_MAX` threads."""
+    if len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(ASKS_MAX, len(items))) as pool:
+        return list(pool.map(work, items))
+
+
+def view_groups(
+    cluster: Cluster, groups: Sequence[GroupRecord], chosen: Chosen, progress: Progress
+) -> tuple[list[GroupView], list[Unread]]:
+    """Manifests of every replica at its group's cut, and the replicas that gave none."""
+    progress.update("closing files in memory", 0, len(groups))
+    cuts = at_once(lambda g: _cut(cluster, g.group, chosen.slots), groups)
+    views = [GroupView(g.group, cut) for g, cut in zip(groups, cuts, strict=True)]
+    pairs = [(view, node) for view, g in zip(views, groups, strict=True) for node in g.members]
+    progress.update("reading manifests", 0, len(pairs))
+    found = at_once(lambda p: _manifest(cluster, p[0], p[1], chosen), pairs)
+    unread: list[Unread] = []
+    for (view, _), one in zip(pairs, found, strict=True):
+        if isinstance(one, Unread):
+            unread.append(one)
+        else:
+            view.replicas.append(one)
+    return views, unread
+
+
+def _cut(cluster: Cluster, group: GroupId, slots: Ranges) -> int | None:
+    """Close the group's memory and return the log index of that; None where that was refused or failed
+    (a reader may not close; a group without quorum cannot)."""
+    try:
+        return expect(cluster.call_group(group, CloseAll(group, slots)), Accepted).index
+    except NodeAgentError:
+        return None
+
+
+def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -> Replica | Unread:
+    """The replica's files once it has made all files up to the cut."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        try:
+            reply = expect(cluster.call(node, GetManifest(view.group, chosen.slots)), ManifestReply)
+        except NodeAgentError as error:
+            return Unread(node, view.group, None, error.what)
+        if _settled(reply, view.cut):
+            files = {f.name: f for f in reply.files if f in chosen and _before(f, view.cut)}
+            return Replica(node, view.group, files)
+        if time.monotonic() > deadline:
+            reason = (
+                f"behind: files made up to index {reply.materialised}, wanted {view.cut or reply.applied},"
+                f" {reply.pending} pending"
+            )
+            return Unread(node, view.group, None, reason)
+        time.sleep(SETTLE_POLL_S)
+
+
+def _settled(reply: ManifestReply, cut: int | None) -> bool:
+    if cut is None:
+        return reply.pending == 0
+    return reply.materialised >= cut or (reply.applied >= cut and reply.pending == 0)
+
+
+def _before(meta: FileMeta, cut: int | None) -> bool:
+    return cut is None or meta.order[0] <= cut
+
+
+def compare_manifests(
+    cluster: Cluster, views: Sequence[GroupView], chosen: Chosen, progress: Progress
+) -> tuple[list[Mismatch], list[Unread]]:
+    """Files whose recorded size, hash or sums differ between the replicas of a group.
+
+    Differences are asked for again: a file may just be adopted or released.
+    """
+    mismatches: list[Mismatch] = []
+    unread: list[Unread] = []
+    for done, view in enumerate(views):
+        progress.update("comparing manifests", done, len(views))
+        found = manifest_mismatches(view)
+        for _ in range(RECHECKS):
+            if not any(m.found == MISSING or m.expected == NOT_THERE for m in found):
+                break
+            time.sleep(RECHECK_DELAY_S)
+            fresh = [_manifest(cluster, view, r.node, chosen) for r in view.replicas]
+            unread += [f for f in fresh if isinstance(f, Unread)]
+            view.replicas = [f for f in fresh if isinstance(f, Replica)]
+            found = manifest_mismatches(view)
+        mismatches += found
+    return mismatches, unread
+
+
+def manifest_mismatches(view: GroupView) -> list[Mismatch]:
+    """Entries that are not the same on every replica of the group."""
+    first, *others = [r.files for r in view.replicas] or [{}]
+    if all(files == first for files in others):
+        return []
+    names = sorted({name for r in view.replicas for name in r.files})
+    return [m for name in names for m in _entry_mismatches(view.replicas, name)]
+
+
+def _entry_mismatches(replicas: Sequence[Replica], name: str) -> Iterable[Mismatch]:
+    entries = [r.files.get(name) for r in replicas]
+    if all(e == entries[0] for e in entries):
+        return
+    expected, votes = Counter(entries).most_common(1)[0]
+    decided = 2 * votes > len(entries)
+    slot = next(e.slot for e in entries if e is not None)
+    for replica, entry in zip(replicas, entries, strict=True):
+        if decided and entry == expected:
+            continue
+        wanted = _entry_text(expected, NOT_THERE) if decided else _other_text(entries, entry)
+        yield Mismatch(replica.node, slot, name, "", None, wanted, _entry_text(entry, MISSING))
+
+
+def _entry_text(meta: FileMeta | None, absent: str) -> str:
+    """The hash, with what else may differ."""
+    if meta is None:
+        return absent
+    values, one, two = meta.logical
+    return f"{meta.xxh3} ({meta.size} bytes, {meta.rows} rows, {values} values, sums {one:016x} {two:016x})"
+
+
+def _other_text(entries: Sequence[FileMeta | None], own: FileMeta | None) -> str:
+    others = {_entry_text(e, NOT_THERE) for e in entries if e != own}
+    return others.pop() if len(others) == 1 else NO_MAJORITY
+
+
+def check_hashes(
+    cluster: Cluster, views: Sequence[GroupView], progress: Progress
+) -> tuple[list[Mismatch], list[Unread], int, int]:
+    """Have every replica re-read its bytes.
+
+    Returns:
+        Mismatches, what could not be read, and the files and bytes that were.
+    """
+    asks = [(r, part) for view in views for r in view.replicas for part in _portions(r)]
+    progress.update("hashing files", 0, len(asks))
+    mismatches: list[Mismatch] = []
+    unread: list[Unread] = []
+    files = size = 0
+    for start in range(0, len(asks), ASKS_MAX):
+        some = asks[start : start + ASKS_MAX]
+        replies = at_once(lambda a: _check(cluster, a[0], a[1]), some)
+        for (replica, part), reply in zip(some, replies, strict=True):
+            if isinstance(reply, Unread):
+                unread.append(reply)
+                continue
+            found = dict(reply.found)
+            for meta in part:
+                files, size = files + 1, size + meta.size
+                _judge(replica, meta, found.get(meta.name), mismatches, unread)
+        progress.update("hashing files", min(start + ASKS_MAX, len(asks)), len(asks))
+    return mismatches, unread, files, size
+
+
+def _portions(replica: Replica) -> Iterable[list[FileMeta]]:
+    """The replica's files in slot order, whole slots together, in portions of about `HASH_BYTES`."""
+    portion: list[FileMeta] = []
+    held = 0
+    for meta in sorted(replica.files.values(), key=lambda m: (m.slot, m.name)):
+        if held >= HASH_BYTES and meta.slot != portion[-1].slot:
+            yield portion
+            portion, held = [], 0
+        portion.append(meta)
+        held += meta.size
+    if portion:
+        yield portion
+
+
+def _check(cluster: Cluster, replica: Replica, part: Sequence[FileMeta]) -> FilesChecked | Unread:
+    request = CheckFiles(replica.group, ranges.from_slots(m.slot for m in part))
+    try:
+        return expect(cluster.call(replica.node, request, HASH_TIMEOUT_S), FilesChecked)
+    except NodeAgentError as error:
+        return Unread(replica.node, replica.group, None, error.what)
+
+
+def _judge(
+    replica: Replica,
+    meta: FileMeta,
+    found: str | None,
+    mismatches: list[Mismatch],
+    unread: list[Unread],
+) -> None:
+    if found is None:
+        reason = f"{meta.name} was released while it was checked"
+        unread.append(Unread(replica.node, replica.group, meta.slot, reason))
+    elif found != meta.xxh3:
+        mismatches.append(Mismatch(replica.node, meta.slot, meta.name, "", None, meta.xxh3, found))

@@ -1,0 +1,127 @@
+"""What the jobs hand back. Keys are those of the command line's JSON; more may be added."""
+
+from typing import Protocol
+
+import msgspec
+
+Value = str | int | float | bool | None
+
+MISMATCHES_MAX = 10_000
+"""Mismatches listed in one report; `mismatches_total` stays exact."""
+
+
+class Progress(Protocol):
+    """Told about every step; `total` 0 is unknown, `unit` is "B" for bytes."""
+
+    def update(
+        self, phase: str, done: int = 0, total: int = 0, *, unit: str = "", note: str = ""
+    ) -> None: ...
+
+
+class Silent:
+    """Progress nobody watches."""
+
+    def update(self, phase: str, done: int = 0, total: int = 0, *, unit: str = "", note: str = "") -> None:
+        """Say nothing."""
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """One difference. A whole file: `series` is "" and `time_ms` None; else one cell of one replica.
+
+    `expected` is what most replicas hold, or `NO_MAJORITY` with the others' values. For a cell
+    both are the values themselves (None: null or absent; bytes as hex; NaN and infinities as text).
+    """
+
+    node: str
+    slot: int
+    file: str
+    series: str
+    time_ms: int | None
+    expected: Value
+    found: Value
+    repaired: bool = False
+
+
+NO_MAJORITY = "no majority"
+MISSING = "missing"
+"""`found` of a file or row that others have."""
+
+NOT_THERE = "absent"
+"""`expected` of a file or row that most replicas do not have."""
+
+
+class Unread(msgspec.Struct, frozen=True):
+    """What could not be looked at, and why: never counted as equal. `slot` None is the whole replica."""
+
+    node: str
+    group: str
+    slot: int | None
+    reason: str
+
+
+class VerifyReport(msgspec.Struct):
+    """`files` and `bytes` count every replica's, `rows` and `series` (table, tags) count once.
+
+    At depth `manifest` nothing is read: the numbers are the recorded ones, `series` is 0; likewise at
+    `hash`, where `bytes` were read.
+    """
+
+    depth: str
+    replicas_compared: int = 0
+    files: int = 0
+    bytes: int = 0
+    rows: int = 0
+    series: int = 0
+    unread: list[Unread] = []
+    mismatches: list[Mismatch] = []
+    mismatches_total: int = 0
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """Everything was read, something was, and nothing differs."""
+        return not (self.unread or self.mismatches_total) and self.replicas_compared > 0
+
+    def add_mismatches(self, found: "list[Mismatch]", total: int | None = None) -> None:
+        self.mismatches.extend(found[: max(0, MISMATCHES_MAX - len(self.mismatches))])
+        self.mismatches_total += len(found) if total is None else total
+
+
+class Verified(msgspec.Struct):
+    """The verification of a migration. `against`: `previous-holders`, or `replicas` when those had
+    already released their copies (the operation was not asked to wait for a sign-off)."""
+
+    depth: str
+    files: int
+    rows: int
+    series: int
+    mismatches: int
+    unread: int = 0
+    against: str = "previous-holders"
+
+
+class FailedUnit(msgspec.Struct, frozen=True):
+    group: str
+    node: str
+    slots: int
+    reason: str
+
+
+class MigrateReport(msgspec.Struct):
+    """`bytes` crossed the network, `released_slots` were freed by their previous holders by the end.
+
+    `state` is the operation's when the job ended. `verification` lists what `verified` counts.
+    """
+
+    operation: str
+    units_total: int = 0
+    units_done: int = 0
+    files: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    retries: int = 0
+    verified: Verified | None = None
+    released_slots: int = 0
+    failed: list[FailedUnit] = []
+    state: str = ""
+    verification: VerifyReport | None = None

@@ -1,0 +1,211 @@
+"""One Spark session: quiet, on loopback when local, with the same Python on both sides.
+
+Settings that are not taste:
+
+- `spark.speculation=false`: a losing attempt's refused commit counts as a failure (SPARK-56564);
+- `local[N]` becomes `local[N,3]`: without the second number a task that dies is never retried;
+- `spark.python.worker.faulthandler.enabled`: a native crash leaves a stack in the log;
+- the packages' parent directory goes into the workers' PYTHONPATH (local) or a zip (elsewhere), because
+  classes travel by reference.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nodeagent.model.errors import Refused, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+DEFAULT_MASTER = "local[*]"
+TASK_ATTEMPTS = 3
+
+_LOG4J = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+
+def check_java() -> int:
+    """Return the major version of the Java that Spark will use.
+
+    Raises:
+        Refused: there is none, or it is older than `JAVA_MIN`.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    advice = f"install a Java runtime {JAVA_MIN} or newer, or set JAVA_HOME to one"
+    if not java or not Path(java).exists():
+        raise Refused(f"Spark needs Java {JAVA_MIN} or newer; none was found", next_step=advice)
+    done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    version = java_major(done.stderr + done.stdout)
+    if version is None or version < JAVA_MIN:
+        raise Refused(
+            f"Spark needs Java {JAVA_MIN} or newer; {java} is {version or 'unknown'}", next_step=advice
+        )
+    return version
+
+
+def java_major(text: str) -> int | None:
+    """Major version in the output of `java -version`; "1.8.0" is 8."""
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if found is None:
+        return None
+    major = int(found[1])
+    return int(found[2] or 0) if major == 1 else major
+
+
+def is_local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")
+
+
+def with_retries(master: str) -> str:
+    """`local`, `local[N]` with the number of attempts a task gets; any other master as it is."""
+    found = re.fullmatch(r"local(?:\[([^,\]]+)\])?", master)
+    return f"local[{found[1] or '1'},{TASK_ATTEMPTS}]" if found else master
+
+
+@contextlib.contextmanager
+def spark_session(app: str, master: str = DEFAULT_MASTER) -> Iterator["SparkSession"]:
+    """A session that is stopped, with its scratch directory removed, when the block ends.
+
+    Raises:
+        Refused: no suitable Java.
+        Unavailable: Spark did not start; the message ends with what it printed.
+    """
+    check_java()
+    scratch = Path(tempfile.mkdtemp(prefix="iotctl-spark-"))
+    try:
+        session = _start(app, master, scratch)
+        try:
+            yield session
+        finally:
+            _stop(session)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _start(app: str, master: str, scratch: Path) -> "SparkSession":
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app).master(with_retries(master))
+    for key, value in _settings(master, scratch).items():
+        builder = builder.config(key, value)
+    log = scratch / "spark.log"
+    with _environment(master), _stderr_to(log):
+        try:
+            session = builder.getOrCreate()
+        except Exception as error:  # pyspark, py4j and the JVM each raise their own
+            tail = log.read_text(errors="replace").strip().splitlines()[-3:] if log.exists() else []
+            raise Unavailable(
+                f"Spark did not start on master {master}: {error}" + "".join(f"\n  {line}" for line in tail),
+                next_step="check --master, JAVA_HOME and the free memory",
+            ) from error
+    if not is_local(master):
+        session.sparkContext.addPyFile(str(_zip_packages(scratch)))
+    return session
+
+
+def _stop(session: "SparkSession") -> None:
+    """Stop Spark and its JVM: a later session may ask for another master or other JVM options."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    session.stop()
+    if gateway is not None:
+        gateway.shutdown()
+        process = getattr(gateway, "proc", None)
+        if process is not None:
+            process.stdin.close()
+            process.wait(timeout=30)
+        SparkContext._gateway = None
+        SparkContext._jvm = None
+
+
+def _settings(master: str, scratch: Path) -> dict[str, str]:
+    log4j = scratch / "log4j2.properties"
+    log4j.write_text(_LOG4J)
+    java_options = f"-Dlog4j2.configurationFile={log4j.as_uri()} -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.speculation": "false",
+        "spark.python.worker.faulthandler.enabled": "true",
+        "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.task.maxFailures": str(TASK_ATTEMPTS),
+        "spark.local.dir": str(scratch),
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.driver.extraJavaOptions": java_options,
+    }
+    if is_local(master):
+        settings |= {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "768m",
+        }
+    return settings
+
+
+@contextlib.contextmanager
+def _environment(master: str) -> Iterator[None]:
+    """What the JVM and, through it, the Python workers inherit at launch."""
+    wanted = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if is_local(master):
+        inherited = os.environ.get("PYTHONPATH", "")
+        wanted["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_PACKAGE_ROOT), inherited]))
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    before = {key: os.environ.get(key) for key in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
+
+
+@contextlib.contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """Let the JVM inherit a log file as its stderr: it prints warnings before any setting is read."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with log.open("ab") as target:
+        os.dup2(target.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(saved, 2)
+            os.close(saved)
+
+
+def _zip_packages(scratch: Path) -> Path:
+    target = scratch / "iotctl_packages.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in ("iotctl", "nodeagent"):
+            for path in sorted((_PACKAGE_ROOT / package).rglob("*.py")):
+                archive.write(path, path.relative_to(_PACKAGE_ROOT))
+    return target

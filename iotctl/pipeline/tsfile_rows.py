@@ -1,0 +1,153 @@
+"""TsFile (table model) to Arrow, in a Spark Python worker, from bytes whose hash was checked.
+
+The native library is imported inside the functions: it starts threads that die in a fork, so it must
+not be loaded in the process that Spark forks its workers from.
+"""
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from nodeagent.model.errors import FileCorrupt
+
+TIME = "time"
+BATCH_ROWS = 65_536
+"""Rows handed on at once: the reader's own batches end with each device."""
+
+TIME_MIN, TIME_MAX = -(1 << 63), (1 << 63) - 1
+
+
+class FileColumn(msgspec.Struct, frozen=True):
+    """`type` is the TsFile name (`DOUBLE`); names are lower case."""
+
+    name: str
+    type: str
+    tag: bool
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Rows in [time_from, time_to] (inclusive) whose tags equal `tags`; `columns` None means all."""
+
+    columns: tuple[str, ...] | None = None
+    time_from: int = TIME_MIN
+    time_to: int = TIME_MAX
+    tags: tuple[tuple[str, str | None], ...] = ()
+
+
+def tables_in(content: bytes, file: str) -> dict[str, tuple[FileColumn, ...]]:
+    """Columns of every table in the file, the time column left out.
+
+    Raises:
+        FileCorrupt: the library cannot read it.
+    """
+    with ExitStack() as stack:
+        return _tables(_open(stack, content, file), file)
+
+
+def read_batches(
+    content: bytes, table: str, wanted: Wanted | None = None, file: str = ""
+) -> Iterator[pa.RecordBatch]:
+    """Rows of one table, `BATCH_ROWS` at a time, device by device and in time order.
+
+    Columns: `time` int64, then those of `wanted.columns` the file has (older files lack newer
+    columns). A missing table gives nothing.
+
+    Raises:
+        FileCorrupt: the library cannot read it.
+    """
+    wanted = wanted or Wanted()
+    with ExitStack() as stack:
+        reader = _open(stack, content, file)
+        columns = _tables(reader, file).get(table.lower())
+        if columns is None:
+            return
+        names = {c.name for c in columns}
+        if any(tag not in names and value is not None for tag, value in wanted.tags):
+            return
+        asked = [c.name for c in columns] if wanted.columns is None else wanted.columns
+        yield from _coalesced(_native(reader, table, [n for n in asked if n in names], wanted, names, file))
+
+
+def read_table(content: bytes, table: str, wanted: Wanted | None = None, file: str = "") -> pa.Table | None:
+    """All rows of one table of the file at once; None where the file has no row of it."""
+    batches = list(read_batches(content, table, wanted, file))
+    return pa.Table.from_batches(batches) if batches else None
+
+
+def _open(stack: ExitStack, content: bytes, file: str) -> Any:
+    from tsfile import TsFileReader
+
+    try:
+        return stack.enter_context(closing(TsFileReader(io.BytesIO(content))))
+    except Exception as error:  # the library raises far more than its own classes on damaged bytes
+        raise FileCorrupt(f"cannot open TsFile {file}: {error}", file=file) from error
+
+
+def _tables(reader: Any, file: str) -> dict[str, tuple[FileColumn, ...]]:
+    try:
+        schemas = reader.get_all_table_schemas()
+    except Exception as error:  # as above
+        raise FileCorrupt(f"cannot read the schema of TsFile {file}: {error}", file=file) from error
+    return {
+        name.lower(): tuple(
+            FileColumn(c.get_column_name().lower(), c.get_data_type().name, c.get_category().name == "TAG")
+            for c in schema.get_columns()
+            if c.get_category().name in ("TAG", "FIELD")
+        )
+        for name, schema in schemas.items()
+    }
+
+
+def _native(
+    reader: Any, table: str, columns: Sequence[str], wanted: Wanted, known: set[str], file: str
+) -> Iterator[pa.RecordBatch]:
+    tags = [(tag, value) for tag, value in wanted.tags if tag in known]
+    try:
+        result = reader.query_table(
+            table.lower(),
+            list(columns),
+            start_time=wanted.time_from,
+            end_time=wanted.time_to,
+            tag_filter=_tag_filter(tags),
+            batch_size=BATCH_ROWS,
+        )
+        with closing(result):
+            while (batch := result.read_arrow_record_batch()) is not None:
+                yield batch
+    except Exception as error:  # as above
+        raise FileCorrupt(f"cannot read TsFile {file}: {error}", file=file) from error
+
+
+def _tag_filter(tags: Sequence[tuple[str, str | None]]) -> Any:
+    from tsfile import tag_eq, tag_is_null
+    from tsfile.tag_filter import AndTagFilter
+
+    combined: Any = None
+    for tag, value in tags:
+        one = tag_is_null(tag) if value is None else tag_eq(tag, value)
+        combined = one if combined is None else AndTagFilter(combined, one)
+    return combined
+
+
+def _coalesced(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Gather small batches: the reader ends one with each device."""
+    held: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        if rows >= BATCH_ROWS:
+            yield from _joined(held)
+            held, rows = [], 0
+    yield from _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    if len(batches) > 1:
+        yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
+    else:
+        yield from batches

@@ -1,0 +1,163 @@
+"""Verify that all replicas hold the same, at one of three depths; each includes the one before.
+
+- `manifest`: the recorded sizes, hashes and sums of all replicas of a group agree;
+- `hash`: every replica re-reads its bytes and finds the recorded hash;
+- `content`: Spark reads the rows of every replica and compares them. This alone finds a value that was
+  changed together with hash, manifest entry and footer, and names the cell.
+
+A replica that cannot be read is in `unread`; such a report never passes.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from iotctl.pipeline.content import compare_units
+from iotctl.pipeline.link import Cluster, Spec, connect
+from iotctl.pipeline.replicas import Chosen, GroupView, check_hashes, compare_manifests, view_groups
+from iotctl.pipeline.report import Mismatch, Progress, Silent, Unread, VerifyReport
+from iotctl.pipeline.session import DEFAULT_MASTER, spark_session
+from iotctl.pipeline.units import CompareUnit, Side, cut_slots
+from nodeagent.model.ids import NodeId
+from nodeagent.model.operation import ENDED, Operation, Ranges, Stage
+from nodeagent.model.requests import GroupRecord, MetaView
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEPTHS = ("manifest", "hash", "content")
+
+
+class Filters(msgspec.Struct, frozen=True):
+    """What to verify; empty means all. `nodes`: the groups these nodes are members of."""
+
+    slots: Ranges = ()
+    nodes: tuple[NodeId, ...] = ()
+    storage_groups: tuple[str, ...] = ()
+
+
+def run(
+    spec: Spec,
+    depth: str = "content",
+    master: str = DEFAULT_MASTER,
+    filters: Filters | None = None,
+    progress: Progress | None = None,
+    session: "SparkSession | None" = None,
+) -> VerifyReport:
+    """Compare the replicas of every group (module docstring).
+
+    Args:
+        session: a running Spark session to use instead of a new one on `master`.
+
+    Raises:
+        NodeAgentError: the meta group cannot be read, or Spark does not start.
+    """
+    assert depth in DEPTHS, f"unknown depth {depth!r}"
+    filters, progress = filters or Filters(), progress or Silent()
+    started = time.monotonic()
+    cluster = connect(spec)
+    try:
+        meta = cluster.meta(strong=True)
+        report = VerifyReport(depth)
+        report.unread += _on_their_way(meta)
+        chosen = Chosen(filters.slots, filters.storage_groups)
+        views, unread = view_groups(cluster, _groups(meta, filters), chosen, progress)
+        report.unread += unread
+        recorded, unread = compare_manifests(cluster, views, chosen, progress)
+        report.unread += unread
+        _record(report, views)
+        if depth == "hash":
+            _hashes(cluster, views, progress, report)
+        elif depth == "content":
+            _content(spec, master, views, meta, filters, progress, report, session)
+        report.add_mismatches(_unexplained(recorded, report.mismatches))
+    finally:
+        cluster.close()
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _groups(meta: MetaView, filters: Filters) -> list[GroupRecord]:
+    """Groups that serve slots; a dissolving one's slots are with their new groups."""
+    return [
+        g
+        for g in meta.groups
+        if not g.dissolving and (not filters.nodes or set(filters.nodes) & set(g.members))
+    ]
+
+
+def _on_their_way(meta: MetaView) -> list[Unread]:
+    """Slots between groups: neither holder's manifest has them all."""
+    return [
+        Unread("", group, None, f"slots of {operation.id} are still moving into this group")
+        for operation in meta.operations
+        if _moving(operation)
+        for group in operation.gaining
+        if group not in operation.adopted
+    ]
+
+
+def _moving(operation: Operation) -> bool:
+    return operation.stage not in (*ENDED, Stage.PLANNED, Stage.RELEASED)
+
+
+def _record(report: VerifyReport, views: Sequence[GroupView]) -> None:
+    """Count what the manifests list."""
+    for view in views:
+        report.replicas_compared += len(view.replicas)
+        listed = [f for r in view.replicas for f in r.files.values()]
+        report.files += len(listed)
+        report.bytes += sum(f.size for f in listed)
+        by_name = {f.name: f.rows for f in listed}
+        report.rows += sum(by_name.values())
+
+
+def _hashes(cluster: Cluster, views: Sequence[GroupView], progress: Progress, report: VerifyReport) -> None:
+    mismatches, unread, report.files, report.bytes = check_hashes(cluster, views, progress)
+    report.add_mismatches(mismatches)
+    report.unread += unread
+
+
+def _content(
+    spec: Spec,
+    master: str,
+    views: Sequence[GroupView],
+    meta: MetaView,
+    filters: Filters,
+    progress: Progress,
+    report: VerifyReport,
+    session: "SparkSession | None",
+) -> None:
+    report.files = report.bytes = report.rows = 0
+
+    def compare(running: "SparkSession") -> None:
+        cores = running.sparkContext.defaultParallelism
+        units = content_units(views, filters.storage_groups, cores)
+        compare_units(running, spec, units, meta.schemas, progress, report)
+
+    if session is not None:
+        compare(session)
+        return
+    progress.update("starting Spark", note=master)
+    with spark_session("iotctl verify", master) as own:
+        compare(own)
+
+
+def content_units(
+    views: Sequence[GroupView], storage_groups: tuple[str, ...], cores: int
+) -> list[CompareUnit]:
+    """Every slot that any replica lists files of, in pieces for tasks."""
+    units: list[CompareUnit] = []
+    for view in views:
+        sides = tuple(Side(r.node, r.group, cut=view.cut) for r in view.replicas)
+        pieces = cut_slots(view.slot_bytes, max(1, cores // max(1, len(views))))
+        units += [CompareUnit(piece, sides, storage_groups) for piece in pieces]
+    return units
+
+
+def _unexplained(recorded: Sequence[Mismatch], found: Sequence[Mismatch]) -> list[Mismatch]:
+    """Differences between manifests that no cell already names for the same file."""
+    explained = {(m.node, m.slot, m.file) for m in found}
+    return [m for m in recorded if (m.node, m.slot, m.file) not in explained]

@@ -1,0 +1,94 @@
+"""A saved plan, read back: is it still true, and which changes does it stand for?"""
+
+import msgspec
+import yaml
+
+from iotctl.errors import InputProblem, RefusedProblem
+from iotctl.plan.model import FORMAT_VERSION, Plan
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.partition.change import Change, ChangeKind, change_between
+from nodeagent.partition.ranges import SlotRanges, count, from_slots
+from nodeagent.partition.ring import RingNode
+from nodeagent.partition.table import PartitionTable
+
+_AGAIN = "plan again: `iotctl plan …`"
+
+
+def to_json(plan: Plan) -> str:
+    return msgspec.json.format(msgspec.json.encode(plan), indent=2).decode()
+
+
+def to_yaml(plan: Plan) -> str:
+    return yaml.safe_dump(msgspec.to_builtins(plan), sort_keys=False, allow_unicode=True)
+
+
+def from_json(text: str | bytes, where: str = "") -> Plan:
+    """Raises `InputProblem` for anything but a plan of this format."""
+    try:
+        return _known(msgspec.json.decode(text, type=Plan), where)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InputProblem("this is not a plan", why=str(error), next=_AGAIN, where=where) from error
+
+
+def from_yaml(text: str, where: str = "") -> Plan:
+    """Raises `InputProblem` for anything but a plan of this format."""
+    try:
+        return _known(msgspec.convert(yaml.safe_load(text), Plan), where)
+    except (yaml.YAMLError, msgspec.MsgspecError) as error:
+        raise InputProblem("this is not a plan", why=str(error), next=_AGAIN, where=where) from error
+
+
+def _known(plan: Plan, where: str) -> Plan:
+    if plan.format_version != FORMAT_VERSION:
+        why = f"format_version is {plan.format_version}, known is {FORMAT_VERSION}"
+        raise InputProblem("this plan has another format", why=why, next=_AGAIN, where=where)
+    return plan
+
+
+def check_fresh(plan: Plan, table_version: int, spec_hash: str) -> None:
+    """Refuse a plan that was made for another table or another cluster.yaml."""
+    if plan.table_version != table_version:
+        why = f"it was made for table version {plan.table_version}, the cluster has {table_version}"
+        raise RefusedProblem("the plan is stale", why=why, next=_AGAIN)
+    if plan.spec_hash != spec_hash:
+        raise RefusedProblem("the plan is stale", why="cluster.yaml has changed since", next=_AGAIN)
+
+
+def changes_of(plan: Plan, table: PartitionTable) -> tuple[Change, ...]:
+    """The changes the plan's steps stand for, from `table` on (the one it was made for).
+
+    Raises:
+        RefusedProblem: the plan was refused when it was made, or is stale.
+        InputProblem: its moves and steps do not fit the table (an edited file).
+    """
+    if plan.refusals:
+        raise RefusedProblem("the plan was refused", why=plan.refusals[0].reason, next=plan.refusals[0].next)
+    check_fresh(plan, table.version, plan.spec_hash)
+    changes: list[Change] = []
+    taken = 0
+    try:
+        for step in plan.steps:
+            current = changes[-1].new if changes else table
+            moves = plan.moves[taken : taken + step.slots]
+            taken += step.slots
+            if len(moves) < step.slots or any(current.route(m.slot) != m.source for m in moves):
+                raise InputProblem(f"the moves of step {step.kind} {step.node} do not fit", next=_AGAIN)
+            gains: dict[str, SlotRanges] = {
+                target: from_slots(m.slot for m in moves if m.target == target)
+                for target in dict.fromkeys(m.target for m in moves)
+            }
+            if sum(map(count, gains.values())) != step.slots:
+                raise InputProblem(f"step {step.kind} {step.node} moves a slot twice", next=_AGAIN)
+            kind = ChangeKind(step.kind)
+            ring = current.ring
+            if kind is ChangeKind.ADD:
+                ring = ring.adding(RingNode(step.node, step.position, step.weight))
+            elif kind is ChangeKind.REMOVE:
+                ring = ring.removing(step.node)
+            new = current.moved(gains, ring, current.version + 1)
+            changes.append(change_between(kind, step.node, current, new, plan.replicas))
+    except (NodeAgentError, ValueError) as error:
+        raise InputProblem("the plan does not fit the table", why=str(error), next=_AGAIN) from error
+    if taken != len(plan.moves):
+        raise InputProblem("the plan has moves that belong to no step", next=_AGAIN)
+    return tuple(changes)

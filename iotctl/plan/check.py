@@ -1,0 +1,78 @@
+"""Preconditions that can be judged before anything is asked of the cluster."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from iotctl.plan.facts import ClusterFacts
+from iotctl.plan.model import NodePeak, Refusal
+from nodeagent.model.errors import InvalidName
+from nodeagent.model.ids import NodeId, check_node_id
+from nodeagent.partition.change import Change
+
+
+def check_add(
+    facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None, weights: Mapping[NodeId, float]
+) -> tuple[Refusal, ...]:
+    out = list(_names(nodes))
+    for node in nodes:
+        if node in facts.table.ring:
+            out.append(
+                Refusal("node_exists", node, f"node {node} is in the cluster already", "iotctl cluster nodes")
+            )
+        try:
+            check_node_id(node)
+        except InvalidName as error:
+            out.append(Refusal("invalid_name", node, error.what, error.next_step))
+        if not 0 < weights.get(node, 1.0) < float("inf"):
+            out.append(Refusal("invalid_weight", node, "a weight is a number above 0", "edit cluster.yaml"))
+    if after is not None and after not in facts.table.ring:
+        out.append(_unknown(after))
+    return tuple(out)
+
+
+def check_remove(facts: ClusterFacts, nodes: Sequence[NodeId]) -> tuple[Refusal, ...]:
+    out = list(_names(nodes))
+    out += [_unknown(n) for n in nodes if n not in facts.table.ring]
+    left = len(facts.table.ring) - len(nodes)
+    if not out and left < max(facts.replicas, 1):
+        reason = f"{left} nodes would remain, fewer than the {facts.replicas} replicas"
+        out.append(Refusal("cluster_too_small", nodes[-1], reason, "iotctl cluster add-node NODE"))
+    return tuple(out)
+
+
+def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Refusal]:
+    """Every group that seals or changes members needs a live majority of its members today."""
+    affected: dict[NodeId, tuple[NodeId, ...]] = {}
+    for change in changes:
+        for header in [m.source for m in change.moves] + [g.group for g in change.members]:
+            if header in facts.table.ring:
+                affected[header] = facts.table.ring.members(header, facts.replicas)
+    for header, members in affected.items():
+        live = [n for n in members if facts.node(n).live]
+        if len(live) <= len(members) // 2:
+            down = ", ".join(n for n in members if n not in live)
+            reason = f"group {header} has {len(live)} of {len(members)} members live (down: {down})"
+            yield Refusal("no_quorum", header, reason, f"start {down}; iotctl cluster status")
+
+
+def check_newcomers(facts: ClusterFacts, nodes: Sequence[NodeId]) -> Iterator[Refusal]:
+    for node in nodes:
+        if not facts.node(node).live:
+            yield Refusal("unreachable", node, f"node {node} does not answer", "iotctl cluster check")
+
+
+def check_disks(peaks: Sequence[NodePeak]) -> Iterator[Refusal]:
+    for peak in peaks:
+        if peak.free_bytes is not None and peak.extra_bytes > peak.free_bytes:
+            reason = f"node {peak.node} needs {peak.extra_bytes} more bytes and has {peak.free_bytes} free"
+            yield Refusal("disk_full", peak.node, reason, "free or add disk, or plan fewer nodes at once")
+
+
+def _names(nodes: Sequence[NodeId]) -> Iterator[Refusal]:
+    if not nodes:
+        yield Refusal("no_node", "", "no node is named", "name at least one node")
+    for node in sorted({n for n in nodes if nodes.count(n) > 1}):
+        yield Refusal("named_twice", node, f"node {node} is named twice", "name each node once")
+
+
+def _unknown(node: NodeId) -> Refusal:
+    return Refusal("unknown_node", node, f"node {node} is not in the cluster", "iotctl cluster nodes")

@@ -1,0 +1,34 @@
+"""What the planner knows of the cluster when it plans."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nodeagent.model.ids import NodeId
+from nodeagent.partition.table import PartitionTable
+
+RATE_BYTES_PER_S = 32 * 1024 * 1024
+"""Cluster-wide copy rate assumed for the ETA when none is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """`disk_free_bytes` None: not known, so the disk is not checked."""
+
+    disk_free_bytes: int | None = None
+    live: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """`slot_bytes`: one replica's bytes of each non-empty slot. A node missing in `nodes` is taken as live
+    with unknown disk (a dry plan from a saved status knows no more)."""
+
+    table: PartitionTable
+    replicas: int
+    slot_bytes: Mapping[int, int]
+    nodes: Mapping[NodeId, NodeFacts] = field(default_factory=dict)
+    rate_bytes_per_s: int = RATE_BYTES_PER_S
+    spec_hash: str = ""
+
+    def node(self, name: NodeId) -> NodeFacts:
+        return self.nodes.get(name, NodeFacts())

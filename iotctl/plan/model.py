@@ -1,0 +1,129 @@
+"""The plan as people and programs read it. Keys are stable; more may be added.
+
+All sizes are bytes. A *slot's* bytes are one replica's; `bytes_copied` counts every replica byte that
+crosses the network. Headers name data groups.
+"""
+
+import msgspec
+
+FORMAT_VERSION = 1
+
+
+class SlotMove(msgspec.Struct, frozen=True, rename={"source": "from", "target": "to"}):
+    """One slot between two group headers; `bytes` is one replica's."""
+
+    slot: int
+    source: str
+    target: str
+    bytes: int
+
+
+class GroupChange(msgspec.Struct, frozen=True):
+    """`bytes` is what all joiners of this group copy because they join.
+
+    For an existing group that is its catch-up. For the group that is created it is 0: its members copy
+    the slots in `moves`. A group that is dissolved has only `leaves`.
+    """
+
+    group: str
+    joins: tuple[str, ...]
+    leaves: tuple[str, ...]
+    bytes: int
+
+
+class NodeLoad(msgspec.Struct, frozen=True):
+    """`slots` owned as header; `bytes` on disk, all replicas the node holds."""
+
+    node: str
+    slots: int
+    bytes: int
+    weight: float = 1.0
+
+
+class NodePeak(msgspec.Struct, frozen=True):
+    """The most disk a node needs on the way: old copies stay until the new ones are verified.
+
+    `extra_bytes` is the peak above what it holds now; `free_bytes` None is not known.
+    """
+
+    node: str
+    bytes: int
+    extra_bytes: int
+    copied_bytes: int
+    free_bytes: int | None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """`max_minus_min_*`: difference of slots per weight between the most and the least loaded node."""
+
+    slots_moved: int
+    lower_bound_slots: int
+    bytes_copied: int
+    lower_bound_bytes: int
+    """Replica-placement bound: bytes that are on a node by the final table and are not there now."""
+
+    max_minus_min_before: float
+    max_minus_min_after: float
+    before: tuple[NodeLoad, ...]
+    after: tuple[NodeLoad, ...]
+    peak_disk: tuple[NodePeak, ...]
+    eta_s: int
+    """bytes_copied / rate, rounded up."""
+
+    rate_bytes_per_s: int
+    nonempty_slots_moved: int
+
+
+class HotSlot(msgspec.Struct, frozen=True):
+    """A slot far above the mean of the non-empty ones; no placement splits it."""
+
+    slot: int
+    header: str
+    bytes: int
+    times_mean: float
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why this cannot be done; `subject` is a node or a group header."""
+
+    code: str
+    subject: str
+    reason: str
+    next: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One change to execute, in order. `after` is the ring place of an added node."""
+
+    kind: str
+    node: str
+    position: int
+    after: str
+    weight: float
+    slots: int
+    bytes_copied: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Invariant: with a refusal there is no move, no group change and no step."""
+
+    kind: str
+    """`add-node`, `remove-node` or `rebalance`."""
+
+    table_version: int
+    spec_hash: str
+    strategy: str
+    """`slots` (sizes unknown) or `bytes` (sizes decide which slots go); both even out slots per weight."""
+
+    moves: tuple[SlotMove, ...]
+    group_changes: tuple[GroupChange, ...]
+    summary: Summary
+    hot_slots: tuple[HotSlot, ...]
+    refusals: tuple[Refusal, ...]
+    steps: tuple[Step, ...]
+    replicas: int
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def has_changes(self) -> bool:
+        return bool(self.steps)

@@ -1,0 +1,102 @@
+"""A plan as rows for tables: (header, rows) of plain values; how they look is up to the output."""
+
+from dataclasses import dataclass
+
+from iotctl.plan.model import Plan, SlotMove
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def render(plan: Plan) -> tuple[Rows, ...]:
+    """The tables of a plan, empty ones left out; a refused plan shows its refusals only."""
+    if plan.refusals:
+        return (refusals(plan),)
+    tables = (steps(plan), summary(plan), nodes(plan), groups(plan), flows(plan), hot_slots(plan))
+    return tuple(t for t in tables if t.rows)
+
+
+def summary(plan: Plan) -> Rows:
+    s = plan.summary
+    return Rows(
+        "summary",
+        ("what", "planned", "least possible"),
+        (
+            ("slots moved", s.slots_moved, s.lower_bound_slots),
+            ("non-empty slots moved", s.nonempty_slots_moved, None),
+            ("bytes copied", s.bytes_copied, s.lower_bound_bytes),
+            ("max - min before", s.max_minus_min_before, None),
+            ("max - min after", s.max_minus_min_after, None),
+            ("seconds", s.eta_s, None),
+        ),
+    )
+
+
+def steps(plan: Plan) -> Rows:
+    rows = tuple(
+        (i + 1, s.kind, s.node, s.after or None, s.slots, s.bytes_copied) for i, s in enumerate(plan.steps)
+    )
+    return Rows("steps", ("step", "kind", "node", "after", "slots", "bytes_copied"), rows)
+
+
+def nodes(plan: Plan) -> Rows:
+    """One row a node: slots and bytes before and after, what it copies, its peak and free disk."""
+    s = plan.summary
+    before = {n.node: n for n in s.before}
+    after = {n.node: n for n in s.after}
+    rows: list[tuple[Cell, ...]] = []
+    for p in s.peak_disk:
+        b, a = before.get(p.node), after.get(p.node)
+        rows.append(
+            (
+                p.node,
+                b.slots if b else None,
+                a.slots if a else None,
+                b.bytes if b else None,
+                a.bytes if a else None,
+                p.copied_bytes,
+                p.bytes,
+                p.free_bytes,
+            )
+        )
+    columns = (
+        "node",
+        "slots_before",
+        "slots_after",
+        "bytes_before",
+        "bytes_after",
+        "bytes_copied",
+        "peak_bytes",
+        "free_bytes",
+    )
+    return Rows("nodes", columns, tuple(rows))
+
+
+def groups(plan: Plan) -> Rows:
+    rows = tuple((g.group, " ".join(g.joins), " ".join(g.leaves), g.bytes) for g in plan.group_changes)
+    return Rows("group changes", ("group", "joins", "leaves", "catch_up_bytes"), rows)
+
+
+def flows(plan: Plan) -> Rows:
+    """Moves summed per (from, to)."""
+    total: dict[tuple[str, str], list[SlotMove]] = {}
+    for move in plan.moves:
+        total.setdefault((move.source, move.target), []).append(move)
+    rows = tuple((a, b, len(m), sum(x.bytes for x in m)) for (a, b), m in sorted(total.items()))
+    return Rows("moves", ("from", "to", "slots", "bytes"), rows)
+
+
+def hot_slots(plan: Plan) -> Rows:
+    rows = tuple((h.slot, h.header, h.bytes, h.times_mean) for h in plan.hot_slots)
+    return Rows("hot slots", ("slot", "group", "bytes", "times_mean"), rows)
+
+
+def refusals(plan: Plan) -> Rows:
+    rows = tuple((r.code, r.subject, r.reason, r.next) for r in plan.refusals)
+    return Rows("refused", ("code", "subject", "reason", "next"), rows)

@@ -1,0 +1,194 @@
+"""`cluster.yaml`: the desired cluster, and how a node is reached."""
+
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from iotctl.errors import InputProblem, UsageProblem
+from iotctl.spec.typed_yaml import Loaded, load, raise_problems, suggest
+from iotctl.spec.units import parse_duration_ms
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.errors import InvalidName
+from nodeagent.model.ids import check_node_id
+from nodeagent.model.limits import NODES_MAX, SLOTS_MAX
+
+
+class _Fail(Protocol):
+    def __call__(self, message: str, *path: str | int) -> None: ...
+
+
+API_VERSION = "iotctl/v1"
+PORT = 9003
+HTTP_PORT = 9004
+
+
+class ClusterSection(msgspec.Struct, frozen=True):
+    """Create-once settings; `time_partition_interval` is a duration such as `7d`."""
+
+    name: str
+    replicas: int = 3
+    slots: int = 10_000
+    shards: int = 8
+    time_partition_interval: str = "7d"
+    meta_voters: int = 5
+
+
+class SshSection(msgspec.Struct, frozen=True):
+    user: str = ""
+    port: int = 22
+    key: str = ""
+    jump: str = ""
+
+
+class Defaults(msgspec.Struct, frozen=True):
+    """Used for every node that does not say otherwise.
+
+    `transport` is `ssh`, or `local` for a fleet of processes on this machine.
+    """
+
+    transport: str = "ssh"
+    port: int = PORT
+    http_port: int = HTTP_PORT
+    data_dir: str = "/var/lib/nodeagent"
+    ssh: SshSection = SshSection()
+
+
+class NodeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """0 and "" mean: the default."""
+
+    name: str
+    host: str
+    port: int = 0
+    http_port: int = 0
+    ssh: SshSection | None = None
+    data_dir: str = ""
+    zone: str = ""
+    weight: float = 1.0
+
+
+class ClusterFile(msgspec.Struct, frozen=True):
+    """`identity` is the directory of the operator's certificate, relative to the file."""
+
+    apiVersion: str
+    cluster: ClusterSection
+    nodes: tuple[NodeEntry, ...]
+    defaults: Defaults = Defaults()
+    identity: str = ""
+
+
+class ClusterSource(msgspec.Struct, frozen=True):
+    """A loaded `cluster.yaml` with its path and text."""
+
+    path: Path
+    text: str
+    file: ClusterFile
+
+    @property
+    def name(self) -> str:
+        return self.file.cluster.name
+
+    @property
+    def is_local(self) -> bool:
+        return self.file.defaults.transport == "local"
+
+    @property
+    def directory(self) -> Path:
+        return self.path.parent
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        return tuple(n.name for n in self.file.nodes)
+
+    def settings(self) -> ClusterSettings:
+        section = self.file.cluster
+        return ClusterSettings(
+            name=section.name,
+            replicas=section.replicas,
+            slots=section.slots,
+            shards=section.shards,
+            time_partition_interval_ms=parse_duration_ms(section.time_partition_interval),
+            meta_voters=section.meta_voters,
+        )
+
+    def port_of(self, node: NodeEntry) -> int:
+        return node.port or self.file.defaults.port
+
+
+def load_cluster(path: Path) -> ClusterSource:
+    """Read and check `path`.
+
+    Raises:
+        InputProblem: unreadable or invalid, with file:line:col.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputProblem(f"cannot read {path}", why=str(error), where=str(path)) from None
+    loaded = load(text, str(path), ClusterFile)
+    check_cluster(loaded)
+    return ClusterSource(path.absolute(), text, loaded.value)
+
+
+def check_cluster(loaded: Loaded[ClusterFile]) -> None:
+    """Check what types alone cannot say.
+
+    Raises:
+        InputProblem: with every problem's place.
+    """
+    file = loaded.value
+    problems: list[tuple[str, str]] = []
+
+    def fail(message: str, *path: str | int) -> None:
+        problems.append((loaded.where(*path), message))
+
+    if file.apiVersion != API_VERSION:
+        fail(f"apiVersion: {file.apiVersion!r} is not known; use {API_VERSION}", "apiVersion")
+    if file.defaults.transport not in ("ssh", "local"):
+        near = suggest(file.defaults.transport, ["ssh", "local"])
+        fail(f"defaults.transport: unknown {file.defaults.transport!r}{near}", "defaults", "transport")
+    _check_section(file.cluster, fail)
+    _check_nodes(file, fail)
+    raise_problems(problems)
+
+
+def _check_section(section: ClusterSection, fail: _Fail) -> None:
+    bounds = (
+        ("replicas", section.replicas, 1, 9),
+        ("slots", section.slots, 1, SLOTS_MAX),
+        ("shards", section.shards, 1, 65_535),
+        ("meta_voters", section.meta_voters, 1, 9),
+    )
+    for key, value, low, high in bounds:
+        if not low <= value <= high:
+            fail(f"cluster.{key}: {value} is not between {low} and {high}", "cluster", key)
+    if not section.name.strip():
+        fail("cluster.name: empty", "cluster", "name")
+    try:
+        if parse_duration_ms(section.time_partition_interval) <= 0:
+            fail("cluster.time_partition_interval: must be positive", "cluster", "time_partition_interval")
+    except UsageProblem as error:
+        fail(f"cluster.time_partition_interval: {error.what}", "cluster", "time_partition_interval")
+
+
+def _check_nodes(file: ClusterFile, fail: _Fail) -> None:
+    if not 1 <= len(file.nodes) <= NODES_MAX:
+        fail(f"nodes: {len(file.nodes)} listed, 1 to {NODES_MAX} are possible", "nodes")
+    names: dict[str, int] = {}
+    addresses: dict[tuple[str, int], str] = {}
+    for i, node in enumerate(file.nodes):
+        try:
+            check_node_id(node.name)
+        except InvalidName as error:
+            fail(f"nodes[{i}].name: {error.what}", "nodes", i, "name")
+        if node.name in names:
+            fail(f"nodes[{i}].name: {node.name!r} is listed twice", "nodes", i, "name")
+        names.setdefault(node.name, i)
+        port = node.port or file.defaults.port
+        if not 0 < port < 65_536:
+            fail(f"nodes[{i}].port: {port} is not a port", "nodes", i, "port")
+        other = addresses.setdefault((node.host, port), node.name)
+        if other != node.name:
+            fail(f"nodes[{i}]: {node.host}:{port} is also the address of {other!r}", "nodes", i, "host")
+        if node.weight <= 0:
+            fail(f"nodes[{i}].weight: must be above 0", "nodes", i, "weight")

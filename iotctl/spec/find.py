@@ -1,0 +1,53 @@
+"""Which cluster is meant: `--cluster`, then IOTCTL_CLUSTER, `./cluster.yaml`, `./iotctl-local`."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from iotctl.errors import InputProblem
+from iotctl.spec.cluster import ClusterSource, load_cluster
+
+LOCAL_DIR = "iotctl-local"
+SPEC_NAME = "cluster.yaml"
+
+
+def find_cluster(explicit: str | None, env: Mapping[str, str], cwd: Path) -> tuple[ClusterSource, str]:
+    """The cluster and a note for the operator when it was not named ("" else).
+
+    Raises:
+        InputProblem: none found (naming the places looked at) or invalid.
+    """
+    if explicit:
+        return load_cluster(_spec_of(cwd / explicit)), ""
+    if named := env.get("IOTCTL_CLUSTER"):
+        return load_cluster(_spec_of(cwd / named)), ""
+    here = cwd / SPEC_NAME
+    if here.is_file():
+        return load_cluster(here), ""
+    local = cwd / LOCAL_DIR / SPEC_NAME
+    if local.is_file():
+        return load_cluster(local), f"using the local fleet in ./{LOCAL_DIR}"
+    raise InputProblem(
+        "no cluster file",
+        why=f"looked at --cluster, IOTCTL_CLUSTER, {here} and {local}",
+        next="iotctl local up",
+        where=str(here),
+    )
+
+
+def find_identity(
+    explicit: str | None, env: Mapping[str, str], source: ClusterSource, cwd: Path
+) -> Path | None:
+    """The directory with the operator's `cert.pem`, `key.pem` and `ca.pem`; None when there is none."""
+    if explicit:
+        return cwd / explicit
+    if named := env.get("IOTCTL_IDENTITY"):
+        return cwd / named
+    if source.file.identity:
+        return source.directory / source.file.identity
+    return None
+
+
+def _spec_of(path: Path) -> Path:
+    """A directory means the spec inside it."""
+    return Path(os.path.join(path, SPEC_NAME)) if path.is_dir() else path

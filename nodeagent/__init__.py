@@ -1,0 +1,3 @@
+"""The storage node of an `iotctl` cluster."""
+
+__version__ = "0.1.0"

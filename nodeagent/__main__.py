@@ -1,0 +1,5 @@
+"""`python -m nodeagent`."""
+
+from nodeagent.cli import main
+
+main()

@@ -1,0 +1,191 @@
+"""`nodeagent`: run a node, make its directory, look at a stopped one. Heavy imports wait for their verb."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from nodeagent.model.config import Seed
+    from nodeagent.runtime.disk import RealDisk
+
+app = typer.Typer(help="The storage node of an iotctl cluster.", no_args_is_help=True, add_completion=False)
+log_app = typer.Typer(help="Look at the log of a stopped node.", no_args_is_help=True)
+files_app = typer.Typer(help="Look at the files of a stopped node.", no_args_is_help=True)
+app.add_typer(log_app, name="log")
+app.add_typer(files_app, name="files")
+
+EXIT_INVALID, EXIT_UNREACHABLE, EXIT_REFUSED, EXIT_DAMAGED = 3, 4, 5, 7
+"""As for `iotctl`: input file invalid, system refuses, precondition does not hold, check failed."""
+
+Directory = Annotated[Path, typer.Argument(help="The node's directory (holds node.yaml).")]
+
+
+@app.command("run")
+def run_command(directory: Directory) -> None:
+    """Run the node of DIRECTORY until SIGTERM or SIGINT. SIGHUP loads a renewed certificate."""
+    from nodeagent.runtime.agent import run
+
+    with _errors():
+        sys.exit(run(directory))
+
+
+@app.command("init")
+def init_command(
+    directory: Directory,
+    node: Annotated[str, typer.Option(help="Name of the node.")],
+    port: Annotated[int, typer.Option(help="Port for nodes and clients.")],
+    http_port: Annotated[int, typer.Option(help="Port for health and metrics.")],
+    seed: Annotated[list[str], typer.Option(help="NODE=HOST:PORT of each first node.")],
+    cluster: Annotated[str, typer.Option(help="Name of the cluster.")] = "cluster",
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    replicas: Annotated[int, typer.Option(help="Copies of each row.")] = 3,
+    join: Annotated[bool, typer.Option(help="Wait to be added to a running cluster.")] = False,
+    tls: Annotated[bool, typer.Option(help="Certificates in DIRECTORY/tls.")] = True,
+) -> None:
+    """Write DIRECTORY/node.yaml. An existing one is kept."""
+    from nodeagent.model.config import ClusterSettings, NodeConfig
+    from nodeagent.model.errors import Refused
+    from nodeagent.runtime.config import dump_config, parse_config
+    from nodeagent.runtime.directory import CONFIG_FILE
+
+    with _errors():
+        path = directory / CONFIG_FILE
+        if path.exists():
+            raise Refused(f"{path} is there already", next_step="edit it, or use another directory")
+        text = dump_config(
+            NodeConfig(
+                node=node,
+                host=host,
+                port=port,
+                http_port=http_port,
+                seeds=tuple(_seed(given) for given in seed),
+                cluster=ClusterSettings(name=cluster, replicas=replicas),
+                join=join,
+                tls=tls,
+            )
+        )
+        parse_config(text, str(path))
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        typer.echo(f"{path} written; next: nodeagent run {directory}", err=True)
+
+
+@log_app.command("dump")
+def log_dump(
+    directory: Directory,
+    output: Annotated[str, typer.Option("-o", "--output", help="Only jsonl.")] = "jsonl",
+) -> None:
+    """One JSON line for each operation, unreadable place and torn tail."""
+    from nodeagent.log.check import dump_jsonl
+
+    if output != "jsonl":
+        raise typer.BadParameter("only jsonl is known")
+    with _offline(directory) as disk:
+        for line in dump_jsonl(disk, "log"):
+            sys.stdout.write(line.decode() + "\n")
+
+
+@log_app.command("check")
+def log_check(
+    directory: Directory,
+    output: Annotated[str, typer.Option("-o", "--output", help="text or jsonl.")] = "text",
+) -> None:
+    """Read the whole log; exit 7 when something is damaged."""
+    import msgspec
+
+    from nodeagent.log.check import check
+
+    with _offline(directory) as disk:
+        report = check(disk, "log")
+    if output == "jsonl":
+        for damage in report.damaged:
+            sys.stdout.write(msgspec.json.encode(damage).decode() + "\n")
+    else:
+        typer.echo(
+            f"{report.segments} segments, {report.bytes_total} bytes, {len(report.groups)} groups,"
+            f" {report.torn_bytes} torn bytes, {len(report.damaged)} damaged"
+        )
+        for damage in report.damaged:
+            typer.echo(f"segment {damage.segment} offset {damage.offset} {damage.group}: {damage.message}")
+    if not report.is_whole:
+        sys.exit(EXIT_DAMAGED)
+
+
+@files_app.command("check")
+def files_check(directory: Directory) -> None:
+    """Read every checkpoint and hash every file; one JSON line each; exit 7 when something is damaged."""
+    import msgspec
+
+    from nodeagent.runtime.directory import DATA_DIR
+    from nodeagent.runtime.disk import RealDisk
+    from nodeagent.runtime.offline import check_files
+
+    damaged = False
+    with _offline(directory):
+        for line in check_files(RealDisk(directory / DATA_DIR)):
+            damaged = damaged or not line["valid"]
+            sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
+    if damaged:
+        sys.exit(EXIT_DAMAGED)
+
+
+def main() -> None:
+    """Entry point of the `nodeagent` script."""
+    app(prog_name="nodeagent")
+
+
+def _seed(given: str) -> "Seed":
+    from nodeagent.model.config import Seed
+    from nodeagent.model.errors import InvalidInput
+
+    node, equals, address = given.partition("=")
+    host, colon, port = address.rpartition(":")
+    if not (equals and colon and host and port.isdigit()):
+        raise InvalidInput(f"seed {given!r} is not NODE=HOST:PORT")
+    return Seed(node, host, int(port))
+
+
+@contextmanager
+def _offline(directory: Path) -> "Iterator[RealDisk]":
+    """The directory of a node that does not run; refused otherwise."""
+    from nodeagent.model.errors import NotFound
+    from nodeagent.runtime.disk import RealDisk
+
+    with _errors():
+        if not (directory / "node.yaml").exists():
+            raise NotFound(f"{directory} is no node's directory: node.yaml is missing")
+        disk = RealDisk(directory)
+        disk.lock()
+        try:
+            yield disk
+        finally:
+            disk.unlock()
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Our errors become one line on stderr, the next step in a second one, and an exit code."""
+    from nodeagent.model.errors import Damaged, InvalidInput, NodeAgentError
+
+    try:
+        yield
+    except NodeAgentError as error:
+        code = EXIT_REFUSED
+        if isinstance(error, InvalidInput):
+            code = EXIT_INVALID
+        elif isinstance(error, Damaged):
+            code = EXIT_DAMAGED
+        _fail(error.what, error.next_step, code)
+    except OSError as error:
+        _fail(str(error), "", EXIT_UNREACHABLE)
+
+
+def _fail(what: str, next_step: str, code: int) -> NoReturn:
+    typer.echo(f"error: {what}", err=True)
+    if next_step:
+        typer.echo(f"next: {next_step}", err=True)
+    sys.exit(code)

@@ -1,0 +1,176 @@
+"""One write on its way, until its outcome is decided (the rules are in `writer`)."""
+
+from collections.abc import Callable
+
+from nodeagent.client.calls import Calls, Deadline, pause
+from nodeagent.client.retry import BACKOFF_MIN_S, HOPS_MAX, Backoff, Chase
+from nodeagent.client.sessions import Sessions, Ticket
+from nodeagent.model.errors import (
+    Definite,
+    Moved,
+    NodeAgentError,
+    NotFound,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    Refused,
+    SchemaMismatch,
+    SessionExpired,
+    Unavailable,
+)
+from nodeagent.model.ids import GroupId
+from nodeagent.model.requests import GroupRecord, Reply, Request, Written
+
+Build = Callable[[GroupId, Ticket], Request]
+
+
+class Attempt:
+    """One write on its way: where to send it next, and whether it may have happened already."""
+
+    def __init__(self, calls: Calls, sessions: Sessions, slot: int) -> None:
+        self._calls = calls
+        self._sessions = sessions
+        self._slot = slot
+        self._deadline = Deadline(calls.timeout_s)
+        self._backoff = Backoff(calls.rng)
+        self._ticket: Ticket | None = None
+        self._lost: NodeAgentError | None = None
+        self._chase: Chase | None = None
+        self._group: GroupId | None = None
+        self._hops = 0
+        self._refusals = 0
+        self._hint: GroupRecord | None = None
+        """The group that a refusal named, until another answer."""
+
+    def finish(self) -> None:
+        if self._ticket is not None:
+            self._ticket.finish()
+            self._ticket = None
+
+    async def once(self, build: Build) -> Written | None:
+        """One attempt. None: try again.
+
+        Raises:
+            OutcomeUnknown: it may have happened. Any other error: it did not.
+        """
+        try:
+            reply = await self._send(build)
+        except OutcomeUnknown as error:
+            self._lost = error
+            await self._elsewhere(error)
+        except NotLeader as error:
+            assert self._chase is not None and self._group is not None
+            at_once = self._calls.follow(self._group, self._chase, error)
+            await self._again(error, self._backoff.delay_s() if not at_once else 0.0)
+        except Moved as error:
+            await self._reroute(error)
+        except SessionExpired as error:
+            await self._reopen(error)
+        except (Unavailable, Overloaded, Refused, NotFound, SchemaMismatch) as error:
+            # A schema mismatch here is a group that has not seen the newest schema yet: the rows were
+            # brought into the form of the meta group's before.
+            await self._elsewhere(error)
+        except NodeAgentError as error:
+            if not isinstance(error, Definite):
+                self._lost = error  # a failure of that node, or a code we do not know
+                await self._elsewhere(error)
+                return None
+            self._refusals += 1
+            if not error.details.get("dial") or self._refusals >= len(self._calls.targets()):
+                raise self._ended(error) from error
+            await self._elsewhere(error)
+        else:
+            assert isinstance(reply, Written), reply
+            assert self._chase is not None and self._group is not None
+            self._calls.leaders[self._group] = self._chase.target
+            return reply
+        return None
+
+    async def _send(self, build: Build) -> Reply:
+        group = self._hint or (await self._calls.current()).group_of(self._slot)
+        if group.group != self._group or self._chase is None:
+            self._group = group.group
+            self._chase = Chase(group.members, self._calls.leaders.get(group.group))
+        if self._ticket is None:
+            self._ticket = await self._sessions.take(group.group, self._slot, self._deadline)
+        timeout_s = min(self._calls.attempt_s, max(self._deadline.left_s, 0.001))
+        return await self._calls.call(self._chase.target, build(group.group, self._ticket), timeout_s)
+
+    async def _elsewhere(self, error: NodeAgentError) -> None:
+        """This node cannot help now: another member, by fresh routes."""
+        if self._chase is not None and self._group is not None:
+            self._calls.give_up(self._group, self._chase)
+        self._hint = None
+        await self._again(error, self._backoff.delay_s())
+        if not isinstance(error, Overloaded):
+            await self._refresh()
+
+    async def _reroute(self, error: Moved) -> None:
+        """The slot is elsewhere: ask there, or wait while it is between two groups."""
+        asked, self._hint = self._group, None
+        if error.details.get("wait"):
+            await self._again(error, BACKOFF_MIN_S)
+            await self._refresh()
+            return
+        await self._refresh()
+        header = error.details.get("header")
+        if self._routed() == asked and isinstance(header, str) and self._calls.routes is not None:
+            named = self._calls.routes.of_header(header)
+            self._hint = named if named is not None and named.group != asked else None
+        self._hops += 1
+        elsewhere = self._hint is not None or self._routed() != asked
+        await self._again(error, 0.0 if elsewhere and self._hops <= HOPS_MAX else BACKOFF_MIN_S)
+
+    def _routed(self) -> GroupId | None:
+        """The slot's group by the routes as they are."""
+        if self._calls.routes is None:
+            return None
+        try:
+            return self._calls.routes.group_of(self._slot).group
+        except Unavailable:
+            return None
+
+    async def _reopen(self, error: SessionExpired) -> None:
+        """A write that cannot have happened gets a new session; what was seen of another is lost.
+
+        The group may be one that never knew the session: it was opened in the slot's old group after
+        the seal.
+        """
+        assert self._ticket is not None
+        if self._ticket.session.group == self._group:
+            self._sessions.drop(self._ticket.session)
+        if self._lost is not None:
+            raise self._ended(error) from error
+        self.finish()
+        await self._again(error, 0.0)
+
+    async def _refresh(self) -> None:
+        try:
+            await self._calls.refresh()
+        except NodeAgentError as error:
+            await self._again(error, self._backoff.delay_s())
+
+    async def _again(self, error: NodeAgentError, delay_s: float) -> None:
+        if self._deadline.passed:
+            raise self._ended(error) from error
+        if delay_s:
+            await pause(delay_s, self._deadline)
+            if self._chase is not None:
+                self._chase.rested()
+
+    def _ended(self, error: NodeAgentError) -> NodeAgentError:
+        """What to tell the caller, with `error` as the last thing heard."""
+        if self._lost is not None:
+            return OutcomeUnknown(
+                f"a write to slot {self._slot} was sent and may have happened: {self._lost.what};"
+                f" last answer: {error.what}",
+                next_step="read the rows back, or write them again (equal rows overwrite each other)",
+                slot=self._slot,
+            )
+        if isinstance(error, NotLeader | Moved | SessionExpired):
+            return Unavailable(
+                f"slot {self._slot} took no write within {self._deadline.timeout_s:g} s: {error.what}",
+                next_step="look at `iotctl cluster status`",
+                slot=self._slot,
+            )
+        return error

@@ -1,0 +1,266 @@
+"""The blocking front: the verbs of `Cluster` for plain code, threads and Spark tasks.
+
+One daemon thread runs a loop; calls hand their coroutine over and wait. Safe to use from any thread.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from typing import Self, TypeVar
+
+import pyarrow as pa
+import uvloop
+
+from nodeagent.client.changes import OnProgress, Until, has_ended
+from nodeagent.client.cluster import STATUS_TIMEOUT_S, Cluster
+from nodeagent.client.spec import ClusterSpec
+from nodeagent.client.writer import IN_FLIGHT_MAX, ROWS_MAX, DeleteReport, WriteReport
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.operation import Operation, Ranges
+from nodeagent.model.requests import (
+    BeginChange,
+    FilesChecked,
+    ManifestReply,
+    MetaView,
+    NodeStatus,
+    Reply,
+    Request,
+    SourceOpened,
+    Steer,
+    UnitPulled,
+)
+from nodeagent.model.schema import TableSchema
+from nodeagent.table.arrow import Rows
+
+_T = TypeVar("_T")
+
+
+class BlockingCluster:
+    """See `Cluster` for each verb. Close it, or use it in a `with` block."""
+
+    def __init__(self, cluster: Cluster, loop: "LoopThread") -> None:
+        """`cluster` must belong to `loop`."""
+        self._cluster = cluster
+        self._loop = loop
+
+    @classmethod
+    def connect(cls, spec: ClusterSpec) -> Self:
+        """Raises `InvalidInput` when the identity cannot be loaded."""
+        loop = LoopThread()
+        try:
+            return cls(loop.run(Cluster.connect(spec)), loop)
+        except BaseException:
+            loop.stop()
+            raise
+
+    def close(self) -> None:
+        """Twice is no error."""
+        if self._loop.running:
+            self._loop.run(self._cluster.close())
+            self._loop.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # --- nodes and groups ------------------------------------------------------------------------
+
+    def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, NodeStatus | NodeAgentError]:
+        return self._loop.run(self._cluster.statuses(timeout_s))
+
+    def meta(self, strong: bool = False) -> MetaView:
+        return self._loop.run(self._cluster.meta(strong))
+
+    def call(self, node: NodeId, request: Request, timeout_s: float | None = None) -> Reply:
+        return self._loop.run(self._cluster.call(node, request, timeout_s))
+
+    def call_meta(self, request: Request) -> Reply:
+        return self._loop.run(self._cluster.call_meta(request))
+
+    def call_group(self, group: GroupId, request: Request, read: str = "strong") -> Reply:
+        return self._loop.run(self._cluster.call_group(group, request, read))
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    def put_schema(self, schema: TableSchema) -> TableSchema:
+        return self._loop.run(self._cluster.put_schema(schema))
+
+    def schemas(self) -> list[TableSchema]:
+        return self._loop.run(self._cluster.schemas())
+
+    def write(
+        self,
+        storage_group: str,
+        table: str,
+        data: Rows,
+        *,
+        tags: Sequence[str] | None = None,
+        rows_max: int = ROWS_MAX,
+    ) -> WriteReport:
+        return self._loop.run(self._cluster.write(storage_group, table, data, tags=tags, rows_max=rows_max))
+
+    def write_many(
+        self,
+        batches: Iterable[tuple[str, str, Rows]],
+        *,
+        tags: Sequence[str] | None = None,
+        in_flight: int = IN_FLIGHT_MAX,
+    ) -> WriteReport:
+        """Write (storage group, table, rows), many at a time; what was acknowledged.
+
+        The iterable is read in the client's own thread and must not call this client.
+        """
+
+        async def run() -> WriteReport:
+            async with self._cluster.writer(in_flight) as writer:
+                for storage_group, table, rows in batches:
+                    await writer.write(storage_group, table, rows, tags=tags)
+                return await writer.drain()
+
+        return self._loop.run(run())
+
+    def delete(
+        self,
+        storage_group: str,
+        table: str,
+        *,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+    ) -> DeleteReport:
+        return self._loop.run(
+            self._cluster.delete(storage_group, table, tags=tags, time_from=time_from, time_to=time_to)
+        )
+
+    def scan(
+        self,
+        storage_group: str,
+        table: str,
+        *,
+        fields: Sequence[str] | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+        read: str = "strong",
+        limit: int | None = None,
+    ) -> pa.Table:
+        return self._loop.run(
+            self._cluster.scan(
+                storage_group,
+                table,
+                fields=fields,
+                tags=tags,
+                time_from=time_from,
+                time_to=time_to,
+                read=read,
+                limit=limit,
+            )
+        )
+
+    def scan_batches(
+        self,
+        storage_group: str,
+        table: str,
+        *,
+        fields: Sequence[str] | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+        read: str = "strong",
+    ) -> Iterator[pa.RecordBatch]:
+        """As `scan`, without an order, one group's rows in memory at a time."""
+        batches = self._cluster.scan_batches(
+            storage_group,
+            table,
+            fields=fields,
+            tags=tags,
+            time_from=time_from,
+            time_to=time_to,
+            read=read,
+        )
+
+        async def following() -> pa.RecordBatch | None:
+            return await anext(batches, None)
+
+        while (batch := self._loop.run(following())) is not None:
+            yield batch
+
+    def count(self, storage_group: str | None = None, table: str | None = None) -> list[dict[str, object]]:
+        return self._loop.run(self._cluster.count(storage_group, table))
+
+    # --- changes ---------------------------------------------------------------------------------
+
+    def begin_change(self, change: BeginChange) -> Operation:
+        return self._loop.run(self._cluster.begin_change(change))
+
+    def steer(self, steer: Steer) -> Operation:
+        return self._loop.run(self._cluster.steer(steer))
+
+    def operation(self, operation: str) -> Operation:
+        return self._loop.run(self._cluster.operation(operation))
+
+    def wait(
+        self,
+        operation: str,
+        *,
+        until: Until = has_ended,
+        on_progress: OnProgress | None = None,
+        timeout_s: float | None = None,
+    ) -> Operation:
+        """`until` and `on_progress` are called in the client's own thread; they must not call it."""
+        return self._loop.run(
+            self._cluster.wait(operation, until=until, on_progress=on_progress, timeout_s=timeout_s)
+        )
+
+    # --- files -----------------------------------------------------------------------------------
+
+    def manifest(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> ManifestReply:
+        return self._loop.run(self._cluster.manifest(node, group, slots))
+
+    def check_files(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> FilesChecked:
+        return self._loop.run(self._cluster.check_files(node, group, slots))
+
+    def export_files(self, node: NodeId, group: GroupId, slots: Ranges) -> SourceOpened:
+        return self._loop.run(self._cluster.export_files(node, group, slots))
+
+    def open_source(self, node: NodeId, operation: str, group: GroupId, slots: Ranges) -> SourceOpened:
+        return self._loop.run(self._cluster.open_source(node, operation, group, slots))
+
+    def pull_unit(self, node: NodeId, operation: str, group: GroupId, slots: Ranges) -> UnitPulled:
+        return self._loop.run(self._cluster.pull_unit(node, operation, group, slots))
+
+    def close_all(self, group: GroupId, slots: Ranges = ()) -> int:
+        return self._loop.run(self._cluster.close_all(group, slots))
+
+    def fetch_file(self, node: NodeId, snapshot: str, name: str) -> bytes:
+        return self._loop.run(self._cluster.fetch_file(node, snapshot, name))
+
+
+class LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="cluster-client", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def run(self, coroutine: Coroutine[object, object, _T]) -> _T:
+        """Run it in the thread and wait. An interrupt of the waiting thread cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

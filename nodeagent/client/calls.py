@@ -1,0 +1,415 @@
+"""Asking nodes, groups and the meta leader, and keeping the routes fresh.
+
+The routes are the newest meta view seen (by its applied index). Older table versions are kept for a
+while, because an answer is judged by the table its node had.
+"""
+
+import asyncio
+import random
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+
+from nodeagent.client.link import Link
+from nodeagent.client.retry import Backoff, Chase
+from nodeagent.client.routes import Routes, make_routes
+from nodeagent.model.errors import (
+    Damaged,
+    Definite,
+    Forbidden,
+    InvalidInput,
+    NodeAgentError,
+    NotFound,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    Refused,
+    Unavailable,
+)
+from nodeagent.model.ids import META, GroupId
+from nodeagent.model.requests import (
+    BeginChange,
+    CloseAll,
+    DeleteRows,
+    Forward,
+    GetMeta,
+    MetaView,
+    Propose,
+    PutSchema,
+    Reply,
+    Request,
+    Steer,
+    Write,
+)
+from nodeagent.model.schema import TableSchema
+
+STAGGER_S = 0.15
+"""A question any node can answer goes to the next node after this long."""
+
+ASKED_MAX = 5
+"""Nodes asked the same question at once."""
+
+TABLES_KEPT = 4
+ATTEMPT_MIN_S = 2.0
+
+_CHANGES = (PutSchema, BeginChange, Steer, Forward, Write, DeleteRows, Propose)
+_ONCE = (BeginChange, Write, DeleteRows, Propose)
+"""Not to be sent again here when an answer is missing."""
+
+_SLOW = (CloseAll,)
+"""Answered when work is done that a second request would only repeat."""
+
+GROUP_TRANSIENT = (Overloaded, Refused, NotFound, Damaged, Unavailable)
+META_TRANSIENT = (Overloaded, Unavailable)
+
+
+class Deadline:
+    """`left_s` never goes below zero. `extend` starts it again (progress was made)."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.extend()
+
+    def extend(self) -> None:
+        self._at = _now() + self.timeout_s
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._at - _now())
+
+    @property
+    def passed(self) -> bool:
+        return _now() >= self._at
+
+
+class Calls:
+    """See the module."""
+
+    def __init__(self, link: Link, timeout_s: float, rng: random.Random) -> None:
+        self.link = link
+        self.timeout_s = timeout_s
+        self.rng = rng
+        self.routes: Routes | None = None
+        self.leaders: dict[GroupId, str] = {}
+        """Who answered last as leader."""
+
+        self._schemas: dict[tuple[str, str], TableSchema] = {}
+        self._tables: OrderedDict[int, Routes] = OrderedDict()
+        self._refreshing: asyncio.Task[Routes] | None = None
+
+    @property
+    def attempt_s(self) -> float:
+        """One attempt's share of the deadline: a node that hangs must not use it up."""
+        return min(self.timeout_s, max(ATTEMPT_MIN_S, self.timeout_s / 4))
+
+    # --- one node --------------------------------------------------------------------------------
+
+    async def call(self, target: str, request: Request, timeout_s: float | None = None) -> Reply:
+        """As `Link.call`."""
+        return await self.link.call(target, request, self.timeout_s if timeout_s is None else timeout_s)
+
+    # --- groups ----------------------------------------------------------------------------------
+
+    async def ask_group(
+        self,
+        group: GroupId,
+        request: Request,
+        *,
+        read: str = "strong",
+        deadline: Deadline | None = None,
+        attempt_s: float | None = None,
+    ) -> tuple[str, Reply]:
+        """(node, its answer): from the leader for `strong`, else from any member.
+
+        Raises:
+            NotFound: no such group by the newest table.
+            OutcomeUnknown: a change was sent and not answered.
+        """
+        try:
+            chase = await self.chase(group, read)
+        except NotFound:
+            await self.refresh()
+            chase = await self.chase(group, read)
+
+        async def stale() -> None:
+            (await self.refresh()).group(group)
+
+        return await self._pursue(
+            group, chase, request, deadline or Deadline(self.timeout_s), attempt_s, GROUP_TRANSIENT, stale
+        )
+
+    async def ask_meta(self, request: Request, deadline: Deadline | None = None) -> Reply:
+        """The meta leader's answer."""
+        leader = self.leaders.get(META) or (self.routes.view.leader if self.routes else None)
+        members = list(self.routes.view.voters) if self.routes else []
+        members += [t for t in self.targets() if t not in members]
+        chase = Chase(members, leader)
+
+        async def stale() -> None:
+            await self.refresh()
+
+        _, reply = await self._pursue(
+            META, chase, request, deadline or Deadline(self.timeout_s), None, META_TRANSIENT, stale
+        )
+        return reply
+
+    async def chase(self, group: GroupId, read: str = "strong") -> Chase:
+        """Whom of `group` to ask first. Raises `NotFound`."""
+        members = (await self.current()).group(group).members
+        if read == "strong":
+            return Chase(members, self.leaders.get(group))
+        return Chase(members, self.rng.choice(members))
+
+    async def _pursue(
+        self,
+        group: GroupId,
+        chase: Chase,
+        request: Request,
+        deadline: Deadline,
+        attempt_s: float | None,
+        transient: tuple[type[NodeAgentError], ...],
+        stale: Callable[[], Awaitable[None]],
+    ) -> tuple[str, Reply]:
+        """Ask one after the other until one answers (what `chase` says) or the deadline passes."""
+        backoff = Backoff(self.rng)
+        attempt_s = attempt_s or (self.timeout_s if isinstance(request, _SLOW) else self.attempt_s)
+        lost: OutcomeUnknown | None = None
+        refusals = 0
+        while True:
+            target, at_once = chase.target, False
+            try:
+                reply = await self.call(target, request, min(attempt_s, deadline.left_s))
+            except NotLeader as error:
+                last: NodeAgentError = error
+                at_once = self.follow(group, chase, error)
+            except Forbidden as error:
+                refusals += 1
+                if not error.details.get("dial") or refusals >= len(self.targets()):
+                    raise
+                last = error
+                chase.advance()
+            except OutcomeUnknown as error:
+                last = error
+                if isinstance(request, _CHANGES):
+                    lost = error
+                if isinstance(request, _ONCE):
+                    raise
+                self.give_up(group, chase)
+            except transient as error:
+                last = error
+                self.give_up(group, chase)
+            except Definite as error:
+                if lost is not None and not isinstance(error, InvalidInput):
+                    raise _unknown(request, lost) from error
+                raise
+            except NodeAgentError as error:
+                # Neither definite nor unknown: a failure of that node, or a code we do not know.
+                if isinstance(request, _CHANGES):
+                    raise _unknown(request, error) from error
+                last = error
+                self.give_up(group, chase)
+            else:
+                self.leaders[group] = target
+                return target, reply
+            if deadline.passed:
+                raise self._ended(request, lost, last) from last
+            if not at_once:
+                await pause(backoff.delay_s(), deadline)
+                chase.rested()
+                if isinstance(last, NotFound | Unavailable | OutcomeUnknown):
+                    await stale()
+
+    def follow(self, group: GroupId, chase: Chase, error: NotLeader) -> bool:
+        """The target is not the leader. Whether to ask the one it names at once."""
+        leader = error.details.get("leader")
+        hint = leader if isinstance(leader, str) and self.link.where(leader) else None
+        if self.leaders.get(group) == chase.target:
+            del self.leaders[group]
+        return chase.follow(hint)
+
+    def give_up(self, group: GroupId, chase: Chase) -> None:
+        """The target does not answer, or not usefully."""
+        if self.leaders.get(group) == chase.target:
+            del self.leaders[group]
+        chase.advance()
+
+    def _ended(self, request: Request, lost: OutcomeUnknown | None, last: NodeAgentError) -> NodeAgentError:
+        name = type(request).__name__
+        if lost is not None:
+            return _unknown(request, lost)
+        if isinstance(last, NotLeader | OutcomeUnknown):
+            return Unavailable(
+                f"nobody answered {name} within {self.timeout_s:g} s: {last.what}",
+                next_step="look at `iotctl cluster status`",
+            )
+        return last
+
+    # --- routes ----------------------------------------------------------------------------------
+
+    def targets(self) -> list[str]:
+        """Every node to ask: those of the view, then endpoints that are none of them."""
+        known = [n.node for n in self.routes.view.nodes] if self.routes else []
+        addresses = {self.link.where(node) for node in known}
+        others = [t for t in self.link.known() if t not in known]
+        return known + [t for t in others if self.link.where(t) not in addresses]
+
+    async def current(self) -> Routes:
+        return self.routes or await self.refresh()
+
+    def at_version(self, version: int) -> Routes | None:
+        """The routes of an older table version, while they are remembered."""
+        return self._tables.get(version)
+
+    async def refresh(self, seen: Routes | None = None) -> Routes:
+        """Newer routes than `seen`, or what can be had; one question at a time.
+
+        Raises:
+            Unavailable: nobody answered, and nothing is known.
+        """
+        if seen is not None and self.routes is not None and self.routes is not seen:
+            return self.routes
+        if self._refreshing is None:
+            self._refreshing = asyncio.create_task(self._refresh())
+        return await asyncio.shield(self._refreshing)
+
+    async def _refresh(self) -> Routes:
+        try:
+            await self.meta()
+        except (Unavailable, OutcomeUnknown):
+            if self.routes is None:
+                raise
+        finally:
+            self._refreshing = None
+        assert self.routes is not None
+        return self.routes
+
+    async def meta(self, strong: bool = False, timeout_s: float | None = None) -> MetaView:
+        """The view of the node that answers first, the leader asked before the others.
+
+        Raises:
+            Unavailable: nobody answered in time (strong: no quorum).
+        """
+        targets = self.targets()
+        self.rng.shuffle(targets)
+        leader = self.leaders.get(META) or (self.routes.view.leader if self.routes else None)
+        targets.sort(key=lambda t: t != leader)
+        view = await self._first(targets, GetMeta(strong), timeout_s or self.attempt_s)
+        assert isinstance(view, MetaView), view
+        self.adopt(view)
+        return view
+
+    def adopt(self, view: MetaView) -> None:
+        """Use `view` if it is the newest. Raises `Forbidden` when it is of another cluster."""
+        old = self.routes
+        if old is not None and old.view.cluster_id and old.view.cluster_id != view.cluster_id:
+            if not view.cluster_id:
+                return
+            raise Forbidden(f"{view.node} belongs to cluster {view.cluster_id}, not {old.view.cluster_id}")
+        if old is not None and old.view.applied > view.applied:
+            return
+        self.routes = routes = make_routes(view)
+        for record in view.nodes:
+            self.link.learn(record.node, record.host, record.port)
+        for schema in view.schemas:
+            self.learn_schema(schema)
+        if view.leader:
+            self.leaders[META] = view.leader
+        self._tables[routes.version] = routes
+        while len(self._tables) > TABLES_KEPT:
+            self._tables.popitem(last=False)
+
+    async def _first(self, targets: list[str], request: Request, timeout_s: float) -> Reply:
+        """The first answer; at most `ASKED_MAX` nodes are asked at a time, one more every `STAGGER_S`."""
+        deadline = Deadline(timeout_s)
+        waiting = list(targets)
+        running: set[asyncio.Task[Reply]] = set()
+        last: NodeAgentError = Unavailable("no node's address is known", next_step="name the nodes")
+        try:
+            while (waiting or running) and not deadline.passed:
+                if waiting and len(running) < ASKED_MAX:
+                    running.add(asyncio.create_task(self.call(waiting.pop(0), request, deadline.left_s)))
+                can_ask = bool(waiting) and len(running) < ASKED_MAX
+                wait_s = min(STAGGER_S, deadline.left_s) if can_ask else deadline.left_s
+                done, running = await asyncio.wait(
+                    running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    error = task.exception()
+                    if error is None:
+                        return task.result()
+                    if not isinstance(error, NodeAgentError):
+                        raise error
+                    last = error
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        if isinstance(last, Forbidden):
+            raise last
+        raise Unavailable(
+            f"none of {len(targets)} nodes answered within {timeout_s:g} s: {last.what}",
+            next_step=last.next_step or "start the nodes, or check addresses and certificates",
+        ) from last
+
+    # --- schemas ---------------------------------------------------------------------------------
+
+    def learn_schema(self, schema: TableSchema) -> None:
+        key = (schema.storage_group, schema.table)
+        known = self._schemas.get(key)
+        if known is None or schema.version > known.version:
+            self._schemas[key] = schema
+
+    def known_schema(self, storage_group: str, table: str) -> TableSchema | None:
+        return self._schemas.get((storage_group, table))
+
+    def known_schemas(self) -> list[TableSchema]:
+        return [self._schemas[key] for key in sorted(self._schemas)]
+
+    async def schema(self, storage_group: str, table: str) -> TableSchema:
+        """Raises `NotFound`."""
+        known = self.known_schema(storage_group, table)
+        if known is None:
+            await self.meta(strong=True)
+            known = self.known_schema(storage_group, table)
+        if known is None:
+            raise NotFound(
+                f"there is no table {table!r} in storage group {storage_group!r}",
+                next_step="see `iotctl data schema`; a first import names its tag columns",
+            )
+        return known
+
+
+async def pause(delay_s: float, deadline: Deadline) -> None:
+    await asyncio.sleep(min(delay_s, deadline.left_s))
+
+
+async def run_bounded(jobs: Iterable[Coroutine[object, object, None]], running_max: int) -> None:
+    """Run all, `running_max` at a time; the first failure cancels the others and is raised."""
+    running: set[asyncio.Task[None]] = set()
+    try:
+        for job in jobs:
+            running.add(asyncio.create_task(job))
+            if len(running) >= running_max:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        while running:
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _unknown(request: Request, lost: NodeAgentError) -> OutcomeUnknown:
+    name = type(request).__name__
+    return OutcomeUnknown(
+        f"{name} was sent, and whether it took effect is not known: {lost.what}",
+        next_step="look at `iotctl ops list` or `iotctl cluster status`",
+        **lost.details,
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

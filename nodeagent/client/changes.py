@@ -1,0 +1,116 @@
+"""Changes of the cluster: begin, steer, watch. The operation lives in the meta group, not here."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from nodeagent.client.calls import Calls
+from nodeagent.model.errors import NodeAgentError, NotFound, OutcomeUnknown, Unavailable
+from nodeagent.model.operation import Operation
+from nodeagent.model.requests import BeginChange, OperationReply, Steer
+
+POLL_S = 0.2
+
+Until = Callable[[Operation], bool]
+OnProgress = Callable[[Operation], None]
+
+
+def has_ended(operation: Operation) -> bool:
+    return operation.ended
+
+
+class Changes:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def begin(self, change: BeginChange) -> Operation:
+        """Start a change.
+
+        A request whose answer is lost is not sent again (that could start a second change): the meta
+        group is asked whether it has the operation.
+
+        Raises:
+            Busy, Refused: nothing changed.
+            OutcomeUnknown: the operation is not there, but may still come.
+        """
+        view = await self._calls.meta()
+        before = {o.id for o in view.operations}
+        try:
+            reply = await self._calls.ask_meta(change)
+        except OutcomeUnknown as error:
+            found = await self._begun(change, before)
+            if found is None:
+                raise OutcomeUnknown(
+                    f"{change.kind} {change.node} was sent; whether it began is not known: {error.what}",
+                    next_step="iotctl ops list",
+                ) from error
+            return found
+        assert isinstance(reply, OperationReply), reply
+        return reply.operation
+
+    async def _begun(self, change: BeginChange, before: set[str]) -> Operation | None:
+        try:
+            view = await self._calls.meta(strong=True)
+        except NodeAgentError:
+            return None
+        for operation in view.operations:
+            same = (operation.kind, operation.node, operation.by) == (change.kind, change.node, change.by)
+            if same and operation.id not in before:
+                return operation
+        return None
+
+    async def steer(self, steer: Steer) -> Operation:
+        """Act on an open operation; every verb may be sent twice."""
+        reply = await self._calls.ask_meta(steer)
+        assert isinstance(reply, OperationReply), reply
+        return reply.operation
+
+    async def operation(self, operation: str, strong: bool = True) -> Operation:
+        """Raises `NotFound`."""
+        view = await self._calls.meta(strong)
+        for candidate in view.operations:
+            if candidate.id == operation:
+                return candidate
+        raise NotFound(f"there is no operation {operation}", next_step="iotctl ops list")
+
+    async def wait(
+        self,
+        operation: str,
+        *,
+        until: Until = has_ended,
+        on_progress: OnProgress | None = None,
+        timeout_s: float | None = None,
+    ) -> Operation:
+        """The operation once `until` holds; `on_progress` is called for each state that differs.
+
+        A cluster that does not answer for a while is waited for: the operation goes on without us.
+
+        Raises:
+            Unavailable: the time is over; the operation goes on.
+            NotFound: no such operation.
+        """
+        loop = asyncio.get_running_loop()
+        give_up = None if timeout_s is None else loop.time() + timeout_s
+        shown = b""
+        silence: Unavailable | None = None
+        while True:
+            try:
+                current = await self.operation(operation, strong=False)
+            except Unavailable as error:
+                silence = error
+            else:
+                silence = None
+                state = msgspec.msgpack.encode(current)
+                if on_progress is not None and state != shown:
+                    on_progress(current)
+                shown = state
+                if until(current):
+                    return current
+            if give_up is not None and loop.time() >= give_up:
+                what = silence.what if silence else "it is not there yet"
+                raise Unavailable(
+                    f"{operation} was waited for {timeout_s:g} s: {what}; it goes on by itself",
+                    next_step=f"iotctl ops wait {operation}",
+                )
+            await asyncio.sleep(POLL_S)

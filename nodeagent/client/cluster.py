@@ -1,0 +1,343 @@
+"""The asynchronous front: one object for everything a program does with a cluster."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Self, TypeVar
+
+import pyarrow as pa
+
+from nodeagent.client.calls import Calls
+from nodeagent.client.changes import Changes, OnProgress, Until, has_ended
+from nodeagent.client.link import Link, NetworkLink
+from nodeagent.client.reader import TIME_MAX, TIME_MIN, Reads
+from nodeagent.client.spec import TIMEOUT_S, ClusterSpec
+from nodeagent.client.writer import (
+    IN_FLIGHT_MAX,
+    ROWS_MAX,
+    BulkWriter,
+    DeleteReport,
+    WriteReport,
+    Writes,
+    bulk,
+)
+from nodeagent.model.errors import FileCorrupt, NodeAgentError, Unavailable
+from nodeagent.model.ids import META, GroupId, NodeId
+from nodeagent.model.limits import CHUNK_BYTES
+from nodeagent.model.operation import Operation, Ranges
+from nodeagent.model.requests import (
+    Accepted,
+    BeginChange,
+    CheckFiles,
+    Chunk,
+    CloseAll,
+    ExportFiles,
+    FetchChunk,
+    FilesChecked,
+    GetManifest,
+    GetStatus,
+    ManifestReply,
+    MetaView,
+    NodeStatus,
+    OpenSource,
+    OperationReply,
+    PullUnit,
+    Reply,
+    Request,
+    SourceOpened,
+    Steer,
+    UnitPulled,
+)
+from nodeagent.model.schema import TableSchema
+from nodeagent.table.arrow import Rows
+
+STATUS_TIMEOUT_S = 2.0
+CHECK_TIMEOUT_S = 600.0
+"""Hashing or moving files takes as long as the disk and the network take."""
+
+_R = TypeVar("_R", bound=Reply)
+
+
+class Cluster:
+    """See the package for what it promises. All times are milliseconds, all ranges inclusive.
+
+    Every method raises `NodeAgentError`; `writer` and `reader` say which.
+    """
+
+    def __init__(self, link: Link, *, timeout_s: float = TIMEOUT_S, rng: random.Random | None = None) -> None:
+        self._link = link
+        self._calls = Calls(link, timeout_s, rng or random.Random())
+        self._writes = Writes(self._calls)
+        self._reads = Reads(self._calls)
+        self._changes = Changes(self._calls)
+
+    @classmethod
+    async def connect(cls, spec: ClusterSpec) -> Self:
+        """Asks nobody yet, so it succeeds while every node is down.
+
+        Raises:
+            InvalidInput: the identity cannot be loaded.
+        """
+        return cls(NetworkLink(spec.endpoints, spec.identity), timeout_s=spec.timeout_s)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    # --- nodes and groups ------------------------------------------------------------------------
+
+    async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, NodeStatus | NodeAgentError]:
+        """Every node we know of or hear of, by name (`host:port` while it has none).
+
+        Asked in parallel; the whole takes at most `timeout_s`, whatever the nodes do.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        asked: dict[str, asyncio.Task[NodeStatus | NodeAgentError]] = {}
+
+        def ask_all() -> None:
+            for target in self._calls.targets():
+                if target not in asked:
+                    asked[target] = asyncio.create_task(self._status(target, max(0.05, end - loop.time())))
+
+        ask_all()
+        with suppress(NodeAgentError, TimeoutError):
+            await asyncio.wait_for(self._calls.meta(timeout_s=timeout_s / 2), timeout_s / 2)
+        ask_all()
+        answers = [(target, await task) for target, task in asked.items()]
+        found: dict[str, NodeStatus | NodeAgentError] = {}
+        for target, answer in answers:
+            name = answer.node if isinstance(answer, NodeStatus) else target
+            if name not in found or isinstance(answer, NodeStatus):
+                found[name] = answer
+        return found
+
+    async def _status(self, target: str, timeout_s: float) -> NodeStatus | NodeAgentError:
+        try:
+            reply = await asyncio.wait_for(self._link.call(target, GetStatus(), timeout_s), timeout_s)
+        except TimeoutError:
+            return Unavailable(f"{target} did not answer within {timeout_s:.1f} s")
+        except NodeAgentError as error:
+            return error
+        assert isinstance(reply, NodeStatus), reply
+        return reply
+
+    async def meta(self, strong: bool = False) -> MetaView:
+        """The meta state: of the first node that answers, or (`strong`) after a read index."""
+        return await self._calls.meta(strong)
+
+    async def call(self, node: NodeId, request: Request, timeout_s: float | None = None) -> Reply:
+        """One request to one node, sent once. An error reply is raised."""
+        if self._link.where(node) is None:
+            await self._calls.refresh()
+        return await self._calls.call(node, request, timeout_s)
+
+    async def call_meta(self, request: Request) -> Reply:
+        """One request to the meta leader, sent again where that is safe."""
+        if isinstance(request, BeginChange):
+            return OperationReply(await self._changes.begin(request))
+        return await self._calls.ask_meta(request)
+
+    async def call_group(self, group: GroupId, request: Request, read: str = "strong") -> Reply:
+        """One request to the leader (`strong`) or any member of a group, sent again where that is safe."""
+        if group == META:
+            return await self._calls.ask_meta(request)
+        _, reply = await self._calls.ask_group(group, request, read=read)
+        return reply
+
+    # --- rows ------------------------------------------------------------------------------------
+
+    async def put_schema(self, schema: TableSchema) -> TableSchema:
+        """Create a table or add columns; the schema in force."""
+        return await self._writes.put_schema(schema)
+
+    async def schemas(self) -> list[TableSchema]:
+        """All tables, sorted."""
+        await self._calls.meta(strong=True)
+        return self._calls.known_schemas()
+
+    async def write(
+        self,
+        storage_group: str,
+        table: str,
+        data: Rows,
+        *,
+        tags: Sequence[str] | None = None,
+        rows_max: int = ROWS_MAX,
+    ) -> WriteReport:
+        """Write rows, return when all are acknowledged (`Writes.write`).
+
+        `tags` names the tag columns and lets the table be created or extended.
+        """
+        return await self._writes.write(storage_group, table, data, tags=tags, rows_max=rows_max)
+
+    def writer(self, in_flight: int = IN_FLIGHT_MAX) -> AbstractAsyncContextManager[BulkWriter]:
+        """For many small writes: `async with cluster.writer() as w: await w.write(...)`."""
+        return bulk(self._writes, in_flight)
+
+    async def delete(
+        self,
+        storage_group: str,
+        table: str,
+        *,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+    ) -> DeleteReport:
+        """Delete rows in the range whose tags equal `tags` where given: those that are there when the
+        call begins. Each partition is deleted at once, not all of them."""
+        query = await self._reads.query(
+            storage_group,
+            table,
+            fields=None,
+            tags=tags or {},
+            time_from=time_from,
+            time_to=time_to,
+            read="strong",
+        )
+        return await self._writes.delete(
+            query.storage_group,
+            query.spec.schema.table,
+            await self._reads.partitions_in(query),
+            tags=query.spec.tags,
+            time_from=TIME_MIN if time_from is None else time_from,
+            time_to=TIME_MAX if time_to is None else time_to,
+        )
+
+    async def scan(
+        self,
+        storage_group: str,
+        table: str,
+        *,
+        fields: Sequence[str] | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+        read: str = "strong",
+        limit: int | None = None,
+    ) -> pa.Table:
+        """Rows sorted by (tags, time), the newest value per cell; the first `limit` of them."""
+        query = await self._reads.query(
+            storage_group,
+            table,
+            fields=fields,
+            tags=tags or {},
+            time_from=time_from,
+            time_to=time_to,
+            read=read,
+        )
+        return await self._reads.scan(query, limit)
+
+    async def scan_batches(
+        self,
+        storage_group: str,
+        table: str,
+        *,
+        fields: Sequence[str] | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+        read: str = "strong",
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """As `scan`, without an order, one group's rows in memory at a time."""
+        query = await self._reads.query(
+            storage_group,
+            table,
+            fields=fields,
+            tags=tags or {},
+            time_from=time_from,
+            time_to=time_to,
+            read=read,
+        )
+        async for part in self._reads.scan_parts(query):
+            for batch in part.to_batches():
+                yield batch
+
+    async def count(
+        self, storage_group: str | None = None, table: str | None = None
+    ) -> list[dict[str, object]]:
+        """Per table `storage_group, table, rows, time_min_ms, time_max_ms`."""
+        return await self._reads.count(storage_group, table)
+
+    # --- changes ---------------------------------------------------------------------------------
+
+    async def begin_change(self, change: BeginChange) -> Operation:
+        return await self._changes.begin(change)
+
+    async def steer(self, steer: Steer) -> Operation:
+        return await self._changes.steer(steer)
+
+    async def operation(self, operation: str) -> Operation:
+        return await self._changes.operation(operation)
+
+    async def wait(
+        self,
+        operation: str,
+        *,
+        until: Until = has_ended,
+        on_progress: OnProgress | None = None,
+        timeout_s: float | None = None,
+    ) -> Operation:
+        """Wait until `until` holds for the operation (default: it has ended)."""
+        return await self._changes.wait(operation, until=until, on_progress=on_progress, timeout_s=timeout_s)
+
+    # --- files -----------------------------------------------------------------------------------
+
+    async def manifest(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> ManifestReply:
+        return await self._expect(node, GetManifest(group, slots), ManifestReply)
+
+    async def check_files(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> FilesChecked:
+        """The node re-reads and hashes its files."""
+        return await self._expect(node, CheckFiles(group, slots), FilesChecked, CHECK_TIMEOUT_S)
+
+    async def export_files(self, node: NodeId, group: GroupId, slots: Ranges) -> SourceOpened:
+        """A snapshot of the node's files, to be fetched."""
+        return await self._expect(node, ExportFiles(group, slots), SourceOpened, CHECK_TIMEOUT_S)
+
+    async def open_source(self, node: NodeId, operation: str, group: GroupId, slots: Ranges) -> SourceOpened:
+        """Sealed slots of an operation, as a previous holder has them."""
+        return await self._expect(node, OpenSource(operation, group, slots), SourceOpened, CHECK_TIMEOUT_S)
+
+    async def pull_unit(self, node: NodeId, operation: str, group: GroupId, slots: Ranges) -> UnitPulled:
+        """The node pulls the slots now; answered when they are verified and durable there."""
+        return await self._expect(node, PullUnit(operation, group, slots), UnitPulled, CHECK_TIMEOUT_S)
+
+    async def close_all(self, group: GroupId, slots: Ranges = ()) -> int:
+        """Close the group's open partitions; the log index at which it did."""
+        reply = await self.call_group(group, CloseAll(group, slots))
+        assert isinstance(reply, Accepted), reply
+        return reply.index
+
+    async def fetch_file(self, node: NodeId, snapshot: str, name: str) -> bytes:
+        """All bytes of a file of a snapshot, not yet verified.
+
+        Raises:
+            NotFound: no such file or snapshot.
+            FileCorrupt: the node stopped before the length it gave.
+        """
+        content = bytearray()
+        while True:
+            chunk = await self._expect(node, FetchChunk(snapshot, name, len(content), CHUNK_BYTES), Chunk)
+            content += chunk.data
+            if len(content) >= chunk.size:
+                return bytes(content)
+            if not chunk.data:
+                raise FileCorrupt(
+                    f"{name} on {node} ends at {len(content)} of {chunk.size} bytes",
+                    file=name,
+                    expected=chunk.size,
+                    found=len(content),
+                )
+
+    async def _expect(
+        self, node: NodeId, request: Request, kind: type[_R], timeout_s: float | None = None
+    ) -> _R:
+        reply = await self.call(node, request, timeout_s)
+        assert isinstance(reply, kind), reply
+        return reply

@@ -1,0 +1,194 @@
+"""Calls to many nodes.
+
+Two connections per node: chunks and rows travel on one of their own, so that a write never waits
+behind a file. After a failed attempt a node is not dialled again before its back-off ends; calls in
+that time fail at once.
+"""
+
+import asyncio
+import random
+import ssl
+from pathlib import Path
+from typing import Protocol
+
+from nodeagent.client.identity import certificate_facts
+from nodeagent.client.spec import Endpoint
+from nodeagent.model.errors import Forbidden, InvalidInput, NodeAgentError, Unavailable
+from nodeagent.model.raft_messages import Routed
+from nodeagent.model.requests import FetchChunk, Hello, Reply, Request, ScanRows
+from nodeagent.transport.connection import Connection, dial
+from nodeagent.transport.tls import Identity, client_context
+from nodeagent.wire.frames import PROTOCOL
+
+DIAL_TIMEOUT_S = 3.0
+REDIAL_MIN_S = 0.05
+REDIAL_MAX_S = 1.0
+
+_BULK = (FetchChunk, ScanRows)
+
+
+class Link(Protocol):
+    """What carries a request to a node and brings back the answer."""
+
+    def learn(self, target: str, host: str, port: int) -> None:
+        """`target` listens there from now on."""
+        ...
+
+    def where(self, target: str) -> tuple[str, int] | None:
+        """The address of `target`, if known."""
+        ...
+
+    def known(self) -> list[str]:
+        """All targets with an address, in the order they were learned."""
+        ...
+
+    async def call(self, target: str, request: Request, timeout_s: float) -> Reply:
+        """The node's answer, never an `ErrorReply`.
+
+        Raises:
+            NodeAgentError: the node answered so.
+            Unavailable: the request was not sent.
+            OutcomeUnknown: it may have been received, and no answer came.
+            Forbidden: one side refuses the other; `details["dial"]` when that was at the hello.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class _Line:
+    """One way to one node: a connection, or the attempt to make one, or a pause after a failure."""
+
+    def __init__(self) -> None:
+        self.dialling: asyncio.Task[Connection] | None = None
+        self.connection: Connection | None = None
+        self.failure: NodeAgentError | None = None
+        self.retry_at = 0.0
+        self.pause_s = REDIAL_MIN_S
+
+
+class NetworkLink:
+    """`Link` over TLS (or, on loopback only, without)."""
+
+    def __init__(self, endpoints: tuple[Endpoint, ...], identity: Identity | None) -> None:
+        """Raises `InvalidInput` when the identity cannot be loaded."""
+        self._addresses: dict[str, tuple[str, int]] = {}
+        self._lines: dict[tuple[str, bool], _Line] = {}
+        self._context: ssl.SSLContext | None = None
+        self._hello = Hello(PROTOCOL, "admin", "client")
+        self._rng = random.Random()
+        if identity is not None:
+            self._context = client_context(identity)
+            facts = certificate_facts(_pem(identity.cert))
+            self._hello = Hello(PROTOCOL, facts.role, facts.name)
+        for endpoint in endpoints:
+            self.learn(endpoint.target, endpoint.host, endpoint.port)
+
+    def learn(self, target: str, host: str, port: int) -> None:
+        if self._addresses.get(target) == (host, port):
+            return
+        self._addresses[target] = (host, port)
+        for bulk in (False, True):
+            line = self._lines.pop((target, bulk), None)
+            if line is not None and line.connection is not None:
+                line.connection.close()
+
+    def where(self, target: str) -> tuple[str, int] | None:
+        return self._addresses.get(target)
+
+    def known(self) -> list[str]:
+        return list(self._addresses)
+
+    async def call(self, target: str, request: Request, timeout_s: float) -> Reply:
+        started = asyncio.get_running_loop().time()
+        connection = await self._connection(target, isinstance(request, _BULK), timeout_s)
+        left = timeout_s - (asyncio.get_running_loop().time() - started)
+        if left <= 0:
+            raise Unavailable(f"no connection to {target} in time")
+        return await connection.call(request, left)
+
+    async def close(self) -> None:
+        lines, self._lines = list(self._lines.values()), {}
+        dialling = [line.dialling for line in lines if line.dialling is not None]
+        for task in dialling:
+            task.cancel()
+        await asyncio.gather(*dialling, return_exceptions=True)
+        for line in lines:
+            if line.connection is not None:
+                line.connection.close()
+        await asyncio.sleep(0)
+
+    # --- what a connection tells -----------------------------------------------------------------
+
+    def my_hello(self) -> Hello:
+        return self._hello
+
+    def check_peer(self, hello: Hello) -> None:
+        pass
+
+    def on_open(self, connection: Connection) -> None:
+        pass
+
+    def on_raft(self, connection: Connection, messages: list[Routed]) -> None:
+        raise Forbidden("a client takes no part in consensus")
+
+    def on_request(self, connection: Connection, number: int, request: Request) -> None:
+        raise Forbidden("a client answers no requests")
+
+    def on_close(self, connection: Connection, error: NodeAgentError) -> None:
+        pass
+
+    # --- connections -----------------------------------------------------------------------------
+
+    async def _connection(self, target: str, bulk: bool, timeout_s: float) -> Connection:
+        line = self._lines.setdefault((target, bulk), _Line())
+        if line.connection is not None and line.connection.is_open:
+            return line.connection
+        if line.dialling is None:
+            now = asyncio.get_running_loop().time()
+            if line.failure is not None and now < line.retry_at:
+                raise line.failure
+            line.dialling = asyncio.create_task(self._dial(target, line))
+            line.dialling.add_done_callback(_retrieve)
+        try:
+            return await asyncio.wait_for(asyncio.shield(line.dialling), timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"{target} did not accept a connection within {timeout_s:g} s") from None
+
+    async def _dial(self, target: str, line: _Line) -> Connection:
+        try:
+            connection = await self._open(target)
+        except NodeAgentError as error:
+            if isinstance(error, Forbidden):
+                error.details["dial"] = True
+            line.failure = error
+            line.retry_at = asyncio.get_running_loop().time() + line.pause_s * (0.5 + self._rng.random() / 2)
+            line.pause_s = min(2 * line.pause_s, REDIAL_MAX_S)
+            raise
+        else:
+            line.failure, line.pause_s, line.connection = None, REDIAL_MIN_S, connection
+            return connection
+        finally:
+            line.dialling = None
+
+    async def _open(self, target: str) -> Connection:
+        address = self._addresses.get(target)
+        if address is None:
+            raise Unavailable(f"the address of {target} is not known")
+        expect = "" if ":" in target else target
+        return await dial(self, *address, context=self._context, expect=expect, timeout_s=DIAL_TIMEOUT_S)
+
+
+def _retrieve(task: asyncio.Task[Connection]) -> None:
+    """The failure is also kept in the line: nobody may be waiting for the task any more."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _pem(text: str) -> str:
+    if "-----BEGIN" in text:
+        return text
+    try:
+        return Path(text).read_text()
+    except OSError as error:
+        raise InvalidInput(f"certificate {text} cannot be read: {error.strerror}") from error

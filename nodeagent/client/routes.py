@@ -1,0 +1,140 @@
+"""Slot -> group, as one view of the meta state says. Pure.
+
+The owner by the table is the new one from the moment a change is planned, but a slot's rows are served
+by its old group until that has sealed (architecture 6). The operation's evidence tells which: a route
+is the table, with the moves of an open operation undone where the source has not sealed yet.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nodeagent.model.errors import NotFound, Unavailable
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.operation import Operation, Ranges, Stage
+from nodeagent.model.requests import GroupRecord, MetaView
+from nodeagent.partition import ranges
+
+Mask = npt.NDArray[np.bool_]
+_Owners = npt.NDArray[np.int32]
+
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """Slots that one group is asked for, and the table version that said so."""
+
+    group: GroupRecord
+    slots: Ranges
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """`owner[slot]` indexes `groups`; -1 is a slot without a group (a cluster that is being formed)."""
+
+    view: MetaView
+    groups: tuple[GroupRecord, ...]
+    owner: _Owners
+
+    @property
+    def version(self) -> int:
+        return self.view.table_version
+
+    def group_of(self, slot: int) -> GroupRecord:
+        """Raises `Unavailable` when nobody owns the slot yet."""
+        index = int(self.owner[slot])
+        if index == _NONE:
+            raise Unavailable(
+                f"slot {slot} has no group by table version {self.version}",
+                next_step="wait until the cluster is formed: `iotctl cluster status`",
+            )
+        return self.groups[index]
+
+    def group(self, group: GroupId) -> GroupRecord:
+        """Raises `NotFound`."""
+        for record in self.groups:
+            if record.group == group:
+                return record
+        raise NotFound(f"group {group} is not known at table version {self.version}")
+
+    def of_header(self, header: NodeId) -> GroupRecord | None:
+        """The group a node heads: the living one if there is one, else the one that dissolves."""
+        return _by_header(self.groups).get(header)
+
+    def legs(self, slots: Mask) -> list[Leg]:
+        """The groups to ask for `slots`, each with its own."""
+        wanted = np.flatnonzero(slots)
+        owners = self.owner[wanted]
+        if (owners == _NONE).any():
+            self.group_of(int(wanted[owners == _NONE][0]))
+        return [
+            Leg(self.groups[int(i)], ranges.from_slots(wanted[owners == i]), self.version)
+            for i in np.unique(owners)
+        ]
+
+    def owns(self, group: GroupId, slots: Ranges) -> bool:
+        """Whether `group` has all of `slots`."""
+        owners = np.unique(self.owner[ranges.to_array(slots)])
+        return all(i != _NONE and self.groups[int(i)].group == group for i in owners)
+
+
+def make_routes(view: MetaView) -> Routes:
+    groups = view.groups
+    by_header = {r.header: i for i, r in _numbered(groups)}
+    by_id = {r.group: i for i, r in enumerate(groups)}
+    owner = np.full(view.settings.slots, _NONE, np.int32)
+    for start, end, header in view.owners:
+        owner[start:end] = by_header.get(header, _NONE)
+    for operation in view.operations:
+        for source, slots in _still_with_source(operation):
+            if source in by_id:
+                owner[ranges.to_array(slots)] = by_id[source]
+    return Routes(view, groups, owner)
+
+
+def in_transition(view: MetaView) -> Ranges:
+    """Slots of open operations that no group is known to serve as its own yet: only a read that names
+    them tells whether they are served."""
+    return ranges.union(
+        *(
+            move.slots
+            for operation in view.operations
+            if not operation.ended
+            for move in operation.moves
+            if operation.stage is Stage.CANCELLING or move.target not in operation.opened
+        )
+    )
+
+
+def mask_of(slots: Iterable[int], size: int) -> Mask:
+    mask = np.zeros(size, np.bool_)
+    mask[list(slots)] = True
+    return mask
+
+
+def mask_of_ranges(slots: Ranges, size: int) -> Mask:
+    mask = np.zeros(size, np.bool_)
+    for start, end in slots:
+        mask[start:end] = True
+    return mask
+
+
+def _still_with_source(operation: Operation) -> Iterator[tuple[GroupId, Ranges]]:
+    if operation.stage not in (Stage.PLANNED, Stage.SEALED):
+        return
+    for move in operation.moves:
+        if move.source not in operation.sealed:
+            yield move.source, move.slots
+
+
+def _numbered(groups: tuple[GroupRecord, ...]) -> list[tuple[int, GroupRecord]]:
+    """With their positions, a living group after a dissolving one of the same header."""
+    return sorted(enumerate(groups), key=lambda item: not item[1].dissolving)
+
+
+def _by_header(groups: tuple[GroupRecord, ...]) -> dict[NodeId, GroupRecord]:
+    return {record.header: record for _, record in _numbered(groups)}

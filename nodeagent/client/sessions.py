@@ -1,0 +1,105 @@
+"""The client's side of sessions: which (session, sequence) a write gets, and which are over.
+
+Sequences count from 1 per (session, slot). `settled` is the highest s such that all sequences <= s are
+over for us, whatever their outcome: the group may forget them. At most half of what the group
+remembers is ever outstanding, so that a late duplicate is always recognised.
+"""
+
+import asyncio
+
+from nodeagent.client.calls import Calls, Deadline
+from nodeagent.model.errors import Unavailable
+from nodeagent.model.ids import GroupId
+from nodeagent.model.limits import SESSION_WINDOW
+from nodeagent.model.requests import OpenSession, SessionOpened
+
+WINDOW = SESSION_WINDOW // 2
+
+
+class _Slot:
+    """Invariant: settled < every sequence in `open` < next <= settled + WINDOW + 1."""
+
+    def __init__(self) -> None:
+        self.next = 1
+        self.settled = 0
+        self.open: set[int] = set()
+        self.moved = asyncio.Event()
+        """Set when `settled` grew; cleared by whoever waits for it."""
+
+    def finish(self, sequence: int) -> None:
+        self.open.discard(sequence)
+        settled = min(self.open, default=self.next) - 1
+        if settled != self.settled:
+            self.settled = settled
+            self.moved.set()
+
+
+class Session:
+    """One session of one group, and its sequences per slot."""
+
+    def __init__(self, name: str, group: GroupId) -> None:
+        self.name = name
+        self.group = group
+        self.slots: dict[int, _Slot] = {}
+
+
+class Ticket:
+    """One write's place in a session. `finish` must be called once its outcome is decided."""
+
+    def __init__(self, session: Session, slot: _Slot, sequence: int) -> None:
+        self.session = session
+        self.sequence = sequence
+        self._slot = slot
+
+    @property
+    def settled(self) -> int:
+        return self._slot.settled
+
+    def finish(self) -> None:
+        self._slot.finish(self.sequence)
+
+
+class Sessions:
+    """At most one open session per group. A session is opened once, however many writes wait for it."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._opening: dict[GroupId, asyncio.Task[Session]] = {}
+
+    async def take(self, group: GroupId, slot: int, deadline: Deadline) -> Ticket:
+        """The next sequence of `slot` in a session of `group`.
+
+        Raises:
+            Unavailable: no session, or no room in its window, before the deadline.
+            NotFound: no such group.
+        """
+        session = await self._session(group)
+        state = session.slots.setdefault(slot, _Slot())
+        while state.next > state.settled + WINDOW:
+            state.moved.clear()
+            try:
+                await asyncio.wait_for(state.moved.wait(), deadline.left_s)
+            except TimeoutError:
+                raise Unavailable(f"{WINDOW} writes to slot {slot} wait for their answers") from None
+        sequence = state.next
+        state.next += 1
+        state.open.add(sequence)
+        return Ticket(session, state, sequence)
+
+    def drop(self, session: Session) -> None:
+        """The group does not know it: the next write opens another."""
+        task = self._opening.get(session.group)
+        if task is not None and task.done() and not task.cancelled() and task.result() is session:
+            del self._opening[session.group]
+
+    async def _session(self, group: GroupId) -> Session:
+        task = self._opening.get(group)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._opening[group] = asyncio.create_task(self._open(group))
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())
+        return task.result() if task.done() else await asyncio.shield(task)
+
+    async def _open(self, group: GroupId) -> Session:
+        _, reply = await self._calls.ask_group(group, OpenSession(group))
+        assert isinstance(reply, SessionOpened), reply
+        return Session(reply.session, group)

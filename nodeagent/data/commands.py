@@ -1,0 +1,139 @@
+"""Commands of a data group, as its log carries them."""
+
+import msgspec
+
+from nodeagent.model.files import Tombstone
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import Adoption
+from nodeagent.model.operation import Ranges, SealResult
+from nodeagent.model.schema import TableSchema
+
+
+class WriteRows(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """Rows of one table of one partition, validated by the leader before it proposed them."""
+
+    session: str
+    sequence: int
+    settled: int
+    slot: int
+    partition: PartitionKey
+    table: str
+    schema_version: int
+    rows: int
+    time_min: int
+    time_max: int
+    ipc: bytes
+
+
+class OpenSession(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """The session's id is made of the group and this entry's index, so it is never used twice."""
+
+
+class ExpireSessions(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    sessions: tuple[str, ...]
+
+
+class UseSchema(msgspec.Struct, array_like=True, frozen=True, tag=4):
+    """From here on the group may hold rows of this version of the table."""
+
+    schema: TableSchema
+
+
+class CloseFile(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """Every row of these partitions that precedes this entry goes into files.
+
+    One file per table; names and column lists follow from this entry's index and the schemas in
+    use, so they are the same on every member.
+    """
+
+    partitions: tuple[tuple[int, PartitionKey], ...]
+    """(slot, partition)"""
+
+    compression: str = "ZSTD"
+    memory_threshold: int = 1 << 40
+    format_version: int = 1
+
+
+class DeleteRange(msgspec.Struct, array_like=True, frozen=True, tag=6):
+    session: str
+    sequence: int
+    settled: int
+    slot: int
+    partition: PartitionKey
+    table: str
+    tags: tuple[tuple[str, str | None], ...]
+    time_from: int
+    time_to: int
+
+
+class Seal(msgspec.Struct, array_like=True, frozen=True, tag=7):
+    """From here on the group accepts no write for these slots."""
+
+    operation: str
+    table_version: int
+    slots: Ranges
+
+
+class Unseal(msgspec.Struct, array_like=True, frozen=True, tag=8):
+    """The operation was cancelled; a later `Seal` of it has no effect."""
+
+    operation: str
+    table_version: int
+
+
+class Open(msgspec.Struct, array_like=True, frozen=True, tag=9):
+    """The group owns these slots now. `results` are those of every losing group of the slots."""
+
+    operation: str
+    table_version: int
+    slots: Ranges
+    results: tuple[SealResult, ...]
+
+
+class Adopt(msgspec.Struct, array_like=True, frozen=True, tag=10):
+    """Staged files of previous holders enter the manifest, older than everything since `Open`."""
+
+    operation: str
+    slots: Ranges
+    files: tuple[Adoption, ...]
+    tombstones: tuple[Tombstone, ...]
+
+
+class Release(msgspec.Struct, array_like=True, frozen=True, tag=11):
+    """The copies are proved: forget the sealed slots of this operation and their files."""
+
+    operation: str
+    table_version: int
+
+
+class Opaque(msgspec.Struct, array_like=True, frozen=True, tag=12):
+    """Bytes that only the log sees."""
+
+    payload: bytes
+
+
+Command = (
+    WriteRows
+    | OpenSession
+    | ExpireSessions
+    | UseSchema
+    | CloseFile
+    | DeleteRange
+    | Seal
+    | Unseal
+    | Open
+    | Adopt
+    | Release
+    | Opaque
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+
+
+def encode(command: Command) -> bytes:
+    return _encoder.encode(command)
+
+
+def decode(data: bytes) -> Command:
+    return _decoder.decode(data)

@@ -1,0 +1,116 @@
+"""Which slots a group may write, and where the others stand in a hand-over.
+
+    (unknown) --Open--> open --Seal--> sealed --Release--> (unknown)
+                          ^              |
+                          +---Unseal-----+
+
+An operation that was cancelled or released is remembered, so that a late duplicate of one of its
+commands has no effect; a cancelled one is remembered even when its seal was never seen.
+"""
+
+import msgspec
+
+from nodeagent.model.ids import GroupId
+from nodeagent.model.operation import Ranges
+from nodeagent.partition.ranges import to_slots
+
+ENDED_KEPT = 1024
+
+
+class Sealed(msgspec.Struct):
+    """Slots sealed by one operation; they stay a source of copies until released."""
+
+    slots: set[int]
+    index: int
+    sessions: bytes
+    hollow: bool = False
+    """This member joined after the seal was planned and was given no files of these slots."""
+
+
+class Arriving(msgspec.Struct):
+    """Slots opened by an operation whose older rows are not adopted yet."""
+
+    slots: set[int]
+    index: int
+    sources: list[GroupId]
+
+
+def expand(ranges: Ranges) -> set[int]:
+    return set(to_slots(ranges))
+
+
+class Slots(msgspec.Struct):
+    open: set[int] = msgspec.field(default_factory=set)
+    sealed: dict[str, Sealed] = msgspec.field(default_factory=dict)
+    arriving: dict[str, Arriving] = msgspec.field(default_factory=dict)
+    ended: dict[str, str] = msgspec.field(default_factory=dict)
+    """operation -> `cancelled` or `released`, newest last, bounded by `ENDED_KEPT`"""
+
+    def sealed_by(self, slot: int) -> str | None:
+        return next((op for op, s in self.sealed.items() if slot in s.slots), None)
+
+    def arriving_by(self, slot: int) -> str | None:
+        return next((op for op, a in self.arriving.items() if slot in a.slots), None)
+
+    def without_files(self, operations: set[str]) -> "Slots":
+        """As sent to a new member: it learns of the seals of `operations`, but not their files."""
+        sealed = {
+            op: Sealed(s.slots, s.index, s.sessions, s.hollow or op in operations)
+            for op, s in self.sealed.items()
+        }
+        return Slots(self.open, sealed, self.arriving, self.ended)
+
+    def held(self) -> set[int]:
+        """Slots whose rows this group keeps, as owner or as source."""
+        out = set(self.open)
+        for sealed in self.sealed.values():
+            out |= sealed.slots
+        return out
+
+    def seal(self, operation: str, slots: Ranges, index: int, sessions: bytes) -> bool:
+        """Whether it had an effect."""
+        if operation in self.ended or operation in self.sealed:
+            return False
+        moved = expand(slots) & self.open
+        self.open -= moved
+        self.sealed[operation] = Sealed(moved, index, sessions)
+        return True
+
+    def unseal(self, operation: str) -> bool:
+        if operation in self.ended:
+            return False
+        self._end(operation, "cancelled")
+        sealed = self.sealed.pop(operation, None)
+        if sealed is None:
+            return False
+        self.open |= sealed.slots
+        return True
+
+    def open_for(self, operation: str, slots: Ranges, index: int, sources: list[GroupId]) -> bool:
+        if operation in self.ended or operation in self.arriving:
+            return False
+        opened = expand(slots) - self.open
+        self.open |= opened
+        self.arriving[operation] = Arriving(opened, index, sources)
+        return True
+
+    def adopted(self, operation: str, slots: Ranges) -> None:
+        arriving = self.arriving.get(operation)
+        if arriving is None:
+            return
+        arriving.slots -= expand(slots)
+        if not arriving.slots:
+            del self.arriving[operation]
+            self._end(operation, "adopted")
+
+    def release(self, operation: str) -> set[int]:
+        """Slots to forget."""
+        self._end(operation, "released")
+        sealed = self.sealed.pop(operation, None)
+        return sealed.slots - self.open if sealed else set()
+
+    def _end(self, operation: str, how: str) -> None:
+        self.ended.pop(operation, None)
+        self.ended[operation] = how
+        while len(self.ended) > ENDED_KEPT:
+            self.ended.pop(next(iter(self.ended)))

@@ -1,0 +1,476 @@
+"""One data group's state: a pure function of its log.
+
+`apply` takes committed entries in order and returns what each answers. Slow work (closing, adopting,
+deleting files) leaves as jobs; the state changes when their results come back, which is why every
+state has two indexes: `applied` and `materialised` (all file-making entries up to it are done).
+
+Invariants:
+    a write has an effect only when its slot is open by the log prefix before it;
+    no row leaves memory before the file that holds it is durable and in the manifest;
+    the log is needed from `base() + 1` on, and from no earlier index.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from nodeagent.data import closing, commands
+from nodeagent.data.commands import Command
+from nodeagent.data.sessions import Sessions
+from nodeagent.data.slots import Slots, expand
+from nodeagent.model import limits
+from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.files import FileMeta, Tombstone
+from nodeagent.model.ids import GroupId, PartitionKey
+from nodeagent.model.jobs import AdoptFiles, CloseFiles, DeleteFiles, Job
+from nodeagent.model.operation import Ranges
+from nodeagent.model.requests import Accepted, ErrorReply, Reply, SessionOpened, Written
+from nodeagent.model.schema import TableSchema
+from nodeagent.table.manifest import Manifest
+from nodeagent.table.memtable import Memtable
+
+INITIAL_INDEX = 1
+"""Where the log of a new group begins. The first slots are in no entry, so index 1 stands for them: a
+member that joins with nothing can never be served from the log alone, it needs a checkpoint."""
+
+
+class Checkpoint(msgspec.Struct):
+    """The state at `applied`, without the rows that are still in the log."""
+
+    group: GroupId
+    applied: int
+    slots: Slots
+    sessions: Sessions
+    schemas: list[TableSchema]
+    tombstones: list[Tombstone]
+    files: list[FileMeta]
+    closed_through: list[tuple[PartitionKey, int]]
+    refused: list[int]
+    """Writes in the kept log that had no effect."""
+
+    pending: list[tuple[int, bytes, list[TableSchema]]]
+    """(index, entry, schemas then in use) of closes whose files are not made."""
+
+    adopting: list[tuple[int, bytes]]
+
+
+@dataclass(slots=True)
+class Adopting:
+    """An `Adopt` whose files are not in place yet."""
+
+    index: int
+    command: commands.Adopt
+
+
+@dataclass(slots=True)
+class DataState:
+    """See the module. `jobs` collects work for the host, which numbers and runs it."""
+
+    group: GroupId
+    applied: int = 0
+    slots: Slots = field(default_factory=Slots)
+    sessions: Sessions = field(default_factory=Sessions)
+    schemas: dict[tuple[str, str], TableSchema] = field(default_factory=dict)
+    tombstones: list[Tombstone] = field(default_factory=list)
+    manifest: Manifest = field(default_factory=Manifest)
+    memtable: Memtable = field(default_factory=Memtable)
+    closed_through: dict[PartitionKey, int] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+    pending: list[closing.Pending] = field(default_factory=list)
+    adopting: list[Adopting] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
+    recovered_to: int = 0
+    """Entries up to here only give their rows back to the memtable."""
+
+    delivered: int = 0
+    """Last entry seen; behind `applied` only while rows are given back."""
+
+    slot_of: dict[PartitionKey, int] = field(default_factory=dict)
+    """Slots of the partitions in the memtable."""
+
+    # --- applying ----------------------------------------------------------------------------------
+
+    def apply(self, first: int, entries: list[Entry], now: int) -> list[tuple[int, Reply]]:
+        """Apply committed entries from index `first`; the answers, by index."""
+        replies = []
+        for index, entry in enumerate(entries, first):
+            self.delivered = index
+            if index <= self.recovered_to:
+                self._recover(index, entry, now)
+                continue
+            assert index == self.applied + 1, (self.group, index, self.applied)
+            self.applied = index
+            if entry.kind == EntryKind.COMMAND:
+                replies.append((index, self._apply(index, commands.decode(entry.data), now)))
+        return replies
+
+    def _apply(self, index: int, command: Command, now: int) -> Reply:
+        match command:
+            case commands.WriteRows():
+                return self._write(index, command, now)
+            case commands.Opaque():
+                return Accepted(index)
+            case commands.OpenSession():
+                return self._open_session(index)
+            case commands.ExpireSessions():
+                self.sessions.expire(command.sessions)
+            case commands.UseSchema():
+                self._use_schema(command.schema)
+            case commands.CloseFile():
+                self._close(index, command)
+            case commands.DeleteRange():
+                return self._delete(index, command)
+            case commands.Seal():
+                self._seal(index, command)
+            case commands.Unseal():
+                self.slots.unseal(command.operation)
+            case commands.Open():
+                self._open(index, command)
+            case commands.Adopt():
+                self._adopt(index, command)
+            case commands.Release():
+                self._release(command)
+        return Accepted(index)
+
+    def _recover(self, index: int, entry: Entry, now: int) -> None:
+        """Give a row that the checkpoint does not hold back to the memtable."""
+        if entry.kind != EntryKind.COMMAND or index in self.refused:
+            return
+        command = commands.decode(entry.data)
+        if isinstance(command, commands.WriteRows):
+            if index > self.closed_through.get(command.partition, 0):
+                self._remember(index, command, now)
+        elif isinstance(command, commands.CloseFile | commands.Seal) and any(
+            p.index == index for p in self.pending
+        ):
+            self._refreeze(index)
+
+    # --- rows --------------------------------------------------------------------------------------
+
+    def check_slot(self, slot: int) -> ErrorReply | None:
+        """Why a write to `slot` has no effect by the state as it is, if so."""
+        if slot in self.slots.open:
+            return None
+        waiting = self.slots.sealed_by(slot) is not None
+        return ErrorReply(
+            "moved",
+            f"slot {slot} is not open in group {self.group}",
+            details={"slot": slot, "wait": waiting},
+        )
+
+    def _write(self, index: int, w: commands.WriteRows, now: int) -> Reply:
+        refusal = self.check_slot(w.slot) or self._check_session(w.session, w.slot, w.sequence, w.settled)
+        if refusal is None:
+            schema = self.schemas.get((w.partition.storage_group, w.table))
+            if schema is None or schema.version < w.schema_version:
+                refusal = ErrorReply("schema_mismatch", f"table {w.table} is not in use at this version")
+        if refusal is not None:
+            self.refused.add(index)
+            return refusal
+        seen = self.sessions.of(w.session, w.slot)
+        seen.settle(w.settled)
+        if seen.has(w.sequence):
+            self.refused.add(index)
+            return Written(0, duplicate=True)
+        seen.add(w.sequence)
+        self._remember(index, w, now)
+        return Written(index)
+
+    def _check_session(self, session: str, slot: int, sequence: int, settled: int) -> ErrorReply | None:
+        if not self.sessions.knows(session, slot):
+            return ErrorReply("session_expired", f"session {session} is not known to group {self.group}")
+        seen = self.sessions.seen.get(slot, {}).get(session)
+        floor = max(seen.floor, settled) if seen is not None else settled
+        if sequence > floor + limits.SESSION_WINDOW:
+            return ErrorReply(
+                "overloaded", f"sequence {sequence} is more than {limits.SESSION_WINDOW} past {floor}"
+            )
+        return None
+
+    def _remember(self, index: int, w: commands.WriteRows, now: int) -> None:
+        self.slot_of[w.partition] = w.slot
+        self.memtable.add(
+            w.partition,
+            w.table,
+            (index,),
+            w.ipc,
+            rows=w.rows,
+            time_min=w.time_min,
+            time_max=w.time_max,
+            now_ms=now,
+        )
+
+    def _delete(self, index: int, d: commands.DeleteRange) -> Reply:
+        refusal = self.check_slot(d.slot) or self._check_session(d.session, d.slot, d.sequence, d.settled)
+        if refusal is not None:
+            return refusal
+        seen = self.sessions.of(d.session, d.slot)
+        seen.settle(d.settled)
+        if seen.has(d.sequence):
+            return Written(0, duplicate=True)
+        seen.add(d.sequence)
+        self.tombstones.append(Tombstone((index,), d.partition, d.table, d.tags, d.time_from, d.time_to))
+        return Written(index)
+
+    def _open_session(self, index: int) -> Reply:
+        session = f"{self.group}:{index}"
+        if not self.sessions.open(session):
+            return ErrorReply(
+                "overloaded", f"group {self.group} has {limits.SESSIONS_PER_GROUP_MAX} sessions"
+            )
+        return SessionOpened(session)
+
+    def _use_schema(self, schema: TableSchema) -> None:
+        key = (schema.storage_group, schema.table)
+        known = self.schemas.get(key)
+        if known is None or schema.version > known.version:
+            self.schemas[key] = schema
+
+    # --- files -------------------------------------------------------------------------------------
+
+    def _close(
+        self,
+        index: int,
+        command: commands.CloseFile,
+        schemas: dict[tuple[str, str], TableSchema] | None = None,
+    ) -> None:
+        frozen = []
+        for slot, partition in command.partitions:
+            held = self.memtable.partition(partition)
+            before = held.frozen_through if held else 0
+            tables = {
+                table: fresh
+                for table, batches in self.memtable.freeze(partition, index).items()
+                if (fresh := tuple(b for b in batches if b.order[0] > before))
+            }
+            if tables:
+                frozen.append((slot, partition, tables))
+        if frozen:
+            pending = closing.plan(index, command, frozen, schemas or self.schemas, self.tombstones)
+            self.pending.append(pending)
+            self.jobs.append(CloseFiles(self.group, tuple(pending.units)))
+
+    def _refreeze(self, index: int) -> None:
+        """A close of the checkpoint whose files were not made: its rows are back in the memtable.
+
+        It closes with the schemas of its own time: another column list would give other bytes (law 6).
+        """
+        at = next(i for i, p in enumerate(self.pending) if p.index == index)
+        waiting = self.pending.pop(at)
+        later = self.pending[at:]
+        del self.pending[at:]
+        self._close(index, waiting.command, {(s.storage_group, s.table): s for s in waiting.schemas})
+        self.pending += later
+
+    def on_closed(self, job: CloseFiles, files: tuple[FileMeta | None, ...]) -> None:
+        """The files `job` asked for are durable."""
+        names = tuple(u.spec.name for u in job.units)
+        for pending in self.pending:
+            if pending.names == names:
+                pending.made = files
+        # In order, so that dropping rows up to one close never drops those of an earlier one.
+        while self.pending and self.pending[0].made is not None:
+            self._materialise(self.pending.pop(0))
+
+    def _materialise(self, pending: closing.Pending) -> None:
+        held = self.slots.held()
+        made = closing.made_files(pending)
+        self.manifest.add(f for f in made if f.slot in held)
+        orphans = tuple(f for f in made if f.slot not in held)
+        if orphans:  # the slot was released while its last files were still being made
+            self.jobs.append(DeleteFiles(self.group, orphans))
+        for partition in {u.spec.partition for u in pending.units}:
+            self.memtable.drop(partition, pending.index)
+            if self.memtable.partition(partition) is None:
+                self.slot_of.pop(partition, None)
+            self.closed_through[partition] = max(self.closed_through.get(partition, 0), pending.index)
+        self._prune_tombstones()
+
+    def _prune_tombstones(self) -> None:
+        """Forget deletes that mask nothing any more: no older file, no row in memory, nothing to arrive."""
+        if not self.tombstones or self.slots.arriving:
+            return
+        self.tombstones = [
+            t
+            for t in self.tombstones
+            if self.memtable.partition(t.partition) is not None
+            or any(f.order < t.order for f in self.manifest.of_partition(t.partition, t.table))
+        ]
+
+    # --- hand-over ---------------------------------------------------------------------------------
+
+    def _seal(self, index: int, command: commands.Seal) -> None:
+        exported = self.sessions.export(expand(command.slots))
+        if not self.slots.seal(command.operation, command.slots, index, exported):
+            return
+        moved = self.slots.sealed[command.operation].slots
+        self._close(index, self._seal_close(moved))
+
+    def _seal_close(self, slots: set[int]) -> commands.CloseFile:
+        """Sorted: the order of first writes in memory depends on when files were made, names may not."""
+        return commands.CloseFile(tuple((s, p) for p, s in sorted(self.slot_of.items()) if s in slots))
+
+    def _open(self, index: int, command: commands.Open) -> None:
+        sources = [r.group for r in command.results]
+        if not self.slots.open_for(command.operation, command.slots, index, sources):
+            return
+        slots = expand(command.slots)
+        for result in command.results:
+            self.sessions.admit(result.sessions, slots)
+
+    def _adopt(self, index: int, command: commands.Adopt) -> None:
+        if command.operation in self.slots.ended or command.operation not in self.slots.arriving:
+            return
+        self.adopting.append(Adopting(index, command))
+        self.jobs.append(AdoptFiles(command.operation, self.group, command.files))
+
+    def on_adopted(self, job: AdoptFiles) -> None:
+        """The files of an `Adopt` are in place under their new names."""
+        at = next((i for i, a in enumerate(self.adopting) if a.command.files == job.files), None)
+        if at is None:
+            return
+        command = self.adopting.pop(at).command
+        held = self.slots.held()
+        self.manifest.add(a.meta for a in command.files if a.meta.slot in held)
+        orphans = tuple(a.meta for a in command.files if a.meta.slot not in held)
+        if orphans:  # released while they were still being put in place
+            self.jobs.append(DeleteFiles(self.group, orphans))
+        self.tombstones = [*(t for t in command.tombstones if t not in self.tombstones), *self.tombstones]
+        self.slots.adopted(command.operation, command.slots)
+
+    def _release(self, command: commands.Release) -> None:
+        gone = self.slots.release(command.operation)
+        if not gone:
+            return
+        self.sessions.forget(gone)
+        doomed = tuple(f for slot in sorted(gone) for f in self.manifest.remove_slot(slot))
+        partitions = {f.partition for f in doomed}
+        self.tombstones = [t for t in self.tombstones if t.partition not in partitions]
+        if doomed:
+            self.jobs.append(DeleteFiles(self.group, doomed))
+
+    # --- indexes and checkpoints -------------------------------------------------------------------
+
+    @property
+    def materialised(self) -> int:
+        waiting = [p.index for p in self.pending] + [a.index for a in self.adopting]
+        return min(waiting, default=self.applied + 1) - 1
+
+    def base(self) -> int:
+        """The log is needed from the next index on."""
+        needed = [p.first_index for p in self.pending] + [a.index for a in self.adopting]
+        needed.append(self.memtable.first_index() or self.applied + 1)
+        return min(min(needed) - 1, self.applied)
+
+    @property
+    def recovered(self) -> bool:
+        """Every row the checkpoint left in the log is back in memory."""
+        return self.delivered >= self.recovered_to
+
+    def sealed_ready(self, operation: str) -> bool:
+        """Whether this member applied the seal and made every file of the sealed slots."""
+        sealed = self.slots.sealed.get(operation)
+        if sealed is None or not self.sealed_whole(operation, sealed.slots):
+            return False
+        return not any(u.spec.slot in sealed.slots for p in self.pending for u in p.units)
+
+    def sealed_whole(self, operation: str, slots: set[int]) -> bool:
+        """Whether files and memory together are everything that was written to these sealed slots.
+
+        They are not while files that an earlier operation brought are still to be put in place here.
+        """
+        sealed = self.slots.sealed.get(operation)
+        if sealed is None or sealed.hollow or not self.recovered or not slots <= sealed.slots:
+            return False
+        if any(not slots.isdisjoint(a.slots) for a in self.slots.arriving.values()):
+            return False
+        return not any(not slots.isdisjoint(expand(a.command.slots)) for a in self.adopting)
+
+    def is_hollow(self, operation: str) -> bool:
+        """Whether the slots sealed by `operation` are known here without their files."""
+        sealed = self.slots.sealed.get(operation)
+        return sealed is not None and sealed.hollow
+
+    def sources(self, operations: set[str]) -> set[int]:
+        """Slots that left with one of `operations` and are kept only as a source of copies."""
+        sealed = (self.slots.sealed[op].slots for op in operations if op in self.slots.sealed)
+        return set[int]().union(*sealed) - self.slots.open
+
+    def checkpoint(self, without: set[str] | None = None) -> Checkpoint:
+        """The state to save; for a new member without the files that operations in `without` sealed."""
+        operations = without or set()
+        sources = self.sources(operations)
+        assert self.recovered, (self.group, self.delivered, self.recovered_to)
+        base = self.base()
+        self.closed_through = {p: i for p, i in self.closed_through.items() if i > base}
+        self.refused = {i for i in self.refused if i > base}
+        return Checkpoint(
+            group=self.group,
+            applied=self.applied,
+            slots=self.slots.without_files(operations) if operations else self.slots,
+            sessions=self.sessions,
+            schemas=list(self.schemas.values()),
+            tombstones=self.tombstones,
+            files=[f for f in self.manifest.files() if f.slot not in sources],
+            closed_through=sorted(self.closed_through.items()),
+            refused=sorted(self.refused),
+            pending=[(p.index, commands.encode(p.command), p.schemas) for p in self.pending],
+            adopting=[(a.index, commands.encode(a.command)) for a in self.adopting],
+        )
+
+    def superseded(self, old: "DataState") -> tuple[FileMeta, ...]:
+        """Files of the state this one replaced that will never be named here.
+
+        None when this state is older: then the log after it makes files of the same names again.
+        """
+        if self.applied < old.applied:
+            return ()
+        closing_ = {p.index for p in self.pending}
+        adopted = {f.meta.name for a in self.adopting for f in a.command.files}
+        return tuple(
+            f
+            for f in old.manifest.files()
+            if f.name not in self.manifest and f.name not in adopted and f.order[0] not in closing_
+        )
+
+    @classmethod
+    def restore(cls, saved: Checkpoint, base: int) -> "DataState":
+        """State at `saved.applied`; rows come back as the log after `base` is applied again."""
+        state = cls(
+            saved.group,
+            applied=saved.applied,
+            slots=saved.slots,
+            sessions=saved.sessions,
+            schemas={(s.storage_group, s.table): s for s in saved.schemas},
+            tombstones=saved.tombstones,
+            closed_through=dict(saved.closed_through),
+            refused=set(saved.refused),
+            recovered_to=saved.applied,
+            delivered=base,
+        )
+        state.manifest.add(saved.files)
+        for index, data, schemas in saved.pending:
+            command = commands.decode(data)
+            assert isinstance(command, commands.CloseFile)
+            state.pending.append(closing.Pending(index, command, [], index, schemas))
+        for index, data in saved.adopting:
+            command = commands.decode(data)
+            assert isinstance(command, commands.Adopt)
+            state.adopting.append(Adopting(index, command))
+            state.jobs.append(AdoptFiles(command.operation, state.group, command.files))
+        return state
+
+
+def initial(group: GroupId, slots: Ranges) -> DataState:
+    """State of a group that the meta log created owning `slots`, as of `INITIAL_INDEX`."""
+    state = DataState(group, applied=INITIAL_INDEX, delivered=INITIAL_INDEX)
+    state.slots.open = expand(slots)
+    return state
+
+
+def encode_checkpoint(saved: Checkpoint) -> bytes:
+    return msgspec.msgpack.encode(saved)
+
+
+def decode_checkpoint(payload: bytes) -> Checkpoint:
+    return msgspec.msgpack.decode(payload, type=Checkpoint)

@@ -1,0 +1,191 @@
+"""A data group's replica: files, closes, reads from files and memory."""
+
+from collections.abc import Callable, Iterable
+
+from nodeagent.data import commands
+from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint
+from nodeagent.host.desk import Desk
+from nodeagent.host.outbox import Outbox
+from nodeagent.host.replica import Replica
+from nodeagent.model.config import NodeConfig
+from nodeagent.model.entries import Entry
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import GroupId, NodeId, PartitionKey
+from nodeagent.model.jobs import AdoptFiles, CloseFiles, DeleteFiles, Failed, FilesClosed, Job, JobResult
+from nodeagent.model.requests import Reply
+from nodeagent.raft.core import Raft
+
+CLOSE_PARTITIONS_MAX = 256
+JOB_RETRY_MS = 1_000
+
+
+class DataReplica(Replica):
+    """Runs the state's jobs one after the other per kind, retrying what fails.
+
+    The leader alone decides when partitions are closed; all members then close the same rows.
+    """
+
+    def __init__(
+        self,
+        group: GroupId,
+        raft: Raft,
+        desk: Desk,
+        outbox: Outbox,
+        state: DataState,
+        config: NodeConfig,
+        new_id: Callable[[], str],
+        is_source: Callable[[str, GroupId, NodeId], bool],
+    ) -> None:
+        super().__init__(group, raft, desk, outbox)
+        self.state = state
+        self.config = config
+        self._new_id = new_id
+        self._is_source = is_source
+        self._closing = (0, 0)
+        """(term, index) of the last `CloseFile` we proposed; no other before it is applied."""
+
+        self.led_from = 0
+        """Leader: everything earlier leaders logged is applied from this index on."""
+
+        self._adopted: set[str] = set()
+        self.settled: frozenset[str] = frozenset(state.slots.ended)
+        """Operations whose outcome here is in the durable checkpoint: their staged files may go."""
+
+        self._used: dict[str, int] = {}
+        """When a session was last seen by this leader."""
+
+    # --- the state's jobs --------------------------------------------------------------------------
+
+    def start_jobs(self) -> None:
+        jobs, self.state.jobs = self.state.jobs, []
+        for job in jobs:
+            self._start(job)
+
+    def _start(self, job: Job) -> None:
+        if not self.removed:
+            state = self.state
+            self.job(job, lambda r: self._on_job(job, state, r))
+
+    def _on_job(self, job: Job, state: DataState, result: JobResult) -> None:
+        if self.removed or state is not self.state:
+            return  # the state that asked is gone; the one that replaced it asks for what it needs
+        if isinstance(result, Failed):
+            # Rows stay in memory and their log stays: nothing is lost, only late.
+            self.error = f"{type(job).__name__}: {result.what}"
+            self.desk.note("job_failed", group=self.group, job=type(job).__name__, why=result.what)
+            self.desk.later(JOB_RETRY_MS, lambda: self._start(job) if state is self.state else None)
+            return
+        self.error = ""
+        if isinstance(job, CloseFiles):
+            assert isinstance(result, FilesClosed)
+            self.state.on_closed(job, result.files)
+        elif isinstance(job, AdoptFiles):
+            self.state.on_adopted(job)
+        self.unsaved += 1
+        self.start_jobs()
+
+    # --- closing -----------------------------------------------------------------------------------
+
+    def maybe_close(self) -> None:
+        """Leader: close what is too big, too old, or pins too much log."""
+        term, index = self._closing
+        if not self.leads or not self.state.slot_of or (term == self.raft.term and self.seen < index):
+            return
+        partitions = self.state.memtable.partitions()
+        open_ = [(p, held) for p, held in partitions.items() if held.frozen_through < held.last_index]
+        idle_before = self.desk.now - self.config.idle_close_ms
+        due = {p for p, h in open_ if h.open_bytes > self.config.partition_bytes_max}
+        due |= {p for p, h in open_ if h.last_write_ms < idle_before}
+        unfrozen = sum(h.open_bytes for _, h in open_)
+        if unfrozen > self.config.memtable_bytes_max or self.log_bytes() > self.config.log_bytes_max:
+            due |= {p for p, _ in open_}
+        self.close(sorted(due))
+
+    def close(self, partitions: Iterable[PartitionKey], token: int | None = None) -> None:
+        pairs = [(self.state.slot_of[p], p) for p in partitions if p in self.state.slot_of]
+        chunks = [pairs[i : i + CLOSE_PARTITIONS_MAX] for i in range(0, len(pairs), CLOSE_PARTITIONS_MAX)]
+        data = [commands.encode(commands.CloseFile(tuple(c))) for c in chunks]
+        if not data and token is not None:
+            data = [commands.encode(commands.Opaque(b""))]
+        if data:
+            first = self.propose(data, token)
+            if first is not None:
+                self._closing = (self.raft.term, first + len(data) - 1)
+
+    # --- sessions ----------------------------------------------------------------------------------
+
+    def used(self, session: str) -> None:
+        self._used[session] = self.desk.now
+
+    def expire_sessions(self) -> None:
+        """Leader: end sessions nobody used for `session_ttl_ms`, by a log entry."""
+        if not self.leads:
+            self._used.clear()
+            return
+        known = self.state.sessions.own | set(self.state.sessions.guests)
+        self._used = {s: self._used.get(s, self.desk.now) for s in known}
+        before = self.desk.now - self.config.session_ttl_ms
+        old = tuple(sorted(s for s, at in self._used.items() if at < before))
+        if old:
+            self.propose([commands.encode(commands.ExpireSessions(old))])
+
+    # --- hooks -------------------------------------------------------------------------------------
+
+    @property
+    def seen(self) -> int:
+        return self.state.delivered
+
+    @property
+    def state_index(self) -> int:
+        return self.state.recovered_to
+
+    def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
+        replies = self.state.apply(first, entries, self.desk.now)
+        self.start_jobs()
+        return replies
+
+    def log_needed_after(self) -> int:
+        return self.state.base()
+
+    def encode_state(self, peer: NodeId | None) -> bytes:
+        if peer is None:
+            self._adopted = set(self.state.slots.ended)
+        return encode_checkpoint(self.state.checkpoint(self._not_for(peer)))
+
+    def restore(self, payload: bytes, base: int) -> None:
+        old, self.state = self.state, DataState.restore(decode_checkpoint(payload), base)
+        superseded = self.state.superseded(old)
+        if superseded:
+            self.state.jobs.append(DeleteFiles(self.group, superseded))
+        self._closing = (0, 0)
+        self.settled = frozenset(self.state.slots.ended)
+        self.start_jobs()
+
+    def new_snapshot_id(self) -> str:
+        return self._new_id()
+
+    def on_saved(self) -> None:
+        self.settled = frozenset(self._adopted)
+
+    def on_role(self) -> None:
+        if self.leads:
+            self.led_from = self.raft.log.last_index
+
+    def snapshot_ready(self, peer: NodeId) -> bool:
+        """A member that holds the files of sealed slots must not be given a state that lacks them."""
+        state = self.state
+        if state.adopting:
+            return False
+        return not any(
+            state.is_hollow(op) and self._is_source(op, self.group, peer) for op in state.slots.sealed
+        )
+
+    def _not_for(self, peer: NodeId | None) -> set[str]:
+        """Operations whose sealed slots `peer` has no use for, as it is no source of them."""
+        if peer is None:
+            return set()
+        return {op for op in self.state.slots.sealed if not self._is_source(op, self.group, peer)}
+
+    def snapshot_files(self, peer: NodeId) -> tuple[FileMeta, ...]:
+        without = self.state.sources(self._not_for(peer))
+        return tuple(f for f in self.state.manifest.files() if f.slot not in without)

@@ -1,0 +1,95 @@
+"""Where the rooms of a host put their effects, and where results find their way back."""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nodeagent.model.entries import LogOp
+from nodeagent.model.ids import NodeId
+from nodeagent.model.jobs import Job, JobResult
+from nodeagent.model.raft_messages import Routed
+from nodeagent.model.requests import ErrorReply, Reply, Request
+
+To = NodeId | tuple[str, int]
+
+
+@dataclass(slots=True)
+class Effects:
+    """What the shell must do now. Order between the fields does not matter: the outbox saw to it."""
+
+    persist: tuple[int, list[LogOp]] | None = None
+    """Batch number and operations; `Host.on_persisted(batch)` when durable."""
+
+    sends: list[tuple[NodeId, list[Routed]]] = field(default_factory=list)
+    """One frame per peer."""
+
+    replies: list[tuple[int, Reply]] = field(default_factory=list)
+    jobs: list[tuple[int, Job]] = field(default_factory=list)
+    calls: list[tuple[int, To, Request]] = field(default_factory=list)
+    notes: list[tuple[str, dict[str, object]]] = field(default_factory=list)
+    """Log lines: event name and fields."""
+
+
+class Desk:
+    """Numbers jobs and calls and remembers who waits for them; keeps timers.
+
+    `now` is monotonic, `wall` the wall clock for records, both in milliseconds and set by the host
+    before it deals out an event.
+    """
+
+    def __init__(self, now: int, wall: int) -> None:
+        self.now = now
+        self.wall = wall
+        self.replies: list[tuple[int, Reply]] = []
+        self.jobs: list[tuple[int, Job]] = []
+        self.calls: list[tuple[int, To, Request]] = []
+        self.notes: list[tuple[str, dict[str, object]]] = []
+        self._number = 0
+        self._jobs: dict[int, Callable[[JobResult], None]] = {}
+        self._calls: dict[int, Callable[[Reply], None]] = {}
+        self._timers: list[tuple[int, int, Callable[[], None]]] = []
+
+    def _next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def reply(self, token: int, reply: Reply) -> None:
+        self.replies.append((token, reply))
+
+    def refuse(self, token: int, code: str, what: str, next_step: str = "") -> None:
+        self.reply(token, ErrorReply(code, what, next_step))
+
+    def job(self, job: Job, then: Callable[[JobResult], None]) -> None:
+        number = self._next()
+        self._jobs[number] = then
+        self.jobs.append((number, job))
+
+    def call(self, to: To, request: Request, then: Callable[[Reply], None]) -> None:
+        number = self._next()
+        self._calls[number] = then
+        self.calls.append((number, to, request))
+
+    def later(self, delay_ms: int, then: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (self.now + delay_ms, self._next(), then))
+
+    def note(self, event: str, **fields: object) -> None:
+        self.notes.append((event, fields))
+
+    def on_job(self, number: int, result: JobResult) -> None:
+        then = self._jobs.pop(number, None)
+        if then is not None:
+            then(result)
+
+    def on_reply(self, call: int, reply: Reply) -> None:
+        then = self._calls.pop(call, None)
+        if then is not None:
+            then(reply)
+
+    def fire(self) -> None:
+        """Run the timers that are due."""
+        while self._timers and self._timers[0][0] <= self.now:
+            heapq.heappop(self._timers)[2]()
+
+    @property
+    def deadline(self) -> int | None:
+        return self._timers[0][0] if self._timers else None

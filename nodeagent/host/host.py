@@ -1,0 +1,524 @@
+"""One node's groups behind six events and one `take()`.
+
+Contract for the shell (runtime or simulator):
+    1. feed events: messages, requests, completions, time;
+    2. call `take()`; repeat 1 and 2;
+    3. make `persist` durable and say so with `on_persisted`; batches complete in order;
+    4. send `sends` and `replies`, run `jobs` and `calls`, in any order, and feed their results back.
+Nothing taken may be dropped, but sends may be lost and jobs and calls may fail.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
+from nodeagent.host.admission import Admission
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.desk import Desk, Effects
+from nodeagent.host.handlers import Handlers
+from nodeagent.host.meta_replica import MetaReplica
+from nodeagent.host.mover import Mover
+from nodeagent.host.operations import Operations
+from nodeagent.host.outbox import Outbox
+from nodeagent.host.replica import Replica, Saved
+from nodeagent.meta import commands as meta_commands
+from nodeagent.meta.state import MetaState
+from nodeagent.model.config import NodeConfig
+from nodeagent.model.entries import Base, Config, Entry, Forget, HardState, Rebase
+from nodeagent.model.ids import META, GroupId, NodeId, header_of
+from nodeagent.model.jobs import Failed, JobResult, RemoveGroup, SaveCheckpoint
+from nodeagent.model.raft_messages import Routed
+from nodeagent.model.requests import GroupStatus, NodeStatus, Reply, Request
+from nodeagent.partition.ring import initial_ring
+from nodeagent.partition.table import initial_table
+from nodeagent.raft.core import Raft
+from nodeagent.raft.log import RaftLog
+
+if TYPE_CHECKING:
+    import random
+
+DRIVE_MS = 100
+HOUSEKEEPING_MS = 200
+PREFER_HEADER_MS = 3_000
+EXPIRE_MS = 60_000
+CREATE_AGAIN_MS = 1_000
+
+
+class Found(Protocol):
+    """What the log held of one group."""
+
+    @property
+    def base(self) -> Base: ...
+    @property
+    def hard(self) -> HardState: ...
+    @property
+    def entries(self) -> list[Entry]: ...
+
+
+class Lost(Protocol):
+    """Entries of a group that its log may have promised and cannot read."""
+
+    @property
+    def group(self) -> GroupId: ...
+    @property
+    def message(self) -> str: ...
+
+
+def _is_traceless(found: Found) -> bool:
+    """Whether the log knows nothing of the group but perhaps that it was to join with nothing."""
+    empty = not found.entries and found.hard == HardState()
+    return empty and not found.base.index and not found.base.config.members
+
+
+class Host:
+    """See the module. `addresses` are those of every node it may have to reach."""
+
+    def __init__(
+        self, config: NodeConfig, incarnation: str, rng: "random.Random", now: int, wall: int
+    ) -> None:
+        self.config = config
+        self.node: NodeId = config.node
+        self.incarnation = incarnation
+        self.random = rng
+        self.started_wall = wall
+        self.desk = Desk(now, wall)
+        self.outbox = Outbox()
+        self.meta_replica: MetaReplica | None = None
+        self.data: dict[GroupId, DataReplica] = {}
+        self.damaged: dict[GroupId, str] = {}
+        self._creating: set[GroupId] = set()
+        self._removing: set[GroupId] = set()
+        self._joined: dict[GroupId, str] = {}
+        """Groups this node is joining, and for which operation."""
+
+        self._meta_known = 0
+        """End of the meta log at the start; up to there groups came and went that this state knows not of."""
+
+        self._bootstrap_due = False
+        self.addresses: dict[NodeId, tuple[str, int]] = {}
+        self.heard: dict[NodeId, int] = {}
+        self._empty = MetaState()
+        self._drive_at = now
+        self._house_at = now
+        self._prefer_at = now + PREFER_HEADER_MS
+        self._expire_at = now + EXPIRE_MS
+        self.admission = Admission(config, incarnation, self.desk, self._create_meta)
+        self.mover = Mover(self.node, incarnation, self.desk, self.data, self._report)
+        self.operations = Operations(self)
+        self.handlers = Handlers(self)
+        self._update_addresses()
+
+    # --- opening -----------------------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls,
+        config: NodeConfig,
+        incarnation: str,
+        groups: Mapping[GroupId, tuple[Found, bytes | None]],
+        damaged: Sequence[Lost],
+        rng: "random.Random",
+        now: int,
+        wall: int,
+    ) -> "Host":
+        """From what the log and the checkpoints held.
+
+        Args:
+            groups: log and checkpoint payload of every group on this disk.
+            damaged: such groups do not run: they neither vote nor acknowledge.
+        """
+        host = cls(config, incarnation, rng, now, wall)
+        host.damaged = {d.group: d.message for d in damaged if d.group}
+        anybody = next((d.message for d in damaged if not d.group), None)
+        if anybody is not None:  # it may be any of them
+            host.damaged = dict.fromkeys({META, *groups}, anybody) | host.damaged
+        if META in groups and META not in host.damaged:
+            host._reopen_meta(*groups[META])
+        for group in sorted(set(groups) - {META} - set(host.damaged)):
+            host._reopen_data(group, *groups[group])
+        if host.meta_replica is not None:
+            host.admission.stop()
+            host._on_meta()
+        elif META not in host.damaged:
+            host.admission.start()
+        return host
+
+    def _reopen_meta(self, found: Found, payload: bytes | None) -> None:
+        saved = msgspec.msgpack.decode(payload, type=Saved) if payload else None
+        state = MetaState.decode(saved.state) if saved else MetaState()
+        log = self._open_log(META, found, saved)
+        self._meta_known = log.last_index
+        raft = self._raft(META, log, found.hard, state.applied)
+        self.meta_replica = MetaReplica(raft, self.desk, self.outbox, state, self._on_meta, self.new_id)
+
+    def _reopen_data(self, group: GroupId, found: Found, payload: bytes | None) -> None:
+        if _is_traceless(found):
+            # It was being made, or it was forgotten and its files not yet removed: nothing was promised.
+            self._removing.add(group)
+            self._remove_files(group)
+            return
+        if payload is None:  # it is written before the group's first log record
+            self.damaged[group] = f"group {group} has a log and no checkpoint"
+            return
+        saved = msgspec.msgpack.decode(payload, type=Saved)
+        log = self._open_log(group, found, saved)
+        state = DataState.restore(decode_checkpoint(saved.state), log.base.index)
+        known = min(state.recovered_to, log.last_index)
+        if (
+            known > log.base.index and not saved.sent
+        ):  # committed for sure: rows return without waiting for a leader
+            entries = log.slice(log.first_index, known, 1 << 62)
+            state.apply(log.first_index, entries, self.desk.now)
+        raft = self._raft(group, log, found.hard, max(state.delivered, log.base.index))
+        self._add_data(group, raft, state)
+
+    def _open_log(self, group: GroupId, found: Found, saved: Saved | None) -> RaftLog:
+        base = found.base
+        if saved is not None and saved.base.index == base.index:
+            base = saved.base  # also when nothing of the group reached the log yet
+        log = RaftLog(base, found.entries)
+        if saved is not None and saved.base.index > base.index:
+            kept = log.reset(saved.base)
+            self.outbox.persist(group, [Rebase(group, saved.base, kept)])
+        return log
+
+    def _raft(self, group: GroupId, log: RaftLog, hard: HardState, applied: int) -> Raft:
+        def draw() -> float:
+            # The header is the preferred leader: it tends to time out first.
+            value = self.random.random()
+            if group == META:
+                return value
+            return value * 0.3 if header_of(group) == self.node else 0.4 + value * 0.6
+
+        return Raft(self.node, log, hard, self.config.raft, draw, self.desk.now, applied)
+
+    def _add_data(self, group: GroupId, raft: Raft, state: DataState) -> None:
+        replica = DataReplica(
+            group, raft, self.desk, self.outbox, state, self.config, self.new_id, self._is_source
+        )
+        self.data[group] = replica
+        replica.start_jobs()
+
+    def _create(self, group: GroupId, base: Base) -> Raft:
+        self.outbox.persist(group, [Rebase(group, base, False)])
+        return self._raft(group, RaftLog(base, []), HardState(), base.index)
+
+    def _create_meta(self, config: Config) -> None:
+        raft = self._create(META, Base(0, 0, config))
+        self.meta_replica = MetaReplica(raft, self.desk, self.outbox, MetaState(), self._on_meta, self.new_id)
+
+    def _create_data(self, group: GroupId, config: Config, state: DataState) -> None:
+        """The first slots are in no log entry, so the checkpoint comes before the first promise."""
+        base = Base(state.applied, 0, config)
+        saved = Saved(base, encode_checkpoint(state.checkpoint()))
+        self._creating.add(group)
+
+        def created(result: JobResult) -> None:
+            self._creating.discard(group)
+            if isinstance(result, Failed):
+                self.desk.later(CREATE_AGAIN_MS, self._on_meta)
+                return
+            self._add_data(group, self._create(group, base), state)
+            self._on_meta()
+
+        self.desk.job(SaveCheckpoint(group, msgspec.msgpack.encode(saved)), created)
+
+    # --- what others look at -----------------------------------------------------------------------
+
+    @property
+    def meta(self) -> MetaState:
+        return self.meta_replica.state if self.meta_replica is not None else self._empty
+
+    @property
+    def cluster_id(self) -> str:
+        return self.meta.cluster_id
+
+    @property
+    def table_version(self) -> int:
+        return self.meta.table_version
+
+    @property
+    def retired(self) -> set[str]:
+        return set(self.meta.image.retired)
+
+    def new_id(self) -> str:
+        """An opaque id for a snapshot."""
+        return f"{self.random.getrandbits(128):032x}"
+
+    def _is_source(self, operation: str, group: GroupId, node: NodeId) -> bool:
+        op = self.meta.operation(operation)
+        return op is None or any(m.source == group and node in m.source_members for m in op.moves)
+
+    # --- events ------------------------------------------------------------------------------------
+
+    def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
+        self.desk.now = now
+        self.heard[sender] = now
+        for routed in messages:
+            replica = self._replica(routed.group)
+            if replica is not None:
+                replica.step(sender, routed.message)
+
+    def on_request(self, token: int, peer: NodeId, role: str, request: Request, now: int, wall: int) -> None:
+        self.desk.now, self.desk.wall = now, wall
+        self.handlers.on_request(token, peer, role, request)
+
+    def on_persisted(self, batch: int, now: int) -> None:
+        self.desk.now = now
+        self.outbox.completed(batch)
+
+    def on_job(self, number: int, result: JobResult, now: int) -> None:
+        self.desk.now = now
+        self.desk.on_job(number, result)
+        self._drive_at = now
+
+    def on_reply(self, call: int, reply: Reply, now: int) -> None:
+        self.desk.now = now
+        self.desk.on_reply(call, reply)
+
+    def tick(self, now: int, wall: int) -> None:
+        self.desk.now, self.desk.wall = now, wall
+        for replica in self._replicas():
+            replica.tick()
+        self.desk.fire()
+        if now >= self._house_at:
+            self._house_at = now + HOUSEKEEPING_MS
+            self._keep_house()
+
+    def deadline(self) -> int:
+        """When `tick` is due, in the monotonic time the events carry."""
+        due = [r.raft.deadline() for r in self._replicas()]
+        due += [self._house_at, self._drive_at]
+        if self.desk.deadline is not None:
+            due.append(self.desk.deadline)
+        return min(due)
+
+    # --- effects -----------------------------------------------------------------------------------
+
+    def take(self) -> Effects:
+        """Everything to do now. One persist batch and one frame per peer, however much happened."""
+        for _ in range(16):
+            worked = [r.drain() for r in list(self._replicas())]
+            if self._drive_at <= self.desk.now:
+                self._drive_at = self.desk.now + DRIVE_MS
+                self.operations.drive()
+                worked.append(True)
+            if not any(worked):
+                break
+        persist = self.outbox.take_persist()
+        effects = Effects(
+            persist=persist,
+            sends=self.outbox.take_sends(),
+            replies=self.desk.replies,
+            jobs=self.desk.jobs,
+            calls=self.desk.calls,
+            notes=self.desk.notes,
+        )
+        self.desk.replies, self.desk.jobs, self.desk.calls, self.desk.notes = [], [], [], []
+        return effects
+
+    @property
+    def idle(self) -> bool:
+        desk = self.desk
+        if desk.replies or desk.jobs or desk.calls or not self.outbox.idle:
+            return False
+        return not any(r.raft.has_ready for r in self._replicas())
+
+    def _replica(self, group: GroupId) -> Replica | None:
+        return self.meta_replica if group == META else self.data.get(group)
+
+    def _replicas(self) -> Iterable[Replica]:
+        if self.meta_replica is not None:
+            yield self.meta_replica
+        yield from self.data.values()
+
+    # --- the meta group says -----------------------------------------------------------------------
+
+    def _report(self, command: meta_commands.Command) -> None:
+        self.operations.report(command)
+
+    def _on_meta(self) -> None:
+        """Meta entries were applied: addresses, groups and due work may have changed."""
+        self._drive_at = self.desk.now
+        if self.meta_replica is not None and self.meta_replica.leads and not self.cluster_id:
+            self._maybe_bootstrap()
+        self._update_addresses()
+        if self.cluster_id:
+            self._sync_groups()
+
+    def _maybe_bootstrap(self) -> None:
+        """The first leader of a new meta group writes the first entry."""
+        assert self.meta_replica is not None
+        if not self.admission.ask_again():
+            if not self._bootstrap_due:
+                self._bootstrap_due = True
+                self.desk.later(HOUSEKEEPING_MS, self._bootstrap_again)
+            return
+        settings = self.config.cluster
+        table = initial_table(initial_ring([s.node for s in self.config.seeds]), settings.slots)
+        command = meta_commands.Bootstrap(
+            self.desk.wall, self.new_id(), settings, self.admission.records(), table.to_wire()
+        )
+        self.meta_replica.propose([meta_commands.encode(command)])
+
+    def _bootstrap_again(self) -> None:
+        self._bootstrap_due = False
+        self._on_meta()
+
+    def _update_addresses(self) -> None:
+        addresses = {s.node: (s.host, s.port) for s in self.config.seeds}
+        if self.meta.image.nodes:
+            addresses = {n.node: (n.host, n.port) for n in self.meta.image.nodes.values()}
+        addresses.pop(self.node, None)
+        self.addresses = addresses
+
+    def _sync_groups(self) -> None:
+        """Create and remove replicas so that they are what the meta state says (and only that).
+
+        After a start the meta state is that of its checkpoint: until it is as new as it ever was here, it
+        may not know of a group that was made later, or believe in one that this node has left.
+        """
+        assert self.meta_replica is not None
+        if self.meta.applied < min(self._meta_known, self.meta_replica.raft.log.last_index):
+            return
+        op = self.meta.open_operation()
+        joining = {c.group for c in op.changes if c.joins == self.node} if op else set()
+        if op is not None and op.stage in ("PLANNED", "CANCELLING"):
+            joining = set()
+        needed = set(joining)
+        if op is not None:
+            needed |= {c.group for c in op.changes if self.node in c.before}
+            needed |= {m.source for m in op.moves if self.node in m.source_members}
+        groups = self.meta.image.groups
+        for group, record in groups.items():
+            if group in self.data or group in self.damaged or group in self._creating | self._removing:
+                continue
+            if self.node in record.members and self.node in record.initial_members:
+                slots = initial(group, record.initial_slots)
+                self._create_data(group, Config(record.initial_members), slots)
+            elif group in joining or self.node in record.members:
+                self._create_data(group, Config(), DataState(group))
+        for group, operation in list(self._joined.items()):
+            replaced = op is None or op.id != operation or group not in joining
+            known = groups.get(group)
+            if replaced and group in self.data and (known is None or self.node not in known.members):
+                self._remove(group)  # what it got was for an operation that was cancelled
+        self._joined = {g: op.id for g in joining} if op is not None else {}
+        for group in list(self.data):
+            current = groups.get(group)
+            if current is None or (self.node not in current.members and group not in needed):
+                self._remove(group)
+
+    def _remove(self, group: GroupId) -> None:
+        replica = self.data.pop(group)
+        self._removing.add(group)  # not again before its files are gone
+        self.outbox.forget(group)
+        # The log first: a log without a checkpoint would look like damage.
+        self.outbox.persist(group, [Forget(group)], lambda: replica.remove(lambda: self._remove_files(group)))
+        replica.abandon()
+        self.desk.note("replica_removed", group=group)
+
+    def _remove_files(self, group: GroupId) -> None:
+        def gone(result: JobResult) -> None:
+            if isinstance(result, Failed):
+                self.desk.later(CREATE_AGAIN_MS, lambda: self._remove_files(group))
+                return
+            self._removing.discard(group)
+            self._on_meta()
+
+        self.desk.job(RemoveGroup(group), gone)
+
+    # --- now and then ------------------------------------------------------------------------------
+
+    def _keep_house(self) -> None:
+        for replica in self._replicas():
+            # A meta checkpoint says that what it takes away is gone.
+            if not self._removing or replica is not self.meta_replica:
+                replica.maybe_checkpoint()
+        for replica in self.data.values():
+            replica.maybe_close()
+        if self.desk.now >= self._prefer_at:
+            self._prefer_at = self.desk.now + PREFER_HEADER_MS
+            self._prefer_headers()
+        if self.desk.now >= self._expire_at:
+            self._expire_at = self.desk.now + EXPIRE_MS
+            for replica in self.data.values():
+                replica.expire_sessions()
+
+    def _prefer_headers(self) -> None:
+        """Hand each group to its header, so that leaders spread over the ring."""
+        op = self.meta.open_operation()
+        for group, replica in self.data.items():
+            header = header_of(group)
+            leaving = op is not None and op.kind == "remove-node" and op.node == header
+            if replica.leads and header != self.node and not leaving and replica.raft.can_change():
+                voters = replica.raft.log.config.voters
+                heard = self.desk.now - self.heard.get(header, -PREFER_HEADER_MS)
+                if header in voters and heard < PREFER_HEADER_MS and replica.raft.caught_up(header):
+                    replica.raft.transfer(header, self.desk.now)
+
+    # --- status ------------------------------------------------------------------------------------
+
+    def state(self) -> str:
+        if self.admission.refused:
+            return "refused"
+        if self.meta_replica is None or not self.cluster_id:
+            return "joining" if self.config.join else "forming"
+        record = self.meta.image.nodes.get(self.node)
+        if self.incarnation in self.meta.image.retired:
+            return "removed"
+        if record is None:
+            return "joining"
+        return record.state
+
+    def node_status(self, now: int, wall: int) -> NodeStatus:
+        """What only the shell knows (disk, certificates, pulled bytes) it fills in itself."""
+        groups = [self._group_status(r) for r in self._replicas()]
+        groups += [
+            GroupStatus(g, "damaged", None, 0, (), (), 0, 0, 0, state="damaged", error=why)
+            for g, why in self.damaged.items()
+        ]
+        return NodeStatus(
+            node=self.node,
+            incarnation=self.incarnation,
+            cluster_id=self.cluster_id,
+            cluster=self.config.cluster.name,
+            version="1",
+            state=self.state(),
+            now_ms=wall,
+            started_ms=self.started_wall,
+            table_version=self.table_version,
+            groups=tuple(groups),
+            heard_ms={n: now - at for n, at in self.heard.items()},
+        )
+
+    def _group_status(self, replica: Replica) -> GroupStatus:
+        status = replica.raft.status()
+        base = GroupStatus(
+            group=replica.group,
+            role=status.role.value,
+            leader=status.leader,
+            term=status.term,
+            voters=status.config.voters,
+            learners=status.config.learners,
+            commit=status.commit,
+            applied=replica.seen,
+            last=status.last,
+            lag={n: max(0, status.last - p.match) for n, p in status.progress.items()},
+            error=replica.error,
+        )
+        if not isinstance(replica, DataReplica):
+            return base
+        state = replica.state
+        return msgspec.structs.replace(
+            base,
+            slots=len(state.slots.open),
+            files=len(state.manifest),
+            bytes=state.manifest.nbytes,
+            rows=state.manifest.rows + state.memtable.rows,
+            memtable_bytes=state.memtable.nbytes,
+            materialised=state.materialised,
+            state="running" if state.recovered else "recovering",
+        )

@@ -1,0 +1,296 @@
+"""Copies moved slots to this node: find a source, stage its files, record the copy.
+
+Units come from the operation's record alone, so a restart, a second leader or a dead operator only
+means that units still due are started again; files that are staged already are not fetched twice.
+While somebody holds the operation's lease, units start on that owner's order only; when the lease
+lapses by this node's own clock, the agents go on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nodeagent.data import commands as data
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.desk import Desk
+from nodeagent.host.reads import source_slots
+from nodeagent.meta import commands as meta
+from nodeagent.model.files import FileRef, PulledSlot
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.jobs import DropStaging, FilesStaged, JobResult, StagedFile, StageFiles
+from nodeagent.model.operation import CopyRecord, Lease, Operation, Ranges, Stage
+from nodeagent.model.requests import ErrorReply, OpenSource, Reply, SourceOpened, UnitPulled
+from nodeagent.partition.ranges import intersect, to_slots
+from nodeagent.scaling import moving
+from nodeagent.scaling.moving import Unit
+
+PARALLEL_UNITS = 4
+RETRY_MS = 300
+RECORD_AGAIN_MS = 1_000
+
+Key = tuple[str, GroupId, Ranges]
+
+
+@dataclass(slots=True)
+class _Order:
+    """Somebody waits for some slots; `waiting` are the units not copied yet."""
+
+    token: int
+    slots: Ranges
+    waiting: set[Key]
+    files: int = 0
+    received: int = 0
+    refetched: int = 0
+
+
+@dataclass(slots=True)
+class _Pull:
+    unit: Unit
+    attempt: int = 0
+    busy: bool = False
+    not_before: int = 0
+    orders: list[_Order] = field(default_factory=list)
+    received: int = 0
+    refetched: int = 0
+
+
+class Mover:
+    """Pulls of this node. `replicas` and `report` are the host's."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        incarnation: str,
+        desk: Desk,
+        replicas: dict[GroupId, DataReplica],
+        report: Callable[[meta.Command], None],
+    ) -> None:
+        self.node = node
+        self.incarnation = incarnation
+        self.desk = desk
+        self._replicas = replicas
+        self._report = report
+        self._pulls: dict[Key, _Pull] = {}
+        self._staged: dict[Key, tuple[PulledSlot, ...]] = {}
+        self._recorded: dict[Key, tuple[CopyRecord, int]] = {}
+        """Copies made here, and when their record was last handed to the meta leader."""
+
+        self._touched: set[str] = set()
+        """Operations that may have something in staging."""
+
+        self._known: set[str] = set()
+
+        self._lease: tuple[Lease | None, int] = (None, 0)
+
+    # --- driving -----------------------------------------------------------------------------------
+
+    def drive(self, operations: list[Operation], wanted: set[GroupId], mine: set[GroupId]) -> None:
+        """Start what is due.
+
+        Args:
+            operations: all the meta group remembers.
+            wanted: groups whose `Adopt` this node must compose and for which it lacks descriptions.
+            mine: groups this node is a member of, whether or not a replica runs yet.
+        """
+        op = next((o for o in operations if not o.ended), None)
+        known = {o.id for o in operations}
+        self._touched |= known - self._known  # of those of an earlier life something may be left
+        self._known = known
+        self._forget_ended(self._touched, op, {o.id for o in operations if self._owes(o, mine)})
+        if op is None or op.stage is not Stage.MOVING or op.state() == "waiting_migrate":
+            return
+        leased = self._is_leased(op)
+        for unit in moving.due(op, self.node, self.incarnation):
+            if unit.key in self._staged:
+                self._record_again(unit)
+            elif not leased or self._has_order(unit):
+                self._ensure(unit)
+        for unit in moving.units(op):
+            if unit.move.target in wanted and unit.key not in self._staged:
+                self._ensure(unit)
+        self._start()
+
+    def _has_order(self, unit: Unit) -> bool:
+        pull = self._pulls.get(unit.key)
+        return pull is not None and bool(pull.orders)
+
+    def _owes(self, op: Operation, mine: set[GroupId]) -> bool:
+        """Whether a replica here has still to adopt what is staged for `op`.
+
+        The meta group goes on when the leaders have adopted; a member that lags needs its staged files
+        until a durable checkpoint names the adopted ones.
+        """
+        if op.stage is not Stage.DONE:
+            return False
+        for move in op.moves:
+            if move.target in mine and self.node in move.target_members:
+                replica = self._replicas.get(move.target)
+                if replica is None or op.id not in replica.settled:
+                    return True
+        return False
+
+    def _forget_ended(self, touched: set[str], op: Operation | None, owed: set[str]) -> None:
+        current = op.id if op is not None else ""
+        for name in sorted(touched - {current} - owed):
+            touched.discard(name)
+            self.desk.job(DropStaging(name), lambda _: None)
+        over = {o.token for k, p in self._pulls.items() if k[0] != current for o in p.orders}
+        for token in sorted(over):
+            self.desk.refuse(token, "refused", "the operation has ended")
+        self._pulls = {k: v for k, v in self._pulls.items() if k[0] == current}
+        self._staged = {k: v for k, v in self._staged.items() if k[0] == current}
+        self._recorded = {k: v for k, v in self._recorded.items() if k[0] == current}
+
+    def _is_leased(self, op: Operation) -> bool:
+        known, since = self._lease
+        if op.lease != known:
+            self._lease = (op.lease, self.desk.now)
+            since = self.desk.now
+        return op.lease is not None and self.desk.now - since < op.lease.ttl_ms
+
+    def order(self, op: Operation | None, group: GroupId, slots: Ranges, token: int) -> None:
+        """Whoever holds the lease wants these slots now; `token` is answered when all are copied.
+
+        Slots are pulled in whole units, so an order may copy a few more than it names.
+        """
+        if op is None or op.stage is not Stage.MOVING:
+            return self.desk.refuse(token, "refused", "the operation is not open, or not moving")
+        mine = [
+            u
+            for u in moving.units(op)
+            if u.move.target == group and self.node in u.move.target_members and intersect(u.slots, slots)
+        ]
+        if not mine:
+            return self.desk.refuse(token, "refused", f"{self.node} gains none of these slots for {group}")
+        due = {u.key for u in moving.due(op, self.node, self.incarnation)}
+        order = _Order(token, slots, {u.key for u in mine if u.key in due and u.key not in self._recorded})
+        for unit in mine:
+            if unit.key in order.waiting:
+                self._ensure(unit).orders.append(order)
+        if not order.waiting:
+            self._answer(order, group)
+        return self._start()
+
+    def _answer(self, order: "_Order", group: GroupId) -> None:
+        copy = CopyRecord(
+            group, self.node, self.incarnation, order.slots, "", order.files, order.received, order.refetched
+        )
+        self.desk.reply(order.token, UnitPulled(copy))
+
+    def _ensure(self, unit: Unit) -> _Pull:
+        return self._pulls.setdefault(unit.key, _Pull(unit))
+
+    def _start(self) -> None:
+        busy = sum(p.busy for p in self._pulls.values())
+        for pull in self._pulls.values():
+            if busy >= PARALLEL_UNITS:
+                return
+            if not pull.busy and pull.not_before <= self.desk.now:
+                busy += 1
+                self._find_source(pull)
+
+    # --- one unit ----------------------------------------------------------------------------------
+
+    def _find_source(self, pull: _Pull) -> None:
+        pull.busy = True
+        unit = pull.unit
+        local = self._replicas.get(unit.move.source)
+        # An own copy that turned out damaged is replaced from the other holders, in turn.
+        if self._has_own(unit) and local is not None and pull.attempt % len(unit.move.source_members) == 0:
+            slots = source_slots(local, set(to_slots(unit.slots)))
+            return self._stage(pull, slots, "", self.node)
+        candidates = [n for n in moving.sources(unit.move, self.node, pull.attempt) if n != self.node]
+        if not candidates:
+            return self._again(pull, "this node is the only previous holder and not ready yet")
+        source = candidates[0]
+        request = OpenSource(unit.operation, unit.move.source, unit.slots)
+        return self.desk.call(source, request, lambda r: self._on_source(pull, source, r))
+
+    def _has_own(self, unit: Unit) -> bool:
+        """Whether this node holds the slots as a previous holder itself."""
+        local = self._replicas.get(unit.move.source)
+        return local is not None and local.state.sealed_ready(unit.operation)
+
+    def _on_source(self, pull: _Pull, source: NodeId, reply: Reply) -> None:
+        if isinstance(reply, SourceOpened):
+            self._stage(pull, reply.slots, reply.snapshot, source)
+        else:
+            what = reply.what if isinstance(reply, ErrorReply) else "unexpected reply"
+            self._again(pull, f"{source}: {what}")
+
+    def _stage(self, pull: _Pull, slots: tuple[PulledSlot, ...], snapshot: str, source: NodeId) -> None:
+        unit = pull.unit
+        local = unit.move.source if self._has_own(unit) else None
+        files = tuple(
+            StagedFile(
+                f,
+                () if source == self.node else (FileRef(source, snapshot, f.name, f.size, f.xxh3),),
+                local,
+            )
+            for slot in slots
+            for f in slot.files
+        )
+        self._touched.add(unit.operation)
+        job = StageFiles(unit.operation, unit.move.target, files)
+        self.desk.job(job, lambda r: self._on_staged(pull, slots, r))
+
+    def _on_staged(self, pull: _Pull, slots: tuple[PulledSlot, ...], result: JobResult) -> None:
+        if self._pulls.get(pull.unit.key) is not pull:
+            return  # the operation ended meanwhile
+        if not isinstance(result, FilesStaged):
+            return self._again(pull, getattr(result, "what", "failed"))
+        pull.received += result.bytes_received
+        pull.refetched += result.refetched
+        if result.failed:
+            return self._again(pull, f"{result.failed[0][0]}: {result.failed[0][1]}")
+        unit = pull.unit
+        del self._pulls[unit.key]
+        self._staged[unit.key] = slots
+        copy = CopyRecord(
+            target=unit.move.target,
+            node=self.node,
+            incarnation=self.incarnation,
+            slots=unit.slots,
+            digest=moving.digest(slots),
+            files=sum(len(s.files) for s in slots),
+            bytes_received=pull.received,
+            refetched=pull.refetched,
+        )
+        if self.node in unit.move.target_members:
+            self._recorded[unit.key] = (copy, self.desk.now)
+            self._report(meta.Copied(self.desk.wall, unit.operation, copy))
+        for order in pull.orders:
+            order.waiting.discard(unit.key)
+            order.files += copy.files
+            order.received += copy.bytes_received
+            order.refetched += copy.refetched
+            if not order.waiting:
+                self._answer(order, unit.move.target)
+        return self._start()
+
+    def _again(self, pull: _Pull, why: str) -> None:
+        pull.busy = False
+        pull.attempt += 1
+        pull.not_before = self.desk.now + RETRY_MS
+        self.desk.note("pull_again", unit=str(pull.unit.key), attempt=pull.attempt, why=why)
+        self.desk.later(RETRY_MS, self._start)
+
+    def _record_again(self, unit: Unit) -> None:
+        recorded = self._recorded.get(unit.key)
+        if recorded is not None and self.desk.now - recorded[1] > RECORD_AGAIN_MS:
+            self._recorded[unit.key] = (recorded[0], self.desk.now)
+            self._report(meta.Copied(self.desk.wall, unit.operation, recorded[0]))
+
+    # --- adopting ----------------------------------------------------------------------------------
+
+    def lacks(self, op: Operation, group: GroupId) -> bool:
+        """Whether the description of some unit of `group` is not known here."""
+        return any(u.move.target == group and u.key not in self._staged for u in moving.units(op))
+
+    def adopt_commands(self, op: Operation, group: GroupId, open_index: int) -> list[bytes]:
+        """`Adopt` entries for all units of `group`, bounded in size each."""
+        out = []
+        for unit in moving.units(op):
+            if unit.move.target == group:
+                files, tombstones = moving.adoptions(open_index, list(self._staged[unit.key]))
+                out.append(data.encode(data.Adopt(op.id, unit.slots, tuple(files), tuple(tombstones))))
+        return out

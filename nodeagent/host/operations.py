@@ -1,0 +1,293 @@
+"""Carries out what `scaling` finds due, on this node: for its groups and for the meta group."""
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from nodeagent.data import commands as data
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.replica import as_reply
+from nodeagent.meta import commands as meta
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.ids import GroupId
+from nodeagent.model.operation import Operation, Stage
+from nodeagent.model.requests import BeginChange, ErrorReply, Forward, NodeRecord, Reply
+from nodeagent.partition.change import Change, ChangeKind, change_between
+from nodeagent.partition.planner import plan_add, plan_remove
+from nodeagent.partition.table import PartitionTable
+from nodeagent.scaling import groups, membership
+
+if TYPE_CHECKING:
+    from nodeagent.host.host import Host
+
+REPORT_AGAIN_MS = 500
+SEAL_TIMEOUT_MS = 30_000
+PLANNED_TIMEOUT_MS = 60_000
+"""A newcomer that never follows the meta log must not keep other changes from beginning."""
+
+KINDS = {"add-node": ChangeKind.ADD, "remove-node": ChangeKind.REMOVE}
+
+
+class Operations:
+    """One step of every group per call; nothing here is remembered but when a report was last sent."""
+
+    def __init__(self, host: "Host") -> None:
+        self.host = host
+        self._reported: dict[str, int] = {}
+        self._proposed: dict[GroupId, tuple[int, int]] = {}
+        """group -> (term, index) of the last command proposed; no other before it is applied"""
+
+        self._waiting_since: tuple[str, Stage, int] = ("", Stage.DONE, 0)
+        self._lease_since: tuple[str, int, int] = ("", 0, 0)
+        """(operation, serial, when this leader first saw it)"""
+
+    def drive(self) -> None:
+        host = self.host
+        op = host.meta.open_operation()
+        wanted: set[GroupId] = set()
+        if op is not None:
+            states = {g: r.state for g, r in host.data.items() if r.state.recovered}
+            for report in groups.sources_due(op, host.node, states, host.desk.wall):
+                self.report(report.command)
+            for replica in host.data.values():
+                if replica.leads:
+                    self._drive_group(op, replica, wanted)
+        if host.meta.applied:
+            groups_here = host.meta.image.groups.values()
+            mine = {g.group for g in groups_here if host.node in g.members}
+            host.mover.drive(host.meta.image.operations, wanted, mine)
+        if host.meta_replica is not None and host.meta_replica.leads:
+            self._drive_meta(op)
+
+    # --- data groups -------------------------------------------------------------------------------
+
+    def _drive_group(self, op: Operation, replica: DataReplica, wanted: set[GroupId]) -> None:
+        term, index = self._proposed.get(replica.group, (0, 0))
+        if (term == replica.raft.term and replica.seen < index) or not replica.state.recovered:
+            return
+        if not replica.raft.can_change() or replica.seen < replica.led_from:
+            return
+        nodes = self.host.meta.image.nodes
+        look = groups.Look(
+            group=replica.group,
+            me=self.host.node,
+            state=replica.state,
+            config=replica.raft.log.config,
+            caught_up=replica.raft.caught_up,
+            incarnations={n: r.incarnation for n, r in nodes.items()},
+            now=self.host.desk.wall,
+        )
+        for action in groups.due(op, look):
+            self._act(op, replica, action, wanted)
+
+    def _act(self, op: Operation, replica: DataReplica, action: groups.Action, wanted: set[GroupId]) -> None:
+        match action:
+            case groups.Log():
+                self._propose(replica, [data.encode(action.command)])
+            case groups.Reconfigure():
+                self._reconfigure(replica, action.step)
+            case groups.Report():
+                self.report(action.command)
+            case groups.AdoptNow():
+                if self.host.mover.lacks(op, replica.group):
+                    wanted.add(replica.group)
+                    return
+                open_index = replica.state.slots.arriving[op.id].index
+                self._propose(replica, self.host.mover.adopt_commands(op, replica.group, open_index))
+
+    def _propose(self, replica: DataReplica, batch: list[bytes]) -> None:
+        first = replica.propose(batch)
+        if first is not None:
+            self._proposed[replica.group] = (replica.raft.term, first + len(batch) - 1)
+
+    def _reconfigure(self, replica: DataReplica, step: membership.Change | membership.Transfer) -> None:
+        try:
+            if isinstance(step, membership.Transfer):
+                replica.raft.transfer(step.target, self.host.desk.now)
+            else:
+                replica.raft.change(step.config, self.host.desk.now)
+        except NodeAgentError as error:
+            self.host.desk.note("reconfigure_later", group=replica.group, why=error.what)
+
+    # --- the meta group ----------------------------------------------------------------------------
+
+    def _drive_meta(self, op: Operation | None) -> None:
+        host = self.host
+        replica = host.meta_replica
+        assert replica is not None
+        if not replica.raft.can_change() or not host.meta.cluster_id:
+            return
+        settings = host.meta.image.settings
+        assert settings is not None
+        config = replica.raft.log.config
+        leaving = op.node if op is not None and op.kind == "remove-node" else None
+        step = membership.meta_step(
+            config,
+            set(host.meta.image.nodes),
+            leaving,
+            voters_max=settings.meta_voters,
+            me=host.node,
+            caught_up=replica.raft.caught_up,
+        )
+        if isinstance(step, membership.Change):
+            try:
+                replica.raft.change(step.config, host.desk.now)
+            except NodeAgentError as error:
+                host.desk.note("reconfigure_later", group="meta", why=error.what)
+            return
+        if isinstance(step, membership.Transfer):
+            replica.raft.transfer(step.target, host.desk.now)
+            return
+        if op is not None and not op.meta_ready and self._meta_ready(op):
+            self.report(meta.MetaReady(host.desk.wall, op.id))
+        self._watch_stage(op)
+        self._watch_lease(op)
+
+    def _meta_ready(self, op: Operation) -> bool:
+        replica = self.host.meta_replica
+        assert replica is not None
+        config = replica.raft.log.config
+        if op.kind == "add-node":
+            return op.node in config.members and replica.raft.caught_up(op.node)
+        return op.node not in config.voters
+
+    def _watch_stage(self, op: Operation | None) -> None:
+        """One sick node must not keep everybody's slots closed, nor the next change waiting."""
+        limits = {Stage.PLANNED: PLANNED_TIMEOUT_MS, Stage.SEALED: SEAL_TIMEOUT_MS}
+        if op is None or op.stage not in limits:
+            return
+        if self._waiting_since[:2] != (op.id, op.stage):
+            self._waiting_since = (op.id, op.stage, self.host.desk.now)
+        elif self.host.desk.now - self._waiting_since[2] > limits[op.stage]:
+            missing = sorted(set(op.losing) - set(op.sealed)) if op.stage is Stage.SEALED else [op.node]
+            self.report(
+                meta.SteerOperation(
+                    self.host.desk.wall,
+                    op.id,
+                    "cancel",
+                    f"{op.stage.value.lower()} timeout",
+                    report=f"not ready within {limits[op.stage]} ms: {', '.join(missing)}",
+                )
+            )
+
+    def _watch_lease(self, op: Operation | None) -> None:
+        """An owner that died must not keep the lease from others; by this leader's own clock."""
+        if op is None or op.lease is None:
+            return
+        if self._lease_since[:2] != (op.id, op.lease.serial):
+            self._lease_since = (op.id, op.lease.serial, self.host.desk.now)
+        elif self.host.desk.now - self._lease_since[2] > op.lease.ttl_ms:
+            lapsed = str(op.lease.serial)
+            self.report(meta.SteerOperation(self.host.desk.wall, op.id, "unlease", "", report=lapsed))
+
+    # --- evidence ----------------------------------------------------------------------------------
+
+    def report(self, command: meta.Command) -> None:
+        """Hand evidence to the meta leader, at most every `REPORT_AGAIN_MS` until the record shows it."""
+        host = self.host
+        key = _key(command)
+        last = self._reported.get(key)
+        if last is not None and host.desk.now - last < REPORT_AGAIN_MS:
+            return
+        if len(self._reported) > 4096:
+            self._reported.clear()
+        self._reported[key] = host.desk.now
+        replica = host.meta_replica
+        if replica is None:
+            return
+        if replica.leads:
+            replica.propose([meta.encode(command)])
+        elif replica.raft.leader is not None:
+            host.desk.call(replica.raft.leader, Forward(meta.encode(command)), lambda _: None)
+
+
+def _key(command: meta.Command) -> str:
+    """Equal for repetitions of one report (they differ in the time only)."""
+    copy = msgspec.structs.replace(command, now=0)
+    return f"{type(copy).__name__}:{msgspec.msgpack.encode(copy).hex()[:512]}"
+
+
+# --- beginning a change ----------------------------------------------------------------------------
+
+
+def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
+    """The entry for a change, planned against the table as it is now; or why not."""
+    state = host.meta
+    table, settings = state.table, state.image.settings
+    kind = KINDS.get(request.kind)
+    if table is None or settings is None:
+        return ErrorReply("unavailable", "the cluster is not bootstrapped yet")
+    if kind is None:
+        return ErrorReply("invalid_input", f"unknown kind of change {request.kind!r}")
+    if request.table_version not in (0, state.table_version):
+        return ErrorReply(
+            "refused",
+            f"the plan was made for table version {request.table_version}, it is {state.table_version} now",
+            "plan again",
+        )
+    try:
+        change = _change(kind, request, table, settings.replicas)
+    except NodeAgentError as error:
+        return as_reply(error)
+    refusal = _check(host, request, len(table.ring), settings.replicas)
+    if refusal is not None:
+        return refusal
+    record = state.image.nodes.get(request.node)
+    if kind is ChangeKind.ADD:
+        place = change.new.ring.nodes[change.new.ring.index(request.node)]
+        record = NodeRecord(
+            request.node,
+            request.host,
+            request.port,
+            request.http_port,
+            request.incarnation,
+            place.position,
+            request.weight,
+        )
+    assert record is not None
+    begin = meta.Begin(
+        now=host.desk.wall,
+        kind=request.kind,
+        node=record,
+        by=request.by,
+        base_version=state.table_version,
+        table=change.new.to_wire(),
+        moves=tuple(meta.PlannedMove(m.slots, m.source, m.target) for m in change.moves),
+        members=tuple(
+            meta.PlannedMembers(
+                m.group,
+                m.joins[0] if m.joins else None,
+                m.leaves[0] if m.leaves else None,
+                m.before,
+                m.after,
+            )
+            for m in change.members
+        ),
+        created=change.created.after if change.created else (),
+        options=request.options,
+    )
+    return state.check_begin(begin) or begin
+
+
+def _change(kind: ChangeKind, request: BeginChange, table: PartitionTable, replicas: int) -> Change:
+    if kind is ChangeKind.ADD:
+        change = plan_add(table, request.node, request.after, replicas, request.weight)
+    else:
+        change = plan_remove(table, request.node, replicas)
+    if not request.gains:
+        return change
+    # The caller showed these moves to the operator, so these they are.
+    new = table.moved(dict(request.gains), change.new.ring, change.new.version)
+    return change_between(kind, request.node, table, new, replicas)
+
+
+def _check(host: "Host", request: BeginChange, nodes: int, replicas: int) -> ErrorReply | None:
+    if request.kind == "remove-node" and nodes <= replicas:
+        return ErrorReply(
+            "refused",
+            f"{nodes} nodes cannot lose one: every group keeps {replicas} replicas (cluster too small)",
+            "add a node first",
+        )
+    if request.kind == "add-node" and not (request.host and request.port and request.incarnation):
+        return ErrorReply("invalid_input", "an add names the newcomer's host, port and incarnation")
+    return None

@@ -1,0 +1,408 @@
+"""One replica of one Raft group: proposals and reads that wait, Readies dealt out to the outbox.
+
+What the entries mean is the subclass's business.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from nodeagent.host.desk import Desk
+from nodeagent.host.outbox import Outbox
+from nodeagent.model import limits
+from nodeagent.model.entries import Append, Base, Entry, LogOp, Rebase, SetHard
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.jobs import (
+    DropSnapshot,
+    DropStaging,
+    Failed,
+    Installed,
+    InstallSnapshot,
+    Job,
+    JobResult,
+    MakeSnapshot,
+)
+from nodeagent.model.jobs import SaveCheckpoint as SaveJob
+from nodeagent.model.raft_messages import AppendRequest, RaftMessage, SnapshotOffer
+from nodeagent.model.requests import ErrorReply, Reply
+from nodeagent.raft.core import Raft
+from nodeagent.raft.state import Ready, Role
+
+SNAPSHOT_PIN_MS = 600_000
+CHECKPOINT_MIN_MS = 500
+CHECKPOINT_RETRY_MS = 1_000
+INSTALL_KEEP_MS = 10_000
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A checkpoint as it is stored and sent: the log continues at `base`, the state may be newer."""
+
+    base: Base
+    state: bytes
+    sent: bool = False
+    """Made for a peer. The peer's own log after `base` is then not known to be what the state came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """A snapshot some peer may be pulling; the log after `base` stays until it is dropped."""
+
+    name: str
+    base: int
+
+
+class Replica:
+    """See the module. Subclasses implement the five `_hooks` at the end."""
+
+    def __init__(self, group: GroupId, raft: Raft, desk: Desk, outbox: Outbox) -> None:
+        self.group = group
+        self.raft = raft
+        self.desk = desk
+        self.outbox = outbox
+        self.error = ""
+        self.removed = False
+        self._tokens: dict[int, tuple[int, list[int]]] = {}
+        """index -> (term, tokens) of proposals not applied yet"""
+
+        self._reads: dict[int, tuple[Callable[[], None], Callable[[str], None]]] = {}
+        self._ripe: list[tuple[int, Callable[[], None]]] = []
+        """(read index, action) of reads that wait for the state to catch up"""
+
+        self._read_number = 0
+        self._installing: str | None = None
+        """Snapshot being pulled; files and checkpoint on disk are its business until the log begins there."""
+
+        self.rebasing = False
+        """The new state is in place and the log's new beginning not yet durable: nothing is applied."""
+
+        self._snapshots: dict[NodeId, _Offered] = {}
+
+        self._making: set[NodeId] = set()
+        self._working = 0
+        self._at_rest: Callable[[], None] | None = None
+        self._saving = False
+        self._saved_at = desk.now
+        self.unsaved = 0
+        """Entries applied or files made since the last checkpoint."""
+
+    # --- jobs --------------------------------------------------------------------------------------
+
+    def job(self, job: Job, then: Callable[[JobResult], None]) -> None:
+        """Work on this group's files."""
+
+        def done(result: JobResult) -> None:
+            self._working -= 1
+            then(result)
+            if not self._working and self._at_rest is not None:
+                self._at_rest()
+
+        self._working += 1
+        self.desk.job(job, done)
+
+    def abandon(self) -> None:
+        """The replica goes: whoever waits for it is told."""
+        self.removed = True
+        self._give_up(list(self._tokens), "outcome_unknown", f"the replica of {self.group} was removed")
+        for _, failed in self._reads.values():
+            failed(f"the replica of {self.group} was removed")
+        self._reads.clear()
+
+    def remove(self, then: Callable[[], None]) -> None:
+        """Stop for good; `then` runs when no job of this group is under way."""
+        self.removed = True
+        if self._working:
+            self._at_rest = then
+        else:
+            then()
+
+    # --- in ----------------------------------------------------------------------------------------
+
+    def step(self, sender: NodeId, message: RaftMessage) -> None:
+        if self._installing is not None and isinstance(message, AppendRequest):
+            return  # the group must be at rest until its new state is in place
+        self.raft.step(sender, message, self.desk.now)
+
+    def tick(self) -> None:
+        self.raft.tick(self.desk.now)
+
+    @property
+    def leads(self) -> bool:
+        return self.raft.role is Role.LEADER
+
+    def propose(self, commands: list[bytes], token: int | None = None) -> int | None:
+        """Propose; the token is answered when the last one is applied. None (and answered) if refused."""
+        try:
+            first = self.raft.propose(commands, self.desk.now)
+        except NodeAgentError as error:
+            if token is not None:
+                self.desk.reply(token, as_reply(error))
+            return None
+        if token is not None:
+            last = first + len(commands) - 1
+            self._tokens.setdefault(last, (self.raft.term, []))[1].append(token)
+        return first
+
+    def read(self, then: Callable[[], None], failed: Callable[[str], None]) -> None:
+        """Run `then` when this state is at least as new as everything acknowledged before now."""
+        if len(self._reads) + len(self._ripe) >= limits.READS_PENDING_MAX:
+            failed("too many reads wait")
+            return
+        self._read_number += 1
+        self._reads[self._read_number] = (then, failed)
+        self.raft.read(self._read_number, self.desk.now)
+
+    # --- out ---------------------------------------------------------------------------------------
+
+    def drain(self) -> bool:
+        """Deal out what Raft has ready. Whether there was anything."""
+        worked = False
+        while self.raft.has_ready and not self.removed:
+            self._deal(self.raft.take())
+            worked = True
+        return worked
+
+    def _deal(self, ready: Ready) -> None:
+        ops: list[LogOp] = []
+        if ready.hard is not None:
+            ops.append(SetHard(self.group, ready.hard))
+        if ready.append is not None:
+            ops.append(Append(self.group, *ready.append))
+        if ops:
+            last = (self.raft.log.last_index, self.raft.log.last_term)
+            self.outbox.persist(self.group, ops, lambda: self.raft.persisted(*last))
+        for to, message in ready.now:
+            self.outbox.send(to, self.group, message)
+        for to, message in ready.after:
+            self.outbox.send_after(to, self.group, message)
+        if ready.committed is not None:
+            self._apply(*ready.committed)
+        for context, index in ready.reads:
+            self._ripe.append((index, self._reads.pop(context)[0]))
+        for context in ready.reads_failed:
+            self._reads.pop(context)[1]("no leader confirmed the read")
+        self._run_ripe()
+        for peer in ready.snapshots:
+            self._make_snapshot(peer)
+        if ready.offer is not None:
+            self._take_offer(*ready.offer)
+        if ready.role_changed:
+            self._on_role()
+
+    def _run_ripe(self) -> None:
+        if self._ripe:
+            ripe = [a for i, a in self._ripe if i <= self.seen]
+            self._ripe = [(i, a) for i, a in self._ripe if i > self.seen]
+            for action in ripe:
+                action()
+
+    def _apply(self, first: int, entries: list[Entry]) -> None:
+        if self.rebasing:
+            return  # of the log that goes: what of it counts is handed out again after the new base
+        self.unsaved += len(entries)
+        replies = self.apply_entries(first, entries)
+        if not self._tokens:
+            return
+        for index, reply in replies:
+            waiting = self._tokens.pop(index, None)
+            if waiting is None:
+                continue
+            term, tokens = waiting
+            if entries[index - first].term != term:
+                reply = ErrorReply("not_leader", "another leader's entry took this place in the log")
+            for token in tokens:
+                self.desk.reply(token, reply)
+        last = first + len(entries) - 1
+        if self._tokens and min(self._tokens) <= last:  # overwritten by entries that answer nothing
+            self._give_up([i for i in self._tokens if i <= last], "not_leader", "the proposal was dropped")
+
+    def _give_up(self, indexes: list[int], code: str, what: str) -> None:
+        for index in indexes:
+            for token in self._tokens.pop(index)[1]:
+                self.desk.refuse(token, code, what)
+
+    def _on_role(self) -> None:
+        if not self.leads and self._tokens:
+            self._give_up(list(self._tokens), "outcome_unknown", f"leadership of {self.group} was lost")
+        self.desk.note(
+            "role", group=self.group, role=self.raft.role.value, term=self.raft.term, leader=self.raft.leader
+        )
+        self.on_role()
+
+    # --- checkpoints and the log's beginning -------------------------------------------------------
+
+    def maybe_checkpoint(self, *, force: bool = False) -> None:
+        """Save the state when it changed; then the log before it may go."""
+        if self._saving or self._installing or not self.unsaved or self.seen < self.state_index:
+            return
+        if not force and self.desk.now - self._saved_at < CHECKPOINT_MIN_MS:
+            return
+        saved = Saved(self._base_at(self.log_needed_after()), self.encode_state(None))
+        self._saving = True
+        self.unsaved = 0
+        self._saved_at = self.desk.now
+        job = SaveJob(self.group, msgspec.msgpack.encode(saved))
+        self.job(job, lambda r: self._on_saved(saved.base.index, r))
+
+    def _base_at(self, index: int) -> Base:
+        index = max(index, self.raft.log.base.index)
+        term = self.raft.log.term(index)
+        assert term is not None, (self.group, index)
+        return Base(index, term, self.raft.log.config_at(index))
+
+    def _on_saved(self, base: int, result: JobResult) -> None:
+        self._saving = False
+        if isinstance(result, Failed):
+            self.unsaved += 1
+            self._saved_at = self.desk.now + CHECKPOINT_RETRY_MS
+            self.error = f"checkpoint: {result.what}"
+            return
+        self.error = ""
+        if not self.removed:
+            self.on_saved()
+            self._purge(min([base, *self._pins()]))
+
+    def _pins(self) -> list[int]:
+        pins = [o.base for o in self._snapshots.values()]
+        if self.leads and self.log_bytes() < self.log_bytes_keep:
+            status = self.raft.status()
+            pins += [p.match for p in status.progress.values() if p.match >= status.base]
+        return pins
+
+    def _purge(self, index: int) -> None:
+        # After a restart the state may be ahead of what Raft knows to be committed again.
+        index = min(index, self.raft.commit)
+        if index > self.raft.log.base.index:
+            base = self.raft.compact(index)
+            self.outbox.persist(self.group, [Rebase(self.group, base, True)])
+
+    def log_bytes(self) -> int:
+        log = self.raft.log
+        return log.bytes_between(log.base.index, log.last_index)
+
+    # --- snapshots ---------------------------------------------------------------------------------
+
+    def _make_snapshot(self, peer: NodeId) -> None:
+        if peer in self._making:
+            return
+        if self.seen < self.state_index or not self.snapshot_ready(peer):
+            self.desk.later(200, lambda: self.raft.snapshot_failed(peer, self.desk.now))
+            return
+        self._making.add(peer)
+        base = self._base_at(self.log_needed_after())
+        name = self.new_snapshot_id()
+        payload = msgspec.msgpack.encode(Saved(base, self.encode_state(peer), sent=True))
+        self._drop_snapshot(peer)
+        self._snapshots[peer] = _Offered(name, base.index)
+        job = MakeSnapshot(name, self.group, self.snapshot_files(peer), payload)
+        self.job(job, lambda r: self._on_snapshot(peer, name, r))
+
+    def _on_snapshot(self, peer: NodeId, name: str, result: JobResult) -> None:
+        self._making.discard(peer)
+        if isinstance(result, Failed):
+            self._snapshots.pop(peer, None)
+            self.raft.snapshot_failed(peer, self.desk.now)
+            return
+        self.raft.offer_snapshot(peer, name)
+        self.desk.later(SNAPSHOT_PIN_MS, lambda: self._drop_snapshot(peer, name))
+
+    def _drop_snapshot(self, peer: NodeId, name: str | None = None) -> None:
+        """Drop what was offered to `peer`, unless it is no longer `name`."""
+        offered = self._snapshots.get(peer)
+        if offered is not None and name in (None, offered.name):
+            del self._snapshots[peer]
+            self.desk.job(DropSnapshot(offered.name), lambda _: None)
+
+    def _take_offer(self, source: NodeId, offer: SnapshotOffer) -> None:
+        if self._installing is not None or offer.base.index < self.raft.log.base.index:
+            return
+        if self._working or self.leads:
+            return  # it is offered again; what works on the old state's files must be over
+        self._installing = offer.snapshot
+        self.desk.note("install_begins", group=self.group, source=source, base=offer.base.index)
+        job = InstallSnapshot(self.group, source, offer.snapshot)
+        self.job(job, lambda r: self._on_pulled(offer.snapshot, r))
+
+    def _drop_pulled(self, snapshot: str) -> None:
+        """Forget what came of it, unless it is being pulled again; a try before that goes on where it was."""
+        if self._installing != snapshot:
+            self.desk.job(DropStaging(f"install-{snapshot}"), lambda _: None)
+
+    def _on_pulled(self, snapshot: str, result: JobResult) -> None:
+        """Checkpoint and files are durable: now the log may begin where they end.
+
+        Until that is durable too no append is taken and nothing is applied, so that the log on disk and
+        the one in memory agree on what follows the base.
+        """
+        if not isinstance(result, Installed) or self.removed or self.leads:
+            self._installing = None
+            self.desk.later(INSTALL_KEEP_MS, lambda: self._drop_pulled(snapshot))
+            what = result.what if isinstance(result, Failed) else "no longer needed"
+            self.desk.note("install_failed", group=self.group, why=what)
+            return
+        saved = msgspec.msgpack.decode(result.payload, type=Saved)
+        assert saved.base.index >= self.raft.log.base.index, (self.group, saved.base, self.raft.log.base)
+        keep = self.raft.log.term(saved.base.index) == saved.base.term
+        self._give_up(list(self._tokens), "outcome_unknown", f"leadership of {self.group} was lost")
+        self.restore(saved.state, saved.base.index)
+        self.rebasing = True
+
+        def rebased() -> None:
+            self._installing = None
+            self.rebasing = False
+            self.raft.installed(saved.base, saved.base.index, self.desk.now)
+
+        self.outbox.persist(self.group, [Rebase(self.group, saved.base, keep)], rebased)
+        self.desk.note("installed", group=self.group, base=saved.base.index, received=result.bytes_received)
+
+    # --- hooks -------------------------------------------------------------------------------------
+
+    log_bytes_keep = 64 * limits.MIB
+    """The leader keeps this much log for followers that lag."""
+
+    @property
+    def seen(self) -> int:
+        """Last entry given to the state."""
+        raise NotImplementedError
+
+    @property
+    def state_index(self) -> int:
+        """Entry up to which the state is complete once it has seen it."""
+        raise NotImplementedError
+
+    def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
+        raise NotImplementedError
+
+    def log_needed_after(self) -> int:
+        """The log is needed from the next index on, if this state were saved now."""
+        raise NotImplementedError
+
+    def encode_state(self, peer: NodeId | None) -> bytes:
+        """For this node's own checkpoint, or for `peer` to install."""
+        raise NotImplementedError
+
+    def restore(self, payload: bytes, base: int) -> None:
+        """Take the state of a checkpoint; entries after `base` will be seen again."""
+        raise NotImplementedError
+
+    def new_snapshot_id(self) -> str:
+        raise NotImplementedError
+
+    def snapshot_ready(self, peer: NodeId) -> bool:
+        return True
+
+    def on_saved(self) -> None:
+        """The checkpoint begun last is durable."""
+
+    def snapshot_files(self, peer: NodeId) -> tuple[FileMeta, ...]:
+        return ()
+
+    def on_role(self) -> None:
+        pass
+
+
+def as_reply(error: NodeAgentError) -> ErrorReply:
+    details = {k: v for k, v in error.details.items() if isinstance(v, str | int | bool) or v is None}
+    return ErrorReply(error.code, error.what, error.next_step, details)

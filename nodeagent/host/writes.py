@@ -1,0 +1,164 @@
+"""Writes on the leader: checked against schema and routing before they cost a log entry.
+
+The check that counts is at apply; this one gives a clear error early and keeps rows that do not belong
+to a slot out of its log.
+"""
+
+from typing import Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nodeagent.data import commands
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.desk import Desk
+from nodeagent.meta.state import MetaState
+from nodeagent.model import limits, requests
+from nodeagent.model.errors import InvalidInput, NodeAgentError
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.requests import ErrorReply
+from nodeagent.model.schema import TableSchema
+from nodeagent.partition.hash import slot_of
+from nodeagent.partition.rows import check_rows
+from nodeagent.table import arrow
+
+
+class Cluster(Protocol):
+    """What handlers see of the host."""
+
+    desk: Desk
+
+    @property
+    def meta(self) -> MetaState: ...
+
+
+def not_leader(replica: DataReplica) -> ErrorReply:
+    leader = replica.raft.leader
+    return ErrorReply(
+        "not_leader",
+        f"this node does not lead group {replica.group}",
+        f"ask {leader}" if leader else "retry shortly",
+        {"leader": leader, "group": replica.group},
+    )
+
+
+def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write) -> None:
+    desk = host.desk
+    if not replica.leads:
+        return desk.reply(token, not_leader(replica))
+    refusal = _check_place(host, w.slot, w.partition) or _owned(host, replica, w.slot)
+    if refusal is not None:
+        return desk.reply(token, refusal)
+    if len(w.ipc) > limits.WRITE_BYTES_MAX:
+        return desk.refuse(
+            token, "invalid_input", f"{len(w.ipc)} bytes in one write; the limit is {limits.WRITE_BYTES_MAX}"
+        )
+    held = replica.state.memtable.nbytes
+    if held > limits.MEMTABLES_MAX * replica.config.memtable_bytes_max:
+        return desk.refuse(
+            token, "overloaded", f"{held} bytes of rows wait for their files", "write more slowly"
+        )
+    schema = host.meta.schemas.get((w.partition.storage_group, w.table))
+    if schema is None or schema.version < w.schema_version:
+        return desk.refuse(
+            token,
+            "not_found" if schema is None else "overloaded",
+            f"table {w.partition.storage_group}.{w.table} version {w.schema_version} is not known here",
+            "create it with `iotctl data schema`, or retry shortly if it was just created",
+        )
+    try:
+        command = _command(host, w, schema)
+    except NodeAgentError as error:
+        return desk.reply(token, ErrorReply(error.code, error.what, error.next_step))
+    batch = [commands.encode(command)]
+    used = replica.state.schemas.get((schema.storage_group, schema.table))
+    if used is None or used.version < schema.version:
+        batch.insert(0, commands.encode(commands.UseSchema(schema)))
+    replica.propose(batch, token)
+    return None
+
+
+def _command(host: Cluster, w: requests.Write, schema: TableSchema) -> commands.WriteRows:
+    settings = host.meta.image.settings
+    assert settings is not None
+    given = arrow.decode(w.ipc)
+    rows = arrow.normalise(given, schema)
+    if not rows.num_rows:
+        raise InvalidInput("a write without rows")
+    if not check_rows(rows, schema.tags, w.partition, settings):
+        raise InvalidInput(
+            f"not all rows belong to time partition {w.partition.time_partition}, shard {w.partition.shard}"
+        )
+    ipc = w.ipc if _is_exact(given.schema, rows.schema) else arrow.encode(rows)
+    if len(ipc) > limits.WRITE_BYTES_MAX:
+        raise InvalidInput(f"{len(ipc)} bytes in the table's form; the limit is {limits.WRITE_BYTES_MAX}")
+    times = pc.min_max(rows.column("time"))
+    return commands.WriteRows(
+        w.session,
+        w.sequence,
+        w.settled,
+        w.slot,
+        w.partition,
+        w.table,
+        w.schema_version,
+        rows.num_rows,
+        times["min"].as_py(),
+        times["max"].as_py(),
+        ipc,
+    )
+
+
+def _is_exact(given: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether the bytes may be logged as they came: what reads them later takes names and types literally."""
+    types = dict(zip(wanted.names, wanted.types, strict=True))
+    return all(types.get(field.name) == field.type for field in given)
+
+
+def _check_place(host: Cluster, slot: int, partition: PartitionKey) -> ErrorReply | None:
+    settings = host.meta.image.settings
+    if settings is None:
+        return ErrorReply("unavailable", "this node does not know the cluster yet")
+    right = slot_of(partition.storage_group, partition.time_partition, partition.shard, settings)
+    if right == slot:
+        return None
+    return ErrorReply("invalid_input", f"partition {partition} is slot {right}, not {slot}")
+
+
+def _owned(host: Cluster, replica: DataReplica, slot: int) -> ErrorReply | None:
+    """By the log's tail the write would have no effect: say so without logging it."""
+    refusal = replica.state.check_slot(slot)
+    if refusal is None:
+        return None
+    return moved(host, slot, waiting=bool(refusal.details["wait"]) or replica.state.applied == 0)
+
+
+def moved(host: Cluster, slot: int, *, waiting: bool) -> ErrorReply:
+    table = host.meta.table
+    header = table.route(slot) if table is not None and 0 <= slot < table.slots else None
+    return ErrorReply(
+        "moved",
+        f"slot {slot} is not open here",
+        "refresh the partition table",
+        {"slot": slot, "header": header, "table_version": host.meta.table_version, "wait": waiting},
+    )
+
+
+def on_delete(host: Cluster, replica: DataReplica, token: int, d: requests.DeleteRows) -> None:
+    if not replica.leads:
+        return host.desk.reply(token, not_leader(replica))
+    refusal = _check_place(host, d.slot, d.partition) or _owned(host, replica, d.slot)
+    if refusal is not None:
+        return host.desk.reply(token, refusal)
+    command = commands.DeleteRange(
+        d.session,
+        d.sequence,
+        d.settled,
+        d.slot,
+        d.partition,
+        d.table,
+        d.tags,
+        d.time_from,
+        d.time_to,
+    )
+    replica.propose([commands.encode(command)], token)
+    return None

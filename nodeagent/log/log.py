@@ -1,0 +1,415 @@
+"""The log of a node: one for all its groups, so that one fsync serves them all.
+
+Write ordering, what must be durable before what (a *must* broken loses data):
+
+- a record before anything that promises it leaves the node: the caller syncs, then sends;
+- a segment with its seal, before the next one gets its name;
+- the next one's first block, before its name; its name before any record in it;
+- a rebase, and the copies of what is still needed, before the old segment is unlinked;
+- `newest` after the segment it names, and the bytes before the offset it holds.
+
+A directory holds `<number>.log` segments with consecutive numbers, `newest`, `reserve` (space that is
+given back when the disk is full, so that term and vote can still be written) and `<number>.<offset>.torn`
+(what recovery cut off, for a human).
+
+Any failed write or sync is final (after a failed fsync the kernel calls the lost pages clean, Rebello
+et al., ATC 2020): the log keeps the error and answers everything with it from then on.
+"""
+
+import errno
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import msgspec
+
+from nodeagent.log.index import Index
+from nodeagent.log.record import (
+    AnyOp,
+    Block,
+    BlockKind,
+    Copy,
+    Row,
+    decode_ops,
+    encode_block,
+    encode_payload,
+    row_of,
+)
+from nodeagent.log.replay import NEWEST, SUFFIX, Recovered, Replay, newest_content, path_of, read_newest
+from nodeagent.log.scan import Bad, scan_segment
+from nodeagent.log.segment import Segment
+from nodeagent.model.disk import Disk
+from nodeagent.model.entries import Append, Entry, LogOp
+from nodeagent.model.ids import GroupId
+from nodeagent.model.limits import MIB
+
+RESERVE = "reserve"
+SEGMENTS_RECLAIMED_PER_CALL = 4
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class LogSettings(msgspec.Struct, frozen=True):
+    """All in bytes."""
+
+    segment_bytes: int = 64 * MIB
+    """A segment is closed before the batch that would make it longer; a longer batch gets its own."""
+
+    zero_step_bytes: int = 4 * MIB
+    reserve_bytes: int = 8 * MIB
+    """Given back when the disk is full; 0 for none."""
+
+    copy_bytes_max: int = 4 * MIB
+    """Live entries of the oldest segment are copied forward when they are not more than this."""
+
+
+class LogStatistics(msgspec.Struct, frozen=True):
+    segments: int
+    bytes_total: int
+    oldest: int
+    newest: int
+    batches: int
+    syncs: int
+    torn_bytes: int
+    space_low: bool
+
+
+class Log:
+    """Made by `open`; used by one thread."""
+
+    def __init__(self, disk: Disk, directory: str, settings: LogSettings, replay: Replay) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._settings = settings
+        self._index: Index = replay.index
+        self._seq = replay.seq
+        self._sealed: dict[int, int] = dict(replay.sizes)
+        self._torn_bytes = replay.tail.torn_end - replay.tail.end
+        self._batches = 0
+        self._syncs = 0
+        self._space_low = False
+        self._last_kind = BlockKind.START
+        self._poison: OSError | None = None
+        self._segment: Segment
+
+    # Opening.
+
+    @classmethod
+    def open(cls, disk: Disk, directory: str, settings: LogSettings) -> tuple[Self, Recovered]:
+        """Recover, cut a torn tail, and be ready to write.
+
+        All that is recovered is durable when this returns. Damage is not an error here: it is told,
+        and the files stay as they are.
+
+        Raises:
+            OSError: the disk refuses; nothing may be assumed.
+        """
+        disk.mkdirs(directory)
+        for name in disk.listdir(directory):
+            if name.endswith((".new", ".tmp")):
+                disk.unlink(f"{directory}/{name}")
+        replay = Replay()
+        replay.run(disk, directory)
+        recovered = replay.recovered()
+        for state in replay.index.groups.values():
+            for extent in state.extents:
+                extent.entries = None
+        log = cls(disk, directory, settings, replay)
+        log._continue(replay)
+        log._fill_reserve()
+        return log, recovered
+
+    def _continue(self, replay: Replay) -> None:
+        tail = replay.tail
+        if tail.number not in self._sealed:
+            self._create(max(tail.number, 0) + 1)
+            return
+        file = self._disk.open(path_of(self._directory, tail.number))
+        if tail.torn_end > tail.end:
+            aside = f"{self._directory}/{tail.number:012d}.{tail.end}.torn"
+            self._disk.write_atomic(aside, file.pread(tail.end, tail.torn_end - tail.end))
+            file.zero_fill(tail.end, tail.torn_end - tail.end)
+        if not tail.damaged and tail.end > tail.synced:
+            # What was read may be in the page cache only, and called clean after a failed sync of an
+            # earlier process: write it again, so that the sync below means it.
+            file.pwrite(tail.synced, file.pread(tail.synced, tail.end - tail.synced))
+        file.sync()
+        self._disk.sync_dir(self._directory)
+        if tail.sealed or tail.damaged:
+            file.close()
+            self._create(tail.number + 1)
+            return
+        del self._sealed[tail.number]
+        self._segment = Segment(file, tail.number, tail.end, self._settings.zero_step_bytes)
+        if read_newest(self._disk, self._directory)[0] != tail.number:
+            self._write_newest(self._segment)
+
+    def _create(self, number: int) -> None:
+        """Make segment `number` and write there from now on."""
+        path = path_of(self._directory, number)
+        temporary = path.removesuffix(SUFFIX) + ".new"
+        if self._disk.exists(temporary):
+            self._disk.unlink(temporary)
+        file = self._disk.create(temporary)
+        oldest = min(self._sealed, default=number)
+        body = _encoder.encode(self._index.start(oldest))
+        segment = Segment(file, number, 0, self._settings.zero_step_bytes)
+        parts, length = encode_block(BlockKind.START, number, self._seq + 1, 0, 0, [], [body])
+        segment.put(parts, length)
+        segment.first_batch = segment.end
+        segment.sync()
+        self._disk.rename(temporary, path)
+        self._disk.sync_dir(self._directory)
+        self._write_newest(segment)
+        self._seq += 1
+        self._last_kind = BlockKind.START
+        self._segment = segment
+
+    def _write_newest(self, segment: Segment) -> None:
+        content = newest_content(segment.number, segment.synced)
+        self._disk.write_atomic(f"{self._directory}/{NEWEST}", content)
+
+    # Writing.
+
+    def write(self, ops: Sequence[LogOp]) -> None:
+        """Put one atomic batch behind the others; durable only after `sync`.
+
+        Raises:
+            OSError: this or an earlier call failed; the log is of no more use.
+        """
+        self._check()
+        if ops:
+            self._write(ops)
+
+    def sync(self) -> None:
+        """Make every batch written so far durable; one fdatasync, none if there is nothing new."""
+        self._check()
+        segment = self._segment
+        if segment.synced < segment.end:
+            self._guard(segment.sync)
+            self._syncs += 1
+
+    def mark_synced(self) -> None:
+        """Record in the log itself that everything is durable, for the tail too.
+
+        Worth a call when the log has been idle for a moment: without a later block, a bad last batch
+        cannot be told from a torn one. Needs no sync of its own.
+        """
+        self._check()
+        segment = self._segment
+        if segment.synced == segment.end and self._last_kind == BlockKind.BATCH:
+            self._put(BlockKind.SYNCED, [], [])
+
+    def close(self) -> None:
+        """Sync, record that, and close. A poisoned log only closes its file."""
+        try:
+            if self._poison is None:
+                self.sync()
+                self._guard(lambda: self._write_newest(self._segment))
+        finally:
+            self._segment.file.close()
+
+    def _write(self, ops: Sequence[AnyOp]) -> None:
+        payloads = [encode_payload(op) for op in ops]
+        segment = self._segment
+        if segment.end > segment.first_batch:
+            rough_length = sum(map(len, payloads)) + 256 * (1 + len(ops))
+            if segment.end + rough_length > self._settings.segment_bytes:
+                self._rotate()
+        seq, number = self._seq + 1, self._segment.number
+        rows: list[Row] = []
+        for op, payload in zip(ops, payloads, strict=True):
+            self._index.check(op)
+            row = row_of(op, self._index.seq_of(op.group), len(payload))
+            self._index.apply(row, op, seq, number, keep_entries=False)
+            rows.append(row)
+        self._put(BlockKind.BATCH, rows, payloads)
+        self._batches += 1
+
+    def _put(self, kind: BlockKind, rows: Sequence[Row], payloads: Sequence[bytes]) -> None:
+        segment = self._segment
+        parts, length = encode_block(
+            kind, segment.number, self._seq + 1, segment.end, segment.synced, rows, payloads
+        )
+        try:
+            segment.put(parts, length)
+        except OSError as error:
+            self._make_room(error)
+            self._guard(lambda: segment.put(parts, length))
+        self._seq += 1
+        self._last_kind = kind
+
+    def _rotate(self) -> None:
+        """Seal the segment, then begin the next one."""
+        old = self._segment
+        extents = [(group, e.first, e.last) for group, e in self._index.extents_in(old.number)]
+        self._put(BlockKind.SEAL, [], [_encoder.encode(extents)])
+        self._guard(lambda: old.file.truncate(old.end))
+        self._guard(old.sync)
+        old.file.close()
+        self._sealed[old.number] = old.end
+        try:
+            self._create(old.number + 1)
+        except OSError as error:
+            self._make_room(error)
+            self._guard(lambda: self._create(old.number + 1))
+
+    # Failing.
+
+    def _check(self) -> None:
+        if self._poison is not None:
+            raise self._poison
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Run `action`; its failure is final."""
+        try:
+            action()
+        except OSError as error:
+            self._poison = error
+            raise
+
+    def _make_room(self, error: OSError) -> None:
+        """Give the reserve back when the disk is full; any other failure is final."""
+        path = f"{self._directory}/{RESERVE}"
+        if error.errno != errno.ENOSPC or not self._disk.exists(path):
+            self._poison = error
+            raise error
+        self._space_low = True
+        self._guard(lambda: self._disk.unlink(path))
+        self._guard(lambda: self._disk.sync_dir(self._directory))
+
+    def _fill_reserve(self) -> None:
+        """Lay the reserve by, unless the disk is too full for it."""
+        path = f"{self._directory}/{RESERVE}"
+        size = self._settings.reserve_bytes
+        if size == 0 or (self._disk.exists(path) and self._disk.stat(path).size == size):
+            return
+        if self._disk.free_bytes() < 4 * size:
+            self._space_low = True
+            return
+        try:
+            with self._disk.open(path, create=True) as file:
+                file.zero_fill(0, size)
+                file.sync()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            self._disk.unlink(path)
+            self._space_low = True
+            return
+        self._space_low = False
+
+    # Reclaiming.
+
+    def reclaim(self) -> int:
+        """Delete old segments that no group needs; return the bytes that came free.
+
+        A few live entries in the oldest segment (of an idle group) are copied forward first. Hard
+        states and bases need no copy: every segment starts with all of them. Segments from the first
+        one with an open damage on stay, for the repair and as evidence.
+        """
+        self._check()
+        before = self.bytes_total
+        for _ in range(SEGMENTS_RECLAIMED_PER_CALL):
+            number = min(self._sealed, default=None)
+            if number is None or number >= self._first_damaged() or not self._empty(number):
+                break
+            self._delete(number)
+        if self._space_low:
+            self._fill_reserve()
+        return max(0, before - self.bytes_total)
+
+    def holders(self) -> list[GroupId]:
+        """Groups with live entries in the oldest segment: a purge of their logs lets it go."""
+        number = min(self._sealed, default=None)
+        if number is None:
+            return []
+        return sorted({group for group, _ in self._index.extents_in(number)})
+
+    def _first_damaged(self) -> int:
+        oldest = min(self._sealed, default=self._segment.number)
+        damages = [d.segment for g in self._index.groups.values() for d in g.open_damages(oldest)]
+        return min(damages, default=self._segment.number + 1)
+
+    def _empty(self, number: int) -> bool:
+        """Copy what lives in segment `number` to the end of the log, if it is little enough."""
+        live = self._index.extents_in(number)
+        if live:
+            size = self._index.live_bytes(number)
+            if size > self._settings.copy_bytes_max or size * 2 > self._sealed[number]:
+                return False
+            copies = self._copies(number, [(group, e.first, e.last) for group, e in live])
+            if copies is None:
+                return False
+            self._write(copies)
+        self.sync()  # also the rebases that made the segment dispensable
+        return True
+
+    def _copies(self, number: int, wanted: list[tuple[GroupId, int, int]]) -> list[Copy] | None:
+        """The wanted entries as read from the segment; None when they cannot be read."""
+        content = self._disk.read(path_of(self._directory, number))
+        found: dict[tuple[GroupId, int, int], list[Entry | None]] = {
+            key: [None] * (key[2] - key[1] + 1) for key in wanted
+        }
+        with memoryview(content) as buffer:
+            for item in scan_segment(buffer, number, durable=None):
+                if isinstance(item, Bad):
+                    return None
+                if isinstance(item, Block) and item.head.kind == BlockKind.BATCH:
+                    _collect(item, found)
+        copies: list[Copy] = []
+        for (group, first, _), slots in found.items():
+            entries = [entry for entry in slots if entry is not None]
+            if len(entries) != len(slots):
+                return None
+            copies.append(Copy(group, first, entries))
+        return copies
+
+    def _delete(self, number: int) -> None:
+        path = path_of(self._directory, number)
+        prefix = f"{number:012d}."
+        for name in self._disk.listdir(self._directory):
+            if name.startswith(prefix) and name.endswith(".torn"):
+                self._disk.unlink(f"{self._directory}/{name}")
+        self._guard(lambda: self._disk.unlink(path))
+        self._guard(lambda: self._disk.sync_dir(self._directory))
+        del self._sealed[number]
+
+    # Looking.
+
+    @property
+    def bytes_total(self) -> int:
+        return sum(self._sealed.values()) + self._segment.filled
+
+    @property
+    def segments(self) -> list[int]:
+        return [*sorted(self._sealed), self._segment.number]
+
+    @property
+    def space_low(self) -> bool:
+        """The disk is full and the reserve is in use: take no more proposals, purge."""
+        return self._space_low
+
+    def statistics(self) -> LogStatistics:
+        return LogStatistics(
+            segments=len(self._sealed) + 1,
+            bytes_total=self.bytes_total,
+            oldest=min(self._sealed, default=self._segment.number),
+            newest=self._segment.number,
+            batches=self._batches,
+            syncs=self._syncs,
+            torn_bytes=self._torn_bytes,
+            space_low=self._space_low,
+        )
+
+
+def _collect(block: Block, found: dict[tuple[GroupId, int, int], list[Entry | None]]) -> None:
+    """Take over the entries of this block that are wanted; a later block's replace an earlier one's."""
+    if not any(row.group == key[0] for row in block.head.rows for key in found):
+        return
+    for row, op in decode_ops(block):
+        if not isinstance(op, Append | Copy):
+            continue
+        for (group, first, last), slots in found.items():
+            low, high = max(first, row.first), min(last, row.last)
+            if group == row.group and low <= high:
+                slots[low - first : high + 1 - first] = op.entries[low - row.first : high + 1 - row.first]

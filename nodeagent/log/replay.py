@@ -1,0 +1,315 @@
+"""Recovery: read every segment in order and rebuild each group. Reads only; `Log.open` does the mending.
+
+A lost block is noticed in three ways: its own head, when one of the two is readable; the next operation
+of each group, whose `previous` is not the one we have; the marks at the start of the next segment. A
+group that none of these clears after an unreadable place is damaged: it may have lost an acknowledged
+record, and a group that votes with a shorter log can undo a committed entry.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+
+import msgspec
+
+from nodeagent.log.index import NO_BASE, Damage, GroupIndex, Index, Mark, Start
+from nodeagent.log.record import Block, BlockKind, Row, RowKind, decode_ops
+from nodeagent.log.scan import Bad, End, scan_segment
+from nodeagent.model.disk import Disk
+from nodeagent.model.entries import Base, Entry, HardState
+from nodeagent.model.ids import GroupId
+
+SUFFIX = ".log"
+NEWEST = "newest"
+"""Names the newest segment and how far it was durable then, so that the loss of either is noticed."""
+
+_APPENDS = (RowKind.APPEND, RowKind.COPY)
+_start = msgspec.msgpack.Decoder(Start)
+
+
+class GroupLog(msgspec.Struct):
+    """One group as recovered: `entries` begin at `base.index + 1` and stop before the first damage."""
+
+    base: Base
+    hard: HardState
+    entries: list[Entry]
+
+
+class Recovered(msgspec.Struct):
+    """`torn_bytes` were cut; `healed` blocks were readable through their second head only."""
+
+    groups: dict[GroupId, GroupLog]
+    damaged: list[Damage]
+    torn_bytes: int
+    healed: int = 0
+
+
+def segment_name(number: int) -> str:
+    return f"{number:012d}{SUFFIX}"
+
+
+def list_segments(disk: Disk, directory: str) -> list[int]:
+    """Numbers of the segments, ascending."""
+    names = disk.listdir(directory) if disk.exists(directory) else []
+    return sorted(int(name[: -len(SUFFIX)]) for name in names if _is_segment(name))
+
+
+def _is_segment(name: str) -> bool:
+    return name.endswith(SUFFIX) and name[: -len(SUFFIX)].isdigit()
+
+
+def path_of(directory: str, number: int) -> str:
+    return f"{directory}/{segment_name(number)}"
+
+
+@dataclass(slots=True)
+class Tail:
+    """The newest segment as found: `end` of its blocks, end of a torn write, highest `synced` seen."""
+
+    number: int = 0
+    end: int = 0
+    torn_end: int = 0
+    synced: int = 0
+    size: int = 0
+    sealed: bool = False
+    damaged: bool = False
+
+
+@dataclass(slots=True)
+class Replay:
+    """State while reading. `suspects` maps a group to the unreadable place that may concern it."""
+
+    keep_entries: bool = True
+    index: Index = field(default_factory=Index)
+    seq: int = 0
+    oldest: int = 0
+    previous_segment: int = 0
+    suspects: dict[GroupId, Damage] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    tail: Tail = field(default_factory=Tail)
+    healed: int = 0
+    lost_start: tuple[GroupId, ...] | None = None
+    """After an unreadable place at offset 0: the groups it made suspect."""
+
+    def run(self, disk: Disk, directory: str) -> None:
+        numbers = list_segments(disk, directory)
+        newest, durable = read_newest(disk, directory)
+        for number in numbers:
+            is_newest = number == max(newest, numbers[-1])
+            floor = durable if number == newest else 0
+            self._segment(disk, directory, number, floor if is_newest else None)
+        if newest > (numbers[-1] if numbers else 0):
+            self._missing_newest(newest)
+        for damage in self.suspects.values():
+            self.index.groups[damage.group].damages.append(damage)
+
+    def _segment(self, disk: Disk, directory: str, number: int, durable: int | None) -> None:
+        content = disk.read(path_of(directory, number))
+        self.tail = Tail(number, size=len(content))
+        self.oldest = self.oldest or number
+        with memoryview(content) as buffer:
+            for found in scan_segment(buffer, number, durable):
+                match found:
+                    case Block():
+                        self._block(found, number)
+                    case Bad():
+                        self._bad(found, number)
+                    case End(offset, torn_end):
+                        self.tail.end, self.tail.torn_end = offset, torn_end
+        self.sizes[number] = len(content)
+        self.previous_segment = number
+        if not self.tail.end:
+            self._bad(Bad(0, 0, None), number)
+
+    # Valid blocks.
+
+    def _block(self, block: Block, number: int) -> None:
+        head = block.head
+        if self.lost_start is not None:
+            self._settle_lost_start(only_start=head.seq == self.seq + 2)
+        self.healed += block.healed
+        self.tail.synced = max(self.tail.synced, head.synced)
+        self.tail.sealed = head.kind == BlockKind.SEAL
+        try:
+            if head.kind == BlockKind.START:
+                self._begin(_start.decode(block.body), number)
+            elif head.kind == BlockKind.BATCH:
+                for row, op in decode_ops(block):
+                    self._follow(row, head.seq, number, head.offset)
+                    self.index.apply(row, op, head.seq, number, keep_entries=self.keep_entries)
+        except msgspec.MsgspecError:
+            self._bad(Bad(head.offset, head.end, head), number)
+        self.seq = head.seq
+
+    def _begin(self, start: Start, number: int) -> None:
+        """Compare with what the writer knew when it began this segment."""
+        groups = self.index.groups
+        self.index.unknown += [d for d in start.unknown if d not in self.index.unknown]
+        for gone in groups.keys() - {mark.group for mark in start.marks}:
+            self._clear(gone)
+            del groups[gone]
+        for mark in start.marks:
+            state = groups.get(mark.group)
+            if state is None or state.seq != mark.seq:
+                groups[mark.group] = self._from_mark(mark, state, number)
+            else:
+                state.learn(mark)
+            self._clear(mark.group)
+
+    def _from_mark(self, mark: Mark, state: GroupIndex | None, number: int) -> GroupIndex:
+        found = GroupIndex(mark.group, mark.seq, mark.base, mark.hard, mark.last, [], list(mark.damages))
+        if number == self.oldest:
+            return found
+        known = 0
+        if state is not None:
+            found.extents, found.last = state.extents, state.last
+            found.damages = list(state.damages)
+            if mark.base != state.base:
+                found.rebase(mark.base, keep_suffix=True)
+            found.truncate(mark.last + 1)
+            known = state.last
+        found.last = mark.last
+        place = self.suspects.get(mark.group)
+        segment, offset = (place.segment, place.offset) if place else (self.previous_segment + 1, 0)
+        message = "operations are lost between the segments" if place is None else "operations are unreadable"
+        first, last = _suspect_range(mark.base.index, known, mark.last)
+        found.damages.append(Damage(segment, offset, mark.group, first, last, message, "log"))
+        found.learn(mark)
+        return found
+
+    def _follow(self, row: Row, seq: int, number: int, offset: int) -> None:
+        """Check that no operation of the group is missing before this one, and note it when one is."""
+        state = self.index.groups.get(row.group)
+        have = state.seq if state is not None else 0
+        if row.previous == 0 and state is not None:
+            del self.index.groups[row.group]  # the Forget before it was in an unreadable place
+        elif row.previous != have:
+            self._lost_before(row, state, number, offset)
+        state = self.index.groups.get(row.group)
+        if state is not None and row.kind in _APPENDS and row.first <= state.base.index:
+            # A lost operation began the group's log anew; what we hold belongs to the one before.
+            assert state.damages, f"{row.group}: append at {row.first}, base {state.base.index}"
+            state.base, state.last = NO_BASE, row.first - 1
+            state.extents.clear()
+        self._clear(row.group)
+
+    def _lost_before(self, row: Row, state: GroupIndex | None, number: int, offset: int) -> None:
+        if state is None:
+            state = self.index.groups[row.group] = GroupIndex(row.group)
+        place = self.suspects.get(row.group)
+        segment, at = (place.segment, place.offset) if place else (number, offset)
+        first, last = state.last + 1, 0
+        if row.kind in _APPENDS:
+            first, last = _suspect_range(state.base.index, state.last, row.first - 1)
+        message = "operations before this place are missing" if place is None else "operations are unreadable"
+        state.damages.append(Damage(segment, at, row.group, first, last, message))
+        if row.kind == RowKind.COPY:
+            state.last = max(state.last, row.last)
+        elif row.kind == RowKind.APPEND:
+            state.last = max(state.last, row.first - 1)
+
+    # Bad places.
+
+    def _bad(self, bad: Bad, number: int) -> None:
+        self.tail.damaged = True
+        if bad.head is None:
+            self._unreadable(bad, number)
+            return
+        is_first_witness = number == self.oldest or bad.head.seq != self.seq + 1
+        if bad.head.kind == BlockKind.START and is_first_witness:
+            self._unreadable(bad, number)
+        self.seq = bad.head.seq
+        if bad.head.kind != BlockKind.BATCH:
+            return
+        for row in bad.head.rows:
+            self._follow(row, bad.head.seq, number, bad.offset)
+            if row.kind == RowKind.FORGET:
+                self.index.groups.pop(row.group, None)
+                continue
+            state = self.index.groups.setdefault(row.group, GroupIndex(row.group))
+            state.seq = bad.head.seq
+            state.lose(row, number, bad.offset)
+
+    def _unreadable(self, bad: Bad, number: int) -> None:
+        """Nothing tells what was here: every group is suspect until something clears it."""
+        message = f"bytes {bad.offset}..{bad.end} are unreadable"
+        if bad.offset == 0 and number > self.oldest:
+            self.lost_start = tuple(self.index.groups.keys() - self.suspects.keys())
+        for group, state in self.index.groups.items():
+            damage = Damage(number, bad.offset, group, state.last + 1, 0, message)
+            self.suspects.setdefault(group, damage)
+        self.index.unknown.append(Damage(number, bad.offset, "", 0, 0, message))
+
+    def _settle_lost_start(self, only_start: bool) -> None:
+        """A start tells only what we know already: without anything else lost, nothing is."""
+        assert self.lost_start is not None
+        if only_start:
+            self.index.unknown.pop()
+            for group in self.lost_start:
+                self._clear(group)
+        self.lost_start = None
+
+    def _missing_newest(self, newest: int) -> None:
+        self.tail.damaged = True
+        self._unreadable(Bad(0, 0, None), newest)
+        self.tail.number = newest
+        message = f"segment {newest} is missing"
+        self.index.unknown[-1] = _reword(self.index.unknown[-1], message)
+        self.suspects = {g: _reword(d, message) for g, d in self.suspects.items()}
+
+    def _clear(self, group: GroupId) -> None:
+        self.suspects.pop(group, None)
+
+    # The result.
+
+    def recovered(self) -> Recovered:
+        damaged = list(self.index.unknown)
+        groups: dict[GroupId, GroupLog] = {}
+        for name, state in sorted(self.index.groups.items()):
+            damages = state.open_damages(self.oldest)
+            damaged += damages
+            stop = min((d.first for d in damages if d.first), default=state.last + 1)
+            groups[name] = GroupLog(state.base, state.hard, _entries_before(state, stop))
+        damaged.sort(key=lambda d: (d.segment, d.offset, d.group, d.first))
+        return Recovered(groups, damaged, self.tail.torn_end - self.tail.end, self.healed)
+
+
+def _reword(damage: Damage, message: str) -> Damage:
+    return msgspec.structs.replace(damage, message=message)
+
+
+def _suspect_range(base: int, have: int, last: int) -> tuple[int, int]:
+    """Which entries up to `last` unknown operations concern, when we have those in (base, have].
+
+    With a gap the lost entries are the likely loss. Without one something that we have was replaced, or
+    no entry was concerned; which, nobody can tell.
+    """
+    first = max(base, have) + 1 if have < last else base + 1
+    return (first, last) if first <= last else (0, 0)
+
+
+def _entries_before(state: GroupIndex, stop: int) -> list[Entry]:
+    """The entries from the base on without a gap, up to `stop` (not included)."""
+    found: list[Entry] = []
+    for extent in state.extents:
+        if extent.first != state.base.index + 1 + len(found) or extent.entries is None:
+            break
+        found += extent.entries
+    return found[: max(0, stop - state.base.index - 1)]
+
+
+def read_newest(disk: Disk, directory: str) -> tuple[int, int]:
+    """Number of the newest segment and an offset up to which it is durable, from the `newest` file.
+
+    Both 0 when the file is missing or unreadable: it is only a second witness, so that is no error.
+    """
+    path = f"{directory}/{NEWEST}"
+    text, _, checksum = disk.read(path).rpartition(b" ") if disk.exists(path) else (b"", b"", b"")
+    if not text or checksum != b"%08x\n" % zlib.crc32(text):
+        return 0, 0
+    number, durable = text.split()
+    return int(number), int(durable)
+
+
+def newest_content(number: int, durable: int) -> bytes:
+    text = b"%d %d" % (number, durable)
+    return b"%b %08x\n" % (text, zlib.crc32(text))

@@ -1,0 +1,166 @@
+"""How an operation goes from stage to stage (architecture 6).
+
+Evidence is recorded as sets: a command that arrives twice, late or from an old leader changes
+nothing. The entry that completes a stage's evidence is the one that leaves the stage.
+"""
+
+from nodeagent.meta import commands as c
+from nodeagent.model.operation import NEXT, CopyRecord, Lease, Operation, Options, Stage, StageSpan
+from nodeagent.model.requests import ErrorReply
+from nodeagent.partition.ranges import SlotRanges, subtract, union
+
+
+def record(op: Operation, evidence: c.Evidence) -> ErrorReply | None:
+    """Note `evidence`; a refusal when an operator asks for what this stage does not allow."""
+    match evidence:
+        case c.MetaReady():
+            op.meta_ready = True
+        case c.SealedBy():
+            if op.stage is Stage.SEALED and evidence.result.group in op.losing:
+                op.sealed.setdefault(evidence.result.group, evidence.result)
+        case c.UnsealedBy():
+            _add(op.unsealed, evidence.group, op.stage is Stage.CANCELLING)
+        case c.SourceReady():
+            if (evidence.group, evidence.node) not in op.sources_ready:
+                op.sources_ready.append((evidence.group, evidence.node))
+        case c.OpenedBy():
+            _add(op.opened, evidence.group, op.stage is Stage.OPEN)
+        case c.FormedBy():
+            _add(op.formed, evidence.group, op.stage is Stage.FORMAL)
+        case c.Copied():
+            if op.stage is Stage.MOVING:
+                _copied(op, evidence.record)
+        case c.AdoptedBy():
+            _add(op.adopted, evidence.group, op.stage is Stage.MOVING)
+        case c.ReleasedBy():
+            _add(op.released, evidence.group, op.stage is Stage.RELEASED)
+        case c.ReportError():
+            op.last_error = evidence.what
+        case c.SteerOperation():
+            return _steer(op, evidence)
+    return None
+
+
+def _add(into: list[str], value: str, allowed: bool) -> None:
+    if allowed and value not in into:
+        into.append(value)
+
+
+def _copied(op: Operation, copy: CopyRecord) -> None:
+    """A new incarnation of a node voids what its old one recorded."""
+    same = [r for r in op.copies if (r.target, r.node) == (copy.target, copy.node)]
+    if any(r.incarnation == copy.incarnation and r.slots == copy.slots for r in same):
+        return
+    op.copies = [r for r in op.copies if r not in same or r.incarnation == copy.incarnation]
+    op.copies.append(copy)
+
+
+def _steer(op: Operation, s: c.SteerOperation) -> ErrorReply | None:
+    match s.verb:
+        case "go":
+            op.migrate_go = True
+        case "sign-off":
+            if op.stage is not Stage.MOVING or not set(op.adopted) >= set(op.gaining):
+                return ErrorReply(
+                    "refused",
+                    f"{op.id} cannot be signed off: not every gaining group has adopted its copies yet",
+                    f"iotctl ops wait {op.id}",
+                )
+            op.signed_off = True
+        case "release":
+            op.release_go = True
+        case "cancel":
+            if op.stage not in (Stage.PLANNED, Stage.SEALED):
+                return ErrorReply(
+                    "refused",
+                    f"{op.id} is in stage {op.stage}: slots are open in their new groups, it can only go on",
+                    "plan the reverse change when it is done",
+                )
+            _enter(op, Stage.CANCELLING, s.now, f"cancelled by {s.by}")
+        case "lease":
+            if op.lease is not None and op.lease.owner != s.owner and op.lease.ttl_ms:
+                return ErrorReply("busy", f"{op.lease.owner} holds the lease of {op.id}", "try again in 30 s")
+            serial = op.lease.serial + 1 if op.lease else 1
+            op.lease = Lease(s.owner, serial, s.ttl_ms)
+        case "unlease":
+            lapsed = op.lease is not None and s.by == "" and s.report == str(op.lease.serial)
+            if op.lease is not None and (lapsed or op.lease.owner == s.owner):
+                op.lease = None
+        case "set":
+            if s.rate_bytes_per_s >= 0:
+                op.options = _with_rate(op, s.rate_bytes_per_s)
+        case _:
+            return ErrorReply("invalid_input", f"unknown verb {s.verb!r}")
+    return None
+
+
+def _with_rate(op: Operation, rate: int) -> Options:
+    o = op.options
+    return Options(o.verify, o.depth, o.no_migrate, o.hold_release_ms, rate)
+
+
+def advance(op: Operation, now: int) -> list[Stage]:
+    """Leave every stage whose evidence is complete; the stages entered, in order."""
+    entered = []
+    while (following := _following(op)) is not None:
+        _enter(op, following[0], now, following[1])
+        entered.append(following[0])
+    return entered
+
+
+def _following(op: Operation) -> tuple[Stage, str] | None:
+    match op.stage:
+        case Stage.PLANNED if op.kind != "add-node" or op.meta_ready:
+            return Stage.SEALED, "meta ready"
+        case Stage.SEALED if set(op.sealed) >= set(op.losing):
+            return Stage.OPEN, ", ".join(f"{g}@{op.sealed[g].index}" for g in op.losing)
+        case Stage.OPEN if set(op.opened) >= set(op.gaining) and (op.kind != "remove-node" or op.meta_ready):
+            return Stage.FORMAL, ", ".join(sorted(op.opened))
+        case Stage.FORMAL if set(op.formed) >= {g.group for g in op.changes}:
+            return Stage.MOVING, ", ".join(sorted(op.formed))
+        case Stage.MOVING if set(op.adopted) >= set(op.gaining) and op.state() == "running":
+            return Stage.RELEASED, f"{len(op.copies)} copy records"
+        case Stage.RELEASED if set(op.released) >= set(op.losing):
+            return Stage.DONE, ", ".join(sorted(op.released))
+        case Stage.CANCELLING if set(op.unsealed) >= affected(op):
+            return Stage.CANCELLED, ", ".join(sorted(op.unsealed))
+    return None
+
+
+def _enter(op: Operation, stage: Stage, now: int, evidence: str) -> None:
+    assert stage in NEXT[op.stage], (op.id, op.stage, stage)
+    if op.stages:
+        op.stages[-1].left_ms = now
+        op.stages[-1].evidence.append(evidence)
+    op.stages.append(StageSpan(stage.value, now))
+    op.stage = stage
+
+
+def affected(op: Operation) -> set[str]:
+    """Groups that existed before and have something to undo on cancel."""
+    return set(op.losing) | {g.group for g in op.changes}
+
+
+def wanted(op: Operation, target: str, node: str) -> SlotRanges:
+    """Slots `node` must hold a copy of for group `target`."""
+    return union(*(m.slots for m in op.moves if m.target == target and node in m.target_members))
+
+
+def missing(op: Operation, target: str, node: str, incarnation: str) -> SlotRanges:
+    """Slots of `wanted` without a copy record of this incarnation."""
+    have = union(
+        *(r.slots for r in op.copies if (r.target, r.node, r.incarnation) == (target, node, incarnation))
+    )
+    return subtract(wanted(op, target, node), have)
+
+
+def copies_disagree(op: Operation, target: str) -> str:
+    """Members of `target` whose copies of the same slots differ in content; "" when none do."""
+    digests: dict[SlotRanges, dict[str, str]] = {}
+    for r in op.copies:
+        if r.target == target:
+            digests.setdefault(r.slots, {})[r.node] = r.digest
+    for slots, by_node in digests.items():
+        if len(set(by_node.values())) > 1:
+            return f"copies of slots {slots[0]}… differ between {', '.join(sorted(by_node))}"
+    return ""

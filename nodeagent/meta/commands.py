@@ -1,0 +1,171 @@
+"""Commands of the meta group. `now` is the proposer's wall clock, for records only."""
+
+import msgspec
+
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.operation import CopyRecord, Options, Ranges, SealResult
+from nodeagent.model.requests import NodeRecord
+from nodeagent.model.schema import TableSchema
+from nodeagent.partition.table import TableWire
+
+
+class _Command(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    now: int
+
+
+class Bootstrap(_Command, frozen=True):
+    """The first entry. Later ones have no effect."""
+
+    cluster_id: str
+    settings: ClusterSettings
+    nodes: tuple[NodeRecord, ...]
+    table: TableWire
+
+
+class PutSchema(_Command, frozen=True):
+    """Create the table or add columns; never changes a column's type."""
+
+    schema: TableSchema
+
+
+class PlannedMove(msgspec.Struct, frozen=True):
+    """Slots that change headers; groups are looked up when the entry is applied."""
+
+    slots: Ranges
+    source: NodeId
+    target: NodeId
+
+
+class PlannedMembers(msgspec.Struct, frozen=True):
+    header: NodeId
+    joins: NodeId | None
+    leaves: NodeId | None
+    before: tuple[NodeId, ...]
+    after: tuple[NodeId, ...]
+
+
+class Begin(_Command, frozen=True):
+    """One change, planned by the leader against table `base_version`."""
+
+    kind: str
+    node: NodeRecord
+    by: str
+    base_version: int
+    table: TableWire
+    moves: tuple[PlannedMove, ...]
+    members: tuple[PlannedMembers, ...]
+    created: tuple[NodeId, ...]
+    """Members of the new group (add), else ()."""
+
+    options: Options
+
+
+class _Evidence(_Command, frozen=True):
+    operation: str
+
+
+class MetaReady(_Evidence, frozen=True):
+    """add: the newcomer follows the meta log. remove: the leaver has no meta vote."""
+
+
+class SealedBy(_Evidence, frozen=True):
+    result: SealResult
+
+
+class UnsealedBy(_Evidence, frozen=True):
+    """The group logged `Unseal` and has no learner of the operation left."""
+
+    group: GroupId
+
+
+class SourceReady(_Evidence, frozen=True):
+    """`node` applied the seal of `group` and all files of the sealed slots are made there."""
+
+    group: GroupId
+    node: NodeId
+
+
+class OpenedBy(_Evidence, frozen=True):
+    group: GroupId
+    index: int
+
+
+class FormedBy(_Evidence, frozen=True):
+    """The group's committed membership is that of the new ring."""
+
+    group: GroupId
+    index: int
+
+
+class Copied(_Evidence, frozen=True):
+    record: CopyRecord
+
+
+class AdoptedBy(_Evidence, frozen=True):
+    group: GroupId
+    index: int
+
+
+class ReleasedBy(_Evidence, frozen=True):
+    group: GroupId
+    index: int
+
+
+class SteerOperation(_Evidence, frozen=True):
+    """What an operator says of an open operation; verbs as in `requests.Steer`."""
+
+    verb: str
+    by: str
+    owner: str = ""
+    ttl_ms: int = 0
+    rate_bytes_per_s: int = -1
+    report: str = ""
+
+
+class ReportError(_Evidence, frozen=True):
+    """Why an operation does not go on, for people."""
+
+    what: str
+
+
+Command = (
+    Bootstrap
+    | PutSchema
+    | Begin
+    | MetaReady
+    | SealedBy
+    | UnsealedBy
+    | SourceReady
+    | OpenedBy
+    | FormedBy
+    | Copied
+    | AdoptedBy
+    | ReleasedBy
+    | SteerOperation
+    | ReportError
+)
+Evidence = (
+    MetaReady
+    | SealedBy
+    | UnsealedBy
+    | SourceReady
+    | OpenedBy
+    | FormedBy
+    | Copied
+    | AdoptedBy
+    | ReleasedBy
+    | SteerOperation
+    | ReportError
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+
+
+def encode(command: Command) -> bytes:
+    return _encoder.encode(command)
+
+
+def decode(data: bytes) -> Command:
+    return _decoder.decode(data)

@@ -1,0 +1,322 @@
+"""The meta state and how entries change it. Pure: the same log gives the same state everywhere.
+
+Invariants:
+    `table.version` never goes back and equal versions are equal tables;
+    at most one operation is open;
+    a group id is never used twice; a retired incarnation never returns.
+
+The table switches to the new ring and owners with the entry that enters OPEN: until then no gaining
+group could accept a write, and a cancelled change leaves the table untouched.
+"""
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from nodeagent.meta import changes, commands
+from nodeagent.meta.commands import Begin, Command
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.ids import GroupId, NodeId, data_group
+from nodeagent.model.operation import GroupChange, Operation, SlotMove, Stage, StageSpan
+from nodeagent.model.requests import (
+    Accepted,
+    ErrorReply,
+    GroupRecord,
+    NodeRecord,
+    OperationReply,
+    Reply,
+    SchemaInForce,
+)
+from nodeagent.model.schema import TableSchema
+from nodeagent.partition.table import PartitionTable, TableWire
+
+OPERATIONS_KEPT = 64
+AUDIT_KEPT = 4096
+
+
+class Image(msgspec.Struct):
+    """The whole state at `applied`."""
+
+    applied: int = 0
+    cluster_id: str = ""
+    settings: ClusterSettings | None = None
+    nodes: dict[NodeId, NodeRecord] = {}
+    retired: list[str] = []
+    table: TableWire | None = None
+    next_table: TableWire | None = None
+    """Of the open operation, until it enters OPEN."""
+
+    groups: dict[GroupId, GroupRecord] = {}
+    schemas: list[TableSchema] = []
+    operations: list[Operation] = []
+    audit: list[tuple[int, str, str]] = []
+    """(ms, who, what)"""
+
+
+@dataclass(slots=True)
+class MetaState:
+    image: Image = field(default_factory=Image)
+    table: PartitionTable | None = None
+    schemas: dict[tuple[str, str], TableSchema] = field(default_factory=dict)
+
+    # --- looking -----------------------------------------------------------------------------------
+
+    @property
+    def applied(self) -> int:
+        return self.image.applied
+
+    @property
+    def cluster_id(self) -> str:
+        return self.image.cluster_id
+
+    @property
+    def table_version(self) -> int:
+        return self.image.table.version if self.image.table else 0
+
+    def operation(self, name: str) -> Operation | None:
+        return next((o for o in self.image.operations if o.id == name), None)
+
+    def open_operation(self) -> Operation | None:
+        return next((o for o in self.image.operations if not o.ended), None)
+
+    def group_of(self, header: NodeId) -> GroupRecord | None:
+        """The living group that `header` heads."""
+        return next((g for g in self.image.groups.values() if g.header == header and not g.dissolving), None)
+
+    def address(self, node: NodeId) -> tuple[str, int] | None:
+        record = self.image.nodes.get(node)
+        return (record.host, record.port) if record else None
+
+    # --- applying ----------------------------------------------------------------------------------
+
+    def apply(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
+        replies = []
+        for index, entry in enumerate(entries, first):
+            assert index == self.image.applied + 1, (index, self.image.applied)
+            self.image.applied = index
+            if entry.kind == EntryKind.COMMAND:
+                replies.append((index, self._apply(index, commands.decode(entry.data))))
+        return replies
+
+    def _apply(self, index: int, command: Command) -> Reply:
+        match command:
+            case commands.Bootstrap():
+                return self._bootstrap(index, command)
+            case commands.PutSchema():
+                return self._put_schema(command.schema)
+            case Begin():
+                return self._begin(index, command)
+            case _:
+                return self._evidence(index, command)
+
+    def _bootstrap(self, index: int, b: commands.Bootstrap) -> Reply:
+        im = self.image
+        if im.cluster_id:
+            return ErrorReply("refused", f"cluster {im.cluster_id} exists already")
+        im.cluster_id = b.cluster_id
+        im.settings = b.settings
+        im.nodes = {n.node: n for n in b.nodes}
+        self._set_table(PartitionTable.from_wire(b.table).stamped(index))
+        assert self.table is not None
+        ring = self.table.ring
+        for header in ring.names:
+            members = ring.members(header, b.settings.replicas)
+            group = data_group(header, index)
+            im.groups[group] = GroupRecord(group, header, members, members, self.table.slots_of(header))
+        self._note(b.now, "bootstrap", f"cluster {b.cluster_id} of {len(b.nodes)} nodes")
+        return Accepted(index)
+
+    def _set_table(self, table: PartitionTable) -> None:
+        assert table.version > self.table_version, (table.version, self.table_version)
+        self.table = table
+        self.image.table = table.to_wire()
+
+    def _put_schema(self, wanted: TableSchema) -> Reply:
+        key = (wanted.storage_group, wanted.table)
+        known = self.schemas.get(key)
+        merged = merge_schema(known, wanted)
+        if isinstance(merged, ErrorReply):
+            return merged
+        if merged is not known:
+            self.schemas[key] = merged
+            self.image.schemas = list(self.schemas.values())
+        return SchemaInForce(merged)
+
+    # --- operations --------------------------------------------------------------------------------
+
+    def check_begin(self, b: Begin) -> ErrorReply | None:
+        """Why the change cannot begin by this state, if so."""
+        if (other := self.open_operation()) is not None:
+            return ErrorReply(
+                "busy",
+                f"{other.id} ({other.kind} {other.node}, stage {other.stage}) is open; one change at a time",
+                f"iotctl ops wait {other.id}",
+                {"operation": other.id, "owner": other.by, "started_ms": other.started_ms},
+            )
+        if b.base_version != self.table_version:
+            return ErrorReply(
+                "refused",
+                f"the plan was made for table version {b.base_version}, it is {self.table_version} now",
+                "plan again",
+            )
+        if b.node.incarnation in self.image.retired:
+            return ErrorReply(
+                "refused",
+                f"node {b.node.node} returns with a retired incarnation",
+                "give it an empty data directory",
+            )
+        return None
+
+    def _begin(self, index: int, b: Begin) -> Reply:
+        refusal = self.check_begin(b)
+        if refusal is not None:
+            return refusal
+        im = self.image
+        assert self.table is not None
+        ids = {g.header: g.group for g in im.groups.values() if not g.dissolving}
+        new = PartitionTable.from_wire(b.table)
+        created = dissolved = None
+        if b.created:
+            created = data_group(b.node.node, index)
+            ids[b.node.node] = created
+            im.groups[created] = GroupRecord(created, b.node.node, b.created, b.created)
+            im.nodes[b.node.node] = msgspec.structs.replace(b.node, state="joining")
+        elif b.kind == "remove-node":
+            dissolved = ids[b.node.node]
+            im.nodes[b.node.node] = msgspec.structs.replace(im.nodes[b.node.node], state="leaving")
+        old_members = {g.group: g.members for g in im.groups.values()}
+        after = {m.header: m.after for m in b.members}
+        op = Operation(
+            id=f"op-{index}",
+            kind=b.kind,
+            node=b.node.node,
+            by=b.by,
+            started_ms=b.now,
+            base_version=b.base_version,
+            table_version=index,
+            moves=[
+                SlotMove(
+                    m.slots,
+                    ids[m.source],
+                    old_members[ids[m.source]],
+                    ids[m.target],
+                    after.get(m.target, old_members[ids[m.target]]),
+                )
+                for m in b.moves
+            ],
+            changes=[GroupChange(ids[m.header], m.joins, m.leaves, m.before, m.after) for m in b.members],
+            options=b.options,
+            created_group=created,
+            created_members=b.created,
+            dissolved_group=dissolved,
+            stages=[StageSpan(Stage.PLANNED.value, b.now)],
+        )
+        im.next_table = new.to_wire()
+        im.operations = [*im.operations, op][-OPERATIONS_KEPT:]
+        self._note(b.now, b.by, f"begin {op.id}: {op.kind} {op.node}")
+        self._advance(index, op, b.now)
+        return OperationReply(op)
+
+    def _evidence(self, index: int, e: commands.Evidence) -> Reply:
+        op = self.operation(e.operation)
+        if op is None:
+            return ErrorReply("not_found", f"no operation {e.operation}", "iotctl ops list")
+        if op.ended:
+            if isinstance(e, commands.SteerOperation):
+                return ErrorReply("refused", f"{op.id} has ended in stage {op.stage}")
+            return Accepted(index)
+        refusal = changes.record(op, e)
+        if refusal is not None:
+            return refusal
+        if isinstance(e, commands.SteerOperation) and e.verb not in ("lease", "unlease"):
+            self._note(e.now, e.by, f"{e.verb} {op.id} {e.report}".rstrip())
+        if isinstance(e, commands.FormedBy):
+            self._set_members(op, e.group)
+        self._advance(index, op, e.now)
+        return OperationReply(op) if isinstance(e, commands.SteerOperation) else Accepted(index)
+
+    def _set_members(self, op: Operation, group: GroupId) -> None:
+        after = next((g.after for g in op.changes if g.group == group), None)
+        if after is not None:
+            record = self.image.groups[group]
+            self.image.groups[group] = msgspec.structs.replace(record, members=after)
+
+    def _advance(self, index: int, op: Operation, now: int) -> None:
+        for stage in changes.advance(op, now):
+            if stage is Stage.OPEN:
+                self._switch_table(index, op)
+            elif stage is Stage.DONE:
+                self._finish(op)
+            elif stage is Stage.CANCELLED:
+                self._undo(op)
+
+    def _switch_table(self, index: int, op: Operation) -> None:
+        im = self.image
+        assert im.next_table is not None
+        self._set_table(PartitionTable.from_wire(im.next_table).stamped(index))
+        im.next_table = None
+        if op.created_group:
+            im.nodes[op.node] = msgspec.structs.replace(im.nodes[op.node], state="active")
+        if op.dissolved_group:
+            record = im.groups[op.dissolved_group]
+            im.groups[op.dissolved_group] = msgspec.structs.replace(record, dissolving=True)
+
+    def _finish(self, op: Operation) -> None:
+        im = self.image
+        if op.dissolved_group:
+            del im.groups[op.dissolved_group]
+        if op.kind == "remove-node":
+            gone = im.nodes.pop(op.node)
+            im.retired.append(gone.incarnation)
+
+    def _undo(self, op: Operation) -> None:
+        im = self.image
+        im.next_table = None
+        if op.created_group:
+            del im.groups[op.created_group]
+            im.nodes.pop(op.node)
+        elif op.node in im.nodes:
+            im.nodes[op.node] = msgspec.structs.replace(im.nodes[op.node], state="active")
+
+    def _note(self, now: int, who: str, what: str) -> None:
+        self.image.audit = [*self.image.audit, (now, who, what)][-AUDIT_KEPT:]
+
+    # --- images ------------------------------------------------------------------------------------
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self.image)
+
+    @classmethod
+    def decode(cls, payload: bytes) -> "MetaState":
+        image = msgspec.msgpack.decode(payload, type=Image)
+        state = cls(image)
+        state.table = PartitionTable.from_wire(image.table) if image.table else None
+        state.schemas = {(s.storage_group, s.table): s for s in image.schemas}
+        return state
+
+
+def merge_schema(known: TableSchema | None, wanted: TableSchema) -> TableSchema | ErrorReply:
+    """The table with `wanted`'s columns added: `known` itself when there is nothing new."""
+    if known is None:
+        return msgspec.structs.replace(wanted, version=1)
+    columns = {c.name: c for c in known.columns}
+    fresh = []
+    for column in wanted.columns:
+        have = columns.get(column.name)
+        if have is None and column.tag:
+            return ErrorReply(
+                "schema_mismatch",
+                f"table {known.storage_group}.{known.table}: tag {column.name} cannot be added later",
+            )
+        if have is None:
+            fresh.append(column)
+        elif have != column:
+            return ErrorReply(
+                "schema_mismatch",
+                f"table {known.storage_group}.{known.table}: column {column.name} is "
+                f"{'tag ' if have.tag else ''}{have.type}, not {'tag ' if column.tag else ''}{column.type}",
+            )
+    if not fresh:
+        return known
+    return msgspec.structs.replace(known, version=known.version + 1, columns=(*known.columns, *fresh))

@@ -1,0 +1,118 @@
+"""The disk as the pure-minded rooms see it: one root directory, relative posix paths.
+
+The log and the storage room speak only to this protocol; `RealDisk` answers with system calls and
+`SimDisk` with a model that can lose power. Nothing here is asynchronous and no call is made from two
+threads at once for the same file.
+
+Errors: every call raises `OSError` with the errno the system would give (ENOENT, EEXIST, ENOSPC, EIO,
+EXDEV...). A path that leaves the root is a `ValueError`.
+
+Durability, the same promise as a POSIX file system and no more:
+
+- bytes are durable after `File.sync` on that file, a file's length too;
+- a name (create, rename, link, unlink, mkdirs) is durable after `sync_dir` on the directory that holds it;
+- `write_atomic` alone is durable when it returns.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+import msgspec
+
+Buffer = bytes | bytearray | memoryview
+
+
+class FileStat(msgspec.Struct, frozen=True):
+    """`size` in bytes, `modified_ms` in milliseconds since the epoch."""
+
+    size: int
+    is_dir: bool
+    links: int
+    modified_ms: int
+
+
+class File(Protocol):
+    """One open file. Offsets are explicit; there is no position."""
+
+    @property
+    def path(self) -> str: ...
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes; shorter only at the end of the file."""
+        ...
+
+    def pwrite(self, offset: int, data: Buffer) -> None:
+        """Write all of `data`. On error any prefix of it may have been written."""
+        ...
+
+    def pwritev(self, offset: int, parts: Sequence[Buffer]) -> None:
+        """Write all parts one after the other from `offset`."""
+        ...
+
+    def zero_fill(self, offset: int, length: int) -> None:
+        """Write zeros, so that a later `sync` of this region carries no metadata."""
+        ...
+
+    def sync(self) -> None:
+        """fdatasync. After an error nothing may be assumed about what is durable (law: poison)."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class Disk(Protocol):
+    """All paths are relative to the root; "" is the root itself."""
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
+        """Open for reading and writing. `create` makes a missing file and keeps an existing one."""
+        ...
+
+    def create(self, path: str) -> File:
+        """Make a new file and open it; an existing one is `FileExistsError`."""
+        ...
+
+    def read(self, path: str) -> bytes:
+        """The whole file."""
+        ...
+
+    def write_atomic(self, path: str, data: Buffer) -> None:
+        """Replace the file as a whole: temporary file, sync, rename, sync of the directory."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Replaces `new` if it is there."""
+        ...
+
+    def link(self, old: str, new: str) -> None:
+        """Hard link. `FileExistsError` if `new` exists; EXDEV where the system cannot."""
+        ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def mkdirs(self, path: str) -> None:
+        """Make the directory and its missing parents; each parent that changed is synced."""
+        ...
+
+    def rmtree(self, path: str) -> None:
+        """Remove the directory and all below it. A missing one is no error."""
+        ...
+
+    def listdir(self, path: str) -> list[str]:
+        """Names, sorted. A missing directory is `FileNotFoundError`."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def stat(self, path: str) -> FileStat: ...
+
+    def sync_dir(self, path: str) -> None: ...
+
+    def free_bytes(self) -> int: ...

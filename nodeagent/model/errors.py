@@ -1,0 +1,133 @@
+"""The error tree.
+
+    NodeAgentError
+    ├── Definite              it did not happen and will not
+    │   ├── InvalidInput      bad bytes, names, types, rows
+    │   │   ├── InvalidName
+    │   │   ├── SchemaMismatch
+    │   │   └── FrameError    the peer does not speak our protocol
+    │   ├── NotFound
+    │   ├── NotLeader         carries the leader, when known
+    │   ├── Moved             the slot is elsewhere, sealed or not open yet
+    │   ├── SessionExpired
+    │   ├── Overloaded        a named limit was reached; retry later
+    │   ├── Refused           a precondition does not hold; nothing changed
+    │   ├── Busy              another change is open
+    │   └── Forbidden         identity, role, cluster or incarnation
+    ├── Unavailable           no quorum or no contact; a read or a command not yet sent
+    ├── OutcomeUnknown        it may or may not have happened
+    └── Damaged               stored bytes do not match their checksum
+        ├── LogCorrupt
+        └── FileCorrupt
+
+A definite error is never used where the outcome may be otherwise (law 10).
+"""
+
+from typing import Any
+
+
+class NodeAgentError(Exception):
+    """Base of all our errors.
+
+    Args:
+        what: what did or did not happen, with the place.
+        next_step: the command or action that helps.
+        details: machine-readable facts (a leader's name, a group id).
+    """
+
+    code = "error"
+
+    def __init__(self, what: str, *, next_step: str = "", **details: Any) -> None:
+        super().__init__(what)
+        self.what = what
+        self.next_step = next_step
+        self.details = details
+
+
+class Definite(NodeAgentError):
+    """It did not happen and will not."""
+
+    code = "definite"
+
+
+class InvalidInput(Definite):
+    code = "invalid_input"
+
+
+class InvalidName(InvalidInput):
+    code = "invalid_name"
+
+
+class SchemaMismatch(InvalidInput):
+    code = "schema_mismatch"
+
+
+class FrameError(InvalidInput):
+    code = "frame_error"
+
+
+class NotFound(Definite):
+    code = "not_found"
+
+
+class NotLeader(Definite):
+    """`details["leader"]` names the leader when it is known."""
+
+    code = "not_leader"
+
+
+class Moved(Definite):
+    """`details`: `slot`, `header` (owner by our table), `table_version`, `wait` (sealed, not yet open)."""
+
+    code = "moved"
+
+
+class SessionExpired(Definite):
+    code = "session_expired"
+
+
+class Overloaded(Definite):
+    code = "overloaded"
+
+
+class Refused(Definite):
+    code = "refused"
+
+
+class Busy(Definite):
+    code = "busy"
+
+
+class Forbidden(Definite):
+    code = "forbidden"
+
+
+class Unavailable(NodeAgentError):
+    code = "unavailable"
+
+
+class OutcomeUnknown(NodeAgentError):
+    code = "outcome_unknown"
+
+
+class Damaged(NodeAgentError):
+    code = "damaged"
+
+
+class LogCorrupt(Damaged):
+    """`details`: `segment`, `offset`, `groups` (group -> first and last index that may be lost)."""
+
+    code = "log_corrupt"
+
+
+class FileCorrupt(Damaged):
+    """`details`: `file`, `expected`, `found`."""
+
+    code = "file_corrupt"
+
+
+def _tree(cls: type[NodeAgentError]) -> list[type[NodeAgentError]]:
+    return [cls, *(s for c in cls.__subclasses__() for s in _tree(c))]
+
+
+BY_CODE: dict[str, type[NodeAgentError]] = {c.code: c for c in _tree(NodeAgentError)}

@@ -1,0 +1,94 @@
+"""What a manifest says of one TsFile, and what is asked of the storage room."""
+
+import msgspec
+
+from nodeagent.model.ids import GroupId, NodeId, PartitionKey
+from nodeagent.model.schema import TableSchema
+
+Order = tuple[int, ...]
+"""Age of rows, compared like a tuple: a file's is the log index of its `CloseFile`; an adopted file's
+is (index of the `Open`, *its order in the old group); a memtable batch's is (its entry's index,).
+Larger is newer."""
+
+
+class FileMeta(msgspec.Struct, frozen=True):
+    """One TsFile in a manifest: rows of one table of one partition."""
+
+    name: str
+    slot: int
+    partition: PartitionKey
+    table: str
+    order: Order
+    size: int
+    xxh3: str
+    """XXH3-128 of the bytes, 32 hex digits."""
+
+    rows: int
+    time_min: int
+    time_max: int
+    logical: tuple[int, int, int]
+    """(non-null values, sum 1, sum 2) of the value hashes, sums mod 2^64 (`table.checksum`)."""
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """A range delete: masks rows of `table` with an older order, in [time_from, time_to], whose tags
+    equal `tags` where given."""
+
+    order: Order
+    partition: PartitionKey
+    table: str
+    tags: tuple[tuple[str, str | None], ...]
+    time_from: int
+    time_to: int
+
+
+class CloseSpec(msgspec.Struct, frozen=True):
+    """Everything the bytes of one TsFile depend on, besides the rows (law 6)."""
+
+    name: str
+    slot: int
+    partition: PartitionKey
+    order: Order
+    schema: TableSchema
+    compression: str = "ZSTD"
+    memory_threshold: int = 1 << 40
+    format_version: int = 1
+
+
+class ScanSpec(msgspec.Struct, frozen=True):
+    """Which rows of one table of one partition are wanted.
+
+    `fields` None means all; times are inclusive; `tags` are equalities.
+    """
+
+    schema: TableSchema
+    fields: tuple[str, ...] | None = None
+    time_from: int = -(1 << 63)
+    time_to: int = (1 << 63) - 1
+    tags: tuple[tuple[str, str | None], ...] = ()
+
+
+class FileRef(msgspec.Struct, frozen=True):
+    """A file some node offers under an opaque snapshot id; `name` is inside that snapshot."""
+
+    node: NodeId
+    snapshot: str
+    name: str
+    size: int
+    xxh3: str
+
+
+class PulledSlot(msgspec.Struct, frozen=True):
+    """One slot as a source describes it at its seal."""
+
+    slot: int
+    files: tuple[FileMeta, ...]
+    tombstones: tuple[Tombstone, ...]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a file lives on this node."""
+
+    group: GroupId
+    slot: int
+    name: str

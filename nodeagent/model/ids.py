@@ -1,0 +1,47 @@
+"""Names of nodes, groups and partitions.
+
+A node id is a short lower-case name (`node1`). A group id is `meta` or `<header>.<created>`, where
+*header* is the node that heads the data group and *created* the meta index that made it, so that an
+id is never reused (architecture 2).
+"""
+
+import re
+
+import msgspec
+
+from nodeagent.model.errors import InvalidName
+
+NodeId = str
+GroupId = str
+
+META: GroupId = "meta"
+
+_NODE = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+def check_node_id(name: str) -> NodeId:
+    """Return `name` when it can name a node, else raise `InvalidName`."""
+    if not _NODE.fullmatch(name):
+        raise InvalidName(
+            f"node name {name!r} is not allowed",
+            next_step="use 1-63 characters: a-z, 0-9, '-' or '_', starting with a letter or digit",
+        )
+    return name
+
+
+def data_group(header: NodeId, created: int) -> GroupId:
+    """Id of the data group that `header` heads since meta index `created`."""
+    return f"{header}.{created}"
+
+
+def header_of(group: GroupId) -> NodeId:
+    """The node that heads a data group."""
+    return group.partition(".")[0]
+
+
+class PartitionKey(msgspec.Struct, array_like=True, frozen=True, order=True):
+    """One (storage group, time partition, shard): the unit that is closed into TsFiles."""
+
+    storage_group: str
+    time_partition: int
+    shard: int

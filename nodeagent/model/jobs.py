@@ -1,0 +1,187 @@
+"""Slow work a pure room asks for, and what came of it.
+
+`host` emits a job with a number; the shell runs it (disk thread, worker process, network) and feeds
+the matching result back as an event. A job may run twice (crash, retry): each is idempotent.
+"""
+
+import msgspec
+
+from nodeagent.model.files import CloseSpec, FileMeta, FileRef, Order, ScanSpec, Tombstone
+from nodeagent.model.ids import GroupId, NodeId
+
+
+class _Tagged(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+class MemBatch(msgspec.Struct, array_like=True, frozen=True):
+    """One write entry's rows of one table as an Arrow IPC stream, with its age."""
+
+    order: Order
+    ipc: bytes
+
+
+class CloseUnit(msgspec.Struct, frozen=True):
+    """One TsFile to make: the batches in log order, and the range deletes that fell between them."""
+
+    spec: CloseSpec
+    batches: tuple[MemBatch, ...]
+    tombstones: tuple[Tombstone, ...] = ()
+
+
+class CloseFiles(_Tagged, frozen=True):
+    """Make each unit's file durable under its name in the group."""
+
+    group: GroupId
+    units: tuple[CloseUnit, ...]
+
+
+class FilesClosed(_Tagged, frozen=True):
+    """In the order of the units; None where no row was left after deletes."""
+
+    files: tuple[FileMeta | None, ...]
+
+
+class SaveCheckpoint(_Tagged, frozen=True):
+    """Replace the group's checkpoint atomically."""
+
+    group: GroupId
+    payload: bytes
+
+
+class Scan(_Tagged, frozen=True):
+    """Merge files and memory batches, apply deletes, keep the newest value per cell."""
+
+    group: GroupId
+    spec: ScanSpec
+    files: tuple[FileMeta, ...]
+    batches: tuple[MemBatch, ...]
+    tombstones: tuple[Tombstone, ...]
+
+
+class Scanned(_Tagged, frozen=True):
+    """An Arrow IPC stream sorted by (tags, time)."""
+
+    ipc: bytes
+    rows: int
+
+
+class MakeSnapshot(_Tagged, frozen=True):
+    """Hard-link the files all-or-nothing under an opaque id; `payload` is kept beside them."""
+
+    snapshot: str
+    group: GroupId
+    files: tuple[FileMeta, ...]
+    payload: bytes = b""
+
+
+class DropSnapshot(_Tagged, frozen=True):
+    snapshot: str
+
+
+class InstallSnapshot(_Tagged, frozen=True):
+    """Pull checkpoint and files of `snapshot` from `source`, verify, and put them in place."""
+
+    group: GroupId
+    source: NodeId
+    snapshot: str
+
+
+class Installed(_Tagged, frozen=True):
+    payload: bytes
+    bytes_received: int
+
+
+class StagedFile(msgspec.Struct, frozen=True):
+    """A file wanted in staging; sources are tried in turn."""
+
+    meta: FileMeta
+    sources: tuple[FileRef, ...]
+    local: GroupId | None = None
+    """This node holds it as a member of that group under `meta.name`: link it, after a hash check."""
+
+
+class StageFiles(_Tagged, frozen=True):
+    """Fetch previous-holder files into the staging area of `group` under `operation`."""
+
+    operation: str
+    group: GroupId
+    files: tuple[StagedFile, ...]
+
+
+class FilesStaged(_Tagged, frozen=True):
+    """Names that are durable and verified, and those that are not with the reason."""
+
+    names: tuple[str, ...]
+    failed: tuple[tuple[str, str], ...]
+    bytes_received: int
+    refetched: int = 0
+
+
+class Adoption(msgspec.Struct, array_like=True, frozen=True):
+    """A staged file (`staged` is its name there) and its entry in the new manifest."""
+
+    staged: str
+    meta: FileMeta
+
+
+class AdoptFiles(_Tagged, frozen=True):
+    """Move staged files under their new names into the group."""
+
+    operation: str
+    group: GroupId
+    files: tuple[Adoption, ...]
+
+
+class DeleteFiles(_Tagged, frozen=True):
+    group: GroupId
+    files: tuple[FileMeta, ...]
+
+
+class DropStaging(_Tagged, frozen=True):
+    operation: str
+
+
+class RemoveGroup(_Tagged, frozen=True):
+    group: GroupId
+
+
+class HashFiles(_Tagged, frozen=True):
+    """Re-read every byte."""
+
+    group: GroupId
+    files: tuple[FileMeta, ...]
+
+
+class FilesHashed(_Tagged, frozen=True):
+    """Per file what was found: 32 hex digits, or "missing"."""
+
+    found: tuple[tuple[str, str], ...]
+
+
+class Done(_Tagged, frozen=True):
+    """The job has no other result."""
+
+
+class Failed(_Tagged, frozen=True):
+    """`code` is that of the error (`model.errors`)."""
+
+    code: str
+    what: str
+
+
+Job = (
+    CloseFiles
+    | SaveCheckpoint
+    | Scan
+    | MakeSnapshot
+    | DropSnapshot
+    | InstallSnapshot
+    | StageFiles
+    | AdoptFiles
+    | DeleteFiles
+    | DropStaging
+    | RemoveGroup
+    | HashFiles
+)
+JobResult = FilesClosed | Scanned | Installed | FilesStaged | FilesHashed | Done | Failed

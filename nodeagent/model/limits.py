@@ -1,0 +1,41 @@
+"""Every bound has a name and lives here; reaching one is backpressure or a named error."""
+
+KIB = 1024
+MIB = 1024 * KIB
+
+FRAME_BYTES_MAX = 64 * MIB
+"""A longer frame is refused before anything is allocated."""
+
+WRITE_BYTES_MAX = 8 * MIB
+"""Encoded size of one write entry's Arrow batch."""
+
+APPEND_BYTES_MAX = 1 * MIB
+"""Entries in one append message stop growing past this (one larger entry still travels alone)."""
+
+APPEND_ENTRIES_MAX = 4096
+INFLIGHT_APPENDS_MAX = 64
+INFLIGHT_BYTES_MAX = 32 * MIB
+"""Per follower: replication pauses there until acknowledgements return."""
+
+UNCOMMITTED_BYTES_MAX = 64 * MIB
+"""Per group: past this the leader answers `Overloaded`."""
+
+MEMTABLES_MAX = 4
+"""Times `memtable_bytes_max`: with more rows of a group waiting for their files the leader answers
+`Overloaded`, so that closing sets the pace of writing."""
+
+APPLY_BYTES_PER_TURN = 4 * MIB
+READS_PENDING_MAX = 4096
+REQUESTS_PER_CONNECTION_MAX = 8192
+
+CHUNK_BYTES = 1 * MIB
+"""One piece of a pulled file."""
+
+SESSION_WINDOW = 1024
+"""Sequences a session may have outstanding per slot."""
+
+SESSIONS_PER_GROUP_MAX = 65536
+TABLES_MAX = 10_000
+COLUMNS_MAX = 4096
+NODES_MAX = 2000
+SLOTS_MAX = 1_000_000

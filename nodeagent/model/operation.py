@@ -1,0 +1,177 @@
+"""The record of one change of the cluster (add, remove, move) as the meta group keeps it.
+
+Slots are given as ranges [start, end). A group carries only its own slots.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from nodeagent.model.ids import GroupId, NodeId
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+class Stage(StrEnum):
+    """The work in progress (architecture 6); CHECKED precedes the entry and is never stored."""
+
+    PLANNED = "PLANNED"
+    SEALED = "SEALED"
+    OPEN = "OPEN"
+    FORMAL = "FORMAL"
+    MOVING = "MOVING"
+    RELEASED = "RELEASED"
+    DONE = "DONE"
+    CANCELLING = "CANCELLING"
+    CANCELLED = "CANCELLED"
+
+
+ENDED = (Stage.DONE, Stage.CANCELLED)
+
+NEXT: dict[Stage, tuple[Stage, ...]] = {
+    Stage.PLANNED: (Stage.SEALED, Stage.CANCELLING),
+    Stage.SEALED: (Stage.OPEN, Stage.CANCELLING),
+    Stage.OPEN: (Stage.FORMAL,),
+    Stage.FORMAL: (Stage.MOVING,),
+    Stage.MOVING: (Stage.RELEASED,),
+    Stage.RELEASED: (Stage.DONE,),
+    Stage.CANCELLING: (Stage.CANCELLED,),
+    Stage.DONE: (),
+    Stage.CANCELLED: (),
+}
+"""Legal transitions; `docs/internals/scaling.md` draws the same picture."""
+
+
+class SlotMove(msgspec.Struct, frozen=True):
+    """Slots that leave one group for another, with both member lists written out."""
+
+    slots: Ranges
+    source: GroupId
+    source_members: tuple[NodeId, ...]
+    target: GroupId
+    target_members: tuple[NodeId, ...]
+
+
+class GroupChange(msgspec.Struct, frozen=True):
+    """A group of the new ring whose members change. One node joins, one leaves (either may be None)."""
+
+    group: GroupId
+    joins: NodeId | None
+    leaves: NodeId | None
+    before: tuple[NodeId, ...]
+    after: tuple[NodeId, ...]
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What the operator asked for."""
+
+    verify: bool = False
+    depth: str = "content"
+    no_migrate: bool = False
+    hold_release_ms: int = 0
+    rate_bytes_per_s: int = 0
+    """0: as fast as the agents judge right."""
+
+
+class StageSpan(msgspec.Struct):
+    name: str
+    entered_ms: int
+    left_ms: int = 0
+    evidence: list[str] = []
+
+
+class SealResult(msgspec.Struct, frozen=True):
+    """What a losing group committed: the seal's log index and the sessions of the moved slots."""
+
+    group: GroupId
+    index: int
+    sessions: bytes
+
+
+class CopyRecord(msgspec.Struct, frozen=True):
+    """A verified, durable copy of `slots` for `target`, held by one incarnation of a node."""
+
+    target: GroupId
+    node: NodeId
+    incarnation: str
+    slots: Ranges
+    digest: str
+    """XXH3-128 over the slots' (slot, staged name, size, hash): equal on every member."""
+
+    files: int
+    bytes_received: int
+    refetched: int = 0
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """While it lives the agents leave the order of pulls to its owner."""
+
+    owner: str
+    serial: int
+    ttl_ms: int
+
+
+class Operation(msgspec.Struct):
+    """One change. `id` is `op-<meta index>`; evidence is kept as sets, never as counters."""
+
+    id: str
+    kind: str
+    node: NodeId
+    by: str
+    started_ms: int
+    base_version: int
+    table_version: int
+    moves: list[SlotMove]
+    changes: list[GroupChange]
+    options: Options
+    stage: Stage = Stage.PLANNED
+    created_group: GroupId | None = None
+    created_members: tuple[NodeId, ...] = ()
+    dissolved_group: GroupId | None = None
+    sealed: dict[str, SealResult] = {}
+    unsealed: list[str] = []
+    sources_ready: list[tuple[str, str]] = []
+    """(group, node): the node applied the seal and its files are made."""
+
+    opened: list[str] = []
+    formed: list[str] = []
+    copies: list[CopyRecord] = []
+    adopted: list[str] = []
+    released: list[str] = []
+    migrate_go: bool = False
+    signed_off: bool = False
+    release_go: bool = False
+    meta_ready: bool = False
+    """The newcomer follows the meta log / the leaver's meta vote is replaced."""
+
+    lease: Lease | None = None
+    stages: list[StageSpan] = []
+    last_error: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.stage in ENDED
+
+    @property
+    def losing(self) -> list[GroupId]:
+        return sorted({m.source for m in self.moves})
+
+    @property
+    def gaining(self) -> list[GroupId]:
+        return sorted({m.target for m in self.moves})
+
+    def state(self) -> str:
+        """`running`, `waiting_migrate`, `waiting_signoff`, `waiting_release`, `done`, `cancelled`."""
+        if self.stage is Stage.DONE:
+            return "done"
+        if self.stage is Stage.CANCELLED:
+            return "cancelled"
+        if self.stage is Stage.MOVING:
+            if self.options.no_migrate and not self.migrate_go:
+                return "waiting_migrate"
+            if set(self.adopted) >= set(self.gaining):
+                if self.options.verify and not self.signed_off:
+                    return "waiting_signoff"
+                if self.options.hold_release_ms and not self.release_go:
+                    return "waiting_release"
+        return "running"

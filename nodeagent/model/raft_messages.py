@@ -1,0 +1,117 @@
+"""What Raft peers tell each other. Every message carries the sender's term (thesis figure 3.1).
+
+The group travels beside the message, the sender is the authenticated peer.
+"""
+
+import msgspec
+
+from nodeagent.model.entries import Base, Entry
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True):
+    term: int
+
+
+class AppendRequest(_Message, tag=1, frozen=True):
+    """Entries that follow (`prev_index`, `prev_term`). Empty `entries` is a probe or a commit notice.
+
+    `read` is the leader's newest read round (0 for none): the reply echoes it (ReadIndex).
+    """
+
+    prev_index: int
+    prev_term: int
+    commit: int
+    entries: list[Entry]
+    read: int = 0
+
+
+class AppendReply(_Message, tag=2, frozen=True):
+    """Answer to `AppendRequest`.
+
+    Accepted: `match` is the last index of the request that is durable here.
+    Rejected: `match` echoes the request's `prev_index`; (`hint_index`, `hint_term`) is the highest
+    position of this log that could match, so that the leader skips a whole term per round.
+    """
+
+    accepted: bool
+    match: int
+    hint_index: int = 0
+    hint_term: int = 0
+    read: int = 0
+
+
+class Heartbeat(_Message, tag=3, frozen=True):
+    """`commit` is clipped to what the leader knows the follower holds."""
+
+    commit: int
+    read: int = 0
+
+
+class HeartbeatReply(_Message, tag=4, frozen=True):
+    read: int = 0
+
+
+class VoteRequest(_Message, tag=5, frozen=True):
+    """`pre`: a pre-vote for `term`, which the candidate has not entered yet.
+
+    `transfer`: the leader asked for this election, so leader stickiness does not apply.
+    """
+
+    last_index: int
+    last_term: int
+    pre: bool
+    transfer: bool = False
+
+
+class VoteReply(_Message, tag=6, frozen=True):
+    """A granted pre-vote carries the candidate's term, a refusal the voter's own."""
+
+    granted: bool
+    pre: bool
+
+
+class TimeoutNow(_Message, tag=7, frozen=True):
+    """The leader hands over: campaign at once."""
+
+
+class SnapshotOffer(_Message, tag=8, frozen=True):
+    """The entries the follower needs are purged; pull checkpoint `snapshot` from the sender.
+
+    After the install the follower's log begins at `base`.
+    """
+
+    base: Base
+    snapshot: str
+
+
+class ReadRequest(_Message, tag=9, frozen=True):
+    """A follower asks the leader for a read index; `read` is the follower's own number."""
+
+    read: int
+
+
+class ReadReply(_Message, tag=10, frozen=True):
+    read: int
+    index: int
+    ok: bool
+
+
+RaftMessage = (
+    AppendRequest
+    | AppendReply
+    | Heartbeat
+    | HeartbeatReply
+    | VoteRequest
+    | VoteReply
+    | TimeoutNow
+    | SnapshotOffer
+    | ReadRequest
+    | ReadReply
+)
+
+
+class Routed(msgspec.Struct, array_like=True, frozen=True):
+    """One message of one group; a frame between two nodes carries a list of them."""
+
+    group: str
+    message: RaftMessage

@@ -1,0 +1,478 @@
+"""Requests between clients and nodes, and between nodes, with their replies.
+
+Every request gets exactly one reply: its own kind, or `ErrorReply`. The frame carries a number that
+pairs them; the sender's identity is that of its certificate.
+"""
+
+import msgspec
+
+from nodeagent.model.config import ClusterSettings, Seed
+from nodeagent.model.files import FileMeta, PulledSlot, ScanSpec, Tombstone
+from nodeagent.model.ids import GroupId, NodeId, PartitionKey
+from nodeagent.model.operation import CopyRecord, Operation, Options, Ranges
+from nodeagent.model.schema import TableSchema
+
+
+class _Tagged(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    pass
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """First frame on every connection, both ways. `cluster_id` is "" while it is not known."""
+
+    protocol: int
+    role: str
+    name: str
+    incarnation: str = ""
+    cluster_id: str = ""
+    table_version: int = 0
+
+
+# --- any node, at any time -------------------------------------------------------------------------
+
+
+class CheckStatus(_Tagged, frozen=True):
+    """First start and join: are we configured alike? (seed-facts 1.5)"""
+
+    node: NodeId
+    incarnation: str
+    host: str
+    port: int
+    http_port: int
+    settings: ClusterSettings
+    seeds: tuple[Seed, ...]
+    join: bool
+
+
+class StatusChecked(_Tagged, frozen=True):
+    """`conflicts` names fields that differ. `known`: the cluster knows `node` by another incarnation."""
+
+    node: NodeId
+    incarnation: str
+    conflicts: tuple[str, ...]
+    cluster_id: str
+    known: bool
+    ready: bool
+    http_port: int = 0
+    member: bool = False
+    """The cluster knows `node` by this very incarnation."""
+
+
+class GetStatus(_Tagged, frozen=True):
+    pass
+
+
+class GroupStatus(msgspec.Struct, frozen=True):
+    group: GroupId
+    role: str
+    leader: NodeId | None
+    term: int
+    voters: tuple[NodeId, ...]
+    learners: tuple[NodeId, ...]
+    commit: int
+    applied: int
+    last: int
+    slots: int = 0
+    files: int = 0
+    bytes: int = 0
+    rows: int = 0
+    memtable_bytes: int = 0
+    materialised: int = 0
+    lag: dict[str, int] = {}
+    state: str = "running"
+    error: str = ""
+
+
+class NodeStatus(_Tagged, frozen=True):
+    node: NodeId
+    incarnation: str
+    cluster_id: str
+    cluster: str
+    version: str
+    state: str
+    now_ms: int
+    started_ms: int
+    table_version: int
+    groups: tuple[GroupStatus, ...]
+    heard_ms: dict[str, int]
+    """Milliseconds since each peer was last heard."""
+
+    disk_free_bytes: int = 0
+    log_bytes: int = 0
+    cert_expires_ms: int = 0
+    received_bytes: dict[str, int] = {}
+    """File bytes pulled, per operation."""
+
+
+class GetMeta(_Tagged, frozen=True):
+    """`strong` waits for a read index of the meta group."""
+
+    strong: bool = False
+
+
+class NodeRecord(msgspec.Struct, frozen=True):
+    node: NodeId
+    host: str
+    port: int
+    http_port: int
+    incarnation: str
+    position: int
+    weight: float = 1.0
+    state: str = "active"
+
+
+class GroupRecord(msgspec.Struct, frozen=True):
+    """A data group that exists. `members` is the ring's derivation (or the last one, when dissolving).
+
+    A replica is created with `initial_members` and `initial_slots`, what the entry that made the
+    group says; a node that joins later starts empty.
+    """
+
+    group: GroupId
+    header: NodeId
+    members: tuple[NodeId, ...]
+    initial_members: tuple[NodeId, ...]
+    initial_slots: Ranges = ()
+    dissolving: bool = False
+
+
+class MetaView(_Tagged, frozen=True):
+    """The meta state as of `applied` on the answering node. `owners`: (start, end, header)."""
+
+    node: NodeId
+    applied: int
+    cluster_id: str
+    settings: ClusterSettings
+    nodes: tuple[NodeRecord, ...]
+    table_version: int
+    ring: tuple[NodeId, ...]
+    owners: tuple[tuple[int, int, NodeId], ...]
+    groups: tuple[GroupRecord, ...]
+    schemas: tuple[TableSchema, ...]
+    operations: tuple[Operation, ...]
+    leader: NodeId | None
+    term: int
+    voters: tuple[NodeId, ...]
+    learners: tuple[NodeId, ...]
+
+
+# --- the meta group's leader -----------------------------------------------------------------------
+
+
+class PutSchema(_Tagged, frozen=True):
+    """Create a table or add columns; answered with the schema in force."""
+
+    schema: TableSchema
+
+
+class SchemaInForce(_Tagged, frozen=True):
+    schema: TableSchema
+
+
+class BeginChange(_Tagged, frozen=True):
+    """`kind`: add-node, remove-node. For an add, where the newcomer listens and which disk it has."""
+
+    kind: str
+    node: NodeId
+    by: str
+    options: Options = Options()
+    after: NodeId | None = None
+    host: str = ""
+    port: int = 0
+    http_port: int = 0
+    incarnation: str = ""
+    weight: float = 1.0
+    table_version: int = 0
+    """The version the caller planned for; 0 skips the check."""
+
+    gains: tuple[tuple[NodeId, Ranges], ...] = ()
+    """Slots each group (by header) gains, as the caller planned and showed them; () lets the leader plan."""
+
+
+class Steer(_Tagged, frozen=True):
+    """Act on an open operation. `verb`: go (migrate), sign-off, release, cancel, lease, unlease, set."""
+
+    operation: str
+    verb: str
+    by: str
+    owner: str = ""
+    ttl_ms: int = 0
+    rate_bytes_per_s: int = -1
+    report: str = ""
+
+
+class OperationReply(_Tagged, frozen=True):
+    operation: Operation
+
+
+class Forward(_Tagged, frozen=True):
+    """A node hands the meta leader a meta command (evidence of its groups)."""
+
+    command: bytes
+
+
+class Accepted(_Tagged, frozen=True):
+    index: int = 0
+
+
+# --- data groups -----------------------------------------------------------------------------------
+
+
+class ProbeGroup(_Tagged, frozen=True):
+    """Does the group have a live quorum? `Accepted` after a read index, else `unavailable`."""
+
+    group: GroupId
+
+
+class OpenSession(_Tagged, frozen=True):
+    group: GroupId
+
+
+class SessionOpened(_Tagged, frozen=True):
+    session: str
+
+
+class Write(_Tagged, frozen=True):
+    """Rows of one table of one partition, as an Arrow IPC stream.
+
+    `sequence` counts the session's writes to this slot from 1; all sequences <= `settled` are over
+    for the client and need not be remembered.
+    """
+
+    group: GroupId
+    slot: int
+    partition: PartitionKey
+    table: str
+    schema_version: int
+    session: str
+    sequence: int
+    settled: int
+    table_version: int
+    ipc: bytes
+
+
+class Written(_Tagged, frozen=True):
+    index: int
+    duplicate: bool = False
+
+
+class DeleteRows(_Tagged, frozen=True):
+    """Range delete in one partition; session and sequence as in `Write`."""
+
+    group: GroupId
+    slot: int
+    partition: PartitionKey
+    table: str
+    session: str
+    sequence: int
+    settled: int
+    tags: tuple[tuple[str, str | None], ...]
+    time_from: int
+    time_to: int
+
+
+class Propose(_Tagged, frozen=True):
+    """Bare proposals that only the log sees: what a benchmark of the log itself needs."""
+
+    group: GroupId
+    payloads: tuple[bytes, ...]
+
+
+class Handover(msgspec.Struct, frozen=True):
+    """These slots' older rows are still with their previous holders."""
+
+    operation: str
+    slots: Ranges
+    source: GroupId
+    members: tuple[NodeId, ...]
+
+
+class ScanRows(_Tagged, frozen=True):
+    """Rows of one table from one group, partition by partition; `cursor` continues.
+
+    `operation` reads sealed slots of that operation from a previous holder (`slots` is required).
+    """
+
+    group: GroupId
+    storage_group: str
+    spec: ScanSpec
+    read: str = "strong"
+    cursor: int = 0
+    slots: Ranges = ()
+    operation: str = ""
+
+
+class RowsScanned(_Tagged, frozen=True):
+    """`tombstones` and `handover` concern slots whose older rows are elsewhere."""
+
+    ipc: bytes
+    rows: int
+    cursor: int
+    table_version: int
+    handover: tuple[Handover, ...] = ()
+    tombstones: tuple[Tombstone, ...] = ()
+
+
+class ListPartitions(_Tagged, frozen=True):
+    """What a group holds; rows are exact where `exact`, else an upper bound."""
+
+    group: GroupId
+    storage_group: str = ""
+    table: str = ""
+    read: str = "strong"
+
+
+class PartitionInfo(msgspec.Struct, frozen=True):
+    partition: PartitionKey
+    slot: int
+    table: str
+    rows: int
+    exact: bool
+    time_min: int
+    time_max: int
+    bytes: int
+
+
+class PartitionsListed(_Tagged, frozen=True):
+    partitions: tuple[PartitionInfo, ...]
+    handover: tuple[Handover, ...] = ()
+    table_version: int = 0
+
+
+class GetManifest(_Tagged, frozen=True):
+    """The replica's files at its materialised index. `close` first asks the leader to close memtables.
+
+    `operation`: also staged and sealed files of that operation.
+    """
+
+    group: GroupId
+    slots: Ranges = ()
+
+
+class ManifestReply(_Tagged, frozen=True):
+    group: GroupId
+    node: NodeId
+    applied: int
+    materialised: int
+    pending: int
+    """Closes that are logged but whose files are not made yet, plus unclosed batches."""
+
+    files: tuple[FileMeta, ...]
+
+
+class CloseAll(_Tagged, frozen=True):
+    """The leader closes every open partition (of the given slots); answered when it applied that."""
+
+    group: GroupId
+    slots: Ranges = ()
+
+
+class CheckFiles(_Tagged, frozen=True):
+    """Re-read and hash the replica's files of these slots."""
+
+    group: GroupId
+    slots: Ranges = ()
+
+
+class FilesChecked(_Tagged, frozen=True):
+    files: tuple[FileMeta, ...]
+    found: tuple[tuple[str, str], ...]
+
+
+class ExportFiles(_Tagged, frozen=True):
+    """Make a hard-link snapshot of the replica's files of these slots, to be fetched by chunks."""
+
+    group: GroupId
+    slots: Ranges
+
+
+class OpenSource(_Tagged, frozen=True):
+    """A new member asks a previous holder for sealed slots of an operation."""
+
+    operation: str
+    group: GroupId
+    slots: Ranges
+
+
+class SourceOpened(_Tagged, frozen=True):
+    node: NodeId
+    snapshot: str
+    slots: tuple[PulledSlot, ...]
+
+
+class FetchChunk(_Tagged, frozen=True):
+    """Bytes of a file of a snapshot. A missing file is `not_found`, never an empty chunk."""
+
+    snapshot: str
+    name: str
+    offset: int
+    length: int
+
+
+class Chunk(_Tagged, frozen=True):
+    data: bytes
+    size: int
+
+
+class PullUnit(_Tagged, frozen=True):
+    """Whoever holds the operation's lease orders a target node to pull some slots now."""
+
+    operation: str
+    group: GroupId
+    slots: Ranges
+
+
+class UnitPulled(_Tagged, frozen=True):
+    copy: CopyRecord
+
+
+class ErrorReply(_Tagged, frozen=True):
+    """`code` is one of `errors.BY_CODE`; details are JSON-like."""
+
+    code: str
+    what: str
+    next_step: str = ""
+    details: dict[str, str | int | bool | None] = {}
+
+
+Request = (
+    CheckStatus
+    | GetStatus
+    | GetMeta
+    | PutSchema
+    | BeginChange
+    | Steer
+    | Forward
+    | ProbeGroup
+    | OpenSession
+    | Write
+    | DeleteRows
+    | Propose
+    | ScanRows
+    | ListPartitions
+    | GetManifest
+    | CloseAll
+    | CheckFiles
+    | ExportFiles
+    | OpenSource
+    | FetchChunk
+    | PullUnit
+)
+Reply = (
+    StatusChecked
+    | NodeStatus
+    | MetaView
+    | SchemaInForce
+    | OperationReply
+    | Accepted
+    | SessionOpened
+    | Written
+    | RowsScanned
+    | PartitionsListed
+    | ManifestReply
+    | FilesChecked
+    | SourceOpened
+    | Chunk
+    | UnitPulled
+    | ErrorReply
+)

@@ -1,0 +1,133 @@
+"""The partition table: slot -> header of its data group.
+
+`version` is the meta index of the entry that made the table and covers ring and owners only; equal
+versions are equal tables. A planner cannot know it yet and writes the old version + 1; the meta group
+stamps the real one with `stamped`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from nodeagent.model.errors import InvalidInput, NotFound
+from nodeagent.model.ids import NodeId
+from nodeagent.model.limits import NODES_MAX, SLOTS_MAX
+from nodeagent.partition.ranges import SlotRanges, check_ranges, from_slots, to_array
+from nodeagent.partition.ring import Ring, RingNode
+
+OwnerArray = npt.NDArray[np.uint16]
+
+
+class TableWire(msgspec.Struct, frozen=True):
+    """A table as it is stored and sent: `owned[i]` are the slots of `nodes[i]`."""
+
+    version: int
+    slots: int
+    nodes: tuple[RingNode, ...]
+    owned: tuple[SlotRanges, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionTable:
+    """Invariant: every slot has exactly one owner, and it is on the ring.
+
+    `owners[slot]` is an index into `ring.nodes`; the array is read-only.
+    """
+
+    version: int
+    ring: Ring
+    owners: OwnerArray
+
+    def __post_init__(self) -> None:
+        n = len(self.ring)
+        if not 0 < n <= NODES_MAX or not 0 < self.owners.size <= SLOTS_MAX:
+            raise InvalidInput(f"a table of {n} nodes and {self.owners.size} slots is out of bounds")
+        assert self.owners.dtype == np.uint16 and int(self.owners.max()) < n
+        self.owners.setflags(write=False)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PartitionTable):
+            return NotImplemented
+        return self.version == other.version and self.same_layout(other)
+
+    def __hash__(self) -> int:
+        return hash((self.version, self.ring))
+
+    def same_layout(self, other: "PartitionTable") -> bool:
+        """Equal but for the version."""
+        return self.ring == other.ring and np.array_equal(self.owners, other.owners)
+
+    @property
+    def slots(self) -> int:
+        return int(self.owners.size)
+
+    def route(self, slot: int) -> NodeId:
+        """Header of the group that owns `slot`; `NotFound` outside [0, slots)."""
+        if not 0 <= slot < self.owners.size:
+            raise NotFound(f"slot {slot} is not in [0, {self.owners.size})")
+        return self.ring.nodes[int(self.owners[slot])].node
+
+    def slots_of(self, header: NodeId) -> SlotRanges:
+        return from_slots(np.flatnonzero(self.owners == self.ring.index(header)))
+
+    def counts(self) -> dict[NodeId, int]:
+        """Slots owned per header, in ring order."""
+        counts = np.bincount(self.owners, minlength=len(self.ring)).tolist()
+        return dict(zip(self.ring.names, counts, strict=True))
+
+    def holds(self, node: NodeId, slot: int, replicas: int) -> bool:
+        """Whether `node` is a member of the slot's group."""
+        return node in self.ring.members(self.route(slot), replicas)
+
+    def stamped(self, version: int) -> "PartitionTable":
+        return replace(self, version=version)
+
+    def moved(self, moves: Mapping[NodeId, SlotRanges], ring: Ring, version: int) -> "PartitionTable":
+        """The table on `ring` after each header of `moves` gained the slots named with it.
+
+        Every owner that is left must be on `ring`; `InvalidInput` otherwise.
+        """
+        at = np.fromiter((ring.index(n) if n in ring else -1 for n in self.ring.names), np.int64)
+        owners = at[self.owners]
+        for header, ranges in moves.items():
+            owners[to_array(check_ranges(ranges, self.slots))] = ring.index(header)
+        if (owners < 0).any():
+            raise InvalidInput("slots would be left with an owner that is not on the ring")
+        return PartitionTable(version, ring, owners.astype(np.uint16))
+
+    def to_wire(self) -> TableWire:
+        by_owner = np.argsort(self.owners, kind="stable")
+        ends = np.cumsum(np.bincount(self.owners, minlength=len(self.ring)))
+        owned = tuple(from_slots(part) for part in np.split(by_owner, ends[:-1]))
+        return TableWire(self.version, self.slots, self.ring.nodes, owned)
+
+    @classmethod
+    def from_wire(cls, wire: TableWire) -> "PartitionTable":
+        """Raises `InvalidInput` unless each slot is named exactly once."""
+        if len(wire.owned) != len(wire.nodes) or not 0 < wire.slots <= SLOTS_MAX:
+            raise InvalidInput("table: owners and nodes differ in number, or slots out of bounds")
+        owners = np.zeros(wire.slots, np.uint16)
+        seen = np.zeros(wire.slots, np.uint8)
+        for i, ranges in enumerate(wire.owned):
+            for a, b in check_ranges(ranges, wire.slots):
+                owners[a:b] = i
+                seen[a:b] += 1
+                if (seen[a:b] != 1).any():
+                    raise InvalidInput(f"table: a slot of [{a}, {b}) has two owners")
+        if not seen.all():
+            raise InvalidInput(f"table: slot {int(np.argmin(seen))} has no owner")
+        return cls(wire.version, Ring(wire.nodes), owners)
+
+
+def initial_table(ring: Ring, slots: int, version: int = 0) -> PartitionTable:
+    """Equal runs of slots // n in ring order; the last node takes the remainder (as old IoTDB does)."""
+    n = len(ring)
+    if n == 0:
+        raise InvalidInput("a table needs at least one node")
+    # With fewer slots than nodes the run length would be 0: the first nodes get one each.
+    per = max(1, slots // n)
+    owners = np.minimum(np.arange(slots) // per, n - 1).astype(np.uint16)
+    return PartitionTable(version, ring, owners)

@@ -1,0 +1,36 @@
+"""One Raft group as a pure state machine: messages, ticks and completions in, a `Ready` out.
+
+The caller's part:
+
+ 1. Feed it: `step` what peers sent, `tick` at or after `deadline()`, `propose`, `read`, `change`.
+ 2. While `has_ready`: `take()` once per turn. Many calls between two turns become one append per peer.
+ 3. Write `hard` and `append` as one atomic batch, in the order of the Readies. `now` may leave at once;
+    `after` only when that batch and all earlier ones are durable. Then call `persisted`.
+ 4. Apply `committed` in order; answer `reads` once the applied index is there.
+
+Terms and votes are durable before any message that promises them, in a group of one voter too. A config
+counts from its append on and is rolled back with its entry (thesis 4.1). Pre-vote, quorum checks and
+leader stickiness are always on (thesis 4.2.3, 6.2, 9.6).
+
+Where this differs from the thesis: a leader shares its commit index by heartbeat as soon as it moves;
+entries are handed out only when they are durable here, so that no checkpoint runs ahead of the local log.
+"""
+
+from nodeagent.raft.core import Raft
+from nodeagent.raft.log import RaftLog
+from nodeagent.raft.membership import check_step, decode_config, encode_config
+from nodeagent.raft.progress import ProgressState
+from nodeagent.raft.state import PeerStatus, RaftStatus, Ready, Role
+
+__all__ = [
+    "PeerStatus",
+    "ProgressState",
+    "Raft",
+    "RaftLog",
+    "RaftStatus",
+    "Ready",
+    "Role",
+    "check_step",
+    "decode_config",
+    "encode_config",
+]

@@ -1,0 +1,478 @@
+"""`Raft`: one replica of one group. Dispatches messages and ticks, changes roles, hands out Readies.
+
+        follower ──timeout──▶ pre_candidate ──quorum would──▶ candidate ──quorum did──▶ leader
+           ▲                        │                             │                       │
+           └──────── higher term, a leader, a lost vote, no quorum, removed ──────────────┘
+
+Only a voter leaves `follower`, and `TimeoutNow` skips the pre-vote.
+"""
+
+from collections.abc import Callable
+
+from nodeagent.model.config import RaftSettings
+from nodeagent.model.entries import Base, Config, HardState
+from nodeagent.model.errors import NotLeader
+from nodeagent.model.ids import NodeId
+from nodeagent.model.limits import APPLY_BYTES_PER_TURN
+from nodeagent.model.raft_messages import (
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    HeartbeatReply,
+    RaftMessage,
+    ReadReply,
+    ReadRequest,
+    SnapshotOffer,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from nodeagent.raft.candidate import Ballot, answer_pre_vote, answer_vote
+from nodeagent.raft.follower import on_append, on_heartbeat, on_offer
+from nodeagent.raft.leader import Leader
+from nodeagent.raft.log import RaftLog
+from nodeagent.raft.quorum import Verdict
+from nodeagent.raft.reads import ForwardedReads
+from nodeagent.raft.state import RaftStatus, Ready, Role, State
+
+_FROM_LEADER = (AppendRequest, Heartbeat, SnapshotOffer)
+_READ_NUMBERS = 1 << 52
+
+
+class Raft(State):
+    """One replica. `now` is in milliseconds and never goes back; `random` returns values in [0, 1).
+
+    Args:
+        hard: as last made durable.
+        applied: entries up to here are not handed out again. It may lie beyond the log, when a snapshot's
+            state is newer than its base.
+    """
+
+    __slots__ = (
+        "_ballot",
+        "_contact_at",
+        "_election_at",
+        "_election_ms",
+        "_forwarded",
+        "_handed_out",
+        "_lead",
+        "_random",
+        "_reported",
+    )
+
+    def __init__(
+        self,
+        node: NodeId,
+        log: RaftLog,
+        hard: HardState,
+        settings: RaftSettings,
+        random: Callable[[], float],
+        now: int,
+        applied: int,
+    ) -> None:
+        super().__init__(node, log, hard, settings, now)
+        self._random = random
+        self._handed_out = max(applied, log.base.index)
+        self._lead: Leader | None = None
+        self._ballot: Ballot | None = None
+        self._forwarded = ForwardedReads(int(random() * _READ_NUMBERS))
+        self._contact_at: int | None = None
+        """When the leader of this term was last heard."""
+
+        self._reported: tuple[Role, int, NodeId | None] = (self.role, self.term, self.leader)
+        self._draw_timeout()
+        if log.config.voters == (node,):
+            self._election_at = now  # nobody to wait for
+
+    # Messages
+
+    def step(self, sender: NodeId, message: RaftMessage, now: int) -> None:
+        """Take one message of an authenticated peer. Duplicates, delays and reordering are harmless."""
+        self.clock = now
+        if message.term != self.term and not self._meet_other_term(sender, message):
+            return
+        lead = self._lead
+        if isinstance(message, _FROM_LEADER):
+            self._on_leader_message(sender, message)
+        elif isinstance(message, AppendReply):
+            if lead is not None:
+                lead.on_append_reply(sender, message)
+                self._maybe_retire(lead)
+        elif isinstance(message, HeartbeatReply):
+            if lead is not None:
+                lead.on_heartbeat_reply(sender, message)
+        elif isinstance(message, VoteRequest):
+            self._on_vote_request(sender, message)
+        elif isinstance(message, VoteReply):
+            self._on_vote_reply(sender, message)
+        elif isinstance(message, TimeoutNow):
+            if sender == self.leader and lead is None and self._may_campaign():
+                self._campaign(pre=False, transfer=True)
+        elif isinstance(message, ReadRequest):
+            if lead is not None:
+                lead.read((sender, message.read))
+            else:
+                self.now.append((sender, ReadReply(self.term, message.read, 0, False)))
+        else:
+            self._on_read_reply(message)
+
+    def _meet_other_term(self, sender: NodeId, message: RaftMessage) -> bool:
+        """Returns whether the message is still to be handled."""
+        if message.term < self.term:
+            self._answer_stale(sender, message)
+            return False
+        if isinstance(message, VoteRequest):
+            if self._hears_leader() and not message.transfer:
+                return False  # a removed or cut-off member must not disturb (thesis 4.2.3)
+            if message.pre:
+                return True
+        elif isinstance(message, VoteReply) and message.pre and message.granted:
+            return True  # carries the term we asked about
+        self._become_follower(message.term, sender if isinstance(message, _FROM_LEADER) else None)
+        return True
+
+    def _answer_stale(self, sender: NodeId, message: RaftMessage) -> None:
+        """Tell a sender that lags about our term; an old answer needs none.
+
+        Without this a node that was cut off with a higher term could neither join nor be joined.
+        """
+        if isinstance(message, AppendRequest):
+            self.after.append((sender, AppendReply(self.term, False, message.prev_index)))
+        elif isinstance(message, Heartbeat | SnapshotOffer):
+            self.after.append((sender, HeartbeatReply(self.term)))
+        elif isinstance(message, VoteRequest):
+            self.after.append((sender, VoteReply(self.term, False, message.pre)))
+        elif isinstance(message, ReadRequest):
+            self.after.append((sender, ReadReply(self.term, message.read, 0, False)))
+
+    def _hears_leader(self) -> bool:
+        if self._lead is not None:
+            return True
+        contact = self._contact_at
+        return (
+            self.leader is not None
+            and contact is not None
+            and self.clock - contact < self.settings.election_timeout_ms
+        )
+
+    def _on_leader_message(self, sender: NodeId, message: AppendRequest | Heartbeat | SnapshotOffer) -> None:
+        assert self._lead is None, f"{sender} and {self.node} both lead term {self.term}"
+        assert self.leader in (None, sender), f"{sender} and {self.leader} both lead term {self.term}"
+        if self.role is not Role.FOLLOWER:
+            self._become_follower(self.term, sender)
+        elif self.leader is None:
+            self._follow(sender)
+        self._contact_at = self.clock
+        self._election_at = self.clock + self._election_ms
+        if isinstance(message, AppendRequest):
+            on_append(self, sender, message)
+        elif isinstance(message, Heartbeat):
+            on_heartbeat(self, sender, message)
+        else:
+            on_offer(self, sender, message)
+
+    def _on_vote_request(self, candidate: NodeId, request: VoteRequest) -> None:
+        if request.pre:
+            answer_pre_vote(self, candidate, request)
+        elif answer_vote(self, candidate, request):
+            if self.role is not Role.FOLLOWER:  # a pre-candidate would go on against its own vote
+                self._become_follower(self.term, None)
+            self._election_at = self.clock + self._election_ms
+
+    def _on_vote_reply(self, voter: NodeId, reply: VoteReply) -> None:
+        ballot = self._ballot
+        if ballot is None or ballot.pre != reply.pre:
+            return
+        asked = self.term + 1 if ballot.pre else self.term
+        if reply.granted and reply.term != asked:
+            return
+        ballot.record(voter, reply.granted)
+        self._count(ballot)
+
+    def _on_read_reply(self, reply: ReadReply) -> None:
+        contexts = self._forwarded.answered(reply.read)
+        if reply.ok:
+            self.reads_done.extend((context, reply.index) for context in contexts)
+        else:
+            self.reads_failed.extend(contexts)
+
+    # Time
+
+    def deadline(self) -> int:
+        """When `tick` has something to do next."""
+        if self._lead is not None:
+            return self._lead.deadline
+        reads = self._forwarded.deadline
+        return self._election_at if reads is None else min(self._election_at, reads)
+
+    def tick(self, now: int) -> None:
+        """Let time pass; may be called at any rate."""
+        self.clock = now
+        if now < self.deadline():
+            return
+        if self._lead is not None:
+            if not self._lead.tick():
+                self._become_follower(self.term, None)
+            return
+        self.reads_failed.extend(self._forwarded.expired(now))
+        if now >= self._election_at:
+            if self._may_campaign():
+                self._campaign(pre=True)
+            else:
+                self._draw_timeout()
+
+    def _draw_timeout(self) -> None:
+        """A new random timeout in [t, 2t), from now."""
+        timeout = self.settings.election_timeout_ms
+        self._election_ms = timeout + int(self._random() * timeout)
+        self._election_at = self.clock + self._election_ms
+
+    # Roles
+
+    def _may_campaign(self) -> bool:
+        return self.node in self.log.config.voters
+
+    def _campaign(self, *, pre: bool, transfer: bool = False) -> None:
+        self._follow(None)
+        self.role = Role.PRE_CANDIDATE if pre else Role.CANDIDATE
+        if not pre:
+            self.term += 1
+            self.vote = self.node
+            self.hard_changed = True
+        self._draw_timeout()
+        ballot = self._ballot = Ballot(self.node, pre)
+        request = VoteRequest(
+            self.term + 1 if pre else self.term, self.log.last_index, self.log.last_term, pre, transfer
+        )
+        # A pre-vote promises nothing. A vote does: our own must be durable before anybody adds theirs.
+        out = self.now if pre else self.after
+        out.extend((voter, request) for voter in sorted(self.log.config.voters) if voter != self.node)
+        self._count(ballot)
+
+    def _count(self, ballot: Ballot) -> None:
+        verdict = ballot.verdict(self.log.config.voters)
+        if verdict is Verdict.LOST:
+            self._become_follower(self.term, None)
+        elif verdict is Verdict.WON and ballot.pre:
+            self._campaign(pre=False)
+        elif verdict is Verdict.WON:
+            self._become_leader(alone=len(ballot.votes) == 1)
+
+    def _become_leader(self, *, alone: bool) -> None:
+        self._ballot = None
+        self.role = Role.LEADER
+        self._follow(self.node)
+        self._lead = Leader(self, alone=alone)
+
+    def _become_follower(self, term: int, leader: NodeId | None) -> None:
+        if term > self.term:
+            self.term = term
+            self.vote = ""
+            self.hard_changed = True
+        self._ballot = None
+        lead, self._lead = self._lead, None
+        if lead is not None:
+            lead.step_down()
+        if self.role is not Role.FOLLOWER:
+            self.role = Role.FOLLOWER
+            self._draw_timeout()
+        self._follow(leader)
+
+    def _follow(self, leader: NodeId | None) -> None:
+        """Note who leads; reads that a former leader was asked for fail."""
+        if leader != self.leader:
+            self.leader = leader
+            self._contact_at = None
+            self.reads_failed.extend(self._forwarded.drain())
+
+    def _maybe_retire(self, lead: Leader) -> None:
+        """The config without us is committed: tell the others, then step down (thesis 4.2.2)."""
+        if lead.retired:
+            lead.flush()
+            self._become_follower(self.term, None)
+
+    # Requests
+
+    def _leading(self, now: int) -> Leader:
+        self.clock = now
+        if self._lead is not None:
+            return self._lead
+        if self.leader is None:
+            raise NotLeader(f"{self.node} does not lead and knows no leader", next_step="retry shortly")
+        raise NotLeader(f"{self.node} does not lead", next_step=f"ask {self.leader}", leader=self.leader)
+
+    def propose(self, commands: list[bytes], now: int) -> int:
+        """Append commands; returns the index of the first.
+
+        That they are committed, and under this index, is known only when they are handed out.
+
+        Raises:
+            NotLeader, Overloaded (uncommitted bytes), Refused (handing over, or leaving the group).
+        """
+        return self._leading(now).propose(commands)
+
+    def change(self, config: Config, now: int) -> int:
+        """Append a config, effective at once; returns its index.
+
+        A learner that is promoted should be `caught_up`, else the group may not commit until it is.
+
+        Raises:
+            NotLeader, Refused (`can_change` is false, or not a single step).
+        """
+        return self._leading(now).change(config)
+
+    def can_change(self) -> bool:
+        """Whether we lead, an entry of our term and the last config are committed, nothing is handed over."""
+        return self._lead is not None and self._lead.can_change()
+
+    def caught_up(self, peer: NodeId) -> bool:
+        """Whether we lead and `peer`, or this node itself, holds everything that is committed now."""
+        return self._lead is not None and (peer == self.node or self._lead.caught_up(peer))
+
+    def transfer(self, target: NodeId, now: int) -> None:
+        """Hand leadership to `target`; given up after an election timeout. Proposals are refused meanwhile.
+
+        Raises:
+            NotLeader, Refused.
+        """
+        self._leading(now).transfer(target)
+
+    def read(self, context: int, now: int) -> None:
+        """Ask for a read index; `context` comes back in `Ready.reads` or `Ready.reads_failed`."""
+        self.clock = now
+        if self._lead is not None:
+            self._lead.read((self.node, context))
+        elif self.leader is None or not self._forwarded.add(context):
+            self.reads_failed.append(context)
+
+    # Completions
+
+    def persisted(self, last_index: int, last_term: int) -> None:
+        """All Readies up to one whose `append` ended at (`last_index`, `last_term`) are durable."""
+        if self.durability.completed(last_index, last_term) and self._lead is not None:
+            self._lead.maybe_commit()
+            self._maybe_retire(self._lead)
+
+    def offer_snapshot(self, peer: NodeId, snapshot: str) -> None:
+        """Answer to `Ready.snapshots`: offer `snapshot`, whose state is not older than `log.base`.
+
+        Ignored when the peer no longer needs one.
+        """
+        if self._lead is not None:
+            self._lead.offer_snapshot(peer, snapshot)
+
+    def snapshot_failed(self, peer: NodeId, now: int) -> None:
+        """Answer to `Ready.snapshots`, or the offered one is gone: ask again after the next heartbeat."""
+        self.clock = now
+        if self._lead is not None:
+            self._lead.snapshot_failed(peer)
+
+    def installed(self, base: Base, applied: int, now: int) -> None:
+        """The state up to `applied` (at least `base.index`) is in place and `Rebase(base)` durable.
+
+        `Rebase.keep_suffix` must have been `log.term(base.index) == base.term`. Drop a snapshot whose
+        base is not beyond `commit` any more. One whose state is older than ours need not replace it: then
+        `applied` is our own. After a state that goes back, entries are handed out once more.
+        A base not beyond the log's is ignored.
+        """
+        self.clock = now
+        self.offer = None
+        if base.index > self.log.base.index:
+            if not self.log.reset(base):
+                self.durability.truncated(base.index + 1)
+                self.unwritten = None
+            elif self.unwritten is not None:
+                self.unwritten = max(self.unwritten, base.index + 1)
+                if self.unwritten > self.log.last_index:
+                    self.unwritten = None
+            self.durability.installed(base.index)
+            self.commit = max(self.commit, base.index)
+            self._handed_out = max(applied, base.index)
+        if self._lead is None and self.leader is not None:
+            self.accept(self.leader, self.commit, 0)
+
+    def compact(self, index: int) -> Base:
+        """Forget the entries up to `index`, which must be applied; returns the new base."""
+        assert index <= min(self._handed_out, self.commit), (index, self._handed_out, self.commit)
+        if index <= self.log.base.index:
+            return self.log.base
+        return self.log.rebase(index)
+
+    # Results
+
+    @property
+    def has_ready(self) -> bool:
+        lead = self._lead
+        return bool(
+            self.now
+            or self.after
+            or self.unwritten is not None
+            or self.hard_changed
+            or (lead is not None and lead.dirty)
+            or min(self.commit, self.durability.index) > self._handed_out
+            or self.reads_done
+            or self.reads_failed
+            or self.snapshots
+            or self.offer is not None
+            or self._forwarded.is_waiting
+            or self._reported != (self.role, self.term, self.leader)
+        )
+
+    def take(self) -> Ready:
+        """Everything since the last call; the caller owns it."""
+        if self._lead is not None:
+            if self._lead.dirty:
+                self._lead.flush()
+        elif self._forwarded.is_waiting and self.leader is not None:
+            number = self._forwarded.send(self.clock + self.settings.election_timeout_ms)
+            self.now.append((self.leader, ReadRequest(self.term, number)))
+        ready = Ready(
+            now=self.now,
+            after=self.after,
+            reads=self.reads_done,
+            reads_failed=self.reads_failed,
+            snapshots=self.snapshots,
+            offer=self.offer,
+        )
+        self.now, self.after, self.reads_done = [], [], []
+        self.reads_failed, self.snapshots, self.offer = [], [], None
+        self._take_writes(ready)
+        self._take_committed(ready)
+        reported = (self.role, self.term, self.leader)
+        ready.role_changed = reported != self._reported
+        self._reported = reported
+        return ready
+
+    def _take_writes(self, ready: Ready) -> None:
+        if self.hard_changed:
+            ready.hard = HardState(self.term, self.vote)
+            self.hard_changed = False
+        first = self.unwritten
+        if first is not None:
+            log = self.log
+            last = log.last_index
+            ready.append = (first, log.slice(first, last, log.bytes_between(first - 1, last)))
+            self.durability.started(last, log.last_term)
+            self.unwritten = None
+
+    def _take_committed(self, ready: Ready) -> None:
+        last = min(self.commit, self.durability.index)
+        if last > self._handed_out:
+            entries = self.log.slice(self._handed_out + 1, last, APPLY_BYTES_PER_TURN)
+            ready.committed = (self._handed_out + 1, entries)
+            self._handed_out += len(entries)
+
+    def status(self) -> RaftStatus:
+        return RaftStatus(
+            node=self.node,
+            term=self.term,
+            role=self.role,
+            leader=self.leader,
+            commit=self.commit,
+            base=self.log.base.index,
+            last=self.log.last_index,
+            durable=self.durability.index,
+            config=self.log.config,
+            config_index=self.log.config_index,
+            progress={} if self._lead is None else self._lead.statuses(),
+        )

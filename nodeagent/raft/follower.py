@@ -1,0 +1,73 @@
+"""What a follower does with its leader's messages (thesis 3.5)."""
+
+from nodeagent.model.entries import Entry
+from nodeagent.model.ids import NodeId
+from nodeagent.model.raft_messages import (
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    HeartbeatReply,
+    SnapshotOffer,
+)
+from nodeagent.raft.state import State
+
+
+def on_append(state: State, leader: NodeId, request: AppendRequest) -> None:
+    """Take the entries when the logs match at `prev_index`, else tell the leader where they might."""
+    log = state.log
+    prev, entries = request.prev_index, request.entries
+    end = prev + len(entries)
+    if prev < state.commit:
+        # What is committed is the same in both logs, purged or not (openraft #511).
+        entries = entries[state.commit - prev :]
+        prev = state.commit
+        end = max(end, prev)
+    elif log.term(prev) != request.prev_term:
+        _reject(state, leader, request)
+        return
+    if entries:
+        _store(state, prev, entries)
+    # Never our own last index: what follows `end` may be an old leader's (copycat #265).
+    state.commit_to(min(request.commit, end))
+    state.accept(leader, end, request.read)
+
+
+def _reject(state: State, leader: NodeId, request: AppendRequest) -> None:
+    log = state.log
+    hint = log.last_not_after(request.prev_index, request.prev_term)
+    hint_term = log.term(hint)
+    assert hint_term is not None, f"{state.node}: leader {leader} disagrees below our base {log.base.index}"
+    reply = AppendReply(state.term, False, request.prev_index, hint, hint_term, request.read)
+    state.after.append((leader, reply))
+
+
+def _store(state: State, prev: int, entries: list[Entry]) -> None:
+    """Append what is new. Only a real conflict truncates: an old request must not cut off newer entries."""
+    log = state.log
+    overlap = min(len(entries), log.last_index - prev)
+    if overlap > 0:
+        # Equal terms at one index mean equal entries up to there (log matching, thesis 3.5).
+        same = overlap
+        if log.term(prev + overlap) != entries[overlap - 1].term:
+            same = next(i for i in range(overlap) if log.term(prev + 1 + i) != entries[i].term)
+            state.truncate(prev + 1 + same)
+        prev += same
+        entries = entries[same:]
+        if not entries:
+            return
+    state.append(prev + 1, entries)
+
+
+def on_heartbeat(state: State, leader: NodeId, beat: Heartbeat) -> None:
+    """Learn the commit index. The answer promises no entry, so it does not wait for the disk."""
+    # A member that lost its disk holds less than the leader believes (matrixone #25029).
+    state.commit_to(min(beat.commit, state.log.last_index))
+    state.now.append((leader, HeartbeatReply(state.term, beat.read)))
+
+
+def on_offer(state: State, leader: NodeId, offer: SnapshotOffer) -> None:
+    """Pass the offer on, or say that what it holds is here already."""
+    if offer.base.index <= state.commit:
+        state.accept(leader, state.commit, 0)
+    else:
+        state.offer = (leader, offer)

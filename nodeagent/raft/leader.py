@@ -1,0 +1,395 @@
+"""What a leader does: replicate, commit, confirm reads, check its quorum, hand over (thesis 3.5-4.2, 6.4).
+
+Appends are built when the Ready is taken, one per peer, from all that was proposed until then.
+"""
+
+from nodeagent.model.entries import Config, Entry, EntryKind
+from nodeagent.model.errors import Overloaded, Refused
+from nodeagent.model.ids import NodeId
+from nodeagent.model.limits import (
+    APPEND_BYTES_MAX,
+    APPEND_ENTRIES_MAX,
+    UNCOMMITTED_BYTES_MAX,
+)
+from nodeagent.model.raft_messages import (
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    HeartbeatReply,
+    RaftMessage,
+    ReadReply,
+    SnapshotOffer,
+    TimeoutNow,
+)
+from nodeagent.raft.log import ENTRY_OVERHEAD_BYTES
+from nodeagent.raft.membership import check_step, encode_config
+from nodeagent.raft.progress import Progress, ProgressState
+from nodeagent.raft.quorum import majority_value
+from nodeagent.raft.reads import LeaderReads, Origin
+from nodeagent.raft.state import PeerStatus, State
+
+_COMMAND = int(EntryKind.COMMAND)
+_PROBE = ProgressState.PROBE
+_REPLICATE = ProgressState.REPLICATE
+_SNAPSHOT = ProgressState.SNAPSHOT
+
+
+class Leader:
+    """One term of leadership."""
+
+    __slots__ = (
+        "_alone",
+        "_transfer",
+        "dirty",
+        "heartbeat_at",
+        "peers",
+        "progress",
+        "quorum_at",
+        "reads",
+        "retired",
+        "state",
+        "term_start",
+    )
+
+    def __init__(self, state: State, *, alone: bool) -> None:
+        self.state = state
+        self._alone = alone
+        self.progress: dict[NodeId, Progress] = {}
+        self.peers: list[NodeId] = []
+        """Keys of `progress`, sorted: the order in which messages leave."""
+
+        self.reads = LeaderReads()
+        self._transfer: tuple[NodeId, int] | None = None
+        """Who is to take over, and when we stop waiting for it."""
+
+        self.retired = False
+        """The config without us is committed: step down."""
+
+        self.dirty = True
+        """Something may have to be sent."""
+
+        self.heartbeat_at = state.clock + state.settings.heartbeat_ms
+        self.quorum_at = state.clock + state.settings.election_timeout_ms
+        self._update_peers()
+        self.term_start = state.log.last_index + 1
+        """Index of the entry every leader starts its term with (thesis 6.4)."""
+
+        state.append(self.term_start, [Entry(state.term, int(EntryKind.NOOP), b"")], commands_only=True)
+
+    # Proposals
+
+    def propose(self, commands: list[bytes]) -> int:
+        state = self.state
+        log = state.log
+        if self._transfer is not None:
+            raise Refused(f"{state.node} hands leadership to {self._transfer[0]}", next_step="retry shortly")
+        if state.node not in log.config.voters:
+            raise Refused(f"{state.node} is leaving the group", next_step="retry with the next leader")
+        uncommitted = log.bytes_between(state.commit, log.last_index)
+        size = sum(map(len, commands)) + ENTRY_OVERHEAD_BYTES * len(commands)
+        if uncommitted and uncommitted + size > UNCOMMITTED_BYTES_MAX:
+            raise Overloaded(f"{uncommitted} bytes wait for a quorum", next_step="retry later")
+        term = state.term
+        first = log.last_index + 1
+        if commands:
+            state.append(first, [Entry(term, _COMMAND, c) for c in commands], commands_only=True)
+            self.dirty = True
+        return first
+
+    def can_change(self) -> bool:
+        """Whether a config may be proposed now.
+
+        An entry of this term must be committed first, else two leaders' single steps can have disjoint
+        majorities (Ongaro 2015, thesis 4.1 as corrected); and the last config must be committed.
+        """
+        commit = self.state.commit
+        return commit >= self.term_start and commit >= self.state.log.config_index and self._transfer is None
+
+    def change(self, config: Config) -> int:
+        state = self.state
+        if not self.can_change():
+            raise Refused(
+                "the last change, the start of the term or a hand-over is still open",
+                next_step="retry shortly",
+            )
+        check_step(state.log.config, config)
+        index = state.log.last_index + 1
+        state.append(index, [Entry(state.term, int(EntryKind.CONFIG), encode_config(config))])
+        self._update_peers()
+        self.dirty = True
+        return index
+
+    def _update_peers(self) -> None:
+        state = self.state
+        self.peers = sorted(set(state.log.config.members) - {state.node})
+        known = self.progress
+        next_index = state.log.last_index + 1
+        self.progress = {p: known.get(p) or Progress(next_index, state.clock) for p in self.peers}
+
+    # Answers
+
+    def on_append_reply(self, peer: NodeId, reply: AppendReply) -> None:
+        progress = self.progress.get(peer)
+        if progress is None:
+            return
+        progress.active = True
+        state = self.state
+        log = state.log
+        if reply.read > progress.read_round:
+            self._on_read_round(progress, reply.read)
+        if not reply.accepted:
+            if progress.rejected(reply.match, log.last_not_after(reply.hint_index, reply.hint_term)):
+                self.dirty = True
+            return
+        assert reply.match <= log.last_index, (peer, reply.match, log.last_index)
+        moved = progress.accepted(reply.match, state.clock)
+        if progress.state is not _REPLICATE:
+            self._reconnect(progress, reply.match)
+        if moved:
+            if progress.match > state.commit:
+                self.maybe_commit()
+            if self._transfer is not None and self._transfer[0] == peer:
+                self._maybe_hand_over()
+        if progress.next <= log.last_index or state.commit > progress.commit_sent:
+            self.dirty = True
+
+    def _reconnect(self, progress: Progress, match: int) -> None:
+        """An accepted append ends a probe, and a pause for a snapshot however the entries came there."""
+        if progress.state is _PROBE:
+            if match == progress.match:
+                progress.become_replicate(self.state.clock)
+        elif progress.match >= self.state.log.base.index:
+            progress.become_replicate(self.state.clock)
+        elif progress.offer is not None and progress.match >= progress.offer.base.index:
+            progress.become_probe(progress.match + 1)
+            self.dirty = True
+
+    def on_heartbeat_reply(self, peer: NodeId, reply: HeartbeatReply) -> None:
+        """It is alive; that says nothing of the entries it holds."""
+        progress = self.progress.get(peer)
+        if progress is None:
+            return
+        progress.active = True
+        if reply.read > progress.read_round:
+            self._on_read_round(progress, reply.read)
+        state = self.state
+        waited = state.clock - progress.moved_at >= state.settings.heartbeat_ms
+        if waited and progress.state is _PROBE and progress.paused:
+            progress.paused = False
+            self.dirty = True
+        elif waited and progress.state is _REPLICATE and progress.match < state.log.last_index:
+            # All that is under way may be lost, the whole window even: ask with an empty append.
+            progress.nudge = True
+            self.dirty = True
+
+    # Commit
+
+    def maybe_commit(self) -> None:
+        """Advance the commit index to the highest one a quorum holds, if that is of this term.
+
+        Entries of older terms are committed only by a later one of this term (thesis 3.6.2, figure 3.7).
+        Our own log counts as far as it is durable.
+        """
+        state = self.state
+        node = state.node
+        progress = self.progress
+        voters = state.log.config.voters
+        held = [state.durability.index if v == node else progress[v].match for v in voters]
+        index = majority_value(held)
+        if index <= state.commit or index < self.term_start:
+            return
+        assert state.log.term(index) == state.term, (index, state.term)
+        state.commit_to(index)
+        self.dirty = True
+        if node not in voters and state.log.config_index <= index:
+            self.retired = True
+
+    # Sending
+
+    def flush(self) -> None:
+        """Build what is due: at most one append per peer, or else one heartbeat for news of commit."""
+        state = self.state
+        beat = False
+        if self.reads.waiting and state.commit >= self.term_start:
+            self.reads.open_round(state.commit)
+            beat = True
+        self.dirty = False
+        last = state.log.last_index
+        for peer in self.peers:
+            progress = self.progress[peer]
+            appended = self._maybe_append(peer, progress, last)
+            known = min(progress.match, state.commit)
+            if beat or (known > progress.commit_sent and not appended):
+                self._beat(peer, progress)
+            if progress.state is _REPLICATE and progress.next <= last and not progress.is_full:
+                self.dirty = True
+        if beat:
+            self._answer_reads()
+
+    def _maybe_append(self, peer: NodeId, progress: Progress, last: int) -> bool:
+        if progress.state is _SNAPSHOT or progress.paused:
+            return False
+        log = self.state.log
+        idle = progress.state is _REPLICATE and (progress.next > last or progress.is_full)
+        if idle and not progress.nudge:
+            return False
+        prev = progress.next - 1
+        prev_term = log.term(prev)
+        if prev_term is None:
+            self._ask_for_snapshot(peer, progress)
+            return False
+        entries: list[Entry] = []
+        if not idle and prev < last:
+            entries = log.slice(prev + 1, min(last, prev + APPEND_ENTRIES_MAX), APPEND_BYTES_MAX)
+        self._send_append(peer, progress, prev_term, entries)
+        return True
+
+    def _send_append(self, peer: NodeId, progress: Progress, prev_term: int, entries: list[Entry]) -> None:
+        state = self.state
+        prev = progress.next - 1
+        end = prev + len(entries)
+        read = self.reads.round if self.reads.is_open else 0
+        self._send(peer, AppendRequest(state.term, prev, prev_term, state.commit, entries, read))
+        if entries or progress.state is _PROBE:
+            progress.sent(end, state.log.bytes_between(prev, end), state.clock)
+        else:
+            progress.moved_at = state.clock
+        progress.nudge = False
+        progress.commit_sent = max(progress.commit_sent, min(state.commit, end))
+
+    def _beat(self, peer: NodeId, progress: Progress) -> None:
+        """A heartbeat never tells of a commit beyond what the follower is known to hold."""
+        state = self.state
+        commit = min(progress.match, state.commit)
+        progress.commit_sent = max(progress.commit_sent, commit)
+        self._send(peer, Heartbeat(state.term, commit, self.reads.round if self.reads.is_open else 0))
+
+    def _send(self, peer: NodeId, message: RaftMessage) -> None:
+        # Other leaders' terms were durable before they asked for votes. A lone voter asked nobody, so its
+        # first entry vouches for the term: it is written in the same batch or a later one.
+        waits = self._alone and self.state.durability.index < self.term_start
+        (self.state.after if waits else self.state.now).append((peer, message))
+
+    # Snapshots
+
+    def _ask_for_snapshot(self, peer: NodeId, progress: Progress) -> None:
+        """Only for a peer that answers: a snapshot for a dead one would be made in vain."""
+        if not progress.active:
+            progress.become_probe(progress.next)
+            progress.paused = True
+            return
+        progress.become_snapshot()
+        self.state.snapshots.append(peer)
+
+    def offer_snapshot(self, peer: NodeId, snapshot: str) -> None:
+        progress = self.progress.get(peer)
+        if progress is None or progress.state is not _SNAPSHOT:
+            return
+        progress.offer = SnapshotOffer(self.state.term, self.state.log.base, snapshot)
+        self._send(peer, progress.offer)
+
+    def snapshot_failed(self, peer: NodeId) -> None:
+        progress = self.progress.get(peer)
+        if progress is not None and progress.state is _SNAPSHOT:
+            progress.become_probe(progress.match + 1)
+            # The next heartbeat's answer ends the pause, so that a lasting failure is not retried in a loop.
+            progress.paused = True
+            progress.moved_at = self.state.clock
+
+    # Reads
+
+    def read(self, origin: Origin) -> None:
+        if self.reads.add(origin):
+            self.dirty = True
+        else:
+            self._fail_reads([origin])
+
+    def _on_read_round(self, progress: Progress, read: int) -> None:
+        progress.read_round = read
+        if self.reads.is_open:
+            self._answer_reads()
+
+    def _answer_reads(self) -> None:
+        state = self.state
+        newest = self.reads.round
+        rounds = [newest if v == state.node else self.progress[v].read_round for v in state.log.config.voters]
+        for (node, number), index in self.reads.confirmed(majority_value(rounds)):
+            if node == state.node:
+                state.reads_done.append((number, index))
+            else:
+                state.now.append((node, ReadReply(state.term, number, index, True)))
+
+    def _fail_reads(self, origins: list[Origin]) -> None:
+        state = self.state
+        for node, number in origins:
+            if node == state.node:
+                state.reads_failed.append(number)
+            else:
+                state.now.append((node, ReadReply(state.term, number, 0, False)))
+
+    # Time
+
+    @property
+    def deadline(self) -> int:
+        soonest = min(self.heartbeat_at, self.quorum_at)
+        return soonest if self._transfer is None else min(soonest, self._transfer[1])
+
+    def tick(self) -> bool:
+        """Returns False when no quorum answered within an election timeout: step down (thesis 6.2)."""
+        now = self.state.clock
+        if self._transfer is not None and now >= self._transfer[1]:
+            self._transfer = None
+        if now >= self.quorum_at:
+            self.quorum_at = now + self.state.settings.election_timeout_ms
+            if not self._has_quorum():
+                return False
+            self._repeat_offers()
+        if now >= self.heartbeat_at:
+            self.heartbeat_at = now + self.state.settings.heartbeat_ms
+            for peer in self.peers:
+                self._beat(peer, self.progress[peer])
+        return True
+
+    def _has_quorum(self) -> bool:
+        node = self.state.node
+        config = self.state.log.config
+        answered = sum(1 for v in config.voters if v == node or self.progress[v].active)
+        for progress in self.progress.values():
+            progress.active = False
+        return answered >= config.quorum
+
+    def _repeat_offers(self) -> None:
+        for peer in self.peers:
+            offer = self.progress[peer].offer
+            if offer is not None:
+                self._send(peer, offer)
+
+    # Handing over
+
+    def transfer(self, target: NodeId) -> None:
+        state = self.state
+        if self._transfer is not None:
+            raise Refused(f"leadership is being handed to {self._transfer[0]}", next_step="wait for it")
+        if target == state.node or target not in state.log.config.voters:
+            raise Refused(f"{target} is not another voter of the group", next_step="choose another voter")
+        self._transfer = (target, state.clock + state.settings.election_timeout_ms)
+        self.dirty = True
+        self._maybe_hand_over()
+
+    def _maybe_hand_over(self) -> None:
+        """The target may campaign once it holds our whole log (thesis 3.10)."""
+        assert self._transfer is not None
+        target = self._transfer[0]
+        if self.progress[target].match == self.state.log.last_index:
+            self._send(target, TimeoutNow(self.state.term))
+
+    def step_down(self) -> None:
+        """The last act: nobody waits for a read that no one will answer."""
+        self._fail_reads(self.reads.drain())
+
+    def caught_up(self, peer: NodeId) -> bool:
+        progress = self.progress.get(peer)
+        return progress is not None and progress.state is _REPLICATE and progress.match >= self.state.commit
+
+    def statuses(self) -> dict[NodeId, PeerStatus]:
+        return {peer: PeerStatus(self.progress[peer].match, self.progress[peer].state) for peer in self.peers}

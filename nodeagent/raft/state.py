@@ -1,0 +1,160 @@
+"""What every role shares: term, vote, log, commit index, and what waits to be taken.
+
+Nothing here decides; `core`, `follower` and `leader` do.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from nodeagent.model.config import RaftSettings
+from nodeagent.model.entries import Config, Entry, HardState
+from nodeagent.model.ids import NodeId
+from nodeagent.model.raft_messages import AppendReply, RaftMessage, SnapshotOffer
+from nodeagent.raft.durability import Durability
+from nodeagent.raft.log import RaftLog
+from nodeagent.raft.progress import ProgressState
+
+Outgoing = list[tuple[NodeId, RaftMessage]]
+
+
+class Role(StrEnum):
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre_candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+@dataclass(slots=True)
+class Ready:
+    """Everything since the last `take()`."""
+
+    hard: HardState | None = None
+    """Changed; must be made durable."""
+
+    append: tuple[int, list[Entry]] | None = None
+    """First index and entries; they replace the log from there on."""
+
+    now: Outgoing = field(default_factory=list)
+    """May leave at once."""
+
+    after: Outgoing = field(default_factory=list)
+    """May leave when `hard` and `append` of this and every earlier Ready are durable."""
+
+    committed: tuple[int, list[Entry]] | None = None
+    """First index and entries to apply: committed, durable here, not handed out before."""
+
+    reads: list[tuple[int, int]] = field(default_factory=list)
+    """(context, index): answer the read once the applied index has reached `index`."""
+
+    reads_failed: list[int] = field(default_factory=list)
+    """Contexts of reads that will not be answered; asking again is safe."""
+
+    snapshots: list[NodeId] = field(default_factory=list)
+    """Followers that need a snapshot; answer with `offer_snapshot` or `snapshot_failed`."""
+
+    offer: tuple[NodeId, SnapshotOffer] | None = None
+    """A leader offers this; pull it, then call `installed`. It is repeated while it is not answered."""
+
+    role_changed: bool = False
+    """Role, term or known leader changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    match: int
+    state: ProgressState
+
+
+@dataclass(frozen=True, slots=True)
+class RaftStatus:
+    """A picture for operators and tests. `progress` is empty on all but the leader."""
+
+    node: NodeId
+    term: int
+    role: Role
+    leader: NodeId | None
+    commit: int
+    base: int
+    last: int
+    durable: int
+    config: Config
+    config_index: int
+    progress: dict[NodeId, PeerStatus]
+
+
+class State:
+    """Invariants: handed-out entries are committed and durable here; `commit` never falls."""
+
+    __slots__ = (
+        "after",
+        "clock",
+        "commit",
+        "durability",
+        "hard_changed",
+        "leader",
+        "log",
+        "node",
+        "now",
+        "offer",
+        "reads_done",
+        "reads_failed",
+        "role",
+        "settings",
+        "snapshots",
+        "term",
+        "unwritten",
+        "vote",
+    )
+
+    def __init__(self, node: NodeId, log: RaftLog, hard: HardState, settings: RaftSettings, now: int) -> None:
+        self.node = node
+        self.log = log
+        self.settings = settings
+        self.term = hard.term
+        self.vote: NodeId = hard.vote
+        self.role = Role.FOLLOWER
+        self.leader: NodeId | None = None
+        # Only the base is known to be committed. `applied` may lie in entries whose predecessors in this
+        # log a leader still has to replace: a snapshot's state can be newer than its base.
+        self.commit = log.base.index
+        self.durability = Durability(log.last_index)
+        self.clock = now
+        """Milliseconds, as last told."""
+
+        self.hard_changed = False
+        self.unwritten: int | None = None
+        """First index of the entries that no Ready has carried yet."""
+
+        self.now: Outgoing = []
+        self.after: Outgoing = []
+        self.reads_done: list[tuple[int, int]] = []
+        self.reads_failed: list[int] = []
+        self.snapshots: list[NodeId] = []
+        self.offer: tuple[NodeId, SnapshotOffer] | None = None
+
+    def append(self, first: int, entries: list[Entry], *, commands_only: bool = False) -> None:
+        """Add entries at `first`, the end of the log, and have them written."""
+        assert first == self.log.last_index + 1, (first, self.log.last_index)
+        if self.unwritten is None or first < self.unwritten:
+            self.unwritten = first
+        self.log.append(entries, commands_only=commands_only)
+
+    def truncate(self, first: int) -> None:
+        """Replace from `first` on; a conflict at or below the commit index is a broken promise."""
+        assert first > self.commit, f"{self.node}: conflict at {first}, committed {self.commit}"
+        self.log.truncate(first)
+        self.durability.truncated(first)
+
+    def commit_to(self, index: int) -> None:
+        if index > self.commit:
+            assert index <= self.log.last_index, (index, self.log.last_index)
+            self.commit = index
+
+    def accept(self, leader: NodeId, match: int, read: int) -> None:
+        """Acknowledge everything up to `match`. An answer not taken yet is replaced by a newer one."""
+        if self.after:
+            to, last = self.after[-1]
+            if to == leader and isinstance(last, AppendReply) and last.accepted and last.term == self.term:
+                match, read = max(match, last.match), max(read, last.read)
+                self.after.pop()
+        self.after.append((leader, AppendReply(self.term, True, match, read=read)))

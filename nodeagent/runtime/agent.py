@@ -1,0 +1,312 @@
+"""The node agent as a process: opens a directory, serves, and ends cleanly or not at all.
+
+A broken invariant, or a log that cannot be written, ends the process with an error: nothing is
+acknowledged any more and the cluster goes on without this node.
+"""
+
+import asyncio
+import contextlib
+import signal
+import ssl
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from nodeagent.client.identity import certificate_facts
+from nodeagent.model.errors import InvalidInput, NodeAgentError
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.requests import FetchChunk, NodeStatus, Reply
+from nodeagent.runtime.clock import Clock
+from nodeagent.runtime.directory import identity_of
+from nodeagent.runtime.driver import Driver
+from nodeagent.runtime.http import HttpServer
+from nodeagent.runtime.jobs import Jobs
+from nodeagent.runtime.log_thread import LogThread
+from nodeagent.runtime.notes import Notes
+from nodeagent.runtime.peers import Peers
+from nodeagent.runtime.ports import HostPort
+from nodeagent.runtime.puller import Puller
+from nodeagent.runtime.startup import Opened, fresh_random, open_directory
+from nodeagent.transport.connection import Listener
+from nodeagent.transport.tls import client_context, reload, server_context
+
+if TYPE_CHECKING:
+    from nodeagent.host.host import Host
+
+EXPIRE_EVERY_S = 60.0
+STOP_TIMEOUT_S = 5.0
+SWITCH_INTERVAL_S = 0.0005
+"""The log's thread waits at most so long for a busy loop to hand over the interpreter (default 5 ms)."""
+
+EXIT_OK, EXIT_FAILED = 0, 1
+
+MakeHost = Callable[[Opened, int, int], HostPort]
+
+
+class Agent:
+    """One node. `run` serves until SIGTERM, SIGINT or `stop`."""
+
+    def __init__(
+        self, directory: Path, *, notes: Notes | None = None, make_host: MakeHost | None = None
+    ) -> None:
+        self._directory = directory
+        self._clock = Clock()
+        self._make_host = make_host or self._open_host
+        self._rate: Callable[[], int] = int
+        """Bytes per second that pulling may take, 0 for no limit; asked at every tick."""
+
+        self._operation_of: Callable[[GroupId], str] = lambda group: ""
+        """The operation that makes this node join a group."""
+
+        self.opened = open_directory(directory)
+        self.notes = notes or Notes(node=self.opened.config.node)
+        self._done = asyncio.Event()
+        self._exit_code = EXIT_OK
+        self._expires_ms = 0
+        self._server_context: ssl.SSLContext | None = None
+        self._client_context: ssl.SSLContext | None = None
+        self._host: HostPort
+        self._driver: Driver
+        self._log_thread: LogThread
+        self._jobs: Jobs
+        self._peers: Peers
+        self._puller: Puller
+        self._http: HttpServer
+        self.listener: Listener
+
+    async def run(self) -> int:
+        """Serve; returns the exit code.
+
+        Raises:
+            InvalidInput: the certificate is missing or unreadable.
+            OSError: an address is taken.
+        """
+        try:
+            await self._start()
+            await self._done.wait()
+        finally:
+            await self._close()
+        return self._exit_code
+
+    def stop(self) -> None:
+        """End `run` cleanly."""
+        self._done.set()
+
+    @property
+    def http_port(self) -> int:
+        return self._http.port
+
+    def status(self) -> NodeStatus:
+        """The host's own, with what only the shell knows."""
+        status = self._host.node_status(self._clock.now(), self._clock.wall())
+        return msgspec.structs.replace(
+            status,
+            disk_free_bytes=self.opened.data.free_bytes(),
+            log_bytes=self.opened.log.bytes_total,
+            cert_expires_ms=self._expires_ms,
+            received_bytes=dict(self._puller.received_bytes),
+        )
+
+    def counters(self) -> dict[str, float]:
+        """The shell's own numbers, for `/metrics`."""
+        log, driver = self._log_thread, self._driver
+        connected = [up for up, _, _ in self._peers.statistics().values()]
+        dropped = sum(dropped for _, _, dropped in self._peers.statistics().values())
+        return {
+            "log_syncs_total": log.syncs,
+            "log_batches_total": log.batches,
+            "log_sync_seconds_total": log.sync_seconds,
+            "log_reclaimed_bytes_total": log.reclaimed_bytes,
+            "log_space_low": float(self.opened.log.space_low),
+            "requests_total": driver.requests,
+            "raft_frames_total": driver.frames,
+            "raft_messages_dropped_total": dropped,
+            "turns_total": driver.turns,
+            "jobs_done_total": self._jobs.done,
+            "jobs_failed_total": self._jobs.failed,
+            "connections": len(self.listener.connections),
+            "peers_connected": sum(connected),
+            "peers": len(connected),
+            "notes_dropped_total": self.notes.dropped,
+            **{f"jobs_queued_{lane}": count for lane, count in self._jobs.queued().items()},
+        }
+
+    async def _start(self) -> None:
+        opened, config = self.opened, self.opened.config
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._on_exception)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        if config.tls:
+            self._load_identity()
+        self._host = self._make_host(opened, self._clock.now(), self._clock.wall())
+        self._driver = driver = Driver(
+            self._host,
+            config.node,
+            opened.incarnation,
+            clock=self._clock,
+            notes=self.notes,
+            status=self.status,
+            on_tick=self._on_tick,
+        )
+        post = partial(_post, loop)
+        self._peers = Peers(config.node, driver, self._client_context, driver.on_refused)
+        self._puller = Puller(loop, self._ask)
+        self._jobs = Jobs(opened.storage, opened.data, self._puller, post, driver.on_job, self._operation_of)
+        self._log_thread = LogThread(
+            opened.log,
+            lambda batch: post(partial(driver.on_persisted, batch)),
+            lambda error: post(partial(self._on_log_failed, error)),
+        )
+        driver.attach(self._log_thread.submit, self._jobs.submit, self._jobs.chunk, self._peers)
+        self.listener = Listener(driver, self._server_context)
+        self._http = HttpServer(self.status, self.counters)
+        await self.listener.start(config.host, config.port)
+        await self._http.start(config.host, config.http_port)
+        self._log_thread.start()
+        self._handle_signals(loop)
+        self._expire_later(loop)
+        driver.start()
+        self.notes.write(
+            "started",
+            {
+                "incarnation": opened.incarnation,
+                "port": self.listener.port,
+                "http_port": self._http.port,
+                "groups": len(opened.groups),
+                "damaged": [msgspec.structs.asdict(damage) for damage in opened.damaged],
+                "torn_bytes": opened.torn_bytes,
+                "swept_files": opened.swept,
+                "recovery_s": round(opened.seconds, 3),
+            },
+        )
+
+    def _on_tick(self) -> None:
+        self._puller.rate.bytes_per_s = self._rate()
+
+    def _open_host(self, opened: Opened, now: int, wall: int) -> HostPort:
+        from nodeagent.host.host import Host
+
+        damaged = [msgspec.structs.replace(damage, message=damage.text) for damage in opened.damaged]
+        host = Host.open(opened.config, opened.incarnation, opened.groups, damaged, fresh_random(), now, wall)
+        self._rate = partial(_rate_of, host)
+        self._operation_of = partial(_joins_by, host, opened.config.node)
+        return host
+
+    async def _close(self) -> None:
+        """Nothing new comes in, what was promised is on disk, the lock is free."""
+        if hasattr(self, "_driver"):
+            self._driver.stop()
+        if hasattr(self, "listener"):
+            self.listener.close()
+        if hasattr(self, "_http"):
+            self._http.close()
+        if hasattr(self, "_peers"):
+            self._peers.close()
+        if hasattr(self, "_puller"):
+            self._puller.stop()
+        if hasattr(self, "_log_thread") and self._exit_code == EXIT_OK:
+            await asyncio.to_thread(self._log_thread.stop)
+        await asyncio.to_thread(self.opened.storage.stop)
+        if hasattr(self, "_jobs"):
+            await asyncio.to_thread(self._jobs.stop, STOP_TIMEOUT_S)
+        self.opened.home.unlock()
+        self.notes.write("stopped", {"exit_code": self._exit_code})
+
+    async def _ask(self, node: NodeId, wanted: FetchChunk, timeout_s: float) -> Reply:
+        connection = await self._peers.get(node).bulk()
+        return await connection.call(wanted, timeout_s)
+
+    def _load_identity(self) -> None:
+        identity = identity_of(self._directory)
+        try:
+            self._expires_ms = certificate_facts(Path(identity.cert).read_text()).expires_ms
+        except OSError as error:
+            raise InvalidInput(
+                f"{identity.cert}: cannot be read: {error.strerror}",
+                next_step="issue a certificate with `iotctl cert issue`, or set `tls: false` on loopback",
+            ) from error
+        if self._server_context is None or self._client_context is None:
+            self._server_context = server_context(identity)
+            self._client_context = client_context(identity)
+        else:
+            reload(self._server_context, identity)
+            reload(self._client_context, identity)
+
+    def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not the main thread
+            loop.add_signal_handler(signal.SIGTERM, self.stop)
+            loop.add_signal_handler(signal.SIGINT, self.stop)
+            if self.opened.config.tls:
+                loop.add_signal_handler(signal.SIGHUP, self._on_renewed)
+
+    def _on_renewed(self) -> None:
+        """SIGHUP: connections made from now on use the certificate that is on disk now."""
+        try:
+            self._load_identity()
+        except NodeAgentError as error:
+            self.notes.write("certificate_not_loaded", {"what": error.what})
+        else:
+            self.notes.write("certificate_loaded", {"expires_ms": self._expires_ms})
+
+    def _expire_later(self, loop: asyncio.AbstractEventLoop) -> None:
+        def expire() -> None:
+            with contextlib.suppress(OSError):  # tried again in a minute
+                self.opened.storage.expire_snapshots(self._clock.wall(), self.opened.config.snapshot_ttl_ms)
+
+        self._jobs.in_background(expire)
+        loop.call_later(EXPIRE_EVERY_S, self._expire_later, loop)
+
+    def _on_log_failed(self, error: BaseException) -> None:
+        self._fail("log_failed", f"the log cannot be written, so this node stops: {error}")
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Whatever was not caught is a bug; going on might break a promise."""
+        error = context.get("exception")
+        if isinstance(error, OSError | asyncio.CancelledError | ssl.SSLError):
+            self.notes.write("connection_error", {"what": str(error)})
+            return
+        if error is not None:
+            traceback.print_exception(error, file=sys.stderr)
+        self._fail("invariant_broken", f"{context.get('message', '')}: {error!r}")
+
+    def _fail(self, event: str, what: str) -> None:
+        if self._exit_code == EXIT_OK:
+            self._exit_code = EXIT_FAILED
+            self._driver.stop()
+            self.notes.write(event, {"what": what})
+        self._done.set()
+
+
+def run(directory: Path) -> int:
+    """Run the agent of `directory` on uvloop; the process's exit code."""
+    import uvloop
+
+    async def serve() -> int:
+        return await Agent(directory).run()
+
+    return uvloop.run(serve())
+
+
+def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """From any thread; dropped when the loop is gone, since then nobody waits."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
+
+
+def _rate_of(host: "Host") -> int:
+    """What the open operation allows each node."""
+    operation = host.meta.open_operation()
+    return operation.options.rate_bytes_per_s if operation is not None else 0
+
+
+def _joins_by(host: "Host", node: NodeId, group: GroupId) -> str:
+    operation = host.meta.open_operation()
+    if operation is None:
+        return ""
+    joins = any(c.group == group and c.joins == node for c in operation.changes)
+    return operation.id if joins else ""

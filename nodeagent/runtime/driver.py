@@ -1,0 +1,243 @@
+"""Feeds events to the host and executes its effects.
+
+Every event (a frame, a finished sync, job or call, a timer) goes into the host at once; the host's
+effects are taken once per turn of the loop, after all that arrived in that turn. So one sync, and one
+frame per peer, carry whatever came together.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from nodeagent.model.entries import LogOp
+from nodeagent.model.errors import Forbidden, NodeAgentError
+from nodeagent.model.ids import NodeId
+from nodeagent.model.jobs import Job, JobResult
+from nodeagent.model.raft_messages import Routed
+from nodeagent.model.requests import (
+    ErrorReply,
+    FetchChunk,
+    GetStatus,
+    Hello,
+    NodeStatus,
+    OpenSource,
+    PullUnit,
+    Reply,
+    Request,
+)
+from nodeagent.runtime.clock import Clock
+from nodeagent.runtime.notes import Notes
+from nodeagent.runtime.peers import Peers
+from nodeagent.runtime.ports import Address, HostPort
+from nodeagent.runtime.rights import check_right
+from nodeagent.transport.connection import Connection
+from nodeagent.wire.faults import to_reply
+from nodeagent.wire.frames import PROTOCOL
+
+CALL_TIMEOUT_S = 5.0
+SLOW_CALL_TIMEOUT_S = 120.0
+"""For calls that make the peer do slow work."""
+
+_SLOW = (OpenSource, PullUnit)
+
+Submit = Callable[[int, list[LogOp]], None]
+SubmitJob = Callable[[int, Job], None]
+ReadChunk = Callable[[FetchChunk, Callable[[Reply], None]], None]
+
+
+class Driver:
+    """The handler of all connections. Lives on the loop's thread; `stop` ends it for good."""
+
+    def __init__(
+        self,
+        host: HostPort,
+        node: NodeId,
+        incarnation: str,
+        *,
+        clock: Clock,
+        notes: Notes,
+        status: Callable[[], NodeStatus],
+        on_tick: Callable[[], None],
+    ) -> None:
+        self._host = host
+        self._node = node
+        self._incarnation = incarnation
+        self._clock = clock
+        self._notes = notes
+        self._status = status
+        self._on_tick = on_tick
+        self._loop = asyncio.get_running_loop()
+        self._turn_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._token = 0
+        self._asked: dict[int, tuple[Connection, int]] = {}
+        """token -> who waits for the reply, and under which number"""
+
+        self._refused: dict[NodeId, str] = {}
+        self._addresses: Mapping[NodeId, Address] = {}
+        self._stopped = False
+        self._submit: Submit
+        self._submit_job: SubmitJob
+        self._read_chunk: ReadChunk
+        self._peers: Peers
+        self.turns = 0
+        self.requests = 0
+        self.frames = 0
+
+    def attach(self, submit: Submit, submit_job: SubmitJob, read_chunk: ReadChunk, peers: Peers) -> None:
+        self._submit = submit
+        self._submit_job = submit_job
+        self._read_chunk = read_chunk
+        self._peers = peers
+
+    def start(self) -> None:
+        self._follow_addresses()
+        self._wake()
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # --- events --------------------------------------------------------------------------------------
+
+    def on_persisted(self, batch: int) -> None:
+        if not self._stopped:
+            self._host.on_persisted(batch, self._clock.now())
+            self._wake()
+
+    def on_job(self, number: int, result: JobResult) -> None:
+        if not self._stopped:
+            self._host.on_job(number, result, self._clock.now())
+            self._wake()
+
+    def on_reply(self, call: int, reply: Reply) -> None:
+        if self._stopped:
+            return
+        if isinstance(reply, ErrorReply) and reply.details.get("lost"):
+            reply = ErrorReply("unavailable", reply.what)
+        self._host.on_reply(call, reply, self._clock.now())
+        self._wake()
+
+    def on_refused(self, node: NodeId, error: NodeAgentError) -> None:
+        """A connection to `node` failed; said once for each reason."""
+        if self._refused.get(node) != error.what:
+            self._refused[node] = error.what
+            self._notes.write("peer_unreachable", {"peer": node, "code": error.code, "what": error.what})
+
+    # --- connections (transport.Handler) ---------------------------------------------------------------
+
+    def my_hello(self) -> Hello:
+        host = self._host
+        return Hello(PROTOCOL, "node", self._node, self._incarnation, host.cluster_id, host.table_version)
+
+    def check_peer(self, hello: Hello) -> None:
+        if hello.incarnation and hello.incarnation in self._host.retired:
+            raise Forbidden(
+                f"incarnation {hello.incarnation} of {hello.name} was retired from this cluster",
+                next_step="start with a new directory and add the node with `iotctl add-node`",
+            )
+
+    def on_open(self, connection: Connection) -> None:
+        if connection.name in self._refused:
+            del self._refused[connection.name]
+            self._notes.write("peer_connected", {"peer": connection.name})
+
+    def on_raft(self, connection: Connection, messages: list[Routed]) -> None:
+        if self._stopped:
+            return
+        self.frames += 1
+        self._host.on_raft(connection.name, messages, self._clock.now())
+        self._wake()
+
+    def on_request(self, connection: Connection, number: int, request: Request) -> None:
+        peer = connection.peer
+        assert peer is not None
+        self.requests += 1
+        try:
+            check_right(peer.role, peer.name, request)
+        except Forbidden as error:
+            connection.reply(number, to_reply(error))
+            return
+        if self._stopped:
+            connection.reply(number, ErrorReply("unavailable", f"{self._node} is stopping"))
+        elif isinstance(request, GetStatus):
+            connection.reply(number, self._status())
+        elif isinstance(request, FetchChunk):
+            self._read_chunk(request, partial(connection.reply, number))
+        else:
+            self._token += 1
+            self._asked[self._token] = (connection, number)
+            clock = self._clock
+            self._host.on_request(self._token, peer.name, peer.role, request, clock.now(), clock.wall())
+            self._wake()
+
+    def on_close(self, connection: Connection, error: NodeAgentError) -> None:
+        self._peers.lost(connection)
+        if isinstance(error, Forbidden) and connection.is_accepted:
+            self._notes.write("connection_refused", {"from": connection.address, "what": error.what})
+
+    # --- turns -----------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._turn_due:
+            self._turn_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        if self._stopped:
+            return
+        self.turns += 1
+        effects = self._host.take()
+        if effects.persist is not None:
+            self._submit(*effects.persist)
+        for node, messages in effects.sends:
+            self._peers.send(node, messages)
+        for token, reply in effects.replies:
+            connection, number = self._asked.pop(token)
+            connection.reply(number, reply)
+        for number, job in effects.jobs:
+            self._submit_job(number, job)
+        for call, to, request in effects.calls:
+            self._call(call, to, request)
+        for event, fields in effects.notes:
+            self._notes.write(event, fields)
+        if not self._host.idle:
+            self._wake()
+        self._arm()
+
+    def _call(self, call: int, to: NodeId | Address, request: Request) -> None:
+        timeout_s = SLOW_CALL_TIMEOUT_S if isinstance(request, _SLOW) else CALL_TIMEOUT_S
+        self._peers.call(to, request, timeout_s, partial(self.on_reply, call))
+
+    def _follow_addresses(self) -> None:
+        """The host makes a new mapping when one changes."""
+        if self._addresses is not self._host.addresses:
+            self._addresses = self._host.addresses
+            self._peers.update(self._addresses)
+
+    def _arm(self) -> None:
+        """Keep one timer for the host's deadline; an early one is cheaper than moving it each turn."""
+        deadline = self._host.deadline()
+        if self._timer is not None and self._timer_at <= deadline:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        delay_ms = max(0, deadline - self._clock.now())
+        self._timer = self._loop.call_later(delay_ms / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._stopped:
+            return
+        now = self._clock.now()
+        if now >= self._host.deadline():
+            self._host.tick(now, self._clock.wall())
+            self._on_tick()
+            self._follow_addresses()
+            self._wake()
+        else:
+            self._arm()

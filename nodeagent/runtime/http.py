@@ -1,0 +1,87 @@
+"""`/health`, `/ready` and `/metrics` over plain HTTP/1.1: small, bounded, read-only.
+
+Nothing is secret here and nothing can be changed here. One request per connection.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from nodeagent.model.requests import NodeStatus
+
+REQUEST_BYTES_MAX = 8192
+REQUEST_TIMEOUT_S = 5.0
+CONNECTIONS_MAX = 64
+_TEXT = "text/plain; charset=utf-8"
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Unavailable"}
+
+Status = Callable[[], NodeStatus]
+Counters = Callable[[], dict[str, float]]
+Answer = tuple[int, str, bytes]
+
+
+class HttpServer:
+    """`status` and `counters` are asked once per request."""
+
+    def __init__(self, status: Status, counters: Counters) -> None:
+        self._status = status
+        self._counters = counters
+        self._server: asyncio.Server | None = None
+        self._open = 0
+
+    async def start(self, host: str, port: int) -> None:
+        """Raises `OSError` when the address cannot be had."""
+        self._server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._open += 1
+        try:
+            if self._open > CONNECTIONS_MAX:
+                return
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(_response(head, self._answer))
+                await writer.drain()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return
+        finally:
+            self._open -= 1
+            writer.close()
+
+    def _answer(self, path: str) -> Answer:
+        if path == "/health":
+            return 200, _TEXT, b"ok\n"
+        if path == "/ready":
+            status = self._status()
+            ready = status.state == "active"
+            return (200 if ready else 503), _TEXT, f"{status.state}\n".encode()
+        if path == "/metrics":
+            from nodeagent.runtime.metrics import CONTENT_TYPE, render
+
+            return 200, CONTENT_TYPE, render(self._status(), self._counters())
+        return 404, _TEXT, b"known: /health /ready /metrics\n"
+
+
+def _response(head: bytes, answer: Callable[[str], Answer]) -> bytes:
+    words = head.split(b"\r\n", 1)[0].split(b" ")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+        code, kind, body = 400, _TEXT, b"bad request\n"
+    elif words[0] not in (b"GET", b"HEAD"):
+        code, kind, body = 405, _TEXT, b"only GET\n"
+    else:
+        code, kind, body = answer(words[1].decode("latin-1").partition("?")[0])
+    lines = (
+        f"HTTP/1.1 {code} {_REASONS[code]}",
+        f"Content-Type: {kind}",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+    )
+    return "\r\n".join((*lines, "", "")).encode() + (b"" if words[0] == b"HEAD" else body)

@@ -1,0 +1,158 @@
+"""Executes the host's jobs and answers chunk requests, each kind on its own lane.
+
+disk    checkpoints, snapshots, adoption, deletes: in order, so that a later job of a group sees
+        the earlier one's result
+close   TsFiles (a worker process does the work)
+scan    reads (a second worker process)
+hash    re-reading every byte
+chunks  parts of snapshot files for other nodes
+pull    files from other nodes; several, they wait for the network
+"""
+
+from collections.abc import Callable
+
+from nodeagent.model.disk import Disk
+from nodeagent.model.errors import NodeAgentError, Overloaded
+from nodeagent.model.ids import GroupId
+from nodeagent.model.jobs import (
+    CloseFiles,
+    Failed,
+    HashFiles,
+    InstallSnapshot,
+    Job,
+    JobResult,
+    Scan,
+    StageFiles,
+)
+from nodeagent.model.requests import Chunk, FetchChunk, Reply
+from nodeagent.runtime.lanes import Lane
+from nodeagent.runtime.puller import Fetcher, Puller
+from nodeagent.storage import layout
+from nodeagent.storage.executor import Storage
+from nodeagent.wire.faults import to_reply
+
+JOBS_QUEUED_MAX = 65_536
+SCANS_QUEUED_MAX = 512
+CHUNKS_QUEUED_MAX = 1024
+PULLS = 4
+PULLS_QUEUED_MAX = 4096
+CATCH_UP = "catch-up"
+"""Under this name the file bytes of group snapshots are counted that belong to no operation."""
+
+Post = Callable[[Callable[[], None]], None]
+"""Run a call on the loop; safe from any thread."""
+
+OnResult = Callable[[int, JobResult], None]
+OperationOf = Callable[[GroupId], str]
+"""The open operation that makes this node join the group, "" when there is none."""
+
+
+class Jobs:
+    """`on_result` is called on the loop, once per submitted job unless the agent stops first."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        disk: Disk,
+        puller: Puller,
+        post: Post,
+        on_result: OnResult,
+        operation_of: OperationOf = lambda group: "",
+    ) -> None:
+        self._storage = storage
+        self._disk = disk
+        self._puller = puller
+        self._post = post
+        self._on_result = on_result
+        self._operation_of = operation_of
+        self._lanes = {
+            "disk": Lane("disk", JOBS_QUEUED_MAX),
+            "close": Lane("close", JOBS_QUEUED_MAX),
+            "scan": Lane("scan", SCANS_QUEUED_MAX),
+            "hash": Lane("hash", SCANS_QUEUED_MAX),
+            "chunks": Lane("chunks", CHUNKS_QUEUED_MAX),
+        }
+        self._pulls = [Lane(f"pull-{i}", PULLS_QUEUED_MAX) for i in range(PULLS)]
+        self.done = 0
+        self.failed = 0
+
+    def submit(self, number: int, job: Job) -> None:
+        lane = self._lane_of(job)
+        operation = self._counted_under(job)
+        if not lane.submit(lambda: self._run(number, job, operation)):
+            full = Failed(Overloaded.code, f"too many {type(job).__name__} jobs wait")
+            self._post(lambda: self._finish(number, full))
+
+    def chunk(self, wanted: FetchChunk, done: Callable[[Reply], None]) -> None:
+        """`done` gets the reply, on the loop."""
+
+        def read() -> None:
+            reply: Reply
+            try:
+                data = self._storage.read_chunk(wanted.snapshot, wanted.name, wanted.offset, wanted.length)
+                path = layout.snapshot_path(wanted.snapshot, wanted.name)
+                reply = Chunk(data, self._disk.stat(path).size)
+            except NodeAgentError as error:
+                reply = to_reply(error)
+            except OSError as error:
+                reply = to_reply(NodeAgentError(f"{wanted.name} cannot be read: {error}"))
+            self._post(lambda: done(reply))
+
+        if not self._lanes["chunks"].submit(read):
+            done(to_reply(Overloaded("too many chunks are asked for", next_step="try again later")))
+
+    def in_background(self, call: Callable[[], None]) -> None:
+        """Run housekeeping between the disk jobs; it is skipped when the lane is full."""
+        self._lanes["disk"].submit(call)
+
+    def queued(self) -> dict[str, int]:
+        """Per lane."""
+        return {name: lane.queued for name, lane in self._lanes.items()} | {
+            "pull": sum(lane.queued for lane in self._pulls)
+        }
+
+    def stop(self, timeout_s: float) -> None:
+        """What runs is waited for, what waits is dropped: jobs are idempotent and come again."""
+        for lane in (*self._lanes.values(), *self._pulls):
+            lane.stop(timeout_s)
+
+    def _lane_of(self, job: Job) -> Lane:
+        if isinstance(job, CloseFiles):
+            return self._lanes["close"]
+        if isinstance(job, Scan):
+            return self._lanes["scan"]
+        if isinstance(job, HashFiles):
+            return self._lanes["hash"]
+        if isinstance(job, InstallSnapshot | StageFiles):
+            return min(self._pulls, key=lambda lane: lane.queued)
+        return self._lanes["disk"]
+
+    def _counted_under(self, job: Job) -> str:
+        """What the bytes of a pull are counted for. Asked on the loop, before the job waits in a lane."""
+        if isinstance(job, StageFiles):
+            return job.operation
+        return (self._operation_of(job.group) if isinstance(job, InstallSnapshot) else "") or CATCH_UP
+
+    def _run(self, number: int, job: Job, operation: str) -> None:
+        """On a lane's thread."""
+        fetcher: Fetcher | None = None
+        result: JobResult
+        try:
+            if isinstance(job, InstallSnapshot | StageFiles):
+                fetcher = self._puller.fetcher(operation)
+                result = self._storage.run_pull(job, fetcher.fetch)
+            else:
+                result = self._storage.run(job)
+        except NodeAgentError as error:
+            result = Failed(error.code, error.what)
+        except Exception as error:  # a job must never end the node; the host decides what a failure means
+            result = Failed(NodeAgentError.code, f"{type(job).__name__}: {type(error).__name__}: {error}")
+        finally:
+            if fetcher is not None:
+                fetcher.close()
+        self._post(lambda: self._finish(number, result))
+
+    def _finish(self, number: int, result: JobResult) -> None:
+        self.done += 1
+        self.failed += isinstance(result, Failed)
+        self._on_result(number, result)

@@ -1,0 +1,83 @@
+"""A node's status and the shell's counters in Prometheus text form."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from nodeagent.model.requests import NodeStatus
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_GROUP_GAUGES = (
+    ("term", "Current term"),
+    ("commit", "Commit index"),
+    ("applied", "Applied index"),
+    ("last", "Last log index"),
+    ("slots", "Slots owned"),
+    ("files", "Closed files"),
+    ("bytes", "Bytes in closed files"),
+    ("rows", "Rows in closed files"),
+    ("memtable_bytes", "Bytes of rows in memory"),
+)
+
+
+def render(status: NodeStatus, counters: dict[str, float]) -> bytes:
+    """`counters` are named without prefix; names that end in `_total` only grow."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families((*_node(status), *_groups(status), *_shell(counters))))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = tuple(families)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _node(status: NodeStatus) -> Iterator[Metric]:
+    facts = GaugeMetricFamily("nodeagent_info", "This node", labels=("node", "cluster", "version", "state"))
+    facts.add_metric((status.node, status.cluster, status.version, status.state), 1)
+    yield facts
+    for name, text, value in (
+        ("start_time_seconds", "Start of the process", status.started_ms / 1000),
+        ("table_version", "Version of the partition table in use", status.table_version),
+        ("disk_free_bytes", "Free bytes where the data lies", status.disk_free_bytes),
+        ("log_bytes", "Bytes of the log on disk", status.log_bytes),
+        ("certificate_expiry_seconds", "When the certificate expires", status.cert_expires_ms / 1000),
+    ):
+        yield GaugeMetricFamily(f"nodeagent_{name}", text, value)
+    heard = GaugeMetricFamily("nodeagent_peer_heard_seconds", "Time since a peer was heard", labels=("peer",))
+    for peer, ms in status.heard_ms.items():
+        heard.add_metric((peer,), ms / 1000)
+    yield heard
+    received = CounterMetricFamily(
+        "nodeagent_received_bytes", "File bytes pulled from other nodes", labels=("operation",)
+    )
+    for operation, count in status.received_bytes.items():
+        received.add_metric((operation,), count)
+    yield received
+
+
+def _groups(status: NodeStatus) -> Iterator[Metric]:
+    leads = GaugeMetricFamily("nodeagent_group_leader", "1 where this node leads", labels=("group",))
+    for group in status.groups:
+        leads.add_metric((group.group,), float(group.leader == status.node))
+    yield leads
+    for field, text in _GROUP_GAUGES:
+        family = GaugeMetricFamily(f"nodeagent_group_{field}", text, labels=("group",))
+        for group in status.groups:
+            family.add_metric((group.group,), getattr(group, field))
+        yield family
+
+
+def _shell(counters: dict[str, float]) -> Iterator[Metric]:
+    for name, value in counters.items():
+        if name.endswith("_total"):
+            stem = name.removesuffix("_total")
+            yield CounterMetricFamily(f"nodeagent_{stem}", stem.replace("_", " "), value)
+        else:
+            yield GaugeMetricFamily(f"nodeagent_{name}", name.replace("_", " "), value)

@@ -1,0 +1,188 @@
+"""What the leader of one data group must do now for the open operation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nodeagent.data import commands as data
+from nodeagent.data.state import DataState
+from nodeagent.meta import changes
+from nodeagent.meta import commands as meta
+from nodeagent.model.entries import Config
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.operation import Operation, Ranges, SealResult, Stage
+from nodeagent.partition.ranges import union
+from nodeagent.scaling import membership
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Propose this command in the group."""
+
+    command: data.Command
+
+
+@dataclass(frozen=True, slots=True)
+class Reconfigure:
+    step: membership.Change | membership.Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Hand this evidence to the meta leader; repeated until the record shows it."""
+
+    command: meta.Command
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptNow:
+    """Every required copy is recorded and equal: propose `Adopt` of what was staged."""
+
+    operation: str
+
+
+Action = Log | Reconfigure | Report | AdoptNow
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One data group as its leader sees it. `config` is committed and none is under way."""
+
+    group: GroupId
+    me: NodeId
+    state: DataState
+    config: Config
+    caught_up: Callable[[NodeId], bool]
+    incarnations: dict[NodeId, str]
+    now: int
+    """Wall clock, for records."""
+
+
+def due(op: Operation, look: Look) -> list[Action]:
+    match op.stage:
+        case Stage.SEALED:
+            return _seal(op, look) + _learners(op, look)
+        case Stage.OPEN:
+            return _open(op, look) + _learners(op, look)
+        case Stage.FORMAL:
+            return _formal(op, look)
+        case Stage.MOVING:
+            return _adopt(op, look)
+        case Stage.RELEASED:
+            return _release(op, look)
+        case Stage.CANCELLING:
+            return _cancel(op, look)
+        case _:
+            return []
+
+
+def slots_from(op: Operation, group: GroupId) -> Ranges:
+    return union(*(m.slots for m in op.moves if m.source == group))
+
+
+def slots_to(op: Operation, group: GroupId) -> Ranges:
+    return union(*(m.slots for m in op.moves if m.target == group))
+
+
+def _seal(op: Operation, look: Look) -> list[Action]:
+    if look.group not in op.losing or look.group in op.sealed:
+        return []
+    sealed = look.state.slots.sealed.get(op.id)
+    if sealed is None:
+        return [Log(data.Seal(op.id, op.table_version, slots_from(op, look.group)))]
+    result = SealResult(look.group, sealed.index, sealed.sessions)
+    return [Report(meta.SealedBy(look.now, op.id, result))]
+
+
+def _learners(op: Operation, look: Look) -> list[Action]:
+    """Catching up may begin as soon as the slots that leave are sealed here."""
+    change = next((g for g in op.changes if g.group == look.group), None)
+    if change is None or change.joins is None or change.joins in look.config.members:
+        return []
+    if look.state.slots.ended.get(op.id) == "cancelled":
+        return []  # our view of the meta state is old
+    if look.group in op.losing and not look.state.sealed_ready(op.id):
+        return []  # the newcomer must not be sent files of slots that leave this group
+    return [Reconfigure(membership.add_learner(look.config, change.joins, op.id))]
+
+
+def _open(op: Operation, look: Look) -> list[Action]:
+    if look.group not in op.gaining or look.group in op.opened:
+        return []
+    slots = look.state.slots
+    if op.id in slots.arriving or op.id in slots.ended:
+        return [Report(meta.OpenedBy(look.now, op.id, look.group, look.state.applied))]
+    sources = sorted({m.source for m in op.moves if m.target == look.group})
+    results = tuple(op.sealed[s] for s in sources)
+    return [Log(data.Open(op.id, op.table_version, slots_to(op, look.group), results))]
+
+
+def _formal(op: Operation, look: Look) -> list[Action]:
+    change = next((g for g in op.changes if g.group == look.group), None)
+    if change is None or look.group in op.formed:
+        return []
+    if set(look.config.voters) == set(change.after) and not look.config.learners:
+        return [Report(meta.FormedBy(look.now, op.id, look.group, look.state.applied))]
+    stray = next((n for n in look.config.learners if n != change.joins), None)
+    if stray is not None:
+        return [Reconfigure(membership.drop(look.config, stray, op.id))]
+    may_leave = look.group not in op.losing or (look.group, change.leaves) in op.sources_ready
+    if change.joins is not None and change.joins not in look.config.members:
+        return _learners(op, look)
+    step = membership.group_step(
+        look.config,
+        change.joins,
+        change.leaves,
+        me=look.me,
+        operation=op.id,
+        caught_up=look.caught_up,
+        may_leave=may_leave,
+    )
+    return [Reconfigure(step)] if step else []
+
+
+def _adopt(op: Operation, look: Look) -> list[Action]:
+    if look.group not in op.gaining or look.group in op.adopted:
+        return []
+    slots = look.state.slots
+    if op.id not in slots.arriving:
+        return [Report(meta.AdoptedBy(look.now, op.id, look.group, look.state.applied))]
+    members = {n for m in op.moves if m.target == look.group for n in m.target_members}
+    if any(changes.missing(op, look.group, n, look.incarnations.get(n, "")) for n in members):
+        return []
+    trouble = changes.copies_disagree(op, look.group)
+    if trouble:
+        return [] if op.last_error == trouble else [Report(meta.ReportError(look.now, op.id, trouble))]
+    return [] if look.state.adopting else [AdoptNow(op.id)]
+
+
+def _release(op: Operation, look: Look) -> list[Action]:
+    if look.group not in op.losing or look.group in op.released:
+        return []
+    if look.state.slots.ended.get(op.id) == "released":
+        return [Report(meta.ReleasedBy(look.now, op.id, look.group, look.state.applied))]
+    return [Log(data.Release(op.id, op.table_version))]
+
+
+def _cancel(op: Operation, look: Look) -> list[Action]:
+    if look.group not in changes.affected(op) or look.group in op.unsealed:
+        return []
+    change = next((g for g in op.changes if g.group == look.group), None)
+    if change is not None and change.joins in look.config.learners:
+        return [Reconfigure(membership.drop(look.config, change.joins, op.id))]
+    if look.state.slots.ended.get(op.id) == "cancelled":
+        return [Report(meta.UnsealedBy(look.now, op.id, look.group))]
+    return [Log(data.Unseal(op.id, op.table_version))]
+
+
+def sources_due(op: Operation, node: NodeId, states: dict[GroupId, DataState], now: int) -> list[Report]:
+    """Groups in which this node can serve as a source from now on and has not said so."""
+    if op.stage not in (Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING):
+        return []
+    return [
+        Report(meta.SourceReady(now, op.id, group, node))
+        for group in op.losing
+        if (group, node) not in op.sources_ready
+        and group in states
+        and any(m.source == group and node in m.source_members for m in op.moves)
+        and states[group].sealed_ready(op.id)
+    ]

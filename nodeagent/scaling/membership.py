@@ -1,0 +1,108 @@
+"""The next single step from a committed configuration to a wanted one (thesis 4.1, 4.2).
+
+A newcomer is a learner first and becomes a voter only when it caught up; one voter at a time; a
+leader never removes itself, it hands over first.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nodeagent.model.entries import Config
+from nodeagent.model.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    config: Config
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    target: NodeId
+
+
+Step = Change | Transfer | None
+
+
+def add_learner(config: Config, node: NodeId, operation: str) -> Change:
+    return Change(Config(config.voters, (*config.learners, node), operation))
+
+
+def promote(config: Config, node: NodeId, operation: str) -> Change:
+    return Change(Config((*config.voters, node), tuple(n for n in config.learners if n != node), operation))
+
+
+def drop(config: Config, node: NodeId, operation: str) -> Change:
+    return Change(
+        Config(
+            tuple(n for n in config.voters if n != node),
+            tuple(n for n in config.learners if n != node),
+            operation,
+        )
+    )
+
+
+def demote(config: Config, node: NodeId, operation: str) -> Change:
+    return Change(Config(tuple(n for n in config.voters if n != node), (*config.learners, node), operation))
+
+
+def hand_over(config: Config, leaver: NodeId, caught_up: Callable[[NodeId], bool]) -> Step:
+    """The leader leaves: pick the first other voter that has everything."""
+    target = next((n for n in config.voters if n != leaver and caught_up(n)), None)
+    return Transfer(target) if target else None
+
+
+def group_step(
+    config: Config,
+    joins: NodeId | None,
+    leaves: NodeId | None,
+    *,
+    me: NodeId,
+    operation: str,
+    caught_up: Callable[[NodeId], bool],
+    may_leave: bool,
+) -> Step:
+    """One step of a data group in FORMAL.
+
+    Args:
+        may_leave: the leaver applied the seal and can serve as a source on its own.
+    """
+    if joins is not None and joins not in config.members:
+        return add_learner(config, joins, operation)
+    if joins is not None and joins in config.learners:
+        return promote(config, joins, operation) if caught_up(joins) else None
+    if leaves is None or leaves not in config.members:
+        return None
+    if not may_leave or (joins is not None and not caught_up(joins)):
+        return None
+    if leaves == me:
+        return hand_over(config, me, caught_up)
+    return drop(config, leaves, operation)
+
+
+def meta_step(
+    config: Config,
+    nodes: set[NodeId],
+    leaving: NodeId | None,
+    *,
+    voters_max: int,
+    me: NodeId,
+    caught_up: Callable[[NodeId], bool],
+) -> Step:
+    """One step of the meta group towards: every node a member, at most `voters_max` of them voters.
+
+    `leaving` keeps following as an observer but may not vote; nodes that are gone are dropped.
+    """
+    gone = next((n for n in config.members if n not in nodes), None)
+    if gone is not None:
+        return hand_over(config, me, caught_up) if gone == me else drop(config, gone, "")
+    fresh = next((n for n in sorted(nodes) if n not in config.members), None)
+    if fresh is not None:
+        return add_learner(config, fresh, "")
+    ready = next((n for n in config.learners if n != leaving and caught_up(n)), None)
+    staying = [n for n in config.voters if n != leaving]
+    if ready is not None and len(staying) < voters_max:
+        return promote(config, ready, "")
+    if leaving is not None and leaving in config.voters and len(config.voters) > 1:
+        return hand_over(config, me, caught_up) if leaving == me else demote(config, leaving, "")
+    return None

@@ -1,0 +1,105 @@
+"""The copies of one operation, cut into units that are pulled, recorded and leased one by one.
+
+Every member of a target group cuts alike, so that copy records of the same slots can be compared.
+"""
+
+from dataclasses import dataclass
+
+import xxhash
+
+from nodeagent.meta.changes import missing
+from nodeagent.model.files import FileMeta, PulledSlot, Tombstone
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.jobs import Adoption
+from nodeagent.model.operation import Operation, Ranges, SlotMove
+from nodeagent.partition.ranges import from_slots, intersect, to_slots
+
+UNIT_SLOTS = 32
+ADOPT_FILES_MAX = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Slots one node pulls at once for `target`."""
+
+    operation: str
+    move: SlotMove
+    slots: Ranges
+
+    @property
+    def key(self) -> tuple[str, GroupId, Ranges]:
+        return (self.operation, self.move.target, self.slots)
+
+
+def units(op: Operation) -> list[Unit]:
+    """All units of the operation, in slot order per move."""
+    out = []
+    for move in op.moves:
+        slots = to_slots(move.slots)
+        for i in range(0, len(slots), UNIT_SLOTS):
+            out.append(Unit(op.id, move, from_slots(slots[i : i + UNIT_SLOTS])))
+    return out
+
+
+def due(op: Operation, node: NodeId, incarnation: str) -> list[Unit]:
+    """Units `node` must still copy and record."""
+    by_target: dict[GroupId, Ranges] = {}
+    out = []
+    for unit in units(op):
+        target = unit.move.target
+        if node not in unit.move.target_members:
+            continue
+        if target not in by_target:
+            by_target[target] = missing(op, target, node, incarnation)
+        if intersect(unit.slots, by_target[target]):
+            out.append(unit)
+    return out
+
+
+def sources(move: SlotMove, node: NodeId, attempt: int) -> list[NodeId]:
+    """Previous holders in the order to try: new member *i* begins with old member *i*."""
+    members = move.source_members
+    at = move.target_members.index(node) if node in move.target_members else 0
+    turn = (at + attempt) % len(members)
+    return [*members[turn:], *members[:turn]]
+
+
+def digest(slots: tuple[PulledSlot, ...]) -> str:
+    """Content of the slots, equal for equal copies wherever they came from."""
+    state = xxhash.xxh3_128()
+    for slot in sorted(slots, key=lambda s: s.slot):
+        for file in sorted(slot.files, key=lambda f: f.name):
+            state.update(f"{slot.slot}:{file.name}:{file.size}:{file.xxh3};".encode())
+        for t in sorted(slot.tombstones, key=lambda t: t.order):
+            state.update(f"{slot.slot}:{t.order}:{t.table};".encode())
+    return state.hexdigest()
+
+
+def adoptions(open_index: int, pulled: list[PulledSlot]) -> tuple[list[Adoption], list[Tombstone]]:
+    """Manifest rows of the new group: older than its `Open`, in their old order among themselves."""
+    files: list[Adoption] = []
+    tombstones: list[Tombstone] = []
+    for slot in sorted(pulled, key=lambda s: s.slot):
+        ordered = sorted(slot.files, key=lambda f: (f.order, f.name))
+        files += [Adoption(f.name, _adopted(f, open_index, i)) for i, f in enumerate(ordered)]
+        tombstones += [
+            Tombstone((open_index, *t.order), t.partition, t.table, t.tags, t.time_from, t.time_to)
+            for t in slot.tombstones
+        ]
+    return files, tombstones
+
+
+def _adopted(file: FileMeta, open_index: int, i: int) -> FileMeta:
+    return FileMeta(
+        name=f"{file.slot:05d}-{open_index:012d}-{i:04d}.tsfile",
+        slot=file.slot,
+        partition=file.partition,
+        table=file.table,
+        order=(open_index, *file.order),
+        size=file.size,
+        xxh3=file.xxh3,
+        rows=file.rows,
+        time_min=file.time_min,
+        time_max=file.time_max,
+        logical=file.logical,
+    )

@@ -1,0 +1,85 @@
+"""Who closes and scans for the storage room: a worker process, or this process in the simulator."""
+
+from typing import Protocol
+
+from nodeagent.model.disk import Disk
+from nodeagent.model.errors import BY_CODE, NodeAgentError
+from nodeagent.model.jobs import CloseUnit, Scanned
+from nodeagent.storage import layout
+from nodeagent.storage.format import FileFormat
+from nodeagent.storage.handler import (
+    CloseReply,
+    CloseRequest,
+    ErrorReply,
+    Handler,
+    Made,
+    Reply,
+    ScanReply,
+    ScanRequest,
+)
+
+
+class Engine(Protocol):
+    """Both calls block and may be made from several threads. They raise errors of `model.errors`."""
+
+    def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
+        """Durable temporary files for the units, in their order."""
+        ...
+
+    def scan(self, request: ScanRequest) -> Scanned: ...
+
+    def stop(self) -> None: ...
+
+
+def made_of(reply: Reply) -> tuple[Made | None, ...]:
+    if isinstance(reply, ErrorReply):
+        raise error_of(reply)
+    assert isinstance(reply, CloseReply)
+    return reply.made
+
+
+def scanned_of(reply: Reply) -> Scanned:
+    if isinstance(reply, ErrorReply):
+        raise error_of(reply)
+    assert isinstance(reply, ScanReply)
+    return reply.scanned
+
+
+def error_of(reply: ErrorReply) -> NodeAgentError:
+    return BY_CODE.get(reply.code, NodeAgentError)(reply.what)
+
+
+class DiskPlace:
+    """`handler.Place` over a `Disk`."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def read(self, path: str) -> bytes:
+        return self._disk.read(path)
+
+    def put(self, name: str, content: bytes) -> str:
+        self._disk.mkdirs(layout.TMP)
+        path = layout.tmp_path(name)
+        with self._disk.open(path, create=True) as file:
+            file.truncate(0)
+            file.pwrite(0, content)
+            file.sync()
+        return path
+
+
+class InlineEngine:
+    """Does the work in the caller's thread. For the simulator: never with the TsFile format, whose
+    native code may crash or stall the process that keeps Raft's heartbeats."""
+
+    def __init__(self, disk: Disk, file_format: FileFormat) -> None:
+        self._handler = Handler(file_format, DiskPlace(disk), "inline")
+
+    def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
+        return made_of(self._handler.handle(CloseRequest(units)))
+
+    def scan(self, request: ScanRequest) -> Scanned:
+        return scanned_of(self._handler.handle(request))
+
+    def stop(self) -> None:
+        pass

@@ -1,0 +1,233 @@
+"""`Storage`: runs the jobs the pure rooms ask for. Blocking; call it from a disk thread.
+
+A job may run twice; each ends in the same state. Jobs of one group must not run at the same time if one
+of them changes what the other works on; jobs of different groups may.
+"""
+
+import errno
+import threading
+from collections.abc import Collection, Iterator, Mapping
+
+from nodeagent.model.disk import Disk
+from nodeagent.model.errors import NodeAgentError, NotFound, Overloaded, Unavailable
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import GroupId
+from nodeagent.model.jobs import (
+    AdoptFiles,
+    Adoption,
+    CloseFiles,
+    CloseUnit,
+    DeleteFiles,
+    Done,
+    DropSnapshot,
+    DropStaging,
+    Failed,
+    FilesClosed,
+    FilesHashed,
+    FilesStaged,
+    HashFiles,
+    Installed,
+    InstallSnapshot,
+    Job,
+    JobResult,
+    MakeSnapshot,
+    RemoveGroup,
+    SaveCheckpoint,
+    Scan,
+    Scanned,
+    StageFiles,
+)
+from nodeagent.model.limits import KIB, MIB
+from nodeagent.storage import layout
+from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint
+from nodeagent.storage.engine import Engine
+from nodeagent.storage.files import SlotFiles
+from nodeagent.storage.format import scan_rows
+from nodeagent.storage.handler import Made, ScanRequest
+from nodeagent.storage.pull import (
+    Fetch,
+    Fetched,
+    Pull,
+    Tally,
+    drive,
+    fetch_snapshot,
+    install_operation,
+    stage_files,
+)
+from nodeagent.storage.snapshot import Snapshots
+from nodeagent.storage.staging import Staging
+
+UNITS_PER_CALL_MAX = 256
+UNIT_BYTES_PER_CALL_MAX = 32 * MIB
+"""One call of the engine carries no more, so that its timeout means something."""
+
+INLINE_SCAN_BYTES_MAX = 256 * KIB
+"""A scan of so few bytes of memory alone is done in the caller's thread, not sent to the worker."""
+
+
+class Storage:
+    """All files of one node. `files`, `snapshots` and `staging` are its parts, for reading and sweeps."""
+
+    def __init__(self, disk: Disk, engine: Engine) -> None:
+        self._disk = disk
+        self._engine = engine
+        self._saving = threading.Lock()
+        self.files = SlotFiles(disk)
+        self.snapshots = Snapshots(disk)
+        self.staging = Staging(disk)
+
+    def prepare(self) -> None:
+        """At start, before any job: make the directories and drop temporary files."""
+        self._disk.rmtree(layout.TMP)
+        for directory in (layout.GROUPS, layout.STAGING, layout.SNAPSHOTS, layout.TMP):
+            self._disk.mkdirs(directory)
+
+    def stop(self) -> None:
+        self._engine.stop()
+
+    # Jobs.
+
+    def run(self, job: Job) -> JobResult:
+        """Run a local job to its end. Errors are the result `Failed`, with the error's code."""
+        try:
+            return self._run(job)
+        except NodeAgentError as error:
+            return Failed(error.code, error.what)
+        except OSError as error:
+            return failed_by_system(error)
+
+    def _run(self, job: Job) -> JobResult:
+        match job:
+            case CloseFiles():
+                return self._close_files(job)
+            case SaveCheckpoint():
+                self._save_checkpoint(job.group, job.payload)
+            case Scan():
+                return self._scan(job)
+            case MakeSnapshot():
+                self.snapshots.make(job.snapshot, job.group, job.files, job.payload)
+            case DropSnapshot():
+                self.snapshots.drop(job.snapshot)
+            case AdoptFiles():
+                self.staging.adopt(job.operation, job.group, job.files)
+            case DeleteFiles():
+                self.files.delete(job.group, job.files)
+            case DropStaging():
+                self.staging.drop(job.operation)
+            case RemoveGroup():
+                self.files.remove_group(job.group)
+            case HashFiles():
+                return FilesHashed(tuple((m.name, self.files.hash(job.group, m)) for m in job.files))
+            case InstallSnapshot() | StageFiles():
+                raise AssertionError("this job needs other nodes: use `pull` or `run_pull`")
+        return Done()
+
+    def _save_checkpoint(self, group: GroupId, payload: bytes) -> None:
+        """One at a time: an install and a save of one group would share their temporary file."""
+        with self._saving:
+            save_checkpoint(self._disk, group, payload)
+
+    def _close_files(self, job: CloseFiles) -> FilesClosed:
+        """Nothing has a name before all units are made; a crash in between leaves temporary files."""
+        made: list[Made | None] = []
+        for units in _calls(job.units):
+            made += self._engine.close_units(units)
+        self.files.publish(job.group, [(m.path, m.meta) for m in made if m is not None])
+        return FilesClosed(tuple(None if m is None else m.meta for m in made))
+
+    def _scan(self, job: Scan) -> Scanned:
+        paths = tuple((layout.file_path(job.group, meta.slot, meta.name), meta) for meta in job.files)
+        if not paths and sum(len(b.ipc) for b in job.batches) <= INLINE_SCAN_BYTES_MAX:
+            return scan_rows(job.spec, (), job.batches, job.tombstones, self._disk.read, None)
+        return self._engine.scan(ScanRequest(job.spec, paths, job.batches, job.tombstones))
+
+    # Jobs that need other nodes.
+
+    def pull(self, job: StageFiles | InstallSnapshot) -> Pull[JobResult]:
+        """The job as a generator (`nodeagent.storage.pull`); its value is the result."""
+        try:
+            if isinstance(job, StageFiles):
+                return (yield from stage_files(self.staging, job))
+            return (yield from self._install(job))
+        except NodeAgentError as error:
+            return Failed(error.code, error.what)
+        except OSError as error:
+            return failed_by_system(error)
+
+    def run_pull(self, job: StageFiles | InstallSnapshot, fetch: Fetch) -> JobResult:
+        """The same in one blocking call."""
+        return drive(self.pull(job), fetch)
+
+    def plan_pull(self, job: StageFiles) -> FilesStaged:
+        """What of the job is staged already; `failed` names what would have to come."""
+        have, missing = [], []
+        for wanted in job.files:
+            if self.staging.has(job.operation, job.group, wanted.meta):
+                have.append(wanted.meta.name)
+            else:
+                missing.append((wanted.meta.name, "not staged"))
+        return FilesStaged(tuple(have), tuple(missing), 0)
+
+    def _install(self, job: InstallSnapshot) -> Pull[Installed]:
+        tally = Tally()
+        fetched: Fetched = yield from fetch_snapshot(self.staging, job, tally)
+        self.install(job.group, job.snapshot, fetched.payload, fetched.index.files)
+        return Installed(fetched.payload, tally.bytes_received)
+
+    def install(self, group: GroupId, snapshot: str, payload: bytes, files: Collection[FileMeta]) -> None:
+        """Put a fetched snapshot in place: its files, then its payload as the group's checkpoint. A crash
+        leaves either the old state whole or the new one.
+
+        Files the new state does not name stay: whether it takes effect is the group's to decide, and if
+        its own state is newer it still needs them. It deletes them, or a later `sweep` does.
+        """
+        operation = install_operation(snapshot)
+        self.staging.adopt(operation, group, [Adoption(meta.name, meta) for meta in files])
+        self._save_checkpoint(group, payload)
+        self.staging.drop(operation)
+
+    # Reading and upkeep.
+
+    def checkpoint(self, group: GroupId) -> bytes | None:
+        """The payload of the group's checkpoint; None if none was saved. Raises `Damaged`."""
+        return load_checkpoint(self._disk, group)
+
+    def groups(self) -> tuple[GroupId, ...]:
+        """Groups that have a directory; one without a checkpoint never got to its first, or is leaving."""
+        return self.files.groups()
+
+    def read_chunk(self, snapshot: str, name: str, offset: int, length: int) -> bytes:
+        """Serve another node's `FetchChunk` (`Snapshots.read_chunk`)."""
+        return self.snapshots.read_chunk(snapshot, name, offset, length)
+
+    def expire_snapshots(self, now_ms: int, ttl_ms: int) -> list[str]:
+        return self.snapshots.expire(now_ms, ttl_ms)
+
+    def sweep(self, known: Mapping[GroupId, Mapping[int, Collection[str]]]) -> list[str]:
+        """Remove files that the manifests (group -> slot -> names) do not name. Only when these groups
+        have no job running: a file just closed is not in a manifest yet."""
+        return self.files.sweep(known)
+
+
+def _calls(units: tuple[CloseUnit, ...]) -> Iterator[tuple[CloseUnit, ...]]:
+    """The units in runs that fit one call; a larger unit goes alone."""
+    run: list[CloseUnit] = []
+    nbytes = 0
+    for unit in units:
+        size = sum(len(batch.ipc) for batch in unit.batches)
+        if run and (len(run) == UNITS_PER_CALL_MAX or nbytes + size > UNIT_BYTES_PER_CALL_MAX):
+            yield tuple(run)
+            run, nbytes = [], 0
+        run.append(unit)
+        nbytes += size
+    if run:
+        yield tuple(run)
+
+
+def failed_by_system(error: OSError) -> Failed:
+    """An errno as one of our codes: no space is to be tried again later, no file is definite."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Failed(Overloaded.code, f"no space left: {error}")
+    if error.errno == errno.ENOENT:
+        return Failed(NotFound.code, str(error))
+    return Failed(Unavailable.code, str(error))

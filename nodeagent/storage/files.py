@@ -1,0 +1,122 @@
+"""Closed files of the groups on this node. A file never changes; its name appears when it is whole."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+import xxhash
+
+from nodeagent.model.disk import Disk
+from nodeagent.model.errors import FileCorrupt, NotFound
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import GroupId
+from nodeagent.storage import layout
+from nodeagent.storage.hashing import hash_file
+
+MISSING = "missing"
+
+
+def check_content(content: bytes, meta: FileMeta, where: str) -> bytes:
+    """Return `content` if it is what the manifest says, else raise `FileCorrupt`.
+
+    Nothing parses a TsFile before this: most flipped bits would be read back as wrong values, some
+    crash the native reader.
+    """
+    found = xxhash.xxh3_128_hexdigest(content)
+    if len(content) != meta.size or found != meta.xxh3:
+        raise FileCorrupt(
+            f"{where}: {len(content)} bytes with XXH3 {found}, the manifest says {meta.size}, {meta.xxh3}",
+            file=meta.name,
+            expected=meta.xxh3,
+            found=found,
+        )
+    return content
+
+
+class SlotFiles:
+    """The slot directories of all groups."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def publish(self, group: GroupId, made: Iterable[tuple[str, FileMeta]]) -> None:
+        """Give synced temporary files (path, meta) their names; one directory sync per slot."""
+        directories: dict[str, None] = {}
+        for path, meta in made:
+            directory = layout.slot_dir(group, meta.slot)
+            if directory not in directories:
+                self._disk.mkdirs(directory)
+                directories[directory] = None
+            self._disk.rename(path, layout.file_path(group, meta.slot, meta.name))
+        for directory in directories:
+            self._disk.sync_dir(directory)
+
+    def read_verified(self, group: GroupId, meta: FileMeta) -> bytes:
+        """All bytes, checked against the manifest.
+
+        Raises:
+            NotFound: there is no such file.
+            FileCorrupt: it is not what the manifest says.
+        """
+        path = layout.file_path(group, meta.slot, meta.name)
+        try:
+            return check_content(self._disk.read(path), meta, path)
+        except FileNotFoundError as error:
+            raise NotFound(f"{path}: no such file", file=meta.name) from error
+
+    def hash(self, group: GroupId, meta: FileMeta) -> str:
+        """XXH3-128 of the bytes now on disk, or `MISSING`."""
+        try:
+            return hash_file(self._disk, layout.file_path(group, meta.slot, meta.name))
+        except FileNotFoundError:
+            return MISSING
+
+    def delete(self, group: GroupId, metas: Iterable[FileMeta]) -> None:
+        """Unlink; one that is gone already is no error. Empty slot directories stay (a sweep's work)."""
+        directories = set()
+        for meta in metas:
+            path = layout.file_path(group, meta.slot, meta.name)
+            if self._disk.exists(path):
+                self._disk.unlink(path)
+                directories.add(layout.slot_dir(group, meta.slot))
+        for directory in sorted(directories):
+            self._disk.sync_dir(directory)
+
+    def groups(self) -> tuple[GroupId, ...]:
+        return tuple(self._list(layout.GROUPS))
+
+    def names(self, group: GroupId) -> dict[int, tuple[str, ...]]:
+        """What lies in the group's slot directories."""
+        slots = [s for s in self._list(layout.slots_dir(group)) if s.isdecimal()]
+        return {int(s): tuple(self._list(f"{layout.slots_dir(group)}/{s}")) for s in slots}
+
+    def sweep(self, known: Mapping[GroupId, Mapping[int, Collection[str]]]) -> list[str]:
+        """Remove what the manifests do not name and give the removed paths.
+
+        Only groups that are keys of `known` are looked at: what is not mentioned is not judged.
+        """
+        removed = []
+        for group in sorted(known):
+            for slot, names in self.names(group).items():
+                keep = known[group].get(slot, ())
+                directory = f"{layout.slots_dir(group)}/{slot:05d}"
+                orphans = [f"{directory}/{name}" for name in names if name not in keep]
+                for path in orphans:
+                    self._disk.unlink(path)
+                if len(orphans) == len(names):
+                    self._disk.rmtree(directory)
+                elif orphans:
+                    self._disk.sync_dir(directory)
+                removed += orphans
+        return removed
+
+    def remove_group(self, group: GroupId) -> None:
+        """The checkpoint goes first: a group without one is a leftover, one with it must be whole."""
+        checkpoint = layout.checkpoint_path(group)
+        if self._disk.exists(checkpoint):
+            self._disk.unlink(checkpoint)
+            self._disk.sync_dir(layout.group_dir(group))
+        if self._disk.exists(layout.group_dir(group)):
+            self._disk.rmtree(layout.group_dir(group))
+            self._disk.sync_dir(layout.GROUPS)
+
+    def _list(self, path: str) -> list[str]:
+        return self._disk.listdir(path) if self._disk.exists(path) else []

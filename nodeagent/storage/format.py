@@ -1,0 +1,138 @@
+"""What a file format must do, and the two things done with one: close a unit, scan files.
+
+Both are functions of their arguments alone, so a file's bytes depend on the entry and the rows and on
+nothing else (law 6): no path, node, clock or process.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+import xxhash
+
+from nodeagent.model.errors import Refused
+from nodeagent.model.files import CloseSpec, FileMeta, ScanSpec, Tombstone
+from nodeagent.model.jobs import CloseUnit, MemBatch, Scanned
+from nodeagent.storage.files import check_content
+from nodeagent.table.arrow import TIME, decode, encode, one_chunk
+from nodeagent.table.checksum import Sums, by_day, checksum, total
+from nodeagent.table.merge import Part, merge
+
+PROPERTY = "nodeagent"
+"""Name of the footer property with the `Footer`."""
+
+FORMAT_VERSION = 1
+
+
+class FileFormat(Protocol):
+    """Rows to bytes and back. Both may raise for want of memory or space, none leaves a file behind."""
+
+    def encode(self, table: pa.Table, spec: CloseSpec, properties: Mapping[str, bytes]) -> bytes:
+        """A file of the rows, which are in Arrow form, sorted by (tags, time), each cell once.
+
+        Equal arguments give equal bytes in every process, directory and year.
+        """
+        ...
+
+    def decode(self, content: bytes, spec: ScanSpec) -> pa.Table:
+        """At least the rows `spec` asks for, with those of the wanted columns the file has.
+
+        `content` has been verified: this may crash the process on other bytes.
+        """
+        ...
+
+    def properties(self, content: bytes) -> dict[str, bytes]:
+        """What `encode` was given as properties, at least."""
+        ...
+
+
+class Footer(msgspec.Struct, frozen=True):
+    """What a file says of itself, so that it proves its content without the manifest."""
+
+    format_version: int
+    slot: int
+    partition: tuple[str, int, int]
+    table: str
+    order: tuple[int, ...]
+    rows: int
+    logical: Sums
+    days: tuple[tuple[int, int, int, int], ...]
+    """Per UTC day, over all series: (day, values, sum 1, sum 2)."""
+
+
+class ClosedUnit(msgspec.Struct, frozen=True):
+    meta: FileMeta
+    content: bytes
+    footer: Footer
+
+
+def close_unit(unit: CloseUnit, file_format: FileFormat) -> ClosedUnit | None:
+    """Make one unit's file; None where no row is left after the deletes."""
+    spec = unit.spec
+    if spec.format_version != FORMAT_VERSION:
+        raise Refused(
+            f"{spec.name}: format version {spec.format_version}, this agent writes {FORMAT_VERSION}"
+        )
+    table = merge(_parts(unit.batches), unit.tombstones, spec.schema)
+    if table.num_rows == 0:
+        return None
+    sums = checksum(table, spec.schema)
+    footer = Footer(
+        spec.format_version,
+        spec.slot,
+        (spec.partition.storage_group, spec.partition.time_partition, spec.partition.shard),
+        spec.schema.table,
+        spec.order,
+        table.num_rows,
+        total(sums),
+        tuple(by_day(sums)),
+    )
+    content = file_format.encode(table, spec, {PROPERTY: msgspec.msgpack.encode(footer)})
+    times = one_chunk(table.column(TIME)).to_numpy()
+    meta = FileMeta(
+        name=spec.name,
+        slot=spec.slot,
+        partition=spec.partition,
+        table=spec.schema.table,
+        order=spec.order,
+        size=len(content),
+        xxh3=xxhash.xxh3_128_hexdigest(content),
+        rows=table.num_rows,
+        time_min=int(times.min()),
+        time_max=int(times.max()),
+        logical=footer.logical,
+    )
+    return ClosedUnit(meta, content, footer)
+
+
+def read_footer(content: bytes, file_format: FileFormat) -> Footer | None:
+    """The footer of a verified file; None if another program wrote it."""
+    found = file_format.properties(content).get(PROPERTY)
+    return None if found is None else msgspec.msgpack.decode(found, type=Footer)
+
+
+def scan_rows(
+    spec: ScanSpec,
+    files: Sequence[tuple[str, FileMeta]],
+    batches: Sequence[MemBatch],
+    tombstones: Sequence[Tombstone],
+    read: Callable[[str], bytes],
+    file_format: FileFormat | None,
+) -> Scanned:
+    """Merge files (path, meta) and batches. `file_format` may be None where there is no file.
+
+    Raises:
+        FileCorrupt: a file's bytes are not those of its meta; nothing was parsed.
+    """
+    parts = _parts(batches)
+    for path, meta in files:
+        assert file_format is not None
+        content = check_content(read(path), meta, path)
+        parts.append((meta.order, file_format.decode(content, spec)))
+    rows = merge(parts, tombstones, spec.schema, spec)
+    return Scanned(encode(rows), rows.num_rows)
+
+
+def _parts(batches: Sequence[MemBatch]) -> list[Part]:
+    return [(batch.order, decode(batch.ipc, trusted=True)) for batch in batches]

@@ -1,0 +1,102 @@
+"""What a worker does with one request. The same code runs in the child process and in the simulator."""
+
+import itertools
+from typing import Protocol
+
+import msgspec
+
+from nodeagent.model.errors import NodeAgentError, Unavailable
+from nodeagent.model.files import FileMeta, ScanSpec, Tombstone
+from nodeagent.model.jobs import CloseUnit, MemBatch, Scanned
+from nodeagent.storage.format import FileFormat, Footer, close_unit, scan_rows
+
+
+class CloseRequest(msgspec.Struct, frozen=True, tag="close"):
+    units: tuple[CloseUnit, ...]
+
+
+class ScanRequest(msgspec.Struct, frozen=True, tag="scan"):
+    """`files` are (path under the root, meta)."""
+
+    spec: ScanSpec
+    files: tuple[tuple[str, FileMeta], ...]
+    batches: tuple[MemBatch, ...] = ()
+    tombstones: tuple[Tombstone, ...] = ()
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A durable temporary file that waits for its name."""
+
+    path: str
+    meta: FileMeta
+    footer: Footer
+
+
+class CloseReply(msgspec.Struct, frozen=True, tag="closed"):
+    """In the order of the units; None where no row was left."""
+
+    made: tuple[Made | None, ...]
+
+
+class ScanReply(msgspec.Struct, frozen=True, tag="scanned"):
+    scanned: Scanned
+
+
+class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
+    """`code` is that of the error (`model.errors`)."""
+
+    code: str
+    what: str
+
+
+Request = CloseRequest | ScanRequest
+Reply = CloseReply | ScanReply | ErrorReply
+
+
+class Place(Protocol):
+    """The little a handler needs of a file system; paths are relative to the node's root."""
+
+    def read(self, path: str) -> bytes: ...
+
+    def put(self, name: str, content: bytes) -> str:
+        """Write a temporary file (replacing one of that name), sync it, return its path."""
+        ...
+
+
+class Handler:
+    """`label` keeps temporary names of different processes apart."""
+
+    def __init__(self, file_format: FileFormat, place: Place, label: str) -> None:
+        self._format = file_format
+        self._place = place
+        self._label = label
+        self._counter = itertools.count()
+
+    def handle(self, request: Request) -> Reply:
+        """Never raises our own errors or `OSError`: they are the reply."""
+        try:
+            if isinstance(request, CloseRequest):
+                return CloseReply(tuple(self._close(unit) for unit in request.units))
+            return ScanReply(
+                scan_rows(
+                    request.spec,
+                    request.files,
+                    request.batches,
+                    request.tombstones,
+                    self._place.read,
+                    self._format,
+                )
+            )
+        except NodeAgentError as error:
+            return ErrorReply(error.code, error.what)
+        except FileNotFoundError as error:
+            return ErrorReply("not_found", str(error))
+        except (OSError, MemoryError) as error:
+            return ErrorReply(Unavailable.code, f"{type(error).__name__}: {error}")
+
+    def _close(self, unit: CloseUnit) -> Made | None:
+        closed = close_unit(unit, self._format)
+        if closed is None:
+            return None
+        path = self._place.put(f"{self._label}-{next(self._counter)}", closed.content)
+        return Made(path, closed.meta, closed.footer)

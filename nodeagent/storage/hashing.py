@@ -1,0 +1,49 @@
+"""XXH3-128 of files, and copies for disks that cannot link."""
+
+import errno
+
+import xxhash
+
+from nodeagent.model.disk import Disk, File
+from nodeagent.model.limits import MIB
+
+_PIECE_BYTES = 1 * MIB
+"""Large enough that xxhash releases the interpreter lock, small enough not to hold it for long."""
+
+
+def hash_open_file(file: File, length: int) -> "xxhash.xxh3_128":
+    """Hash state after the first `length` bytes (fewer if the file is shorter)."""
+    state = xxhash.xxh3_128()
+    offset = 0
+    while offset < length and (piece := file.pread(offset, min(_PIECE_BYTES, length - offset))):
+        state.update(piece)
+        offset += len(piece)
+    return state
+
+
+def hash_file(disk: Disk, path: str) -> str:
+    """32 hex digits. Raises `FileNotFoundError`."""
+    with disk.open(path, read_only=True) as file:
+        return hash_open_file(file, file.size()).hexdigest()
+
+
+def link_or_copy(disk: Disk, old: str, new: str) -> None:
+    """Hard link; where the disk cannot (EXDEV, EMLINK, EPERM) a synced copy.
+
+    The name is durable only after `sync_dir` of its directory.
+    """
+    try:
+        disk.link(old, new)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.ENOTSUP):
+            raise
+        _copy(disk, old, new)
+
+
+def _copy(disk: Disk, old: str, new: str) -> None:
+    with disk.open(old, read_only=True) as source, disk.create(new) as target:
+        offset = 0
+        while piece := source.pread(offset, _PIECE_BYTES):
+            target.pwrite(offset, piece)
+            offset += len(piece)
+        target.sync()

@@ -1,0 +1,95 @@
+"""Where things lie under a node's root, and which names may come from the wire.
+
+    groups/<group>/checkpoint
+    groups/<group>/slots/<slot>/<file>
+    staging/<operation>/<group>/<slot>-<file>        verified; with `.part` on the way
+    snapshots/<id>/index, payload, files/<file>
+    tmp/                                             emptied at start
+
+A path never travels; names do, and each is checked here before it becomes part of a path.
+"""
+
+import re
+
+from nodeagent.model.errors import InvalidName
+from nodeagent.model.ids import GroupId
+from nodeagent.model.limits import SLOTS_MAX
+
+GROUPS, STAGING, SNAPSHOTS, TMP = "groups", "staging", "snapshots", "tmp"
+INDEX, PAYLOAD = "index", "payload"
+PART = ".part"
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_SNAPSHOT = re.compile(r"[0-9a-f]{1,64}")
+
+
+def check_name(name: str) -> str:
+    """Return a name that may be a path component, else raise `InvalidName`."""
+    if not _NAME.fullmatch(name) or ".." in name:
+        raise InvalidName(f"name {name[:80]!r} is not allowed (A-Z a-z 0-9 . _ - and no leading '.' or '..')")
+    return name
+
+
+def check_file(name: str) -> str:
+    """Like `check_name`, for data files: they may not look like our own files beside them."""
+    if check_name(name) in (INDEX, PAYLOAD) or name.endswith(PART):
+        raise InvalidName(f"file name {name!r} is reserved")
+    return name
+
+
+def check_snapshot(snapshot: str) -> str:
+    if not _SNAPSHOT.fullmatch(snapshot):
+        raise InvalidName(f"snapshot id {snapshot[:80]!r} is not allowed (1-64 lower-case hex digits)")
+    return snapshot
+
+
+def group_dir(group: GroupId) -> str:
+    return f"{GROUPS}/{check_name(group)}"
+
+
+def checkpoint_path(group: GroupId) -> str:
+    return f"{group_dir(group)}/checkpoint"
+
+
+def slots_dir(group: GroupId) -> str:
+    return f"{group_dir(group)}/slots"
+
+
+def slot_dir(group: GroupId, slot: int) -> str:
+    if not 0 <= slot < SLOTS_MAX:
+        raise InvalidName(f"slot {slot} is out of range")
+    return f"{slots_dir(group)}/{slot:05d}"
+
+
+def file_path(group: GroupId, slot: int, name: str) -> str:
+    return f"{slot_dir(group, slot)}/{check_file(name)}"
+
+
+def operation_dir(operation: str) -> str:
+    return f"{STAGING}/{check_name(operation)}"
+
+
+def staging_dir(operation: str, group: GroupId) -> str:
+    return f"{operation_dir(operation)}/{check_name(group)}"
+
+
+def staged_path(operation: str, group: GroupId, slot: int, name: str) -> str:
+    """The slot is part of the name: files of different old groups may be called alike."""
+    if not 0 <= slot < SLOTS_MAX:
+        raise InvalidName(f"slot {slot} is out of range")
+    return f"{staging_dir(operation, group)}/{slot:05d}-{check_file(name)}"
+
+
+def snapshot_dir(snapshot: str) -> str:
+    return f"{SNAPSHOTS}/{check_snapshot(snapshot)}"
+
+
+def snapshot_path(snapshot: str, name: str) -> str:
+    """Path of what a snapshot serves under `name`: its index, its payload or one of its files."""
+    if name in (INDEX, PAYLOAD):
+        return f"{snapshot_dir(snapshot)}/{name}"
+    return f"{snapshot_dir(snapshot)}/files/{check_file(name)}"
+
+
+def tmp_path(name: str) -> str:
+    return f"{TMP}/{check_name(name)}"

@@ -1,0 +1,124 @@
+"""Snapshots: hard links to closed files, with an index and a payload, served by name and offset.
+
+The index is written last: a directory without it is no snapshot, and is undone or made anew.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+import xxhash
+
+from nodeagent.model.disk import Disk
+from nodeagent.model.errors import Damaged, InvalidInput, NotFound
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import GroupId
+from nodeagent.model.limits import CHUNK_BYTES
+from nodeagent.storage import layout
+from nodeagent.storage.envelope import seal, unseal
+from nodeagent.storage.hashing import link_or_copy
+
+_MAGIC = b"NASI"
+
+
+class SnapshotIndex(msgspec.Struct, frozen=True):
+    """What a snapshot holds. Each file is served under its `name`."""
+
+    group: GroupId
+    files: tuple[FileMeta, ...]
+    payload_size: int
+    payload_xxh3: str
+
+
+def decode_index(sealed: bytes, where: str) -> SnapshotIndex:
+    """Raises `Damaged` on bytes that are no index."""
+    try:
+        return msgspec.msgpack.decode(unseal(_MAGIC, sealed, where), type=SnapshotIndex)
+    except msgspec.DecodeError as error:
+        raise Damaged(f"{where}: {error}") from error
+
+
+class Snapshots:
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def make(self, snapshot: str, group: GroupId, files: Iterable[FileMeta], payload: bytes) -> None:
+        """Link all the files or none; durable when it returns. Made already: nothing changes.
+
+        Raises:
+            NotFound: a file is missing; nothing was left behind.
+            InvalidInput: two files are named alike.
+        """
+        directory = layout.snapshot_dir(snapshot)
+        if self._disk.exists(layout.snapshot_path(snapshot, layout.INDEX)):
+            return
+        index = SnapshotIndex(group, tuple(files), len(payload), xxhash.xxh3_128_hexdigest(payload))
+        if len({meta.name for meta in index.files}) < len(index.files):
+            raise InvalidInput(f"snapshot {snapshot}: two files of group {group} are named alike")
+        try:
+            self._fill(snapshot, index, payload)
+        except OSError as error:
+            self._disk.rmtree(directory)
+            if isinstance(error, FileNotFoundError):
+                raise NotFound(f"snapshot {snapshot} of group {group}: {error}") from error
+            raise
+
+    def _fill(self, snapshot: str, index: SnapshotIndex, payload: bytes) -> None:
+        directory = layout.snapshot_dir(snapshot)
+        self._disk.rmtree(directory)
+        self._disk.mkdirs(f"{directory}/files")
+        for meta in index.files:
+            source = layout.file_path(index.group, meta.slot, meta.name)
+            link_or_copy(self._disk, source, layout.snapshot_path(snapshot, meta.name))
+        self._disk.sync_dir(f"{directory}/files")
+        self._disk.write_atomic(layout.snapshot_path(snapshot, layout.PAYLOAD), payload)
+        sealed = seal(_MAGIC, msgspec.msgpack.encode(index))
+        self._disk.write_atomic(layout.snapshot_path(snapshot, layout.INDEX), sealed)
+
+    def index(self, snapshot: str) -> SnapshotIndex:
+        self._check(snapshot)
+        path = layout.snapshot_path(snapshot, layout.INDEX)
+        return decode_index(self._disk.read(path), path)
+
+    def read_chunk(self, snapshot: str, name: str, offset: int, length: int) -> bytes:
+        """Up to `length` bytes (at most `CHUNK_BYTES`) from `offset`; empty only at the very end.
+
+        Raises:
+            NotFound: no such snapshot, or nothing of that name in it.
+            InvalidInput: an offset outside the file.
+        """
+        self._check(snapshot)
+        path = layout.snapshot_path(snapshot, name)
+        try:
+            file = self._disk.open(path, read_only=True)
+        except FileNotFoundError as error:
+            raise NotFound(f"snapshot {snapshot} has no {name}", snapshot=snapshot, file=name) from error
+        with file:
+            if length < 0 or not 0 <= offset <= file.size():
+                raise InvalidInput(f"{name}: no {length} bytes at {offset} of {file.size()}")
+            return file.pread(offset, min(length, CHUNK_BYTES))
+
+    def drop(self, snapshot: str) -> None:
+        """Remove it; one that is not there is no error. The index goes first."""
+        index = layout.snapshot_path(snapshot, layout.INDEX)
+        if self._disk.exists(index):
+            self._disk.unlink(index)
+        self._disk.rmtree(layout.snapshot_dir(snapshot))
+
+    def ids(self) -> tuple[str, ...]:
+        present = self._disk.exists(layout.SNAPSHOTS)
+        return tuple(self._disk.listdir(layout.SNAPSHOTS)) if present else ()
+
+    def expire(self, now_ms: int, ttl_ms: int) -> list[str]:
+        """Drop those made more than `ttl_ms` ago, and unfinished ones; links pin deleted files."""
+        gone = []
+        for snapshot in self.ids():
+            index = layout.snapshot_path(snapshot, layout.INDEX)
+            made = self._disk.stat(index).modified_ms if self._disk.exists(index) else None
+            if made is None or now_ms - made > ttl_ms:
+                self.drop(snapshot)
+                gone.append(snapshot)
+        return gone
+
+    def _check(self, snapshot: str) -> None:
+        if not self._disk.exists(layout.snapshot_path(snapshot, layout.INDEX)):
+            raise NotFound(f"there is no snapshot {snapshot}", snapshot=snapshot)

@@ -1,0 +1,157 @@
+"""Files on their way from other nodes: beside the manifests, verified, resumable.
+
+A file has its name in staging only after its size and XXH3-128 were checked and its bytes synced; until
+then it is `<name>.part`, and whatever of it is there is the offset to go on from.
+"""
+
+from collections.abc import Iterable
+
+from nodeagent.model.disk import Disk, File
+from nodeagent.model.errors import FileCorrupt, NotFound
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import GroupId
+from nodeagent.model.jobs import Adoption
+from nodeagent.storage import layout
+from nodeagent.storage.hashing import hash_file, hash_open_file, link_or_copy
+
+
+class StagingWriter:
+    """One `.part` file. Invariant: `offset` bytes are in the file and in the running hash."""
+
+    def __init__(self, disk: Disk, path: str, meta: FileMeta) -> None:
+        self._disk = disk
+        self._path = path
+        self._meta = meta
+        self._file: File = disk.open(path + layout.PART, create=True)
+        self.offset = self._file.size()
+        if self.offset > meta.size:
+            self._file.truncate(0)
+            self.offset = 0
+        self._hash = hash_open_file(self._file, self.offset)
+
+    @property
+    def missing(self) -> int:
+        """Bytes still to come."""
+        return self._meta.size - self.offset
+
+    def append(self, chunk: bytes) -> None:
+        """Raises `FileCorrupt` for more than is missing."""
+        if len(chunk) > self.missing:
+            raise FileCorrupt(f"{self._meta.name}: {len(chunk)} bytes where {self.missing} were missing")
+        self._file.pwrite(self.offset, chunk)
+        self._hash.update(chunk)
+        self.offset += len(chunk)
+
+    def finish(self) -> None:
+        """Check, sync and name the file; the directory is the caller's to sync.
+
+        Raises:
+            FileCorrupt: size or hash differ; the part is deleted, since nobody knows which byte is wrong.
+        """
+        found = self._hash.hexdigest()
+        if self.missing or found != self._meta.xxh3:
+            self.close()
+            self._disk.unlink(self._path + layout.PART)
+            raise FileCorrupt(
+                f"{self._meta.name}: {self.offset} of {self._meta.size} bytes, XXH3 {found},"
+                f" wanted {self._meta.xxh3}",
+                file=self._meta.name,
+                expected=self._meta.xxh3,
+                found=found,
+            )
+        self._file.sync()
+        self.close()
+        self._disk.rename(self._path + layout.PART, self._path)
+
+    def close(self) -> None:
+        """Stop here; the part stays for a later resume."""
+        self._file.close()
+
+
+class Staging:
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def prepare(self, operation: str, group: GroupId) -> None:
+        self._disk.mkdirs(layout.staging_dir(operation, group))
+
+    def sync(self, operation: str, group: GroupId) -> None:
+        """Make the names of finished files durable: once per job."""
+        self._disk.sync_dir(layout.staging_dir(operation, group))
+
+    def has(self, operation: str, group: GroupId, meta: FileMeta) -> bool:
+        """Whether the file is staged, by reading it; one with other bytes is removed."""
+        path = layout.staged_path(operation, group, meta.slot, meta.name)
+        if not self._disk.exists(path):
+            return False
+        if hash_file(self._disk, path) == meta.xxh3:
+            return True
+        self._disk.unlink(path)
+        return False
+
+    def writer(self, operation: str, group: GroupId, meta: FileMeta) -> StagingWriter:
+        """Open or resume. `prepare` comes before."""
+        path = layout.staged_path(operation, group, meta.slot, meta.name)
+        return StagingWriter(self._disk, path, meta)
+
+    def link_local(self, operation: str, group: GroupId, meta: FileMeta, local: GroupId) -> None:
+        """Stage the file this node holds as a member of `local`, after reading it in full.
+
+        Raises:
+            NotFound, FileCorrupt: it is not there, or not what it should be.
+        """
+        source = layout.file_path(local, meta.slot, meta.name)
+        try:
+            found = hash_file(self._disk, source)
+        except FileNotFoundError as error:
+            raise NotFound(f"{source}: no such file", file=meta.name) from error
+        if found != meta.xxh3:
+            raise FileCorrupt(
+                f"{source}: XXH3 {found}, wanted {meta.xxh3}",
+                file=meta.name,
+                expected=meta.xxh3,
+                found=found,
+            )
+        link_or_copy(self._disk, source, layout.staged_path(operation, group, meta.slot, meta.name))
+
+    def adopt(self, operation: str, group: GroupId, files: Iterable[Adoption]) -> None:
+        """Link staged files into the group under their new names; durable when it returns.
+
+        The staged name stays until `drop`, which comes after the checkpoint that names the new one:
+        a crash in between loses nothing. Adopted already: nothing changes.
+
+        Raises:
+            NotFound: neither the staged nor the adopted file is there.
+        """
+        directories: dict[str, None] = {}
+        for item in files:
+            meta = item.meta
+            directory = layout.slot_dir(group, meta.slot)
+            if directory not in directories:
+                self._disk.mkdirs(directory)
+                directories[directory] = None
+            source = layout.staged_path(operation, group, meta.slot, item.staged)
+            self._place(source, layout.file_path(group, meta.slot, meta.name), meta)
+        for directory in directories:
+            self._disk.sync_dir(directory)
+
+    def _place(self, source: str, target: str, meta: FileMeta) -> None:
+        if self._disk.exists(target):
+            if hash_file(self._disk, target) == meta.xxh3:
+                return
+            self._disk.unlink(target)
+        if not self._disk.exists(source):
+            raise NotFound(f"{source}: not staged", file=meta.name)
+        link_or_copy(self._disk, source, target)
+
+    def names(self, operation: str, group: GroupId) -> tuple[str, ...]:
+        """Names of the finished files, as `<slot>-<name>`."""
+        directory = layout.staging_dir(operation, group)
+        names = self._disk.listdir(directory) if self._disk.exists(directory) else []
+        return tuple(name for name in names if not name.endswith(layout.PART))
+
+    def operations(self) -> tuple[str, ...]:
+        return tuple(self._disk.listdir(layout.STAGING)) if self._disk.exists(layout.STAGING) else ()
+
+    def drop(self, operation: str) -> None:
+        self._disk.rmtree(layout.operation_dir(operation))

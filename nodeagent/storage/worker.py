@@ -1,0 +1,150 @@
+"""The parent's side of the TsFile worker: a spawned process that may crash, hang or leak.
+
+Spawned, never forked: a fork of a process that used the package hangs. The process is replaced after
+every error (the native heap may be damaged), after a timeout, and after `FILES_MAX` files.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+import nodeagent
+from nodeagent.model.errors import FrameError, Unavailable
+from nodeagent.model.jobs import CloseUnit, Scanned
+from nodeagent.storage import pipes
+from nodeagent.storage.engine import made_of, scanned_of
+from nodeagent.storage.handler import CloseRequest, ErrorReply, Made, Reply, Request, ScanRequest
+
+FILES_MAX = 5_000
+"""Files made or read by one process before it is replaced."""
+
+_WATCHDOG_FACTOR = 1.5
+"""The child ends itself this many timeouts after a request began."""
+
+
+class TsFileWorker:
+    """One worker process, started when first needed. Calls from several threads wait for each other."""
+
+    def __init__(self, root: str, timeout_s: float = 120.0) -> None:
+        self._root = root
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+        self._files = 0
+        self.starts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process now running, for tests and status."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def call(self, request: Request, timeout_s: float | None = None) -> Reply:
+        """Send one request and wait for its reply.
+
+        Raises:
+            Unavailable: the process died or took too long; nothing has a name yet, so try again.
+        """
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        body = msgspec.msgpack.encode(request)
+        with self._lock:
+            process = self._running()
+            try:
+                reply = self._exchange(process, body, time.monotonic() + limit_s)
+            except pipes.Timeout as error:
+                self._end()
+                raise Unavailable(f"the TsFile worker took longer than {limit_s} s") from error
+            except (Unavailable, FrameError, OSError, msgspec.DecodeError) as error:
+                self._end()
+                raise Unavailable(f"the TsFile worker died (exit {process.returncode}): {error}") from error
+            self._files += _weight(request)
+            if isinstance(reply, ErrorReply) or self._files >= FILES_MAX:
+                self._end()
+            return reply
+
+    def start(self) -> None:
+        """Start the process ahead of the first call (it takes a good part of a second)."""
+        with self._lock:
+            self._running()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _exchange(self, process: "subprocess.Popen[bytes]", body: bytes, deadline: float) -> Reply:
+        assert process.stdin is not None and process.stdout is not None
+        pipes.send(process.stdin.fileno(), body, deadline)
+        answer = pipes.receive(process.stdout.fileno(), deadline)
+        if answer is None:
+            raise Unavailable("it closed its pipe")
+        return self._decoder.decode(answer)
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        package = str(Path(nodeagent.__path__[0]).parent)
+        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "nodeagent.storage.child",
+                self._root,
+                str(self._timeout_s * _WATCHDOG_FACTOR),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        assert process.stdin is not None and process.stdout is not None
+        os.set_blocking(process.stdin.fileno(), False)
+        os.set_blocking(process.stdout.fileno(), False)
+        self._process, self._files = process, 0
+        self.starts += 1
+        return process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _weight(request: Request) -> int:
+    return len(request.units) if isinstance(request, CloseRequest) else len(request.files)
+
+
+class WorkerEngine:
+    """`Engine` with one process that closes and one that scans, so that a long close delays no read."""
+
+    def __init__(self, root: str, timeout_s: float = 120.0) -> None:
+        self.closer = TsFileWorker(root, timeout_s)
+        self.scanner = TsFileWorker(root, timeout_s)
+
+    def start(self) -> None:
+        self.closer.start()
+        self.scanner.start()
+
+    def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
+        return made_of(self.closer.call(CloseRequest(units)))
+
+    def scan(self, request: ScanRequest) -> Scanned:
+        return scanned_of(self.scanner.call(request))
+
+    def stop(self) -> None:
+        self.closer.stop()
+        self.scanner.stop()

@@ -1,0 +1,233 @@
+"""The Arrow form of a table's rows, and the gate every batch from outside passes.
+
+Arrow form: `time` int64 (milliseconds), then the schema's columns in order, with exactly the types
+below. TsFile's writer refuses or silently drops anything else: an upper-case name becomes an all-null
+column, int32 in an INT64 column is an error that still leaves a valid, empty file.
+"""
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nodeagent.model.errors import InvalidInput, SchemaMismatch
+from nodeagent.model.schema import Column, TableSchema
+
+TIME = "time"
+
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "BOOLEAN": pa.bool_(),
+    "INT32": pa.int32(),
+    "INT64": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "TEXT": pa.string(),
+    "STRING": pa.string(),
+    "TIMESTAMP": pa.timestamp("ns"),
+    "DATE": pa.date32(),
+    "BLOB": pa.binary(),
+}
+
+_DATE_MIN, _DATE_MAX = -354_285, 2_932_896
+"""Days since the epoch of 1000-01-01 and 9999-12-31: TsFile keeps dates as the number yyyymmdd."""
+
+_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+_BLOBS = (
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+    pa.types.is_fixed_size_binary,
+)
+_FLOAT32 = (pa.types.is_float16, pa.types.is_float32, pa.types.is_integer)
+
+_SOURCES = {
+    "BOOLEAN": (pa.types.is_boolean,),
+    "INT32": (pa.types.is_integer,),
+    "INT64": (pa.types.is_integer,),
+    "FLOAT": _FLOAT32,
+    "DOUBLE": (*_FLOAT32, pa.types.is_float64),
+    "TEXT": _STRINGS,
+    "STRING": _STRINGS,
+    "TIMESTAMP": (pa.types.is_timestamp,),
+    "DATE": (pa.types.is_date,),
+    "BLOB": _BLOBS,
+}
+"""Arrow kinds that may become a column of that type. Arrow's safe cast then checks every value; it does
+not check float64 to float32, hence that pair is absent."""
+
+Rows: TypeAlias = pa.RecordBatch | pa.Table
+
+
+def arrow_type(column: Column) -> pa.DataType:
+    return ARROW_TYPES[column.type]
+
+
+def arrow_schema(schema: TableSchema) -> pa.Schema:
+    """`time`, then the columns in the schema's order."""
+    fields = [pa.field(TIME, pa.int64(), nullable=False)]
+    return pa.schema(fields + [pa.field(c.name, arrow_type(c)) for c in schema.columns])
+
+
+def normalise(rows: Rows, schema: TableSchema) -> pa.RecordBatch:
+    """Bring rows from outside into the table's Arrow form, changing no value.
+
+    Names are lower-cased, absent columns become null.
+
+    Raises:
+        SchemaMismatch: a column the table does not have, or of a type that cannot become the table's.
+        InvalidInput: no `time`, a null in it, a name twice, a value that does not fit its type.
+    """
+    columns = _by_lower_name(rows)
+    known = {c.name: c for c in schema.columns}
+    for name, array in columns.items():
+        if name != TIME and name not in known:
+            raise SchemaMismatch(
+                f"table {schema.table} version {schema.version} has no column {name!r}"
+                f" (offered as {array.type}, table type: none)",
+                next_step="add the column first, or leave it out",
+                column=name,
+            )
+    if TIME not in columns:
+        raise InvalidInput(f"rows for table {schema.table} have no `time` column")
+    arrays = [_exact_time(columns[TIME])]
+    for column in schema.columns:
+        array = columns.get(column.name)
+        arrays.append(pa.nulls(rows.num_rows, arrow_type(column)) if array is None else _exact(array, column))
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(schema))
+
+
+def _by_lower_name(rows: Rows) -> dict[str, pa.Array]:
+    columns: dict[str, pa.Array] = {}
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        name = field.name.lower()
+        if name in columns:
+            raise InvalidInput(f"column {name!r} is given twice (names are compared in lower case)")
+        columns[name] = one_chunk(column)
+    return columns
+
+
+def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The column as one contiguous array; a chunked one is copied only if it has several chunks."""
+    if isinstance(column, pa.ChunkedArray):
+        if column.num_chunks == 1:
+            return column.chunk(0)
+        joined = column.combine_chunks()
+        assert isinstance(joined, pa.Array), "a partition's column fits one Arrow array (2 GiB of text)"
+        return joined
+    return column
+
+
+def _exact_time(array: pa.Array) -> pa.Array:
+    if pa.types.is_timestamp(array.type):
+        array = _cast(array, pa.timestamp("ms", array.type.tz), TIME)
+    elif not pa.types.is_integer(array.type):
+        raise SchemaMismatch(f"`time` is {array.type}, wanted int64 or a timestamp", column=TIME)
+    if array.null_count:
+        row = pc.index(pc.is_null(array), True).as_py()
+        raise InvalidInput(f"`time` is null in row {row}", row=row)
+    return _cast(array, pa.int64(), TIME)
+
+
+def _exact(array: pa.Array, column: Column) -> pa.Array:
+    wanted = arrow_type(column)
+    if array.type == wanted:
+        exact = array
+    else:
+        plain = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        kind = plain.type
+        if not (pa.types.is_null(kind) or any(is_kind(kind) for is_kind in _SOURCES[column.type])):
+            raise SchemaMismatch(
+                f"column {column.name!r} is {array.type}, the table has {column.type} ({wanted})",
+                column=column.name,
+            )
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            plain = plain.cast(pa.timestamp(kind.unit))
+        exact = _cast(plain, wanted, column.name)
+    if column.type == "DATE":
+        _check_dates(exact, column.name)
+    return exact
+
+
+def _check_dates(array: pa.Array, name: str) -> None:
+    span = pc.min_max(array.cast(pa.int32())).as_py()
+    if span["min"] is not None and (span["min"] < _DATE_MIN or span["max"] > _DATE_MAX):
+        raise InvalidInput(f"column {name!r}: a DATE outside 1000-01-01 to 9999-12-31", column=name)
+
+
+def _cast(array: pa.Array, wanted: pa.DataType, name: str) -> pa.Array:
+    if array.type == wanted:
+        return array
+    try:
+        return array.cast(wanted, safe=True)
+    except pa.ArrowException as error:
+        raise InvalidInput(
+            f"column {name!r}: {array.type} does not fit {wanted} without loss: {error}", column=name
+        ) from error
+
+
+def encode(rows: Rows) -> bytes:
+    """The rows as an Arrow IPC stream of one record batch, uncompressed; equal rows give equal bytes."""
+    sink = pa.BufferOutputStream()
+    plain = rows.schema.remove_metadata()
+    with pa.ipc.new_stream(sink, plain) as writer:
+        writer.write_batch(one_batch(rows).replace_schema_metadata(None))
+    return bytes(sink.getvalue())
+
+
+def one_batch(rows: Rows) -> pa.RecordBatch:
+    if isinstance(rows, pa.RecordBatch):
+        return rows
+    return pa.RecordBatch.from_arrays([one_chunk(c) for c in rows.columns], schema=rows.schema)
+
+
+def decode(ipc: bytes, *, trusted: bool = False) -> pa.Table:
+    """Rows of an Arrow IPC stream.
+
+    `trusted` bytes come out of our own log or memtable; all others are validated in full (offsets,
+    UTF-8), because Arrow's kernels do not check them again.
+
+    Raises:
+        InvalidInput: the bytes are no such stream.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(ipc)) as reader:
+            table = reader.read_all()
+        if not trusted:
+            table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:
+        raise InvalidInput(f"not a valid Arrow stream: {error}") from error
+    return table
+
+
+def infer_schema(
+    source: pa.Schema, *, storage_group: str, table: str, tags: Iterable[str], time: str = TIME
+) -> TableSchema:
+    """A table schema for data described by an Arrow schema; `time` and `tags` name its columns.
+
+    Raises:
+        InvalidInput: a named column is absent, or a column's type has no counterpart.
+    """
+    wanted_tags = [t.lower() for t in tags]
+    names = [f.name.lower() for f in source]
+    for name in (*wanted_tags, time.lower()):
+        if name not in names:
+            raise InvalidInput(f"no column {name!r}; there are: {', '.join(names)}", column=name)
+    columns = [
+        Column(name, "STRING" if name in wanted_tags else _table_type(field), name in wanted_tags)
+        for name, field in zip(names, source, strict=True)
+        if name != time.lower()
+    ]
+    columns.sort(key=lambda c: (not c.tag, wanted_tags.index(c.name) if c.tag else 0))
+    return TableSchema(storage_group.lower(), table.lower(), 1, tuple(columns))
+
+
+def _table_type(field: pa.Field) -> str:
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if pa.types.is_integer(kind):
+        narrow = kind.bit_width < 32 or kind == pa.int32()
+        return "INT32" if narrow else "INT64"
+    for name in ("BOOLEAN", "FLOAT", "DOUBLE", "STRING", "TIMESTAMP", "DATE", "BLOB"):
+        if any(is_kind(kind) for is_kind in _SOURCES[name]):
+            return name
+    raise InvalidInput(f"column {field.name!r}: no table type for {field.type}", column=field.name)

@@ -1,0 +1,130 @@
+"""Which files a data group has: the truth a restart, a scan and a comparison of replicas go by."""
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import xxhash
+
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import PartitionKey
+from nodeagent.table.checksum import Sums, add
+
+_Key = TypeVar("_Key", int, PartitionKey)
+
+
+class Manifest:
+    """Invariants: names are unique; `nbytes` and `rows` are the sums over the files."""
+
+    def __init__(self, files: Iterable[FileMeta] = ()) -> None:
+        self._files: dict[str, FileMeta] = {}
+        self._slots: dict[int, dict[str, FileMeta]] = {}
+        self._partitions: dict[PartitionKey, dict[str, FileMeta]] = {}
+        self.nbytes = 0
+        self.rows = 0
+        self.add(files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def get(self, name: str) -> FileMeta | None:
+        return self._files.get(name)
+
+    def add(self, files: Iterable[FileMeta]) -> None:
+        """Add files; one that is there with equal facts is left as it is (entries may be replayed)."""
+        for meta in files:
+            known = self._files.get(meta.name)
+            assert known is None or known == meta, f"two files named {meta.name} in one manifest"
+            if known is not None:
+                continue
+            self._files[meta.name] = meta
+            self._slots.setdefault(meta.slot, {})[meta.name] = meta
+            self._partitions.setdefault(meta.partition, {})[meta.name] = meta
+            self.nbytes += meta.size
+            self.rows += meta.rows
+
+    def remove(self, names: Iterable[str]) -> tuple[FileMeta, ...]:
+        """Remove by name and return what was there."""
+        gone = []
+        for name in names:
+            meta = self._files.pop(name, None)
+            if meta is None:
+                continue
+            _discard(self._slots, meta.slot, name)
+            _discard(self._partitions, meta.partition, name)
+            self.nbytes -= meta.size
+            self.rows -= meta.rows
+            gone.append(meta)
+        return tuple(gone)
+
+    def replace(self, old: Iterable[str], new: Iterable[FileMeta]) -> tuple[FileMeta, ...]:
+        """What a compaction does: `old` leave, `new` come. Returns the ones that left."""
+        gone = self.remove(old)
+        self.add(new)
+        return gone
+
+    def remove_slot(self, slot: int) -> tuple[FileMeta, ...]:
+        return self.remove(list(self._slots.get(slot, ())))
+
+    def files(self) -> tuple[FileMeta, ...]:
+        """All, by name."""
+        return _by_name(self._files)
+
+    def of_slot(self, slot: int) -> tuple[FileMeta, ...]:
+        return _by_name(self._slots.get(slot, {}))
+
+    def of_partition(self, partition: PartitionKey, table: str | None = None) -> tuple[FileMeta, ...]:
+        """Oldest first."""
+        metas = self._partitions.get(partition, {}).values()
+        wanted = (m for m in metas if table is None or m.table == table)
+        return tuple(sorted(wanted, key=lambda m: (m.order, m.name)))
+
+    def overlapping(
+        self, partition: PartitionKey, table: str, time_from: int, time_to: int
+    ) -> tuple[FileMeta, ...]:
+        """Files of a table that may hold rows in [time_from, time_to], oldest first."""
+        return tuple(
+            m
+            for m in self.of_partition(partition, table)
+            if m.time_min <= time_to and m.time_max >= time_from
+        )
+
+    def slots(self) -> tuple[int, ...]:
+        return tuple(sorted(self._slots))
+
+    def partitions(self) -> tuple[PartitionKey, ...]:
+        return tuple(sorted(self._partitions))
+
+    def names_by_slot(self) -> dict[int, frozenset[str]]:
+        """What may lie in the group's directories; all else there is an orphan."""
+        return {slot: frozenset(files) for slot, files in self._slots.items()}
+
+    def logical(self, files: Sequence[FileMeta] | None = None) -> Sums:
+        """Sum of the files' logical checksums: equal on replicas with equal files."""
+        return add(*(m.logical for m in (self.files() if files is None else files)))
+
+    def digest(self, slots: Iterable[int] | None = None) -> str:
+        """XXH3-128 over the sorted (name, size, xxh3) of all files, or of those of the slots given."""
+        metas = self.files() if slots is None else [m for s in sorted(set(slots)) for m in self.of_slot(s)]
+        state = xxhash.xxh3_128()
+        for meta in sorted(metas, key=lambda m: m.name):
+            name = meta.name.encode()
+            state.update(struct.pack("<IQ", len(name), meta.size) + name + meta.xxh3.encode())
+        return state.hexdigest()
+
+    def export(self) -> list[FileMeta]:
+        """For a checkpoint; `Manifest(files)` is the way back."""
+        return list(self.files())
+
+
+def _by_name(files: dict[str, FileMeta]) -> tuple[FileMeta, ...]:
+    return tuple(files[name] for name in sorted(files))
+
+
+def _discard(index: dict[_Key, dict[str, FileMeta]], key: _Key, name: str) -> None:
+    index[key].pop(name)
+    if not index[key]:
+        del index[key]

@@ -1,0 +1,116 @@
+"""Invariants of `docs/internals/invariants.md`, checked while a simulation runs and at its end."""
+
+import zlib
+
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.replica import Replica
+from nodeagent.model.ids import META
+from nodeagent.testing.sim import Sim, SimNode
+
+
+class Safety:
+    """S1, S2/S4, S5, S8 and S14 after every turn of every node."""
+
+    def __init__(self) -> None:
+        self._leaders: dict[tuple[str, int], str] = {}
+        self._applied: dict[tuple[str, int], tuple[int, int]] = {}
+        """(group, index) -> (term, checksum) of what was applied there"""
+
+        self._checked: dict[tuple[str, str, int], int] = {}
+        self._tables: dict[int, int] = {}
+        self._version: dict[str, int] = {}
+        self._votes: dict[tuple[str, str, int], str] = {}
+
+    def __call__(self, node: SimNode) -> None:
+        host = node.host
+        replicas: list[Replica] = list(host.data.values())
+        if host.meta_replica is not None:
+            replicas.append(host.meta_replica)
+        for replica in replicas:
+            self._one_leader(node, replica)
+            self._one_vote(node, replica)
+            self._same_entries(node, replica)
+        self._table(node)
+
+    def _one_leader(self, node: SimNode, replica: Replica) -> None:
+        if replica.leads:
+            key = (replica.group, replica.raft.term)
+            first = self._leaders.setdefault(key, node.node)
+            assert first == node.node, f"S1: {first} and {node.node} lead {key}"
+
+    def _one_vote(self, node: SimNode, replica: Replica) -> None:
+        raft = replica.raft
+        key = (node.incarnation, replica.group, raft.term)
+        if raft.vote:
+            first = self._votes.setdefault(key, raft.vote)
+            assert first == raft.vote, f"S5: {node.node} voted for {first} and {raft.vote} in {key}"
+
+    def _same_entries(self, node: SimNode, replica: Replica) -> None:
+        if replica.rebasing:
+            return  # the state is already that of a snapshot, the log still what it replaces
+        log = replica.raft.log
+        key = (node.node, replica.group, node.life)
+        last = min(replica.seen, log.last_index)
+        first = max(self._checked.get(key, 0) + 1, log.first_index)
+        if first > last:
+            return
+        for index, entry in enumerate(log.slice(first, last, 1 << 60), first):
+            mine = (entry.term, zlib.crc32(entry.data))
+            known = self._applied.setdefault((replica.group, index), mine)
+            assert known == mine, f"S4: {node.node} applied {mine} at {replica.group}/{index}, others {known}"
+        self._checked[key] = last
+
+    def _table(self, node: SimNode) -> None:
+        state = node.host.meta
+        if state.table is None:
+            return
+        version = state.table_version
+        key = f"{node.node}/{node.life}"
+        assert version >= self._version.get(key, 0), f"S14: table of {node.node} went back"
+        self._version[key] = version
+        digest = zlib.crc32(state.table.owners.tobytes())
+        assert self._tables.setdefault(version, digest) == digest, f"S14: two tables of version {version}"
+
+
+def check_converged(sim: Sim) -> None:
+    """L3, L4: groups are the ring's derivation, replicas hold equal files, nothing is left over."""
+    nodes = [n for n in sim.nodes.values() if n.alive]
+    state = max((n.host.meta for n in nodes), key=lambda m: m.applied)
+    assert state.table is not None and state.image.settings is not None
+    assert state.open_operation() is None, state.open_operation()
+    for header in state.table.ring.names:
+        record = state.group_of(header)
+        assert record is not None, f"L4: no group headed by {header}"
+        expected = state.table.ring.members(header, state.image.settings.replicas)
+        assert set(record.members) == set(expected), (record, expected)
+        replicas = [sim.nodes[m].host.data[record.group] for m in expected]
+        _check_group(record.group, replicas, set(expected))
+    for node in nodes:
+        if node.node in state.image.nodes:
+            _check_leftovers(node)
+
+
+def _check_group(group: str, replicas: list[DataReplica], members: set[str]) -> None:
+    for replica in replicas:
+        slots = replica.state.slots
+        assert not slots.sealed and not slots.arriving, f"L4: {group} has slots in hand-over"
+        config = replica.raft.log.config
+        assert set(config.voters) == members and not config.learners, (group, config, members)
+    files = [[(f.name, f.xxh3) for f in r.state.manifest.files()] for r in replicas]
+    names = [r.raft.node for r in replicas]
+    for other, name in zip(files[1:], names[1:], strict=True):
+        assert other == files[0], (
+            f"L3: {group}: {names[0]} and {name} differ: {sorted(set(files[0]) ^ set(other))[:4]}"
+        )
+
+
+def _check_leftovers(node: SimNode) -> None:
+    storage = node.storage
+    here = {*node.host.data, META}
+    assert set(storage.groups()) == here, f"L4: {node.node} has directories {storage.groups()}, not {here}"
+    for group, replica in node.host.data.items():
+        known = {f.name for f in replica.state.manifest.files()}
+        stored = {name for names in storage.files.names(group).values() for name in names}
+        assert stored == known, f"L4: {node.node} {group}: orphans {stored - known}, missing {known - stored}"
+    staged = node.disk.listdir("staging") if node.disk.exists("staging") else []
+    assert not staged, f"L4: {node.node} still stages {staged}"

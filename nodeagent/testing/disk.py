@@ -1,0 +1,486 @@
+"""A disk in memory that can lose power, fill up and lie.
+
+Each file holds what a reader sees and, apart from it, what is durable; writes since the last sync wait
+in a journal. `crash` throws a die for each of them: kept, lost, torn at any byte, or kept by 512-byte
+sectors in any combination. Names wait in a journal of their own until `sync_dir`. After a failed sync
+the waiting writes count as clean though they are not durable, as Linux does (Rebello et al., ATC 2020).
+
+Every call that changes something has a number (`operations`). With `cut_power_at = n` the n-th one
+raises `PowerCut` half done and every later one too, until `crash`: a test sweeps n over a workload.
+"""
+
+import errno
+import os
+import random
+from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
+from typing import Self
+
+import msgspec
+
+from nodeagent.model.disk import Buffer, File, FileStat
+
+SECTOR_BYTES = 512
+ENDLESS_BYTES = 1 << 40
+
+
+class PowerCut(Exception):
+    """The machine went down in this call. Not an `OSError`: nobody may handle it."""
+
+
+class Fault(msgspec.Struct):
+    """Calls of `operation` on a path that contains `path` fail `times` times after `skip` good ones.
+
+    `operation` is one of: read, write, sync, truncate, create, rename, link, unlink, mkdirs, sync_dir.
+    """
+
+    operation: str
+    errno: int = errno.EIO
+    path: str = ""
+    skip: int = 0
+    times: int = 1
+
+
+class _Inode:
+    """A file: `seen` is the page cache, `durable` the platter, `waiting` the writes in between."""
+
+    __slots__ = ("durable", "seen", "waiting")
+
+    def __init__(self) -> None:
+        self.seen = bytearray()
+        self.durable = bytearray()
+        self.waiting: list[tuple[int, bytes | None]] = []
+        """(offset, bytes) of a write; (size, None) of a truncation."""
+
+    def write(self, offset: int, data: bytes) -> None:
+        _overwrite(self.seen, offset, data)
+        self.waiting.append((offset, data))
+
+    def truncate(self, size: int) -> None:
+        _resize(self.seen, size)
+        self.waiting.append((size, None))
+
+    def sync(self) -> None:
+        for at, data in self.waiting:
+            if data is None:
+                _resize(self.durable, at)
+            else:
+                _overwrite(self.durable, at, data)
+        self.waiting.clear()
+
+    def crash(self, rng: random.Random) -> None:
+        for at, data in self.waiting:
+            if data is not None:
+                _write_partly(self.durable, at, data, rng)
+            elif rng.random() < 0.5:
+                _resize(self.durable, at)
+        self.waiting.clear()
+        self.seen = bytearray(self.durable)
+
+
+class _Dir:
+    __slots__ = ("durable", "seen")
+
+    def __init__(self) -> None:
+        self.seen: dict[str, _Dir | _Inode] = {}
+        self.durable: dict[str, _Dir | _Inode] = {}
+
+
+_Node = _Dir | _Inode
+_Change = list[tuple[_Dir, str, _Node | None]]
+"""Names set or removed (None) in one indivisible step."""
+
+
+class SimFile:
+    def __init__(self, disk: "SimDisk", inode: _Inode, path: str, read_only: bool) -> None:
+        self._disk = disk
+        self._inode = inode
+        self._path = path
+        self._read_only = read_only
+        self._life = disk.crashes
+        self._open = True
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def _check(self) -> None:
+        if not self._open:
+            raise OSError(errno.EBADF, "file is closed", self._path)
+        if self._life != self._disk.crashes:
+            raise PowerCut(f"{self._path} was opened before the crash")
+
+    def _change(self, operation: str) -> None:
+        self._check()
+        if self._read_only:
+            raise OSError(errno.EBADF, "opened for reading", self._path)
+        self._disk.step(operation, self._path)
+
+    def pread(self, offset: int, length: int) -> bytes:
+        self._check()
+        self._disk.fail("read", self._path)
+        return bytes(self._inode.seen[offset : offset + length])
+
+    def pwrite(self, offset: int, data: Buffer) -> None:
+        self._change("write")
+        self._disk.reserve(self._inode, offset, data)
+        self._inode.write(offset, bytes(data))
+        self._disk.settle()
+
+    def pwritev(self, offset: int, parts: Sequence[Buffer]) -> None:
+        self.pwrite(offset, b"".join(parts))
+
+    def zero_fill(self, offset: int, length: int) -> None:
+        self.pwrite(offset, bytes(length))
+
+    def sync(self) -> None:
+        try:
+            self._change("sync")
+        except OSError:
+            self._inode.waiting.clear()
+            raise
+        self._disk.settle()
+        self._inode.sync()
+
+    def truncate(self, size: int) -> None:
+        self._change("truncate")
+        self._inode.truncate(size)
+        self._disk.settle()
+
+    def size(self) -> int:
+        self._check()
+        return len(self._inode.seen)
+
+    def close(self) -> None:
+        self._open = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class SimDisk:
+    """`Disk` in memory.
+
+    Args:
+        capacity_bytes: past this, a write that makes a file longer is ENOSPC.
+        now_ms: the simulator's clock, for `FileStat.modified_ms`.
+    """
+
+    def __init__(self, capacity_bytes: int = ENDLESS_BYTES, now_ms: Callable[[], int] = lambda: 0) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.operations = 0
+        self.cut_power_at: int | None = None
+        self.crashes = 0
+        self.faults: list[Fault] = []
+        self.trace: list[str] = []
+        """`operation path` of every change, for a test's failure message."""
+
+        self._now_ms = now_ms
+        self._dead = False
+        self._root = _Dir()
+        self._waiting: list[_Change] = []
+
+    # Faults.
+
+    def crash(self, rng: random.Random) -> None:
+        """Lose power and come back: what was not synced is kept, torn or lost as `rng` says."""
+        kept = [change for change in self._waiting if rng.random() < 0.5]
+        self._waiting.clear()
+        for change in kept:
+            _apply(change, durable=True)
+        for inode in self._forget_unsynced(self._root):
+            inode.crash(rng)
+        self._revive()
+
+    def restart(self) -> None:
+        """Only the process ends: nothing is lost, but its open files are gone."""
+        self._revive()
+
+    def _revive(self) -> None:
+        self._dead = False
+        self.cut_power_at = None
+        self.crashes += 1
+
+    def _forget_unsynced(self, directory: _Dir) -> list[_Inode]:
+        """Every inode below, each once, after the durable names have become the seen ones."""
+        directory.seen = dict(directory.durable)
+        found: dict[int, _Inode] = {}
+        for node in directory.seen.values():
+            for inode in self._forget_unsynced(node) if isinstance(node, _Dir) else [node]:
+                found[id(inode)] = inode
+        return list(found.values())
+
+    def flip(self, path: str, offset: int, bit: int = 0) -> None:
+        """Bit rot: one bit of the stored file changes."""
+        inode = self._file(path)
+        inode.seen[offset] ^= 1 << bit
+        if offset < len(inode.durable):
+            inode.durable[offset] ^= 1 << bit
+
+    def fail(self, operation: str, path: str) -> None:
+        """Raise the fault that is planned for this call, if any."""
+        for fault in self.faults:
+            if fault.operation != operation or fault.path not in path or not fault.times:
+                continue
+            if fault.skip:
+                fault.skip -= 1
+                continue
+            fault.times -= 1
+            raise OSError(fault.errno, os.strerror(fault.errno), path)
+
+    def step(self, operation: str, path: str) -> None:
+        """Begin one numbered change."""
+        if self._dead:
+            raise PowerCut("the power is off")
+        self.operations += 1
+        self.trace.append(f"{operation} {path}")
+        self.fail(operation, path)
+
+    def settle(self) -> None:
+        """End it: here the power may go."""
+        if self.cut_power_at is not None and self.operations >= self.cut_power_at:
+            self._dead = True
+            raise PowerCut(f"operation {self.operations}: {self.trace[-1]}")
+
+    def reserve(self, inode: _Inode, offset: int, data: Buffer) -> None:
+        """ENOSPC, with a part of `data` written, when the file would grow past the capacity."""
+        growth = offset + len(data) - len(inode.seen)
+        if growth <= 0 or self.capacity_bytes >= ENDLESS_BYTES:
+            return
+        room = self.free_bytes() - growth
+        if room < 0:
+            fits = max(0, len(data) + room)
+            inode.write(offset, bytes(data[:fits]))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    # Looking up.
+
+    def _parts(self, path: str) -> list[str]:
+        parts = [part for part in PurePosixPath(path).parts if part != "."]
+        if path.startswith("/") or "\0" in path or ".." in parts:
+            raise ValueError(f"path {path!r} is not below the root")
+        return parts
+
+    def _node(self, path: str) -> _Node:
+        node: _Node = self._root
+        for part in self._parts(path):
+            if isinstance(node, _Inode):
+                raise NotADirectoryError(errno.ENOTDIR, "not a directory", path)
+            found = node.seen.get(part)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, "no such file or directory", path)
+            node = found
+        return node
+
+    def _file(self, path: str) -> _Inode:
+        node = self._node(path)
+        if isinstance(node, _Dir):
+            raise IsADirectoryError(errno.EISDIR, "is a directory", path)
+        return node
+
+    def _dir(self, path: str) -> _Dir:
+        node = self._node(path)
+        if isinstance(node, _Inode):
+            raise NotADirectoryError(errno.ENOTDIR, "not a directory", path)
+        return node
+
+    def _place(self, path: str) -> tuple[_Dir, str]:
+        parts = self._parts(path)
+        if not parts:
+            raise ValueError("the root has no name")
+        return self._dir("/".join(parts[:-1])), parts[-1]
+
+    # Files.
+
+    def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
+        if create and not read_only and not self.exists(path):
+            return self.create(path)
+        if self._dead:
+            raise PowerCut("the power is off")
+        return SimFile(self, self._file(path), path, read_only)
+
+    def create(self, path: str) -> File:
+        directory, name = self._place(path)
+        if name in directory.seen:
+            raise FileExistsError(errno.EEXIST, "exists", path)
+        inode = _Inode()
+        self._change_names("create", path, [(directory, name, inode)])
+        return SimFile(self, inode, path, False)
+
+    def read(self, path: str) -> bytes:
+        self.fail("read", path)
+        return bytes(self._file(path).seen)
+
+    def write_atomic(self, path: str, data: Buffer) -> None:
+        temporary = path + ".tmp"
+        try:
+            with self.open(temporary, create=True) as file:
+                file.truncate(0)
+                file.pwrite(0, data)
+                file.sync()
+            self.rename(temporary, path)
+        except OSError:
+            if self.exists(temporary):
+                self.unlink(temporary)
+            raise
+        self.sync_dir("/".join(self._parts(path)[:-1]))
+
+    # Names.
+
+    def _change_names(self, operation: str, path: str, change: _Change) -> None:
+        self.step(operation, path)
+        _apply(change, durable=False)
+        self._waiting.append(change)
+        self.settle()
+
+    def rename(self, old: str, new: str) -> None:
+        node = self._node(old)
+        source, source_name = self._place(old)
+        target, target_name = self._place(new)
+        there = target.seen.get(target_name)
+        if isinstance(there, _Dir) and there.seen:
+            raise OSError(errno.ENOTEMPTY, "directory not empty", new)
+        if there is not node:
+            change: _Change = [(source, source_name, None), (target, target_name, node)]
+            self._change_names("rename", f"{old} {new}", change)
+
+    def link(self, old: str, new: str) -> None:
+        inode = self._file(old)
+        directory, name = self._place(new)
+        if name in directory.seen:
+            raise FileExistsError(errno.EEXIST, "exists", new)
+        self._change_names("link", f"{old} {new}", [(directory, name, inode)])
+
+    def unlink(self, path: str) -> None:
+        self._file(path)
+        directory, name = self._place(path)
+        self._change_names("unlink", path, [(directory, name, None)])
+
+    def mkdirs(self, path: str) -> None:
+        directory = self._root
+        for part in self._parts(path):
+            node = directory.seen.get(part)
+            if isinstance(node, _Inode):
+                raise FileExistsError(errno.EEXIST, "exists", path)
+            if node is None:
+                node = _Dir()
+                self._change_names("mkdirs", path, [(directory, part, node)])
+                self._commit(directory)
+            directory = node
+
+    def rmtree(self, path: str) -> None:
+        if not self._parts(path):
+            raise ValueError("the root itself is not removed")
+        if not self.exists(path):
+            return
+        node = self._node(path)
+        directory, name = self._place(path)
+        if isinstance(node, _Dir):
+            for child in sorted(node.seen):
+                self.rmtree(f"{path}/{child}")
+        self._change_names("unlink", path, [(directory, name, None)])
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(self._dir(path).seen)
+
+    def exists(self, path: str) -> bool:
+        try:
+            self._node(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def stat(self, path: str) -> FileStat:
+        node = self._node(path)
+        if isinstance(node, _Dir):
+            return FileStat(0, True, 1, self._now_ms())
+        return FileStat(len(node.seen), False, _links(self._root, node), self._now_ms())
+
+    def sync_dir(self, path: str) -> None:
+        directory = self._dir(path)
+        self.step("sync_dir", path)
+        self.settle()
+        self._commit(directory)
+
+    def _commit(self, directory: _Dir) -> None:
+        """Make the names of `directory` durable, and those a shared change or its order ties to them."""
+        tied = {id(directory)}
+        chosen: list[_Change] = []
+        rest: list[_Change] = []
+        for change in reversed(self._waiting):
+            if tied.isdisjoint(id(place) for place, _, _ in change):
+                rest.append(change)
+            else:
+                tied.update(id(place) for place, _, _ in change)
+                chosen.append(change)
+        for change in reversed(chosen):
+            _apply(change, durable=True)
+        self._waiting = rest[::-1]
+
+    def free_bytes(self) -> int:
+        return self.capacity_bytes - _used(self._root, set())
+
+
+def _apply(change: _Change, *, durable: bool) -> None:
+    for directory, name, node in change:
+        names = directory.durable if durable else directory.seen
+        if node is None:
+            names.pop(name, None)
+        else:
+            names[name] = node
+
+
+def _overwrite(target: bytearray, offset: int, data: bytes) -> None:
+    if len(target) < offset:
+        target.extend(bytes(offset - len(target)))
+    target[offset : offset + len(data)] = data
+
+
+def _resize(target: bytearray, size: int) -> None:
+    if len(target) > size:
+        del target[size:]
+    else:
+        target.extend(bytes(size - len(target)))
+
+
+def _write_partly(target: bytearray, offset: int, data: bytes, rng: random.Random) -> None:
+    fate = rng.randrange(5)
+    if fate == 0:
+        return
+    if fate == 1:  # the length reached the disk, the bytes did not
+        _resize(target, max(len(target), offset + len(data)))
+    elif fate == 2:
+        _overwrite(target, offset, data[: rng.randrange(len(data) + 1)])
+    elif fate == 3:
+        _write_sectors(target, offset, data, rng)
+    else:
+        _overwrite(target, offset, data)
+
+
+def _write_sectors(target: bytearray, offset: int, data: bytes, rng: random.Random) -> None:
+    _resize(target, max(len(target), offset + len(data)))
+    start = 0
+    while start < len(data):
+        end = min(len(data), start + SECTOR_BYTES - (offset + start) % SECTOR_BYTES)
+        if rng.random() < 0.5:
+            _overwrite(target, offset + start, data[start:end])
+        start = end
+
+
+def _links(directory: _Dir, wanted: _Inode) -> int:
+    nodes = directory.seen.values()
+    return sum(_links(n, wanted) if isinstance(n, _Dir) else int(n is wanted) for n in nodes)
+
+
+def _used(directory: _Dir, counted: set[int]) -> int:
+    total = 0
+    for node in directory.seen.values():
+        if isinstance(node, _Dir):
+            total += _used(node, counted)
+        elif id(node) not in counted:
+            counted.add(id(node))
+            total += len(node.seen)
+    return total

@@ -1,0 +1,301 @@
+"""One seeded run of everything: bootstrap, writers and readers, an add and a remove under faults."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from nodeagent.model import requests as q
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.requests import ErrorReply, OperationReply, Reply
+from nodeagent.testing.checks import Safety, check_converged
+from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim, SimNode, configs
+from nodeagent.testing.workload import History, Reader, View, Writer, schema_of
+
+LIMIT_MS = 120_000
+
+
+class Report(msgspec.Struct):
+    """Evidence of one run."""
+
+    seed: int
+    trace: int
+    events: int
+    simulated_ms: int
+    writes: int
+    reads: int
+    kills: int
+    operations: list[str]
+    longest_write_ms: int
+
+
+class Scenario:
+    def __init__(self, seed: int, *, nodes: int = 4, slots: int = 40, groups: int = 6) -> None:
+        self.sim = Sim(seed)
+        self.seed = seed
+        settings = ClusterSettings(name="sim", replicas=3, slots=slots, shards=1)
+        names = [f"node{i}" for i in range(1, nodes + 3)]
+        self.newcomers = names[nodes:]
+        for config in configs(names, settings, nodes):
+            self.sim.nodes[config.node] = SimNode(self.sim, config)
+        self.history = History()
+        self.view = View(self.sim, names[:nodes])
+        self.storage_groups = [f"root.g{i}" for i in range(groups)]
+        self.writers = [
+            Writer(self.sim, f"w{i}", self.view, self.history, self.storage_groups) for i in range(2)
+        ]
+        self.reader = Reader(self.sim, self.view, self.history, self.storage_groups)
+        self.kills = 0
+        self.operations: list[str] = []
+        self.sim.checks.append(Safety())
+
+    # --- steps -------------------------------------------------------------------------------------
+
+    def until(self, condition: Callable[[], bool], what: str, limit_ms: int = LIMIT_MS) -> None:
+        assert self.sim.run(condition, limit_ms), f"liveness: {what} within {limit_ms} ms"
+
+    def form(self) -> None:
+        first = [n for n in self.sim.nodes.values() if n.node not in self.newcomers]
+        for node in first:
+            node.start()
+        if self.sim.rng.random() < 0.3:  # a seed goes down while the cluster forms
+            self.sim.pause(self.sim.rng.randint(0, 1500))
+            self.kill(self.sim.rng.choice(first).node, self.sim.rng.randint(50, 1000), power=True)
+        self.until(lambda: self._ask_meta() is not None, "the cluster forms")
+
+    def _ask_meta(self) -> object:
+        if self.view.meta is None:
+            self.view.refresh()
+        return self.view.meta
+
+    def request(self, request: q.Request, accept: type[Reply]) -> Reply:
+        """An operator's request to the meta leader, repeated until it is accepted."""
+        got: list[Reply] = []
+        target = [self.sim.rng.choice(self.view.nodes)]
+
+        def on_reply(reply: Reply) -> None:
+            if isinstance(reply, accept):
+                got.append(reply)
+                return
+            assert isinstance(reply, ErrorReply), reply
+            if isinstance(request, q.Steer) and reply.code in ("refused", "not_found"):
+                got.append(reply)
+                return
+            if reply.code == "busy" and isinstance(request, q.BeginChange):
+                operation = reply.details.get("operation")
+                assert isinstance(operation, str)
+                got.append(reply)
+                return
+            begun = self._begun(request)
+            if begun:  # an answer was lost, and what was asked for may even be over
+                got.append(ErrorReply("busy", "it was begun before", details={"operation": begun}))
+                return
+            leader = reply.details.get("leader")
+            target[0] = leader if isinstance(leader, str) else self.sim.rng.choice(self.view.nodes)
+            self.sim.at(100, send)
+
+        def send() -> None:
+            self.sim.call(CLIENT, target[0], "admin", request, on_reply)
+
+        send()
+        self.until(lambda: bool(got), f"{type(request).__name__} is accepted")
+        return got[0]
+
+    def _begun(self, request: q.Request) -> str:
+        if not isinstance(request, q.BeginChange):
+            return ""
+        since = WALL_START_MS + self.history.change_began
+        records = [op for n in self.sim.nodes.values() if n.alive for op in n.host.meta.image.operations]
+        wanted = (request.kind, request.node)
+        return next((op.id for op in records if (op.kind, op.node) == wanted and op.started_ms >= since), "")
+
+    def schemas(self) -> None:
+        for group in self.storage_groups:
+            self.request(q.PutSchema(schema_of(group)), q.SchemaInForce)
+
+    def change(self, kind: str, node: str) -> str:
+        target = self.sim.nodes[node]
+        self.history.change_began = self.sim.now
+        begin = q.BeginChange(
+            kind, node, "sim", host=node, port=1, http_port=2, incarnation=target.incarnation
+        )
+        reply = self.request(begin, OperationReply)
+        if isinstance(reply, OperationReply):
+            name = reply.operation.id
+        else:
+            assert isinstance(reply, ErrorReply)
+            name = str(reply.details["operation"])
+        self.operations.append(f"{kind} {node}")
+        return name
+
+    def stage(self, operation: str) -> str:
+        """As the node that is furthest sees it."""
+        found = [
+            (n.host.meta.applied, op.stage.value)
+            for n in self.sim.nodes.values()
+            if n.alive and (op := n.host.meta.operation(operation)) is not None
+        ]
+        return max(found)[1] if found else ""
+
+    def kill(self, node: str, back_after_ms: int, *, power: bool) -> None:
+        victim = self.sim.nodes[node]
+        if victim.alive:
+            self.kills += 1
+            victim.stop(power=power)
+            self.sim.at(back_after_ms, lambda: None if victim.alive else victim.start())
+
+    def harass(self, names: list[str], operation: str) -> None:
+        """Kill one node after the other, at random moments, while the operation is open."""
+        rng = self.sim.rng
+        for _ in range(rng.randint(1, 4)):
+            self.sim.pause(rng.randint(10, 1500))
+            if self.stage(operation) in ("DONE", "CANCELLED"):
+                return
+            if rng.random() < 0.5:
+                self.sim.faults.drop = rng.choice([0, 0.02, 0.1])
+                self.sim.faults.duplicate = rng.choice([0, 0.05])
+                self.sim.faults.delay_ms = rng.choice([(1, 3), (1, 30), (5, 80)])
+                self.sim.faults.sync_ms = rng.choice([(1, 3), (1, 40)])
+                self.sim.faults.job_ms = rng.choice([(1, 10), (1, 10), (20, 900)])
+            if rng.random() < 0.3:
+                self._cut(names)
+            if rng.random() < 0.3:
+                self.sim.nodes[rng.choice(names)].fill_disk()
+            if rng.random() < 0.3:
+                self.sim.nodes[rng.choice(names)].cut_power_soon()
+            if rng.random() < 0.2:
+                for name in names:  # the whole place goes dark
+                    self.kill(name, rng.randint(50, 3000), power=True)
+            if all(self.sim.nodes[n].alive for n in names):
+                self.kill(rng.choice(names), rng.randint(50, 4000), power=rng.random() < 0.6)
+
+    def _cut(self, names: list[str]) -> None:
+        """One node hears nothing, or is not heard, or both, for a while; or one link fails one way."""
+        rng = self.sim.rng
+        node, other = rng.sample(names, 2)
+        kind = rng.randrange(4)
+        into, out = {(n, node) for n in names}, {(node, n) for n in names}
+        pairs = ({(node, other)}, into, out, into | out)[kind]
+        self.sim.faults.cut |= pairs
+        self.sim.at(rng.randint(300, 5000), lambda: self.sim.faults.cut.difference_update(pairs))
+
+    def finish(self, operation: str, *, cancelled: bool = False) -> bool:
+        """Wait for its end; whether it was done and not cancelled."""
+        self.sim.faults.heal()
+        ends = ("DONE", "CANCELLED") if cancelled else ("DONE",)
+        self.until(
+            lambda: self.stage(operation) in ends and all(n.alive for n in self._members()),
+            f"{operation} is over",
+        )
+        return self.stage(operation) == "DONE"
+
+    def maybe_cancel(self, operation: str) -> bool:
+        """Cancel at a random moment, which may be too late; whether the change came about all the same."""
+        rng = self.sim.rng
+        self.sim.pause(rng.randint(0, 400))
+        if rng.random() < 0.3:
+            self.kill(rng.choice(list(self.sim.nodes)), rng.randint(50, 2000), power=True)
+        self.request(q.Steer(operation, "cancel", "sim"), OperationReply)
+        return self.finish(operation, cancelled=True)
+
+    def add(self, newcomer: str) -> None:
+        """Add a node, often after an attempt that is cancelled."""
+        self.sim.nodes[newcomer].start()
+        self.sim.pause(self.sim.rng.randint(0, 700))
+        for _ in range(self.sim.rng.choice([0, 1, 1, 2])):
+            if self.maybe_cancel(self.change("add-node", newcomer)):
+                return
+        operation = self.change("add-node", newcomer)
+        self.harass(self._names(), operation)
+        self.finish(operation)
+
+    def remove(self) -> None:
+        leaver = self.sim.rng.choice(self._names())
+        if self.sim.rng.random() < 0.3 and self.maybe_cancel(self.change("remove-node", leaver)):
+            self.sim.nodes[leaver].alive = False
+            return
+        operation = self.change("remove-node", leaver)
+        self.harass(self._names(), operation)
+        self.finish(operation)
+        self.sim.nodes[leaver].alive = False
+
+    def _names(self) -> list[str]:
+        return sorted(n.node for n in self._members())
+
+    def _members(self) -> list[SimNode]:
+        state = max((n.host.meta for n in self.sim.nodes.values() if n.alive), key=lambda m: m.applied)
+        return [self.sim.nodes[n] for n in state.image.nodes]
+
+    def quiet(self) -> None:
+        """Stop the writers, close what is open, and wait until all replicas stand still."""
+        for writer in self.writers:
+            writer.stopping = True
+        self.reader.stopping = True
+        self.until(lambda: all(w.idle for w in self.writers), "every write is acknowledged")
+        self.until(self._at_rest, "every replica has made its files")
+        self.until(lambda: not any(self._staged(n) for n in self._members()), "staging is empty")
+        self.sim.pause(2_000)
+
+    def _staged(self, node: SimNode) -> bool:
+        return bool(node.storage.staging.operations())
+
+    def _at_rest(self) -> bool:
+        return all(
+            not r.state.slot_of
+            and not r.state.pending
+            and not r.state.adopting
+            and not r.state.slots.sealed
+            and r.seen == r.raft.log.last_index == r.raft.commit
+            for n in self._members()
+            for r in n.host.data.values()
+        )
+
+    def read_everything(self) -> None:
+        left = [(g, w) for g in self.storage_groups for w in range(4)]
+        done: list[bool] = []
+        self.view.refresh()
+        for group, week in left:
+            self.reader.read(group, week, done.append, retry=True)
+        self.until(lambda: len(done) == len(left), "every slot can be read")
+
+    # --- the run -----------------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        self.form()
+        self.schemas()
+        for writer in self.writers:
+            writer.start()
+        self.reader.start()
+        self.sim.faults.duplicate = 0.05
+        self.sim.faults.sync_ms = self.sim.rng.choice([(1, 3), (1, 60)])
+        self.sim.faults.job_ms = self.sim.rng.choice([(1, 10), (1, 200), (50, 900)])
+        self.sim.pause(self.sim.rng.randint(500, 4000))
+        self.add(self.newcomers[0])
+        self.remove()
+        if self.sim.rng.random() < 0.3:
+            self.add(self.newcomers[1])
+        self.quiet()
+        check_converged(self.sim)
+        self.read_everything()
+        return Report(
+            self.seed,
+            self.sim.trace,
+            self.sim.events,
+            self.sim.now,
+            self.history.writes,
+            self.history.reads,
+            self.kills,
+            self.operations,
+            self.history.longest_gap_ms,
+        )
+
+
+def run(seed: int) -> Report:
+    """One whole run; on failure the last events are part of the error."""
+    scenario = Scenario(seed)
+    try:
+        return scenario.run()
+    except Exception as error:
+        trace = "\n".join(scenario.sim.log[-60:])
+        raise AssertionError(
+            f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing {seed}\n{trace}"
+        ) from error

@@ -1,0 +1,432 @@
+"""Clock, network and nodes of a simulated cluster.
+
+Everything that happens is an event on one heap, ordered by (time, number); all chance comes from one
+seeded generator. So a seed is a run, and running it again gives the same trace.
+"""
+
+import errno
+import heapq
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from nodeagent.data.state import decode_checkpoint
+from nodeagent.host.host import Host
+from nodeagent.host.replica import Saved
+from nodeagent.log import Log, LogSettings, Recovered
+from nodeagent.model.config import ClusterSettings, NodeConfig, RaftSettings, Seed
+from nodeagent.model.disk import Disk
+from nodeagent.model.entries import Base, Config, HardState, LogOp
+from nodeagent.model.errors import Damaged, Unavailable
+from nodeagent.model.ids import META, NodeId
+from nodeagent.model.jobs import Failed, InstallSnapshot, Job, JobResult, StageFiles
+from nodeagent.model.requests import Chunk, ErrorReply, FetchChunk, GetStatus, Reply, Request
+from nodeagent.storage import layout
+from nodeagent.storage.engine import InlineEngine
+from nodeagent.storage.executor import Storage
+from nodeagent.testing.disk import Fault, PowerCut, SimDisk
+from nodeagent.testing.format import ArrowFormat
+
+WALL_START_MS = 1_700_000_000_000
+CALL_TIMEOUT_MS = 3_000
+LATE_MS = 2_500
+"""A duplicate may be so much later than what it repeats."""
+
+CLIENT = "client"
+LOOK_MS = 10
+"""A condition that is waited for is looked at this often."""
+
+UPKEEP_MS = 1_000
+SNAPSHOT_TTL_MS = 6_000
+
+
+@dataclass(slots=True)
+class Faults:
+    """Chances and ranges in force; all off when healed."""
+
+    drop: float = 0.0
+    duplicate: float = 0.0
+    delay_ms: tuple[int, int] = (1, 3)
+    cut: set[tuple[NodeId, NodeId]] = field(default_factory=set)
+    """One-way: (from, to)"""
+
+    sync_ms: tuple[int, int] = (1, 3)
+    job_ms: tuple[int, int] = (1, 10)
+
+    def heal(self) -> None:
+        self.drop = self.duplicate = 0.0
+        self.cut.clear()
+        self.delay_ms, self.sync_ms, self.job_ms = (1, 3), (1, 3), (1, 10)
+
+
+class Sim:
+    """The virtual world. `trace` is a running hash of all that happened."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0
+        self.faults = Faults()
+        self.nodes: dict[NodeId, SimNode] = {}
+        self.events = 0
+        self.trace = 0
+        self.log: list[str] = []
+        """The last things that happened, for a failure's report."""
+
+        self.checks: list[Callable[[SimNode], None]] = []
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+
+    def at(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self.events += 1
+        heapq.heappush(self._heap, (self.now + max(0, delay_ms), self.events, action))
+
+    def tell(self, what: str) -> None:
+        self.trace = zlib.crc32(f"{self.now} {what}".encode(), self.trace)
+        self.log.append(f"{self.now:>8} {what}")
+        if len(self.log) > 400:
+            del self.log[:200]
+
+    def run(self, until: Callable[[], bool], limit_ms: int) -> bool:
+        """Run events until the condition holds; False when `limit_ms` passed first."""
+        end = self.now + limit_ms
+        look_at = self.now
+        while True:
+            if self.now >= look_at:
+                if until():
+                    return True
+                look_at = self.now + LOOK_MS
+            if not self._heap or self._heap[0][0] > end:
+                self.now = end
+                return until()
+            self.now, _, action = heapq.heappop(self._heap)
+            action()
+
+    def pause(self, ms: int) -> None:
+        self.run(lambda: False, ms)
+
+    def between(self, span: tuple[int, int]) -> int:
+        return self.rng.randint(*span)
+
+    # --- network -----------------------------------------------------------------------------------
+
+    def carry(self, source: NodeId, target: NodeId, deliver: Callable[["SimNode"], None]) -> None:
+        """Deliver to the process that runs on `target` when it arrives, unless it is lost."""
+        f = self.faults
+        if (source, target) in f.cut or self.rng.random() < f.drop:
+            return
+        self.at(self.between(f.delay_ms), lambda: self._arrive(target, deliver))
+        if self.rng.random() < f.duplicate:
+            late = self.between(f.delay_ms) + self.rng.choice((0, self.rng.randint(0, LATE_MS)))
+            self.at(late, lambda: self._arrive(target, deliver))
+
+    def _arrive(self, target: NodeId, deliver: Callable[["SimNode"], None]) -> None:
+        node = self.nodes.get(target)
+        if node is not None and node.alive:
+            deliver(node)
+
+    def call(
+        self,
+        source: NodeId,
+        target: NodeId,
+        role: str,
+        request: Request,
+        then: Callable[[Reply], None],
+    ) -> None:
+        """A request and exactly one reply; a lost one is `unavailable` after a time-out."""
+        done = False
+
+        def finish(reply: Reply) -> None:
+            nonlocal done
+            if not done:
+                done = True
+                then(reply)
+
+        def serve(node: "SimNode") -> None:
+            node.serve(
+                source,
+                role,
+                request,
+                lambda reply: self._back(target, source, lambda: finish(reply)),
+            )
+
+        self.carry(source, target, serve)
+        self.at(CALL_TIMEOUT_MS, lambda: finish(ErrorReply("unavailable", f"{target} did not answer")))
+
+    def _back(self, source: NodeId, target: NodeId, deliver: Callable[[], None]) -> None:
+        f = self.faults
+        if (source, target) not in f.cut and self.rng.random() >= f.drop:
+            self.at(self.between(f.delay_ms), deliver)
+
+
+class SimNode:
+    """One machine: a disk that survives, and a process that comes and goes (`life` counts them)."""
+
+    def __init__(self, sim: Sim, config: NodeConfig) -> None:
+        self.sim = sim
+        self.config = config
+        self.node = config.node
+        self.disk = SimDisk(now_ms=lambda: WALL_START_MS + sim.now)
+        self.alive = False
+        self.life = 0
+        self.incarnation = f"{sim.rng.getrandbits(64):016x}"
+        self.host: Host
+        self.storage: Storage
+        self._log: Log
+        self._tokens: dict[int, Callable[[Reply], None]] = {}
+        self._token = 0
+        self._writing = False
+        self._queue: list[tuple[int, list[LogOp]]] = []
+        self._turn_due = False
+        self._tick_at = -1
+
+    # --- life --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        assert not self.alive
+        self.life += 1
+        self.alive = True
+        self._tokens.clear()
+        self._queue.clear()
+        self._writing = self._turn_due = False
+        self._tick_at = -1
+        self._guard(self._open)
+
+    def _open(self) -> None:
+        self._log, recovered = Log.open(self.disk, "log", LogSettings(segment_bytes=1 << 18))
+        engine = InlineEngine(_under(self.disk), ArrowFormat())
+        self.storage = Storage(_under(self.disk), engine)
+        self.storage.prepare()
+        self._sweep()
+        self.host = Host.open(
+            self.config,
+            self.incarnation,
+            self._found(recovered),
+            recovered.damaged,
+            random.Random(self.sim.rng.getrandbits(64)),
+            self.sim.now,
+            self.wall,
+        )
+        self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(self.host.data)}")
+        self.wake()
+
+    def _found(self, recovered: Recovered) -> "dict[str, tuple[_Found, bytes | None]]":
+        out: dict[str, tuple[_Found, bytes | None]] = {}
+        for group in sorted({*recovered.groups, *self.storage.groups()}):
+            log = recovered.groups.get(group)
+            found = _Found(log.base, log.hard, log.entries) if log else _Found()
+            try:
+                out[group] = (found, self.storage.checkpoint(group))
+            except Damaged as error:
+                raise AssertionError(f"{self.node}: {error.what}") from error
+        return out
+
+    def _sweep(self) -> None:
+        """As a starting node does: what no checkpoint names goes."""
+        known: dict[str, dict[int, set[str]]] = {}
+        for group in self.storage.groups():
+            payload = self.storage.checkpoint(group)
+            if payload is not None and group != META:
+                saved = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state)
+                slots = known.setdefault(group, {})
+                for meta in saved.files:
+                    slots.setdefault(meta.slot, set()).add(meta.name)
+        self.storage.sweep(known)
+        for operation in self.storage.staging.operations():
+            if operation.startswith("install-"):
+                self.storage.staging.drop(operation)
+        self.later(UPKEEP_MS, self._upkeep)
+
+    def _upkeep(self) -> None:
+        self.storage.expire_snapshots(self.wall, SNAPSHOT_TTL_MS)
+        if not self._writing:
+            self._log.mark_synced()
+        self.later(UPKEEP_MS, self._upkeep)
+
+    def cut_power_soon(self) -> None:
+        """Go down in the middle of one of the next changes on disk."""
+        self.disk.cut_power_at = self.disk.operations + self.sim.rng.randint(1, 40)
+
+    def fill_disk(self) -> None:
+        """No room for new TsFiles for some attempts."""
+        self.disk.faults.append(
+            Fault("write", errno.ENOSPC, f"{layout.TMP}/", times=self.sim.rng.randint(1, 6))
+        )
+
+    def stop(self, *, power: bool) -> None:
+        """Kill the process; with `power` also lose what was not synced."""
+        self.alive = False
+        self.sim.tell(f"{self.node} {'loses power' if power else 'is killed'}")
+        if power:
+            self.disk.crash(self.sim.rng)
+        else:
+            self.disk.restart()
+
+    @property
+    def wall(self) -> int:
+        return WALL_START_MS + self.sim.now
+
+    def later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """An event of this process: gone when it is."""
+        life = self.life
+
+        def run() -> None:
+            if self.alive and self.life == life:
+                self._guard(action)
+
+        self.sim.at(delay_ms, run)
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Power may go in the middle of it; then the node comes back after a while."""
+        try:
+            action()
+        except PowerCut:
+            self.stop(power=True)
+            self.sim.at(self.sim.rng.randint(50, 3000), lambda: None if self.alive else self.start())
+
+    # --- the shell ---------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        if not self._turn_due:
+            self._turn_due = True
+            self.later(0, self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        effects = self.host.take()
+        for check in self.sim.checks:
+            check(self)
+        if effects.persist is not None:
+            self._queue.append(effects.persist)
+            self._write()
+        for peer, messages in effects.sends:
+            self.sim.carry(self.node, peer, lambda n, m=messages: n.on_raft(self.node, m))  # type: ignore[misc]
+        for token, reply in effects.replies:
+            self._tokens.pop(token)(reply)
+        for number, job in effects.jobs:
+            self.later(self.sim.between(self.sim.faults.job_ms), lambda n=number, j=job: self._run(n, j))  # type: ignore[misc]
+        for call, to, request in effects.calls:
+            self._call(call, to, request)
+        for event, fields in effects.notes:
+            self.sim.tell(f"{self.node} {event} {fields}")
+        if not self.host.idle:
+            self.wake()
+        self._arm()
+
+    def _arm(self) -> None:
+        due = max(self.host.deadline(), self.sim.now + 1)
+        if self._tick_at < self.sim.now or due < self._tick_at:
+            self._tick_at = due
+            self.later(due - self.sim.now, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_at = -1
+        if self.sim.now >= self.host.deadline():
+            self.host.tick(self.sim.now, self.wall)
+            self.wake()
+        else:
+            self._arm()
+
+    def _write(self) -> None:
+        """The writer thread: everything queued is written, then synced at once."""
+        if self._writing or not self._queue:
+            return
+        self._writing = True
+        batches, self._queue = self._queue, []
+        for _, ops in batches:
+            self._log.write(ops)
+        self.later(self.sim.between(self.sim.faults.sync_ms), lambda: self._synced(batches[-1][0]))
+
+    def _synced(self, batch: int) -> None:
+        self._log.sync()
+        self._log.reclaim()
+        self._writing = False
+        self.host.on_persisted(batch, self.sim.now)
+        self._write()
+        self.wake()
+
+    def _run(self, number: int, job: Job) -> None:
+        result: JobResult
+        if isinstance(job, StageFiles | InstallSnapshot):
+            result = self.storage.run_pull(job, self._fetch)
+        else:
+            result = self.storage.run(job)
+        if isinstance(result, Failed):
+            self.sim.tell(f"{self.node} job {type(job).__name__} failed: {result.what}")
+        self.host.on_job(number, result, self.sim.now)
+        self.wake()
+
+    def _fetch(self, source: NodeId, snapshot: str, name: str, offset: int, length: int) -> bytes:
+        sim = self.sim
+        node = sim.nodes.get(source)
+        lost = (self.node, source) in sim.faults.cut or sim.rng.random() < sim.faults.drop / 4
+        if node is None or not node.alive or lost:
+            raise Unavailable(f"{source} is not there")
+        return node.storage.read_chunk(snapshot, name, offset, length)
+
+    def _call(self, call: int, to: NodeId | tuple[str, int], request: Request) -> None:
+        target = to if isinstance(to, str) else to[0]
+        life = self.life
+
+        def then(reply: Reply) -> None:
+            if self.alive and self.life == life:
+                self.host.on_reply(call, reply, self.sim.now)
+                self.wake()
+
+        self.sim.call(self.node, target, "node", request, then)
+
+    # --- arrivals ----------------------------------------------------------------------------------
+
+    def on_raft(self, sender: NodeId, messages: list) -> None:  # type: ignore[type-arg]
+        peer = self.sim.nodes.get(sender)
+        if peer is not None and peer.incarnation in self.host.retired:
+            return
+        self.host.on_raft(sender, messages, self.sim.now)
+        self.wake()
+
+    def serve(self, peer: NodeId, role: str, request: Request, answer: Callable[[Reply], None]) -> None:
+        if isinstance(request, GetStatus):
+            answer(self.host.node_status(self.sim.now, self.wall))
+            return
+        if isinstance(request, FetchChunk):
+            data = self.storage.read_chunk(request.snapshot, request.name, request.offset, request.length)
+            answer(Chunk(data, len(data)))
+            return
+        self._token += 1
+        self._tokens[self._token] = answer
+        self.host.on_request(self._token, peer, role, request, self.sim.now, self.wall)
+        self.wake()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    base: Base = Base(0, 0, Config())
+    hard: HardState = HardState()
+    entries: list = field(default_factory=list)  # type: ignore[type-arg]
+
+
+def _under(disk: SimDisk) -> Disk:
+    """Log and data share one simulated disk; their directories do not meet."""
+    return disk
+
+
+def configs(names: list[NodeId], settings: ClusterSettings, seeds: int) -> list[NodeConfig]:
+    """Node configurations; the first `seeds` nodes bootstrap, the others join. Addresses are names."""
+    seed_list = tuple(Seed(n, n, 1) for n in names[:seeds])
+    return [
+        NodeConfig(
+            node=name,
+            host=name,
+            port=1,
+            http_port=2,
+            seeds=seed_list,
+            cluster=settings,
+            join=i >= seeds,
+            raft=RaftSettings(heartbeat_ms=50, election_timeout_ms=500),
+            memtable_bytes_max=1 << 16,
+            partition_bytes_max=1 << 14,
+            idle_close_ms=1_500,
+        )
+        for i, name in enumerate(names)
+    ]

@@ -1,0 +1,364 @@
+"""Writers and readers of a simulated cluster, and what they saw.
+
+Each writer owns its series and writes rising values to few timestamps of each, one at a time, sending
+again with the same session and sequence until acknowledged. So for every (series, timestamp) a strong
+read must give a value not older than the last one acknowledged before the read began, and not newer
+than the last one sent: linearizability per cell, checked as it happens. A delete takes a number like a
+value; after it nothing is right until something newer is written.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import pyarrow as pa
+
+from nodeagent.model import requests as q
+from nodeagent.model.files import ScanSpec
+from nodeagent.model.ids import GroupId, NodeId, PartitionKey
+from nodeagent.model.requests import ErrorReply, MetaView, Reply, RowsScanned
+from nodeagent.model.schema import Column, TableSchema
+from nodeagent.partition.hash import slot_of
+from nodeagent.table import arrow
+from nodeagent.table.merge import merge
+from nodeagent.testing.sim import CLIENT, Sim
+
+TABLE = "m"
+RETRY_MS = 25
+DELETES = 0.1
+NEWEST = 1 << 62
+
+Pages = Callable[[list[RowsScanned] | None], None]
+
+
+def schema_of(storage_group: str) -> TableSchema:
+    return TableSchema(
+        storage_group, TABLE, 1, (Column("device", "STRING", True), Column("v", "INT64", False))
+    )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    storage_group: str
+    device: str
+    time: int
+
+
+@dataclass(slots=True)
+class History:
+    sent: dict[Cell, int] = field(default_factory=dict)
+    acked: dict[Cell, int] = field(default_factory=dict)
+    deleted: dict[Cell, int] = field(default_factory=dict)
+    """The newest delete that was sent; it has a number of its own in the same series of values."""
+
+    change_began: int = 0
+    """When the newest change was asked for."""
+
+    reads: int = 0
+    writes: int = 0
+    longest_gap_ms: int = 0
+
+
+class View:
+    """A client's picture of the cluster, refreshed from any node that answers."""
+
+    def __init__(self, sim: Sim, seeds: list[NodeId]) -> None:
+        self.sim = sim
+        self.nodes = list(seeds)
+        self.meta: MetaView | None = None
+        self.leaders: dict[GroupId, NodeId] = {}
+        self._asking = False
+
+    def refresh(self) -> None:
+        if self._asking:
+            return
+        self._asking = True
+        target = self.sim.rng.choice(self.nodes)
+        self.sim.call(CLIENT, target, "admin", q.GetMeta(), self._on_meta)
+
+    def _on_meta(self, reply: Reply) -> None:
+        self._asking = False
+        if isinstance(reply, MetaView) and (self.meta is None or reply.applied >= self.meta.applied):
+            self.meta = reply
+            self.nodes = sorted({*self.nodes, *(n.node for n in reply.nodes)})
+
+    def group(self, slot: int) -> tuple[GroupId, tuple[NodeId, ...]] | None:
+        if self.meta is None:
+            return None
+        header = next(h for a, b, h in self.meta.owners if a <= slot < b)
+        record = next((g for g in self.meta.groups if g.header == header and not g.dissolving), None)
+        return (record.group, record.members) if record else None
+
+    def target(self, group: GroupId, members: tuple[NodeId, ...]) -> NodeId:
+        hint = self.leaders.get(group)
+        return hint if hint is not None else self.sim.rng.choice(members)
+
+    def learn(self, group: GroupId, reply: ErrorReply) -> None:
+        """Where to go next after an error."""
+        self.leaders.pop(group, None)
+        leader = reply.details.get("leader")
+        if reply.code == "not_leader" and isinstance(leader, str):
+            self.leaders[group] = leader
+        else:
+            self.refresh()
+
+
+@dataclass(slots=True)
+class _Op:
+    cell: Cell
+    value: int
+    partition: PartitionKey
+    slot: int
+    delete: bool
+    session: str = ""
+    sequence: int = 0
+    since: int = 0
+    opened: int = 0
+    """When its session was opened."""
+
+
+class Writer:
+    """One client: writes one cell after the other, for ever, until `stopping`."""
+
+    def __init__(self, sim: Sim, name: str, view: View, history: History, groups: list[str]) -> None:
+        self.sim = sim
+        self.name = name
+        self.view = view
+        self.history = history
+        self.groups = groups
+        self.stopping = False
+        self.idle = True
+        self._sessions: dict[GroupId, tuple[str, int]] = {}
+        """Per group the session and when it was opened."""
+
+        self._sequences: dict[tuple[str, int], int] = {}
+        self._value = 0
+
+    def start(self) -> None:
+        self.idle = False
+        self._next()
+
+    def _next(self) -> None:
+        meta = self.view.meta
+        if self.stopping:
+            self.idle = True
+            return
+        if meta is None:
+            self.view.refresh()
+            self.sim.at(RETRY_MS, self._next)
+            return
+        rng = self.sim.rng
+        interval = meta.settings.time_partition_interval_ms
+        week = rng.randrange(4)
+        cell = Cell(rng.choice(self.groups), self.name, week * interval + rng.randrange(2))
+        partition = PartitionKey(cell.storage_group, week, 0)
+        slot = slot_of(cell.storage_group, week, 0, meta.settings)
+        self._value += 1
+        self.history.sent[cell] = self._value
+        delete = rng.random() < DELETES
+        if delete:
+            self.history.deleted[cell] = self._value
+        self._send(_Op(cell, self._value, partition, slot, delete, since=self.sim.now))
+
+    def _send(self, op: _Op) -> None:
+        place = self.view.group(op.slot)
+        if place is None:
+            self.view.refresh()
+            self.sim.at(RETRY_MS, lambda: self._send(op))
+            return
+        group, members = place
+        if not op.session:
+            session = self._sessions.get(group)
+            if session is None:
+                self._open(group, members, op)
+                return
+            op.session, op.opened = session
+            key = (op.session, op.slot)
+            op.sequence = self._sequences[key] = self._sequences.get(key, 0) + 1
+        meta = self.view.meta
+        assert meta is not None
+        request: q.Request
+        if op.delete:
+            request = q.DeleteRows(
+                group,
+                op.slot,
+                op.partition,
+                TABLE,
+                op.session,
+                op.sequence,
+                op.sequence - 1,
+                (("device", op.cell.device),),
+                op.cell.time,
+                op.cell.time,
+            )
+        else:
+            request = q.Write(
+                group,
+                op.slot,
+                op.partition,
+                TABLE,
+                1,
+                op.session,
+                op.sequence,
+                op.sequence - 1,
+                meta.table_version,
+                _rows(op),
+            )
+        self.sim.call(
+            CLIENT, self.view.target(group, members), "admin", request, lambda r: self._on(op, group, r)
+        )
+
+    def _open(self, group: GroupId, members: tuple[NodeId, ...], op: _Op) -> None:
+        def opened(reply: Reply) -> None:
+            if isinstance(reply, q.SessionOpened):
+                self._sessions[group] = (reply.session, self.sim.now)
+                self._send(op)
+            else:
+                assert isinstance(reply, ErrorReply), reply
+                self.view.learn(group, reply)
+                self.sim.at(RETRY_MS, lambda: self._send(op))
+
+        self.sim.call(CLIENT, self.view.target(group, members), "admin", q.OpenSession(group), opened)
+
+    def _on(self, op: _Op, group: GroupId, reply: Reply) -> None:
+        if isinstance(reply, q.Written):
+            self.history.acked[op.cell] = op.value
+            self.history.writes += 1
+            self.history.longest_gap_ms = max(self.history.longest_gap_ms, self.sim.now - op.since)
+            self.sim.at(self.sim.rng.randint(1, 20), self._next)
+            return
+        assert isinstance(reply, ErrorReply), reply
+        if reply.code == "session_expired":
+            # Opened after the seal, where nothing of it can have counted; an older one moves along.
+            assert op.opened >= self.history.change_began, reply
+            self._sessions = {g: s for g, s in self._sessions.items() if s[0] != op.session}
+            op.session = ""
+            self.sim.at(RETRY_MS, lambda: self._send(op))
+            return
+        assert reply.code in (
+            "not_leader",
+            "moved",
+            "unavailable",
+            "outcome_unknown",
+            "overloaded",
+            "refused",
+            "not_found",
+        ), reply
+        self.view.learn(group, reply)
+        self.sim.at(RETRY_MS, lambda: self._send(op))
+
+
+def _rows(op: _Op) -> bytes:
+    return arrow.encode(
+        pa.record_batch(
+            [
+                pa.array([op.cell.time], pa.int64()),
+                pa.array([op.cell.device], pa.string()),
+                pa.array([op.value], pa.int64()),
+            ],
+            names=["time", "device", "v"],
+        )
+    )
+
+
+class Reader:
+    """Strong reads of whole slots, also in the middle of a hand-over."""
+
+    def __init__(self, sim: Sim, view: View, history: History, groups: list[str]) -> None:
+        self.sim = sim
+        self.view = view
+        self.history = history
+        self.groups = groups
+        self.stopping = False
+
+    def start(self) -> None:
+        if not self.stopping:
+            if self.view.meta is None:
+                self.view.refresh()
+                self.sim.at(RETRY_MS, self.start)
+                return
+            self.read(self.sim.rng.choice(self.groups), self.sim.rng.randrange(4), lambda _: None)
+            self.sim.at(self.sim.rng.randint(20, 120), self.start)
+
+    def read(self, storage_group: str, week: int, then: Callable[[bool], None], retry: bool = False) -> None:
+        """Read one partition and check it against the history; `then(ok)`."""
+        meta = self.view.meta
+        assert meta is not None
+        slot = slot_of(storage_group, week, 0, meta.settings)
+        place = self.view.group(slot)
+        floor = dict(self.history.acked)
+
+        def again() -> None:
+            self.view.refresh()
+            if retry:
+                self.sim.at(RETRY_MS, lambda: self.read(storage_group, week, then, retry))
+            else:
+                then(False)
+
+        if place is None:
+            again()
+            return
+        group, members = place
+        interval = meta.settings.time_partition_interval_ms
+        spec = ScanSpec(
+            schema_of(storage_group), time_from=week * interval, time_to=(week + 1) * interval - 1
+        )
+        slots = ((slot, slot + 1),)
+
+        def on_new(pages: list[RowsScanned] | None) -> None:
+            if pages is None or len({p.handover for p in pages}) > 1:
+                self.view.leaders.pop(group, None)
+                return again()
+            rows = pa.concat_tables([arrow.decode(p.ipc) for p in pages])
+            if not pages[0].handover:
+                self._check(storage_group, week, interval, floor, rows)
+                return then(True)
+            hand = pages[0].handover[0]
+
+            def on_old(older: list[RowsScanned] | None) -> None:
+                if older is None:
+                    return again()
+                # The new group has applied its deletes to its own rows.
+                parts = [((), pa.concat_tables([arrow.decode(p.ipc) for p in older])), ((NEWEST,), rows)]
+                whole = merge(parts, pages[0].tombstones, spec.schema, spec)
+                self._check(storage_group, week, interval, floor, whole)
+                return then(True)
+
+            old = q.ScanRows(hand.source, storage_group, spec, slots=slots, operation=hand.operation)
+            self._pages(self.sim.rng.choice(hand.members), old, [], on_old)
+            return None
+
+        request = q.ScanRows(group, storage_group, spec, slots=slots)
+        self._pages(self.view.target(group, members), request, [], on_new)
+
+    def _pages(self, node: NodeId, request: q.ScanRows, got: list[RowsScanned], then: Pages) -> None:
+        """Every page of one scan from one node; None if one failed."""
+
+        def on_page(reply: Reply) -> None:
+            if not isinstance(reply, RowsScanned):
+                return then(None)
+            got.append(reply)
+            if not reply.cursor:
+                return then(got)
+            return self._pages(node, msgspec.structs.replace(request, cursor=reply.cursor), got, then)
+
+        self.sim.call(CLIENT, node, "admin", request, on_page)
+
+    def _check(
+        self, storage_group: str, week: int, interval: int, floor: dict[Cell, int], rows: pa.Table
+    ) -> None:
+        found = {
+            Cell(storage_group, d, t): v
+            for t, d, v in zip(
+                rows["time"].to_pylist(), rows["device"].to_pylist(), rows["v"].to_pylist(), strict=True
+            )
+        }
+        self.history.reads += 1
+        for cell, value in floor.items():
+            if cell.storage_group == storage_group and cell.time // interval == week:
+                got = found.get(cell, self.history.deleted.get(cell, 0))
+                assert got >= value, (
+                    f"S6: {cell} was acknowledged as {value}, a later strong read gave {found.get(cell)}"
+                )
+        for cell, value in found.items():
+            assert value <= self.history.sent.get(cell, 0), f"S6: {cell} = {value} was never sent"

@@ -1,0 +1,494 @@
+"""One connection: hello, then frames both ways, requests paired with replies.
+
+The side that dialled sends its `Hello` first; the side that accepted checks it and answers with its own
+`Hello`, or with an error frame (a reply with number 0) and closes. Only then does anything else travel.
+
+Writing: frames given during one turn of the loop leave in one write. When the socket does not take
+them, they wait here up to a bound; past it Raft frames are dropped (Raft repeats itself) and requests
+fail with `Overloaded`. Replies are never dropped: instead the accepting side stops reading until they
+are gone. The dialling side never stops reading, so two sides cannot wait for each other.
+
+Nothing is created per request on the accepting side: `Handler.on_request` is a plain call.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from nodeagent.model.errors import (
+    Forbidden,
+    FrameError,
+    NodeAgentError,
+    OutcomeUnknown,
+    Overloaded,
+    Unavailable,
+)
+from nodeagent.model.limits import FRAME_BYTES_MAX, MIB, REQUESTS_PER_CONNECTION_MAX
+from nodeagent.model.raft_messages import Routed
+from nodeagent.model.requests import ErrorReply, Hello, Reply, Request
+from nodeagent.transport.hello import check_hello
+from nodeagent.transport.secure import Secure
+from nodeagent.transport.sockets import address_text, is_loopback, joined, reason_of, tune
+from nodeagent.transport.tls import PeerName, explain, peer_name
+from nodeagent.wire import codec
+from nodeagent.wire.faults import to_error, to_reply
+from nodeagent.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader, Kind
+
+SOCKET_BUFFER_HIGH = 4 * MIB
+"""Bytes the transport holds before it asks us to pause."""
+
+QUEUE_BYTES_MAX = 32 * MIB
+"""Bytes that wait here while paused; past it Raft frames are dropped and requests refused."""
+
+REPLY_BYTES_MAX = 512 * MIB
+"""Waiting replies past this end the connection: the peer does not read."""
+
+HELLO_TIMEOUT_S = 5.0
+"""For handshake and hello together."""
+
+CONNECTIONS_MAX = 8192
+"""Accepted connections; more are cut at once."""
+
+LINGER_S = 1.0
+"""After an error frame the peer gets this long to read it before the connection is cut."""
+
+SWEEP_S = 0.05
+"""Deadlines of calls are checked this often."""
+
+OnReply = Callable[[Reply], None]
+
+
+class Handler(Protocol):
+    """What a side of the connection does with what arrives. Calls must not block."""
+
+    def my_hello(self) -> Hello: ...
+
+    def check_peer(self, hello: Hello) -> None:
+        """May raise `Forbidden` (a retired incarnation)."""
+        ...
+
+    def on_open(self, connection: "Connection") -> None: ...
+
+    def on_raft(self, connection: "Connection", messages: list[Routed]) -> None: ...
+
+    def on_request(self, connection: "Connection", number: int, request: Request) -> None: ...
+
+    def on_close(self, connection: "Connection", error: NodeAgentError) -> None:
+        """Also called for connections that never opened."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """See the module. `dialled`: we opened it, to the node `expect` ("" for any). `context` None: no TLS."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        dialled: bool,
+        context: ssl.SSLContext | None,
+        expect: str = "",
+        registry: "set[Connection] | None" = None,
+    ) -> None:
+        self._registry: set[Connection] = set() if registry is None else registry
+        self._handler = handler
+        self._dialled = dialled
+        self._secure = Secure(context, server_side=not dialled) if context else None
+        self._expect = expect
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reader = FrameReader(HELLO_BYTES_MAX)
+        self._calls: dict[int, tuple[float, OnReply]] = {}
+        self._last_number = 0
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._queue: list[bytes | bytearray] = []
+        self._queue_bytes = 0
+        self._flushing = False
+        self._paused = False
+        self._error: NodeAgentError | None = None
+        self._closed = False
+        self._answering = 0
+        self._certificate: PeerName | None = None
+        self._hello_timer: asyncio.TimerHandle | None = None
+        self.peer: Hello | None = None
+        """The peer's hello, once it was accepted."""
+
+        self.address = ""
+        """`host:port` of the other end."""
+
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        """Done when both hellos are exchanged, or failed with the reason."""
+
+        self.raft_dropped = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+
+    # --- use -------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self.peer is not None and not self._closed
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the other side dialled."""
+        return not self._dialled
+
+    @property
+    def name(self) -> str:
+        return self.peer.name if self.peer else (self._expect or self.address)
+
+    def send_raft(self, messages: list[Routed]) -> bool:
+        """Whether the messages were queued; otherwise they are dropped."""
+        if not self.is_open or self._queue_bytes > QUEUE_BYTES_MAX:
+            self.raft_dropped += len(messages)
+            return False
+        for frame in codec.encode_raft(messages):
+            self._send(frame)
+        return True
+
+    def request(self, request: Request, timeout_s: float, on_reply: OnReply) -> None:
+        """Send a request; `on_reply` gets the reply, or an `ErrorReply` made here: `outcome_unknown`
+        with the detail `lost` when the connection or the time ended after it was sent.
+
+        Raises:
+            Unavailable: not open. Overloaded: too much is waiting. InvalidInput: too large. In each
+            case nothing was sent and `on_reply` is not called.
+        """
+        if not self.is_open:
+            raise self._error or Unavailable(f"no connection to {self.name}")
+        if len(self._calls) >= REQUESTS_PER_CONNECTION_MAX or self._queue_bytes > QUEUE_BYTES_MAX:
+            raise Overloaded(
+                f"{len(self._calls)} requests and {self._queue_bytes} bytes wait for {self.name}",
+                next_step="try again later",
+            )
+        number = self._last_number + 1
+        frame = codec.encode_request(number, request)
+        self._last_number = number
+        self._calls[number] = (self._loop.time() + timeout_s, on_reply)
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        self._send(frame)
+
+    async def call(self, request: Request, timeout_s: float) -> Reply:
+        """Send a request and wait for its reply.
+
+        Raises:
+            NodeAgentError: what the node answered, or what `request` raises or makes.
+        """
+        future: asyncio.Future[Reply] = self._loop.create_future()
+
+        def on_reply(reply: Reply) -> None:
+            if not future.done():
+                future.set_result(reply)
+
+        self.request(request, timeout_s, on_reply)
+        reply = await future
+        if isinstance(reply, ErrorReply):
+            raise to_error(reply)
+        return reply
+
+    def reply(self, number: int, reply: Reply) -> None:
+        """Answer request `number`. After the end of the connection this does nothing."""
+        self._answering -= 1
+        if self._closed:
+            return
+        try:
+            frame = codec.encode_reply(number, reply)
+        except NodeAgentError as error:
+            frame = codec.encode_reply(number, to_reply(error))
+        self._send(frame)
+        if self._queue_bytes > REPLY_BYTES_MAX:
+            self.abort(Overloaded(f"{self.name} does not read its replies"))
+
+    def close(self, error: NodeAgentError | None = None) -> None:
+        """Close after what is queued was sent; the peer is told `error`."""
+        transport = self._transport
+        if self._closed or transport is None:
+            return
+        if error is not None:
+            self._error = self._error or error
+            if self._secure is None or self._secure.is_ready:
+                self._queue.append(codec.encode_reply(0, to_reply(error)))
+        self._paused = False
+        self._flush()
+        self._end()
+        if error is None:
+            transport.close()
+            return
+        # Closing with unread input resets the connection, and the peer might lose the error frame.
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._loop.call_later(LINGER_S, transport.abort)
+
+    def abort(self, error: NodeAgentError) -> None:
+        """Close at once; nothing more is sent."""
+        if self._closed:
+            return
+        self._error = self._error or error
+        if self._transport is not None:
+            self._transport.abort()
+        self._end()
+
+    # --- asyncio ---------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self._closed or len(self._registry) >= CONNECTIONS_MAX:
+            self._transport.abort()
+            self._end()
+            return
+        self._registry.add(self)
+        self._transport.set_write_buffer_limits(high=SOCKET_BUFFER_HIGH)
+        peer = transport.get_extra_info("peername")
+        self.address = address_text(peer)
+        tune(transport.get_extra_info("socket"))
+        self._hello_timer = self._loop.call_later(HELLO_TIMEOUT_S, self._on_hello_timeout)
+        if self._secure is not None:
+            if self._dialled:
+                self._secure.start()
+                self._transport.write(self._secure.outgoing())
+        elif not is_loopback(peer):
+            self.close(Forbidden("connections without TLS are allowed on loopback only"))
+        elif self._dialled:
+            self._send(codec.encode_hello(self._handler.my_hello()))
+
+    def data_received(self, data: bytes) -> None:
+        if self._closed:
+            return
+        self.bytes_in += len(data)
+        try:
+            if self._secure is None:
+                self._on_bytes(data)
+            else:
+                for piece in self._on_records(self._secure, data):
+                    self._on_bytes(piece)
+        except (FrameError, Forbidden) as error:
+            self.close(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if not self._dialled and self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._flush()
+        if not self._dialled and not self._paused and not self._closed and self._transport is not None:
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end()
+
+    # --- frames ----------------------------------------------------------------------------------
+
+    def _on_records(self, secure: Secure, data: bytes) -> list[bytes]:
+        """Decrypt; the handshake's end and its failure are dealt with here."""
+        assert self._transport is not None
+        was_ready = secure.is_ready
+        try:
+            pieces = secure.receive(data)
+        except ssl.SSLError as error:
+            reason = explain(error, self._expect or self.address)
+            self._transport.write(secure.outgoing())
+            secure.is_ready = False
+            raise reason from error
+        if not was_ready:
+            if secure.is_ready:
+                self._certificate = peer_name(secure.certificate())
+                if self._dialled:
+                    self._send(codec.encode_hello(self._handler.my_hello()))
+            self._transport.write(secure.outgoing())
+        return pieces
+
+    def _on_bytes(self, data: bytes) -> None:
+        for frame in self._reader.feed(data):
+            if self._closed:
+                return
+            self._on_frame(frame)
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self.peer is None:
+            self._on_first(frame)
+        elif frame.kind is Kind.RAFT:
+            if self.peer.role != "node":
+                raise Forbidden(f"{self.peer.role} {self.peer.name} may not take part in consensus")
+            self._handler.on_raft(self, codec.decode_raft(frame))
+        elif frame.kind is Kind.REQUEST:
+            self._on_request(frame)
+        elif frame.kind is Kind.REPLY:
+            self._on_reply(frame)
+        else:
+            raise FrameError("a second hello")
+
+    def _on_first(self, frame: Frame) -> None:
+        """The peer's hello, or why it does not want us."""
+        if self._dialled and frame.kind is Kind.REPLY and frame.number == 0:
+            self._on_reply(frame)
+            return
+        if frame.kind is not Kind.HELLO:
+            raise FrameError(f"a {frame.kind.name} frame came before the hello")
+        hello = codec.decode_hello(frame)
+        check_hello(self._handler.my_hello(), hello, self._certificate, self._expect)
+        if self._dialled and hello.role != "node":
+            raise Forbidden(f"{hello.role} {hello.name} answers at {self.address}: not a node")
+        self._handler.check_peer(hello)
+        self.peer = hello
+        self._reader.bytes_max = FRAME_BYTES_MAX
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        if not self._dialled:
+            self._send(codec.encode_hello(self._handler.my_hello()))
+        if not self.opened.done():
+            self.opened.set_result(None)
+        self._handler.on_open(self)
+
+    def _on_request(self, frame: Frame) -> None:
+        if self._dialled or frame.number == 0:
+            raise FrameError("a request came from the side that was dialled, or without a number")
+        request = codec.decode_request(frame)
+        self._answering += 1
+        if self._answering > REQUESTS_PER_CONNECTION_MAX:
+            error = Overloaded(f"{REQUESTS_PER_CONNECTION_MAX} requests of this connection are open")
+            self.reply(frame.number, to_reply(error))
+            return
+        self._handler.on_request(self, frame.number, request)
+
+    def _on_reply(self, frame: Frame) -> None:
+        reply = codec.decode_reply(frame)
+        if frame.number == 0:
+            if isinstance(reply, ErrorReply):
+                self._error = to_error(reply)
+            self.close()
+            return
+        waiting = self._calls.pop(frame.number, None)
+        if waiting is not None:
+            waiting[1](reply)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _send(self, frame: bytes | bytearray) -> None:
+        self._queue.append(frame)
+        self._queue_bytes += len(frame)
+        if not self._flushing and not self._paused:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """One write for all that is queued, unless frames are large enough to travel alone."""
+        self._flushing = False
+        if self._transport is None or self._closed or not self._queue or self._paused:
+            return
+        queue, self._queue = self._queue, []
+        self.bytes_out += self._queue_bytes
+        self._queue_bytes = 0
+        parts = joined(queue)
+        if self._secure is None:
+            for part in parts:
+                self._transport.write(part)
+        else:
+            for records in self._secure.seal(parts):
+                self._transport.write(records)
+
+    def _sweep(self) -> None:
+        self._sweeper = None
+        now = self._loop.time()
+        late = [number for number, (deadline, _) in self._calls.items() if deadline <= now]
+        for number in late:
+            _, on_reply = self._calls.pop(number)
+            on_reply(to_reply(OutcomeUnknown(f"{self.name} did not answer in time", lost=True)))
+        if self._calls and self._sweeper is None and not self._closed:
+            self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+
+    def _on_hello_timeout(self) -> None:
+        if self.peer is None:
+            self.abort(Unavailable(f"{self.name} accepted the connection but did not say hello"))
+
+    def _end(self) -> None:
+        """Once: whoever waits for something learns that it will not come."""
+        if self._closed:
+            return
+        self._closed = True
+        self._registry.discard(self)
+        for timer in (self._sweeper, self._hello_timer):
+            if timer is not None:
+                timer.cancel()
+        self._queue.clear()
+        error = self._error or Unavailable(f"connection to {self.name} was lost")
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()  # marks it as retrieved: nobody may be waiting
+        calls, self._calls = self._calls, {}
+        unknown = to_reply(OutcomeUnknown(f"no answer: {error.what}", lost=True))
+        for _, on_reply in calls.values():
+            on_reply(unknown)
+        self._handler.on_close(self, error)
+
+
+async def dial(
+    handler: Handler,
+    host: str,
+    port: int,
+    *,
+    context: ssl.SSLContext | None,
+    expect: str = "",
+    timeout_s: float = 5.0,
+) -> Connection:
+    """Connect to a node and exchange hellos. `context` None means TLS is off (loopback only).
+
+    Raises:
+        Unavailable: no contact within the time.
+        Forbidden: a certificate, name, role, cluster or incarnation that one side refuses.
+    """
+    loop = asyncio.get_running_loop()
+    where = f"{expect} at {host}:{port}" if expect else f"{host}:{port}"
+    connection = Connection(handler, dialled=True, context=context, expect=expect)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await loop.create_connection(lambda: connection, host, port)
+            await asyncio.shield(connection.opened)
+    except TimeoutError:
+        error = Unavailable(f"{where} did not answer within {timeout_s:g} s")
+        connection.abort(error)
+        raise error from None
+    except asyncio.CancelledError:
+        connection.abort(Unavailable(f"gave up on {where}"))
+        raise
+    except OSError as os_error:
+        raise Unavailable(f"{where} cannot be reached: {reason_of(os_error)}") from os_error
+    return connection
+
+
+class Listener:
+    """The accepting side: every connection it made is in `connections` until it ends."""
+
+    def __init__(self, handler: Handler, context: ssl.SSLContext | None) -> None:
+        self._handler = handler
+        self._context = context
+        self._server: asyncio.Server | None = None
+        self.connections: set[Connection] = set()
+
+    async def start(self, host: str, port: int) -> None:
+        """Raises `OSError` when the address cannot be had."""
+        self._server = await asyncio.get_running_loop().create_server(
+            self._accept, host, port, backlog=512, reuse_address=True
+        )
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Accept no more, and end every connection after its queued replies."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self.connections):
+            connection.close()
+
+    def _accept(self) -> Connection:
+        return Connection(self._handler, dialled=False, context=self._context, registry=self.connections)

@@ -1,0 +1,137 @@
+"""Mutual TLS 1.3 with the cluster's own authority.
+
+Who a peer is comes from its certificate alone: common name = node or operator, organisational unit =
+role. Host names are not compared: a node is dialled by address but accepted by name, so a certificate
+of another node behind the right address is refused (`hello.check_hello`).
+"""
+
+import contextlib
+import os
+import ssl
+import tempfile
+from collections.abc import Iterator
+
+import msgspec
+
+from nodeagent.model.errors import Forbidden, InvalidInput
+
+ROLES = ("node", "admin", "reader")
+_ALERT_PREFIXES = ("sslv3", "tlsv1", "tlsv13", "ssl/tls")
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Certificate, private key and authority; each is PEM text or the path of a PEM file."""
+
+    cert: str
+    key: str
+    ca: str
+
+    def __repr__(self) -> str:
+        """Never shows a key."""
+        return f"Identity(cert={_label(self.cert)}, ca={_label(self.ca)})"
+
+
+class PeerName(msgspec.Struct, frozen=True):
+    """What a verified certificate says."""
+
+    name: str
+    role: str
+
+
+def server_context(identity: Identity) -> ssl.SSLContext:
+    """Raises `InvalidInput` when the identity cannot be loaded."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
+    context.num_tickets = 0
+    return context
+
+
+def client_context(identity: Identity) -> ssl.SSLContext:
+    """Raises `InvalidInput` when the identity cannot be loaded."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
+
+
+def reload(context: ssl.SSLContext, identity: Identity) -> None:
+    """Use a renewed certificate for connections made from now on."""
+    with _as_file(identity.cert) as cert, _as_file(identity.key) as key:
+        try:
+            context.load_cert_chain(cert, key)
+        except (OSError, ValueError) as error:
+            raise InvalidInput(
+                f"certificate {_label(identity.cert)} cannot be loaded: {error}",
+                next_step="issue it again with `iotctl cert issue`",
+            ) from error
+
+
+def peer_name(certificate: object) -> PeerName:
+    """Name and role of a peer from `getpeercert()`.
+
+    Raises:
+        Forbidden: no certificate, no name, or a role we do not know.
+    """
+    if not isinstance(certificate, dict):
+        raise Forbidden("the peer showed no certificate")
+    subject = {str(key): str(value) for part in certificate.get("subject", ()) for key, value in part}
+    name = subject.get("commonName", "")
+    role = subject.get("organizationalUnitName", "")
+    if not name or role not in ROLES:
+        raise Forbidden(
+            f"certificate of {name or 'an unnamed peer'} has role {role!r}, not {', '.join(ROLES)}",
+            next_step="issue it again with `iotctl cert issue`",
+        )
+    return PeerName(name, role)
+
+
+def explain(error: ssl.SSLError, where: str) -> Forbidden:
+    """A TLS failure with the peer at `where`, in words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Forbidden(
+            f"certificate of {where} is refused: {error.verify_message}",
+            next_step="check that both sides use certificates of the same cluster: `iotctl cert show`",
+        )
+    reason = (error.reason or str(error)).lower().replace("_", " ")
+    before, alert, text = reason.partition(" alert ")
+    if alert and before in _ALERT_PREFIXES:
+        return Forbidden(
+            f"{where} refuses our certificate: {text}",
+            next_step="look at it with `iotctl cert show`, renew it with `iotctl cert renew`",
+        )
+    return Forbidden(f"no TLS with {where}: {reason}")
+
+
+def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        if _is_pem(identity.ca):
+            context.load_verify_locations(cadata=identity.ca)
+        else:
+            context.load_verify_locations(cafile=identity.ca)
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"authority {_label(identity.ca)} cannot be loaded: {error}") from error
+    reload(context, identity)
+    return context
+
+
+def _is_pem(text: str) -> bool:
+    return "-----BEGIN" in text
+
+
+def _label(text: str) -> str:
+    return "(PEM text)" if _is_pem(text) else text
+
+
+@contextlib.contextmanager
+def _as_file(text: str) -> Iterator[str]:
+    """`ssl` loads key pairs from files only: PEM text goes through a private one, removed at once."""
+    if not _is_pem(text):
+        yield text
+        return
+    handle, path = tempfile.mkstemp(prefix="identity-")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        yield path
+    finally:
+        os.unlink(path)

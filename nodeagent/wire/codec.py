@@ -1,0 +1,92 @@
+"""Messages to frames and back. Decoding is typed: what does not fit is a `FrameError`, never a crash."""
+
+from typing import TypeVar
+
+import msgspec
+
+from nodeagent.model.errors import FrameError, InvalidInput
+from nodeagent.model.limits import FRAME_BYTES_MAX
+from nodeagent.model.raft_messages import Routed
+from nodeagent.model.requests import Hello, Reply, Request
+from nodeagent.wire.frames import HEAD, LENGTH, NUMBERED_HEAD, Frame, Kind
+
+_T = TypeVar("_T")
+_HEAD_BYTES = HEAD.size
+_NUMBERED_HEAD_BYTES = NUMBERED_HEAD.size
+
+_encoder = msgspec.msgpack.Encoder()
+_hello_decoder = msgspec.msgpack.Decoder(Hello)
+_raft_decoder = msgspec.msgpack.Decoder(list[Routed])
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode_hello(hello: Hello) -> bytearray:
+    return _encode(Kind.HELLO, hello)
+
+
+def encode_raft(messages: list[Routed]) -> list[bytearray]:
+    """One frame, or several where one would be too long. A single message that is too long is left
+    out: the group's own limits make that a bug elsewhere, and a lost message is always allowed."""
+    if not messages:
+        return []
+    frame = _encode(Kind.RAFT, messages)
+    if len(frame) - LENGTH.size <= FRAME_BYTES_MAX:
+        return [frame]
+    if len(messages) == 1:
+        return []
+    half = len(messages) // 2
+    return encode_raft(messages[:half]) + encode_raft(messages[half:])
+
+
+def encode_request(number: int, request: Request) -> bytearray:
+    """Raises `InvalidInput` when the request does not fit into a frame."""
+    return _encode_numbered(Kind.REQUEST, number, request)
+
+
+def encode_reply(number: int, reply: Reply) -> bytearray:
+    """Raises `InvalidInput` when the reply does not fit into a frame."""
+    return _encode_numbered(Kind.REPLY, number, reply)
+
+
+def decode_hello(frame: Frame) -> Hello:
+    return _decode(_hello_decoder, frame)
+
+
+def decode_raft(frame: Frame) -> list[Routed]:
+    return _decode(_raft_decoder, frame)
+
+
+def decode_request(frame: Frame) -> Request:
+    return _decode(_request_decoder, frame)
+
+
+def decode_reply(frame: Frame) -> Reply:
+    return _decode(_reply_decoder, frame)
+
+
+def _encode(kind: Kind, message: object) -> bytearray:
+    buffer = bytearray(_HEAD_BYTES)
+    _encoder.encode_into(message, buffer, _HEAD_BYTES)
+    HEAD.pack_into(buffer, 0, len(buffer) - LENGTH.size, kind)
+    return buffer
+
+
+def _encode_numbered(kind: Kind, number: int, message: object) -> bytearray:
+    buffer = bytearray(_NUMBERED_HEAD_BYTES)
+    _encoder.encode_into(message, buffer, _NUMBERED_HEAD_BYTES)
+    length = len(buffer) - LENGTH.size
+    if length > FRAME_BYTES_MAX:
+        raise InvalidInput(
+            f"{type(message).__name__} of {length} bytes does not fit into a frame of {FRAME_BYTES_MAX}",
+            next_step="send fewer rows at a time",
+        )
+    NUMBERED_HEAD.pack_into(buffer, 0, length, kind, number)
+    return buffer
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], frame: Frame) -> _T:
+    try:
+        return decoder.decode(frame.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise FrameError(f"a {frame.kind.name} frame does not decode: {error}") from error

@@ -1,0 +1,120 @@
+"""Cutting a byte stream into frames.
+
+The reader is fed whatever the socket gives and returns the frames that are complete. How the bytes
+were cut on the way makes no difference. Bytes of a large frame are copied once, into a buffer of the
+announced size; a small frame is a view of the bytes that were fed.
+"""
+
+import struct
+from enum import IntEnum
+
+import msgspec
+
+from nodeagent.model.errors import FrameError
+from nodeagent.model.limits import FRAME_BYTES_MAX, KIB
+
+PROTOCOL = 1
+"""Version of everything on the wire; sides that differ refuse each other."""
+
+HELLO_BYTES_MAX = 16 * KIB
+"""Nothing larger is read from a peer that has not said who it is."""
+
+LENGTH = struct.Struct(">I")
+HEAD = struct.Struct(">IB")
+NUMBERED_HEAD = struct.Struct(">IBQ")
+_NUMBER = struct.Struct(">Q")
+_LENGTH_BYTES = LENGTH.size
+
+
+class Kind(IntEnum):
+    HELLO = 1
+    RAFT = 2
+    REQUEST = 3
+    REPLY = 4
+
+
+_NUMBERED = (Kind.REQUEST, Kind.REPLY)
+
+
+class Frame(msgspec.Struct, frozen=True, gc=False):
+    """`number` is 0 for kinds without one. `body` is only good until it is decoded: do not keep it."""
+
+    kind: Kind
+    number: int
+    body: memoryview
+
+
+class FrameReader:
+    """Turns fed bytes into frames. After a `FrameError` it must not be fed again."""
+
+    def __init__(self, bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.bytes_max = bytes_max
+        """Longest `length` accepted; may be raised or lowered between frames."""
+
+        self._head = b""
+        """Up to three bytes of an unfinished length."""
+
+        self._partial: bytearray | None = None
+        """The frame being received, already of its final size."""
+
+        self._filled = 0
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes received of a frame that is not complete."""
+        return len(self._head) if self._partial is None else self._filled + _LENGTH_BYTES
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """The frames that `data` completes, in order.
+
+        Raises:
+            FrameError: a length over the limit, an unknown kind, or a frame too short for its kind.
+        """
+        frames: list[Frame] = []
+        view = memoryview(self._head + data) if self._head else memoryview(data)
+        self._head = b""
+        at = self._fill(view, frames)
+        size = len(view)
+        while size - at >= _LENGTH_BYTES:
+            (length,) = LENGTH.unpack_from(view, at)
+            self._check_length(length)
+            at += _LENGTH_BYTES
+            if size - at < length:
+                self._partial = bytearray(length)
+                self._filled = 0
+                at += self._fill(view[at:], frames)
+                assert at == size
+                return frames
+            frames.append(_frame(view[at : at + length]))
+            at += length
+        self._head = bytes(view[at:])
+        return frames
+
+    def _check_length(self, length: int) -> None:
+        if not 1 <= length <= self.bytes_max:
+            raise FrameError(f"a frame of {length} bytes was announced; 1 to {self.bytes_max} are allowed")
+
+    def _fill(self, view: memoryview, frames: list[Frame]) -> int:
+        """Copy into the unfinished frame, if there is one; how many bytes were taken."""
+        if self._partial is None:
+            return 0
+        taken = min(len(view), len(self._partial) - self._filled)
+        self._partial[self._filled : self._filled + taken] = view[:taken]
+        self._filled += taken
+        if self._filled == len(self._partial):
+            frames.append(_frame(memoryview(self._partial)))
+            self._partial = None
+            self._filled = 0
+        return taken
+
+
+def _frame(view: memoryview) -> Frame:
+    try:
+        kind = Kind(view[0])
+    except ValueError:
+        raise FrameError(f"frame kind {view[0]} is unknown: the peer does not speak this protocol") from None
+    if kind not in _NUMBERED:
+        return Frame(kind, 0, view[1:])
+    if len(view) < 1 + _NUMBER.size:
+        raise FrameError(f"a {kind.name} frame of {len(view)} bytes has no number")
+    return Frame(kind, _NUMBER.unpack_from(view, 1)[0], view[1 + _NUMBER.size :])

@@ -1,0 +1,63 @@
+"""What a bench reports: figures with their unit, the floor they must reach, and the raw limit beside them."""
+
+from collections.abc import Sequence
+from statistics import median
+
+import msgspec
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """`value` is the median of `runs`. `floor` 0: none is set. `limit` says what bounds it, measured."""
+
+    name: str
+    value: float
+    unit: str
+    runs: tuple[float, ...] = ()
+    floor: float = 0.0
+    ceiling: float = 0.0
+    """For figures that must stay below something (a time)."""
+
+    limit: str = ""
+    details: dict[str, float] = {}
+
+    @property
+    def verdict(self) -> str:
+        if self.floor:
+            return "ok" if self.value >= self.floor else "BELOW"
+        if self.ceiling:
+            return "ok" if self.value <= self.ceiling else "ABOVE"
+        return ""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One bench: its workload in words, its figures, how long it took."""
+
+    bench: str
+    workload: str
+    figures: tuple[Figure, ...]
+    seconds: float
+
+
+def of(
+    name: str,
+    runs: Sequence[float],
+    unit: str,
+    *,
+    floor: float = 0.0,
+    ceiling: float = 0.0,
+    limit: str = "",
+    details: dict[str, float] | None = None,
+) -> Figure:
+    return Figure(name, median(runs), unit, tuple(runs), floor, ceiling, limit, details or {})
+
+
+def number(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.2f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

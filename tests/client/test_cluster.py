@@ -1,0 +1,171 @@
+"""Statuses in the dark, changes, files."""
+
+import asyncio
+
+import pytest
+
+from nodeagent.client.cluster import Cluster
+from nodeagent.model.errors import FileCorrupt, NodeAgentError, OutcomeUnknown, Refused, Unavailable
+from nodeagent.model.operation import Operation, Stage
+from nodeagent.model.requests import BeginChange, Chunk, FetchChunk, NodeStatus, Reply, Request
+from tests.client.clock import run
+from tests.client.fake import NODES, FakeCluster
+from tests.client.test_writes import make
+
+CHANGE = BeginChange("add-node", "node5", "someone")
+
+
+@pytest.mark.parametrize("down", range(5))
+@pytest.mark.parametrize("hung", range(5))
+def test_statuses_end_in_time_whatever_the_nodes_do(down: int, hung: int) -> None:
+    """Dead and silent nodes are named with an error; the others are there; no leader is needed."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        fake.learn("10.0.0.9:1", "10.0.0.1", 0)  # node1 once more, by address
+        fake.down, fake.hung = set(NODES[:down]), set(NODES[::-1][:hung])
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        statuses = await cluster.statuses(2.0)
+        assert loop.time() - started <= 2.01
+        alive = set(NODES) - fake.down - fake.hung
+        assert {n for n, s in statuses.items() if isinstance(s, NodeStatus)} >= alive
+        for node in set(NODES) - alive:
+            assert isinstance(statuses[node], NodeAgentError) or node == "node1"
+
+    run(scenario())
+
+
+def test_meta_comes_from_the_first_node_that_answers() -> None:
+    """A node that hangs delays the answer by a moment, not by a timeout."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        fake.hung, fake.down = {"node1"}, {"node2"}
+        started = asyncio.get_running_loop().time()
+        view = await cluster.meta()
+        assert view.node in ("node3", "node4")
+        assert asyncio.get_running_loop().time() - started < 1
+
+    run(scenario())
+
+
+def test_an_older_view_never_replaces_a_newer_one() -> None:
+    """Routes go forward only, whichever node answers."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        fake.plan({0}, "node1.1", "node2.1")
+        newest = await cluster.meta()
+        fake.faults.stale_meta = 1.0
+        fake.down = {"node1"}
+        assert (await cluster.meta()).applied < newest.applied
+        assert cluster._calls.routes is not None
+        assert cluster._calls.routes.view.applied == newest.applied
+
+    run(scenario())
+
+
+def test_a_change_whose_answer_was_lost_is_found_not_begun_again() -> None:
+    """Sent once; the meta group is asked what became of it."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        handle = fake.handle
+
+        def lose(target: str, request: Request) -> Reply:
+            reply = handle(target, request)
+            if isinstance(request, BeginChange):
+                raise OutcomeUnknown("no answer")
+            return reply
+
+        fake.handle = lose  # type: ignore[method-assign]  # the fault of this test
+        operation = await cluster.begin_change(CHANGE)
+        assert operation.id == fake.operations[0].id
+        assert len([r for _, r in fake.log if isinstance(r, BeginChange)]) <= len(NODES)
+        with pytest.raises(Refused):
+            await cluster.begin_change(CHANGE)
+
+    run(scenario())
+
+
+def test_a_change_that_never_arrived_is_unknown() -> None:
+    """It may still be on its way."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        handle = fake.handle
+
+        def swallow(target: str, request: Request) -> Reply:
+            if isinstance(request, BeginChange):
+                raise OutcomeUnknown("no answer")
+            return handle(target, request)
+
+        fake.handle = swallow  # type: ignore[method-assign]  # the fault of this test
+        with pytest.raises(OutcomeUnknown):
+            await cluster.begin_change(CHANGE)
+
+    run(scenario())
+
+
+def test_waiting_shows_each_state_once_and_survives_silence() -> None:
+    """A cluster that is away for a while does not end the wait."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        operation = await cluster.begin_change(CHANGE)
+        shown: list[Operation] = []
+        task = asyncio.create_task(cluster.wait(operation.id, on_progress=shown.append))
+        await asyncio.sleep(1)
+        fake.down = set(NODES)
+        await asyncio.sleep(20)
+        fake.down = set()
+        fake.operations = [_at(fake.operations[0], Stage.DONE)]
+        fake.publish()
+        assert (await task).stage is Stage.DONE
+        assert [o.stage for o in shown] == [Stage.PLANNED, Stage.DONE]
+
+    run(scenario())
+
+
+def test_a_wait_ends_by_its_own_timeout() -> None:
+    """The error names the command to go on with."""
+
+    async def scenario() -> None:
+        _, cluster = make()
+        operation = await cluster.begin_change(CHANGE)
+        with pytest.raises(Unavailable) as caught:
+            await cluster.wait(operation.id, timeout_s=3)
+        assert caught.value.next_step.endswith(operation.id)
+
+    run(scenario())
+
+
+class _Files(FakeCluster):
+    content = bytes(range(256)) * 9000
+    size = len(content)
+
+    def handle(self, target: str, request: Request) -> Reply:
+        if isinstance(request, FetchChunk):
+            end = request.offset + min(request.length, 1_000_000)
+            return Chunk(self.content[request.offset : end], self.size)
+        return super().handle(target, request)
+
+
+def test_a_file_is_fetched_in_pieces_and_a_short_one_is_an_error() -> None:
+    """The end is where the size says, never where bytes happen to stop."""
+
+    async def scenario() -> None:
+        fake = _Files()
+        cluster = Cluster(fake)
+        assert await cluster.fetch_file("node1", "ab", "f") == fake.content
+        fake.size += 1
+        with pytest.raises(FileCorrupt):
+            await cluster.fetch_file("node1", "ab", "f")
+
+    run(scenario())
+
+
+def _at(operation: Operation, stage: Stage) -> Operation:
+    operation.stage = stage
+    return operation

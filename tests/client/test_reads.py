@@ -1,0 +1,316 @@
+"""Reads see every acknowledged row once, also while slots move; what is missing is an error."""
+
+import asyncio
+import random
+
+import pytest
+
+from nodeagent.client.cluster import Cluster
+from nodeagent.client.reader import Query, merge_below, slots_of
+from nodeagent.model.errors import NodeAgentError, NotFound, OutcomeUnknown, Unavailable
+from nodeagent.model.files import ScanSpec, Tombstone
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.requests import ListPartitions, Reply, RowsScanned, ScanRows
+from nodeagent.partition.hash import shard_of, slot_of
+from tests.client.clock import run
+from tests.client.fake import SETTINGS, FakeCluster, Faults
+from tests.client.rows import SCHEMA, SG, TABLE, Row, listed, rows
+from tests.client.test_writes import make, move_about, stop
+
+
+def all_slots_of(fake: FakeCluster, group: str) -> set[int]:
+    return set(fake.groups[group].slots)
+
+
+def other(group: str) -> str:
+    return "node4.1" if group != "node4.1" else "node1.1"
+
+
+async def handed_over(fake: FakeCluster, cluster: Cluster, old: list[Row], new: list[Row]) -> list[str]:
+    """`old` rows written, every slot moved to another group but not adopted, then `new` rows written."""
+    await cluster.write(SG, TABLE, rows(*old))
+    moves = [(all_slots_of(fake, g), g, t) for g, t in (("node1.1", "node2.1"), ("node3.1", "node4.1"))]
+    moves += [(all_slots_of(fake, g), g, t) for g, t in (("node2.1", "node1.1"), ("node4.1", "node3.1"))]
+    operations = [fake.plan(*move) for move in moves]
+    for step in (fake.seal, fake.open):
+        for operation in operations:
+            step(operation)
+    if new:
+        await cluster.write(SG, TABLE, rows(*new))
+    return operations
+
+
+def test_a_scan_is_sorted_by_tags_and_time_with_null_first() -> None:
+    """Whatever group a row came from."""
+
+    async def scenario() -> None:
+        _, cluster = make()
+        given = [(t, d, float(t), None) for t in range(0, 9000, 450) for d in ("b", None, "a")]
+        await cluster.write(SG, TABLE, rows(*given))
+        table = await cluster.scan(SG, TABLE)
+        expected = sorted(given, key=lambda r: (r[1] is not None, r[1] or "", r[0]))
+        assert listed(table) == expected
+        assert listed(await cluster.scan(SG, TABLE, limit=4)) == expected[:4]
+
+    run(scenario())
+
+
+def test_a_scan_keeps_to_times_tags_and_fields() -> None:
+    """Times are inclusive; a narrow range asks only the groups that can have it."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows(*((t, d, 1.0, 2.0) for t in range(0, 5000, 500) for d in "ab")))
+        fake.log.clear()
+        table = await cluster.scan(SG, TABLE, fields=["w"], tags={"d": "a"}, time_from=500, time_to=1000)
+        assert table.column_names == ["time", "d", "w"]
+        assert table.column("time").to_pylist() == [500, 1000]
+        assert len([r for _, r in fake.log if isinstance(r, ScanRows)]) <= 2
+        batches = [b async for b in cluster.scan_batches(SG, TABLE)]
+        assert sum(b.num_rows for b in batches) == 20
+
+    run(scenario())
+
+
+def test_old_rows_are_merged_below_new_ones_cell_by_cell() -> None:
+    """During a hand-over the newest value of each cell wins; a null hides nothing."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        old: list[Row] = [(0, "a", 1.0, 10.0), (1, "a", 2.0, 20.0), (2000, "b", 3.0, 30.0)]
+        new: list[Row] = [(0, "a", None, 11.0), (5, "a", 5.0, None), (2000, "b", 4.0, None)]
+        operations = await handed_over(fake, cluster, old, new)
+        expected = [(0, "a", 1.0, 11.0), (1, "a", 2.0, 20.0), (5, "a", 5.0, None), (2000, "b", 4.0, 30.0)]
+        assert listed(await cluster.scan(SG, TABLE)) == expected
+        assert any(r.operation for _, r in fake.log if isinstance(r, ScanRows))
+        for operation in operations:
+            fake.adopt(operation)
+        assert listed(await cluster.scan(SG, TABLE)) == expected
+
+    run(scenario())
+
+
+def test_deletes_during_a_hand_over_mask_old_rows_of_their_partition_only() -> None:
+    """A delete in the new group hides rows that are still with the previous holder, and no later row."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await handed_over(fake, cluster, [(t, d, 1.0, 1.0) for t in (0, 500, 1500) for d in "ab"], [])
+        report = await cluster.delete(SG, TABLE, tags={"d": "a"}, time_from=0, time_to=600)
+        assert report.partitions >= 1
+        await cluster.write(SG, TABLE, rows((500, "a", None, 9.0)))
+        assert listed(await cluster.scan(SG, TABLE)) == [
+            (500, "a", None, 9.0),
+            (1500, "a", 1.0, 1.0),
+            (0, "b", 1.0, 1.0),
+            (500, "b", 1.0, 1.0),
+            (1500, "b", 1.0, 1.0),
+        ]
+
+    run(scenario())
+
+
+def test_one_tombstone_does_not_reach_another_shard() -> None:
+    """Partitions are deleted one by one: a tombstone of one says nothing of its neighbour's rows."""
+    old = rows(*((0, f"d{i}", float(i), None) for i in range(12)))
+    tombstone = Tombstone((5,), PartitionKey(SG, 0, 0), TABLE, (), 0, 10)
+    query = Query(SG, ScanSpec(SCHEMA), "strong")
+    left = listed(merge_below(rows(), [old], [tombstone], query, SETTINGS))
+    in_other_shard = [r for r in listed(old) if shard_of((r[1],), SETTINGS.shards) == 1]
+    assert sorted(left) == sorted(in_other_shard) and 0 < len(left) < 12
+
+
+def test_a_previous_holder_that_fails_is_replaced_by_another() -> None:
+    """One live holder of the old rows is enough."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await handed_over(fake, cluster, [(0, "a", 1.0, None), (3000, "b", 2.0, None)], [])
+        refused = 0
+        handle = fake.handle
+
+        def refuse_twice(target: str, request: object) -> Reply:
+            nonlocal refused
+            if isinstance(request, ScanRows) and request.operation and refused < 2:
+                refused += 1
+                raise NotFound("the seal is not applied here")
+            return handle(target, request)  # type: ignore[arg-type]  # passed through as it came
+
+        fake.handle = refuse_twice  # type: ignore[method-assign]  # the fault of this test
+        assert (await cluster.scan(SG, TABLE)).num_rows == 2 and refused == 2
+
+    run(scenario())
+
+
+def test_old_rows_nobody_gives_are_an_error_never_left_out() -> None:
+    """All previous holders are silent: the scan fails by its deadline."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await handed_over(fake, cluster, [(0, "a", 1.0, None)], [(1, "a", 2.0, None)])
+        handle = fake.handle
+
+        def refuse(target: str, request: object) -> Reply:
+            if isinstance(request, ScanRows) and request.operation:
+                raise NotFound("gone")
+            return handle(target, request)  # type: ignore[arg-type]  # passed through as it came
+
+        fake.handle = refuse  # type: ignore[method-assign]  # the fault of this test
+        with pytest.raises(Unavailable, match="slots were not answered"):
+            await cluster.scan(SG, TABLE)
+
+    run(scenario())
+
+
+def test_pages_come_from_one_node() -> None:
+    """A cursor is only given back to the node that made it, and pages add up."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows(*((t, "a", float(t), None) for t in range(0, 1000, 10))))
+        fake.page_rows = 7
+        fake.log.clear()
+        assert (await cluster.scan(SG, TABLE)).num_rows == 100
+        pages = [(t, r) for t, r in fake.log if isinstance(r, ScanRows) and r.cursor]
+        assert len({target for target, _ in pages}) == 1 and len(pages) == 14
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("shift", [-1, +1])
+def test_slots_answered_by_another_table_are_asked_again(shift: int) -> None:
+    """A node that answers by an older or newer table than ours may not serve what we think."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
+        handle, lied = fake.handle, 0
+
+        def lie_once(target: str, request: object) -> Reply:
+            nonlocal lied
+            reply = handle(target, request)  # type: ignore[arg-type]  # passed through as it came
+            if isinstance(reply, RowsScanned) and reply.rows and not lied:
+                lied += 1
+                empty = RowsScanned(b"", 0, 0, fake.version + shift)
+                return empty
+            return reply
+
+        fake.handle = lie_once  # type: ignore[method-assign]  # the fault of this test
+        assert (await cluster.scan(SG, TABLE)).num_rows == 1 and lied == 1
+
+    run(scenario())
+
+
+def test_a_slot_nobody_serves_is_an_error() -> None:
+    """Sealed and never opened: neither empty nor partial."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
+        fake.seal(fake.plan({0}, "node1.1", "node2.1"))
+        with pytest.raises(Unavailable):
+            await cluster.scan(SG, TABLE)
+        with pytest.raises(Unavailable):
+            await cluster.count()
+
+    run(scenario())
+
+
+async def scan_under_moves(seed: int) -> int:
+    faults = Faults(lose_request=0.01, lose_reply=0.02, stale_meta=0.3, delay_max_s=0.02)
+    fake, cluster = make(seed, faults)
+    rng = random.Random(seed)
+    acknowledged: set[int] = set()
+    mover = asyncio.create_task(move_about(fake, rng))
+
+    async def writing() -> None:
+        for i in range(40):
+            try:
+                await cluster.write(SG, TABLE, rows((i * 211, f"d{i % 4}", float(i), None)))
+            except NodeAgentError:
+                continue
+            acknowledged.add(i * 211)
+
+    async def reading() -> int:
+        done = 0
+        for _ in range(12):
+            await asyncio.sleep(rng.random())
+            before = set(acknowledged)
+            try:
+                times = (await cluster.scan(SG, TABLE)).column("time").to_pylist()
+            except (Unavailable, OutcomeUnknown):
+                continue
+            assert before <= set(times), f"seed {seed}: lost {sorted(before - set(times))}"
+            assert len(times) == len(set(times)), f"seed {seed}: a row twice"
+            done += 1
+        return done
+
+    done, _ = await asyncio.gather(reading(), writing())
+    await stop(mover)
+    return done
+
+
+def test_a_strong_scan_misses_nothing_while_slots_move() -> None:
+    """Every row acknowledged before the scan began is in it, once, at every stage of a move."""
+    assert sum(run(scan_under_moves(seed)) for seed in range(8)) > 60
+
+
+@pytest.mark.parametrize("stage", ["settled", "inexact", "handover", "adopted"])
+def test_count_is_exact(stage: str) -> None:
+    """Also where a group only knows a bound, and where rows are still with the previous holder."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        old: list[Row] = [(t, "a", float(t), None) for t in range(100, 6000, 250)]
+        if stage in ("settled", "inexact"):
+            await cluster.write(SG, TABLE, rows(*old))
+        else:
+            new: list[Row] = [(100, "a", None, 1.0), (9000, "b", 1.0, None)]
+            operations = await handed_over(fake, cluster, old, new)
+            old.append((9000, "b", 1.0, None))
+            if stage == "adopted":
+                for operation in operations:
+                    fake.adopt(operation)
+        fake.exact = stage == "settled"
+        fake.log.clear()
+        expected = {
+            "storage_group": SG,
+            "table": TABLE,
+            "rows": len(old),
+            "time_min_ms": 100,
+            "time_max_ms": old[-1][0],
+        }
+        assert await cluster.count() == [expected]
+        assert await cluster.count(SG.upper(), TABLE) == [expected]
+        assert await cluster.count("root.none") == []
+        assert any(isinstance(r, ListPartitions) for _, r in fake.log)
+        assert (stage == "settled") == (not any(isinstance(r, ScanRows) for _, r in fake.log))
+
+    run(scenario())
+
+
+def test_an_empty_table_counts_zero() -> None:
+    """A table without rows is listed, a table that does not exist is an error to read."""
+
+    async def scenario() -> None:
+        _, cluster = make()
+        counted = await cluster.count()
+        assert counted[0]["rows"] == 0 and counted[0]["time_min_ms"] is None
+        assert (await cluster.scan(SG, TABLE)).num_rows == 0
+        with pytest.raises(NotFound):
+            await cluster.scan(SG, "nope")
+
+    run(scenario())
+
+
+def test_a_bounded_query_is_narrowed_to_the_slots_that_can_hold_it() -> None:
+    """One shard when all tags are given, all shards otherwise, all slots for an open range."""
+    narrow = ScanSpec(SCHEMA, None, 0, 1999)
+    expected = {slot_of(SG, p, s, SETTINGS) for p in (0, 1) for s in (0, 1)}
+
+    def mask(spec: ScanSpec) -> set[int]:
+        return set(slots_of(SG, spec, SETTINGS).nonzero()[0].tolist())
+
+    assert mask(narrow) == expected
+    assert mask(ScanSpec(SCHEMA, None, 0, 1999, (("d", "a"),))) < expected
+    assert len(mask(ScanSpec(SCHEMA))) == SETTINGS.slots

@@ -1,0 +1,90 @@
+"""Slots to groups, whom to ask next, which sequences are over."""
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+
+from nodeagent.client.retry import BACKOFF_MAX_S, HOPS_MAX, Backoff, Chase
+from nodeagent.client.routes import make_routes, mask_of
+from nodeagent.client.sessions import WINDOW, _Slot
+from nodeagent.client.spec import ClusterSpec, Endpoint, Identity
+from nodeagent.model.errors import Unavailable
+from tests.client.fake import SETTINGS, FakeCluster
+
+
+def test_moved_slots_stay_with_their_source_until_it_has_sealed() -> None:
+    """The table names the new owner from the plan on, but only an unsealed source can answer."""
+    fake = FakeCluster()
+    before = make_routes(fake.views[-1])
+    operation = fake.plan({0, 1}, "node1.1", "node2.1")
+    planned = make_routes(fake.views[-1])
+    fake.seal(operation)
+    sealed = make_routes(fake.views[-1])
+    assert [r.group_of(0).group for r in (before, planned, sealed)] == ["node1.1", "node1.1", "node2.1"]
+    assert sealed.group_of(2).group == "node1.1"
+    assert sealed.version == before.version + 1
+
+
+def test_legs_are_a_partition_of_the_slots_asked_for() -> None:
+    """Each wanted slot is in exactly one leg, and no other slot is."""
+    routes = make_routes(FakeCluster().views[-1])
+    legs = routes.legs(mask_of([0, 3, 4, 15], SETTINGS.slots))
+    assert [(leg.group.header, leg.slots) for leg in legs] == [
+        ("node1", ((0, 1), (3, 4))),
+        ("node2", ((4, 5),)),
+        ("node4", ((15, 16),)),
+    ]
+    assert routes.owns("node1.1", ((0, 4),)) and not routes.owns("node1.1", ((0, 5),))
+
+
+def test_a_slot_without_owner_is_an_error_not_an_empty_leg() -> None:
+    """A cluster that is being formed has no rows to miss silently."""
+    fake = FakeCluster()
+    del fake.owner[7]
+    fake.publish()
+    routes = make_routes(fake.views[-1])
+    with pytest.raises(Unavailable, match="slot 7"):
+        routes.legs(np.ones(SETTINGS.slots, np.bool_))
+
+
+def test_a_chase_visits_every_member_and_follows_hints_only_so_often() -> None:
+    """Two nodes that name each other cannot make a loop without a pause."""
+    chase = Chase(("a", "b", "c"), "b")
+    seen = [chase.target]
+    for _ in range(2):
+        chase.advance()
+        seen.append(chase.target)
+    assert sorted(seen) == ["a", "b", "c"]
+    at_once = [chase.follow("b" if chase.target != "b" else "c") for _ in range(HOPS_MAX + 1)]
+    assert at_once == [True] * HOPS_MAX + [False]
+    assert not chase.follow(None)
+
+
+def test_backoff_grows_to_its_bound() -> None:
+    """Delays never shrink below half of the last bound, and never pass the largest."""
+    backoff = Backoff(random.Random(1))
+    delays = [backoff.delay_s() for _ in range(12)]
+    assert delays[0] < 0.021 and max(delays) <= BACKOFF_MAX_S and delays[-1] >= BACKOFF_MAX_S / 2
+
+
+def test_settled_is_the_highest_sequence_below_which_all_are_over() -> None:
+    """Whatever the order in which writes end, an open one is never declared settled."""
+    for seed in range(20):
+        rng = random.Random(seed)
+        slot = _Slot()
+        for sequence in range(1, WINDOW):
+            slot.next = sequence + 1
+            slot.open.add(sequence)
+            if rng.random() < 0.6:
+                slot.finish(rng.choice(sorted(slot.open)))
+            assert slot.settled == min(slot.open, default=slot.next) - 1
+
+
+def test_a_spec_travels() -> None:
+    """Spark ships it to its tasks, and its text never shows the key."""
+    spec = ClusterSpec((Endpoint("", "h", 1), Endpoint("n", "h", 2)), Identity("c", "secret", "a"), 3.0)
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert [e.target for e in spec.endpoints] == ["h:1", "n"]
+    assert "secret" not in repr(spec)

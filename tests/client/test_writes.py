@@ -1,0 +1,318 @@
+"""No acknowledged write is lost, none counts twice, and an error says only what is known."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from nodeagent.client.cluster import Cluster
+from nodeagent.client.sessions import WINDOW
+from nodeagent.model.errors import (
+    InvalidInput,
+    NodeAgentError,
+    NotFound,
+    OutcomeUnknown,
+    SchemaMismatch,
+    Unavailable,
+)
+from nodeagent.model.requests import Write
+from nodeagent.partition.hash import slot_of
+from tests.client.clock import run
+from tests.client.fake import SETTINGS, FakeCluster, Faults
+from tests.client.rows import SCHEMA, SG, TABLE, rows
+
+
+def make(seed: int = 0, faults: Faults | None = None) -> tuple[FakeCluster, Cluster]:
+    fake = FakeCluster(seed, faults)
+    fake.add_table(SCHEMA)
+    return fake, Cluster(fake, timeout_s=10, rng=random.Random(seed))
+
+
+def group_at(fake: FakeCluster, time: int, shard: int = 0) -> tuple[int, str]:
+    slot = slot_of(SG, time // 1000, shard, SETTINGS)
+    return slot, next(g.name for g in fake.groups.values() if slot in g.slots)
+
+
+async def move_about(fake: FakeCluster, rng: random.Random) -> None:
+    """Moves, elections, expiries and outages until cancelled."""
+    operation = ""
+    steps: list[Callable[[str], None]] = []
+    while True:
+        await asyncio.sleep(rng.random() * 0.6)
+        action = rng.random()
+        if steps:
+            steps.pop(0)(operation)
+        elif action < 0.5:
+            source, target = rng.sample(sorted(fake.groups), 2)
+            if fake.groups[source].slots:
+                slots = set(rng.sample(sorted(fake.groups[source].slots), 1))
+                operation = fake.plan(slots, source, target)
+                steps = [fake.seal, fake.open, fake.adopt]
+        elif action < 0.8:
+            fake.elect(rng.choice(sorted(fake.groups)))
+        elif action < 0.9:
+            fake.expire_sessions(rng.choice(sorted(fake.groups)))
+        else:
+            fake.down = {rng.choice(["node2", "node3", "node4"])} if not fake.down else set()
+
+
+async def stop(mover: asyncio.Task[None]) -> None:
+    """A mover that died of an error is an error."""
+    assert not mover.done(), mover.exception()
+    mover.cancel()
+
+
+async def write_under_faults(seed: int) -> tuple[int, int, int]:
+    faults = Faults(lose_request=0.03, late_request=0.03, lose_reply=0.06, stale_meta=0.3, delay_max_s=0.05)
+    fake, cluster = make(seed, faults)
+    rng = random.Random(seed + 1000)
+    mover = asyncio.create_task(move_about(fake, rng))
+    outcomes: dict[float, NodeAgentError | None] = {}
+
+    async def one(marker: float) -> None:
+        await asyncio.sleep(rng.random() * 15)
+        try:
+            await cluster.write(SG, TABLE, rows((int(marker) * 317, f"d{marker % 5}", marker, None)))
+            outcomes[marker] = None
+        except NodeAgentError as error:
+            outcomes[marker] = error
+
+    await asyncio.gather(*(one(float(i)) for i in range(60)))
+    await stop(mover)
+    await fake.settle()
+    unknown = 0
+    for marker, outcome in outcomes.items():
+        times = fake.times_applied(marker)
+        if outcome is None:
+            assert times == 1, f"seed {seed}: acknowledged {marker} is there {times} times"
+        elif isinstance(outcome, OutcomeUnknown):
+            unknown += 1
+            assert times <= 1, f"seed {seed}: {marker} is there {times} times"
+        else:
+            assert times == 0, f"seed {seed}: {outcome!r} of {marker}, which is there"
+    return sum(o is None for o in outcomes.values()), unknown, len(fake.operations)
+
+
+def test_no_write_is_lost_or_doubled_under_faults() -> None:
+    """Lost and late messages, elections, moves, expired sessions, dead nodes: the outcome told is true."""
+    done = unknown = moves = 0
+    for seed in range(25):
+        a, b, c = run(write_under_faults(seed))
+        done, unknown, moves = done + a, unknown + b, moves + c
+    assert done > 1200 and moves > 100, (done, unknown, moves)
+
+
+def test_a_write_keeps_its_number_in_the_new_group() -> None:
+    """The answer is lost, the slot moves, the write is sent again: the new group knows it."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        slot, old = group_at(fake, 0)
+        slot1, _ = group_at(fake, 0, 1)
+        new = "node4.1" if old != "node4.1" else "node1.1"
+        await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
+        fake.faults.lose_reply = 1.0
+        task = asyncio.create_task(cluster.write(SG, TABLE, rows((1, "a", 2.0, None))))
+        while not fake.times_applied(2.0):
+            await asyncio.sleep(0.001)
+        fake.faults.lose_reply = 0.0
+        moved = {slot, slot1} & fake.groups[old].slots
+        operation = fake.plan(moved, old, new)
+        fake.seal(operation)
+        fake.open(operation)
+        report = await task
+        assert report.rows == 1 and fake.times_applied(2.0) == 1
+        sent = [r for _, r in fake.log if isinstance(r, Write)][1:]
+        assert len({(r.session, r.sequence) for r in sent}) == 1
+        await cluster.write(SG, TABLE, rows((2, "a", 3.0, None)))
+        last = [r for _, r in fake.log if isinstance(r, Write)][-1]
+        assert last.session.startswith(last.group), "a new write uses a session of the new group"
+
+    run(scenario())
+
+
+def test_an_expired_session_is_renewed_for_a_write_that_cannot_have_happened() -> None:
+    """Nothing was lost on the way, so a new session is safe."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
+        for name in fake.groups:
+            fake.expire_sessions(name)
+        await cluster.write(SG, TABLE, rows((1, "a", 2.0, None)))
+        assert fake.times_applied(2.0) == 1
+
+    run(scenario())
+
+
+def test_an_expired_session_after_a_lost_answer_is_unknown() -> None:
+    """The group no longer tells whether it saw the write: neither do we."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
+        fake.faults.lose_reply = 1.0
+        task = asyncio.create_task(cluster.write(SG, TABLE, rows((1, "a", 2.0, None))))
+        while not fake.times_applied(2.0):
+            await asyncio.sleep(0.001)
+        fake.faults.lose_reply = 0.0
+        for name in fake.groups:
+            fake.expire_sessions(name)
+        with pytest.raises(OutcomeUnknown):
+            await task
+        assert fake.times_applied(2.0) == 1
+
+    run(scenario())
+
+
+def test_a_sealed_slot_is_waited_for() -> None:
+    """Between seal and open a write waits; it is neither refused nor sent to the old group for ever."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        slot, old = group_at(fake, 0)
+        slots = {slot, group_at(fake, 0, 1)[0]} & fake.groups[old].slots
+        operation = fake.plan(slots, old, "node4.1" if old != "node4.1" else "node1.1")
+        fake.seal(operation)
+        data = rows(*((i, f"d{i}", float(i), None) for i in range(8)))
+        task = asyncio.create_task(cluster.write(SG, TABLE, data))
+        await asyncio.sleep(2)
+        assert not task.done()
+        fake.open(operation)
+        assert (await task).rows == 8
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("how", ["down", "leaderless"])
+def test_what_was_never_accepted_is_a_definite_failure_by_the_deadline(how: str) -> None:
+    """Not sent, or refused each time: `Unavailable`, and nothing is there."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.meta()
+        if how == "down":
+            fake.down = set(fake.known())
+        else:
+            for group in fake.groups.values():
+                group.leader = "nobody"
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(Unavailable):
+            await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
+        assert asyncio.get_running_loop().time() - started < 25
+        assert not fake.times_applied(1.0)
+
+    run(scenario())
+
+
+def test_silence_until_the_deadline_is_unknown() -> None:
+    """A request that may be in the log is never reported as not done."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
+        fake.hung = set(fake.known())
+        with pytest.raises(OutcomeUnknown):
+            await cluster.write(SG, TABLE, rows((1, "a", 2.0, None)))
+
+    run(scenario())
+
+
+def test_a_partly_acknowledged_write_is_unknown_and_says_how_much() -> None:
+    """One group answers, another is dead: a definite error would be a lie for the first."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.meta()
+        for group in list(fake.groups.values())[2:]:
+            group.leader = "nobody"
+        data = rows(*((i * 500, f"d{i % 7}", float(i), None) for i in range(60)))
+        with pytest.raises(OutcomeUnknown) as caught:
+            await cluster.write(SG, TABLE, data)
+        there = sum(fake.times_applied(float(i)) for i in range(60))
+        assert 0 < caught.value.details["rows_acknowledged"] == there < 60
+
+    run(scenario())
+
+
+def test_bad_rows_are_refused_before_anything_is_sent() -> None:
+    """Unknown columns, missing tables and null times never reach a group."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        with pytest.raises(SchemaMismatch):
+            await cluster.write(SG, TABLE, pa.table({"time": [1], "nope": [2.0]}))
+        with pytest.raises(InvalidInput):
+            await cluster.write(SG, TABLE, pa.table({"time": pa.array([None], pa.int64()), "v": [2.0]}))
+        with pytest.raises(NotFound):
+            await cluster.write(SG, "other", pa.table({"time": [1], "v": [2.0]}))
+        assert not [r for _, r in fake.log if isinstance(r, Write)]
+
+    run(scenario())
+
+
+def test_tags_create_and_extend_a_table() -> None:
+    """The first write makes the table, a later one adds its new column, both keep their rows."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write("root.New", "T", pa.table({"time": [1], "Dev": ["x"], "v": [2.0]}), tags=["dev"])
+        wider = pa.table({"time": [2], "dev": ["x"], "v": [3.0], "w": [4.0]})
+        await cluster.write("root.new", "t", wider, tags=["dev"])
+        schema = fake.schemas["root.new", "t"]
+        assert [c.name for c in schema.columns] == ["dev", "v", "w"] and schema.version == 2
+        assert (await cluster.scan("root.new", "t")).num_rows == 2
+
+    run(scenario())
+
+
+def test_entries_are_split_by_rows_and_by_slot() -> None:
+    """An entry holds rows of one slot and partition only, at most `rows_max` of them."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        data = rows(*((i * 100, f"d{i % 3}", float(i), None) for i in range(200)))
+        report = await cluster.write(SG, TABLE, data, rows_max=4)
+        applied = [a for g in fake.groups.values() for a in g.rows]
+        assert report.rows == 200 and report.entries == len(applied)
+        for a in applied:
+            assert a.rows.num_rows <= 4
+            assert {t // 1000 for t in a.rows.column("time").to_pylist()} == {a.partition.time_partition}
+            assert a.slot == slot_of(SG, a.partition.time_partition, a.partition.shard, SETTINGS)
+
+    run(scenario())
+
+
+def test_at_most_half_the_window_is_in_flight_per_slot() -> None:
+    """More writes than the group can remember wait for their turn, and all arrive once."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        count = WINDOW + 100
+        async with cluster.writer(in_flight=count) as writer:
+            for i in range(count):
+                await writer.write(SG, TABLE, rows((i % 1000, "a", float(i), None)))
+            report = await writer.drain()
+        assert report.rows == count
+        writes = [r for _, r in fake.log if isinstance(r, Write)]
+        assert all(r.sequence - r.settled <= WINDOW for r in writes)
+        assert sum(a.rows.num_rows for g in fake.groups.values() for a in g.rows) == count
+
+    run(scenario())
+
+
+def test_a_bulk_writer_raises_the_first_failure() -> None:
+    """Nobody who drains it can take a lost row for written."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.meta()
+        for group in fake.groups.values():
+            group.leader = "nobody"
+        with pytest.raises(Unavailable):
+            async with cluster.writer() as writer:
+                await writer.write(SG, TABLE, rows((0, "a", 1.0, None)))
+
+    run(scenario())

@@ -1,0 +1,161 @@
+"""Any one agent SIGKILLed while slots move, and started again: nothing acknowledged is lost."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from nodeagent.model.operation import Operation, Stage
+from nodeagent.partition.ranges import to_slots
+from tests.cluster.conftest import MakeWorld
+from tests.cluster.world import World, flip, gaining_members, until
+
+pytestmark = pytest.mark.real
+
+SLOW, FAST = "6KB/s", "200MB/s"
+DAMAGED_EACH = 3
+
+
+@dataclass
+class Changed:
+    """One operation that went on through the death of some agents."""
+
+    operation: Operation
+    killed: dict[str, str] = field(default_factory=dict)
+    """role -> node"""
+
+
+@dataclass
+class Story:
+    world: World
+    rows: int
+    removal: Changed
+    adding: Changed
+    acknowledged: int
+    damaged: dict[str, set[int]]
+    """node -> slots of whose files it held a damaged copy before the removal"""
+
+
+@pytest.fixture(scope="module")
+def story(make_world: MakeWorld) -> Iterator[Story]:
+    """A writer runs through the removal of node3 and the adding of node6; four agents die, one by one.
+
+    Before it, files on the leaver and on an overlapping member are damaged: copies of them must come from
+    somewhere else.
+    """
+    world = make_world("death")
+    rows = world.rows()
+    damaged = _damage_sources(world)
+    load = world.load()
+
+    removal = _begin(world, "remove-node", "node3")
+    move = removal.operation.moves[0]
+    overlapping = next(n for m in removal.operation.moves for n in m.target_members if n in m.source_members)
+    _kill(world, removal, "losing leader", world.leader(move.source))
+    _kill(world, removal, "overlapping member", overlapping)
+    _finish(world, removal)
+    world.fleet.stop(["node3"])
+
+    adding = _begin(world, "add-node", "node6")
+    world.reconnect()
+    _kill(world, adding, "newcomer", "node6")
+    _kill(world, adding, "meta leader", world.leader("meta"))
+    _finish(world, adding)
+    acknowledged = world.check_load(load)
+    yield Story(world, rows, removal, adding, acknowledged, damaged)
+
+
+def _damage_sources(world: World) -> dict[str, set[int]]:
+    """Flip a byte in files of D(node3), as node3 and node4 have them, in slots that are about to move."""
+    group = world.group_of("node3")
+    plan = world.iotctl("plan", "remove-node", "node3", "-o", "json")
+    assert plan.code == 0, plan.err
+    moves = {m["slot"]: m["to"] for m in plan.json["moves"]}
+    out: dict[str, set[int]] = {}
+    for node, target in (("node3", "node1"), ("node4", "node4")):
+        files = [f for f in world.manifest(node, group) if moves.get(f.slot) == target][:DAMAGED_EACH]
+        assert len(files) == DAMAGED_EACH, f"{target} gains too few files"
+        for meta in files:
+            flip(world.path_of(node, group, meta), meta.size // 2)
+        out[node] = {f.slot for f in files}
+    return out
+
+
+def _begin(world: World, verb: str, node: str) -> Changed:
+    said = world.iotctl("cluster", verb, node, "--yes", "--no-wait", "-o", "json")
+    assert said.code == 0, said.err
+    operation = said.json["operations"][0]
+    found = world.wait_stage(operation, Stage.MOVING)
+    assert world.iotctl("ops", "set", operation, "--rate", SLOW).code == 0
+    return Changed(found)
+
+
+def _kill(world: World, changed: Changed, role: str, node: str) -> None:
+    """SIGKILL in MOVING; the next one dies only after this one serves again."""
+    before = world.operation(changed.operation.id)
+    assert before is not None and before.stage is Stage.MOVING, before
+    world.restart(node)
+    changed.killed[role] = node
+    until(lambda: node in world.statuses(), 60.0, lambda: f"{node} does not come back")
+    until(
+        lambda: not any(p.code in ("quorum_lost", "no_leader") for p in world.status().problems),
+        60.0,
+        lambda: str(world.status().problems),
+    )
+
+
+def _finish(world: World, changed: Changed) -> None:
+    before = world.operation(changed.operation.id)
+    assert before is not None and before.stage is Stage.MOVING, "everybody died while slots moved"
+    assert world.iotctl("ops", "set", changed.operation.id, "--rate", FAST).code == 0
+    changed.operation = world.wait_stage(changed.operation.id, Stage.DONE, 120.0)
+
+
+def test_operations_complete_through_the_death_of_each_role(story: Story) -> None:
+    """Newcomer, losing leader, meta leader and overlapping member died in MOVING; both changes are DONE."""
+    assert set(story.removal.killed) | set(story.adding.killed) == {
+        "losing leader",
+        "overlapping member",
+        "newcomer",
+        "meta leader",
+    }
+    for changed in (story.removal, story.adding):
+        assert changed.operation.state() == "done"
+        for node in gaining_members(changed.operation):
+            assert sum(c.bytes_received for c in changed.operation.copies if c.node == node) > 0, node
+
+
+def test_acknowledged_rows_are_all_there(story: Story) -> None:
+    """Those of the writer that ran through everything, and those from before."""
+    assert story.acknowledged > 0
+    assert story.world.rows() == story.rows + story.acknowledged
+
+
+def test_groups_of_the_removal_of_node3_are_the_derivation(story: Story) -> None:
+    """{3,4,5} goes; {1,2,3} -> {1,2,4}; {2,3,4} -> {2,4,5}; the others as they were."""
+    operation = story.removal.operation
+    assert {c.group.partition(".")[0]: set(c.after) for c in operation.changes} == {
+        "node1": {"node1", "node2", "node4"},
+        "node2": {"node2", "node4", "node5"},
+    }
+    assert operation.dissolved_group is not None and operation.dissolved_group.startswith("node3.")
+    moved = sum(len(to_slots(m.slots)) for m in operation.moves)
+    assert moved == 2_000
+
+
+def test_copies_of_damaged_files_came_from_another_holder(story: Story) -> None:
+    """A wrong hash is fetched again, from elsewhere; an own copy that is damaged is replaced likewise."""
+    copies = story.removal.operation.copies
+    for node, slots in story.damaged.items():
+        taker = "node1" if node == "node3" else "node4"
+        mine = [c for c in copies if c.node == taker and slots & set(to_slots(c.slots))]
+        assert mine, (taker, slots)
+        log = (story.world.fleet.directory / taker / "agent.log").read_text()
+        assert "pull_again" in log, taker
+
+
+def test_replicas_are_equal_at_hash_depth_after_deaths(story: Story) -> None:
+    """And none of them holds a damaged file."""
+    story.world.wait_healthy()
+    found = story.world.iotctl("verify", "--depth", "hash", "-o", "json")
+    assert found.code == 0, found.out[-3000:] + found.err

@@ -1,0 +1,327 @@
+"""A fleet of real agents in a directory, and the verbs the tests need.
+
+Every process is found by its own pid file or handle; `close` ends them all, whatever happened before.
+"""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from iotctl.cli.main import run
+from iotctl.cli.session import Session
+from iotctl.execute import facts
+from iotctl.execute.cluster import cluster_spec
+from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, Fleet, storage_group_name
+from iotctl.execute.load import Load
+from iotctl.execute.operations import blocked_on, received_bytes
+from iotctl.execute.status import ClusterStatus, cluster_status
+from iotctl.fleet.local import LocalFleet
+from nodeagent.client.blocking import BlockingCluster
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.files import FileMeta
+from nodeagent.model.operation import Operation, Stage
+from nodeagent.model.requests import GetManifest, ManifestReply, NodeStatus
+from nodeagent.partition.hash import shard_of, slot_of, time_partition
+
+DATA = Fleet(storage_groups=40, weeks=52, step_ms=12 * 3_600_000)
+NONEMPTY_MIN = 1_500
+PLACES = 48
+POLL_S = 0.05
+
+
+@dataclass(slots=True)
+class Said:
+    """One finished command line."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict:  # type: ignore[type-arg] # the shape differs from command to command
+        return json.loads(self.out)
+
+
+@dataclass(slots=True)
+class World:
+    """See the module. The cluster client is made when first used and lives until `close`."""
+
+    fleet: LocalFleet
+    _cluster: BlockingCluster | None = None
+    _processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    _loads: list[Load] = field(default_factory=list)
+
+    # --- processes ---------------------------------------------------------------------------------
+
+    def up(self, timeout_s: float = 60.0) -> None:
+        self.fleet.start()
+        self.wait_healthy(timeout_s)
+
+    def wait_healthy(self, timeout_s: float = 60.0) -> ClusterStatus:
+        def healthy() -> ClusterStatus | None:
+            found = self.status()
+            return found if found.healthy else None
+
+        return until(healthy, timeout_s, lambda: f"not healthy: {self.status().problems}")
+
+    def restart(self, name: str) -> None:
+        """SIGKILL, then start again at once."""
+        assert self.fleet.kill(name), f"{name} was not running"
+        self.fleet.start([name])
+
+    def pid(self, name: str) -> int:
+        found = next(n.pid for n in self.fleet.nodes() if n.name == name)
+        assert found is not None, f"{name} is down"
+        return found
+
+    @contextmanager
+    def frozen(self, names: Sequence[str]) -> Iterator[None]:
+        """SIGSTOP, and SIGCONT at the end: alive for the kernel, silent for everybody else."""
+        pids = [self.pid(n) for n in names]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        for load in self._loads:
+            load.stop()
+        for process in self._processes:
+            kill_session(process)
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+        if self.fleet.exists:
+            for node in self.fleet.nodes():
+                self.fleet.kill(node.name)
+            self.fleet.stop(grace_s=5.0)
+
+    # --- iotctl ------------------------------------------------------------------------------------
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {**os.environ, "IOTCTL_CLUSTER": str(self.fleet.spec_path), "USER": "tester"}
+
+    def iotctl(self, *words: str, client: BlockingCluster | None = None) -> Said:
+        """One command line, in this process, without a terminal; `client` is used and closed when given."""
+        out, err = io.StringIO(), io.StringIO()
+        session = Session(out, err, io.StringIO(), self.env, self.fleet.directory.parent)
+        if client is not None:
+            session.connect = lambda spec: client
+        code = run(words, session)
+        return Said(code, out.getvalue(), err.getvalue())
+
+    def process(self, *words: str) -> "subprocess.Popen[bytes]":
+        """The same as a process in a session of its own, ended with the world."""
+        log = (self.fleet.directory.parent / f"iotctl-{len(self._processes)}.log").open("wb")
+        with log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "iotctl", *words],
+                env=self.env,
+                cwd=self.fleet.directory.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return process
+
+    def said_by(self, process: "subprocess.Popen[bytes]") -> str:
+        number = self._processes.index(process)
+        return (self.fleet.directory.parent / f"iotctl-{number}.log").read_text(errors="replace")
+
+    # --- the cluster -------------------------------------------------------------------------------
+
+    def connect(self) -> BlockingCluster:
+        identity = self.fleet.directory / "operator"
+        return BlockingCluster.connect(cluster_spec(self.fleet.source(), identity, {}))
+
+    @property
+    def cluster(self) -> BlockingCluster:
+        if self._cluster is None:
+            self._cluster = self.connect()
+        return self._cluster
+
+    def reconnect(self) -> None:
+        """After the spec changed: the client only knows the nodes it was given."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    def status(self) -> ClusterStatus:
+        return cluster_status(self.cluster, self.fleet.source(), now_ms=int(time.time() * 1000))
+
+    def statuses(self) -> dict[str, NodeStatus]:
+        return {n: s for n, s in self.cluster.statuses(2.0).items() if isinstance(s, NodeStatus)}
+
+    def operation(self, operation: str) -> Operation | None:
+        """None while nobody tells."""
+        try:
+            return next((o for o in self.cluster.meta().operations if o.id == operation), None)
+        except NodeAgentError:
+            return None
+
+    def open_operation(self) -> Operation:
+        def opened() -> Operation | None:
+            try:
+                return next((o for o in self.cluster.meta().operations if not o.ended), None)
+            except NodeAgentError:
+                return None
+
+        return until(opened, 60.0, lambda: "no operation was begun")
+
+    def wait_stage(self, operation: str, stage: Stage, timeout_s: float = 90.0) -> Operation:
+        def there() -> Operation | None:
+            found = self.operation(operation)
+            return found if found is not None and found.stage is stage else None
+
+        return until(there, timeout_s, lambda: f"not {stage}: {self._told(operation)}")
+
+    def _told(self, operation: str) -> str:
+        found = self.operation(operation)
+        return "nobody tells" if found is None else f"{found.stage}, {blocked_on(found)}; {found.last_error}"
+
+    def members(self) -> dict[str, tuple[str, ...]]:
+        """Header -> voters, as the group's own leader has them."""
+        return {
+            g.group.partition(".")[0]: g.voters
+            for s in self.statuses().values()
+            for g in s.groups
+            if g.group != "meta" and g.role == "leader"
+        }
+
+    def leader(self, group: str) -> str:
+        def led() -> str | None:
+            return next(
+                (
+                    s.node
+                    for s in self.statuses().values()
+                    for g in s.groups
+                    if g.group == group and g.role == "leader"
+                ),
+                None,
+            )
+
+        return until(led, 30.0, lambda: f"{group} has no leader")
+
+    def group_of(self, header: str) -> str:
+        return next(g.group for g in self.cluster.meta().groups if g.header == header and not g.dissolving)
+
+    def manifest(self, node: str, group: str) -> tuple[FileMeta, ...]:
+        reply = self.cluster.call(node, GetManifest(group))
+        assert isinstance(reply, ManifestReply)
+        return reply.files
+
+    def close_memtables(self) -> None:
+        """Every row in files, on every replica."""
+        for group in self.cluster.meta().groups:
+            index = self.cluster.close_all(group.group)
+            for member in group.members:
+                until(
+                    lambda m=member, g=group.group, i=index: self._made(m, g) >= i,  # type: ignore[misc]
+                    60.0,
+                    lambda m=member, g=group.group: f"{g} on {m} does not make its files",  # type: ignore[misc]
+                )
+
+    def _made(self, node: str, group: str) -> int:
+        reply = self.cluster.call(node, GetManifest(group, ((0, 1),)))
+        assert isinstance(reply, ManifestReply)
+        return reply.materialised
+
+    def nonempty_slots(self) -> int:
+        return len({f.slot for g in self.cluster.meta().groups for f in self.manifest(g.header, g.group)})
+
+    def received(self, operation: str) -> dict[str, int]:
+        return received_bytes(self.cluster.statuses(2.0), operation)
+
+    def rows(self) -> int:
+        return sum(int(str(t["rows"])) for t in self.cluster.count())
+
+    # --- a running writer --------------------------------------------------------------------------
+
+    def load(self) -> Load:
+        """A writer and a reader over slots of every group; stopped with the world at the latest."""
+        meta = self.cluster.meta()
+        table = facts.table_of(meta)
+        places: dict[tuple[str, int], str] = {}
+        for i in range(PLACES):
+            group = storage_group_name(i % DATA.storage_groups)
+            at = EPOCH_MS + (i * 7 % DATA.weeks) * WEEK_MS + 1_800_000
+            week = time_partition(at, meta.settings.time_partition_interval_ms)
+            slot = slot_of(group, week, shard_of(["probe"], meta.settings.shards), meta.settings)
+            places[group, at] = table.route(slot)
+        load = Load(self.connect, TABLE, TAG, places)
+        self._loads.append(load)
+        load.start()
+        return load
+
+    def check_load(self, load: Load) -> int:
+        """Stop it; every acknowledged row is there. Returns how many there are."""
+        seen = load.stop()
+        self._loads.remove(load)
+        assert not seen.missing, seen.missing[:3]
+        for (group, at), value in seen.acked.items():
+            rows = self.cluster.scan(
+                group, TABLE, fields=["probe"], tags={TAG: "probe"}, time_from=at, time_to=at
+            )
+            assert rows.column("probe").to_pylist() == [value], (group, at, value)
+        assert seen.acked, "the writer wrote nothing"
+        return len(seen.acked)
+
+    # --- files on disk -----------------------------------------------------------------------------
+
+    def path_of(self, node: str, group: str, meta: FileMeta) -> Path:
+        root = self.fleet.directory / node / "data" / "groups" / group
+        return root / "slots" / f"{meta.slot:05d}" / meta.name
+
+
+def flip(path: Path, at: int, length: int = 1) -> None:
+    """Invert bytes in the middle of a file, in a file of its own: hard links keep the old bytes."""
+    content = bytearray(path.read_bytes())
+    for i in range(at, at + length):
+        content[i] ^= 0xFF
+    temporary = path.with_name(path.name + ".flipped")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
+def until(probe: Callable[[], object], timeout_s: float, why: Callable[[], str]):  # type: ignore[no-untyped-def]
+    """The first true result of `probe`; fails with `why()` when none comes in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = probe()
+        if found:
+            return found
+        assert time.monotonic() < deadline, why()
+        time.sleep(POLL_S)
+
+
+def gaining_members(operation: Operation) -> set[str]:
+    """Nodes that must receive bytes: members of a gaining group that did not hold the slots before."""
+    return {n for m in operation.moves for n in m.target_members if n not in m.source_members}
+
+
+def kill_session(process: "subprocess.Popen[bytes]") -> None:
+    """SIGKILL a process and all of its session (a Spark driver has a JVM below it)."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+
+
+def copy_of(stopped: LocalFleet, directory: Path) -> LocalFleet:
+    """The same fleet once more, ports included: only one of them may run at a time."""
+    shutil.copytree(stopped.directory, directory)
+    return LocalFleet(directory)

@@ -1,0 +1,306 @@
+"""What the entries of a data group do to its state."""
+
+import pytest
+
+from nodeagent.data import commands as c
+from nodeagent.data.sessions import Sessions
+from nodeagent.data.slots import Slots
+from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
+from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.files import FileMeta, Tombstone
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import AdoptFiles, Adoption, CloseFiles, DeleteFiles
+from nodeagent.model.limits import SESSION_WINDOW
+from nodeagent.model.operation import SealResult
+from nodeagent.model.requests import ErrorReply, SessionOpened, Written
+from nodeagent.model.schema import Column, TableSchema
+
+P = PartitionKey("root.a", 1, 0)
+Q = PartitionKey("root.b", 1, 0)
+SLOT = {P: 3, Q: 4}
+
+
+def schema(partition: PartitionKey, version: int = 1) -> TableSchema:
+    fields = [Column("v", "INT64", False), Column("w", "INT64", False)][:version]
+    return TableSchema(partition.storage_group, "m", version, (Column("device", "STRING", True), *fields))
+
+
+class Group:
+    """A state with its log; results of jobs come when a test says so."""
+
+    def __init__(self, state: DataState | None = None) -> None:
+        self.state = state or initial("g.1", ((0, 10),))
+        self.log: list[Entry] = []
+        self.first = self.state.applied + 1
+        self.session = ""
+        self.sequence = 0
+
+    def do(self, command: c.Command) -> object:
+        entry = Entry(1, int(EntryKind.COMMAND), c.encode(command))
+        self.log.append(entry)
+        return self.state.apply(self.first + len(self.log) - 1, [entry], 0)[0][1]
+
+    def open_session(self) -> None:
+        reply = self.do(c.OpenSession())
+        assert isinstance(reply, SessionOpened)
+        self.session = reply.session
+        for p in (P, Q):
+            self.do(c.UseSchema(schema(p)))
+
+    def write(self, p: PartitionKey = P, *, sequence: int = 0, settled: int = 0, session: str = "") -> object:
+        self.sequence += 1
+        return self.do(
+            c.WriteRows(
+                session or self.session, sequence or self.sequence, settled, SLOT[p], p, "m", 1, 1, 0, 9, b"x"
+            )
+        )
+
+    def delete(self, p: PartitionKey = P) -> object:
+        self.sequence += 1
+        return self.do(c.DeleteRange(self.session, self.sequence, 0, SLOT[p], p, "m", (), 0, 9))
+
+    def close(self, *ps: PartitionKey) -> None:
+        self.do(c.CloseFile(tuple((SLOT[p], p) for p in ps)))
+
+    def finish(self) -> None:
+        """All jobs are done."""
+        while self.state.jobs:
+            job = self.state.jobs.pop(0)
+            if isinstance(job, CloseFiles):
+                self.state.on_closed(
+                    job,
+                    tuple(meta(u.spec.name, u.spec.slot, u.spec.partition, u.spec.order) for u in job.units),
+                )
+            elif isinstance(job, AdoptFiles):
+                self.state.on_adopted(job)
+
+    def restart(self) -> "Group":
+        """From the checkpoint of now and the log after its base."""
+        saved = self.state.checkpoint()
+        base = self.state.base()
+        again = Group(DataState.restore(decode_checkpoint(encode_checkpoint(saved)), base))
+        again.log, again.first = self.log, self.first
+        again.session, again.sequence = self.session, self.sequence
+        again.state.apply(base + 1, self.log[base + 1 - self.first :], 0)
+        return again
+
+
+def meta(name: str, slot: int, p: PartitionKey, order: tuple[int, ...]) -> FileMeta:
+    return FileMeta(name, slot, p, "m", order, 1, "0" * 32, 1, 0, 9, (1, 1, 1))
+
+
+@pytest.fixture
+def group() -> Group:
+    g = Group()
+    g.open_session()
+    return g
+
+
+def units(state: DataState) -> list[object]:
+    return [
+        (u.spec, u.batches, u.tombstones) for j in state.jobs if isinstance(j, CloseFiles) for u in j.units
+    ]
+
+
+def test_a_write_counts_once(group: Group) -> None:
+    assert group.write(sequence=1) == Written(group.state.applied)
+    assert group.write(sequence=1) == Written(0, duplicate=True)
+    assert group.state.memtable.rows == 1
+
+
+def test_after_the_seal_no_write_counts_and_after_a_cancel_it_does_again(group: Group) -> None:
+    group.do(c.Seal("op", 1, ((3, 4),)))
+    refused = group.write()
+    assert isinstance(refused, ErrorReply) and refused.code == "moved" and refused.details["wait"]
+    assert isinstance(group.write(Q), Written)
+    group.do(c.Unseal("op", 1))
+    assert isinstance(group.write(), Written)
+
+
+def test_a_seal_after_its_cancel_has_no_effect_even_when_it_was_never_seen(group: Group) -> None:
+    group.do(c.Unseal("op", 1))
+    group.do(c.Seal("op", 1, ((3, 4),)))
+    group.do(c.Open("op", 1, ((20, 21),), ()))
+    assert group.state.slots.open == set(range(10)) and not group.state.slots.sealed
+
+
+def test_the_gaining_group_knows_what_the_losing_one_has_seen(group: Group) -> None:
+    group.write(sequence=1)
+    group.do(c.Seal("op", 1, ((3, 4),)))
+    sealed = group.state.slots.sealed["op"]
+    target = Group(initial("h.1", ()))
+    target.do(c.UseSchema(schema(P)))
+    target.do(c.Open("op", 1, ((3, 4),), (SealResult("g.1", sealed.index, sealed.sessions),)))
+    assert target.write(sequence=1, session=group.session) == Written(0, duplicate=True)
+    assert isinstance(target.write(sequence=2, session=group.session), Written)
+
+
+def test_a_settled_client_is_never_past_the_window(group: Group) -> None:
+    group.write(sequence=1)
+    far = 3 * SESSION_WINDOW
+    assert isinstance(group.write(sequence=far, settled=far - 1), Written)
+    over = group.write(sequence=5 * SESSION_WINDOW, settled=0)
+    assert isinstance(over, ErrorReply) and over.code == "overloaded"
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_restart_gives_every_unclosed_row_back_and_no_other(group: Group, made: bool) -> None:
+    group.write()
+    group.write(sequence=1)  # a duplicate
+    group.close(P)
+    if made:
+        group.finish()
+    group.write()
+    group.write(Q)
+    again = group.restart()
+    assert again.state.memtable.rows == group.state.memtable.rows == (2 if made else 3)
+    assert again.state.manifest.files() == group.state.manifest.files()
+
+
+def test_a_close_made_after_a_restart_is_the_close_made_before_it(group: Group) -> None:
+    """Same rows, columns and deletes, though the state has seen a newer schema and a later delete."""
+    group.write()
+    group.delete()
+    group.write()
+    group.close(P)
+    before = units(group.state)
+    group.do(c.UseSchema(schema(P, 2)))
+    group.delete()
+    assert units(group.restart().state) == before
+
+
+def test_names_do_not_depend_on_when_files_are_made(group: Group) -> None:
+    """One member makes the first file before the next write comes, another one after it."""
+    slow = Group()
+    slow.open_session()
+    for g in (group, slow):
+        g.write(P)
+        g.write(Q)
+        g.close(P)
+        if g is group:
+            g.finish()
+        g.write(P)
+        g.finish()
+        g.do(c.Seal("op", 1, ((0, 10),)))
+        g.finish()
+    assert [f.name for f in group.state.manifest.files()] == [f.name for f in slow.state.manifest.files()]
+    assert group.state.manifest.files() == slow.state.manifest.files()
+
+
+def test_a_close_drops_no_row_of_an_earlier_one(group: Group) -> None:
+    group.write()
+    group.close(P)
+    group.write()
+    group.close(P)
+    first, second = group.state.jobs
+    group.state.jobs = []
+    assert isinstance(first, CloseFiles) and isinstance(second, CloseFiles)
+    made = [tuple(meta(u.spec.name, 3, P, u.spec.order) for u in j.units) for j in (first, second)]
+    group.state.on_closed(second, made[1])
+    assert group.state.memtable.rows == 2 and not len(group.state.manifest)
+    group.state.on_closed(first, made[0])
+    assert group.state.memtable.rows == 0 and len(group.state.manifest) == 2
+
+
+def adopt(group: Group) -> c.Adopt:
+    index = group.state.slots.arriving["op"].index
+    file = meta("a", 20, PartitionKey("root.c", 1, 0), (index, 5))
+    deletes = (Tombstone((index, 7), file.partition, "m", (), 0, 9),)
+    return c.Adopt("op", ((20, 21),), (Adoption("s", file),), deletes)
+
+
+def test_a_member_that_still_adopts_is_no_source(group: Group) -> None:
+    """The next operation seals slots whose files of the last one are not in place here yet."""
+    group.do(c.Open("op", 1, ((20, 21),), ()))
+    group.do(adopt(group))
+    group.do(c.Seal("op2", 2, ((20, 21),)))
+    assert not group.state.sealed_ready("op2") and not group.state.sealed_whole("op2", {20})
+    group.finish()
+    assert group.state.sealed_ready("op2")
+
+
+def test_adopting_twice_is_adopting_once(group: Group) -> None:
+    group.do(c.Open("op", 1, ((20, 21),), ()))
+    command = adopt(group)
+    group.do(command)
+    group.do(command)
+    group.finish()
+    assert len(group.state.manifest) == 1 and len(group.state.tombstones) == 1
+    group.do(command)
+    assert not group.state.jobs and group.state.slots.ended["op"] == "adopted"
+
+
+def test_files_adopted_after_their_slot_was_released_are_deleted(group: Group) -> None:
+    group.do(c.Open("op", 1, ((20, 21),), ()))
+    group.do(adopt(group))
+    adopting = group.state.jobs.pop()
+    assert isinstance(adopting, AdoptFiles)
+    group.do(c.Seal("op2", 2, ((20, 21),)))
+    group.do(c.Release("op2", 2))
+    group.state.on_adopted(adopting)
+    assert not len(group.state.manifest)
+    assert [type(j) for j in group.state.jobs] == [DeleteFiles]
+
+
+def test_a_release_forgets_files_sessions_and_deletes_of_its_slots_alone(group: Group) -> None:
+    group.write(P)
+    group.write(Q)
+    group.close(P, Q)
+    group.finish()
+    group.do(c.Seal("op", 1, ((3, 4),)))
+    group.do(c.Release("op", 1))
+    assert {f.slot for f in group.state.manifest.files()} == {4}
+    assert 3 not in group.state.sessions.seen and 4 in group.state.sessions.seen
+
+
+def test_a_new_member_is_told_of_the_seal_and_given_no_files(group: Group) -> None:
+    group.write()
+    group.do(c.Seal("op", 1, ((3, 4),)))
+    group.finish()
+    saved = decode_checkpoint(encode_checkpoint(group.state.checkpoint({"op"})))
+    state = DataState.restore(saved, group.state.base())
+    assert not len(state.manifest) and not state.sealed_ready("op") and group.state.sealed_ready("op")
+
+
+def test_a_new_group_begins_where_no_member_can_come_from_nothing() -> None:
+    """The first slots are in no entry: the log alone must not be enough to join."""
+    assert initial("g.1", ((0, 1),)).base() > DataState("g.1").base()
+
+
+def test_a_session_is_a_guest_for_the_slots_that_brought_it() -> None:
+    old, new = Sessions(), Sessions()
+    old.open("s")
+    new.admit(old.export([3]), {3})
+    assert new.knows("s", 3) and not new.knows("s", 4)
+    new.forget([3])
+    assert not new.knows("s", 3)
+
+
+def test_every_command_of_an_operation_is_idempotent() -> None:
+    slots = Slots(open={1, 2})
+    assert slots.seal("op", ((1, 2),), 5, b"") and not slots.seal("op", ((1, 2),), 6, b"")
+    assert slots.sealed["op"].index == 5
+    assert slots.release("op") == {1} and slots.release("op") == set()
+    assert not slots.unseal("op") and slots.open == {2}
+    assert slots.open_for("op2", ((7, 9),), 7, []) and not slots.open_for("op2", ((7, 9),), 8, [])
+    slots.adopted("op2", ((7, 8),))
+    assert slots.arriving["op2"].slots == {8}
+    slots.adopted("op2", ((8, 9),))
+    assert not slots.open_for("op2", ((7, 9),), 9, [])
+
+
+def test_a_newer_state_says_which_files_of_the_old_one_go() -> None:
+    """An install: the old files nobody names any more go, those that are yet to be made again stay."""
+    old = Group()
+    old.open_session()
+    for p in (P, Q):
+        old.write(p)
+        old.close(p)
+    new = old.restart()
+    old.finish()
+    assert new.state.superseded(old.state) == ()
+    new.finish()
+    new.do(c.Seal("op", 1, ((3, 4),)))
+    new.do(c.Release("op", 1))
+    assert [f.slot for f in new.state.superseded(old.state)] == [3]
+    assert old.state.superseded(new.state) == ()

@@ -1,0 +1,118 @@
+"""What a host does with what it finds on its disk and with requests no honest peer sends."""
+
+import random
+
+import msgspec
+import pytest
+
+from nodeagent.data import commands as data
+from nodeagent.data.state import encode_checkpoint, initial
+from nodeagent.host.admission import check_status
+from nodeagent.host.handlers import is_evidence
+from nodeagent.host.host import Host
+from nodeagent.host.replica import Saved
+from nodeagent.log import Damage, GroupLog
+from nodeagent.meta import commands as meta
+from nodeagent.meta.state import MetaState
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
+from nodeagent.model.files import ScanSpec
+from nodeagent.model.ids import META
+from nodeagent.model.jobs import Done, RemoveGroup, SaveCheckpoint
+from nodeagent.model.requests import CheckStatus, ErrorReply, NodeRecord, OpenSource, ScanRows
+from nodeagent.model.schema import TableSchema
+from nodeagent.testing.sim import configs
+
+CONFIG = configs(["a", "b", "c"], ClusterSettings("t", slots=10), 3)[0]
+MEMBERS = Config(("a", "b", "c"))
+
+
+def found(term: int) -> GroupLog:
+    """A group's log at its beginning; term 0 and no members: the log knows nothing of it."""
+    return GroupLog(Base(1, 0, MEMBERS) if term else Base(0, 0, Config()), HardState(term), [])
+
+
+def checkpoint() -> bytes:
+    state = initial("a.1", ((0, 5),))
+    return msgspec.msgpack.encode(Saved(Base(1, 0, MEMBERS), encode_checkpoint(state.checkpoint())))
+
+
+def open_host(term: int, *damaged: Damage, saved: bool = True) -> Host:
+    groups = {"a.1": (found(term), checkpoint() if saved else None)}
+    return Host.open(CONFIG, "i", groups, damaged, random.Random(1), 0, 0)
+
+
+def test_damage_of_an_unknown_group_stops_every_group() -> None:
+    """It may have been any group's promise, so none votes or acknowledges."""
+    host = open_host(1, Damage(1, 0, "", 0, 0, "unreadable"))
+    assert not host.data and set(host.damaged) == {META, "a.1"}
+
+
+def test_a_group_the_log_forgot_is_removed_and_never_run() -> None:
+    """The process ended between the two halves of a removal: vote and entries are gone."""
+    host = open_host(0)
+    assert not host.data
+    assert [j for _, j in host.take().jobs] == [RemoveGroup("a.1")]
+    assert set(open_host(1).data) == {"a.1"}
+
+
+def test_a_group_without_a_checkpoint_was_never_made_or_is_damaged() -> None:
+    """Only a log tells the two apart: it comes after the first checkpoint."""
+    unmade = open_host(0, saved=False)
+    assert not unmade.damaged and [j for _, j in unmade.take().jobs] == [RemoveGroup("a.1")]
+    assert set(open_host(1, saved=False).damaged) == {"a.1"}
+
+
+def test_a_checkpoint_before_a_leader_is_heard_purges_nothing() -> None:
+    """After a restart the state is ahead of what Raft knows to be committed; the log must wait for it."""
+    opaque = Entry(1, EntryKind.COMMAND, data.encode(data.Opaque(b"x")))
+    state = initial("a.1", ((0, 5),))
+    state.apply(2, [opaque] * 3, 0)
+    payload = msgspec.msgpack.encode(Saved(Base(1, 0, MEMBERS), encode_checkpoint(state.checkpoint())))
+    log = GroupLog(Base(1, 0, MEMBERS), HardState(1), [opaque] * 3)
+    host = Host.open(CONFIG, "i", {"a.1": (log, payload)}, (), random.Random(1), 0, 0)
+    replica = host.data["a.1"]
+    replica.unsaved = 1
+    host.tick(1_000, 0)
+    saves = [n for n, j in host.take().jobs if isinstance(j, SaveCheckpoint)]
+    assert saves
+    host.on_job(saves[0], Done(), 1_100)
+    assert replica.state.applied == 4
+    assert replica.raft.log.base.index == replica.raft.commit == 1
+
+
+@pytest.mark.parametrize(
+    "command,good",
+    [
+        (meta.encode(meta.MetaReady(1, "op-1")), True),
+        (b"\xc1garbage", False),
+        (meta.encode(meta.PutSchema(1, TableSchema("g", "t", 1, ()))), False),
+    ],
+)
+def test_only_evidence_is_forwarded_into_the_meta_log(command: bytes, good: bool) -> None:
+    assert is_evidence(command) is good
+
+
+@pytest.mark.parametrize("slots", [((0, 1 << 60),), ((5, 3),), ((-1, 2),), ((0, 11),)])
+def test_slots_that_do_not_exist_are_refused_before_they_are_expanded(
+    slots: tuple[tuple[int, int], ...],
+) -> None:
+    host = open_host(1)
+    spec = ScanSpec(TableSchema("g", "t", 1, ()))
+    for request in (ScanRows("a.1", "g", spec, slots=slots), OpenSource("op-1", "a.1", slots)):
+        host.on_request(7, "x", "admin", request, 0, 0)
+        (token, reply) = host.take().replies[0]
+        assert token == 7 and isinstance(reply, ErrorReply) and reply.code == "invalid_input"
+
+
+@pytest.mark.parametrize("incarnation,member,known", [("i-a", True, False), ("other", False, True)])
+def test_a_seed_that_was_late_is_known_by_its_incarnation(
+    incarnation: str, member: bool, known: bool
+) -> None:
+    """The others may form the cluster while it restarts: it belongs to it all the same."""
+    state = MetaState()
+    state.image.cluster_id = "id"
+    state.image.nodes["a"] = NodeRecord("a", "a", 1, 2, "i-a", 0)
+    asked = CheckStatus("a", incarnation, "a", 1, 2, CONFIG.cluster, CONFIG.seeds, False)
+    answer = check_status(CONFIG, "i-b", state, True, asked)
+    assert (answer.member, answer.known) == (member, known)

@@ -1,0 +1,306 @@
+"""A cluster in memory behind the same verbs, and one command line run against it."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+
+from iotctl.cli.main import run
+from iotctl.cli.session import Session
+from iotctl.execute.cluster import Cluster
+from nodeagent.client.spec import ClusterSpec
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.errors import NodeAgentError, Unavailable
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import META, PartitionKey
+from nodeagent.model.operation import CopyRecord, Operation, Options, SlotMove, Stage, StageSpan
+from nodeagent.model.requests import (
+    Accepted,
+    BeginChange,
+    CloseAll,
+    GetManifest,
+    GetMeta,
+    GroupRecord,
+    GroupStatus,
+    ListPartitions,
+    ManifestReply,
+    MetaView,
+    NodeRecord,
+    NodeStatus,
+    PartitionInfo,
+    PartitionsListed,
+    Reply,
+    Request,
+    Steer,
+)
+from nodeagent.model.schema import TableSchema
+from nodeagent.partition.ring import initial_ring
+from nodeagent.partition.table import initial_table
+
+SLOTS = 100
+NOW_MS = 1_700_000_000_000
+SPEC = """\
+# The test cluster.
+apiVersion: iotctl/v1
+cluster:
+  name: plant
+  replicas: 3
+  slots: 100
+nodes:
+  - {name: node1, host: 127.0.0.1, port: 7001}
+  # the second one has a comment
+  - {name: node2, host: 127.0.0.1, port: 7002}
+  - {name: node3, host: 127.0.0.1, port: 7003}
+  - {name: node4, host: 127.0.0.1, port: 7004}
+  - {name: node5, host: 127.0.0.1, port: 7005}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    rows: int
+
+
+@dataclass(slots=True)
+class FakeCluster:
+    """Five nodes, R = 3. `down` nodes do not answer; `error` is raised by every changing call."""
+
+    names: list[str] = field(default_factory=lambda: [f"node{i}" for i in range(1, 6)])
+    down: set[str] = field(default_factory=set)
+    operations: list[Operation] = field(default_factory=list)
+    begun: list[BeginChange] = field(default_factory=list)
+    steered: list[Steer] = field(default_factory=list)
+    written: list[tuple[str, str, pa.Table, tuple[str, ...]]] = field(default_factory=list)
+    tables: list[TableSchema] = field(default_factory=list)
+    counts: list[dict[str, object]] = field(default_factory=list)
+    error: Exception | None = None
+    version: int = 7
+    answers: pa.Table | None = None
+    closed: bool = False
+
+    # --- what it is --------------------------------------------------------------------------------
+
+    def view(self) -> MetaView:
+        ring = initial_ring(self.names)
+        table = initial_table(ring, SLOTS, self.version)
+        owners = [(start, end, n) for n in self.names for start, end in table.slots_of(n)]
+        return MetaView(
+            node=next((n for n in self.names if n not in self.down), ""),
+            applied=50,
+            cluster_id="c-1",
+            settings=ClusterSettings(name="plant", slots=SLOTS),
+            nodes=tuple(
+                NodeRecord(n.node, "127.0.0.1", 7001 + i, 8001 + i, f"inc-{n.node}", n.position, n.weight)
+                for i, n in enumerate(ring.nodes)
+            ),
+            table_version=self.version,
+            ring=ring.names,
+            owners=tuple(sorted(owners)),
+            groups=tuple(
+                GroupRecord(f"{n}.1", n, ring.members(n, 3), ring.members(n, 3)) for n in self.names
+            ),
+            schemas=tuple(self.tables),
+            operations=tuple(self.operations),
+            leader="node1",
+            term=3,
+            voters=tuple(self.names[:5]),
+            learners=(),
+        )
+
+    def status(self, node: str) -> NodeStatus:
+        view = self.view()
+        up = [n for n in self.names if n not in self.down]
+        groups = []
+        for group, members in [(META, view.voters), *((g.group, g.members) for g in view.groups)]:
+            live = [m for m in members if m in up]
+            led = len(live) > len(members) // 2 and live[0] == node
+            if node in members:
+                groups.append(
+                    GroupStatus(
+                        group=group,
+                        role="leader" if led else "follower",
+                        leader=live[0] if led else None,
+                        term=3,
+                        voters=tuple(members),
+                        learners=(),
+                        commit=9,
+                        applied=9,
+                        last=9,
+                        slots=20,
+                        files=4,
+                        bytes=0 if group == META else 4000,
+                        rows=100,
+                        materialised=9,
+                    )
+                )
+        return NodeStatus(
+            node=node,
+            incarnation=f"inc-{node}",
+            cluster_id="c-1",
+            cluster="plant",
+            version="0.1.0",
+            state="active",
+            now_ms=NOW_MS,
+            started_ms=NOW_MS - 1000,
+            table_version=self.version,
+            groups=tuple(groups),
+            heard_ms={n: 40 for n in up if n != node},
+            disk_free_bytes=10**12,
+            cert_expires_ms=NOW_MS * 2,
+        )
+
+    # --- the verbs ---------------------------------------------------------------------------------
+
+    def statuses(self, timeout_s: float = 2.0) -> dict[str, NodeStatus | NodeAgentError]:
+        return {
+            n: Unavailable(f"{n} refused the connection") if n in self.down else self.status(n)
+            for n in self.names
+        }
+
+    def meta(self, strong: bool = False) -> MetaView:
+        if self.error is not None:
+            raise self.error
+        return self.view()
+
+    def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply:
+        if node in self.down:
+            raise Unavailable(f"{node} refused the connection")
+        match request:
+            case GetMeta():
+                return self.view()
+            case CloseAll():
+                return Accepted(9)
+            case GetManifest():
+                return ManifestReply(request.group, node, 9, 9, 0, self.files(request.group))
+            case ListPartitions():
+                return PartitionsListed(
+                    tuple(
+                        PartitionInfo(f.partition, f.slot, f.table, f.rows, True, 0, 9, f.size)
+                        for f in self.files(request.group)
+                    )
+                )
+            case _:
+                raise AssertionError(request)
+
+    def files(self, group: str) -> tuple[FileMeta, ...]:
+        header = group.partition(".")[0]
+        slots = [s for start, end, h in self.view().owners if h == header for s in range(start, end)]
+        key = PartitionKey("root.plant", 1, 0)
+        return tuple(FileMeta(f"f{s}", s, key, "m", (1,), 1000, "0" * 32, 10, 0, 9, (1, 1, 1)) for s in slots)
+
+    def call_meta(self, request: Request) -> Reply:
+        raise AssertionError(request)
+
+    def begin_change(self, change: BeginChange) -> Operation:
+        if self.error is not None:
+            raise self.error
+        self.begun.append(change)
+        operation = make_operation(f"op-{50 + len(self.begun)}", change, stage=Stage.DONE)
+        self.operations.append(operation)
+        self.version += 1
+        if change.kind == "remove-node":
+            self.names.remove(change.node)
+        return operation
+
+    def steer(self, steer: Steer) -> Operation:
+        if self.error is not None:
+            raise self.error
+        self.steered.append(steer)
+        found = next(o for o in self.operations if o.id == steer.operation)
+        if steer.verb == "cancel":
+            found.stage = Stage.CANCELLED
+        if steer.verb == "go":
+            found.migrate_go = True
+            found.stage = Stage.DONE
+        return found
+
+    def schemas(self) -> list[TableSchema]:
+        return list(self.tables)
+
+    def write(
+        self, storage_group: str, table: str, data: pa.Table, *, tags: Sequence[str] | None = None
+    ) -> Wrote:
+        if self.error is not None:
+            raise self.error
+        self.written.append((storage_group, table, data, tuple(tags or ())))
+        return Wrote(data.num_rows)
+
+    def scan(
+        self,
+        storage_group: str,
+        table: str,
+        *,
+        fields: Sequence[str] | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+        read: str = "strong",
+        limit: int | None = None,
+    ) -> pa.Table:
+        if self.error is not None:
+            raise self.error
+        assert self.answers is not None
+        return self.answers.slice(0, limit)
+
+    def count(self, storage_group: str | None = None, table: str | None = None) -> list[dict[str, object]]:
+        return self.counts
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def make_operation(
+    identity: str, change: BeginChange | None = None, *, stage: Stage, copied: int = 0
+) -> Operation:
+    """An add of node6 that moves 10 slots from node1 to node6; `copied` of them are copied everywhere."""
+    members = ("node6", "node1", "node2")
+    copies = [CopyRecord("node6.9", m, f"inc-{m}", ((0, copied),), "d", 1, 1000) for m in members if copied]
+    return Operation(
+        id=identity,
+        kind=change.kind if change else "add-node",
+        node=change.node if change else "node6",
+        by="tester",
+        started_ms=NOW_MS,
+        base_version=7,
+        table_version=8,
+        moves=[SlotMove(((0, 10),), "node1.1", ("node1", "node2", "node3"), "node6.9", members)],
+        changes=[],
+        options=change.options if change else Options(),
+        stage=stage,
+        copies=copies,
+        stages=[StageSpan("PLANNED", NOW_MS, NOW_MS + 5, ["meta ready"]), StageSpan(stage.value, NOW_MS + 5)],
+    )
+
+
+class Tty(io.StringIO):
+    """Typed answers of a person at a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@dataclass(slots=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+def iotctl(
+    cwd: Path,
+    *words: str,
+    cluster: Cluster | None = None,
+    env: Mapping[str, str] | None = None,
+    stdin: io.StringIO | None = None,
+) -> Ran:
+    """Run one command line in `cwd`, the client replaced by `cluster`."""
+
+    def connect(spec: ClusterSpec) -> Cluster:
+        assert cluster is not None, "this command must not need the cluster"
+        return cluster
+
+    out, err = io.StringIO(), io.StringIO()
+    session = Session(out, err, stdin or io.StringIO(), {"USER": "tester", **(env or {})}, cwd, connect)
+    return Ran(run(words, session), out.getvalue(), err.getvalue())

@@ -1,0 +1,210 @@
+"""Plans and changes: what is shown is what is asked of the cluster."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from iotctl.cli.options import DEPTHS
+from iotctl.errors import Exit
+from nodeagent.model.errors import Unavailable
+from nodeagent.model.operation import Options, Stage
+from nodeagent.partition.ranges import count
+from tests.iotctl.fakes import SPEC, FakeCluster, iotctl, make_operation
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    return tmp_path
+
+
+def test_a_plan_counts_real_bytes(spec: Path) -> None:
+    """5 -> 6 nodes of 100 slots: 16 slots move, the lower bound; bytes come from the manifests."""
+    done = iotctl(spec, "plan", "add-node", "node6", "-o", "json", cluster=FakeCluster())
+    plan = json.loads(done.out)
+    summary = plan["summary"]
+    assert summary["slots_moved"] == summary["lower_bound_slots"] == 16
+    assert summary["max_minus_min_after"] <= 1
+    assert summary["bytes_copied"] >= summary["lower_bound_bytes"] > 0
+    assert all(m["bytes"] == 1000 for m in plan["moves"])
+    assert plan["table_version"] == 7
+
+
+def test_detailed_exitcode_says_that_changes_are_pending(spec: Path) -> None:
+    """8 with the flag, 0 without."""
+    words = ("plan", "remove-node", "node3")
+    assert iotctl(spec, *words, cluster=FakeCluster()).code == 0
+    assert iotctl(spec, *words, "--detailed-exitcode", cluster=FakeCluster()).code == Exit.PENDING
+
+
+def test_refusals_exit_5_with_the_reason(spec: Path) -> None:
+    """Unknown nodes, known nodes, too few nodes left, groups without quorum."""
+    for words, reason in (
+        (("remove-node", "node9"), "not in the cluster"),
+        (("add-node", "node1"), "in the cluster already"),
+        (("remove-node", "node1", "node2", "node3"), "fewer than the 3 replicas"),
+    ):
+        done = iotctl(spec, "plan", *words, cluster=FakeCluster())
+        assert done.code == Exit.REFUSED
+        assert reason in done.err
+    sick = FakeCluster(down={"node1", "node2"})
+    done = iotctl(spec, "cluster", "remove-node", "node3", "--yes", cluster=sick)
+    assert done.code in (Exit.REFUSED, Exit.UNREACHABLE)
+    assert not sick.begun
+
+
+def test_remove_asks_for_exactly_the_planned_slots(spec: Path) -> None:
+    """The request carries the version, the slots and the options that were shown."""
+    cluster = FakeCluster()
+    words = ("cluster", "remove-node", "node3", "--yes", "--verify", "--rate", "5MB/s", "-o", "json")
+    done = iotctl(spec, *words, cluster=cluster)
+    assert done.code == 0, done.err
+    (change,) = cluster.begun
+    assert (change.kind, change.node, change.by, change.table_version) == (
+        "remove-node",
+        "node3",
+        "tester",
+        7,
+    )
+    assert sum(count(r) for _, r in change.gains) == 20
+    assert "node3" not in dict(change.gains)
+    assert change.options == Options(verify=True, depth="content", rate_bytes_per_s=5_000_000)
+    assert json.loads(done.out)["operations"] == ["op-51"]
+    assert "node3" not in (spec / "cluster.yaml").read_text()
+    assert "-  - {name: node3" in done.err
+
+
+def test_the_spec_is_only_shown_with_no_write_spec(spec: Path) -> None:
+    """--no-write-spec prints the diff and leaves the file alone."""
+    words = ("cluster", "remove-node", "node3", "--yes", "--no-write-spec")
+    done = iotctl(spec, *words, cluster=FakeCluster())
+    assert done.code == 0
+    assert "-  - {name: node3" in done.err
+    assert (spec / "cluster.yaml").read_text() == SPEC
+
+
+def test_a_saved_plan_is_applied_and_then_stale(spec: Path) -> None:
+    """Applied once it changes the cluster; the same file again is refused (5), nothing changed."""
+    cluster = FakeCluster()
+    saved = iotctl(spec, "plan", "remove-node", "node3", "--out", "plan.yaml", cluster=cluster)
+    assert saved.code == 0 and "iotctl apply plan.yaml" in saved.err
+    shown = iotctl(spec, "plan", "show", "plan.yaml", "-o", "json")
+    assert json.loads(shown.out)["kind"] == "remove-node"
+    assert iotctl(spec, "apply", "plan.yaml", "--yes", cluster=cluster).code == 0
+    again = iotctl(spec, "apply", "plan.yaml", "--yes", cluster=cluster)
+    assert again.code == Exit.REFUSED and "stale" in again.err
+    assert len(cluster.begun) == 1
+
+
+def test_a_changed_spec_makes_a_plan_stale(spec: Path) -> None:
+    """The plan carries the hash of the cluster.yaml it was made for."""
+    cluster = FakeCluster()
+    iotctl(spec, "plan", "remove-node", "node3", "--out", "plan.yaml", cluster=cluster)
+    (spec / "cluster.yaml").write_text(SPEC + "# edited\n")
+    done = iotctl(spec, "apply", "plan.yaml", "--yes", cluster=cluster)
+    assert done.code == Exit.REFUSED and "cluster.yaml has changed" in done.err
+
+
+def test_what_is_no_plan_is_an_input_error(spec: Path) -> None:
+    """Missing file, other YAML: exit 3 naming the file."""
+    (spec / "x.yaml").write_text("a: 1\n")
+    for name in ("x.yaml", "missing.yaml"):
+        done = iotctl(spec, "plan", "show", name)
+        assert done.code == Exit.INPUT and name in done.err
+
+
+def test_apply_twice_changes_nothing_and_never_removes_by_itself(spec: Path) -> None:
+    """A node the spec does not list is left alone without --allow-remove."""
+    cluster = FakeCluster()
+    assert iotctl(spec, "apply", "--yes", cluster=cluster).code == 0
+    (spec / "cluster.yaml").write_text(SPEC.replace("  - {name: node3, host: 127.0.0.1, port: 7003}\n", ""))
+    done = iotctl(spec, "apply", "--yes", cluster=cluster)
+    assert done.code == 0 and "node3" in done.err and not cluster.begun
+    done = iotctl(spec, "apply", "--yes", "--allow-remove", cluster=cluster)
+    assert done.code == 0, done.err
+    assert [c.node for c in cluster.begun] == ["node3"]
+
+
+def test_several_nodes_are_removed_one_after_the_other(spec: Path) -> None:
+    """Each step carries the table version after the one before; --no-wait cannot do that."""
+    (spec / "cluster.yaml").write_text(SPEC.replace("replicas: 3", "replicas: 3"))
+    cluster = FakeCluster()
+    words = ("cluster", "remove-node", "node3", "node5", "--yes")
+    assert iotctl(spec, *words, "--no-wait", cluster=cluster).code == Exit.USAGE
+    assert not cluster.begun
+    assert iotctl(spec, *words, cluster=cluster).code == 0
+    assert [(c.node, c.table_version) for c in cluster.begun] == [("node3", 7), ("node5", 8)]
+
+
+def test_nobody_tells_the_files_is_unreachable(spec: Path) -> None:
+    """Without a group's sizes there is no plan: exit 4 and the command that looks."""
+    cluster = FakeCluster(down={"node1", "node2", "node3"})
+    done = iotctl(spec, "plan", "remove-node", "node4", cluster=cluster)
+    assert done.code == Exit.UNREACHABLE
+    assert "iotctl cluster status" in done.err
+
+
+def test_ops_resume_lets_a_waiting_operation_go(spec: Path) -> None:
+    """It sends `go`, watches and ends with 0; without any open operation it is refused."""
+    waiting = make_operation("op-9", stage=Stage.MOVING)
+    waiting.options = Options(no_migrate=True)
+    cluster = FakeCluster(operations=[waiting])
+    done = iotctl(spec, "ops", "resume", "op-9", "-o", "json", cluster=cluster)
+    assert done.code == 0, done.err
+    assert [(s.verb, s.by) for s in cluster.steered] == [("go", "tester")]
+    assert json.loads(done.out)["operations"][0]["state"] == "done"
+    assert iotctl(spec, "ops", "resume", cluster=FakeCluster()).code == Exit.REFUSED
+
+
+def test_several_open_operations_must_be_named(spec: Path) -> None:
+    """Exit 2 listing them."""
+    cluster = FakeCluster(operations=[make_operation(f"op-{i}", stage=Stage.MOVING) for i in (8, 9)])
+    done = iotctl(spec, "ops", "show", cluster=cluster)
+    assert done.code == Exit.USAGE and "op-8, op-9" in done.err
+
+
+def test_cancel_only_up_to_sealed(spec: Path) -> None:
+    """From OPEN on it is refused and the reverse plan is offered."""
+    late = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    done = iotctl(spec, "ops", "cancel", "op-9", "--yes", cluster=late)
+    assert done.code == Exit.REFUSED and "iotctl plan remove-node node6" in done.err
+    early = FakeCluster(operations=[make_operation("op-9", stage=Stage.SEALED)])
+    assert iotctl(spec, "ops", "cancel", "op-9", "--yes", cluster=early).code == 0
+    assert [s.verb for s in early.steered] == ["cancel"]
+
+
+def test_a_wait_that_ends_first_is_partly(spec: Path) -> None:
+    """Exit 6; the last line is the exact command to go on."""
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    done = iotctl(spec, "cluster", "wait", "--for", "op=op-9", "--timeout", "300ms", cluster=cluster)
+    assert done.code == Exit.PARTLY
+    assert done.err.splitlines()[-1].endswith("iotctl cluster wait --for op=op-9")
+
+
+def test_waiting_survives_a_cluster_that_does_not_answer(spec: Path) -> None:
+    """A poll that fails is no failure of the operation."""
+
+    class Flaky(FakeCluster):
+        polls = 0
+
+        def meta(self, strong: bool = False):  # type: ignore[no-untyped-def] # as the fake's
+            type(self).polls += 1
+            if type(self).polls == 1:
+                raise Unavailable("no leader")
+            return self.view()
+
+    cluster = Flaky(operations=[make_operation("op-9", stage=Stage.DONE)])
+    assert iotctl(spec, "ops", "wait", "op-9", cluster=cluster).code == 0
+    assert Flaky.polls == 2
+
+
+def test_set_rate(spec: Path) -> None:
+    """`ops set ID --rate` reaches the meta group in bytes per second."""
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    assert iotctl(spec, "ops", "set", "op-9", "--rate", "1MiB/s", cluster=cluster).code == 0
+    assert [(s.verb, s.rate_bytes_per_s) for s in cluster.steered] == [("set", 1_048_576)]
+
+
+def test_depths_are_those_of_the_contract() -> None:
+    assert DEPTHS == ("manifest", "hash", "content")

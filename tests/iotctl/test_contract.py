@@ -1,0 +1,298 @@
+"""Documents, schemas, global options and exit codes of the command line."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from iotctl.cli import published
+from iotctl.cli.options import hoist
+from iotctl.errors import Exit
+from iotctl.output.failure import EXIT_OF, NEXT_OF
+from nodeagent.model import errors
+from nodeagent.model.errors import BY_CODE, NodeAgentError
+from nodeagent.model.operation import Stage
+from tests.iotctl.fakes import SPEC, FakeCluster, Tty, iotctl, make_operation
+
+KEYS = {
+    "cluster-status": (
+        "cluster_id, name, table_version, as_of_ms, quorum, meta, nodes, operations, problems, healthy"
+    ),
+    "plan": ("kind, table_version, spec_hash, strategy, moves, group_changes, summary, hot_slots, refusals"),
+    "operations": "operations",
+    "migrate": (
+        "operation, units_total, units_done, files, bytes, seconds, retries, verified, released_slots"
+    ),
+    "verify": "depth, replicas_compared, files, bytes, rows, series, unread, mismatches",
+    "data-count": "tables",
+}
+NESTED = {
+    ("cluster-status", "NodeRow"): (
+        "id, host, reachable, state, role, slots, groups_led, bytes, rows, lag_ms, disk_free_bytes, "
+        "cert_expires_ms"
+    ),
+    ("cluster-status", "MetaRow"): "leader, term, voters, observers",
+    ("cluster-status", "OperationRow"): (
+        "id, kind, stage, state, blocked_on, last_error, slots_total, slots_done, bytes_total, bytes_done, "
+        "eta_s, started_ms, by, cancellable"
+    ),
+    ("cluster-status", "Problem"): "severity, code, node, group, message, next",
+    ("plan", "SlotMove"): "slot, from, to, bytes",
+    ("plan", "Summary"): (
+        "slots_moved, lower_bound_slots, bytes_copied, lower_bound_bytes, max_minus_min_before, "
+        "max_minus_min_after, before, after, peak_disk, eta_s"
+    ),
+    ("operations", "StageRow"): "name, entered_ms, left_ms, evidence",
+    ("verify", "Mismatch"): "node, slot, file, series, time_ms, expected, found, repaired",
+    ("data-count", "TableCount"): "storage_group, table, rows, time_min_ms, time_max_ms",
+    ("error", "Failure"): "code, kind, outcome, what, why, next, where",
+}
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    return tmp_path
+
+
+def document(text: str) -> dict[str, object]:
+    """The one document on stdout, checked against the struct its schema is made from."""
+    found = json.loads(text)
+    assert found["format_version"] == 1
+    body = published.BODIES["plan" if found["kind"] in ("add-node", "remove-node", "none") else found["kind"]]
+    msgspec.json.decode(text, type=body)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("kind", sorted(published.BODIES))
+def test_published_schemas_are_those_of_the_structs(kind: str) -> None:
+    """A changed struct without `python -m iotctl.cli.published` fails here."""
+    assert (published.DIRECTORY / f"{kind}.json").read_text() == published.text_of(kind)
+
+
+@pytest.mark.parametrize("kind", sorted(KEYS))
+def test_stable_keys_are_published(kind: str) -> None:
+    """No key of the contract is lost by a rename."""
+    properties = published.schema_of(kind)["properties"]
+    assert set(KEYS[kind].split(", ")) <= set(properties)
+
+
+@pytest.mark.parametrize(("kind", "name"), sorted(NESTED))
+def test_stable_keys_of_the_parts_are_published(kind: str, name: str) -> None:
+    """The same for the objects inside."""
+    properties = published.schema_of(kind)["$defs"][name]["properties"]
+    assert set(NESTED[kind, name].split(", ")) <= set(properties)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cluster", "status"),
+        ("cluster", "nodes"),
+        ("cluster", "groups"),
+        ("cluster", "ring"),
+        ("cluster", "slots"),
+        ("plan",),
+        ("plan", "add-node", "node6"),
+        ("plan", "remove-node", "node3"),
+        ("ops", "list"),
+        ("ops", "show"),
+        ("data", "count"),
+        ("data", "schema"),
+        ("cluster", "wait", "--for", "healthy"),
+    ],
+)
+def test_every_reading_command_prints_one_document_or_a_table(spec: Path, words: tuple[str, ...]) -> None:
+    """-o json is one valid document on stdout, a table is not empty, YAML and jsonl parse; all exit 0."""
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING, copied=4)])
+    done = iotctl(spec, *words, "-o", "json", cluster=cluster)
+    assert done.code == 0, done.err
+    document(done.out)
+    line = iotctl(spec, *words, "-o", "jsonl", cluster=cluster).out
+    assert line.count("\n") == 1 and json.loads(line)
+    assert "format_version: 1" in iotctl(spec, *words, "-o", "yaml", cluster=cluster).out
+    for form in ("table", "wide"):
+        shown = iotctl(spec, *words, "-o", form, cluster=cluster)
+        assert shown.code == 0 and shown.out.strip(), shown.err
+
+
+def test_global_options_stand_before_and_after_the_command(tmp_path: Path) -> None:
+    """`iotctl -o json cluster status --cluster F` and every other order are the same."""
+    (tmp_path / "other.yaml").write_text(SPEC)
+    cluster = FakeCluster()
+    words = ("cluster", "ring")
+    before = iotctl(tmp_path, "-o", "json", "--cluster", "other.yaml", *words, cluster=cluster)
+    after = iotctl(tmp_path, *words, "--cluster=other.yaml", "-ojson", cluster=cluster)
+    assert before.code == after.code == 0
+    assert before.out == after.out
+    assert hoist(["data", "write", "--", "-o", "x"]) == ["data", "write", "--", "-o", "x"]
+
+
+def test_missing_cluster_file_names_the_places(tmp_path: Path) -> None:
+    """Exit 3 with every place that was looked at."""
+    done = iotctl(tmp_path, "cluster", "status", cluster=FakeCluster())
+    assert done.code == Exit.INPUT
+    for place in ("--cluster", "IOTCTL_CLUSTER", "cluster.yaml", "iotctl-local"):
+        assert place in done.err
+
+
+def test_the_local_fleet_is_found_and_said(tmp_path: Path) -> None:
+    """./iotctl-local is the last place, named on stderr; stdout stays the document."""
+    (tmp_path / "iotctl-local").mkdir()
+    (tmp_path / "iotctl-local" / "cluster.yaml").write_text(SPEC)
+    done = iotctl(tmp_path, "cluster", "ring", "-o", "json", cluster=FakeCluster())
+    assert done.code == 0
+    assert "local fleet in ./iotctl-local" in done.err
+    document(done.out)
+
+
+def test_environment_names_the_cluster(tmp_path: Path) -> None:
+    """IOTCTL_CLUSTER may name the file or its directory."""
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "cluster.yaml").write_text(SPEC)
+    for place in ("x", "x/cluster.yaml"):
+        env = {"IOTCTL_CLUSTER": place}
+        assert iotctl(tmp_path, "cluster", "ring", cluster=FakeCluster(), env=env).code == 0
+
+
+def test_every_node_error_has_an_exit_code() -> None:
+    """A new error class must decide its exit code."""
+    assert set(EXIT_OF) == set(BY_CODE)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "outcome"),
+    [
+        (errors.Busy("another change is open", next_step="iotctl ops list"), Exit.BUSY, "not_done"),
+        (errors.Refused("no quorum"), Exit.REFUSED, "not_done"),
+        (errors.Unavailable("nobody answers"), Exit.UNREACHABLE, "not_done"),
+        (errors.OutcomeUnknown("sent, not answered"), Exit.UNKNOWN, "unknown"),
+        (errors.Forbidden("wrong cluster"), Exit.UNREACHABLE, "not_done"),
+        (errors.SchemaMismatch("no such column"), Exit.INPUT, "not_done"),
+        (RuntimeError("a bug"), Exit.BUG, "unknown"),
+    ],
+)
+def test_errors_become_exit_codes_and_documents(
+    spec: Path, error: Exception, code: Exit, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The document on stdout and the lines on stderr say what, and what to do next."""
+    monkeypatch.setattr("tempfile.tempdir", str(spec))  # where the report of a bug is written
+    done = iotctl(spec, "ops", "list", "-o", "json", cluster=FakeCluster(error=error))
+    assert done.code == code
+    failure = document(done.out)["error"]
+    assert isinstance(failure, dict)
+    assert failure["code"] == code and failure["outcome"] == outcome
+    assert failure["what"] in done.err
+    if isinstance(error, NodeAgentError):
+        assert failure["next"] == (error.next_step or NEXT_OF.get(code, ""))
+
+
+def test_usage_errors_exit_2_with_a_document(spec: Path) -> None:
+    """Wrong words, wrong formats and missing arguments; the near name is offered."""
+    done = iotctl(spec, "cluster", "statu", "-o", "json")
+    assert done.code == Exit.USAGE
+    assert "status" in str(document(done.out)["error"])
+    for words in (("cluster", "add-node"), ("-o", "xml", "ops", "list"), ("verify", "--depth", "deep")):
+        assert iotctl(spec, *words, cluster=FakeCluster()).code == Exit.USAGE
+    assert iotctl(spec, "cluster", "wait", "--for", "luck", cluster=FakeCluster()).code == Exit.USAGE
+    assert iotctl(spec, "--timeout", "soon", "ops", "list", cluster=FakeCluster()).code == Exit.USAGE
+
+
+def test_no_arguments_is_help_and_usage(spec: Path) -> None:
+    """Bare `iotctl` shows the commands."""
+    done = iotctl(spec)
+    assert done.code == Exit.USAGE
+    assert "cluster" in done.out
+
+
+def test_a_change_without_a_terminal_is_refused_naming_the_flag(spec: Path) -> None:
+    """Grade one: exit 5, nothing begun, --yes named; --no-input does the same at a terminal."""
+    cluster = FakeCluster()
+    for extra, stdin in ((), io.StringIO()), (("--no-input",), Tty("y\n")):
+        done = iotctl(spec, "cluster", "remove-node", "node3", *extra, cluster=cluster, stdin=stdin)
+        assert done.code == Exit.REFUSED
+        assert "--yes" in done.err
+    assert not cluster.begun
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", Exit.DONE), ("n\n", Exit.REFUSED), ("", Exit.REFUSED)])
+def test_a_person_is_asked(spec: Path, answer: str, code: Exit) -> None:
+    """Only a yes begins the change."""
+    cluster = FakeCluster()
+    done = iotctl(spec, "cluster", "remove-node", "node3", cluster=cluster, stdin=Tty(answer))
+    assert done.code == code
+    assert bool(cluster.begun) == (code is Exit.DONE)
+
+
+def test_yes_never_replaces_the_cluster_name(spec: Path) -> None:
+    """Grade two: `remove-node --dead` needs --confirm with the right name."""
+    words = ("cluster", "remove-node", "node3", "--dead", "--yes")
+    done = iotctl(spec, *words, cluster=FakeCluster())
+    assert done.code == Exit.REFUSED and "--confirm plant" in done.err
+    wrong = iotctl(spec, *words, "--confirm", "other", cluster=FakeCluster())
+    assert wrong.code == Exit.REFUSED and "'other'" in wrong.err
+
+
+def test_dry_run_begins_nothing(spec: Path) -> None:
+    """The plan is printed and that is all."""
+    cluster = FakeCluster()
+    done = iotctl(spec, "cluster", "remove-node", "node3", "--dry-run", "-o", "json", cluster=cluster)
+    assert done.code == 0
+    assert document(done.out)["kind"] == "remove-node"
+    assert not cluster.begun
+    assert (spec / "cluster.yaml").read_text() == SPEC
+
+
+def test_a_closed_pipe_is_no_error(spec: Path) -> None:
+    """`iotctl --help | head -1` ends with 0 and says nothing on stderr."""
+    command = f"{sys.executable} -m iotctl completion zsh; echo code $? >&2"
+    done = subprocess.run(
+        ["bash", "-c", f"({command}) | true"], capture_output=True, text=True, cwd=Path.cwd(), check=False
+    )
+    assert done.stderr.strip() == "code 0"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """What makes help slow stays out: this is the reason commands import inside."""
+    code = (
+        "import sys\n"
+        "from iotctl.cli.main import run\n"
+        "run(['--help'])\n"
+        "heavy = 'pyspark pyarrow numpy fabric paramiko pandas msgspec yaml rich tabulate asyncio '\n"
+        "heavy += 'cryptography pydantic'\n"
+        "print([m for m in heavy.split() if m in sys.modules])\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(tmp_path: Path, shell: str) -> None:
+    """Each shell has one; another is a usage error."""
+    assert "_IOTCTL_COMPLETE" in iotctl(tmp_path, "completion", shell).out
+    assert iotctl(tmp_path, "completion", "tcsh").code == Exit.USAGE
+
+
+def test_query_writes_every_format(spec: Path) -> None:
+    """Rows as table, CSV, JSON document and JSON lines; times are RFC 3339 in tables alone."""
+    rows = pa.table({"time": pa.array([0, 1500]), "device": ["a", None], "v": [1.5, None]})
+    cluster = FakeCluster(answers=rows)
+    words = ("data", "query", "--storage-group", "root.plant", "--table", "m")
+    assert "1970-01-01T00:00:01.500Z" in iotctl(spec, *words, cluster=cluster).out
+    csv = iotctl(spec, *words, "-o", "csv", cluster=cluster).out.splitlines()
+    assert csv == ['"time","device","v"', '0,"a",1.5', "1500,,"]
+    found = document(iotctl(spec, *words, "-o", "json", cluster=cluster).out)
+    assert found["rows"] == [
+        {"time": 0, "device": "a", "v": 1.5},
+        {"time": 1500, "device": None, "v": None},
+    ]
+    lines = iotctl(spec, *words, "-o", "jsonl", "--limit", "1", cluster=cluster).out.splitlines()
+    assert [json.loads(x) for x in lines] == [{"time": 0, "device": "a", "v": 1.5}]

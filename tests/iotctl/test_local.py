@@ -1,0 +1,193 @@
+"""The local fleet: processes are found again, never killed by mistake, and data outlives them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from iotctl.errors import Exit, RefusedProblem
+from iotctl.fleet import process
+from iotctl.fleet.local import MARKER, LocalFleet
+from nodeagent.client import identity
+from nodeagent.model.config import ClusterSettings
+from tests.iotctl.fakes import FakeCluster, iotctl
+
+SETTINGS = ClusterSettings(name="plant", slots=50)
+
+
+def sleeper(directory: Path) -> Sequence[str]:
+    return (sys.executable, "-c", "import time; time.sleep(60)", "nodeagent", str(directory))
+
+
+def stubborn(directory: Path) -> Sequence[str]:
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print('up', flush=True); time.sleep(60)"
+    )
+    return (sys.executable, "-c", code, "nodeagent", str(directory))
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never held"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[LocalFleet]:
+    made = LocalFleet(tmp_path / "fleet", sleeper)
+    made.create(SETTINGS, 3, node_settings={"idle_close_ms": 500})
+    yield made
+    if made.exists:
+        made.stop(grace_s=1.0)
+
+
+def test_a_new_fleet_has_ports_certificates_and_a_spec(fleet: LocalFleet) -> None:
+    """All ports differ; each node's certificate is its own and signed by the fleet's authority."""
+    source = fleet.source()
+    assert source.node_names == ("node1", "node2", "node3")
+    assert source.settings() == SETTINGS
+    assert source.is_local
+    ports = [p for n in fleet.nodes() for p in (n.port, n.http_port)]
+    assert len(set(ports)) == 6
+    ca = (fleet.directory / "authority" / "ca.pem").read_text()
+    for name in source.node_names:
+        facts = identity.certificate_facts((fleet.directory / name / "tls" / "node.pem").read_text())
+        assert (facts.name, facts.role) == (name, "node")
+        assert identity.is_issued_by((fleet.directory / name / "tls" / "node.pem").read_text(), ca)
+        key = fleet.directory / name / "tls" / "node.key"
+        assert key.stat().st_mode & 0o077 == 0
+    config = yaml.safe_load((fleet.directory / "node2" / "node.yaml").read_text())
+    assert config["node"] == "node2" and config["join"] is False and config["idle_close_ms"] == 500
+    assert [s["node"] for s in config["seeds"]] == list(source.node_names)
+
+
+def test_start_is_idempotent_and_stop_keeps_the_data(fleet: LocalFleet) -> None:
+    """A second start starts nothing; after one node died it starts that one alone."""
+    assert fleet.start() == ["node1", "node2", "node3"]
+    assert fleet.start() == []
+    pids = {n.name: n.pid for n in fleet.nodes()}
+    assert all(pids.values())
+    assert fleet.kill("node2")
+    eventually(lambda: fleet.nodes()[1].pid is None)
+    assert fleet.start() == ["node2"]
+    assert {n.name: n.pid for n in fleet.nodes() if n.name != "node2"} == {
+        k: v for k, v in pids.items() if k != "node2"
+    }
+    assert fleet.stop() == ["node1", "node2", "node3"]
+    assert [n.pid for n in fleet.nodes()] == [None] * 3
+    assert (fleet.directory / "node1" / "node.yaml").is_file()
+
+
+def test_a_reused_pid_is_not_ours(fleet: LocalFleet) -> None:
+    """A pid file that names another process (other start time or command line) never kills it."""
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        fleet.start(["node1"])
+        pid_file = fleet.directory / "node1" / "agent.pid"
+        honest = json.loads(pid_file.read_text())
+        assert process.running(pid_file) == honest["pid"]
+        ours = honest["pid"]
+        for lie in ({"pid": other.pid}, {"started": honest["started"] + 1}, {"word": "/elsewhere"}):
+            pid_file.write_text(json.dumps({**honest, **lie}))
+            assert process.running(pid_file) is None
+            process.stop([pid_file], grace_s=0.1)
+            assert other.poll() is None
+            pid_file.write_text(json.dumps(honest))
+        assert process.running(pid_file) == ours
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_process_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    """stop() ends with nothing running, and says what had to be killed."""
+    fleet = LocalFleet(tmp_path / "f", stubborn)
+    fleet.create(SETTINGS, 1, node_settings={})
+    fleet.start()
+    eventually(lambda: "up" in fleet.log_tail("node1"))
+    pid = fleet.nodes()[0].pid
+    assert pid is not None
+    killed = process.stop([fleet.directory / "node1" / "agent.pid"], grace_s=0.2)
+    assert len(killed) == 1
+    assert not os.path.exists(f"/proc/{pid}") or "Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_destroy_needs_the_mark(tmp_path: Path, fleet: LocalFleet) -> None:
+    """A directory that `up` did not make is never deleted, nor filled."""
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("x")
+    with pytest.raises(RefusedProblem):
+        LocalFleet(precious).destroy()
+    with pytest.raises(RefusedProblem):
+        LocalFleet(precious).create(SETTINGS, 1, node_settings={})
+    assert (precious / "thesis.txt").read_text() == "x"
+    fleet.start()
+    fleet.destroy()
+    assert not fleet.directory.exists()
+
+
+def test_an_added_node_joins(fleet: LocalFleet) -> None:
+    """Its own ports, join mode, the others as seeds, the tuning of the others; twice is the same node."""
+    entry = fleet.add("node4")
+    config = yaml.safe_load((fleet.directory / "node4" / "node.yaml").read_text())
+    assert config["join"] is True and config["idle_close_ms"] == 500
+    assert [s["node"] for s in config["seeds"]] == ["node1", "node2", "node3"]
+    assert config["port"] == entry.port
+    assert fleet.add("node4") == entry
+    assert fleet.source().node_names == ("node1", "node2", "node3"), "the spec changes with the cluster"
+    assert fleet.start() == ["node1", "node2", "node3"], "a node outside the spec starts only when named"
+    assert fleet.start(["node4"]) == ["node4"]
+
+
+def test_a_retired_node_is_put_aside(fleet: LocalFleet) -> None:
+    """Its data stays under removed/, and its name can be used for a new node."""
+    fleet.start(["node3"])
+    fleet.retire("node3")
+    assert [n.name for n in fleet.nodes()] == ["node1", "node2"]
+    assert (fleet.directory / "removed" / "node3-1" / "node.yaml").is_file()
+    fleet.add("node3")
+    fleet.retire("node3")
+    assert (fleet.directory / "removed" / "node3-2").is_dir()
+
+
+def test_local_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """up (twice), status, down, destroy: documents, exit codes and the export line."""
+    monkeypatch.setattr("iotctl.fleet.local.LocalFleet.__init__.__defaults__", (sleeper,))
+    cluster = FakeCluster()
+    up = iotctl(tmp_path, "local", "up", "--nodes", "5", cluster=cluster)
+    assert up.code == 0, up.err
+    assert "export IOTCTL_CLUSTER=./iotctl-local/cluster.yaml" in up.out
+    assert up.out.count("\n  iotctl ") == 3
+    again = iotctl(tmp_path, "local", "up", "--nodes", "9", "-o", "json", cluster=cluster)
+    assert "everything is running already" in again.err
+    assert len(json.loads(again.out)["nodes"]) == 5, "an existing fleet keeps its size"
+    assert (tmp_path / "iotctl-local" / MARKER).is_file()
+    down = iotctl(tmp_path, "local", "down", "-o", "json")
+    assert down.code == 0 and all(n["pid"] is None for n in json.loads(down.out)["nodes"])
+    refused = iotctl(tmp_path, "local", "destroy")
+    assert refused.code == Exit.REFUSED and "--yes" in refused.err
+    assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0
+    assert not (tmp_path / "iotctl-local").exists()
+    assert iotctl(tmp_path, "local", "status").code == Exit.REFUSED
+
+
+def test_up_reports_an_agent_that_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 4 with the agent's last words, not a timeout."""
+
+    def failing(directory: Path) -> Sequence[str]:
+        return (sys.executable, "-c", "print('port is taken'); raise SystemExit(1)", str(directory))
+
+    monkeypatch.setattr("iotctl.fleet.local.LocalFleet.__init__.__defaults__", (failing,))
+    cluster = FakeCluster(down={f"node{i}" for i in range(1, 6)})
+    done = iotctl(tmp_path, "local", "up", "--nodes", "5", cluster=cluster)
+    assert done.code == Exit.UNREACHABLE
+    assert "has ended" in done.err
+    assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0

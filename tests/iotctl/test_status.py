@@ -1,0 +1,115 @@
+"""The status of clusters in every state of health."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iotctl.errors import Exit
+from nodeagent.model.operation import Options, Stage
+from tests.iotctl.fakes import SPEC, FakeCluster, iotctl, make_operation
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    return tmp_path
+
+
+def status(spec: Path, cluster: FakeCluster) -> tuple[int, dict[str, Any]]:
+    done = iotctl(spec, "cluster", "status", "-o", "json", cluster=cluster)
+    return done.code, json.loads(done.out)
+
+
+def test_a_whole_cluster_is_healthy(spec: Path) -> None:
+    """Exit 0, quorum, no problem, every node with its numbers."""
+    code, found = status(spec, FakeCluster())
+    assert code == 0
+    assert found["healthy"] and found["quorum"] and found["problems"] == []
+    assert found["meta"]["leader"] == "node1"
+    first = found["nodes"][0]
+    assert (first["id"], first["slots"], first["groups_led"], first["lag_ms"]) == ("node1", 20, 1, 40)
+    assert first["bytes"] == 12_000
+
+
+def test_one_dead_node_keeps_the_quorum_and_is_a_problem(spec: Path) -> None:
+    """Exit 0 (nothing is lost), not healthy, and the command that starts it."""
+    code, found = status(spec, FakeCluster(down={"node2"}))
+    assert code == 0
+    assert found["quorum"] and not found["healthy"] and found["lost_groups"] == []
+    (problem,) = found["problems"]
+    assert (problem["code"], problem["node"]) == ("node_unreachable", "node2")
+    assert problem["next"] == "iotctl cluster start node2"
+    dead = next(n for n in found["nodes"] if n["id"] == "node2")
+    assert dead["reachable"] is False and dead["bytes"] is None and "refused" in dead["error"]
+
+
+def test_three_dead_of_five_name_the_lost_groups_and_the_nodes_to_start(spec: Path) -> None:
+    """Exit 4; groups with two of three members down and the meta group are lost, no other."""
+    code, found = status(spec, FakeCluster(down={"node1", "node2", "node3"}))
+    assert code == Exit.UNREACHABLE
+    assert not found["quorum"]
+    # R = 3: node1's group {1,2,3}, node2's {2,3,4}, node5's {5,1,2} have lost their majority.
+    assert found["lost_groups"] == ["meta", "node1.1", "node2.1", "node5.1"]
+    assert found["start_nodes"] == ["node1", "node2", "node3"]
+    assert found["source"] in ("node4", "node5")
+    lost = [p for p in found["problems"] if p["code"] == "quorum_lost"]
+    assert {p["group"] for p in lost} == set(found["lost_groups"])
+    assert all("start" in p["next"] for p in lost)
+
+
+def test_nobody_answers(spec: Path) -> None:
+    """Exit 4 with the nodes of cluster.yaml; nothing is invented."""
+    code, found = status(spec, FakeCluster(down={f"node{i}" for i in range(1, 6)}))
+    assert code == Exit.UNREACHABLE
+    assert [n["id"] for n in found["nodes"]] == [f"node{i}" for i in range(1, 6)]
+    assert found["source"] == "" and found["table_version"] == 0 and found["groups"] == []
+    assert found["start_nodes"] == [f"node{i}" for i in range(1, 6)]
+
+
+def test_a_local_fleet_is_started_by_local_up(tmp_path: Path) -> None:
+    """The next command fits how the fleet is run."""
+    text = SPEC.replace("nodes:\n", "defaults: {transport: local}\nnodes:\n", 1)
+    (tmp_path / "cluster.yaml").write_text(text)
+    _, found = status(tmp_path, FakeCluster(down={"node2"}))
+    assert found["problems"][0]["next"] == f"iotctl local up --dir {tmp_path}"
+
+
+def test_waits_are_shown_with_the_command_that_ends_them(spec: Path) -> None:
+    """A wait is a warning: the cluster is healthy and says what it waits for."""
+    waiting = make_operation("op-9", stage=Stage.MOVING)
+    waiting.options = Options(no_migrate=True, verify=True)
+    code, found = status(spec, FakeCluster(operations=[waiting]))
+    assert code == 0 and found["healthy"]
+    (problem,) = found["problems"]
+    assert (problem["code"], problem["next"]) == ("waiting_migrate", "iotctl migrate --verify --op op-9")
+    (operation,) = found["operations"]
+    assert operation["state"] == "waiting_migrate" and not operation["cancellable"]
+
+
+def test_progress_counts_slots_that_every_member_has(spec: Path) -> None:
+    """4 of 10 slots are copied on all three members; a copy on one alone counts for nothing."""
+    moving = make_operation("op-9", stage=Stage.MOVING, copied=4)
+    moving.copies = [*moving.copies, type(moving.copies[0])("node6.9", "node6", "i", ((4, 9),), "d", 1, 500)]
+    _, found = status(spec, FakeCluster(operations=[moving]))
+    (operation,) = found["operations"]
+    assert (operation["slots_done"], operation["slots_total"]) == (4, 10)
+    assert operation["bytes_done"] == 3500
+    assert operation["blocked_on"] == "copies on node1, node2, node6"
+
+
+def test_a_node_of_the_spec_that_has_not_joined(spec: Path) -> None:
+    """Listed as not joined, with the command that adds it."""
+    (spec / "cluster.yaml").write_text(SPEC + "  - {name: node6, host: h6}\n")
+    cluster = FakeCluster()
+    done = iotctl(spec, "cluster", "status", "-o", "json", cluster=cluster)
+    node = json.loads(done.out)["nodes"][-1]
+    assert (node["id"], node["state"], node["reachable"]) == ("node6", "not_joined", False)
+
+
+def test_status_of_dead_nodes_reads_as_text(spec: Path) -> None:
+    """The table names lost groups and what to start."""
+    done = iotctl(spec, "cluster", "status", cluster=FakeCluster(down={"node1", "node2", "node3"}))
+    assert "QUORUM LOST" in done.out
+    assert "start: node1, node2, node3" in done.out

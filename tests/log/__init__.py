@@ -1,0 +1,1 @@
+"""Tests of the log and of the disks under it."""

@@ -1,0 +1,181 @@
+"""Power cuts, failing syncs and full disks."""
+
+import errno
+import random
+
+import pytest
+
+from nodeagent.log import Log, LogSettings
+from nodeagent.model.entries import HardState, SetHard
+from nodeagent.testing.disk import Fault, PowerCut, SimDisk
+from tests.log.twin import SMALL, State, Workload, append, copy_state, open_log
+
+TINY = LogSettings(segment_bytes=700, zero_step_bytes=512, reserve_bytes=0, copy_bytes_max=300)
+
+
+class Run:
+    """A workload over a disk that may die in it: the states that recovery may come back with."""
+
+    def __init__(self, disk: SimDisk, seed: int) -> None:
+        self.disk = disk
+        self.workload = Workload(seed, ("meta", "n.1"))
+        self.rng = random.Random(seed)
+        self.possible: list[State] = [{}]
+        """The last synced state, then one for each batch after it."""
+
+    def go(self, batches: int) -> None:
+        log, found = open_log(self.disk, TINY)
+        assert found.damaged == []
+        for _ in range(batches):
+            batch = self.workload.batch()
+            self.possible.append(copy_state(self.workload.state))
+            log.write(batch)
+            if self.rng.random() < 0.5:
+                self._sync(log)
+            if self.rng.random() < 0.2:
+                log.reclaim()
+        log.close()
+        del self.possible[:-1]
+
+    def _sync(self, log: Log) -> None:
+        log.sync()
+        del self.possible[:-1]
+
+
+def operations_of(seed: int, batches: int) -> int:
+    disk = SimDisk()
+    Run(disk, seed).go(batches)
+    return disk.operations
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_crash_at_every_disk_operation(seed: int) -> None:
+    """Wherever the power goes, every synced batch is there, batches are whole, and nothing is damaged.
+
+    A second recovery, itself cut short at some operation, changes none of it.
+    """
+    batches = 25
+    for cut in range(1, operations_of(seed, batches) + 1):
+        disk = SimDisk()
+        disk.cut_power_at = cut
+        run = Run(disk, seed)
+        with pytest.raises(PowerCut):
+            run.go(batches)
+        rng = random.Random(seed * 10_007 + cut)
+        disk.crash(rng)
+        disk.cut_power_at = disk.operations + rng.randint(1, 12)
+        try:
+            open_log(disk, TINY)
+        except PowerCut:
+            disk.crash(rng)
+        disk.cut_power_at = None
+        _, found = open_log(disk, TINY)
+        assert found.damaged == [], (cut, found.damaged)
+        assert found.groups in run.possible, (cut, disk.trace[-5:])
+        disk.crash(rng)
+        _, again = open_log(disk, TINY)
+        assert again.groups == found.groups, f"cut {cut}: what recovery reported was not durable"
+
+
+def test_failed_sync_is_final() -> None:
+    """The first error answers every later call, though a second fsync would say all is well (P60)."""
+    disk = SimDisk()
+    log, _ = open_log(disk)
+    log.write([append("g", 1)])
+    log.sync()
+    disk.faults.append(Fault("sync"))
+    log.write([append("g", 2)])
+    with pytest.raises(OSError) as first:
+        log.sync()
+    for call in (log.sync, log.reclaim, log.mark_synced, lambda: log.write([append("g", 3)])):
+        with pytest.raises(OSError) as later:
+            call()
+        assert later.value is first.value
+    log.close()
+    disk.crash(random.Random(1))
+    _, found = open_log(disk)
+    assert len(found.groups["g"].entries) == 1 and found.damaged == []
+
+
+def test_restart_after_a_failed_sync_does_not_trust_the_page_cache() -> None:
+    """The lost batch is still readable after a restart; once recovered it must really be durable."""
+    disk = SimDisk()
+    log, _ = open_log(disk)
+    log.write([append("g", 1)])
+    log.sync()
+    log.write([append("g", 2)])
+    disk.faults.append(Fault("sync"))
+    with pytest.raises(OSError):
+        log.sync()
+    disk.restart()
+    _, found = open_log(disk)
+    kept = len(found.groups["g"].entries)
+    disk.crash(random.Random(1))
+    _, found = open_log(disk)
+    assert len(found.groups["g"].entries) == kept
+
+
+@pytest.mark.parametrize("operation", ["write", "truncate", "create", "rename", "sync_dir", "sync"])
+def test_any_failure_while_rotating_is_final(operation: str) -> None:
+    """A log that could not begin its next segment takes nothing more, and recovers what was synced."""
+    disk = SimDisk()
+    log, _ = open_log(disk)
+    index = 0
+    while len(log.segments) == 1 and log._segment.end < SMALL.segment_bytes - 400:
+        index += 1
+        log.write([append("g", index, 1, 1, "z" * 100)])
+        log.sync()
+    synced = index
+    disk.faults.append(Fault(operation))
+    with pytest.raises(OSError):
+        while len(log.segments) < 3:
+            index += 1
+            log.write([append("g", index, 1, 1, "z" * 100)])
+    with pytest.raises(OSError):
+        log.write([append("g", index + 1)])
+    disk.crash(random.Random(3))
+    _, found = open_log(disk)
+    assert found.damaged == [] and synced <= len(found.groups["g"].entries) <= index
+
+
+def test_full_disk_leaves_no_half_batch() -> None:
+    """ENOSPC without a reserve is final, and what was synced before is whole (P72)."""
+    disk = SimDisk(capacity_bytes=6000)
+    log, _ = open_log(disk)
+    index = 0
+    with pytest.raises(OSError) as error:
+        while True:
+            index += 1
+            log.write([append("g", index, 1, 1, "z" * 50), SetHard("g", HardState(index))])
+            log.sync()
+    assert error.value.errno == errno.ENOSPC
+    disk.restart()
+    disk.capacity_bytes = 1 << 30
+    _, found = open_log(disk)
+    assert found.damaged == []
+    assert len(found.groups["g"].entries) == found.groups["g"].hard.term
+    assert found.groups["g"].hard.term in (index - 1, index)
+
+
+def test_reserve_keeps_term_and_vote_writable_on_a_full_disk() -> None:
+    """The reserve is given back, the log says so, goes on, and lays it by again when there is room."""
+    settings = LogSettings(segment_bytes=4096, zero_step_bytes=1024, reserve_bytes=8192)
+    disk = SimDisk(capacity_bytes=40_000)
+    log, _ = open_log(disk, settings)
+    assert not log.space_low and disk.exists("log/reserve")
+    with disk.create("other") as file:
+        file.pwrite(0, bytes(disk.free_bytes()))
+    index = 0
+    while not log.space_low:
+        index += 1
+        log.write([append("g", index, 1, 1, "z" * 50)])
+        log.sync()
+    for term in range(10):
+        log.write([SetHard("g", HardState(term + 2, "a"))])
+        log.sync()
+    disk.unlink("other")
+    log.reclaim()
+    assert not log.space_low and disk.exists("log/reserve")
+    log.close()
+    _, found = open_log(disk, settings)
+    assert len(found.groups["g"].entries) == index and found.groups["g"].hard.term == 11

@@ -1,0 +1,290 @@
+"""An operation's stages: only complete evidence moves it, and no repetition or order matters."""
+
+import itertools
+import random
+
+import pytest
+
+from nodeagent.meta import changes
+from nodeagent.meta import commands as c
+from nodeagent.meta.state import MetaState, merge_schema
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.operation import NEXT, CopyRecord, Operation, Options, SealResult, Stage
+from nodeagent.model.requests import Accepted, ErrorReply, NodeRecord, OperationReply, Reply
+from nodeagent.model.schema import Column, TableSchema
+from nodeagent.partition.planner import plan_add, plan_remove
+from nodeagent.partition.ring import initial_ring
+from nodeagent.partition.table import initial_table
+
+NAMES = ["a", "b", "c", "d"]
+PLAIN = Options()
+
+
+def node(name: str, incarnation: str = "") -> NodeRecord:
+    return NodeRecord(name, name, 1, 2, incarnation or f"i-{name}", 0)
+
+
+class Meta:
+    def __init__(self) -> None:
+        self.state = MetaState()
+        settings = ClusterSettings("c", slots=12)
+        table = initial_table(initial_ring(NAMES), 12).to_wire()
+        self.do(c.Bootstrap(1, "id", settings, tuple(node(n) for n in NAMES), table))
+
+    def do(self, command: c.Command) -> Reply:
+        entry = Entry(1, int(EntryKind.COMMAND), c.encode(command))
+        return self.state.apply(self.state.applied + 1, [entry])[0][1]
+
+    def begin(
+        self, kind: str = "add-node", name: str = "e", options: Options = PLAIN, version: int = 0
+    ) -> Reply:
+        table = self.state.table
+        assert table is not None
+        change = plan_add(table, name, None, 3) if kind == "add-node" else plan_remove(table, name, 3)
+        return self.do(
+            c.Begin(
+                2,
+                kind,
+                node(name),
+                "me",
+                version or self.state.table_version,
+                change.new.to_wire(),
+                tuple(c.PlannedMove(m.slots, m.source, m.target) for m in change.moves),
+                tuple(
+                    c.PlannedMembers(
+                        m.group, next(iter(m.joins), None), next(iter(m.leaves), None), m.before, m.after
+                    )
+                    for m in change.members
+                ),
+                change.created.after if change.created else (),
+                options,
+            )
+        )
+
+    @property
+    def op(self) -> Operation:
+        return self.state.image.operations[-1]
+
+
+def evidence(op: Operation, stage: Stage) -> list[c.Evidence]:
+    """All that `stage` waits for."""
+    match stage:
+        case Stage.PLANNED:
+            return [c.MetaReady(3, op.id)]
+        case Stage.SEALED:
+            return [c.SealedBy(3, op.id, SealResult(g, 9, b"")) for g in op.losing]
+        case Stage.OPEN:
+            ready: list[c.Evidence] = [c.MetaReady(3, op.id)]
+            return ready + [c.OpenedBy(3, op.id, g, 9) for g in op.gaining]
+        case Stage.FORMAL:
+            return [c.FormedBy(3, op.id, g.group, 9) for g in op.changes]
+        case Stage.MOVING:
+            return [c.AdoptedBy(3, op.id, g, 9) for g in op.gaining]
+        case Stage.RELEASED:
+            return [c.ReleasedBy(3, op.id, g, 9) for g in op.losing]
+        case Stage.CANCELLING:
+            return [c.UnsealedBy(3, op.id, g) for g in sorted(changes.affected(op))]
+    return []
+
+
+STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING, Stage.RELEASED)
+
+
+@pytest.mark.parametrize("kind,name", [("add-node", "e"), ("remove-node", "b")])
+def test_each_stage_waits_for_all_of_its_evidence(kind: str, name: str) -> None:
+    meta = Meta()
+    meta.begin(kind, name)
+    for stage in STAGES:
+        if meta.op.stage is not stage:  # a removal does not wait in PLANNED
+            continue
+        wanted = evidence(meta.op, stage)
+        for one in wanted[:-1]:
+            meta.do(one)
+            assert meta.op.stage is stage
+            meta.do(one)
+            assert meta.op.stage is stage, "the same evidence twice is not two pieces of evidence"
+        meta.do(wanted[-1])
+        assert meta.op.stage is not stage
+    assert meta.op.stage is Stage.DONE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_evidence_in_any_order_any_number_of_times_ends_alike(seed: int) -> None:
+    """Early, late and repeated evidence changes nothing but the moment (law 9)."""
+    rng = random.Random(seed)
+    meta, plain = Meta(), Meta()
+    meta.begin()
+    plain.begin()
+    for stage in STAGES:
+        for one in evidence(plain.op, stage):
+            plain.do(one)
+    everything = list(itertools.chain(*(evidence(meta.op, s) for s in STAGES)))
+    for _ in range(400):
+        before = meta.op.stage
+        meta.do(rng.choice(everything))
+        assert meta.op.stage is before or meta.op.stage in NEXT[before]
+    assert meta.op.stage is Stage.DONE
+    assert meta.state.image.groups == plain.state.image.groups
+    assert meta.state.table is not None and plain.state.table is not None
+    assert meta.state.table.same_layout(plain.state.table)
+
+
+def run_to(meta: Meta, stage: Stage) -> None:
+    for s in STAGES:
+        if meta.op.stage is stage:
+            return
+        if meta.op.stage is s:
+            for one in evidence(meta.op, s):
+                meta.do(one)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_cancel_counts_until_slots_open_and_never_after(stage: Stage) -> None:
+    meta = Meta()
+    table, groups = meta.state.table, dict(meta.state.image.groups)
+    meta.begin()
+    run_to(meta, stage)
+    reply = meta.do(c.SteerOperation(4, meta.op.id, "cancel", "me"))
+    if stage not in (Stage.PLANNED, Stage.SEALED):
+        assert isinstance(reply, ErrorReply) and meta.op.stage is stage
+        return
+    assert isinstance(reply, OperationReply) and meta.op.stage is Stage.CANCELLING
+    for late in evidence(meta.op, Stage.SEALED) + evidence(meta.op, Stage.OPEN):
+        meta.do(late)
+    for one in evidence(meta.op, Stage.CANCELLING):
+        meta.do(one)
+    assert meta.op.stage is Stage.CANCELLED
+    assert meta.state.table is table and meta.state.image.groups == groups
+    assert "e" not in meta.state.image.nodes
+
+
+def test_the_same_node_may_come_again_after_a_cancel_under_a_new_group_id() -> None:
+    meta = Meta()
+    meta.begin()
+    first = meta.op.created_group
+    meta.do(c.SteerOperation(4, meta.op.id, "cancel", "me"))
+    for one in evidence(meta.op, Stage.CANCELLING):
+        meta.do(one)
+    assert isinstance(meta.begin(), OperationReply)
+    assert meta.op.created_group != first
+
+
+def test_one_change_at_a_time_and_none_from_an_old_plan() -> None:
+    meta = Meta()
+    old = meta.begin(version=99)
+    assert isinstance(old, ErrorReply) and old.code == "refused"
+    meta.begin()
+    busy = meta.begin(name="f")
+    assert isinstance(busy, ErrorReply) and busy.details["operation"] == meta.op.id
+
+
+def test_a_removed_incarnation_never_returns() -> None:
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.DONE)
+    meta.begin("remove-node", "e")
+    run_to(meta, Stage.DONE)
+    refused = meta.begin()
+    assert isinstance(refused, ErrorReply) and "retired" in refused.what
+
+
+def test_the_table_turns_with_open_and_its_version_only_grows() -> None:
+    meta = Meta()
+    meta.begin()
+    version = meta.state.table_version
+    run_to(meta, Stage.SEALED)
+    assert meta.state.table_version == version
+    run_to(meta, Stage.OPEN)
+    assert meta.state.table_version == meta.state.applied > version
+    assert meta.state.table is not None and "e" in meta.state.table.ring.names
+
+
+def test_copies_of_another_incarnation_do_not_count() -> None:
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.MOVING)
+    op = meta.op
+    target = op.gaining[0]
+    slots = changes.wanted(op, target, "e")
+    meta.do(c.Copied(5, op.id, CopyRecord(target, "e", "old", slots, "d", 1, 1)))
+    assert changes.missing(op, target, "e", "i-e") == slots
+    meta.do(c.Copied(5, op.id, CopyRecord(target, "e", "i-e", slots, "d", 1, 1)))
+    assert changes.missing(op, target, "e", "i-e") == ()
+    assert [r.incarnation for r in op.copies] == ["i-e"]
+
+
+def test_copies_that_differ_are_named() -> None:
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.MOVING)
+    op, target = meta.op, meta.op.gaining[0]
+    slots = changes.wanted(op, target, "e")
+    for name, digest in (("e", "1"), ("a", "2")):
+        meta.do(c.Copied(5, op.id, CopyRecord(target, name, f"i-{name}", slots, digest, 1, 1)))
+    assert "a, e" in changes.copies_disagree(op, target)
+
+
+@pytest.mark.parametrize(
+    "options,verb", [(Options(verify=True), "sign-off"), (Options(hold_release_ms=9), "release")]
+)
+def test_old_copies_wait_for_the_approval_that_was_asked_for(options: Options, verb: str) -> None:
+    meta = Meta()
+    meta.begin(options=options)
+    run_to(meta, Stage.MOVING)
+    early = meta.do(c.SteerOperation(6, meta.op.id, "sign-off", "me"))
+    assert isinstance(early, ErrorReply)
+    for one in evidence(meta.op, Stage.MOVING):
+        meta.do(one)
+    assert meta.op.stage is Stage.MOVING
+    meta.do(c.SteerOperation(6, meta.op.id, verb, "me"))
+    assert meta.op.stage is Stage.RELEASED
+
+
+def steer(meta: Meta, verb: str, owner: str, by: str = "me", report: str = "") -> Reply:
+    return meta.do(c.SteerOperation(7, meta.op.id, verb, by, owner=owner, ttl_ms=1000, report=report))
+
+
+def test_a_lapsed_lease_is_free_again_but_not_one_renewed_meanwhile() -> None:
+    meta = Meta()
+    meta.begin()
+    steer(meta, "lease", "x")
+    busy = steer(meta, "lease", "y")
+    assert isinstance(busy, ErrorReply) and busy.code == "busy"
+    steer(meta, "lease", "x")
+    steer(meta, "unlease", "", by="", report="1")
+    assert meta.op.lease is not None, "it was renewed after it seemed to lapse"
+    steer(meta, "unlease", "", by="", report="2")
+    assert meta.op.lease is None and isinstance(steer(meta, "lease", "y"), OperationReply)
+
+
+def test_an_image_is_the_state() -> None:
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.MOVING)
+    again = MetaState.decode(meta.state.encode())
+    assert again.image == meta.state.image and again.table == meta.state.table
+
+
+def test_evidence_for_what_is_over_changes_nothing() -> None:
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.DONE)
+    before = meta.state.encode()
+    for stage in STAGES:
+        for one in evidence(meta.op, stage):
+            assert isinstance(meta.do(one), Accepted)
+    after = MetaState.decode(meta.state.encode())
+    after.image.applied = MetaState.decode(before).image.applied
+    assert after.encode() == before
+
+
+def test_columns_are_only_ever_added() -> None:
+    tag, v, w = Column("d", "STRING", True), Column("v", "INT64", False), Column("w", "INT64", False)
+    known = merge_schema(None, TableSchema("root", "m", 7, (tag, v)))
+    assert isinstance(known, TableSchema) and known.version == 1
+    assert merge_schema(known, TableSchema("root", "m", 1, (v,))) is known
+    wider = merge_schema(known, TableSchema("root", "m", 1, (w,)))
+    assert isinstance(wider, TableSchema) and wider.version == 2 and wider.columns == (tag, v, w)
+    for bad in (Column("v", "DOUBLE", False), Column("x", "STRING", True)):
+        assert isinstance(merge_schema(known, TableSchema("root", "m", 1, (bad,))), ErrorReply)

@@ -1,0 +1,191 @@
+"""Migration of one operation: ordered, retried, verified, signed off; or honestly not."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from iotctl.pipeline import content, migrate
+from iotctl.pipeline.units import cut_slots, missing_slots, pull_orders
+from nodeagent.model.errors import Busy, NotFound
+from nodeagent.model.operation import CopyRecord, Lease, Operation, Options, Stage
+from nodeagent.partition import ranges
+from tests.pipeline.fake import DirectoryCluster, DirectorySpec, Maker, create, one_move
+from tests.pipeline.rows import MACHINES, machines, with_cell
+
+pytestmark = pytest.mark.spark
+
+GROUPS = {"n1.1": ("n1", "n2", "n3"), "n4.9": ("n4", "n1", "n2")}
+SLOTS = tuple(range(0, 40))
+HELD = (3, 7, 30)
+
+
+def operation(options: Options) -> Operation:
+    move = one_move(ranges.from_slots(SLOTS), "n1.1", "n4.9", GROUPS)
+    return Operation("op-5", "add-node", "n4", "me", 0, 1, 2, [move], [], options, Stage.MOVING)
+
+
+def build(root: Path, maker: Maker, options: Options) -> DirectoryCluster:
+    cluster = create(root, GROUPS, (MACHINES,), (operation(options),))
+    for slot in HELD:
+        made = maker.file(MACHINES, machines(seed=slot), slot, (5,))
+        for node in GROUPS["n1.1"]:
+            cluster.put(node, "n1.1", made)
+    for node in GROUPS["n1.1"]:
+        replica = cluster.load(node, "n1.1")
+        replica.sealed = ranges.from_slots(SLOTS)
+        cluster.save(node, "n1.1", replica)
+    return cluster
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrate, "PULL_BACKOFF_S", 0.01)
+    monkeypatch.setattr(migrate, "POLL_S", 0.02)
+    monkeypatch.setattr(content, "RECHECK_DELAY_S", 0.01)
+
+
+def run(root: Path, spark: SparkSession, depth: str | None = None) -> migrate.MigrateReport:
+    return migrate.run(DirectorySpec(str(root)), "op-5", depth, session=spark)
+
+
+def log_of(cluster: DirectoryCluster) -> list[str]:
+    with cluster.state() as state:
+        return state.log
+
+
+@pytest.mark.parametrize("depth", ["manifest", "hash", "content"])
+def test_moves_verifies_and_signs_off(tmp_path: Path, spark: SparkSession, maker: Maker, depth: str) -> None:
+    """Every target node has every slot, the copies were compared, and only then released."""
+    cluster = build(tmp_path, maker, Options(verify=True))
+    report = run(tmp_path, spark, depth)
+    assert report.units_done == report.units_total == 3 * migrate.ORDERS_PER_NODE
+    assert report.files == 9 and report.bytes > 0 and not report.failed
+    assert report.verified is not None and report.verification is not None
+    assert report.verification.passed, (report.verification.mismatches, report.verification.unread)
+    assert report.verified.against == "previous-holders"
+    assert report.verified.files == 18
+    assert (report.released_slots, report.state) == (40, "done")
+    steps = log_of(cluster)
+    assert steps[0] == "lease" and steps[-1].startswith("sign-off") and "unlease" in steps
+
+
+def test_without_depth_nothing_is_signed_off(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+    """An operation that waits for a sign-off keeps waiting."""
+    cluster = build(tmp_path, maker, Options(verify=True))
+    report = run(tmp_path, spark)
+    assert (report.state, report.released_slots, report.verified) == ("waiting_signoff", 0, None)
+    assert not any(s.startswith("sign-off") for s in log_of(cluster))
+
+
+def test_wrong_copy_is_not_signed_off(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+    """A copy whose rows differ, hash and entry made consistent: named, and the old copies stay."""
+    cluster = build(tmp_path, maker, Options(verify=True))
+    run(tmp_path, spark)
+    rows = machines(seed=7)
+    changed = maker.file(MACHINES, with_cell(rows, 1, "heat", 55.5), 7, (50, 5))
+    name = next(f.name for f in cluster.load("n4", "n4.9").files if f.slot == 7)
+    entry = msgspec.structs.replace(changed.meta, name=name)
+    cluster.put("n4", "n4.9", msgspec.structs.replace(changed, meta=entry))
+    report = run(tmp_path, spark, "content")
+    assert report.verification is not None
+    (found,) = report.verification.mismatches
+    assert (found.node, found.slot, found.file, found.found) == ("n4", 7, name, 55.5)
+    assert found.expected == rows.column("heat")[1].as_py()
+    assert (report.state, report.released_slots) == ("waiting_signoff", 0)
+
+
+def test_previous_holder_that_is_down_prevents_the_sign_off(
+    tmp_path: Path, spark: SparkSession, maker: Maker
+) -> None:
+    """What could not be read is not equal."""
+    cluster = build(tmp_path, maker, Options(verify=True))
+    (cluster.root / "n3" / "down").touch()
+    report = run(tmp_path, spark, "content")
+    assert report.verified is not None and report.verified.unread
+    assert report.state == "waiting_signoff"
+
+
+def test_failed_orders_are_sent_again(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+    """Losses on the way cost retries, not the migration."""
+    cluster = build(tmp_path, maker, Options())
+    with cluster.state() as state:
+        state.pull_failures = 5
+    report = run(tmp_path, spark)
+    assert report.retries == 5 and not report.failed
+    assert (report.units_done, report.state) == (report.units_total, "done")
+
+
+def test_resumes_with_what_is_missing(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+    """A copy on record is not ordered again, unless another incarnation made it."""
+    cluster = build(tmp_path, maker, Options())
+    slots = ranges.from_slots(SLOTS)
+    with cluster.state() as state:
+        recorded = [("n4", "i-n4"), ("n1", "i-n1"), ("n2", "older")]
+        state.meta.operations[0].copies = [CopyRecord("n4.9", n, i, slots, "d", 0, 0) for n, i in recorded]
+    report = run(tmp_path, spark)
+    assert {o.node for o in orders(cluster)} <= {"n2"}
+    assert report.units_total == migrate.ORDERS_PER_NODE
+
+
+def orders(cluster: DirectoryCluster) -> list[object]:
+    meta = cluster.meta()
+    return list(pull_orders(meta.operations[0], {n.node: n.incarnation for n in meta.nodes}, 4))
+
+
+def test_lease_of_another_is_respected(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+    """Busy, naming the owner; nothing was ordered."""
+    cluster = build(tmp_path, maker, Options())
+    with cluster.state() as state:
+        state.meta.operations[0].lease = Lease("somebody", 1, 30_000)
+    with pytest.raises(Busy, match="somebody"):
+        run(tmp_path, spark)
+    with cluster.state() as state:
+        assert state.pulls == 0
+
+
+def test_no_migrate_is_told_to_go(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+    """An operation held before MOVING's work is released by this job."""
+    cluster = build(tmp_path, maker, Options(no_migrate=True))
+    assert run(tmp_path, spark).state == "done"
+    assert "go" in log_of(cluster)
+
+
+def test_finished_operation_is_verified_among_new_holders(
+    tmp_path: Path, spark: SparkSession, maker: Maker
+) -> None:
+    """Previous holders have released: the report says that only replicas were compared."""
+    build(tmp_path, maker, Options())
+    run(tmp_path, spark)
+    report = run(tmp_path, spark, "content")
+    assert report.verified is not None and report.verified.against == "replicas"
+    assert report.verification is not None and report.verification.passed
+    assert report.units_total == 0 and report.verified.rows == 450
+
+
+def test_unknown_operation(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+    """Named, with the command that lists them."""
+    create(tmp_path, GROUPS, ())
+    with pytest.raises(NotFound, match="op-5"):
+        run(tmp_path, spark)
+
+
+def test_orders_take_turns_and_cover_everything() -> None:
+    """Each node's orders together are the move; the first ones go to different nodes."""
+    found = pull_orders(operation(Options()), {}, 4)
+    assert {o.node for o in found[:3]} == {"n4", "n1", "n2"}
+    for node in GROUPS["n4.9"]:
+        covered = ranges.union(*(o.slots for o in found if o.node == node))
+        assert covered == ranges.from_slots(SLOTS)
+    assert missing_slots(operation(Options()), {}) == 120
+
+
+def test_slots_are_cut_by_bytes() -> None:
+    """Pieces are disjoint, complete, and a heavy slot does not drag many others along."""
+    sizes = {slot: 100_000 for slot in range(1000)} | {500: 200_000_000}
+    pieces = cut_slots(sizes, 2)
+    assert ranges.union(*pieces) == ((0, 1000),)
+    assert sum(ranges.count(p) for p in pieces) == 1000
+    assert len(pieces) > 8
+    assert cut_slots({}, 2) == []

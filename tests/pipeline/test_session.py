@@ -1,0 +1,52 @@
+"""Before Spark starts: Java is checked, masters get their retries."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from iotctl.pipeline.session import check_java, is_local, java_major, with_retries
+from nodeagent.model.errors import Refused
+
+
+@pytest.mark.parametrize(
+    ("text", "major"),
+    [
+        ('openjdk version "17.0.15" 2025-04-15', 17),
+        ('java version "1.8.0_402"', 8),
+        ('openjdk version "21" 2023-09-19', 21),
+        ("command not found", None),
+    ],
+)
+def test_java_version_is_read(text: str, major: int | None) -> None:
+    """Old and new numbering."""
+    assert java_major(text) == major
+
+
+@pytest.mark.parametrize("version", ["1.8.0", "11.0.2"])
+def test_old_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """With the version found and what to do."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(Refused, match="17 or newer"):
+        check_java()
+
+
+def test_no_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clear sentence instead of a stack trace."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setitem(os.environ, "PATH", str(tmp_path))
+    with pytest.raises(Refused, match="none was found"):
+        check_java()
+
+
+def test_local_masters_get_retries() -> None:
+    """A task of a local master is tried more than once; other masters are left alone."""
+    assert with_retries("local[*]") == "local[*,3]"
+    assert with_retries("local") == "local[1,3]"
+    assert with_retries("local[2,5]") == "local[2,5]"
+    assert with_retries("spark://h:7077") == "spark://h:7077"
+    assert is_local("local[2]") and not is_local("yarn")

@@ -1,0 +1,169 @@
+"""Verification of whole clusters at every depth."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from iotctl.pipeline import replicas, verify
+from iotctl.pipeline.report import VerifyReport
+from iotctl.pipeline.verify import Filters
+from nodeagent.model.operation import Operation, Stage
+from nodeagent.storage.format import ClosedUnit
+from tests.pipeline.fake import DirectoryCluster, DirectorySpec, Maker, create, one_move
+from tests.pipeline.rows import MACHINES, machines, with_cell
+
+NODES = ("n1", "n2", "n3")
+GROUPS = {"n1.1": NODES, "n2.1": ("n2", "n3", "n1")}
+SLOTS = (3, 4, 60)
+
+
+@dataclass
+class Built:
+    """A cluster of two groups and three slots, and its files by slot."""
+
+    cluster: DirectoryCluster
+    spec: DirectorySpec
+    files: dict[int, ClosedUnit]
+
+    def group(self, slot: int) -> str:
+        return "n1.1" if slot < 50 else "n2.1"
+
+    def put(self, node: str, made: ClosedUnit) -> Path:
+        return self.cluster.put(node, self.group(made.meta.slot), made)
+
+
+@pytest.fixture
+def built(maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
+    for name in ("RECHECK_DELAY_S", "SETTLE_S", "SETTLE_POLL_S"):
+        monkeypatch.setattr(replicas, name, 0.05)
+    cluster = create(tmp_path, GROUPS, (MACHINES,))
+    files = {slot: maker.file(MACHINES, machines(seed=slot), slot, (5,)) for slot in SLOTS}
+    result = Built(cluster, DirectorySpec(str(tmp_path)), files)
+    for made in files.values():
+        for node in NODES:
+            result.put(node, made)
+    return result
+
+
+def run(built: Built, depth: str, filters: Filters | None = None, **more: SparkSession) -> VerifyReport:
+    return verify.run(built.spec, depth, filters=filters, **more)
+
+
+def tamper(built: Built, maker: Maker) -> tuple[object, object]:
+    """One value on n2, everything recorded about it made consistent; the old and the new value."""
+    rows = machines(seed=4)
+    built.put("n2", maker.file(MACHINES, with_cell(rows, 1, "heat", 1234.5), 4, (5,)))
+    return rows.column("heat")[1].as_py(), 1234.5
+
+
+@pytest.mark.parametrize("depth", ["manifest", "hash"])
+def test_equal_replicas_pass(built: Built, depth: str) -> None:
+    """Counts are those of all replicas; rows count once."""
+    report = run(built, depth)
+    assert report.passed and report.replicas_compared == 6
+    assert (report.files, report.rows) == (9, 450)
+    assert report.bytes == 3 * sum(f.meta.size for f in built.files.values())
+
+
+@pytest.mark.spark
+def test_equal_replicas_pass_by_content(built: Built, spark: SparkSession) -> None:
+    """Every replica's rows were read."""
+    report = run(built, "content", session=spark)
+    assert report.passed, (report.mismatches, report.unread)
+    assert (report.files, report.rows, report.series) == (9, 450, 3)
+
+
+def test_flipped_byte_is_found_by_hash_not_by_manifest(built: Built) -> None:
+    """The manifest still agrees; re-reading the bytes does not."""
+    path = built.put("n3", built.files[60])
+    content = bytearray(path.read_bytes())
+    content[100] ^= 4
+    path.write_bytes(content)
+    assert run(built, "manifest").passed
+    report = run(built, "hash")
+    (found,) = report.mismatches
+    assert (found.node, found.slot, found.file) == ("n3", 60, built.files[60].meta.name)
+    assert found.expected == built.files[60].meta.xxh3 and not report.passed
+
+
+@pytest.mark.spark
+def test_consistent_tampering_is_named_by_content_alone(
+    built: Built, spark: SparkSession, maker: Maker
+) -> None:
+    """Content names node, slot, file, series, time and both values; the shallower depths only a file."""
+    was, now = tamper(built, maker)
+    (shallow,) = run(built, "hash").mismatches
+    assert (shallow.node, shallow.series) == ("n2", "")
+    (found,) = run(built, "content", session=spark).mismatches
+    assert (found.node, found.slot, found.file) == ("n2", 4, built.files[4].meta.name)
+    assert found.series == "root.a.machines{device=d0}.heat"
+    assert (found.time_ms, found.expected, found.found) == (3_600_000, was, now)
+
+
+@pytest.mark.spark
+def test_replica_that_is_down_is_unread_and_fails(built: Built, spark: SparkSession) -> None:
+    """Nothing differs, yet it does not pass."""
+    (built.cluster.root / "n3" / "down").touch()
+    for report in (run(built, "manifest"), run(built, "content", session=spark)):
+        assert not report.mismatches and not report.passed
+        assert {u.node for u in report.unread} == {"n3"}
+
+
+def test_replica_that_is_behind_is_unread(built: Built) -> None:
+    """A replica that has not made the files up to the cut is not compared."""
+    replica = built.cluster.load("n2", "n1.1")
+    replica.index = 3
+    built.cluster.save("n2", "n1.1", replica)
+    report = run(built, "manifest")
+    assert [(u.node, u.group) for u in report.unread] == [("n2", "n1.1")]
+    assert "behind" in report.unread[0].reason
+
+
+def test_files_after_the_cut_do_not_disturb(built: Built, maker: Maker) -> None:
+    """Writes that go on make files one replica has before the others."""
+    built.put("n1", maker.file(MACHINES, machines(seed=9), 4, (101,)))
+    assert run(built, "hash").passed
+
+
+def test_missing_manifest_entry_is_a_mismatch(built: Built) -> None:
+    """A replica at the same index without a file has lost it."""
+    replica = built.cluster.load("n1", "n1.1")
+    replica.files = [f for f in replica.files if f.slot != 3]
+    built.cluster.save("n1", "n1.1", replica)
+    (found,) = run(built, "manifest").mismatches
+    assert (found.node, found.slot, found.found) == ("n1", 3, "missing")
+
+
+@pytest.mark.spark
+def test_filters_narrow_what_is_read(built: Built, spark: SparkSession, maker: Maker) -> None:
+    """A slot that is not asked for is not looked at."""
+    tamper(built, maker)
+    report = run(built, "content", Filters(slots=((60, 61),)), session=spark)
+    assert report.passed and report.rows == 150
+    assert not run(built, "manifest", Filters(storage_groups=("root.b",))).files
+
+
+def test_slots_on_their_way_are_unread(built: Built) -> None:
+    """While a change moves slots nobody's manifest is complete."""
+    move = one_move(((3, 4),), "n1.1", "n2.1", GROUPS)
+    operation = Operation("op-7", "move", "n2", "me", 0, 1, 2, [move], [], options_default(), Stage.MOVING)
+    with built.cluster.state() as state:
+        state.meta = msgspec.structs.replace(state.meta, operations=(operation,))
+    report = run(built, "manifest")
+    assert [u.group for u in report.unread] == ["n2.1"] and not report.passed
+
+
+def test_nothing_to_verify_is_no_pass(tmp_path: Path) -> None:
+    """Zero replicas compared is not a success."""
+    create(tmp_path, {"n1.1": ("n1",)}, ())
+    report = verify.run(DirectorySpec(str(tmp_path)), "manifest", filters=Filters(nodes=("n9",)))
+    assert not report.passed
+
+
+def options_default() -> "object":
+    from nodeagent.model.operation import Options
+
+    return Options()

@@ -1,0 +1,93 @@
+"""Saved plans: read back whole, refused when stale or edited, and executed exactly as shown."""
+
+import msgspec
+import pytest
+
+from iotctl.errors import InputProblem, RefusedProblem
+from iotctl.plan.apply import changes_of, check_fresh, from_json, from_yaml, to_json, to_yaml
+from iotctl.plan.make import make_add, make_rebalance, make_remove
+from iotctl.plan.model import Plan
+from nodeagent.partition.change import ChangeKind
+from nodeagent.partition.planner import plan_adds
+
+from .cases import facts_of
+
+FACTS = facts_of(6, 120, dict.fromkeys(range(0, 120, 2), 5))
+PLANS = {
+    "add": make_add(FACTS, ["x", "y"]),
+    "remove": make_remove(FACTS, ["n2", "n5"]),
+    "rebalance": make_rebalance(facts_of(7, 122)),
+    "refused": make_remove(FACTS, ["n9"]),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_json_and_yaml_round_trip(name: str) -> None:
+    """A plan file gives the same plan back."""
+    plan = PLANS[name]
+    assert from_json(to_json(plan)) == plan
+    assert from_yaml(to_yaml(plan)) == plan
+
+
+def test_steps_become_the_changes_that_were_planned() -> None:
+    """What is executed is what was shown: same tables, same members, same moves."""
+    planned = plan_adds(FACTS.table, [("x", 1.0), ("y", 1.0)], None, 3, FACTS.slot_bytes)
+    assert changes_of(PLANS["add"], FACTS.table) == planned
+    removed = changes_of(PLANS["remove"], FACTS.table)
+    assert [c.node for c in removed] == ["n2", "n5"]
+    assert removed[-1].new.ring.names == ("n1", "n3", "n4", "n6")
+    (move,) = changes_of(PLANS["rebalance"], facts_of(7, 122).table)
+    assert move.kind is ChangeKind.MOVE
+
+
+def test_stale_plan_is_refused() -> None:
+    """Another table version or another cluster.yaml: refused, nothing executed."""
+    check_fresh(PLANS["add"], 7, "h")
+    for version, spec_hash in ((8, "h"), (7, "other")):
+        with pytest.raises(RefusedProblem, match="stale"):
+            check_fresh(PLANS["add"], version, spec_hash)
+    with pytest.raises(RefusedProblem, match="stale"):
+        changes_of(PLANS["add"], FACTS.table.stamped(8))
+
+
+def test_refused_plan_cannot_be_executed() -> None:
+    """A saved refusal stays a refusal."""
+    with pytest.raises(RefusedProblem):
+        changes_of(PLANS["refused"], FACTS.table)
+
+
+def test_edited_plan_is_an_input_problem() -> None:
+    """Moves that do not fit their steps or the table never become a change."""
+    plan = PLANS["add"]
+    first = plan.moves[0]
+    wrong: list[Plan] = [
+        msgspec.structs.replace(plan, moves=plan.moves[1:]),
+        msgspec.structs.replace(plan, moves=(*plan.moves, first)),
+        msgspec.structs.replace(plan, moves=(first, first, *plan.moves[2:])),
+        msgspec.structs.replace(
+            plan, moves=(msgspec.structs.replace(first, target="nobody"), *plan.moves[1:])
+        ),
+        msgspec.structs.replace(
+            plan, steps=(msgspec.structs.replace(plan.steps[0], kind="melt"), plan.steps[1])
+        ),
+        msgspec.structs.replace(plan, moves=(msgspec.structs.replace(first, slot=5000), *plan.moves[1:])),
+    ]
+    for edited in wrong:
+        with pytest.raises(InputProblem):
+            changes_of(edited, FACTS.table)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"kind": 3}', "kind: {", "a: !!python/object:os.x {}"])
+def test_what_is_not_a_plan_is_an_input_problem(text: str) -> None:
+    """Broken files end in a named error with the place, never in a traceback."""
+    with pytest.raises(InputProblem) as caught:
+        from_yaml(text, "plan.yaml")
+    assert caught.value.where == "plan.yaml"
+    with pytest.raises(InputProblem):
+        from_json(text)
+
+
+def test_another_format_is_refused() -> None:
+    """A plan of a later format is not half understood."""
+    with pytest.raises(InputProblem, match="format"):
+        from_json(to_json(msgspec.structs.replace(PLANS["add"], format_version=2)))

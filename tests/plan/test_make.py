@@ -1,0 +1,180 @@
+"""Plans: numbers that add up, refusals that name the reason, speed."""
+
+import time
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from iotctl.plan.apply import to_json
+from iotctl.plan.facts import NodeFacts
+from iotctl.plan.make import make_add, make_rebalance, make_remove
+from iotctl.plan.model import Plan
+from iotctl.plan.render import render
+
+from .cases import facts_of
+
+
+def codes(plan: Plan) -> list[tuple[str, str]]:
+    return [(r.code, r.subject) for r in plan.refusals]
+
+
+def test_five_to_six_moves_the_bound() -> None:
+    """10 000 slots, 5 -> 6: 1 666 slots move, the least possible, and over 200 hold data."""
+    plan = make_add(facts_of(5), ["n6"])
+    s = plan.summary
+    assert s.slots_moved == s.lower_bound_slots == len(plan.moves) == 1666
+    assert s.nonempty_slots_moved >= 200
+    assert s.bytes_copied == s.lower_bound_bytes > 0
+    assert (s.max_minus_min_before, s.max_minus_min_after) == (0, 1)
+    assert {m.target for m in plan.moves} == {"n6"}
+    assert sum(n.slots for n in s.after) == 10_000
+
+
+def test_json_keys() -> None:
+    """The keys that programs read are there, `from` and `to` by their names."""
+    plan = msgspec.json.decode(to_json(make_add(facts_of(5), ["n6"], after="n2")))
+    assert plan.keys() >= {
+        "kind", "table_version", "spec_hash", "strategy", "moves", "group_changes", "summary", "hot_slots",
+        "refusals", "format_version",
+    }  # fmt: skip
+    assert plan["moves"][0].keys() == {"slot", "from", "to", "bytes"}
+    assert plan["group_changes"][0].keys() >= {"group", "joins", "leaves", "bytes"}
+    assert plan["summary"].keys() >= {
+        "slots_moved", "lower_bound_slots", "bytes_copied", "lower_bound_bytes", "max_minus_min_before",
+        "max_minus_min_after", "before", "after", "peak_disk", "eta_s",
+    }  # fmt: skip
+    assert (plan["kind"], plan["table_version"], plan["spec_hash"]) == ("add-node", 7, "h")
+    groups = [(g["group"], g["joins"], g["leaves"]) for g in plan["group_changes"]]
+    assert groups == [
+        ("n1", ["n6"], ["n3"]), ("n2", ["n6"], ["n4"]), ("n6", ["n6", "n3", "n4"], []),
+    ]  # fmt: skip
+
+
+def test_remove_by_hand() -> None:
+    """4 nodes, one byte a slot, R = 3, remove n4: every byte of the plan is accounted for."""
+    plan = make_remove(facts_of(4, 12, dict.fromkeys(range(12), 1), rate_bytes_per_s=2), ["n4"])
+    s = plan.summary
+    # n4's 3 slots go one each to n1, n2, n3; old D(4) = {4,1,2}: only n3 pulls each of them (3 bytes).
+    # D(2) = {2,3,4} -> {2,3,1} and D(3) = {3,4,1} -> {3,1,2}: a joiner pulls 3 bytes each.
+    assert s.slots_moved == 3 and s.bytes_copied == 9 == s.lower_bound_bytes and s.eta_s == 5
+    catch_up = {g.group: g.bytes for g in plan.group_changes}
+    assert catch_up == {"n2": 3, "n3": 3, "n4": 0}
+    peaks = {p.node: (p.bytes, p.copied_bytes) for p in s.peak_disk}
+    assert peaks == {"n1": (12, 3), "n2": (12, 3), "n3": (12, 3), "n4": (9, 0)}
+    assert {n.node: n.bytes for n in s.after} == {"n1": 12, "n2": 12, "n3": 12}
+
+
+@given(st.integers(3, 7), st.integers(1, 3), st.integers(0, 2**32), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_numbers_agree_with_each_other(n: int, k: int, seed: int, add: bool) -> None:
+    """Copied bytes = what nodes copy; after = before + copied - dropped; no slot twice; spread <= 1."""
+    rng = np.random.default_rng(seed)
+    facts = facts_of(n + k, 90, {int(s): int(rng.integers(1, 99)) for s in rng.choice(90, 50, replace=False)})
+    names = [f"x{i}" for i in range(k)] if add else [f"n{i + 1}" for i in rng.permutation(n + k)[:k]]
+    plan = make_add(facts, names) if add else make_remove(facts, names)
+    s = plan.summary
+    assert not plan.refusals and [x.node for x in plan.steps] == names
+    assert (
+        s.bytes_copied == sum(p.copied_bytes for p in s.peak_disk) == sum(x.bytes_copied for x in plan.steps)
+    )
+    assert s.bytes_copied >= s.lower_bound_bytes
+    assert len({m.slot for m in plan.moves}) == len(plan.moves) == s.slots_moved == s.lower_bound_slots
+    assert s.max_minus_min_after <= 1
+    after = {x.node: x.bytes for x in s.after}
+    before = {x.node: x.bytes for x in s.before}
+    for p in s.peak_disk:
+        assert after.get(p.node, 0) <= p.bytes and before.get(p.node, 0) <= p.bytes
+        assert after.get(p.node, 0) <= before.get(p.node, 0) + p.copied_bytes
+    assert sum(after.values()) == 3 * sum(facts.slot_bytes.values())
+
+
+def test_refused_plans_say_why_and_move_nothing() -> None:
+    """Each precondition has its own code and subject; a refused plan has no step."""
+    facts = facts_of(5)
+    plans = {
+        ("node_exists", "n1"): make_add(facts, ["n1"]),
+        ("unknown_node", "n9"): make_add(facts, ["n6"], after="n9"),
+        ("invalid_name", "N 6"): make_add(facts, ["N 6"]),
+        ("invalid_weight", "n6"): make_add(facts, ["n6"], weights={"n6": 0.0}),
+        ("named_twice", "n6"): make_add(facts, ["n6", "n6"]),
+        ("no_node", ""): make_remove(facts, []),
+        ("unknown_node", "n8"): make_remove(facts, ["n8"]),
+        ("cluster_too_small", "n3"): make_remove(facts, ["n1", "n2", "n3"]),
+    }
+    for expected, plan in plans.items():
+        assert codes(plan) == [expected]
+        assert not (plan.moves or plan.steps or plan.group_changes or plan.summary.bytes_copied)
+        assert all(r.reason and r.next for r in plan.refusals)
+        (table,) = render(plan)
+        assert table.title == "refused"
+
+
+def test_three_nodes_with_three_replicas_cannot_lose_one() -> None:
+    """n <= R is refused (seed rule -8)."""
+    assert codes(make_remove(facts_of(3), ["n1"])) == [("cluster_too_small", "n1")]
+
+
+def test_full_disk_is_refused_by_name() -> None:
+    """A node whose free disk is below what it would copy is named."""
+    plan = make_add(facts_of(5, nodes={"n6": NodeFacts(disk_free_bytes=10)}), ["n6"])
+    assert codes(plan) == [("disk_full", "n6")]
+    roomy = make_add(facts_of(5, nodes={"n6": NodeFacts(disk_free_bytes=1 << 40)}), ["n6"])
+    assert not roomy.refusals
+
+
+def test_group_without_quorum_is_refused_by_name() -> None:
+    """Two of {n1,n2,n3} down: that group cannot seal, so nothing is planned. One down is no hindrance."""
+    down = NodeFacts(live=False)
+    plan = make_add(facts_of(7, nodes={"n2": down, "n3": down}), ["n8"])
+    assert {("no_quorum", "n1"), ("no_quorum", "n2")} <= set(codes(plan))
+    assert not make_remove(facts_of(5, nodes={"n2": down}), ["n2"]).refusals
+    assert codes(make_add(facts_of(5, nodes={"n6": down}), ["n6"])) == [("unreachable", "n6")]
+
+
+def test_hot_slots_are_shown_largest_first() -> None:
+    """A slot of many times the mean is named with its group: no placement can split it."""
+    data = {**dict.fromkeys(range(100), 10), 5: 5000, 9900: 9000}
+    hot = make_add(facts_of(5, data=data), ["n6"]).hot_slots
+    assert [(h.slot, h.header) for h in hot] == [(9900, "n5"), (5, "n1")]
+
+
+def test_empty_cluster_is_planned_by_slots() -> None:
+    """Without data there is nothing to copy, but the slots still move."""
+    plan = make_add(facts_of(5, data={}), ["n6"])
+    assert (plan.strategy, plan.summary.slots_moved, plan.summary.bytes_copied) == ("slots", 1666, 0)
+    assert not plan.hot_slots
+
+
+def test_rebalance_of_a_balanced_cluster_is_an_empty_plan() -> None:
+    """Applying twice changes nothing."""
+    assert not make_rebalance(facts_of(5)).has_changes
+    plan = make_rebalance(facts_of(7))
+    assert plan.has_changes and plan.summary.max_minus_min_after <= 1 and not plan.group_changes
+
+
+def test_render_shows_every_node_and_flow() -> None:
+    """Tables carry the plan's numbers; moves are summed per pair."""
+    plan = make_add(facts_of(5), ["n6", "n7"])
+    tables = {t.title: t for t in render(plan)}
+    assert all(len(r) == len(t.columns) for t in tables.values() for r in t.rows)
+    assert [r[0] for r in tables["nodes"].rows] == ["n1", "n2", "n3", "n4", "n5", "n6", "n7"]
+    assert sum(int(r[2] or 0) for r in tables["moves"].rows) == plan.summary.slots_moved
+    assert len(tables["steps"].rows) == 2
+
+
+@pytest.mark.parametrize("verb", ["add", "add ten", "remove"])
+def test_a_thousand_nodes_in_two_seconds(verb: str) -> None:
+    """1 000 nodes and 100 000 slots, all with data."""
+    rng = np.random.default_rng(1)
+    sizes = dict(enumerate(rng.integers(1, 1_000_000, 100_000).tolist()))
+    facts = facts_of(1000, 100_000, sizes)
+    begin = time.process_time()
+    if verb == "remove":
+        plan = make_remove(facts, ["n17"])
+    else:
+        plan = make_add(facts, ["x"] if verb == "add" else [f"x{i}" for i in range(10)])
+    assert time.process_time() - begin < 2.0
+    assert plan.summary.slots_moved == plan.summary.lower_bound_slots > 0

@@ -1,0 +1,52 @@
+"""One node under test; the peers are played by hand."""
+
+from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
+from nodeagent.model.raft_messages import AppendReply, RaftMessage, VoteReply
+from nodeagent.raft import Raft, RaftLog, Ready, Role
+
+from .network import SETTINGS
+
+
+def entries(*terms: int) -> list[Entry]:
+    return [Entry(term, int(EntryKind.COMMAND), b"%d" % at) for at, term in enumerate(terms, 1)]
+
+
+def replica(
+    *terms: int, voters: str = "abc", learners: str = "", node: str = "a", term: int = 0, vote: str = ""
+) -> Raft:
+    """A restarted follower whose log holds entries of `terms`; timeouts are exactly 100 ms."""
+    log = RaftLog(Base(0, 0, Config(tuple(voters), tuple(learners))), entries(*terms))
+    hard = HardState(max(term, *terms, 0), vote)
+    return Raft(node, log, hard, SETTINGS, lambda: 0.0, 0, 0)
+
+
+def flush(raft: Raft, durable: bool = True) -> Ready:
+    """Take one Ready; `durable` makes its entries durable at once."""
+    ready = raft.take()
+    if durable and ready.append is not None:
+        first, batch = ready.append
+        raft.persisted(first + len(batch) - 1, batch[-1].term)
+    return ready
+
+
+def leader(*terms: int, voters: str = "abc", learners: str = "", durable: bool = True) -> Raft:
+    """`a`, just elected by everybody; its no-op is the newest entry."""
+    raft = replica(*terms, voters=voters, learners=learners)
+    raft.tick(100)
+    for pre in (True, False):
+        for voter in voters[1:]:
+            raft.step(voter, VoteReply(raft.term + pre, True, pre), 100)
+    assert raft.role is Role.LEADER
+    flush(raft, durable)
+    return raft
+
+
+def hold(raft: Raft, peers: str, match: int, read: int = 0) -> None:
+    """`peers` answer that they hold everything up to `match`."""
+    for peer in peers:
+        raft.step(peer, AppendReply(raft.term, True, match, read=read), raft.clock)
+
+
+def sent(ready: Ready, kind: type[RaftMessage], to: str | None = None) -> list[RaftMessage]:
+    """Messages of one kind in a Ready."""
+    return [m for peer, m in ready.now + ready.after if isinstance(m, kind) and to in (None, peer)]

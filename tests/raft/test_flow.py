@@ -1,0 +1,277 @@
+"""Replication: windows, batches, lost and reordered messages, snapshots."""
+
+import pytest
+
+from nodeagent.model.entries import Base
+from nodeagent.model.errors import Overloaded, Refused
+from nodeagent.model.limits import (
+    APPEND_BYTES_MAX,
+    APPLY_BYTES_PER_TURN,
+    INFLIGHT_APPENDS_MAX,
+    INFLIGHT_BYTES_MAX,
+    UNCOMMITTED_BYTES_MAX,
+)
+from nodeagent.model.raft_messages import (
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    HeartbeatReply,
+    SnapshotOffer,
+    TimeoutNow,
+)
+from nodeagent.raft import ProgressState
+from nodeagent.raft.progress import Progress
+
+from .network import Cluster
+from .single import entries, flush, hold, leader, replica, sent
+
+
+def test_many_proposals_between_two_turns_leave_as_one_append_per_peer() -> None:
+    """Batching is what makes one fsync serve many writers."""
+    raft = leader()
+    hold(raft, "bc", 1)
+    flush(raft)
+    for _ in range(50):
+        raft.propose([b"x", b"y"], 100)
+    ready = flush(raft)
+    for peer in "bc":
+        (append,) = sent(ready, AppendRequest, peer)
+        assert isinstance(append, AppendRequest) and len(append.entries) == 100
+
+
+def test_news_of_commit_leaves_at_once_and_once() -> None:
+    """Followers apply without waiting for the next heartbeat; nobody is told twice."""
+    raft = leader()
+    hold(raft, "b", 1)
+    assert sent(flush(raft), Heartbeat, "b") == [Heartbeat(1, 1)]
+    hold(raft, "c", 1)
+    ready = flush(raft)
+    assert sent(ready, Heartbeat, "c") == [Heartbeat(1, 1)] and not sent(ready, Heartbeat, "b")
+
+
+def test_heartbeat_commit_is_clipped_to_match() -> None:
+    """P28: a follower is never told to commit what it is not known to hold."""
+    raft = leader(1, 1)
+    hold(raft, "b", 3)
+    flush(raft)
+    raft.tick(110)
+    assert sent(flush(raft), Heartbeat, "c") == [Heartbeat(2, 0)]
+
+
+def test_the_window_is_bounded_and_heals_when_all_of_it_is_lost() -> None:
+    """P29: `INFLIGHT_APPENDS_MAX` under way, an empty append finds out that all is lost."""
+    raft = leader()
+    hold(raft, "bc", 1)
+    flush(raft)
+    for _ in range(INFLIGHT_APPENDS_MAX + 9):
+        raft.propose([b"x"], 100)
+        flush(raft)
+    assert raft.log.last_index == INFLIGHT_APPENDS_MAX + 10
+    raft.propose([b"x"], 100)
+    assert not sent(flush(raft), AppendRequest)
+    raft.step("b", HeartbeatReply(1), 111)
+    (probe,) = sent(flush(raft), AppendRequest, "b")
+    assert isinstance(probe, AppendRequest) and not probe.entries
+    raft.step("b", AppendReply(1, False, probe.prev_index, 1, 1), 112)
+    (again,) = sent(flush(raft), AppendRequest, "b")
+    assert isinstance(again, AppendRequest)
+    assert again.prev_index == 1 and len(again.entries) == raft.log.last_index - 1
+
+
+def test_acknowledged_bytes_leave_the_window() -> None:
+    """A window by bytes never closes for a follower that keeps up."""
+    progress = Progress(1, 0)
+    progress.accepted(0, 0)
+    progress.become_replicate(0)
+    for index in range(1, 100):
+        progress.sent(index, INFLIGHT_BYTES_MAX // 2, 0)
+        assert not progress.is_full
+        progress.accepted(index, 0)
+    progress.sent(100, INFLIGHT_BYTES_MAX, 0)
+    assert progress.is_full
+
+
+def test_acknowledgements_of_one_turn_are_one_message_with_the_highest_match() -> None:
+    """A repeated old append after a new one takes nothing back."""
+    raft = replica()
+    raft.step("b", AppendRequest(1, 0, 0, 0, entries(1, 1)), 0)
+    raft.step("b", AppendRequest(1, 0, 0, 0, entries(1)), 0)
+    assert sent(flush(raft), AppendReply) == [AppendReply(1, True, 2)]
+
+
+def test_entries_not_yet_written_when_a_snapshot_covers_them_are_not_written_again() -> None:
+    """What is handed out to be written begins behind the new base."""
+    raft = replica()
+    raft.step("b", AppendRequest(1, 0, 0, 0, entries(1, 1, 1)), 0)
+    raft.installed(Base(2, 1, raft.log.config), 2, 0)
+    ready = flush(raft)
+    assert ready.append is not None and ready.append[0] == 3 and len(ready.append[1]) == 1
+    assert raft.commit == 2 and sent(ready, AppendReply)[-1] == AppendReply(1, True, 3)
+
+
+def test_stale_and_repeated_answers_move_nothing_back() -> None:
+    """P22, P23: match never falls, and a refusal older than a success is ignored."""
+    raft = leader(1, 1, 1)
+    hold(raft, "b", 4)
+    before = raft.status().progress["b"]
+    hold(raft, "b", 2)
+    raft.step("b", AppendReply(2, False, 3, 0, 0), 100)
+    assert raft.status().progress["b"] == before
+    assert before.match == 4 and before.state is ProgressState.REPLICATE
+
+
+def test_a_heartbeat_answer_says_nothing_of_entries() -> None:
+    """P26: alive is not durable."""
+    raft = leader()
+    for peer in "bc":
+        raft.step(peer, HeartbeatReply(1), 150)
+    assert raft.commit == 0 and raft.status().progress["b"].match == 0
+
+
+def test_a_long_log_travels_in_bounded_appends() -> None:
+    """No message grows past `APPEND_BYTES_MAX` plus one entry; all of it is sent."""
+    raft = leader()
+    hold(raft, "bc", 1)
+    flush(raft)
+    raft.propose([b"x" * (APPEND_BYTES_MAX // 3)] * 10, 100)
+    appends = []
+    while raft.has_ready:
+        appends += sent(flush(raft), AppendRequest, "b")
+    sizes = [sum(len(e.data) for e in a.entries) for a in appends if isinstance(a, AppendRequest)]
+    assert max(sizes) <= APPEND_BYTES_MAX and sum(sizes) == 10 * (APPEND_BYTES_MAX // 3)
+
+
+def test_uncommitted_bytes_are_bounded() -> None:
+    """Past the limit the leader answers `Overloaded`, and takes proposals again after a commit."""
+    raft = leader()
+    piece = b"x" * (UNCOMMITTED_BYTES_MAX // 4)
+    hold(raft, "bc", 1)
+    raft.propose([piece] * 3, 100)
+    with pytest.raises(Overloaded):
+        raft.propose([piece], 100)
+    assert raft.log.last_index == 4
+    flush(raft)
+    hold(raft, "b", 4)
+    assert raft.propose([piece], 100) == 5
+
+
+def test_committed_entries_are_handed_out_in_bounded_turns() -> None:
+    """`has_ready` stays true until all are out, each once and in order."""
+    raft = leader()
+    raft.propose([b"x" * (APPLY_BYTES_PER_TURN // 2)] * 5, 100)
+    flush(raft)
+    hold(raft, "b", 6)
+    handed, turns = [], 0
+    while raft.has_ready:
+        committed = flush(raft).committed
+        if committed is not None:
+            handed += list(range(committed[0], committed[0] + len(committed[1])))
+            turns += 1
+    assert handed == [1, 2, 3, 4, 5, 6] and turns >= 3
+
+
+def test_purged_entries_become_a_snapshot_and_any_reconnecting_append_ends_it() -> None:
+    """P25: never an append over a hole; the peer must be alive to be worth one."""
+    raft = leader(1, 1, 1)
+    hold(raft, "b", 4)
+    flush(raft)
+    raft.compact(4)
+    raft.propose([b"x"], 100)
+    flush(raft)
+    raft.step("c", AppendReply(2, False, 3, 0, 0), 120)
+    ready = flush(raft)
+    assert ready.snapshots == ["c"] and not sent(ready, AppendRequest, "c")
+    raft.offer_snapshot("c", "s1")
+    (offer,) = sent(flush(raft), SnapshotOffer, "c")
+    assert isinstance(offer, SnapshotOffer) and (offer.base, offer.snapshot) == (raft.log.base, "s1")
+    hold(raft, "c", 4)
+    assert raft.status().progress["c"].state is ProgressState.REPLICATE
+    (append,) = sent(flush(raft), AppendRequest, "c")
+    assert isinstance(append, AppendRequest) and append.prev_index == 4
+
+
+def test_a_failed_snapshot_is_asked_for_again_but_not_in_a_loop() -> None:
+    """Only after the peer's next heartbeat answer."""
+    raft = leader(1)
+    hold(raft, "b", 2)
+    flush(raft)
+    raft.compact(2)
+    raft.step("c", AppendReply(2, False, 1, 0, 0), 100)
+    assert flush(raft).snapshots == ["c"]
+    raft.snapshot_failed("c", 101)
+    assert flush(raft).snapshots == []
+    raft.step("c", HeartbeatReply(2), 120)
+    assert flush(raft).snapshots == ["c"]
+
+
+def test_an_offer_that_is_lost_is_repeated() -> None:
+    """Each election timeout, while the peer waits for it."""
+    raft = leader(1)
+    hold(raft, "b", 2)
+    flush(raft)
+    raft.compact(2)
+    raft.step("c", AppendReply(2, False, 1, 0, 0), 100)
+    flush(raft)
+    raft.offer_snapshot("c", "s1")
+    flush(raft)
+    raft.tick(200)
+    assert len(sent(flush(raft), SnapshotOffer, "c")) == 1
+
+
+def test_an_offer_of_what_is_here_is_answered_at_once() -> None:
+    """Nothing is pulled twice."""
+    raft = replica(1, 1, 1)
+    raft.step("b", AppendRequest(1, 3, 1, 3, []), 0)
+    flush(raft)
+    base = raft.log.base
+    raft.step("b", SnapshotOffer(1, base, "s1"), 0)
+    ready = flush(raft)
+    assert ready.offer is None and sent(ready, AppendReply) == [AppendReply(1, True, 3)]
+
+
+def test_two_snapshots_in_a_row() -> None:
+    """P58: the second finds the first's base in place."""
+    cluster = Cluster("abc")
+    cluster.elect("a")
+    for _ in range(2):
+        cluster.isolate("c")
+        cluster["a"].propose([b"x", b"y"], cluster.clock)
+        cluster.settle()
+        cluster.compact("a", cluster["a"].commit)
+        cluster.heal()
+        cluster.tick(60)
+        assert cluster["c"].log.base == cluster["a"].log.base
+        assert cluster["c"].commit == cluster["a"].commit
+
+
+def test_the_target_of_a_transfer_gets_the_missing_entries_first() -> None:
+    """3.10, P12: `TimeoutNow` only at full match; proposals are refused meanwhile."""
+    raft = leader()
+    raft.propose([b"x"], 100)
+    flush(raft)
+    raft.transfer("b", 100)
+    with pytest.raises(Refused):
+        raft.propose([b"y"], 100)
+    hold(raft, "b", 1)
+    assert not sent(flush(raft), TimeoutNow)
+    hold(raft, "b", 2)
+    assert len(sent(flush(raft), TimeoutNow, "b")) == 1
+
+
+def test_nobody_but_a_voter_can_be_handed_leadership() -> None:
+    """A learner, a stranger and the leader itself are refused."""
+    raft = leader(learners="d")
+    for target in "adx":
+        with pytest.raises(Refused):
+            raft.transfer(target, 100)
+
+
+def test_a_lone_voter_waits_for_its_disk_before_anybody_hears_of_its_term() -> None:
+    """P52, S7: a learner must not hold entries of a term its leader can forget."""
+    raft = replica(voters="a", learners="b")
+    raft.tick(0)
+    ready = raft.take()
+    assert not ready.now and ready.hard is not None
+    assert [type(m) for _, m in ready.after] == [AppendRequest] and raft.commit == 0
+    raft.persisted(1, 1)
+    assert raft.commit == 1

@@ -1,0 +1,241 @@
+"""Config changes: single steps, effective on append, rolled back, and the three schedules of 2015.
+
+The 2015 schedules (Ongaro, raft-dev) start with a leader whose change reaches too few, a second leader
+that changes something else, and the first one coming back: two disjoint majorities. What forbids them is
+that a leader must have committed an entry of its own term before it changes anything.
+"""
+
+import pytest
+
+from nodeagent.model.entries import Config
+from nodeagent.model.errors import Refused
+from nodeagent.model.raft_messages import HeartbeatReply
+from nodeagent.raft import ProgressState, Role, check_step
+
+from .network import Cluster
+from .single import flush, hold, leader
+
+
+def config(voters: str, learners: str = "") -> Config:
+    return Config(tuple(voters), tuple(learners))
+
+
+@pytest.mark.parametrize(
+    ("new", "allowed"),
+    [
+        (config("abc", "def"), True),
+        (config("abc"), True),
+        (config("abcd", "e"), True),
+        (config("ab", "de"), True),
+        (config("ab", "cde"), True),
+        (config("abcde"), False),
+        (config("abcf", "de"), False),
+        (config("a", "de"), False),
+        (config("abd", "e"), False),
+        (config("abc", "de"), False),
+        (config("abc", "cde"), False),
+        (config("", "abcde"), False),
+    ],
+    ids=[
+        "add a learner",
+        "remove learners",
+        "promote one",
+        "remove one voter",
+        "demote one voter",
+        "promote two",
+        "a voter that was no learner",
+        "remove two voters",
+        "swap",
+        "nothing",
+        "twice the same",
+        "no voter left",
+    ],
+)
+def test_one_step_changes_at_most_one_vote(new: Config, allowed: bool) -> None:
+    """4.1: then old and new majorities overlap."""
+    old = config("abc", "de")
+    if allowed:
+        check_step(old, new)
+    else:
+        with pytest.raises(Refused):
+            check_step(old, new)
+
+
+def second_leader_before_its_first_commit(first: Config) -> Cluster:
+    """`a` appends `first` on itself and `e` alone; `b` leads, and only `c` has its first entry."""
+    cluster = Cluster("abcd", "ef")
+    cluster.elect("a")
+    cluster.isolate("a", "e")
+    cluster["a"].change(first, cluster.clock)
+    cluster.settle()
+    cluster.clock += 200
+    cluster["b"].tick(cluster.clock)
+    while cluster["b"].role is not Role.LEADER:
+        for name in "bcdf":
+            cluster.nodes[name].work()
+        cluster.deliver()
+    cluster.cut |= {("b", "d")}
+    cluster.settle()
+    assert cluster["b"].commit < cluster["b"].log.last_index
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (config("abcde", "f"), config("bcd", "ef")),
+        (config("abcde", "f"), config("abcdf", "e")),
+        (config("acd", "ef"), config("bcd", "ef")),
+    ],
+    ids=["one add, one remove", "two adds", "two removes"],
+)
+def test_schedules_of_2015_are_stopped_at_the_second_leader(first: Config, second: Config) -> None:
+    """P32: refused until an own-term entry is committed; then the first leader cannot come back."""
+    cluster = second_leader_before_its_first_commit(first)
+    b = cluster["b"]
+    assert not b.can_change()
+    with pytest.raises(Refused):
+        b.change(second, cluster.clock)
+    cluster.cut.discard(("b", "d"))
+    cluster.tick(50)
+    assert b.can_change()
+    b.change(second, cluster.clock)
+    cluster.cut |= {("b", "d")}
+    cluster.tick(20)
+    assert b.log.config == second and b.commit == b.log.last_index
+    cluster.heal()
+    cluster.isolate("a", "e", "d")
+    cluster.clock += 300
+    cluster["a"].tick(cluster.clock)
+    cluster.settle()
+    assert cluster["a"].role is not Role.LEADER
+    cluster.heal()
+    cluster.tick(1000)
+    name = cluster.leader()
+    assert name is not None and cluster[name].log.config == second
+
+
+def test_a_second_change_waits_for_the_first() -> None:
+    """P40: refused until the first is committed."""
+    raft = leader(learners="d")
+    hold(raft, "b", 1)
+    raft.change(config("abc"), 100)
+    with pytest.raises(Refused):
+        raft.change(config("abc", "d"), 100)
+    flush(raft)
+    hold(raft, "b", 2)
+    raft.change(config("abc", "d"), 100)
+
+
+def test_a_config_counts_from_its_append_on() -> None:
+    """4.1: a promoted voter is needed at once: two of four no longer commit."""
+    raft = leader(learners="d")
+    hold(raft, "bc", 1)
+    raft.change(config("abcd"), 100)
+    flush(raft)
+    hold(raft, "b", 2)
+    assert raft.commit == 1
+    hold(raft, "d", 2)
+    assert raft.commit == 2
+
+
+def test_a_learner_is_never_counted() -> None:
+    """S11: not for commit, not for the quorum check, not for reads."""
+    raft = leader(voters="abc", learners="de")
+    hold(raft, "de", 1)
+    assert raft.commit == 0
+    hold(raft, "b", 1)
+    flush(raft)
+    raft.tick(200)
+    assert raft.role is Role.LEADER
+    flush(raft)
+    raft.read(1, 200)
+    flush(raft)
+    for peer in "de":
+        raft.step(peer, HeartbeatReply(1, 1), 210)
+    assert not flush(raft).reads
+    raft.tick(300)
+    assert raft.status().role is Role.FOLLOWER, "learners answered, voters did not"
+
+
+def test_a_removed_leader_does_not_count_itself_and_stops_after_the_commit() -> None:
+    """4.2.2, P36: it leads until its removal is committed by the others alone."""
+    raft = leader()
+    hold(raft, "bc", 1)
+    raft.change(config("bc"), 100)
+    with pytest.raises(Refused):
+        raft.propose([b"x"], 100)
+    flush(raft)
+    hold(raft, "b", 2)
+    assert raft.commit == 1 and raft.role is Role.LEADER
+    hold(raft, "c", 2)
+    assert raft.commit == 2 and raft.status().role is Role.FOLLOWER
+    raft.tick(1000)
+    assert raft.status().role is Role.FOLLOWER, "it never campaigns again"
+
+
+def test_a_removed_leader_stays_for_entries_before_its_removal() -> None:
+    """4.2.2: only the commit of the removal itself lets it go."""
+    raft = leader()
+    hold(raft, "bc", 1)
+    raft.propose([b"x"], 100)
+    raft.change(config("bc"), 100)
+    flush(raft)
+    hold(raft, "bc", 2)
+    assert raft.commit == 2 and raft.role is Role.LEADER
+
+
+def test_caught_up_means_everything_committed_is_there() -> None:
+    """P38: the gate before a promotion."""
+    raft = leader(learners="d")
+    hold(raft, "bc", 1)
+    assert not raft.caught_up("d")
+    hold(raft, "d", 1)
+    assert raft.caught_up("d")
+    raft.propose([b"x"], 100)
+    flush(raft)
+    hold(raft, "b", 2)
+    assert not raft.caught_up("d") and not raft.caught_up("x")
+
+
+def test_a_removed_member_that_returns_disturbs_nobody() -> None:
+    """P09: it was away when it was removed; its elections go nowhere."""
+    cluster = Cluster("abcd")
+    cluster.elect("a")
+    cluster.isolate("d")
+    cluster["a"].change(config("abc"), cluster.clock)
+    cluster.tick(400)
+    term = cluster["a"].term
+    cluster.heal()
+    cluster.tick(1000)
+    assert cluster.leader() == "a" and cluster["a"].term == term
+
+
+def test_a_member_removed_while_its_snapshot_is_made_does_not_wedge_the_change() -> None:
+    """P43: the late offer is dropped."""
+    raft = leader(1, learners="d")
+    hold(raft, "bc", 2)
+    flush(raft)
+    raft.compact(2)
+    raft.step("d", HeartbeatReply(2), 120)
+    flush(raft)
+    raft.change(config("abc"), 120)
+    raft.offer_snapshot("d", "s1")
+    raft.snapshot_failed("d", 120)
+    flush(raft)
+    hold(raft, "b", 3)
+    assert raft.can_change() and "d" not in raft.status().progress
+
+
+def test_a_snapshot_carries_the_config_and_the_new_member() -> None:
+    """P44: an empty node learns the group it joined from the snapshot alone."""
+    cluster = Cluster("abc", spare="d")
+    cluster.elect("a")
+    cluster["a"].change(config("abc", "d"), cluster.clock)
+    cluster.isolate("d")
+    cluster.settle()
+    cluster.compact("a", cluster["a"].commit)
+    cluster.heal()
+    cluster.tick(100)
+    assert cluster["d"].log.base.config == config("abc", "d")
+    assert cluster["a"].status().progress["d"].state is ProgressState.REPLICATE

@@ -1,0 +1,356 @@
+"""The agent as a whole, over a host that does what the test says."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Coroutine, Mapping
+from io import StringIO
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from nodeagent.client.identity import issue, write_identity
+from nodeagent.host.desk import Effects
+from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
+from nodeagent.model.entries import HardState, SetHard
+from nodeagent.model.errors import Forbidden, InvalidInput, OutcomeUnknown, Refused
+from nodeagent.model.ids import NodeId
+from nodeagent.model.jobs import JobResult, SaveCheckpoint
+from nodeagent.model.raft_messages import Heartbeat, Routed
+from nodeagent.model.requests import (
+    Accepted,
+    ErrorReply,
+    FetchChunk,
+    Forward,
+    GetMeta,
+    GetStatus,
+    NodeStatus,
+    PutSchema,
+    Reply,
+    Request,
+)
+from nodeagent.model.schema import TableSchema
+from nodeagent.runtime.agent import Agent
+from nodeagent.runtime.config import dump_config
+from nodeagent.runtime.notes import Notes
+from nodeagent.runtime.ports import HostPort
+from nodeagent.runtime.startup import open_directory
+from nodeagent.transport.connection import Connection, dial
+from nodeagent.transport.tls import client_context
+from tests.runtime.links import Recorder, admin_hello, authority, identity, node_hello
+
+SCHEMA = TableSchema("root", "t", 1, ())
+
+
+class ScriptedHost:
+    """Keeps each request until its batch is durable, then answers with the batch number."""
+
+    def __init__(self) -> None:
+        self.addresses: Mapping[NodeId, tuple[str, int]] = {}
+        self.cluster_id = "cluster"
+        self.table_version = 3
+        self.retired = {"old"}
+        self.effects = Effects()
+        self.batch = 0
+        self.waiting: dict[int, list[int]] = {}
+        self.events: list[str] = []
+        self.results: list[JobResult] = []
+        self.broken = False
+
+    @property
+    def idle(self) -> bool:
+        return self.effects == Effects()
+
+    def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
+        self.events.append(f"raft {sender} {len(messages)}")
+
+    def on_request(self, token: int, peer: str, role: str, request: Request, now: int, wall: int) -> None:
+        if self.broken:
+            raise AssertionError("an invariant does not hold")
+        self.events.append(f"request {peer} {role} {type(request).__name__}")
+        if self.effects.persist is None:
+            self.batch += 1
+            self.effects.persist = (self.batch, [])
+        self.effects.persist[1].append(SetHard("meta", HardState(token)))
+        self.waiting.setdefault(self.batch, []).append(token)
+
+    def on_persisted(self, batch: int, now: int) -> None:
+        self.events.append(f"persisted {batch}")
+        for number in [n for n in self.waiting if n <= batch]:
+            self.effects.replies += [(token, Accepted(number)) for token in self.waiting.pop(number)]
+
+    def on_job(self, number: int, result: JobResult, now: int) -> None:
+        self.results.append(result)
+
+    def on_reply(self, call: int, reply: Reply, now: int) -> None:
+        self.events.append(f"reply {call} {reply.code if isinstance(reply, ErrorReply) else 'ok'}")
+
+    def tick(self, now: int, wall: int) -> None:
+        pass
+
+    def deadline(self) -> int:
+        return 1 << 60
+
+    def take(self) -> Effects:
+        effects, self.effects = self.effects, Effects()
+        return effects
+
+    def node_status(self, now: int, wall: int) -> NodeStatus:
+        return NodeStatus("node1", "i", self.cluster_id, "c", "1", "active", wall, wall, 3, (), {})
+
+
+def prepare(directory: Path, *, tls: bool = True, seeds: tuple[Seed, ...] = ()) -> Path:
+    directory.mkdir(exist_ok=True)
+    config = NodeConfig(
+        "node1", "127.0.0.1", 0, 0, seeds, ClusterSettings("c"), tls=tls, segment_bytes=1 << 20
+    )
+    (directory / "node.yaml").write_text(dump_config(config))
+    if tls:
+        write_identity(directory / "tls", issue(authority("ours"), "node1", "node"), authority("ours").cert)
+    return directory
+
+
+class Running:
+    """An agent on its own, with its host and its log lines."""
+
+    def __init__(self, directory: Path) -> None:
+        self.host = ScriptedHost()
+        self.lines = StringIO()
+        host: HostPort = self.host
+        self.agent = Agent(directory, notes=Notes(self.lines), make_host=lambda opened, now, wall: host)
+        self.task: asyncio.Task[int]
+
+    async def __aenter__(self) -> "Running":
+        self.task = asyncio.ensure_future(self.agent.run())
+        while "started" not in self.lines.getvalue() and not self.task.done():
+            await asyncio.sleep(0.001)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self.agent.stop()
+        await self.task
+
+    async def reach(self, role: str = "admin") -> Connection:
+        hello = {
+            "admin": admin_hello(),
+            "reader": msgspec.structs.replace(admin_hello(), role="reader"),
+            "node": node_hello("node2"),
+        }[role]
+        context = client_context(identity(hello.name, role))
+        return await dial(Recorder(hello), "127.0.0.1", self.agent.listener.port, context=context)
+
+
+def run(test: Coroutine[None, None, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 20))
+
+
+def test_requests_of_one_turn_share_a_batch_and_wait_for_its_sync(tmp_path: Path) -> None:
+    """Replies come after the sync; many requests, few syncs; the log holds them after a restart."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            link = await running.reach()
+            replies = await asyncio.gather(*(link.call(GetMeta(), 5) for _ in range(200)))
+            assert all(isinstance(reply, Accepted) for reply in replies)
+            assert running.host.batch < 50
+            assert running.agent.counters()["log_syncs_total"] <= running.host.batch
+
+    run(test())
+    opened = open_directory(tmp_path)
+    assert opened.groups["meta"][0].hard == HardState(200)
+    opened.log.close()
+    opened.home.unlock()
+
+
+def test_roles_decide_what_may_be_asked(tmp_path: Path) -> None:
+    """A reader does not change anything, an operator does not speak for a node; all get a clear text."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            reader, admin = await running.reach("reader"), await running.reach()
+            assert isinstance(await reader.call(GetStatus(), 5), NodeStatus)
+            with pytest.raises(Forbidden, match="reader alice may not ask for PutSchema"):
+                await reader.call(PutSchema(SCHEMA), 5)
+            assert await admin.call(PutSchema(SCHEMA), 5) == Accepted(1)
+            with pytest.raises(Forbidden, match="may not ask for Forward"):
+                await admin.call(Forward(b""), 5)
+            assert [e for e in running.host.events if "request" in e] == ["request alice admin PutSchema"]
+
+    run(test())
+
+
+def test_status_holds_what_only_the_shell_knows(tmp_path: Path) -> None:
+    """Disk, log size and certificate are filled in."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            status = await (await running.reach()).call(GetStatus(), 5)
+            assert isinstance(status, NodeStatus)
+            assert status.disk_free_bytes > 0 and status.log_bytes > 0 and status.cert_expires_ms > 0
+
+    run(test())
+
+
+def test_raft_frames_reach_the_host_under_the_certificate_s_name(tmp_path: Path) -> None:
+    """The sender is who the certificate says."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            link = await running.reach("node")
+            link.send_raft([Routed("meta", Heartbeat(1, 0)), Routed("meta", Heartbeat(1, 0))])
+            await link.call(GetMeta(), 5)
+            assert "raft node2 2" in running.host.events
+
+    run(test())
+
+
+def test_jobs_and_calls_come_back_as_events(tmp_path: Path) -> None:
+    """A job's result, and a call to nobody as `unavailable`."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            host = running.host
+            host.effects.jobs.append((1, SaveCheckpoint("meta", b"state")))
+            host.effects.calls.append((2, "node9", GetStatus()))
+            host.effects.calls.append((3, ("127.0.0.1", 1), GetStatus()))
+            await (await running.reach()).call(GetMeta(), 5)
+            while not host.results or sum("reply" in e for e in host.events) < 2:
+                await asyncio.sleep(0.001)
+            assert running.agent.opened.storage.checkpoint("meta") == b"state"
+            assert "reply 2 unavailable" in host.events and "reply 3 unavailable" in host.events
+
+    run(test())
+
+
+def test_missing_chunk_is_not_found(tmp_path: Path) -> None:
+    """Chunks are served by the shell, with the storage room's errors."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            link = await running.reach("node")
+            with pytest.raises(Exception, match="there is no snapshot ab"):
+                await link.call(FetchChunk("ab", "x", 0, 10), 5)
+
+    run(test())
+
+
+def test_retired_incarnation_is_turned_away(tmp_path: Path) -> None:
+    """What the meta state retired does not come back."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            hello = node_hello("node2", incarnation="old")
+            context = client_context(identity("node2", "node"))
+            with pytest.raises(Forbidden, match="was retired"):
+                await dial(Recorder(hello), "127.0.0.1", running.agent.listener.port, context=context)
+
+    run(test())
+
+
+def test_broken_invariant_ends_the_agent_with_an_error(tmp_path: Path) -> None:
+    """Nothing is answered after it, and the exit code is not 0."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            link = await running.reach()
+            running.host.broken = True
+            with pytest.raises(OutcomeUnknown):
+                await link.call(GetMeta(), 5)
+            assert await running.task == 1
+            assert "invariant_broken" in running.lines.getvalue()
+
+    run(test())
+
+
+def test_failed_sync_ends_the_agent_with_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No reply for what may not be durable; the process ends."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            link = await running.reach()
+
+            def fail() -> None:
+                raise OSError(5, "Input/output error")
+
+            monkeypatch.setattr(running.agent.opened.log, "sync", fail)
+            with pytest.raises(OutcomeUnknown):
+                await link.call(GetMeta(), 5)
+            assert await running.task == 1
+            assert "log_failed" in running.lines.getvalue()
+
+    run(test())
+
+
+def test_http_answers_health_ready_metrics(tmp_path: Path) -> None:
+    """And only those, and only GET."""
+
+    async def ask(port: int, line: str) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"{line}\r\nHost: x\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            port = running.agent.http_port
+            assert b"200 OK" in await ask(port, "GET /health HTTP/1.1")
+            assert b"active" in await ask(port, "GET /ready HTTP/1.1")
+            metrics = await ask(port, "GET /metrics HTTP/1.1")
+            assert b"nodeagent_log_syncs_total" in metrics and b"nodeagent_table_version 3.0" in metrics
+            assert b" 404 " in await ask(port, "GET /secret HTTP/1.1")
+            assert b" 405 " in await ask(port, "POST /health HTTP/1.1")
+            assert b" 400 " in await ask(port, "nonsense")
+            assert await ask(port, "GET /" + "x" * 20_000) == b""
+
+    run(test())
+
+
+def test_second_agent_on_a_directory_is_refused(tmp_path: Path) -> None:
+    """And the first one goes on; after it stopped the directory is free."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            with pytest.raises(Refused, match=f"in use by process {os.getpid()}"):
+                Agent(tmp_path)
+            assert await (await running.reach()).call(GetMeta(), 5) == Accepted(1)
+        async with Running(tmp_path):
+            pass
+
+    run(test())
+
+
+def test_missing_certificate_is_said(tmp_path: Path) -> None:
+    """With the way out; the lock is free afterwards."""
+
+    async def test() -> None:
+        directory = prepare(tmp_path)
+        (directory / "tls" / "node.pem").unlink()
+        for _ in range(2):
+            with pytest.raises(InvalidInput, match="cannot be read"):
+                await Agent(directory, notes=Notes(StringIO())).run()
+
+    run(test())
+
+
+@pytest.mark.real
+def test_process_forms_a_cluster_of_one_and_ends_cleanly_on_sigterm(tmp_path: Path) -> None:
+    """`nodeagent run DIR` as a process: ready, its directory locked, exit code 0."""
+    directory = prepare(tmp_path, tls=False, seeds=(Seed("node1", "127.0.0.1", 1),))
+    command = [sys.executable, "-m", "nodeagent"]
+    process = subprocess.Popen([*command, "run", str(directory)], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if '"event":"started"' in line:
+                break
+        busy = subprocess.run([*command, "log", "check", str(directory)], capture_output=True, text=True)
+        assert busy.returncode == 5 and "in use by process" in busy.stderr
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0, process.stderr.read()
+    whole = subprocess.run([*command, "log", "check", str(directory)], capture_output=True, text=True)
+    assert whole.returncode == 0 and "0 damaged" in whole.stdout

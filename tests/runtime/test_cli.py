@@ -1,0 +1,61 @@
+"""The `nodeagent` command: init, and looking at a stopped node."""
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from nodeagent.cli import app
+from nodeagent.log import Log, LogSettings
+from nodeagent.model.entries import Append, Entry
+from nodeagent.runtime.config import load_config
+from nodeagent.runtime.disk import RealDisk
+
+INIT = ["--node", "node1", "--port", "9101", "--http-port", "9201", "--seed", "node1=127.0.0.1:9101"]
+
+
+def test_init_writes_settings_once(tmp_path: Path) -> None:
+    """A loadable node.yaml; an existing one is kept, a bad seed names itself."""
+    directory = tmp_path / "node1"
+    assert CliRunner().invoke(app, ["init", str(directory), *INIT]).exit_code == 0
+    assert load_config(directory / "node.yaml").seeds[0].port == 9101
+    again = CliRunner().invoke(app, ["init", str(directory), *INIT])
+    assert again.exit_code == 5 and "is there already" in again.stderr
+    bad = CliRunner().invoke(app, ["init", str(tmp_path / "x"), *INIT, "--seed", "node2"])
+    assert bad.exit_code == 3 and "'node2' is not NODE=HOST:PORT" in bad.stderr
+    assert not (tmp_path / "x").exists()
+
+
+def test_log_verbs_read_a_stopped_node(tmp_path: Path) -> None:
+    """`log dump` has a line per operation; `log check` says what is damaged with exit code 7."""
+    CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
+    log, _ = Log.open(RealDisk(tmp_path), "log", LogSettings(segment_bytes=1 << 20, zero_step_bytes=1 << 16))
+    for index in range(1, 4):
+        log.write([Append("meta", index, [Entry(1, 2, b"payload" * 20)])])
+        log.sync()
+    log.close()
+    dumped = CliRunner().invoke(app, ["log", "dump", str(tmp_path)])
+    lines = [json.loads(line) for line in dumped.stdout.splitlines()]
+    entries = [line for line in lines if line["group"] == "meta"]
+    assert [line["index"] for line in entries] == [1, 2, 3] and all(line["valid"] for line in entries)
+    assert CliRunner().invoke(app, ["log", "check", str(tmp_path)]).exit_code == 0
+
+    (segment,) = (tmp_path / "log").glob("*.log")
+    content = bytearray(segment.read_bytes())
+    content[content.index(b"payload", entries[1]["offset"]) + 3] ^= 1
+    segment.write_bytes(content)
+    checked = CliRunner().invoke(app, ["log", "check", str(tmp_path)])
+    assert checked.exit_code == 7 and "meta" in checked.stdout
+
+
+def test_running_node_is_left_alone(tmp_path: Path) -> None:
+    """The offline verbs refuse a directory in use, and one that is no node's."""
+    CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
+    disk = RealDisk(tmp_path)
+    disk.lock()
+    for verb in (["log", "dump"], ["log", "check"], ["files", "check"]):
+        refused = CliRunner().invoke(app, [*verb, str(tmp_path)])
+        assert refused.exit_code == 5 and "in use by process" in refused.stderr
+    disk.unlock()
+    nothing = CliRunner().invoke(app, ["log", "check", str(tmp_path / "elsewhere")])
+    assert nothing.exit_code == 5 and "no node's directory" in nothing.stderr

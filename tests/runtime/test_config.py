@@ -1,0 +1,116 @@
+"""`node.yaml` and `node.id`: every mistake has its line, and identity is never made up."""
+
+from pathlib import Path
+
+import pytest
+
+from nodeagent.model.config import NodeConfig
+from nodeagent.model.errors import Damaged, InvalidInput, Refused
+from nodeagent.runtime.config import dump_config, load_config, parse_config
+from nodeagent.runtime.directory import ID_FILE, open_incarnation
+from nodeagent.runtime.disk import RealDisk
+
+GOOD = """\
+# a node
+node: node1
+host: 127.0.0.1
+port: 9101
+http_port: 9201
+seeds:
+  - {node: node1, host: 127.0.0.1, port: 9101}
+  - node: node2
+    host: 127.0.0.1
+    port: 9102
+cluster:
+  name: plant
+  replicas: 3
+raft:
+  heartbeat_ms: 50
+  election_timeout_ms: 500
+"""
+
+
+def test_settings_are_read_and_written_back() -> None:
+    """Dumped and parsed again, the value is the same."""
+    config = parse_config(GOOD, "node.yaml")
+    assert isinstance(config, NodeConfig)
+    assert (config.seeds[1].port, config.cluster.replicas, config.raft.heartbeat_ms) == (9102, 3, 50)
+    assert parse_config(dump_config(config), "x") == config
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("port: 9101\nhttp", "port: many\nhttp", "node.yaml:4: Expected `int`, got `str`"),
+        ("http_port: 9201", "http_prt: 9201", "node.yaml:5: http_prt is no setting here"),
+        ("    port: 9102", "    prt: 9102", "node.yaml:10: prt is no setting here"),
+        ("    port: 9102", "    port: '9102'", "node.yaml:10: Expected `int`, got `str`"),
+        ("    port: 9102", "    port: 70000", "node.yaml:10: seeds.1.port: a port is 1 to 65535"),
+        ("    port: 9102\n", "", "node.yaml:8: Object missing required field `port`"),
+        ("  replicas: 3", "  replicas: 0", "node.yaml:13: cluster.replicas: at least 1"),
+        ("heartbeat_ms: 50", "heartbeat_ms: 400", "node.yaml:16: raft.election_timeout_ms: "),
+        ("  name: plant", "  name: plant\n  name: other", "node.yaml:13: name is given twice"),
+        (
+            "node: node1\nhost: 127.0.0.1",
+            "node: node1\nhost: 0.0.0.0\ntls: false",
+            "node.yaml:3: host: without",
+        ),
+        ("node: node1\nhost", "node: Node 1\nhost", "node.yaml:2: node name 'Node 1' is not allowed"),
+        ("  replicas: 3", "  replicas: [3", "node.yaml:1"),
+    ],
+)
+def test_mistake_is_named_with_its_line(old: str, new: str, message: str) -> None:
+    """`file:line: what`, also for nested and list settings."""
+    assert old in GOOD
+    with pytest.raises(InvalidInput) as caught:
+        parse_config(GOOD.replace(old, new), "node.yaml")
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("text", ["", "- a list", "just words", "a: &x [*x]"])
+def test_other_documents_are_refused(text: str) -> None:
+    """Anything but a mapping of known settings."""
+    with pytest.raises(InvalidInput, match=r"node\.yaml:1"):
+        parse_config(text, "node.yaml")
+
+
+def test_missing_file_is_invalid_input(tmp_path: Path) -> None:
+    """With the command that makes one."""
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        load_config(tmp_path / "node.yaml")
+
+
+def test_incarnation_is_made_once(tmp_path: Path) -> None:
+    """The same after a restart, another in another directory."""
+    disk = RealDisk(tmp_path / "a")
+    first = open_incarnation(disk, "node1")
+    assert open_incarnation(disk, "node1") == first
+    assert open_incarnation(RealDisk(tmp_path / "b"), "node1") != first
+
+
+def test_directory_of_another_node_is_refused(tmp_path: Path) -> None:
+    """A changed name in node.yaml does not take over a directory."""
+    disk = RealDisk(tmp_path)
+    open_incarnation(disk, "node1")
+    with pytest.raises(Refused, match="belongs to node node1"):
+        open_incarnation(disk, "node2")
+
+
+def test_identity_is_never_made_beside_data(tmp_path: Path) -> None:
+    """Lost identity with data is damage, not a first start."""
+    disk = RealDisk(tmp_path)
+    disk.mkdirs("log")
+    disk.write_atomic("log/000000000001.log", b"x")
+    with pytest.raises(Damaged, match="missing but log/"):
+        open_incarnation(disk, "node1")
+
+
+def test_changed_identity_file_is_damage(tmp_path: Path) -> None:
+    """Any other byte is noticed."""
+    disk = RealDisk(tmp_path)
+    incarnation = open_incarnation(disk, "node1")
+    swapped = disk.read(ID_FILE).replace(incarnation.encode(), b"0" * 16)
+    for content in (swapped, swapped[:10], b""):
+        disk.write_atomic(ID_FILE, content)
+        with pytest.raises(Damaged):
+            open_incarnation(disk, "node1")

@@ -1,0 +1,381 @@
+"""Connections: who is let in, what the refused are told, and that the server goes on serving."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+
+import pytest
+
+from nodeagent.model.errors import Forbidden, NodeAgentError, OutcomeUnknown, Overloaded, Unavailable
+from nodeagent.model.limits import REQUESTS_PER_CONNECTION_MAX
+from nodeagent.model.raft_messages import Heartbeat, Routed
+from nodeagent.model.requests import Accepted, Chunk, FetchChunk, GetStatus, Hello, Request
+from nodeagent.transport import connection as room
+from nodeagent.transport.connection import Connection, Listener, dial
+from nodeagent.transport.tls import Identity, client_context, server_context
+from nodeagent.wire import codec
+from nodeagent.wire.frames import PROTOCOL
+from tests.runtime.links import Recorder, admin_hello, identity, node_hello
+
+Test = Callable[[], Coroutine[None, None, None]]
+
+
+def run(test: Coroutine[None, None, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 10))
+
+
+@asynccontextmanager
+async def serving(handler: Recorder, tls: bool = True) -> AsyncIterator[Listener]:
+    context = server_context(identity(handler.hello.name, "node")) if tls else None
+    listener = Listener(handler, context)
+    await listener.start("127.0.0.1", 0)
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+async def reach(
+    port: int, who: Identity | None = None, hello: Hello | None = None, expect: str = ""
+) -> Connection:
+    context = client_context(who or identity("alice", "admin"))
+    return await dial(Recorder(hello or admin_hello()), "127.0.0.1", port, context=context, expect=expect)
+
+
+async def refused(
+    port: int, who: Identity | None = None, hello: Hello | None = None, expect: str = ""
+) -> str:
+    """The text of the refusal; the server must still serve others afterwards."""
+    with pytest.raises(Forbidden) as caught:
+        await reach(port, who, hello, expect)
+    good = await reach(port)
+    assert await good.call(GetStatus(), 1) is not None
+    good.close()
+    return str(caught.value)
+
+
+def test_request_and_reply() -> None:
+    """Replies find their request, in whatever order they come."""
+
+    async def test() -> None:
+        waiting: list[tuple[Connection, int, Request]] = []
+
+        def answer(link: Connection, number: int, request: Request) -> None:
+            waiting.append((link, number, request))
+            if len(waiting) == 3:
+                for link, number, asked in reversed(waiting):
+                    assert isinstance(asked, FetchChunk)
+                    link.reply(number, Chunk(b"", asked.offset))
+
+        async with serving(Recorder(node_hello(), answer)) as listener:
+            link = await reach(listener.port, expect="node1")
+            replies = await asyncio.gather(*(link.call(FetchChunk("s", "n", i, 1), 2) for i in range(3)))
+            assert replies == [Chunk(b"", 0), Chunk(b"", 1), Chunk(b"", 2)]
+            link.close()
+
+    run(test())
+
+
+def test_frames_of_one_turn_leave_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small frames given in one turn cost one write."""
+
+    async def test() -> None:
+        handler = Recorder(node_hello())
+        async with serving(handler) as listener:
+            me = node_hello("node2")
+            link = await reach(listener.port, identity("node2", "node"), me)
+            writes: list[int] = []
+            transport = link._transport
+            assert transport is not None
+            write = transport.write
+
+            def counted(data: bytes) -> None:
+                writes.append(len(data))
+                write(data)
+
+            monkeypatch.setattr(transport, "write", counted)
+            for term in range(100):
+                link.send_raft([Routed("meta", Heartbeat(term, 0))])
+            await link.call(GetStatus(), 2)
+            assert len(handler.raft) == 100 and len(writes) == 1
+            link.close()
+
+    run(test())
+
+
+def test_certificate_of_another_authority_is_refused() -> None:
+    """Both directions: theirs by us, ours by them."""
+
+    async def test() -> None:
+        async with serving(Recorder(node_hello())) as listener:
+            text = await refused(listener.port, identity("alice", "admin", signer="other"))
+            assert "refuses our certificate: unknown ca" in text
+            text = await refused(listener.port, identity("alice", "admin", signer="other", trusts="other"))
+            assert "is refused: self-signed certificate in certificate chain" in text
+
+    run(test())
+
+
+def test_expired_certificate_is_refused_with_that_word() -> None:
+    """An operator reads `expired`, and the server says it too."""
+
+    async def test() -> None:
+        handler = Recorder(node_hello())
+        async with serving(handler) as listener:
+            text = await refused(listener.port, identity("alice", "admin", days=-1))
+            assert "certificate expired" in text
+            assert any("certificate has expired" in error.what for error in handler.errors)
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("who", "hello", "expect", "text"),
+    [
+        (("alice", "reader"), admin_hello(), "", "certificate says reader alice"),
+        (("alice", "admin"), admin_hello("bob"), "", "says it is admin bob"),
+        (("alice", "admin"), node_hello("alice"), "", "says it is node alice"),
+        (("alice", "admin"), admin_hello(cluster="elsewhere"), "", "belongs to cluster elsewhere"),
+        (("alice", "admin"), Hello(99, "admin", "alice"), "", "speaks protocol 99"),
+        (("alice", "admin"), admin_hello(), "node2", "node2 was expected at this address, node1 answered"),
+    ],
+)
+def test_wrong_hello_is_refused(who: tuple[str, str], hello: Hello, expect: str, text: str) -> None:
+    """Role, name, cluster, version, and the node we meant: each with its own text at the other end."""
+
+    async def test() -> None:
+        async with serving(Recorder(node_hello())) as listener:
+            assert text in await refused(listener.port, identity(*who), hello, expect)
+
+    run(test())
+
+
+def test_retired_incarnation_is_refused() -> None:
+    """What the handler refuses is told to the peer like any other refusal."""
+
+    async def test() -> None:
+        handler = Recorder(node_hello())
+
+        def check(hello: Hello) -> None:
+            if hello.incarnation == "old":
+                raise Forbidden("incarnation old was retired")
+
+        handler.check = check
+        async with serving(handler) as listener:
+            hello = node_hello("node2", incarnation="old")
+            assert "retired" in await refused(listener.port, identity("node2", "node"), hello)
+
+    run(test())
+
+
+def test_only_nodes_take_part_in_consensus() -> None:
+    """A Raft frame of an operator ends its connection with a clear text."""
+
+    async def test() -> None:
+        handler = Recorder(node_hello())
+        async with serving(handler) as listener:
+            link = await reach(listener.port)
+            link.send_raft([Routed("meta", Heartbeat(1, 0))])
+            with pytest.raises(OutcomeUnknown, match="may not take part in consensus"):
+                await link.call(GetStatus(), 2)
+            assert not handler.raft and not link.is_open
+
+    run(test())
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_random_bytes_end_only_their_connection(tls: bool) -> None:
+    """Garbage on the port, before a hello: closed, and others are served."""
+
+    async def test() -> None:
+        async with serving(Recorder(node_hello()), tls) as listener:
+            rng = random.Random(1)
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+                writer.write(rng.randbytes(200))
+                writer.write_eof()
+                await reader.read()
+                writer.close()
+            context = client_context(identity("alice", "admin")) if tls else None
+            link = await dial(Recorder(admin_hello()), "127.0.0.1", listener.port, context=context)
+            assert await link.call(GetStatus(), 2) == Accepted(1)
+            link.close()
+
+    run(test())
+
+
+def test_large_frame_before_the_hello_is_refused() -> None:
+    """An unknown peer cannot make us hold megabytes."""
+
+    async def test() -> None:
+        handler = Recorder(node_hello())
+        async with serving(handler, tls=False) as listener:
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            writer.write(codec.encode_request(1, FetchChunk("s", "n" * 20_000, 0, 1)))
+            assert b"was announced" in await reader.read()
+            writer.close()
+            assert not handler.requests
+
+    run(test())
+
+
+def test_half_open_connection_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that connects and says nothing does not stay."""
+    monkeypatch.setattr(room, "HELLO_TIMEOUT_S", 0.05)
+
+    async def test() -> None:
+        async with serving(Recorder(node_hello())) as listener:
+            reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
+            assert await reader.read() == b""
+            writer.close()
+            assert not listener.connections
+
+    run(test())
+
+
+def test_silent_server_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dialling a port that accepts and never answers ends in time."""
+
+    async def test() -> None:
+        server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(Unavailable):
+            await dial(
+                Recorder(admin_hello()),
+                "127.0.0.1",
+                port,
+                context=client_context(identity("alice", "admin")),
+                timeout_s=0.1,
+            )
+        server.close()
+
+    run(test())
+
+
+def test_nobody_there_is_unavailable() -> None:
+    """A refused connection is `Unavailable`: nothing was sent."""
+
+    async def test() -> None:
+        async with serving(Recorder(node_hello())) as listener:
+            port = listener.port
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await reach(port)
+
+    run(test())
+
+
+def test_late_reply_is_outcome_unknown() -> None:
+    """A request that was sent and not answered may have happened; the late reply harms nobody."""
+
+    async def test() -> None:
+        held: list[tuple[Connection, int]] = []
+        handler = Recorder(node_hello(), lambda link, number, _: held.append((link, number)))
+        async with serving(handler) as listener:
+            link = await reach(listener.port)
+            with pytest.raises(OutcomeUnknown, match="in time") as caught:
+                await link.call(GetStatus(), 0.01)
+            assert caught.value.details["lost"] is True
+            handler.answer = None
+            held[0][0].reply(held[0][1], Accepted(1))
+            assert await link.call(GetStatus(), 2) == Accepted(2)
+            link.close()
+
+    run(test())
+
+
+def test_lost_connection_answers_every_call() -> None:
+    """When the server goes away, calls that wait learn it at once, and later ones are `Unavailable`."""
+
+    async def test() -> None:
+        handler = Recorder(node_hello(), lambda link, number, _: None)
+        async with serving(handler) as listener:
+            link = await reach(listener.port)
+            calls = [asyncio.ensure_future(link.call(GetStatus(), 9)) for _ in range(3)]
+            while len(handler.requests) < 3:
+                await asyncio.sleep(0)
+            handler.opened[0].abort(Unavailable("gone"))
+            for call in calls:
+                with pytest.raises(OutcomeUnknown):
+                    await call
+            with pytest.raises(Unavailable):
+                await link.call(GetStatus(), 1)
+
+    run(test())
+
+
+def test_slow_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the bound Raft frames are dropped and requests refused; nothing grows."""
+    monkeypatch.setattr(room, "QUEUE_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(room, "SOCKET_BUFFER_HIGH", 1 << 16)
+
+    async def test() -> None:
+        handler = Recorder(node_hello())
+        async with serving(handler) as listener:
+            link = await reach(listener.port, identity("node2", "node"), node_hello("node2"))
+            peer = handler.opened[0]._transport
+            assert peer is not None
+            peer.pause_reading()
+            sent = 0
+            while link.send_raft([Routed("g" * 50_000, Heartbeat(1, 0))]):
+                sent += 1
+                await asyncio.sleep(0)
+                assert sent < 1000
+            assert link.raft_dropped == 1 and link._queue_bytes < 2 << 20
+            with pytest.raises(Overloaded):
+                await link.call(GetStatus(), 1)
+            peer.resume_reading()
+            while len(handler.raft) < sent:
+                await asyncio.sleep(0)
+            assert await link.call(GetStatus(), 2) == Accepted(1)
+            link.close()
+
+    run(test())
+
+
+def test_too_many_open_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accepting side answers `Overloaded` past its bound, whatever the client thinks."""
+
+    async def test() -> None:
+        handler = Recorder(node_hello(), lambda link, number, _: None)
+        async with serving(handler) as listener:
+            link = await reach(listener.port)
+            opened = [asyncio.ensure_future(link.call(GetStatus(), 9)) for _ in range(2)]
+            while len(handler.requests) < 2:
+                await asyncio.sleep(0)
+            monkeypatch.setattr(handler.opened[0], "_answering", REQUESTS_PER_CONNECTION_MAX)
+            with pytest.raises(Overloaded):
+                await link.call(GetStatus(), 2)
+            link.close()
+            for call in opened:
+                with pytest.raises(NodeAgentError):
+                    await call
+
+    run(test())
+
+
+def test_large_replies_pass_whole() -> None:
+    """Many megabytes through TLS, several at once, arrive unchanged."""
+
+    async def test() -> None:
+        blob = random.Random(2).randbytes(3 << 20)
+        handler = Recorder(node_hello(), lambda link, number, _: link.reply(number, Chunk(blob, len(blob))))
+        async with serving(handler) as listener:
+            link = await reach(listener.port)
+            replies = await asyncio.gather(*(link.call(GetStatus(), 9) for _ in range(6)))
+            assert all(isinstance(reply, Chunk) and reply.data == blob for reply in replies)
+            link.close()
+
+    run(test())
+
+
+def test_without_tls_only_the_protocol_version_and_names_count() -> None:
+    """On loopback, TLS off: the hello is believed."""
+
+    async def test() -> None:
+        async with serving(Recorder(node_hello()), tls=False) as listener:
+            link = await dial(Recorder(admin_hello()), "127.0.0.1", listener.port, context=None)
+            assert link.peer == node_hello() and link.peer.protocol == PROTOCOL
+            link.close()
+
+    run(test())

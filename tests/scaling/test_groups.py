@@ -1,0 +1,113 @@
+"""What the leader of a data group finds due, from the operation's record and its own state alone."""
+
+import pytest
+
+from nodeagent.data import commands as data
+from nodeagent.data.state import DataState, initial
+from nodeagent.meta import commands as meta
+from nodeagent.model.entries import Config, Entry, EntryKind
+from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SealResult, SlotMove, Stage
+from nodeagent.scaling import groups, membership
+from nodeagent.scaling.groups import AdoptNow, Log, Look, Reconfigure, Report
+
+OLD, NEW = "a.1", "n.9"
+MEMBERS = ("a", "b", "c")
+
+
+def operation(stage: Stage) -> Operation:
+    move = SlotMove(((0, 2),), OLD, MEMBERS, NEW, ("n", "a", "b"))
+    change = GroupChange(OLD, "n", "c", MEMBERS, ("a", "b", "n"))
+    return Operation("op-9", "add-node", "n", "me", 0, 1, 9, [move], [change], Options(), stage)
+
+
+def state(group: str, *commands: data.Command) -> DataState:
+    made = initial(group, ((0, 5),) if group == OLD else ())
+    for command in commands:
+        made.apply(made.applied + 1, [Entry(1, int(EntryKind.COMMAND), data.encode(command))], 0)
+    return made
+
+
+def look(group: str, made: DataState, config: Config | None = None) -> Look:
+    incarnations = {name: f"i-{name}" for name in (*MEMBERS, "n")}
+    return Look(group, "a", made, config or Config(MEMBERS), lambda _: True, incarnations, 7)
+
+
+SEAL = data.Seal("op-9", 9, ((0, 2),))
+OPEN = data.Open("op-9", 9, ((0, 2),), ())
+
+
+def test_a_losing_group_seals_then_says_so_then_is_silent() -> None:
+    op = operation(Stage.SEALED)
+    assert groups.due(op, look(OLD, state(OLD))) == [Log(SEAL)]
+    report, *_ = groups.due(op, look(OLD, state(OLD, SEAL)))
+    assert isinstance(report, Report) and isinstance(report.command, meta.SealedBy)
+    op.sealed[OLD] = report.command.result
+    assert not any(isinstance(a, Log | Report) for a in groups.due(op, look(OLD, state(OLD, SEAL))))
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_newcomer_is_added_when_all_is_ready_for_it(sealed: bool, cancelled: bool) -> None:
+    """The slots that leave are sealed, and nothing was cancelled."""
+    op = operation(Stage.SEALED)
+    op.sealed[OLD] = SealResult(OLD, 3, b"")
+    made = state(OLD, *([SEAL] if sealed else []), *([data.Unseal("op-9", 9)] if cancelled else []))
+    added = any(isinstance(a, Reconfigure) for a in groups.due(op, look(OLD, made)))
+    assert added == (sealed and not cancelled)
+
+
+@pytest.mark.parametrize("stage", [Stage.PLANNED, Stage.SEALED, Stage.FORMAL, Stage.CANCELLING, Stage.DONE])
+def test_nothing_opens_in_another_stage(stage: Stage) -> None:
+    assert not any(
+        isinstance(a, Log) and isinstance(a.command, data.Open)
+        for a in groups.due(operation(stage), look(NEW, state(NEW)))
+    )
+
+
+def test_a_gaining_group_opens_with_the_sessions_of_the_losing_ones() -> None:
+    op = operation(Stage.OPEN)
+    op.sealed[OLD] = SealResult(OLD, 3, b"s")
+    (action,) = groups.due(op, look(NEW, state(NEW)))
+    assert isinstance(action, Log) and isinstance(action.command, data.Open)
+    assert action.command.results == (op.sealed[OLD],) and action.command.slots == ((0, 2),)
+
+
+def test_adoption_waits_for_a_copy_on_every_member_under_its_incarnation() -> None:
+    op = operation(Stage.MOVING)
+    made = state(NEW, OPEN)
+    for name, incarnation in (("n", "i-n"), ("a", "i-a"), ("b", "old")):
+        assert groups.due(op, look(NEW, made)) == []
+        op.copies.append(CopyRecord(NEW, name, incarnation, ((0, 2),), "d", 1, 1))
+    assert groups.due(op, look(NEW, made)) == []
+    op.copies.append(CopyRecord(NEW, "b", "i-b", ((0, 2),), "d", 1, 1))
+    assert groups.due(op, look(NEW, made)) == [AdoptNow("op-9")]
+
+
+def test_copies_that_differ_are_reported_and_never_adopted() -> None:
+    op = operation(Stage.MOVING)
+    op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), n, 1, 1) for n in ("n", "a", "b")]
+    (action,) = groups.due(op, look(NEW, state(NEW, OPEN)))
+    assert isinstance(action, Report) and isinstance(action.command, meta.ReportError)
+
+
+def test_a_cancel_takes_the_learner_away_before_the_slots_return() -> None:
+    """It was given no files of them."""
+    op = operation(Stage.CANCELLING)
+    (first,) = groups.due(op, look(OLD, state(OLD, SEAL), Config(MEMBERS, ("n",), "op-9")))
+    assert first == Reconfigure(membership.Change(Config(MEMBERS, (), "op-9")))
+    assert groups.due(op, look(OLD, state(OLD, SEAL))) == [Log(data.Unseal("op-9", 9))]
+
+
+def test_the_leaver_stays_until_it_can_be_a_source_on_its_own() -> None:
+    op = operation(Stage.FORMAL)
+    config = Config((*MEMBERS, "n"), (), "op-9")
+    assert groups.due(op, look(OLD, state(OLD, SEAL), config)) == []
+    op.sources_ready.append((OLD, "c"))
+    (step,) = groups.due(op, look(OLD, state(OLD, SEAL), config))
+    assert step == Reconfigure(membership.Change(Config(("a", "b", "n"), (), "op-9")))
+
+
+def test_a_learner_of_another_operation_is_dropped() -> None:
+    op = operation(Stage.FORMAL)
+    (step,) = groups.due(op, look(OLD, state(OLD, SEAL), Config((*MEMBERS, "n"), ("stray",), "op-1")))
+    assert step == Reconfigure(membership.Change(Config((*MEMBERS, "n"), (), "op-9")))

@@ -1,0 +1,80 @@
+"""Configurations change one safe step at a time and arrive, from wherever they are."""
+
+import itertools
+
+import pytest
+
+from nodeagent.model.entries import Config
+from nodeagent.raft.membership import check_step
+from nodeagent.scaling.membership import Change, Transfer, group_step, meta_step
+
+
+def walk(config: Config, joins: str | None, leaves: str | None, me: str) -> list[Config]:
+    """Steps until none is due; leadership moves where it is handed."""
+    seen = [config]
+    for _ in range(10):
+        step = group_step(
+            config, joins, leaves, me=me, operation="op", caught_up=lambda _: True, may_leave=True
+        )
+        if step is None:
+            return seen
+        if isinstance(step, Transfer):
+            assert step.target in config.voters and step.target != leaves
+            me = step.target
+            continue
+        check_step(config, step.config)
+        config = step.config
+        seen.append(config)
+    raise AssertionError("it does not arrive")
+
+
+MEMBERS = ("a", "b", "c")
+
+
+@pytest.mark.parametrize("joins,leaves", list(itertools.product([None, "n"], [None, "a", "c"])))
+@pytest.mark.parametrize("me", MEMBERS)
+def test_a_group_arrives_by_single_steps_and_never_has_fewer_voters(
+    joins: str | None, leaves: str | None, me: str
+) -> None:
+    seen = walk(Config(MEMBERS), joins, leaves, me)
+    wanted = {*MEMBERS, *([joins] if joins else [])} - {leaves}
+    assert set(seen[-1].voters) == wanted and not seen[-1].learners
+    assert all(len(config.voters) >= min(3, len(wanted)) for config in seen)
+
+
+def test_nobody_leaves_before_the_newcomer_votes_and_the_leaver_may() -> None:
+    """Each of the three conditions alone holds the leaver back."""
+    for caught, may in itertools.product([True, False], repeat=2):
+        config = Config((*MEMBERS, "n"))
+        step = group_step(
+            config, "n", "c", me="a", operation="op", caught_up=lambda _, c=caught: c, may_leave=may
+        )
+        assert (isinstance(step, Change) and "c" not in step.config.members) == (caught and may)
+    learner = group_step(
+        Config(MEMBERS, ("n",)), "n", "c", me="a", operation="op", caught_up=lambda _: False, may_leave=True
+    )
+    assert learner is None
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+@pytest.mark.parametrize("voters_max", [1, 3, 5])
+def test_the_meta_group_arrives_from_any_start(count: int, voters_max: int) -> None:
+    """Every node a member, voters as many as may be, the leaving one none of them."""
+    nodes = {f"n{i}" for i in range(count)}
+    for leaving in (None, "n0"):
+        config, me = Config(("n0", "old"), ()), "n0"
+        for _ in range(40):
+            step = meta_step(config, nodes, leaving, voters_max=voters_max, me=me, caught_up=lambda _: True)
+            if step is None:
+                break
+            if isinstance(step, Transfer):
+                me = step.target
+                continue
+            check_step(config, step.config)
+            config = step.config
+        else:
+            raise AssertionError("it does not arrive")
+        assert set(config.members) == nodes
+        if leaving and count > 1:
+            assert leaving not in config.voters
+        assert len(config.voters) <= max(1, voters_max)

@@ -1,0 +1,52 @@
+"""Whole clusters under faults. A failure prints the command that replays it."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nodeagent.testing.mutants import MUTANTS, hunt
+from nodeagent.testing.scenario import run
+
+SEEDS = range(1, 51)
+
+
+def outcome(seed: int) -> str:
+    """ "" when the seed passes."""
+    try:
+        run(seed)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def test_no_seed_breaks_an_invariant() -> None:
+    """Safety after every event, convergence and nothing left over at the end, for each seed."""
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        failed = [why for why in pool.map(outcome, SEEDS, chunksize=1) if why]
+    assert not failed, "\n\n".join(failed)
+
+
+def test_a_seed_is_a_run() -> None:
+    """The same seed gives the same trace in another process with another hash seed."""
+    lines = set()
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-m", "nodeagent.testing", "3", "1"],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        lines.add(done.stdout.split("} ")[0])
+    assert len(lines) == 1, lines
+
+
+@pytest.mark.parametrize("name", ["one vote too few wins"])
+def test_a_planted_bug_is_found(name: str) -> None:
+    """A simulator that cannot see a bug proves nothing; `make mutants` plants all of them."""
+    mutant = next(m for m in MUTANTS if m.name == name)
+    needed, _ = hunt(mutant, 4)
+    assert needed, f"{name}: survived"

@@ -1,0 +1,173 @@
+"""Jobs on a disk that fails: what was answered is durable, what failed can be tried again."""
+
+import errno
+import random
+from collections.abc import Callable
+
+import pytest
+
+from nodeagent.model.files import Tombstone
+from nodeagent.model.jobs import (
+    CloseFiles,
+    Done,
+    Failed,
+    FilesClosed,
+    RemoveGroup,
+    SaveCheckpoint,
+    Scan,
+    Scanned,
+)
+from nodeagent.storage import executor
+from nodeagent.storage.executor import Storage
+from nodeagent.table.arrow import decode
+from nodeagent.testing.disk import Fault, PowerCut, SimDisk
+
+from .units import GROUP, KEY, close, path_of, room, rows, spec, table, unit
+
+UNITS = (unit("a", (1, rows(20))), unit("b", (2, rows(10)), slot=6), unit("c", (3, rows(5)), slot=6))
+
+
+def cut_everywhere(work: Callable[[Storage], object], check: Callable[[Storage, bool], None]) -> int:
+    """Run `work` with the power cut at its n-th disk change, for every n; `check` sees the disk after
+    the crash and whether the work had answered. Returns how many cuts there were."""
+    cut = 0
+    while True:
+        cut += 1
+        disk = SimDisk()
+        storage = room(disk)
+        disk.cut_power_at = disk.operations + cut
+        answered = False
+        try:
+            work(storage)
+            answered = True
+        except PowerCut:
+            pass
+        disk.crash(random.Random(cut))
+        check(room(disk), answered)
+        if answered:
+            return cut
+
+
+def test_closed_files_are_durable_and_whole_names_only() -> None:
+    """Cut anywhere: once answered all files verify; before, each name is a whole file or is not there."""
+    want = close(room(SimDisk()), *UNITS)
+
+    def check(storage: Storage, answered: bool) -> None:
+        for meta in want:
+            found = storage.files.hash(GROUP, meta)
+            assert found == meta.xxh3 or (found == "missing" and not answered)
+        assert close(storage, *UNITS) == want
+
+    assert cut_everywhere(lambda s: close(s, *UNITS), check) > 10
+
+
+def test_checkpoint_is_old_or_new() -> None:
+    """A torn checkpoint write leaves the one before; it never reads as none or as damaged."""
+
+    def work(storage: Storage) -> None:
+        for payload in (b"one" * 100, b"two" * 500):
+            assert storage.run(SaveCheckpoint(GROUP, payload)) == Done()
+
+    seen = set()
+
+    def check(storage: Storage, answered: bool) -> None:
+        found = storage.checkpoint(GROUP)
+        assert found in (None, b"one" * 100, b"two" * 500)
+        assert not answered or found == b"two" * 500
+        seen.add(found)
+
+    cut_everywhere(work, check)
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "rename", "sync_dir", "mkdirs", "create"])
+def test_disk_errors_fail_the_job_and_a_retry_succeeds(operation: str) -> None:
+    """No space is `overloaded`, an IO error `unavailable`; the same job then works."""
+    for number, code in ((errno.ENOSPC, "overloaded"), (errno.EIO, "unavailable")):
+        disk = SimDisk()
+        storage = room(disk)
+        disk.faults.append(Fault(operation, number))
+        result = storage.run(CloseFiles(GROUP, UNITS))
+        assert isinstance(result, Failed), operation
+        assert result.code in (code, "unavailable")
+        assert isinstance(storage.run(CloseFiles(GROUP, UNITS)), FilesClosed)
+
+
+def test_scan_merges_files_memory_and_deletes() -> None:
+    """Newest value per cell over files and memory; a delete masks what is older; small and large scans
+    take different paths to the same answer."""
+    storage = room(SimDisk())
+    old = table({"time": [1, 2], "dev": ["x", "x"], "v": [1.0, 2.0]})
+    new = table({"time": [2, 3], "dev": ["x", "x"], "v": [None, 3.0]})
+    meta = close(storage, unit("a", (1, old)))[0]
+    batches = unit("", (200, new)).batches
+    tomb = Tombstone((150,), KEY, "t", (("dev", "x"),), 0, 1)
+    result = storage.run(Scan(GROUP, spec(), (meta,), batches, (tomb,)))
+    assert isinstance(result, Scanned)
+    assert decode(result.ipc).to_pylist() == [
+        {"time": 2, "dev": "x", "v": 2.0},
+        {"time": 3, "dev": "x", "v": 3.0},
+    ]
+    memory = storage.run(Scan(GROUP, spec(), (), batches, ()))
+    assert isinstance(memory, Scanned) and decode(memory.ipc).num_rows == 2
+
+
+def test_scan_of_a_rotten_or_missing_file_fails() -> None:
+    """A flipped byte is file_corrupt, a missing file not_found: never fewer rows."""
+    disk = SimDisk()
+    storage = room(disk)
+    meta = close(storage, unit("a", (1, rows(20))))[0]
+    disk.flip(path_of(meta), meta.size // 2)
+    result = storage.run(Scan(GROUP, spec(), (meta,), (), ()))
+    assert isinstance(result, Failed) and result.code == "file_corrupt"
+    disk.unlink(path_of(meta))
+    result = storage.run(Scan(GROUP, spec(), (meta,), (), ()))
+    assert isinstance(result, Failed) and result.code == "not_found"
+
+
+def test_bad_memory_batch_is_an_error_of_the_job() -> None:
+    """A batch that is no Arrow stream fails its job, not the caller."""
+    storage = room(SimDisk())
+    bad = unit("a").batches + (unit("a", (1, rows(1))).batches[0].__class__((1,), b"junk"),)
+    result = storage.run(Scan(GROUP, spec(), (), bad, ()))
+    assert isinstance(result, Failed) and result.code == "invalid_input"
+
+
+def test_orphans_are_swept_and_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files no manifest names go; named ones and groups that were not mentioned stay."""
+    disk = SimDisk()
+    storage = room(disk)
+    metas = close(storage, *UNITS)
+    other = close(storage, unit("z", (1, rows(3))), group="node2.1")
+    removed = storage.sweep({GROUP: {6: {"c"}}})
+    assert removed == [path_of(metas[0]), path_of(metas[1])]
+    assert storage.files.names(GROUP) == {6: ("c",)}
+    assert storage.files.hash("node2.1", other[0]) == other[0].xxh3
+
+
+def test_removed_group_is_gone_also_after_a_crash() -> None:
+    """After the answer no crash brings the group back; before, a checkpoint means it is whole."""
+    want = close(room(SimDisk()), *UNITS)
+
+    def work(storage: Storage) -> None:
+        close(storage, *UNITS)
+        storage.run(SaveCheckpoint(GROUP, b"state"))
+        assert storage.run(RemoveGroup(GROUP)) == Done() == storage.run(RemoveGroup(GROUP))
+
+    def check(storage: Storage, answered: bool) -> None:
+        if answered:
+            assert storage.groups() == ()
+        if storage.checkpoint(GROUP) is not None:
+            assert all(storage.files.hash(GROUP, m) == m.xxh3 for m in want)
+
+    cut_everywhere(work, check)
+
+
+def test_units_are_cut_into_calls_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many units go to the engine in bounded calls and come back in order."""
+    monkeypatch.setattr(executor, "UNITS_PER_CALL_MAX", 2)
+    units = tuple(unit(f"u{i}", (1, rows(i + 1))) for i in range(5)) + (unit("none"),)
+    assert [len(call) for call in executor._calls(units)] == [2, 2, 2]
+    result = room(SimDisk()).run(CloseFiles(GROUP, units))
+    assert isinstance(result, FilesClosed)
+    assert [None if m is None else m.rows for m in result.files] == [1, 2, 3, 4, 5, None]

@@ -1,0 +1,115 @@
+"""Names from the wire never become paths unchecked."""
+
+import pytest
+
+from nodeagent.model.errors import Damaged, InvalidName
+from nodeagent.model.jobs import (
+    AdoptFiles,
+    Adoption,
+    DropSnapshot,
+    DropStaging,
+    Failed,
+    MakeSnapshot,
+    RemoveGroup,
+    SaveCheckpoint,
+)
+from nodeagent.storage import layout
+from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint
+from nodeagent.storage.envelope import seal, unseal
+from nodeagent.testing.disk import SimDisk
+
+from .units import GROUP, close, room, rows, unit
+
+HOSTILE = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/b",
+    "/etc",
+    "a\\b",
+    "a\0",
+    "\u00e9",
+    "a..b",
+    ".hidden",
+    "x" * 201,
+    "a b",
+    "a\n",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_refused(name: str) -> None:
+    """Separators, dots, control and foreign characters, over-long names: InvalidName everywhere."""
+    for make in (
+        lambda: layout.group_dir(name),
+        lambda: layout.file_path("g", 1, name),
+        lambda: layout.staged_path("op", "g", 1, name),
+        lambda: layout.staged_path(name, "g", 1, "f"),
+        lambda: layout.snapshot_dir(name),
+        lambda: layout.snapshot_path("ab", name),
+        lambda: layout.tmp_path(name),
+    ):
+        with pytest.raises(InvalidName):
+            make()
+
+
+def test_reserved_names_and_bad_slots_are_refused() -> None:
+    """A data file may not pass for an index, a payload or a part; snapshot ids are hex; slots in range."""
+    for name in ("index", "payload", "x.part"):
+        with pytest.raises(InvalidName):
+            layout.file_path("g", 1, name)
+    for slot in (-1, 1_000_000):
+        with pytest.raises(InvalidName):
+            layout.slot_dir("g", slot)
+    with pytest.raises(InvalidName):
+        layout.snapshot_dir("xyz")
+
+
+def test_hostile_jobs_fail_and_touch_nothing() -> None:
+    """A job with such a name is `Failed(invalid_name)`; files of others stay."""
+    disk = SimDisk()
+    storage = room(disk)
+    meta = close(storage, unit("a", (1, rows(5))))[0]
+    before = storage.files.names(GROUP)
+    for job in (
+        RemoveGroup(".."),
+        SaveCheckpoint("../x", b""),
+        DropSnapshot("../groups"),
+        DropStaging("../groups"),
+        MakeSnapshot("..", GROUP, (meta,)),
+        AdoptFiles("op", GROUP, (Adoption("../../a", meta),)),
+    ):
+        result = storage.run(job)
+        assert isinstance(result, Failed) and result.code == "invalid_name", job
+    assert storage.files.names(GROUP) == before
+
+
+def test_envelope_detects_every_flip_and_cut() -> None:
+    """No flipped bit, cut or added byte passes."""
+    sealed = seal(b"TEST", b"payload of some length")
+    assert unseal(b"TEST", sealed, "x") == b"payload of some length"
+    for at in range(len(sealed)):
+        bad = bytearray(sealed)
+        bad[at] ^= 1
+        for broken in (bytes(bad), sealed[:at], sealed + b"x"):
+            with pytest.raises(Damaged):
+                unseal(b"TEST", broken, "x")
+    with pytest.raises(Damaged):
+        unseal(b"ELSE", sealed, "x")
+
+
+def test_damaged_checkpoint_is_never_taken_for_none() -> None:
+    """Absent is None; anything unreadable is Damaged."""
+    disk = SimDisk()
+    assert load_checkpoint(disk, "g") is None
+    save_checkpoint(disk, "g", b"one")
+    save_checkpoint(disk, "g", b"two")
+    assert load_checkpoint(disk, "g") == b"two"
+    disk.flip("groups/g/checkpoint", 31)
+    with pytest.raises(Damaged):
+        load_checkpoint(disk, "g")
+    with disk.open("groups/g/checkpoint") as file:
+        file.truncate(0)
+    with pytest.raises(Damaged):
+        load_checkpoint(disk, "g")

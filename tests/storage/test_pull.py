@@ -1,0 +1,234 @@
+"""Files from other nodes: resumed, verified, fetched again from elsewhere, adopted, installed."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from nodeagent.model.errors import NotFound, Unavailable
+from nodeagent.model.files import FileMeta, FileRef
+from nodeagent.model.jobs import (
+    AdoptFiles,
+    Adoption,
+    Done,
+    DropStaging,
+    Failed,
+    FilesStaged,
+    Installed,
+    InstallSnapshot,
+    MakeSnapshot,
+    StagedFile,
+    StageFiles,
+)
+from nodeagent.model.limits import CHUNK_BYTES
+from nodeagent.storage.executor import Storage
+from nodeagent.storage.pull import Fetch
+from nodeagent.testing.disk import SimDisk
+
+from .units import GROUP, close, path_of, room, rows, unit
+
+OLD, NEW, SNAP, OP = GROUP, "node9.4", "5a", "op-1"
+
+
+class Node:
+    """A storage room with its disk, and a source others can fetch from."""
+
+    def __init__(self) -> None:
+        self.disk = SimDisk()
+        self.storage: Storage = room(self.disk)
+
+
+def source(n_rows: int = 200, files: int = 2) -> tuple[Node, tuple[FileMeta, ...]]:
+    node = Node()
+    units = [unit(f"f{i}", (1, rows(n_rows, seed=i)), slot=5 + i) for i in range(files)]
+    metas = tuple(close(node.storage, *units, group=OLD))
+    assert node.storage.run(MakeSnapshot(SNAP, OLD, metas, b"state")) == Done()
+    return node, metas
+
+
+def job(
+    metas: tuple[FileMeta, ...], nodes: tuple[str, ...] = ("a", "b"), local: str | None = None
+) -> StageFiles:
+    files = [
+        StagedFile(m, tuple(FileRef(n, SNAP, m.name, m.size, m.xxh3) for n in nodes), local) for m in metas
+    ]
+    return StageFiles(OP, NEW, tuple(files))
+
+
+def fetch_from(
+    nodes: dict[str, Node], spoil: Callable[[str, str, int, bytes], bytes] = lambda n, f, o, c: c
+) -> Fetch:
+    def fetch(node: str, snapshot: str, name: str, offset: int, length: int) -> bytes:
+        if node not in nodes:
+            raise Unavailable(f"no contact with {node}")
+        return spoil(node, name, offset, nodes[node].storage.read_chunk(snapshot, name, offset, length))
+
+    return fetch
+
+
+def staged(node: Node, metas: tuple[FileMeta, ...]) -> list[bytes]:
+    return [node.disk.read(f"staging/{OP}/{NEW}/{m.slot:05d}-{m.name}") for m in metas]
+
+
+def test_stage_adopt_drop() -> None:
+    """Files arrive whole, count their bytes, are adopted under new names, and every step repeats."""
+    (a, metas), target = source(), Node()
+    result = target.storage.run_pull(job(metas), fetch_from({"a": a}))
+    size = sum(m.size for m in metas)
+    assert result == FilesStaged(tuple(m.name for m in metas), (), size)
+    assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
+    assert target.storage.run_pull(job(metas), fetch_from({})) == FilesStaged(("f0", "f1"), (), 0)
+    assert target.storage.plan_pull(job(metas)).names == ("f0", "f1")
+    renamed = [FileMeta(**{**_fields(m), "name": f"new-{m.name}", "order": (50, *m.order)}) for m in metas]
+    adopt = AdoptFiles(OP, NEW, tuple(Adoption(m.name, r) for m, r in zip(metas, renamed, strict=True)))
+    assert target.storage.run(adopt) == Done() == target.storage.run(adopt)
+    assert target.storage.run(DropStaging(OP)) == Done() == target.storage.run(DropStaging(OP))
+    assert target.storage.run(adopt) == Done()
+    for old, new in zip(metas, renamed, strict=True):
+        assert target.storage.files.read_verified(NEW, new) == a.disk.read(path_of(old))
+
+
+def _fields(meta: FileMeta) -> dict[str, object]:
+    return {name: getattr(meta, name) for name in meta.__struct_fields__}
+
+
+def test_adopting_what_is_not_there_is_an_error() -> None:
+    """A missing staged file is NotFound, never an empty file."""
+    metas = source()[1]
+    result = Node().storage.run(AdoptFiles(OP, NEW, (Adoption("f0", metas[0]),)))
+    assert isinstance(result, Failed) and result.code == "not_found"
+
+
+def test_resumes_at_the_byte_where_it_stopped() -> None:
+    """After a cut the next pull asks for the rest only, also within a chunk and of another source."""
+    (a, metas), target = source(n_rows=150_000, files=1), Node()
+    assert metas[0].size > 2 * CHUNK_BYTES
+    asked: list[tuple[str, int]] = []
+
+    def cut(node: str, name: str, offset: int, chunk: bytes) -> bytes:
+        asked.append((node, offset))
+        if len(asked) == 2:
+            return chunk[:1000]
+        if 2 < len(asked) < 6:
+            raise Unavailable("cut")
+        return chunk
+
+    first = target.storage.run_pull(job(metas), fetch_from({"a": a, "b": a}, cut))
+    assert isinstance(first, FilesStaged) and first.names == () and "cut" in first.failed[0][1]
+    at = CHUNK_BYTES + 1000
+    assert asked == [("a", 0), ("a", CHUNK_BYTES), ("a", at), ("b", at), ("a", at)]
+    second = target.storage.run_pull(job(metas), fetch_from({"a": a}, cut))
+    assert second == FilesStaged(("f0",), (), metas[0].size - at)
+    assert staged(target, metas) == [a.disk.read(path_of(metas[0]))]
+
+
+def test_a_corrupted_chunk_is_fetched_again_from_the_next_source() -> None:
+    """A file that does not verify is thrown away, counted and taken from the other holder."""
+    (a, metas), target = source(), Node()
+
+    def flip(node: str, name: str, offset: int, chunk: bytes) -> bytes:
+        return bytes([chunk[0] ^ 1]) + chunk[1:] if node == "a" else chunk
+
+    result = target.storage.run_pull(job(metas), fetch_from({"a": a, "b": a}, flip))
+    assert result == FilesStaged(("f0", "f1"), (), 2 * sum(m.size for m in metas), 2)
+    assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
+
+
+def test_a_spoiled_part_does_not_poison_the_only_source() -> None:
+    """A part that rotted on our disk costs one refetch, even with a single source."""
+    (a, metas), target = source(files=1), Node()
+    target.storage.run_pull(
+        job(metas, ("a",)), fetch_from({"a": a}, lambda n, f, o, c: c[:100] if not o else b"")
+    )
+    target.disk.flip(f"staging/{OP}/{NEW}/{metas[0].slot:05d}-f0.part", 50)
+    result = target.storage.run_pull(job(metas, ("a",)), fetch_from({"a": a}))
+    assert isinstance(result, FilesStaged) and (result.names, result.refetched) == (("f0",), 1)
+
+
+@pytest.mark.parametrize("fault", ["gone", "truncated", "longer", "flipped everywhere"])
+def test_failures_are_named_per_file_and_others_go_on(fault: str) -> None:
+    """One file that cannot be had fails alone, with every source's reason."""
+    (a, metas), target = source(), Node()
+
+    def spoil(node: str, name: str, offset: int, chunk: bytes) -> bytes:
+        if name != "f0":
+            return chunk
+        if fault == "gone":
+            raise NotFound("purged")
+        return {"truncated": b"" if offset else chunk[:50], "longer": chunk + b"x"}.get(
+            fault, b"\0" * len(chunk)
+        )
+
+    result = target.storage.run_pull(job(metas), fetch_from({"a": a, "b": a}, spoil))
+    assert isinstance(result, FilesStaged)
+    assert result.names == ("f1",)
+    assert [name for name, _ in result.failed] == ["f0"]
+    assert "a:" in result.failed[0][1] and "b:" in result.failed[0][1]
+
+
+def test_own_copy_is_linked_after_a_hash_check() -> None:
+    """A member of the old group links its file without traffic; a rotten one is fetched instead."""
+    a, metas = source()
+    result = a.storage.run_pull(job(metas, local=OLD), fetch_from({}))
+    assert result == FilesStaged(("f0", "f1"), (), 0)
+    a.storage.run(DropStaging(OP))
+    b, _ = source()
+    a.disk.flip(path_of(metas[0]), 30)
+    result = a.storage.run_pull(job(metas, local=OLD), fetch_from({"b": b}))
+    assert result == FilesStaged(("f0", "f1"), (), metas[0].size)
+
+
+def test_install_puts_files_and_checkpoint_in_place() -> None:
+    """Files, then the payload as checkpoint; the staging is gone, the group's own files are not touched."""
+    (a, metas), target = source(), Node()
+    stale = close(target.storage, unit("stale", (1, rows(4)), slot=7), unit("more", (1, rows(4))), group=OLD)
+    result = target.storage.run_pull(InstallSnapshot(OLD, "a", SNAP), fetch_from({"a": a}))
+    assert isinstance(result, Installed) and result.payload == b"state"
+    assert result.bytes_received > sum(m.size for m in metas)
+    assert target.storage.checkpoint(OLD) == b"state"
+    assert target.storage.files.names(OLD) == {5: ("f0", "more"), 6: ("f1",), 7: ("stale",)}
+    assert target.storage.files.hash(OLD, stale[0]) == stale[0].xxh3
+    assert all(target.storage.files.hash(OLD, m) == m.xxh3 for m in metas)
+    assert target.storage.staging.operations() == ()
+    again = target.storage.run_pull(InstallSnapshot(OLD, "a", SNAP), fetch_from({"a": a}))
+    assert isinstance(again, Installed) and again.bytes_received < metas[0].size
+
+
+@pytest.mark.parametrize("name", ["index", "payload", "f0"])
+def test_a_snapshot_that_does_not_verify_changes_nothing(name: str) -> None:
+    """A spoiled index, payload or file fails the install; checkpoint and files stay as they were."""
+    (a, _), target = source(), Node()
+    mine = close(target.storage, unit("mine", (1, rows(4))), group=OLD)
+
+    def flip(node: str, wanted: str, offset: int, chunk: bytes) -> bytes:
+        return chunk[:-1] + bytes([chunk[-1] ^ 1]) if wanted == name else chunk
+
+    result = target.storage.run_pull(InstallSnapshot(OLD, "a", SNAP), fetch_from({"a": a}, flip))
+    assert isinstance(result, Failed)
+    assert target.storage.checkpoint(OLD) is None
+    assert target.storage.files.hash(OLD, mine[0]) == mine[0].xxh3
+
+
+def test_power_cut_at_every_step_of_a_pull_ends_staged_and_whole() -> None:
+    """Cut anywhere, run again: everything staged verifies, and a name is never a broken file."""
+    a, metas = source(n_rows=30)
+    clean = Node()
+    clean.storage.run_pull(job(metas), fetch_from({"a": a}))
+    for cut in range(1, clean.disk.operations + 1):
+        target, rng = Node(), random.Random(cut)
+        target.disk.cut_power_at = cut
+        _until_power_cut(lambda t=target: t.storage.run_pull(job(metas), fetch_from({"a": a})))  # type: ignore[misc]
+        target.disk.crash(rng)
+        target.storage = room(target.disk)
+        result = target.storage.run_pull(job(metas), fetch_from({"a": a}))
+        assert isinstance(result, FilesStaged) and result.names == ("f0", "f1"), cut
+        assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
+
+
+def _until_power_cut(call: Callable[[], object]) -> None:
+    from nodeagent.testing.disk import PowerCut
+
+    try:
+        call()
+    except PowerCut:
+        return

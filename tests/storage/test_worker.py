@@ -1,0 +1,159 @@
+"""The worker process: it may die, hang and be replaced; the caller gets an error and goes on."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.model.errors import FileCorrupt, Unavailable
+from nodeagent.model.jobs import CloseFiles, Failed, FilesClosed, FilesHashed, HashFiles, Scan, Scanned
+from nodeagent.runtime.disk import RealDisk
+from nodeagent.storage.executor import Storage
+from nodeagent.storage.handler import CloseReply, CloseRequest, ErrorReply, ScanRequest
+from nodeagent.storage.worker import TsFileWorker, WorkerEngine
+from nodeagent.table.arrow import decode
+
+from .units import GROUP, close, path_of, rows, spec, unit
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[TsFileWorker]:
+    made = TsFileWorker(str(tmp_path), timeout_s=60)
+    yield made
+    made.stop()
+
+
+REQUEST = CloseRequest((unit("a", (1, rows(10))),))
+
+
+def test_killed_between_calls_is_replaced(worker: TsFileWorker) -> None:
+    """The next call after a death starts a new process."""
+    assert isinstance(worker.call(REQUEST), CloseReply)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    assert isinstance(worker.call(REQUEST), CloseReply)
+    assert worker.starts == 2
+
+
+def test_killed_in_mid_job_is_an_error_then_works(worker: TsFileWorker) -> None:
+    """A process that dies under a request makes it Unavailable; the same request then succeeds."""
+    worker.start()
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)  # the request cannot be answered before the kill
+    killer = threading.Timer(0.05, os.kill, (worker.pid, signal.SIGKILL))
+    killer.start()
+    with pytest.raises(Unavailable, match="died"):
+        worker.call(REQUEST)
+    killer.join()
+    assert isinstance(worker.call(REQUEST), CloseReply)
+
+
+def test_hanging_process_is_killed_at_the_timeout(worker: TsFileWorker) -> None:
+    """A process that does not answer is replaced, also when it does not even read a long request."""
+    for request in (REQUEST, CloseRequest((unit("big", (1, rows(50_000))),))):
+        worker.start()
+        pid = worker.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(Unavailable, match="longer"):
+            worker.call(request, timeout_s=0.05)
+        assert worker.pid is None
+    assert isinstance(worker.call(REQUEST), CloseReply)
+
+
+def test_replaced_after_an_error_reply(worker: TsFileWorker) -> None:
+    """An error may have damaged the native heap: the process that reported it serves no more."""
+    meta = close(Storage(RealDisk(worker._root), WorkerlessEngine(worker)), unit("a", (1, rows(10))))[0]
+    first = worker.pid
+    reply = worker.call(ScanRequest(spec(), (("no/such/file", meta),)))
+    assert isinstance(reply, ErrorReply) and reply.code == "not_found"
+    assert worker.pid is None and first is not None
+    assert isinstance(worker.call(REQUEST), CloseReply)
+
+
+class WorkerlessEngine(WorkerEngine):
+    """One process for both kinds of call: a test starts fewer."""
+
+    def __init__(self, worker: TsFileWorker) -> None:
+        self.closer = self.scanner = worker
+
+
+def test_calls_from_threads_do_not_mix(worker: TsFileWorker) -> None:
+    """Each thread gets the reply to its own request."""
+    found: dict[int, int] = {}
+
+    def one(n: int) -> None:
+        reply = worker.call(CloseRequest((unit(f"f{n}", (1, rows(n))),)))
+        assert isinstance(reply, CloseReply) and reply.made[0] is not None
+        found[n] = reply.made[0].meta.rows
+
+    threads = [threading.Thread(target=one, args=(n,)) for n in range(1, 13)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: n for n in range(1, 13)} and worker.starts == 1
+
+
+_PARENT = """
+import sys
+from nodeagent.storage.worker import TsFileWorker
+worker = TsFileWorker(sys.argv[1])
+worker.start()
+print(worker.pid, flush=True)
+sys.stdin.read()
+import os; os._exit(9)
+"""
+
+
+def test_ends_with_its_parent(tmp_path: Path) -> None:
+    """When the parent dies without a word, the worker sees the end of its stdin and exits."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    )
+    assert parent.stdin is not None and parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    watch = os.pidfd_open(pid)
+    parent.stdin.close()
+    assert parent.wait(30) == 9
+    parent.stdout.close()
+    import select
+
+    assert select.select([watch], [], [], 30)[0], "the worker outlived its parent"
+    os.close(watch)
+
+
+def test_close_scan_and_hash_on_a_real_disk(worker: TsFileWorker, tmp_path: Path) -> None:
+    """Jobs end to end: files appear under their names, scans merge them with memory, rot is found."""
+    storage = Storage(RealDisk(tmp_path), WorkerlessEngine(worker))
+    storage.prepare()
+    units = (unit("a", (1, rows(100))), unit("none"), unit("b", (2, rows(80, seed=2)), slot=6))
+    result = storage.run(CloseFiles(GROUP, units))
+    assert isinstance(result, FilesClosed) and result.files[1] is None
+    files = tuple(m for m in result.files if m is not None)
+    assert [(tmp_path / path_of(m)).stat().st_size for m in files] == [m.size for m in files]
+    assert list((tmp_path / "tmp").iterdir()) == []
+    scanned = storage.run(Scan(GROUP, spec(), files[:1], unit("", (200, rows(120, seed=3))).batches, ()))
+    assert isinstance(scanned, Scanned) and decode(scanned.ipc).num_rows == scanned.rows == 120
+    assert storage.run(CloseFiles(GROUP, units)) == result
+
+    path = tmp_path / path_of(files[0])
+    bad = bytearray(path.read_bytes())
+    bad[len(bad) // 2] ^= 1
+    path.write_bytes(bad)
+    broken = storage.run(Scan(GROUP, spec(), files[:1], (), ()))
+    assert isinstance(broken, Failed) and broken.code == "file_corrupt"
+    hashed = storage.run(HashFiles(GROUP, files))
+    assert isinstance(hashed, FilesHashed)
+    assert [found == m.xxh3 for (_, found), m in zip(hashed.found, files, strict=True)] == [False, True]
+    with pytest.raises(FileCorrupt):
+        storage.files.read_verified(GROUP, files[0])

@@ -1,0 +1,155 @@
+"""The gate for rows from outside."""
+
+import datetime
+import random
+
+import pyarrow as pa
+import pytest
+
+from nodeagent.model.errors import InvalidInput, SchemaMismatch
+from nodeagent.model.schema import Column, TableSchema
+from nodeagent.table.arrow import arrow_schema, decode, encode, infer_schema, normalise
+
+from .rows import SCHEMA, random_row, table
+
+
+def one(kind: str) -> TableSchema:
+    return TableSchema("sg", "t", 3, (Column("v", kind, False),))
+
+
+def times(n: int) -> pa.Array:
+    return pa.array(range(n), pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("DOUBLE", pa.array([1, 2], pa.int32())),
+        ("DOUBLE", pa.array([1.5, None], pa.float32())),
+        ("INT32", pa.array([1, -5], pa.int64())),
+        ("INT64", pa.array([1, 2], pa.uint8())),
+        ("STRING", pa.array(["a", None], pa.large_string())),
+        ("TEXT", pa.array(["a", "b"]).dictionary_encode()),
+        ("BLOB", pa.array([b"ab", b"cd"], pa.binary(2))),
+        ("TIMESTAMP", pa.array([1, 2], pa.timestamp("ms", "Europe/Berlin"))),
+        ("DATE", pa.array([datetime.date(2020, 1, 1)] * 2, pa.date64())),
+        ("BOOLEAN", pa.nulls(2)),
+    ],
+)
+def test_columns_become_exactly_the_tables_types(kind: str, values: pa.Array) -> None:
+    """Every harmless Arrow type is cast to the one the writer takes, with no value changed."""
+    batch = normalise(pa.table({"time": times(2), "V": values}), one(kind))
+    assert batch.schema == arrow_schema(one(kind))
+    got, given = batch.column(1).to_pylist(), values.to_pylist()
+    if kind == "TIMESTAMP":
+        assert batch.column(1).cast(pa.int64()).to_pylist() == [1_000_000, 2_000_000]
+    else:
+        assert got == given
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "error"),
+    [
+        ("INT32", pa.array([2**31], pa.int64()), InvalidInput),
+        ("INT64", pa.array([2**63], pa.uint64()), InvalidInput),
+        ("DOUBLE", pa.array([2**53 + 1], pa.int64()), InvalidInput),
+        ("FLOAT", pa.array([0.1], pa.float64()), SchemaMismatch),
+        ("INT64", pa.array([1.0], pa.float64()), SchemaMismatch),
+        ("STRING", pa.array([1], pa.int64()), SchemaMismatch),
+        ("BOOLEAN", pa.array([1], pa.int8()), SchemaMismatch),
+        ("TIMESTAMP", pa.array([2**62], pa.timestamp("s")), InvalidInput),
+        ("DATE", pa.array([datetime.date(999, 12, 31)]), InvalidInput),
+    ],
+)
+def test_lossy_casts_are_refused(kind: str, values: pa.Array, error: type[Exception]) -> None:
+    """A value that would change, or a type that cannot become the table's, is an error that names it."""
+    with pytest.raises(error, match="'v'"):
+        normalise(pa.table({"time": times(1), "v": values}), one(kind))
+
+
+def test_date_limits_are_the_calendar_ones() -> None:
+    """1000-01-01 and 9999-12-31 pass."""
+    values = pa.array([datetime.date(1000, 1, 1), datetime.date(9999, 12, 31)])
+    assert normalise(pa.table({"time": times(2), "v": values}), one("DATE")).column(1).equals(values)
+
+
+def test_unknown_column_is_named_with_both_types() -> None:
+    """An extra column is a SchemaMismatch with its name, its type and that the table has none."""
+    with pytest.raises(SchemaMismatch, match=r"'extra'.*int64.*none"):
+        normalise(pa.table({"time": times(1), "Extra": times(1)}), SCHEMA)
+
+
+def test_missing_columns_become_null_in_schema_order() -> None:
+    """Columns come in the schema's order whatever the input's; absent ones are null."""
+    batch = normalise(pa.table({"I": pa.array([7], pa.int32()), "Time": times(1)}), SCHEMA)
+    assert batch.schema.names == ["time", "site", "d", "dev", "i", "s"]
+    assert batch.to_pylist() == [{"time": 0, "site": None, "d": None, "dev": None, "i": 7, "s": None}]
+
+
+def test_null_time_names_the_row() -> None:
+    """A null time is refused with the number of its first row."""
+    with pytest.raises(InvalidInput, match="row 2"):
+        normalise(pa.table({"time": pa.array([1, 2, None, None], pa.int64())}), SCHEMA)
+
+
+def test_time_as_timestamp_is_milliseconds() -> None:
+    """Timestamps of any unit become int64 ms; one that is no whole millisecond is refused."""
+    stamps = pa.array([1_500_000_000], pa.timestamp("ns", "UTC"))
+    assert normalise(pa.table({"time": stamps}), SCHEMA).column(0).to_pylist() == [1500]
+    with pytest.raises(InvalidInput, match="time"):
+        normalise(pa.table({"time": pa.array([1], pa.timestamp("us"))}), SCHEMA)
+
+
+def test_names_that_differ_in_case_only_are_refused() -> None:
+    """`A` and `a` are one column."""
+    rows = pa.Table.from_arrays([times(1), times(1), times(1)], names=["time", "I", "i"])
+    with pytest.raises(InvalidInput, match="twice"):
+        normalise(rows, SCHEMA)
+
+
+def test_encode_round_trip_is_deterministic_and_ignores_chunks() -> None:
+    """Equal rows give equal bytes, also when they came in several chunks or with metadata."""
+    rng = random.Random(1)
+    rows = [random_row(rng) for _ in range(50)]
+    whole, parts = table(rows), pa.concat_tables([table(rows[:20]), table(rows[20:])])
+    assert encode(whole) == encode(parts.replace_schema_metadata({"a": "b"}))
+    assert decode(encode(parts)).equals(whole)
+
+
+def test_broken_bytes_are_invalid_input_and_nothing_else() -> None:
+    """Truncated, flipped and random bytes either decode to valid rows or raise InvalidInput."""
+    rng = random.Random(7)
+    good = encode(table([random_row(rng) for _ in range(30)]))
+    refused = 0
+    for _ in range(400):
+        bad = bytearray(good)
+        if rng.random() < 0.3:
+            bad = bad[: rng.randrange(len(bad))]
+        else:
+            for _ in range(rng.randrange(1, 6)):
+                bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+        try:
+            decode(bytes(bad)).validate(full=True)
+        except InvalidInput:
+            refused += 1
+    assert refused > 100
+    for junk in (b"", b"\0" * 8, b"ARROW1\0\0", rng.randbytes(100)):
+        with pytest.raises(InvalidInput):
+            decode(junk)
+
+
+def test_infer_schema_puts_tags_first_in_the_order_given() -> None:
+    """Types map to the narrowest table type that holds them; tags are STRING in the order named."""
+    source = pa.schema([("TS", pa.int64()), ("a", pa.int16()), ("B", pa.string()), ("c", pa.float32())])
+    source = source.append(pa.field("dev", pa.large_string())).append(pa.field("u", pa.uint32()))
+    schema = infer_schema(source, storage_group="SG", table="T", tags=["dev", "b"], time="ts")
+    assert (schema.storage_group, schema.table) == ("sg", "t")
+    assert [(c.name, c.type, c.tag) for c in schema.columns] == [
+        ("dev", "STRING", True),
+        ("b", "STRING", True),
+        ("a", "INT32", False),
+        ("c", "FLOAT", False),
+        ("u", "INT64", False),
+    ]
+    with pytest.raises(InvalidInput, match="'nope'"):
+        infer_schema(source, storage_group="sg", table="t", tags=["nope"], time="ts")

@@ -1,0 +1,117 @@
+"""Newest value per cell, deletes, order."""
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from nodeagent.model.errors import InvalidInput, SchemaMismatch
+from nodeagent.model.files import Order, ScanSpec, Tombstone
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.schema import Column, TableSchema
+from nodeagent.table import series
+from nodeagent.table.merge import merge
+
+from .rows import SCHEMA, Row, dumb_merge, random_row, table
+
+KEY = PartitionKey("sg", 0, 0)
+
+
+def random_tomb(rng: random.Random) -> Tombstone:
+    tags = rng.choice([(), (("dev", "x"),), (("dev", None),), (("site", "a"), ("dev", "y"))])
+    low = rng.randrange(-6, 6)
+    return Tombstone((rng.randrange(12),), KEY, "t", tags, low, low + rng.randrange(6))
+
+
+def random_case(seed: int) -> tuple[list[tuple[Order, list[Row]]], list[Tombstone], ScanSpec]:
+    rng = random.Random(seed)
+    parts: list[tuple[Order, list[Row]]] = []
+    for _ in range(rng.randrange(1, 6)):
+        order = (rng.randrange(10),) if rng.random() < 0.7 else (rng.randrange(10), rng.randrange(5))
+        parts.append((order, [random_row(rng) for _ in range(rng.randrange(12))]))
+    tombs = [random_tomb(rng) for _ in range(rng.randrange(3))]
+    spec = ScanSpec(
+        SCHEMA,
+        rng.choice([None, ("d",), ("s", "i"), ()]),
+        rng.choice([-(1 << 63), -3]),
+        rng.choice([(1 << 63) - 1, 3]),
+        rng.choice([(), (("dev", "x"),), (("site", None),)]),
+    )
+    return parts, tombs, spec
+
+
+@pytest.mark.parametrize("start", range(0, 400, 100))
+def test_merge_equals_its_dumb_twin(start: int) -> None:
+    """On random parts, deletes and scans the result is that of the cell-by-cell twin, row for row."""
+    for seed in range(start, start + 100):
+        parts, tombs, spec = random_case(seed)
+        tables = [(order, table(rows)) for order, rows in parts]
+        assert merge(tables, tombs, SCHEMA).to_pylist() == dumb_merge(parts, tombs), seed
+        wanted = dumb_merge(parts, tombs, SCHEMA, spec)
+        assert merge(tables, tombs, SCHEMA, spec).to_pylist() == wanted, seed
+
+
+def test_many_tags_and_extreme_times_take_the_slow_paths_to_the_same_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Keys that do not fit 63 bits are sorted by two columns; too many tag tuples are renumbered."""
+    monkeypatch.setattr(series, "_CODES_MAX", 4)
+    for seed in range(50):
+        parts, tombs, _ = random_case(seed)
+        parts.append(((3,), [{"time": t, "dev": "x", "i": 1, "site": "a"} for t in (-(1 << 63), 2**63 - 1)]))
+        tables = [(order, table(rows)) for order, rows in parts]
+        for _, rows in parts:
+            for row in rows:
+                for name in ("site", "dev", "d", "i", "s"):
+                    row.setdefault(name, None)
+        assert merge(tables, tombs, SCHEMA).to_pylist() == dumb_merge(parts, tombs), seed
+
+
+def test_a_newer_null_does_not_hide_an_older_value() -> None:
+    """Two writers of different fields of one (tags, time) both show."""
+    old = table([{"time": 1, "dev": "x", "d": 1.0, "i": 1}])
+    new = table([{"time": 1, "dev": "x", "i": 2}])
+    assert merge([((2,), new), ((1,), old)], (), SCHEMA).select(["d", "i"]).to_pylist() == [
+        {"d": 1.0, "i": 2}
+    ]
+
+
+def test_a_delete_masks_older_rows_only() -> None:
+    """Rows of the delete's own order and later survive; another table's delete does nothing."""
+    part = table([{"time": 1, "dev": "x", "d": 1.0}])
+    for order, left in (((4,), 0), ((5,), 1), ((5, 9), 1), ((6,), 1)):
+        tomb = Tombstone((5,), KEY, "t", (("dev", "x"),), 0, 1)
+        assert merge([(order, part)], [tomb], SCHEMA).num_rows == left
+        other = Tombstone((5,), KEY, "other", (), 0, 1)
+        assert merge([(order, part)], [other], SCHEMA).num_rows == 1
+
+
+def test_parts_of_an_older_schema_get_nulls() -> None:
+    """A part without a later column, tag or field, merges as null there."""
+    old = pa.table({"time": [1], "dev": ["x"], "d": [1.0]})
+    new = table([{"time": 1, "dev": "x", "i": 4}])
+    assert merge([((1,), old), ((2,), new)], (), SCHEMA).to_pylist() == [
+        {"time": 1, "site": None, "d": 1.0, "dev": "x", "i": 4, "s": None}
+    ]
+
+
+def test_a_column_of_another_type_is_refused() -> None:
+    """A stored column is never cast in silence."""
+    with pytest.raises(SchemaMismatch, match="'d'"):
+        merge([((1,), pa.table({"time": [1], "d": pa.array([1], pa.int64())}))], (), SCHEMA)
+
+
+def test_unknown_names_in_a_scan_are_refused() -> None:
+    """Fields and tags a table does not have are the asker's error, not an empty result."""
+    part = [((1,), table([{"time": 1}]))]
+    for spec in (ScanSpec(SCHEMA, ("zz",)), ScanSpec(SCHEMA, tags=(("zz", "1"),))):
+        with pytest.raises(InvalidInput, match="'zz'"):
+            merge(part, (), SCHEMA, spec)
+
+
+def test_no_parts_and_no_tags() -> None:
+    """Nothing merges to nothing with the right columns; a table without tags sorts by time."""
+    assert merge([], (), SCHEMA).schema.names == ["time", "site", "d", "dev", "i", "s"]
+    bare = TableSchema("sg", "t", 1, (Column("d", "DOUBLE", False),))
+    rows = table([{"time": 2, "d": 1.0}, {"time": 1, "d": 2.0}, {"time": 2, "d": 3.0}], bare)
+    assert merge([((1,), rows)], (), bare).to_pylist() == [{"time": 1, "d": 2.0}, {"time": 2, "d": 3.0}]
