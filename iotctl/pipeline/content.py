@@ -32,6 +32,9 @@ RECHECKS = 3
 RECHECK_DELAY_S = 1.0
 """Holders may differ for a moment while files are adopted or released: ask again before reporting."""
 
+AWAY_DELAYS_S = (2.0, 5.0, 10.0)
+"""A node that restarts is away for seconds: what it left unread is read again after these."""
+
 SOURCE_TIMEOUT_S = 60.0
 
 
@@ -40,6 +43,10 @@ class UnitOutcome(msgspec.Struct):
 
     slots: list[SlotOutcome] = []
     unread: list[Unread] = []
+
+    @property
+    def complete(self) -> bool:
+        return not (self.unread or any(s.unread for s in self.slots))
 
 
 def compare_units(
@@ -50,21 +57,21 @@ def compare_units(
     progress: Progress,
     report: VerifyReport,
 ) -> None:
-    """Run the units and add what they found to `report`.
+    """Run the units and add what they found to `report`; units left with something unread run again.
 
     A unit whose task died counts as unread for all of its holders.
     """
     tables = {(s.storage_group, s.table): s for s in schemas}
-    encoded = [msgspec.msgpack.encode(unit) for unit in units]
-
-    def task(unit: bytes) -> bytes:
-        outcome = run_unit(spec, msgspec.msgpack.decode(unit, type=CompareUnit), tables)
-        return msgspec.msgpack.encode(outcome)
-
-    results, error = run_tasks(session, encoded, task, progress, "comparing rows")
-    outcomes = [msgspec.msgpack.decode(r, type=UnitOutcome) for r in results]
-    if error is not None:
-        report.unread += [Unread(s.node, s.group, None, error) for unit in units for s in unit.sides]
+    outcomes = _run_units(session, spec, units, tables, progress)
+    for delay in AWAY_DELAYS_S:
+        again = [i for i, outcome in enumerate(outcomes) if not outcome.complete]
+        if not again:
+            break
+        progress.update("waiting for replicas that did not answer", note=f"{len(again)} units")
+        time.sleep(delay)
+        fresh = _run_units(session, spec, [units[i] for i in again], tables, progress)
+        for i, outcome in zip(again, fresh, strict=True):
+            outcomes[i] = outcome
     slots = [slot for outcome in outcomes for slot in outcome.slots]
     for outcome in outcomes:
         report.unread += outcome.unread
@@ -75,6 +82,20 @@ def compare_units(
         report.unread += slot.unread
         report.add_mismatches(slot.mismatches, slot.mismatches_total)
     report.series += series_count(slots)
+
+
+def _run_units(
+    session: "SparkSession", spec: Spec, units: Sequence[CompareUnit], tables: Schemas, progress: Progress
+) -> list[UnitOutcome]:
+    def task(unit: bytes) -> bytes:
+        outcome = run_unit(spec, msgspec.msgpack.decode(unit, type=CompareUnit), tables)
+        return msgspec.msgpack.encode(outcome)
+
+    encoded = [msgspec.msgpack.encode(unit) for unit in units]
+    results, error = run_tasks(session, encoded, task, progress, "comparing rows")
+    if error is not None:
+        return [UnitOutcome(unread=[Unread(s.node, s.group, None, error) for s in u.sides]) for u in units]
+    return [msgspec.msgpack.decode(r, type=UnitOutcome) for r in results]
 
 
 def run_unit(spec: Spec, unit: CompareUnit, schemas: Schemas) -> UnitOutcome:
@@ -94,7 +115,7 @@ def _open_settled(cluster: Cluster, unit: CompareUnit, outcome: UnitOutcome) -> 
     for attempt in range(RECHECKS + 1):
         outcome.unread = []
         slots = _open_sides(cluster, unit, outcome)
-        if all(agree(holdings) for holdings in slots) and not outcome.unread:
+        if outcome.unread or all(agree(holdings) for holdings in slots):
             break
         if attempt < RECHECKS:
             time.sleep(RECHECK_DELAY_S)

@@ -5,10 +5,11 @@ keeps its bytes and, behind the index of the `Open`, its age. So the same file i
 whatever it is called, and writes that came after the `Open` do not disturb the comparison.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from iotctl.pipeline.content import SOURCE_TIMEOUT_S, compare_units
+from iotctl.pipeline.content import AWAY_DELAYS_S, SOURCE_TIMEOUT_S, compare_units
 from iotctl.pipeline.holding import FileKey, Scope
 from iotctl.pipeline.link import Cluster, Spec, expect
 from iotctl.pipeline.replicas import HASH_TIMEOUT_S, at_once
@@ -56,8 +57,7 @@ def verify_handover(
     report = VerifyReport(depth)
     gone = _gone(meta)
     asks = [(m, s) for m in operation.moves for s in move_sides(operation, m, against, gone)]
-    progress.update("listing both holders' files", 0, len(asks))
-    held = at_once(lambda a: _list(cluster, a[1], a[0].slots), asks)
+    held = _list_all(cluster, asks, progress)
     by_move: dict[int, list[tuple[Side, Held]]] = {}
     for (move, side), found in zip(asks, held, strict=True):
         if isinstance(found, Unread):
@@ -95,6 +95,25 @@ def move_sides(
 def _gone(meta: MetaView) -> frozenset[NodeId]:
     """Nodes declared dead: they are no longer asked for anything (architecture 6, amendments)."""
     return frozenset(n.node for n in meta.nodes if n.state in GONE)
+
+
+def _list_all(
+    cluster: Cluster, asks: Sequence[tuple[SlotMove, Side]], progress: Progress
+) -> list[Held | Unread]:
+    """Every side's files; one that does not answer is asked again, for it may be starting."""
+    progress.update("listing both holders' files", 0, len(asks))
+    held = at_once(lambda a: _list(cluster, a[1], a[0].slots), asks)
+    for delay in AWAY_DELAYS_S:
+        silent = [i for i, found in enumerate(held) if isinstance(found, Unread)]
+        if not silent:
+            break
+        names = sorted({asks[i][1].node for i in silent})
+        progress.update("waiting for holders that did not answer", note=", ".join(names))
+        time.sleep(delay)
+        fresh = at_once(lambda i: _list(cluster, asks[i][1], asks[i][0].slots), silent)
+        for i, found in zip(silent, fresh, strict=True):
+            held[i] = found
+    return held
 
 
 def _list(cluster: Cluster, side: Side, slots: Ranges) -> Held | Unread:

@@ -406,10 +406,18 @@ class Host:
             if replaced and group in self.data and (known is None or self.node not in known.members):
                 self._remove(group)  # what it got was for an operation that was cancelled
         self._joined = {g: op.id for g in joining} if op is not None else {}
+        for group in joining & set(self.data):
+            sealed = self.data[group].state.slots.sealed
+            if any(s.hollow and name != self._joined[group] for name, s in sealed.items()):
+                self._remove(group)  # the same, when the cancel came while this node was down
         for group in list(self.data):
             current = groups.get(group)
             if current is None or (self.node not in current.members and group not in needed):
                 self._remove(group)
+
+    def joined(self, operation: str) -> set[GroupId]:
+        """Replicas here that were made to join their group by `operation`."""
+        return {g for g, op in self._joined.items() if op == operation and g in self.data}
 
     def _remove(self, group: GroupId) -> None:
         replica = self.data.pop(group)

@@ -49,6 +49,8 @@ class Operations:
             states = {g: r.state for g, r in host.data.items() if r.state.recovered}
             for report in groups.sources_due(op, host.node, states, host.desk.wall):
                 self.report(report.command)
+            for report in groups.joins_due(op, host.node, host.joined(op.id), host.desk.wall):
+                self.report(report.command)
             for replica in host.data.values():
                 if replica.leads:
                     self._drive_group(op, replica, wanted)

@@ -23,6 +23,9 @@ def record(op: Operation, evidence: c.Evidence) -> ErrorReply | None:
         case c.SourceReady():
             if (evidence.group, evidence.node) not in op.sources_ready:
                 op.sources_ready.append((evidence.group, evidence.node))
+        case c.JoinReady():
+            if (evidence.group, evidence.node) not in op.joined:
+                op.joined.append((evidence.group, evidence.node))
         case c.OpenedBy():
             _add(op.opened, evidence.group, op.stage is Stage.OPEN)
         case c.FormedBy():

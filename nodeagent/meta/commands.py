@@ -86,6 +86,16 @@ class SourceReady(_Evidence, frozen=True):
     node: NodeId
 
 
+class JoinReady(_Evidence, frozen=True):
+    """`node` has made its replica of `group` for this operation.
+
+    What a replica of an earlier membership acknowledged must not count: that one may yet be removed.
+    """
+
+    group: GroupId
+    node: NodeId
+
+
 class OpenedBy(_Evidence, frozen=True):
     group: GroupId
     index: int
@@ -137,6 +147,7 @@ Command = (
     | SealedBy
     | UnsealedBy
     | SourceReady
+    | JoinReady
     | OpenedBy
     | FormedBy
     | Copied
@@ -150,6 +161,7 @@ Evidence = (
     | SealedBy
     | UnsealedBy
     | SourceReady
+    | JoinReady
     | OpenedBy
     | FormedBy
     | Copied

@@ -133,6 +133,9 @@ class Operation(msgspec.Struct):
     sources_ready: list[tuple[str, str]] = []
     """(group, node): the node applied the seal and its files are made."""
 
+    joined: list[tuple[str, str]] = []
+    """(group, node): the node made its replica of the group for this operation and will keep it."""
+
     opened: list[str] = []
     formed: list[str] = []
     copies: list[CopyRecord] = []

@@ -100,6 +100,8 @@ def _learners(op: Operation, look: Look) -> list[Action]:
         return []
     if look.state.slots.ended.get(op.id) == "cancelled":
         return []  # our view of the meta state is old
+    if (look.group, change.joins) not in op.joined:
+        return []
     if look.group in op.losing and not look.state.sealed_ready(op.id):
         return []  # the newcomer must not be sent files of slots that leave this group
     return [Reconfigure(membership.add_learner(look.config, change.joins, op.id))]
@@ -172,6 +174,15 @@ def _cancel(op: Operation, look: Look) -> list[Action]:
     if look.state.slots.ended.get(op.id) == "cancelled":
         return [Report(meta.UnsealedBy(look.now, op.id, look.group))]
     return [Log(data.Unseal(op.id, op.table_version))]
+
+
+def joins_due(op: Operation, node: NodeId, made: set[GroupId], now: int) -> list[Report]:
+    """Groups in `made` (replicas here, made for this operation) that this node has not said it can join."""
+    return [
+        Report(meta.JoinReady(now, op.id, change.group, node))
+        for change in op.changes
+        if change.joins == node and change.group in made and (change.group, node) not in op.joined
+    ]
 
 
 def sources_due(op: Operation, node: NodeId, states: dict[GroupId, DataState], now: int) -> list[Report]:

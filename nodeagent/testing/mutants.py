@@ -180,6 +180,12 @@ MUTANTS = (
         "return promote(config, joins, operation)",
     ),
     Mutant(
+        "a newcomer is added while its old replica is there",
+        "scaling/groups.py",
+        "if (look.group, change.joins) not in op.joined:",
+        "if False:",
+    ),
+    Mutant(
         "a new group begins at index 0",
         "data/state.py",
         "INITIAL_INDEX = 1\n",

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from iotctl.pipeline import content, migrate
-from iotctl.pipeline.units import cut_slots, missing_slots, pull_orders
+from iotctl.pipeline import content, handover, migrate
+from iotctl.pipeline.report import Silent, VerifyReport
+from iotctl.pipeline.units import CompareUnit, Side, cut_slots, missing_slots, pull_orders
 from nodeagent.model.errors import Busy, NotFound
 from nodeagent.model.operation import CopyRecord, Lease, Operation, Options, Stage
 from nodeagent.partition import ranges
@@ -44,6 +45,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrate, "PULL_BACKOFF_S", 0.01)
     monkeypatch.setattr(migrate, "POLL_S", 0.02)
     monkeypatch.setattr(content, "RECHECK_DELAY_S", 0.01)
+    monkeypatch.setattr(content, "AWAY_DELAYS_S", (0.01,))
+    monkeypatch.setattr(handover, "AWAY_DELAYS_S", (0.01,))
 
 
 def run(root: Path, spark: SparkSession, depth: str | None = None) -> migrate.MigrateReport:
@@ -105,6 +108,55 @@ def test_previous_holder_that_is_down_prevents_the_sign_off(
     report = run(tmp_path, spark, "content")
     assert report.verified is not None and report.verified.unread
     assert report.state == "waiting_signoff"
+
+
+class Returns(Silent):
+    """Brings a node back when the job says that it waits for it."""
+
+    def __init__(self, flag: Path) -> None:
+        self.flag = flag
+        self.waited: list[str] = []
+
+    def update(self, phase: str, done: int = 0, total: int = 0, *, unit: str = "", note: str = "") -> None:
+        if "did not answer" in phase:
+            self.waited.append(phase)
+            self.flag.unlink(missing_ok=True)
+
+
+def test_holder_that_is_back_soon_does_not_cost_the_sign_off(
+    tmp_path: Path, spark: SparkSession, maker: Maker
+) -> None:
+    """A node that restarts is waited for."""
+    cluster = build(tmp_path, maker, Options(verify=True))
+    (cluster.root / "n3" / "down").touch()
+    progress = Returns(cluster.root / "n3" / "down")
+    report = migrate.run(DirectorySpec(str(tmp_path)), "op-5", "content", session=spark, progress=progress)
+    assert progress.waited == ["waiting for holders that did not answer"]
+    assert report.verification is not None and report.verification.passed
+    assert (report.state, report.released_slots) == ("done", 40)
+
+
+def test_units_left_unread_run_again(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:
+    """A holder that goes away between the list and the rows is read when it is back, and counted once."""
+    cluster = build(tmp_path, maker, Options(verify=True))
+    (cluster.root / "n3" / "down").touch()
+    progress = Returns(cluster.root / "n3" / "down")
+    sides = tuple(Side(n, "n1.1", operation="op-5") for n in GROUPS["n1.1"])
+    units = [
+        CompareUnit(ranges.from_slots(SLOTS[:10]), sides),
+        CompareUnit(ranges.from_slots(SLOTS[10:]), sides),
+    ]
+    report = VerifyReport("content")
+    content.compare_units(
+        session=spark,
+        spec=DirectorySpec(str(tmp_path)),
+        units=units,
+        schemas=(MACHINES,),
+        progress=progress,
+        report=report,
+    )
+    assert progress.waited == ["waiting for replicas that did not answer"]
+    assert not report.unread and (report.files, report.rows) == (9, 450)
 
 
 def test_failed_orders_are_sent_again(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:

@@ -47,13 +47,16 @@ def test_a_losing_group_seals_then_says_so_then_is_silent() -> None:
 
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_newcomer_is_added_when_all_is_ready_for_it(sealed: bool, cancelled: bool) -> None:
-    """The slots that leave are sealed, and nothing was cancelled."""
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_newcomer_is_added_when_all_is_ready_for_it(sealed: bool, cancelled: bool, joined: bool) -> None:
+    """The slots that leave are sealed, its replica was made for this change, nothing was cancelled."""
     op = operation(Stage.SEALED)
+    if joined:
+        op.joined.append((OLD, "n"))
     op.sealed[OLD] = SealResult(OLD, 3, b"")
     made = state(OLD, *([SEAL] if sealed else []), *([data.Unseal("op-9", 9)] if cancelled else []))
     added = any(isinstance(a, Reconfigure) for a in groups.due(op, look(OLD, made)))
-    assert added == (sealed and not cancelled)
+    assert added == (sealed and joined and not cancelled)
 
 
 @pytest.mark.parametrize("stage", [Stage.PLANNED, Stage.SEALED, Stage.FORMAL, Stage.CANCELLING, Stage.DONE])
