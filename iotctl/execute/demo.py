@@ -10,7 +10,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,9 +17,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from iotctl.errors import InputProblem, VerificationFailed
+from iotctl.errors import VerificationFailed
 from iotctl.execute import change, facts
 from iotctl.execute.cluster import Cluster, cluster_spec, connect
+from iotctl.execute.examples import named_file
 from iotctl.execute.generate import (
     EPOCH_MS,
     HOUR_MS,
@@ -98,13 +98,8 @@ class DemoReport(msgspec.Struct):
 
 
 def weather_rows() -> pa.Table:
-    """The vendored readings, as `data import --time time_hour --tag origin` takes them."""
-    here = Path(__file__).resolve().parents[2] / "examples" / "data" / "weather.parquet"
-    if not here.is_file():
-        packaged = resources.files("iotctl") / "data" / "weather.parquet"
-        here = Path(str(packaged))
-    if not here.is_file():
-        raise InputProblem(f"{here} is not there", next="run the demo from a checkout")
+    """The packaged readings, as `data import --time time_hour --tag origin` takes them."""
+    here = named_file("example:weather", Path.cwd())
     from nodeagent.table.arrow import TIME
 
     table = pq.read_table(here)

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet
 
+from iotctl.execute.examples import named_file
 from iotctl.execute.generate import WEEK_MS, Fleet, generate
 
 DATA = Path(__file__).resolve().parents[2] / "examples" / "data"
@@ -13,7 +14,7 @@ DATA = Path(__file__).resolve().parents[2] / "examples" / "data"
 
 def test_weather_is_complete() -> None:
     """26 115 rows of three stations and nine sensors, unique per station and hour, alike in both files."""
-    table = pyarrow.parquet.read_table(DATA / "weather.parquet")
+    table = pyarrow.parquet.read_table(named_file("example:weather", DATA))
     assert table.num_rows == 26_115 and table.num_columns == 11
     assert sorted(table["origin"].unique().to_pylist()) == ["EWR", "JFK", "LGA"]
     assert (

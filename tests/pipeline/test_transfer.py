@@ -14,7 +14,7 @@ from tests.pipeline.rows import MACHINES, machines
 pytestmark = pytest.mark.spark
 
 GROUPS = {"n1.1": ("n1",)}
-WEATHER = Path(__file__).resolve().parents[2] / "examples" / "data" / "weather.parquet"
+WEATHER = Path(__file__).resolve().parents[2] / "iotctl" / "data" / "weather.parquet"
 
 
 def test_import_hands_every_row_to_the_client(spark: SparkSession, tmp_path: Path) -> None:
