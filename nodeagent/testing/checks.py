@@ -3,8 +3,10 @@
 import zlib
 
 from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.desk import Effects
 from nodeagent.host.replica import Replica
 from nodeagent.model.ids import META
+from nodeagent.model.raft_messages import VoteReply, VoteRequest
 from nodeagent.testing.sim import Sim, SimNode
 
 
@@ -21,14 +23,14 @@ class Safety:
         self._version: dict[str, int] = {}
         self._votes: dict[tuple[str, str, int], str] = {}
 
-    def __call__(self, node: SimNode) -> None:
+    def __call__(self, node: SimNode, effects: Effects) -> None:
         host = node.host
+        self._one_vote(node, effects)
         replicas: list[Replica] = list(host.data.values())
         if host.meta_replica is not None:
             replicas.append(host.meta_replica)
         for replica in replicas:
             self._one_leader(node, replica)
-            self._one_vote(node, replica)
             self._same_entries(node, replica)
         self._table(node)
 
@@ -38,12 +40,20 @@ class Safety:
             first = self._leaders.setdefault(key, node.node)
             assert first == node.node, f"S1: {first} and {node.node} lead {key}"
 
-    def _one_vote(self, node: SimNode, replica: Replica) -> None:
-        raft = replica.raft
-        key = (node.incarnation, replica.group, raft.term)
-        if raft.vote:
-            first = self._votes.setdefault(key, raft.vote)
-            assert first == raft.vote, f"S5: {node.node} voted for {first} and {raft.vote} in {key}"
+    def _one_vote(self, node: SimNode, effects: Effects) -> None:
+        """What left the node counts: a vote that a power cut took back was never given."""
+        for peer, messages in effects.sends:
+            for routed in messages:
+                match routed.message:
+                    case VoteReply(granted=True, pre=False, term=term):
+                        candidate = peer
+                    case VoteRequest(pre=False, term=term):
+                        candidate = node.node
+                    case _:
+                        continue
+                key = (node.incarnation, routed.group, term)
+                first = self._votes.setdefault(key, candidate)
+                assert first == candidate, f"S5: {node.node} voted for {first} and {candidate} in {key}"
 
     def _same_entries(self, node: SimNode, replica: Replica) -> None:
         if replica.rebasing:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from nodeagent.data.state import decode_checkpoint
+from nodeagent.host.desk import Effects
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import Log, LogSettings, Recovered
@@ -75,7 +76,7 @@ class Sim:
         self.log: list[str] = []
         """The last things that happened, for a failure's report."""
 
-        self.checks: list[Callable[[SimNode], None]] = []
+        self.checks: list[Callable[[SimNode, Effects], None]] = []
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
 
     def at(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -296,7 +297,7 @@ class SimNode:
         self._turn_due = False
         effects = self.host.take()
         for check in self.sim.checks:
-            check(self)
+            check(self, effects)
         if effects.persist is not None:
             self._queue.append(effects.persist)
             self._write()
