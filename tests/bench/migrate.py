@@ -212,8 +212,9 @@ def _figures(
 
 def _copy(agents: Agents, name: NodeId, size: int) -> tuple[float, int, int]:
     home = Path(agents.node(name).directory)
-    return raw.copy_hash_mb_s(_files(home), home / "bench-copy", size)
+    return raw.copy_hash_mb_s(_files(home / "data" / "groups"), home / "bench-copy", size)
 
 
-def _files(home: Path) -> Iterator[Path]:
-    return (p for p in sorted(home.rglob("*.tsfile")) if "bench-copy" not in p.parts)
+def _files(groups: Path) -> Iterator[Path]:
+    """What is in use; staged copies are being dropped while this looks."""
+    return iter(sorted(groups.rglob("*.tsfile")))
