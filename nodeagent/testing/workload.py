@@ -284,6 +284,7 @@ class Reader:
         """Read one partition and check it against the history; `then(ok)`."""
         meta = self.view.meta
         assert meta is not None
+        partition = PartitionKey(storage_group, week, 0)
         slot = slot_of(storage_group, week, 0, meta.settings)
         place = self.view.group(slot)
         floor = dict(self.history.acked)
@@ -320,7 +321,8 @@ class Reader:
                     return again()
                 # The new group has applied its deletes to its own rows.
                 parts = [((), pa.concat_tables([arrow.decode(p.ipc) for p in older])), ((NEWEST,), rows)]
-                whole = merge(parts, pages[0].tombstones, spec.schema, spec)
+                deletes = [t for t in pages[0].tombstones if t.partition == partition]
+                whole = merge(parts, deletes, spec.schema, spec)
                 self._check(storage_group, week, interval, floor, whole)
                 return then(True)
 
