@@ -28,6 +28,9 @@ class Pending(msgspec.Struct):
     schemas: list[TableSchema]
     """In use when the close was applied."""
 
+    gone: set[int] = set()
+    """Slots released since: what is made of them is deleted, even if they have come back meanwhile."""
+
     made: tuple[FileMeta | None, ...] | None = None
     """The files, once durable; they enter the manifest in the order of the closes."""
 

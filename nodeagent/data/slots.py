@@ -60,13 +60,6 @@ class Slots(msgspec.Struct):
         }
         return Slots(self.open, sealed, self.arriving, self.ended)
 
-    def held(self) -> set[int]:
-        """Slots whose rows this group keeps, as owner or as source."""
-        out = set(self.open)
-        for sealed in self.sealed.values():
-            out |= sealed.slots
-        return out
-
     def seal(self, operation: str, slots: Ranges, index: int, sessions: bytes) -> bool:
         """Whether it had an effect."""
         if operation in self.ended or operation in self.sealed:
@@ -104,10 +97,16 @@ class Slots(msgspec.Struct):
             self._end(operation, "adopted")
 
     def release(self, operation: str) -> set[int]:
-        """Slots to forget."""
+        """Slots to forget. What was still to be adopted for them is not waited for any more."""
         self._end(operation, "released")
         sealed = self.sealed.pop(operation, None)
-        return sealed.slots - self.open if sealed else set()
+        gone = sealed.slots - self.open if sealed else set[int]()
+        for name, arriving in list(self.arriving.items()):
+            arriving.slots -= gone
+            if not arriving.slots:
+                del self.arriving[name]
+                self._end(name, "adopted")
+        return gone
 
     def _end(self, operation: str, how: str) -> None:
         self.ended.pop(operation, None)

@@ -10,6 +10,7 @@ Invariants:
     the log is needed from `base() + 1` on, and from no earlier index.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -48,10 +49,11 @@ class Checkpoint(msgspec.Struct):
     refused: list[int]
     """Writes in the kept log that had no effect."""
 
-    pending: list[tuple[int, bytes, list[TableSchema]]]
-    """(index, entry, schemas then in use) of closes whose files are not made."""
+    pending: list[tuple[int, bytes, list[TableSchema], set[int]]]
+    """(index, entry, schemas then in use, slots released since) of closes whose files are not made."""
 
-    adopting: list[tuple[int, bytes]]
+    adopting: list[tuple[int, bytes, set[int]]]
+    """(index, entry, slots released since)"""
 
 
 @dataclass(slots=True)
@@ -60,6 +62,8 @@ class Adopting:
 
     index: int
     command: commands.Adopt
+    gone: set[int] = field(default_factory=set)
+    """Slots released since, as in `closing.Pending`."""
 
 
 @dataclass(slots=True)
@@ -260,6 +264,9 @@ class DataState:
         later = self.pending[at:]
         del self.pending[at:]
         self._close(index, waiting.command, {(s.storage_group, s.table): s for s in waiting.schemas})
+        if len(self.pending) > at:
+            self.pending[at].gone = waiting.gone
+        self._drop_rows(waiting.gone)
         self.pending += later
 
     def on_closed(self, job: CloseFiles, files: tuple[FileMeta | None, ...]) -> None:
@@ -273,18 +280,27 @@ class DataState:
             self._materialise(self.pending.pop(0))
 
     def _materialise(self, pending: closing.Pending) -> None:
-        held = self.slots.held()
-        made = closing.made_files(pending)
-        self.manifest.add(f for f in made if f.slot in held)
-        orphans = tuple(f for f in made if f.slot not in held)
-        if orphans:  # the slot was released while its last files were still being made
-            self.jobs.append(DeleteFiles(self.group, orphans))
+        self._keep(closing.made_files(pending), pending.gone)
         for partition in {u.spec.partition for u in pending.units}:
             self.memtable.drop(partition, pending.index)
             if self.memtable.partition(partition) is None:
                 self.slot_of.pop(partition, None)
             self.closed_through[partition] = max(self.closed_through.get(partition, 0), pending.index)
         self._prune_tombstones()
+
+    def _keep(self, files: Iterable[FileMeta], gone: set[int]) -> None:
+        """Into the manifest; but files of slots released while they were being made or adopted go."""
+        files = tuple(files)
+        self.manifest.add(f for f in files if f.slot not in gone)
+        orphans = tuple(f for f in files if f.slot in gone)
+        if orphans:
+            self.jobs.append(DeleteFiles(self.group, orphans))
+
+    def _drop_rows(self, slots: set[int]) -> None:
+        """Forget the rows in memory: they belong to a tenure of these slots that is over."""
+        for partition in [p for p, slot in self.slot_of.items() if slot in slots]:
+            self.memtable.drop_partition(partition)
+            del self.slot_of[partition]
 
     def _prune_tombstones(self) -> None:
         """Forget deletes that mask nothing any more: no older file, no row in memory, nothing to arrive."""
@@ -329,12 +345,9 @@ class DataState:
         at = next((i for i, a in enumerate(self.adopting) if a.command.files == job.files), None)
         if at is None:
             return
-        command = self.adopting.pop(at).command
-        held = self.slots.held()
-        self.manifest.add(a.meta for a in command.files if a.meta.slot in held)
-        orphans = tuple(a.meta for a in command.files if a.meta.slot not in held)
-        if orphans:  # released while they were still being put in place
-            self.jobs.append(DeleteFiles(self.group, orphans))
+        adopted = self.adopting.pop(at)
+        command = adopted.command
+        self._keep([a.meta for a in command.files], adopted.gone)
         self.tombstones = [*(t for t in command.tombstones if t not in self.tombstones), *self.tombstones]
         self.slots.adopted(command.operation, command.slots)
 
@@ -343,6 +356,11 @@ class DataState:
         if not gone:
             return
         self.sessions.forget(gone)
+        self._drop_rows(gone)
+        for pending in self.pending:
+            pending.gone |= gone
+        for adopting in self.adopting:
+            adopting.gone |= gone
         doomed = tuple(f for slot in sorted(gone) for f in self.manifest.remove_slot(slot))
         partitions = {f.partition for f in doomed}
         self.tombstones = [t for t in self.tombstones if t.partition not in partitions]
@@ -414,8 +432,8 @@ class DataState:
             files=[f for f in self.manifest.files() if f.slot not in sources],
             closed_through=sorted(self.closed_through.items()),
             refused=sorted(self.refused),
-            pending=[(p.index, commands.encode(p.command), p.schemas) for p in self.pending],
-            adopting=[(a.index, commands.encode(a.command)) for a in self.adopting],
+            pending=[(p.index, commands.encode(p.command), p.schemas, p.gone) for p in self.pending],
+            adopting=[(a.index, commands.encode(a.command), a.gone) for a in self.adopting],
         )
 
     def superseded(self, old: "DataState") -> tuple[FileMeta, ...]:
@@ -449,14 +467,14 @@ class DataState:
             delivered=base,
         )
         state.manifest.add(saved.files)
-        for index, data, schemas in saved.pending:
+        for index, data, schemas, gone in saved.pending:
             command = commands.decode(data)
             assert isinstance(command, commands.CloseFile)
-            state.pending.append(closing.Pending(index, command, [], index, schemas))
-        for index, data in saved.adopting:
+            state.pending.append(closing.Pending(index, command, [], index, schemas, gone))
+        for index, data, gone in saved.adopting:
             command = commands.decode(data)
             assert isinstance(command, commands.Adopt)
-            state.adopting.append(Adopting(index, command))
+            state.adopting.append(Adopting(index, command, gone))
             state.jobs.append(AdoptFiles(command.operation, state.group, command.files))
         return state
 

@@ -192,6 +192,12 @@ MUTANTS = (
         "INITIAL_INDEX = 0\n",
     ),
     Mutant(
+        "files of an earlier stay of a slot are kept",
+        "data/state.py",
+        "            pending.gone |= gone",
+        "            pass",
+    ),
+    Mutant(
         "a release takes an open slot along",
         "data/state.py",
         "        gone = self.slots.release(command.operation)",

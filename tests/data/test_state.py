@@ -34,6 +34,7 @@ class Group:
         self.first = self.state.applied + 1
         self.session = ""
         self.sequence = 0
+        self.deleted: list[DeleteFiles] = []
 
     def do(self, command: c.Command) -> object:
         entry = Entry(1, int(EntryKind.COMMAND), c.encode(command))
@@ -73,6 +74,8 @@ class Group:
                 )
             elif isinstance(job, AdoptFiles):
                 self.state.on_adopted(job)
+            elif isinstance(job, DeleteFiles):
+                self.deleted.append(job)
 
     def restart(self) -> "Group":
         """From the checkpoint of now and the log after its base."""
@@ -240,6 +243,33 @@ def test_files_adopted_after_their_slot_was_released_are_deleted(group: Group) -
     group.state.on_adopted(adopting)
     assert not len(group.state.manifest)
     assert [type(j) for j in group.state.jobs] == [DeleteFiles]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_slot_that_left_and_came_back_brings_nothing_of_its_first_stay(
+    group: Group, restarted: bool
+) -> None:
+    """The close of its seal and an adoption for it end late, when the slot is open here again."""
+    group.do(c.Open("op", 1, ((20, 21),), ()))
+    late = adopt(group)
+    group.do(late)
+    group.write(P)
+    group.write(Q)
+    group.do(c.Seal("op2", 2, ((3, 4), (20, 21))))
+    group.do(c.CloseFile(((SLOT[Q], Q),)))
+    group.do(c.Release("op2", 2))
+    assert group.state.memtable.partition(P) is None
+    group.do(c.Open("op3", 3, ((3, 4), (20, 21)), ()))
+    assert set(group.state.slots.arriving) == {"op3"}
+    if restarted:
+        group = group.restart()
+    assert isinstance(group.write(P), Written)
+    jobs = list(group.state.jobs)
+    group.finish()
+    assert {f.slot for f in group.state.manifest.files()} == {4}
+    assert P in group.state.memtable.partitions()
+    deleted = {f.slot for j in (*jobs, *group.deleted) if isinstance(j, DeleteFiles) for f in j.files}
+    assert deleted == {3, 20}
 
 
 def test_a_release_forgets_files_sessions_and_deletes_of_its_slots_alone(group: Group) -> None:

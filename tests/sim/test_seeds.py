@@ -12,6 +12,7 @@ from nodeagent.testing.scenario import run
 
 PINNED = (
     87,  # a node rejoins a group it has just left, while its old replica is being removed
+    234,  # a slot leaves and comes back while the close of its seal is still under way
 )
 SEEDS = (*range(1, 51), *PINNED)
 
