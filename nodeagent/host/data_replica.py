@@ -44,9 +44,6 @@ class DataReplica(Replica):
         self._closing = (0, 0)
         """(term, index) of the last `CloseFile` we proposed; no other before it is applied."""
 
-        self.led_from = 0
-        """Leader: everything earlier leaders logged is applied from this index on."""
-
         self._adopted: set[str] = set()
         self.settled: frozenset[str] = frozenset(state.slots.ended)
         """Operations whose outcome here is in the durable checkpoint: their staged files may go."""
@@ -167,14 +164,14 @@ class DataReplica(Replica):
     def on_saved(self) -> None:
         self.settled = frozenset(self._adopted)
 
-    def on_role(self) -> None:
-        if self.leads:
-            self.led_from = self.raft.log.last_index
-
     def snapshot_ready(self, peer: NodeId) -> bool:
-        """A member that holds the files of sealed slots must not be given a state that lacks them."""
+        """A member that holds the files of sealed slots must not be given a state that lacks them.
+
+        Nor anybody a state from before an `Adopt` that is logged: what it adopts is staged at the members
+        of its own time alone.
+        """
         state = self.state
-        if state.adopting:
+        if state.adopting or self.seen < self.led_from:
             return False
         return not any(
             state.is_hollow(op) and self._is_source(op, self.group, peer) for op in state.slots.sealed

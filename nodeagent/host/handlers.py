@@ -116,6 +116,7 @@ class Handlers:
                     request.ttl_ms,
                     request.rate_bytes_per_s,
                     request.report,
+                    request.node,
                 )
                 replica.propose([meta.encode(command)], token)
             case q.BeginChange():

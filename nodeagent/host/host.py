@@ -8,7 +8,7 @@ Contract for the shell (runtime or simulator):
 Nothing taken may be dropped, but sends may be lost and jobs and calls may fail.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -274,6 +274,12 @@ class Host:
         self.desk.on_job(number, result)
         self._drive_at = now
 
+    def on_snapshots_expired(self, names: Collection[str], now: int) -> None:
+        """The shell dropped these snapshots: nobody read from them for long."""
+        self.desk.now = now
+        for replica in self._replicas():
+            replica.snapshots_expired(names)
+
     def on_reply(self, call: int, reply: Reply, now: int) -> None:
         self.desk.now = now
         self.desk.on_reply(call, reply)
@@ -408,7 +414,8 @@ class Host:
         self._joined = {g: op.id for g in joining} if op is not None else {}
         for group in joining & set(self.data):
             sealed = self.data[group].state.slots.sealed
-            if any(s.hollow and name != self._joined[group] for name, s in sealed.items()):
+            is_ready = op is not None and (group, self.node) in op.joined  # what it promised must stay
+            if not is_ready and any(s.hollow and name != self._joined[group] for name, s in sealed.items()):
                 self._remove(group)  # the same, when the cancel came while this node was down
         for group in list(self.data):
             current = groups.get(group)
@@ -445,6 +452,8 @@ class Host:
             # A meta checkpoint says that what it takes away is gone.
             if not self._removing or replica is not self.meta_replica:
                 replica.maybe_checkpoint()
+        for replica in self._replicas():
+            replica.drop_taken()
         for replica in self.data.values():
             replica.maybe_close()
         if self.desk.now >= self._prefer_at:
@@ -460,7 +469,7 @@ class Host:
         op = self.meta.open_operation()
         for group, replica in self.data.items():
             header = header_of(group)
-            leaving = op is not None and op.kind == "remove-node" and op.node == header
+            leaving = op is not None and op.leaving == header
             if replica.leads and header != self.node and not leaving and replica.raft.can_change():
                 voters = replica.raft.log.config.voters
                 heard = self.desk.now - self.heard.get(header, -PREFER_HEADER_MS)

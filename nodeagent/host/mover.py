@@ -78,6 +78,8 @@ class Mover:
         """Operations that may have something in staging."""
 
         self._known: set[str] = set()
+        self._dead: set[NodeId] = set()
+        """Nodes of the open operation that are no sources any more."""
 
         self._lease: tuple[Lease | None, int] = (None, 0)
 
@@ -98,6 +100,7 @@ class Mover:
         self._forget_ended(self._touched, op, {o.id for o in operations if self._owes(o, mine)})
         if op is None or op.stage is not Stage.MOVING or op.state() == "waiting_migrate":
             return
+        self._dead = set(op.dead)
         leased = self._is_leased(op)
         for unit in moving.due(op, self.node, self.incarnation):
             if unit.key in self._staged:
@@ -198,7 +201,8 @@ class Mover:
         if self._has_own(unit) and local is not None and pull.attempt % len(unit.move.source_members) == 0:
             slots = source_slots(local, set(to_slots(unit.slots)))
             return self._stage(pull, slots, "", self.node)
-        candidates = [n for n in moving.sources(unit.move, self.node, pull.attempt) if n != self.node]
+        useless = {self.node, *self._dead}
+        candidates = [n for n in moving.sources(unit.move, self.node, pull.attempt) if n not in useless]
         if not candidates:
             return self._again(pull, "this node is the only previous holder and not ready yet")
         source = candidates[0]

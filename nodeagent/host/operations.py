@@ -8,12 +8,13 @@ from nodeagent.data import commands as data
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.replica import as_reply
 from nodeagent.meta import commands as meta
+from nodeagent.meta.state import DEAD
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import GroupId
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.model.requests import BeginChange, ErrorReply, Forward, NodeRecord, Reply
 from nodeagent.partition.change import Change, ChangeKind, change_between
-from nodeagent.partition.planner import plan_add, plan_remove
+from nodeagent.partition.planner import plan_add, plan_remove, plan_replace
 from nodeagent.partition.table import PartitionTable
 from nodeagent.scaling import groups, membership
 
@@ -25,7 +26,9 @@ SEAL_TIMEOUT_MS = 30_000
 PLANNED_TIMEOUT_MS = 60_000
 """A newcomer that never follows the meta log must not keep other changes from beginning."""
 
-KINDS = {"add-node": ChangeKind.ADD, "remove-node": ChangeKind.REMOVE}
+KINDS = {"add-node": ChangeKind.ADD, "remove-node": ChangeKind.REMOVE, "replace-node": ChangeKind.REPLACE}
+SILENT_TIMEOUTS = 10
+"""A node heard from within so many election timeouts is not dead."""
 
 
 class Operations:
@@ -77,6 +80,7 @@ class Operations:
             config=replica.raft.log.config,
             caught_up=replica.raft.caught_up,
             incarnations={n: r.incarnation for n, r in nodes.items()},
+            gone=lambda n: n not in nodes or nodes[n].state == DEAD,
             now=self.host.desk.wall,
         )
         for action in groups.due(op, look):
@@ -117,16 +121,18 @@ class Operations:
         host = self.host
         replica = host.meta_replica
         assert replica is not None
-        if not replica.raft.can_change() or not host.meta.cluster_id:
+        if not replica.raft.can_change() or replica.seen < replica.led_from or not host.meta.cluster_id:
             return
         settings = host.meta.image.settings
         assert settings is not None
         config = replica.raft.log.config
-        leaving = op.node if op is not None and op.kind == "remove-node" else None
+        unfit = {n for n, r in host.meta.image.nodes.items() if r.state == DEAD}
+        if op is not None and op.leaving is not None:
+            unfit.add(op.leaving)
         step = membership.meta_step(
             config,
             set(host.meta.image.nodes),
-            leaving,
+            unfit,
             voters_max=settings.meta_voters,
             me=host.node,
             caught_up=replica.raft.caught_up,
@@ -149,9 +155,11 @@ class Operations:
         replica = self.host.meta_replica
         assert replica is not None
         config = replica.raft.log.config
-        if op.kind == "add-node":
-            return op.node in config.members and replica.raft.caught_up(op.node)
-        return op.node not in config.voters
+        if op.joining is not None and not (
+            op.joining in config.members and replica.raft.caught_up(op.joining)
+        ):
+            return False
+        return op.leaving not in config.voters
 
     def _watch_stage(self, op: Operation | None) -> None:
         """One sick node must not keep everybody's slots closed, nor the next change waiting."""
@@ -231,11 +239,11 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
         change = _change(kind, request, table, settings.replicas)
     except NodeAgentError as error:
         return as_reply(error)
-    refusal = _check(host, request, len(table.ring), settings.replicas)
+    refusal = _check(host, request, table, settings.replicas)
     if refusal is not None:
         return refusal
     record = state.image.nodes.get(request.node)
-    if kind is ChangeKind.ADD:
+    if change.created is not None:
         place = change.new.ring.nodes[change.new.ring.index(request.node)]
         record = NodeRecord(
             request.node,
@@ -244,7 +252,7 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
             request.http_port,
             request.incarnation,
             place.position,
-            request.weight,
+            place.weight,
         )
     assert record is not None
     begin = meta.Begin(
@@ -267,6 +275,7 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
         ),
         created=change.created.after if change.created else (),
         options=request.options,
+        replaces=request.replaces,
     )
     return state.check_begin(begin) or begin
 
@@ -274,6 +283,8 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
 def _change(kind: ChangeKind, request: BeginChange, table: PartitionTable, replicas: int) -> Change:
     if kind is ChangeKind.ADD:
         change = plan_add(table, request.node, request.after, replicas, request.weight)
+    elif kind is ChangeKind.REPLACE:
+        return plan_replace(table, request.replaces, request.node, replicas)
     else:
         change = plan_remove(table, request.node, replicas)
     if not request.gains:
@@ -283,13 +294,29 @@ def _change(kind: ChangeKind, request: BeginChange, table: PartitionTable, repli
     return change_between(kind, request.node, table, new, replicas)
 
 
-def _check(host: "Host", request: BeginChange, nodes: int, replicas: int) -> ErrorReply | None:
-    if request.kind == "remove-node" and nodes <= replicas:
+def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: int) -> ErrorReply | None:
+    if request.kind == "remove-node" and len(table.ring) <= replicas:
         return ErrorReply(
             "refused",
-            f"{nodes} nodes cannot lose one: every group keeps {replicas} replicas (cluster too small)",
+            f"{len(table.ring)} nodes cannot lose one: every group keeps {replicas} replicas"
+            " (cluster too small)",
             "add a node first",
         )
-    if request.kind == "add-node" and not (request.host and request.port and request.incarnation):
-        return ErrorReply("invalid_input", "an add names the newcomer's host, port and incarnation")
+    if request.kind != "remove-node" and not (request.host and request.port and request.incarnation):
+        return ErrorReply("invalid_input", "a change names the newcomer's host, port and incarnation")
+    leaves = request.node if request.kind == "remove-node" else request.replaces
+    dead = {n for n, r in host.meta.image.nodes.items() if r.state == DEAD}
+    if dead and leaves not in dead:
+        names = ", ".join(sorted(dead))
+        return ErrorReply(
+            "refused", f"dead and still in the cluster: {names}", f"iotctl cluster remove-node {names} --dead"
+        )
+    silent_ms = host.desk.now - host.heard.get(leaves, -(1 << 62))
+    limit_ms = SILENT_TIMEOUTS * host.config.raft.election_timeout_ms
+    if request.options.dead and (leaves == host.node or silent_ms < limit_ms):
+        return ErrorReply(
+            "refused",
+            f"{leaves} is not dead: {host.node} heard from it {max(0, silent_ms)} ms ago",
+            f"iotctl cluster {request.kind} without --dead",
+        )
     return None

@@ -3,7 +3,7 @@
 What the entries mean is the subclass's business.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -29,12 +29,16 @@ from nodeagent.model.jobs import SaveCheckpoint as SaveJob
 from nodeagent.model.raft_messages import AppendRequest, RaftMessage, SnapshotOffer
 from nodeagent.model.requests import ErrorReply, Reply
 from nodeagent.raft.core import Raft
+from nodeagent.raft.progress import ProgressState
 from nodeagent.raft.state import Ready, Role
 
-SNAPSHOT_PIN_MS = 600_000
 CHECKPOINT_MIN_MS = 500
 CHECKPOINT_RETRY_MS = 1_000
 INSTALL_KEEP_MS = 10_000
+
+
+Waiting = tuple[Callable[[], None], Callable[[str], None]]
+"""What to do when the read may run, and when it may not."""
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -64,12 +68,15 @@ class Replica:
         self.outbox = outbox
         self.error = ""
         self.removed = False
+        self.led_from = 0
+        """Leader: everything earlier leaders logged is applied from this index on."""
+
         self._tokens: dict[int, tuple[int, list[int]]] = {}
         """index -> (term, tokens) of proposals not applied yet"""
 
-        self._reads: dict[int, tuple[Callable[[], None], Callable[[str], None]]] = {}
-        self._ripe: list[tuple[int, Callable[[], None]]] = []
-        """(read index, action) of reads that wait for the state to catch up"""
+        self._reads: dict[int, Waiting] = {}
+        self._ripe: list[tuple[int, Waiting]] = []
+        """(read index, read) of those that wait for the state to catch up"""
 
         self._read_number = 0
         self._installing: str | None = None
@@ -106,9 +113,10 @@ class Replica:
         """The replica goes: whoever waits for it is told."""
         self.removed = True
         self._give_up(list(self._tokens), "outcome_unknown", f"the replica of {self.group} was removed")
-        for _, failed in self._reads.values():
+        for _, failed in (*self._reads.values(), *(w for _, w in self._ripe)):
             failed(f"the replica of {self.group} was removed")
         self._reads.clear()
+        self._ripe.clear()
 
     def remove(self, then: Callable[[], None]) -> None:
         """Stop for good; `then` runs when no job of this group is under way."""
@@ -170,9 +178,11 @@ class Replica:
             ops.append(SetHard(self.group, ready.hard))
         if ready.append is not None:
             ops.append(Append(self.group, *ready.append))
-        if ops:
+        if ready.append is not None:
             last = (self.raft.log.last_index, self.raft.log.last_term)
             self.outbox.persist(self.group, ops, lambda: self.raft.persisted(*last))
+        elif ops:  # it says nothing of entries: those at the end may be written again meanwhile
+            self.outbox.persist(self.group, ops)
         for to, message in ready.now:
             self.outbox.send(to, self.group, message)
         for to, message in ready.after:
@@ -180,7 +190,7 @@ class Replica:
         if ready.committed is not None:
             self._apply(*ready.committed)
         for context, index in ready.reads:
-            self._ripe.append((index, self._reads.pop(context)[0]))
+            self._ripe.append((index, self._reads.pop(context)))
         for context in ready.reads_failed:
             self._reads.pop(context)[1]("no leader confirmed the read")
         self._run_ripe()
@@ -193,10 +203,10 @@ class Replica:
 
     def _run_ripe(self) -> None:
         if self._ripe:
-            ripe = [a for i, a in self._ripe if i <= self.seen]
-            self._ripe = [(i, a) for i, a in self._ripe if i > self.seen]
-            for action in ripe:
-                action()
+            ripe = [waiting for i, waiting in self._ripe if i <= self.seen]
+            self._ripe = [(i, waiting) for i, waiting in self._ripe if i > self.seen]
+            for then, _ in ripe:
+                then()
 
     def _apply(self, first: int, entries: list[Entry]) -> None:
         if self.rebasing:
@@ -224,7 +234,9 @@ class Replica:
                 self.desk.refuse(token, code, what)
 
     def _on_role(self) -> None:
-        if not self.leads and self._tokens:
+        if self.leads:
+            self.led_from = self.raft.log.last_index
+        elif self._tokens:
             self._give_up(list(self._tokens), "outcome_unknown", f"leadership of {self.group} was lost")
         self.desk.note(
             "role", group=self.group, role=self.raft.role.value, term=self.raft.term, leader=self.raft.leader
@@ -306,13 +318,26 @@ class Replica:
             self.raft.snapshot_failed(peer, self.desk.now)
             return
         self.raft.offer_snapshot(peer, name)
-        self.desk.later(SNAPSHOT_PIN_MS, lambda: self._drop_snapshot(peer, name))
 
-    def _drop_snapshot(self, peer: NodeId, name: str | None = None) -> None:
-        """Drop what was offered to `peer`, unless it is no longer `name`."""
-        offered = self._snapshots.get(peer)
-        if offered is not None and name in (None, offered.name):
-            del self._snapshots[peer]
+    def snapshots_expired(self, names: Collection[str]) -> None:
+        """These are no longer there: nobody read from them for long. Who still needs one gets another."""
+        for peer, offered in list(self._snapshots.items()):
+            if offered.name in names:
+                del self._snapshots[peer]
+                self.raft.snapshot_failed(peer, self.desk.now)
+
+    def drop_taken(self) -> None:
+        """Snapshots whose peers have caught up are not needed any more."""
+        if self._snapshots and self.leads:
+            progress = self.raft.status().progress
+            for peer in list(self._snapshots):
+                followed = progress.get(peer)
+                if followed is not None and followed.state is ProgressState.REPLICATE:
+                    self._drop_snapshot(peer)
+
+    def _drop_snapshot(self, peer: NodeId) -> None:
+        offered = self._snapshots.pop(peer, None)
+        if offered is not None:
             self.desk.job(DropSnapshot(offered.name), lambda _: None)
 
     def _take_offer(self, source: NodeId, offer: SnapshotOffer) -> None:
@@ -400,7 +425,7 @@ class Replica:
         return ()
 
     def on_role(self) -> None:
-        pass
+        """Leadership was won or lost."""
 
 
 def as_reply(error: NodeAgentError) -> ErrorReply:

@@ -4,6 +4,8 @@ Evidence is recorded as sets: a command that arrives twice, late or from an old 
 nothing. The entry that completes a stage's evidence is the one that leaves the stage.
 """
 
+import msgspec
+
 from nodeagent.meta import commands as c
 from nodeagent.model.operation import NEXT, CopyRecord, Lease, Operation, Options, Stage, StageSpan
 from nodeagent.model.requests import ErrorReply
@@ -98,8 +100,7 @@ def _steer(op: Operation, s: c.SteerOperation) -> ErrorReply | None:
 
 
 def _with_rate(op: Operation, rate: int) -> Options:
-    o = op.options
-    return Options(o.verify, o.depth, o.no_migrate, o.hold_release_ms, rate)
+    return msgspec.structs.replace(op.options, rate_bytes_per_s=rate)
 
 
 def advance(op: Operation, now: int) -> list[Stage]:
@@ -113,11 +114,11 @@ def advance(op: Operation, now: int) -> list[Stage]:
 
 def _following(op: Operation) -> tuple[Stage, str] | None:
     match op.stage:
-        case Stage.PLANNED if op.kind != "add-node" or op.meta_ready:
+        case Stage.PLANNED if op.joining is None or op.meta_ready:
             return Stage.SEALED, "meta ready"
         case Stage.SEALED if set(op.sealed) >= set(op.losing):
             return Stage.OPEN, ", ".join(f"{g}@{op.sealed[g].index}" for g in op.losing)
-        case Stage.OPEN if set(op.opened) >= set(op.gaining) and (op.kind != "remove-node" or op.meta_ready):
+        case Stage.OPEN if set(op.opened) >= set(op.gaining) and (op.leaving is None or op.meta_ready):
             return Stage.FORMAL, ", ".join(sorted(op.opened))
         case Stage.FORMAL if set(op.formed) >= {g.group for g in op.changes}:
             return Stage.MOVING, ", ".join(sorted(op.formed))

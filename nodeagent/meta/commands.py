@@ -59,6 +59,8 @@ class Begin(_Command, frozen=True):
     """Members of the new group (add), else ()."""
 
     options: Options
+    replaces: NodeId = ""
+    """replace-node: whose place on the ring `node` takes."""
 
 
 class _Evidence(_Command, frozen=True):
@@ -102,10 +104,11 @@ class OpenedBy(_Evidence, frozen=True):
 
 
 class FormedBy(_Evidence, frozen=True):
-    """The group's committed membership is that of the new ring."""
+    """The group's committed membership is that of the new ring, or as near as its dead members allow."""
 
     group: GroupId
     index: int
+    members: tuple[NodeId, ...]
 
 
 class Copied(_Evidence, frozen=True):
@@ -131,6 +134,7 @@ class SteerOperation(_Evidence, frozen=True):
     ttl_ms: int = 0
     rate_bytes_per_s: int = -1
     report: str = ""
+    node: NodeId = ""
 
 
 class ReportError(_Evidence, frozen=True):

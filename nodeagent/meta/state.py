@@ -31,6 +31,9 @@ from nodeagent.model.requests import (
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition.table import PartitionTable, TableWire
 
+DEAD = "dead"
+"""State of a node that is gone for good and still on the ring."""
+
 OPERATIONS_KEPT = 64
 AUDIT_KEPT = 4096
 
@@ -160,7 +163,7 @@ class MetaState:
                 f"the plan was made for table version {b.base_version}, it is {self.table_version} now",
                 "plan again",
             )
-        if b.node.incarnation in self.image.retired:
+        if b.kind != "remove-node" and b.node.incarnation in self.image.retired:
             return ErrorReply(
                 "refused",
                 f"node {b.node.node} returns with a retired incarnation",
@@ -176,15 +179,12 @@ class MetaState:
         assert self.table is not None
         ids = {g.header: g.group for g in im.groups.values() if not g.dissolving}
         new = PartitionTable.from_wire(b.table)
-        created = dissolved = None
+        created = None
         if b.created:
             created = data_group(b.node.node, index)
             ids[b.node.node] = created
             im.groups[created] = GroupRecord(created, b.node.node, b.created, b.created)
             im.nodes[b.node.node] = msgspec.structs.replace(b.node, state="joining")
-        elif b.kind == "remove-node":
-            dissolved = ids[b.node.node]
-            im.nodes[b.node.node] = msgspec.structs.replace(im.nodes[b.node.node], state="leaving")
         old_members = {g.group: g.members for g in im.groups.values()}
         after = {m.header: m.after for m in b.members}
         op = Operation(
@@ -209,9 +209,14 @@ class MetaState:
             options=b.options,
             created_group=created,
             created_members=b.created,
-            dissolved_group=dissolved,
+            replaces=b.replaces,
             stages=[StageSpan(Stage.PLANNED.value, b.now)],
         )
+        if op.leaving is not None:
+            op.dissolved_group = ids[op.leaving]
+            self._set_state(op.leaving, "leaving")
+            if op.options.dead:
+                self._fence(op, op.leaving)
         im.next_table = new.to_wire()
         im.operations = [*im.operations, op][-OPERATIONS_KEPT:]
         self._note(b.now, b.by, f"begin {op.id}: {op.kind} {op.node}")
@@ -226,21 +231,52 @@ class MetaState:
             if isinstance(e, commands.SteerOperation):
                 return ErrorReply("refused", f"{op.id} has ended in stage {op.stage}")
             return Accepted(index)
-        refusal = changes.record(op, e)
+        is_formed = isinstance(e, commands.FormedBy) and op.stage is Stage.FORMAL and e.group not in op.formed
+        if isinstance(e, commands.SteerOperation) and e.verb == "dead":
+            refusal = self._amend(op, e.node)
+        else:
+            refusal = changes.record(op, e)
         if refusal is not None:
             return refusal
         if isinstance(e, commands.SteerOperation) and e.verb not in ("lease", "unlease"):
-            self._note(e.now, e.by, f"{e.verb} {op.id} {e.report}".rstrip())
-        if isinstance(e, commands.FormedBy):
-            self._set_members(op, e.group)
+            self._note(e.now, e.by, " ".join(filter(None, (e.verb, op.id, e.node, e.report))))
+        if isinstance(e, commands.FormedBy) and is_formed:
+            im = self.image
+            im.groups[e.group] = msgspec.structs.replace(im.groups[e.group], members=e.members)
         self._advance(index, op, e.now)
         return OperationReply(op) if isinstance(e, commands.SteerOperation) else Accepted(index)
 
-    def _set_members(self, op: Operation, group: GroupId) -> None:
-        after = next((g.after for g in op.changes if g.group == group), None)
-        if after is not None:
-            record = self.image.groups[group]
-            self.image.groups[group] = msgspec.structs.replace(record, members=after)
+    def _set_state(self, node: NodeId, state: str) -> None:
+        self.image.nodes[node] = msgspec.structs.replace(self.image.nodes[node], state=state)
+
+    def _fence(self, op: Operation, node: NodeId) -> None:
+        """The node is gone for good: what runs under its incarnation is heard by nobody from now on."""
+        op.dead.append(node)
+        self._set_state(node, DEAD)
+        incarnation = self.image.nodes[node].incarnation
+        if incarnation not in self.image.retired:
+            self.image.retired.append(incarnation)
+
+    def _amend(self, op: Operation, node: NodeId) -> ErrorReply | None:
+        """`node` died during `op`: it leaves the required sets, if every group can do without it."""
+        im = self.image
+        if node not in im.nodes:
+            return ErrorReply("not_found", f"no node {node}", "iotctl cluster nodes")
+        if node in op.dead:
+            return None
+        dead = {n for n, r in im.nodes.items() if r.state == DEAD} | {node}
+        groups = [(g.group, g.members) for g in im.groups.values()]
+        groups += [(c.group, c.after) for c in op.changes]
+        for group, members in groups:
+            gone = [n for n in members if n in dead]
+            if 2 * len(gone) >= len(members):
+                return ErrorReply(
+                    "refused",
+                    f"group {group} ({', '.join(members)}) would have no quorum without {', '.join(gone)}",
+                    f"start {', '.join(gone)}",
+                )
+        self._fence(op, node)
+        return None
 
     def _advance(self, index: int, op: Operation, now: int) -> None:
         for stage in changes.advance(op, now):
@@ -256,8 +292,8 @@ class MetaState:
         assert im.next_table is not None
         self._set_table(PartitionTable.from_wire(im.next_table).stamped(index))
         im.next_table = None
-        if op.created_group:
-            im.nodes[op.node] = msgspec.structs.replace(im.nodes[op.node], state="active")
+        if op.created_group and op.node not in op.dead:
+            self._set_state(op.node, "active")
         if op.dissolved_group:
             record = im.groups[op.dissolved_group]
             im.groups[op.dissolved_group] = msgspec.structs.replace(record, dissolving=True)
@@ -266,18 +302,21 @@ class MetaState:
         im = self.image
         if op.dissolved_group:
             del im.groups[op.dissolved_group]
-        if op.kind == "remove-node":
-            gone = im.nodes.pop(op.node)
-            im.retired.append(gone.incarnation)
+        if op.leaving is not None:
+            gone = im.nodes.pop(op.leaving)
+            if gone.incarnation not in im.retired:
+                im.retired.append(gone.incarnation)
 
     def _undo(self, op: Operation) -> None:
         im = self.image
         im.next_table = None
+        for node in op.dead:  # as it was before: whoever was given up may speak again
+            im.retired.remove(im.nodes[node].incarnation)
+        for node in {*op.dead, *([op.leaving] if op.leaving else [])}:
+            self._set_state(node, "active")
         if op.created_group:
             del im.groups[op.created_group]
             im.nodes.pop(op.node)
-        elif op.node in im.nodes:
-            im.nodes[op.node] = msgspec.structs.replace(im.nodes[op.node], state="active")
 
     def _note(self, now: int, who: str, what: str) -> None:
         self.image.audit = [*self.image.audit, (now, who, what)][-AUDIT_KEPT:]

@@ -55,5 +55,5 @@ class NodeConfig(msgspec.Struct, frozen=True):
     """A partition without writes for this long is closed."""
 
     session_ttl_ms: int = 3_600_000
-    snapshot_ttl_ms: int = 3_600_000
+    snapshot_ttl_ms: int = 600_000
     worker_timeout_ms: int = 120_000

@@ -72,6 +72,9 @@ class Options(msgspec.Struct, frozen=True):
     rate_bytes_per_s: int = 0
     """0: as fast as the agents judge right."""
 
+    dead: bool = False
+    """The node that leaves is gone for good."""
+
 
 class StageSpan(msgspec.Struct):
     name: str
@@ -128,6 +131,12 @@ class Operation(msgspec.Struct):
     created_group: GroupId | None = None
     created_members: tuple[NodeId, ...] = ()
     dissolved_group: GroupId | None = None
+    replaces: NodeId = ""
+    """replace-node: who leaves; `node` takes its place on the ring."""
+
+    dead: list[NodeId] = []
+    """Nodes that are gone for good: fenced, and nothing is expected of them."""
+
     sealed: dict[str, SealResult] = {}
     unsealed: list[str] = []
     sources_ready: list[tuple[str, str]] = []
@@ -154,6 +163,21 @@ class Operation(msgspec.Struct):
     @property
     def ended(self) -> bool:
         return self.stage in ENDED
+
+    @property
+    def joining(self) -> NodeId | None:
+        """Who comes into the cluster."""
+        return self.node if self.kind in ("add-node", "replace-node") else None
+
+    @property
+    def leaving(self) -> NodeId | None:
+        """Who leaves the cluster."""
+        return {"remove-node": self.node, "replace-node": self.replaces}.get(self.kind)
+
+    def required(self, target: GroupId) -> set[NodeId]:
+        """Members of a gaining group that must hold a copy before anything is released."""
+        members = {n for m in self.moves if m.target == target for n in m.target_members}
+        return members - set(self.dead)
 
     @property
     def losing(self) -> list[GroupId]:

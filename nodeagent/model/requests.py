@@ -188,9 +188,15 @@ class BeginChange(_Tagged, frozen=True):
     gains: tuple[tuple[NodeId, Ranges], ...] = ()
     """Slots each group (by header) gains, as the caller planned and showed them; () lets the leader plan."""
 
+    replaces: NodeId = ""
+    """replace-node: whose place on the ring `node` takes."""
+
 
 class Steer(_Tagged, frozen=True):
-    """Act on an open operation. `verb`: go (migrate), sign-off, release, cancel, lease, unlease, set."""
+    """Act on an open operation. `verb`: go (migrate), sign-off, release, cancel, lease, unlease, set, dead.
+
+    `dead`: `node` died during the operation and will not return.
+    """
 
     operation: str
     verb: str
@@ -199,6 +205,7 @@ class Steer(_Tagged, frozen=True):
     ttl_ms: int = 0
     rate_bytes_per_s: int = -1
     report: str = ""
+    node: NodeId = ""
 
 
 class OperationReply(_Tagged, frozen=True):

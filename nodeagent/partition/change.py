@@ -25,6 +25,7 @@ Members = tuple[NodeId, ...]
 class ChangeKind(StrEnum):
     ADD = "add"
     REMOVE = "remove"
+    REPLACE = "replace"
     MOVE = "move"
 
 
@@ -64,7 +65,7 @@ class ChangeWire(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`node` is the one added or removed, "" for a move.
+    """`node` is the one added or removed (replace: added), "" for a move.
 
     Invariants: `moves` is exactly the difference of the tables' owners, ordered by (source, target) on
     the old and new ring; `members` holds the groups that exist before and after and change.
@@ -102,14 +103,15 @@ def change_between(
     kind: ChangeKind, node: NodeId, old: PartitionTable, new: PartitionTable, replicas: int
 ) -> Change:
     """The change from one table to the other; `InvalidInput` when the rings do not differ as `kind` says."""
-    gone = tuple(n for n in old.ring.nodes if n not in new.ring.nodes)
-    come = tuple(n for n in new.ring.nodes if n not in old.ring.nodes)
+    gone = tuple(n.node for n in old.ring.nodes if n not in new.ring.nodes)
+    come = tuple(n.node for n in new.ring.nodes if n not in old.ring.nodes)
     expected = {
         ChangeKind.ADD: ((), (node,)),
         ChangeKind.REMOVE: ((node,), ()),
+        ChangeKind.REPLACE: (gone[:1], (node,)),
         ChangeKind.MOVE: ((), ()),
     }[kind]
-    if (tuple(n.node for n in gone), tuple(n.node for n in come)) != expected or old.slots != new.slots:
+    if (gone, come) != expected or len(gone) < (kind is ChangeKind.REPLACE) or old.slots != new.slots:
         raise InvalidInput(f"the tables do not differ by {kind} {node}".rstrip())
     groups = group_changes(old.ring, new.ring, replicas)
     return Change(

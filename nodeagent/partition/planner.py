@@ -111,6 +111,23 @@ def plan_removes(
     return tuple(changes)
 
 
+def plan_replace(table: PartitionTable, old: NodeId, new: NodeId, replicas: int) -> Change:
+    """`new` takes the place, the weight and the slots of `old`; nothing else moves.
+
+    Raises:
+        Refused: `new` is on the ring already.
+        NotFound: `old` is not.
+    """
+    place = table.ring.nodes[table.ring.index(old)]
+    if new in table.ring:
+        raise Refused(
+            f"{new} is in the cluster already", next_step="replace it by a node with a name of its own"
+        )
+    ring = table.ring.removing(old).adding(RingNode(new, place.position, place.weight))
+    moved = table.moved({new: table.slots_of(old)}, ring, table.version + 1)
+    return change_between(ChangeKind.REPLACE, new, table, moved, replicas)
+
+
 def plan_rebalance(
     table: PartitionTable, replicas: int, slot_bytes: SlotBytes | None = None, moves_max: int | None = None
 ) -> Change | None:

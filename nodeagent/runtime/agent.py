@@ -255,8 +255,11 @@ class Agent:
 
     def _expire_later(self, loop: asyncio.AbstractEventLoop) -> None:
         def expire() -> None:
-            with contextlib.suppress(OSError):  # tried again in a minute
-                self.opened.storage.expire_snapshots(self._clock.wall(), self.opened.config.snapshot_ttl_ms)
+            with contextlib.suppress(OSError, RuntimeError):  # tried again in a minute; or the loop is closed
+                ttl_ms = self.opened.config.snapshot_ttl_ms
+                gone = self.opened.storage.expire_snapshots(self._clock.wall(), ttl_ms)
+                if gone:
+                    loop.call_soon_threadsafe(self._driver.on_snapshots_expired, gone)
 
         self._jobs.in_background(expire)
         loop.call_later(EXPIRE_EVERY_S, self._expire_later, loop)

@@ -6,7 +6,7 @@ frame per peer, carry whatever came together.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from nodeagent.model.entries import LogOp
@@ -110,6 +110,11 @@ class Driver:
     def on_job(self, number: int, result: JobResult) -> None:
         if not self._stopped:
             self._host.on_job(number, result, self._clock.now())
+            self._wake()
+
+    def on_snapshots_expired(self, names: Collection[str]) -> None:
+        if not self._stopped:
+            self._host.on_snapshots_expired(names, self._clock.now())
             self._wake()
 
     def on_reply(self, call: int, reply: Reply) -> None:

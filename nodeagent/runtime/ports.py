@@ -1,6 +1,6 @@
 """What the shell needs of the host, so that tests can stand in for it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from nodeagent.model.entries import LogOp
@@ -61,6 +61,7 @@ class HostPort(Protocol):
 
     def on_job(self, number: int, result: JobResult, now: int) -> None: ...
 
+    def on_snapshots_expired(self, names: Collection[str], now: int) -> None: ...
     def on_reply(self, call: int, reply: Reply, now: int) -> None: ...
 
     def tick(self, now: int, wall: int) -> None: ...

@@ -9,7 +9,7 @@ from nodeagent.meta import changes
 from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.operation import Operation, Ranges, SealResult, Stage
+from nodeagent.model.operation import GroupChange, Operation, Ranges, SealResult, Stage
 from nodeagent.partition.ranges import union
 from nodeagent.scaling import membership
 
@@ -53,11 +53,16 @@ class Look:
     config: Config
     caught_up: Callable[[NodeId], bool]
     incarnations: dict[NodeId, str]
+    gone: Callable[[NodeId], bool]
+    """Whether a node is dead or no longer in the cluster: nobody waits for it."""
+
     now: int
     """Wall clock, for records."""
 
 
 def due(op: Operation, look: Look) -> list[Action]:
+    if op_number(look.config.operation) > op_number(op.id):
+        return []  # the group went on with a later operation: our view of the meta state is old
     match op.stage:
         case Stage.SEALED:
             return _seal(op, look) + _learners(op, look)
@@ -73,6 +78,11 @@ def due(op: Operation, look: Look) -> list[Action]:
             return _cancel(op, look)
         case _:
             return []
+
+
+def op_number(operation: str) -> int:
+    """Its place among all operations; 0 for none."""
+    return int(operation.removeprefix("op-") or 0)
 
 
 def slots_from(op: Operation, group: GroupId) -> Ranges:
@@ -98,8 +108,8 @@ def _learners(op: Operation, look: Look) -> list[Action]:
     change = next((g for g in op.changes if g.group == look.group), None)
     if change is None or change.joins is None or change.joins in look.config.members:
         return []
-    if look.state.slots.ended.get(op.id) == "cancelled":
-        return []  # our view of the meta state is old
+    if look.gone(change.joins) or look.state.slots.ended.get(op.id) == "cancelled":
+        return []  # cancelled: our view of the meta state is old
     if (look.group, change.joins) not in op.joined:
         return []
     if look.group in op.losing and not look.state.sealed_ready(op.id):
@@ -119,27 +129,49 @@ def _open(op: Operation, look: Look) -> list[Action]:
 
 
 def _formal(op: Operation, look: Look) -> list[Action]:
+    """Lead the group to its members on the new ring.
+
+    One that is gone never joins; in its stead one that would leave stays, so that no group has fewer
+    live members than it could.
+    """
     change = next((g for g in op.changes if g.group == look.group), None)
     if change is None or look.group in op.formed:
         return []
-    if set(look.config.voters) == set(change.after) and not look.config.learners:
-        return [Report(meta.FormedBy(look.now, op.id, look.group, look.state.applied))]
-    stray = next((n for n in look.config.learners if n != change.joins), None)
+    voters = look.config.voters
+    stray = next((n for n in look.config.learners if n != change.joins or look.gone(n)), None)
     if stray is not None:
         return [Reconfigure(membership.drop(look.config, stray, op.id))]
-    may_leave = look.group not in op.losing or (look.group, change.leaves) in op.sources_ready
-    if change.joins is not None and change.joins not in look.config.members:
+    joins = change.joins if change.joins is not None and not look.gone(change.joins) else None
+    if joins is not None and joins not in look.config.members:
         return _learners(op, look)
+    leaves = _leaver(change, look)
+    if leaves is None and not look.config.learners:
+        members = tuple(sorted(voters, key=_ring_order(change)))
+        return [Report(meta.FormedBy(look.now, op.id, look.group, look.state.applied, members))]
+    is_source = look.group in op.losing and leaves is not None and not look.gone(leaves)
     step = membership.group_step(
         look.config,
-        change.joins,
-        change.leaves,
+        joins,
+        leaves,
         me=look.me,
         operation=op.id,
         caught_up=look.caught_up,
-        may_leave=may_leave,
+        may_leave=not is_source or (look.group, leaves) in op.sources_ready,
     )
     return [Reconfigure(step)] if step else []
+
+
+def _leaver(change: GroupChange, look: Look) -> NodeId | None:
+    """The next voter to go: those that are gone first."""
+    lacking = sum(look.gone(n) for n in change.after if n not in look.config.voters)
+    extra = sorted((n for n in look.config.voters if n not in change.after), key=_ring_order(change))
+    dead = [n for n in extra if look.gone(n)]
+    return next(iter([*dead, *[n for n in extra if n not in dead][lacking:]]), None)
+
+
+def _ring_order(change: GroupChange) -> Callable[[NodeId], int]:
+    places = [*change.after, *(n for n in change.before if n not in change.after)]
+    return lambda node: places.index(node) if node in places else len(places)
 
 
 def _adopt(op: Operation, look: Look) -> list[Action]:
@@ -148,7 +180,7 @@ def _adopt(op: Operation, look: Look) -> list[Action]:
     slots = look.state.slots
     if op.id not in slots.arriving:
         return [Report(meta.AdoptedBy(look.now, op.id, look.group, look.state.applied))]
-    members = {n for m in op.moves if m.target == look.group for n in m.target_members}
+    members = op.required(look.group)
     if any(changes.missing(op, look.group, n, look.incarnations.get(n, "")) for n in members):
         return []
     trouble = changes.copies_disagree(op, look.group)

@@ -4,7 +4,7 @@ A newcomer is a learner first and becomes a voter only when it caught up; one vo
 leader never removes itself, it hands over first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from nodeagent.model.entries import Config
@@ -83,7 +83,7 @@ def group_step(
 def meta_step(
     config: Config,
     nodes: set[NodeId],
-    leaving: NodeId | None,
+    unfit: Collection[NodeId],
     *,
     voters_max: int,
     me: NodeId,
@@ -91,7 +91,7 @@ def meta_step(
 ) -> Step:
     """One step of the meta group towards: every node a member, at most `voters_max` of them voters.
 
-    `leaving` keeps following as an observer but may not vote; nodes that are gone are dropped.
+    `unfit` nodes (leaving or dead) may follow but not vote; nodes that are gone are dropped.
     """
     gone = next((n for n in config.members if n not in nodes), None)
     if gone is not None:
@@ -99,10 +99,11 @@ def meta_step(
     fresh = next((n for n in sorted(nodes) if n not in config.members), None)
     if fresh is not None:
         return add_learner(config, fresh, "")
-    ready = next((n for n in config.learners if n != leaving and caught_up(n)), None)
-    staying = [n for n in config.voters if n != leaving]
+    ready = next((n for n in config.learners if n not in unfit and caught_up(n)), None)
+    staying = [n for n in config.voters if n not in unfit]
     if ready is not None and len(staying) < voters_max:
         return promote(config, ready, "")
-    if leaving is not None and leaving in config.voters and len(config.voters) > 1:
-        return hand_over(config, me, caught_up) if leaving == me else demote(config, leaving, "")
+    going = next((n for n in config.voters if n in unfit), None)
+    if going is not None and len(config.voters) > 1:
+        return hand_over(config, me, caught_up) if going == me else demote(config, going, "")
     return None

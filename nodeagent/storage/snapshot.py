@@ -40,6 +40,10 @@ def decode_index(sealed: bytes, where: str) -> SnapshotIndex:
 class Snapshots:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
+        self._read: set[str] = set()
+        """Those read from since the last `expire`."""
+
+        self._used_ms: dict[str, int] = {}
 
     def make(self, snapshot: str, group: GroupId, files: Iterable[FileMeta], payload: bytes) -> None:
         """Link all the files or none; durable when it returns. Made already: nothing changes.
@@ -87,6 +91,7 @@ class Snapshots:
             InvalidInput: an offset outside the file.
         """
         self._check(snapshot)
+        self._read.add(snapshot)
         path = layout.snapshot_path(snapshot, name)
         try:
             file = self._disk.open(path, read_only=True)
@@ -109,12 +114,16 @@ class Snapshots:
         return tuple(self._disk.listdir(layout.SNAPSHOTS)) if present else ()
 
     def expire(self, now_ms: int, ttl_ms: int) -> list[str]:
-        """Drop those made more than `ttl_ms` ago, and unfinished ones; links pin deleted files."""
+        """Drop those nobody read from for `ttl_ms`, and unfinished ones; links pin deleted files."""
+        ids = self.ids()
+        read, self._read = self._read, set()
+        used = self._used_ms | dict.fromkeys(read, now_ms)
+        self._used_ms = {s: at for s, at in used.items() if s in ids}
         gone = []
-        for snapshot in self.ids():
+        for snapshot in ids:
             index = layout.snapshot_path(snapshot, layout.INDEX)
             made = self._disk.stat(index).modified_ms if self._disk.exists(index) else None
-            if made is None or now_ms - made > ttl_ms:
+            if made is None or now_ms - max(made, self._used_ms.get(snapshot, 0)) > ttl_ms:
                 self.drop(snapshot)
                 gone.append(snapshot)
         return gone

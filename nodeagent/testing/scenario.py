@@ -6,6 +6,7 @@ import msgspec
 
 from nodeagent.model import requests as q
 from nodeagent.model.config import ClusterSettings
+from nodeagent.model.operation import Operation, Options
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.testing.checks import Safety, check_converged
 from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim, SimNode, configs
@@ -45,6 +46,9 @@ class Scenario:
         ]
         self.reader = Reader(self.sim, self.view, self.history, self.storage_groups)
         self.kills = 0
+        self.dead: list[SimNode] = []
+        """They died for good."""
+
         self.operations: list[str] = []
         self.sim.checks.append(Safety())
 
@@ -70,6 +74,7 @@ class Scenario:
     def request(self, request: q.Request, accept: type[Reply]) -> Reply:
         """An operator's request to the meta leader, repeated until it is accepted."""
         got: list[Reply] = []
+        refusals: list[ErrorReply] = []
         target = [self.sim.rng.choice(self.view.nodes)]
 
         def on_reply(reply: Reply) -> None:
@@ -89,6 +94,7 @@ class Scenario:
             if begun:  # an answer was lost, and what was asked for may even be over
                 got.append(ErrorReply("busy", "it was begun before", details={"operation": begun}))
                 return
+            refusals.append(reply)
             leader = reply.details.get("leader")
             target[0] = leader if isinstance(leader, str) else self.sim.rng.choice(self.view.nodes)
             self.sim.at(100, send)
@@ -97,7 +103,8 @@ class Scenario:
             self.sim.call(CLIENT, target[0], "admin", request, on_reply)
 
         send()
-        self.until(lambda: bool(got), f"{type(request).__name__} is accepted")
+        accepted = self.sim.run(lambda: bool(got), LIMIT_MS)
+        assert accepted, f"liveness: {type(request).__name__} is not accepted: {refusals[-2:]}"
         return got[0]
 
     def _begun(self, request: q.Request) -> str:
@@ -112,11 +119,19 @@ class Scenario:
         for group in self.storage_groups:
             self.request(q.PutSchema(schema_of(group)), q.SchemaInForce)
 
-    def change(self, kind: str, node: str) -> str:
+    def change(self, kind: str, node: str, *, replaces: str = "", dead: bool = False) -> str:
         target = self.sim.nodes[node]
         self.history.change_began = self.sim.now
         begin = q.BeginChange(
-            kind, node, "sim", host=node, port=1, http_port=2, incarnation=target.incarnation
+            kind,
+            node,
+            "sim",
+            Options(dead=dead),
+            host=node,
+            port=1,
+            http_port=2,
+            incarnation=target.incarnation,
+            replaces=replaces,
         )
         reply = self.request(begin, OperationReply)
         if isinstance(reply, OperationReply):
@@ -128,13 +143,17 @@ class Scenario:
         return name
 
     def stage(self, operation: str) -> str:
-        """As the node that is furthest sees it."""
+        found = self.record(operation)
+        return found.stage.value if found is not None else ""
+
+    def record(self, operation: str) -> Operation | None:
+        """As the node that is furthest has it."""
         found = [
-            (n.host.meta.applied, op.stage.value)
+            (n.host.meta.applied, op)
             for n in self.sim.nodes.values()
             if n.alive and (op := n.host.meta.operation(operation)) is not None
         ]
-        return max(found)[1] if found else ""
+        return max(found, key=lambda f: f[0])[1] if found else None
 
     def kill(self, node: str, back_after_ms: int, *, power: bool) -> None:
         victim = self.sim.nodes[node]
@@ -142,6 +161,12 @@ class Scenario:
             self.kills += 1
             victim.stop(power=power)
             self.sim.at(back_after_ms, lambda: None if victim.alive else victim.start())
+
+    def die(self, node: str) -> None:
+        """The node goes for good, after a while in which everybody learns that it is silent."""
+        self.sim.nodes[node].stop(power=True)
+        self.dead.append(self.sim.nodes[node])
+        self.sim.pause(6_000)
 
     def harass(self, names: list[str], operation: str) -> None:
         """Kill one node after the other, at random moments, while the operation is open."""
@@ -183,7 +208,9 @@ class Scenario:
         self.sim.faults.heal()
         ends = ("DONE", "CANCELLED") if cancelled else ("DONE",)
         self.until(
-            lambda: self.stage(operation) in ends and all(n.alive for n in self._members()),
+            lambda: (
+                self.stage(operation) in ends and all(n.alive for n in self._members() if n not in self.dead)
+            ),
             f"{operation} is over",
         )
         return self.stage(operation) == "DONE"
@@ -196,6 +223,10 @@ class Scenario:
             self.kill(rng.choice(list(self.sim.nodes)), rng.randint(50, 2000), power=True)
         self.request(q.Steer(operation, "cancel", "sim"), OperationReply)
         return self.finish(operation, cancelled=True)
+
+    def add_plainly(self, newcomer: str) -> None:
+        self.sim.nodes[newcomer].start()
+        self.finish(self.change("add-node", newcomer))
 
     def add(self, newcomer: str) -> None:
         """Add a node, often after an attempt that is cancelled."""

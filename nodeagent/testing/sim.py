@@ -240,7 +240,10 @@ class SimNode:
         self.later(UPKEEP_MS, self._upkeep)
 
     def _upkeep(self) -> None:
-        self.storage.expire_snapshots(self.wall, SNAPSHOT_TTL_MS)
+        self.host.on_snapshots_expired(
+            self.storage.expire_snapshots(self.wall, SNAPSHOT_TTL_MS), self.sim.now
+        )
+        self.wake()
         if not self._writing:
             self._log.mark_synced()
         self.later(UPKEEP_MS, self._upkeep)
@@ -387,6 +390,10 @@ class SimNode:
         self.wake()
 
     def serve(self, peer: NodeId, role: str, request: Request, answer: Callable[[Reply], None]) -> None:
+        source = self.sim.nodes.get(peer)
+        if source is not None and source.incarnation in self.host.retired:
+            answer(ErrorReply("forbidden", f"the incarnation of {peer} was retired"))
+            return
         if isinstance(request, GetStatus):
             answer(self.host.node_status(self.sim.now, self.wall))
             return

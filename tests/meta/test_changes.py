@@ -13,7 +13,7 @@ from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.operation import NEXT, CopyRecord, Operation, Options, SealResult, Stage
 from nodeagent.model.requests import Accepted, ErrorReply, NodeRecord, OperationReply, Reply
 from nodeagent.model.schema import Column, TableSchema
-from nodeagent.partition.planner import plan_add, plan_remove
+from nodeagent.partition.planner import plan_add, plan_remove, plan_replace
 from nodeagent.partition.ring import initial_ring
 from nodeagent.partition.table import initial_table
 
@@ -41,7 +41,12 @@ class Meta:
     ) -> Reply:
         table = self.state.table
         assert table is not None
-        change = plan_add(table, name, None, 3) if kind == "add-node" else plan_remove(table, name, 3)
+        old, _, name = name.rpartition(">")
+        change = {
+            "add-node": lambda: plan_add(table, name, None, 3),
+            "remove-node": lambda: plan_remove(table, name, 3),
+            "replace-node": lambda: plan_replace(table, old, name, 3),
+        }[kind]()
         return self.do(
             c.Begin(
                 2,
@@ -59,6 +64,7 @@ class Meta:
                 ),
                 change.created.after if change.created else (),
                 options,
+                old,
             )
         )
 
@@ -78,7 +84,7 @@ def evidence(op: Operation, stage: Stage) -> list[c.Evidence]:
             ready: list[c.Evidence] = [c.MetaReady(3, op.id)]
             return ready + [c.OpenedBy(3, op.id, g, 9) for g in op.gaining]
         case Stage.FORMAL:
-            return [c.FormedBy(3, op.id, g.group, 9) for g in op.changes]
+            return [c.FormedBy(3, op.id, g.group, 9, g.after) for g in op.changes]
         case Stage.MOVING:
             return [c.AdoptedBy(3, op.id, g, 9) for g in op.gaining]
         case Stage.RELEASED:
@@ -91,7 +97,7 @@ def evidence(op: Operation, stage: Stage) -> list[c.Evidence]:
 STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING, Stage.RELEASED)
 
 
-@pytest.mark.parametrize("kind,name", [("add-node", "e"), ("remove-node", "b")])
+@pytest.mark.parametrize("kind,name", [("add-node", "e"), ("remove-node", "b"), ("replace-node", "b>e")])
 def test_each_stage_waits_for_all_of_its_evidence(kind: str, name: str) -> None:
     meta = Meta()
     meta.begin(kind, name)
@@ -288,3 +294,67 @@ def test_columns_are_only_ever_added() -> None:
     assert isinstance(wider, TableSchema) and wider.version == 2 and wider.columns == (tag, v, w)
     for bad in (Column("v", "DOUBLE", False), Column("x", "STRING", True)):
         assert isinstance(merge_schema(known, TableSchema("root", "m", 1, (bad,))), ErrorReply)
+
+
+DEAD = Options(dead=True)
+
+
+@pytest.mark.parametrize("stage", [Stage.OPEN, Stage.DONE])
+def test_a_dead_node_is_fenced_from_the_first_entry_on(stage: Stage) -> None:
+    meta = Meta()
+    meta.begin("remove-node", "b", DEAD)
+    assert meta.state.image.retired == ["i-b"] and meta.state.image.nodes["b"].state == "dead"
+    run_to(meta, stage)
+    assert meta.state.image.retired == ["i-b"]
+    assert ("b" in meta.state.image.nodes) == (stage is not Stage.DONE)
+
+
+def test_a_cancelled_removal_of_a_dead_node_leaves_no_trace() -> None:
+    meta = Meta()
+    before = dict(meta.state.image.nodes)
+    meta.begin("remove-node", "b", DEAD)
+    run_to(meta, Stage.SEALED)
+    meta.do(c.SteerOperation(4, meta.op.id, "cancel", "me"))
+    for one in evidence(meta.op, Stage.CANCELLING):
+        meta.do(one)
+    assert meta.state.image.nodes == before and meta.state.image.retired == []
+
+
+def test_a_replacement_takes_the_place_and_the_slots_of_the_one_it_replaces() -> None:
+    meta = Meta()
+    assert meta.state.table is not None
+    slots = meta.state.table.slots_of("b")
+    meta.begin("replace-node", "b>e")
+    assert set(meta.op.losing) == {meta.op.dissolved_group} and meta.op.gaining == [meta.op.created_group]
+    run_to(meta, Stage.DONE)
+    assert meta.state.table.ring.names == ("a", "e", "c", "d") and meta.state.table.slots_of("e") == slots
+    assert set(meta.state.image.nodes) == {"a", "c", "d", "e"} and meta.state.image.retired == ["i-b"]
+    assert all("b" not in g.members for g in meta.state.image.groups.values())
+
+
+def dead(meta: Meta, name: str) -> Reply:
+    return meta.do(c.SteerOperation(4, meta.op.id, "dead", "me", node=name))
+
+
+def test_one_death_amends_an_operation_and_a_second_that_costs_a_quorum_is_refused() -> None:
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.MOVING)
+    assert isinstance(dead(meta, "c"), OperationReply)
+    assert meta.op.dead == ["c"] and "i-c" in meta.state.image.retired
+    assert all("c" not in meta.op.required(g) for g in meta.op.gaining)
+    refused = dead(meta, "d")
+    assert isinstance(refused, ErrorReply) and "quorum" in refused.what
+    assert meta.op.dead == ["c"] and meta.state.image.nodes["d"].state != "dead"
+    assert isinstance(dead(meta, "nobody"), ErrorReply)
+
+
+def test_members_are_what_the_group_says_it_formed() -> None:
+    """A group whose newcomer died keeps the one that would have left."""
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.FORMAL)
+    change = meta.op.changes[0]
+    meta.do(c.FormedBy(3, meta.op.id, change.group, 9, change.before))
+    meta.do(c.FormedBy(3, meta.op.id, change.group, 9, change.after))
+    assert meta.state.image.groups[change.group].members == change.before

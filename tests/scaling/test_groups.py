@@ -27,9 +27,9 @@ def state(group: str, *commands: data.Command) -> DataState:
     return made
 
 
-def look(group: str, made: DataState, config: Config | None = None) -> Look:
+def look(group: str, made: DataState, config: Config | None = None, gone: str = "") -> Look:
     incarnations = {name: f"i-{name}" for name in (*MEMBERS, "n")}
-    return Look(group, "a", made, config or Config(MEMBERS), lambda _: True, incarnations, 7)
+    return Look(group, "a", made, config or Config(MEMBERS), lambda _: True, incarnations, gone.__eq__, 7)
 
 
 SEAL = data.Seal("op-9", 9, ((0, 2),))
@@ -114,3 +114,46 @@ def test_a_learner_of_another_operation_is_dropped() -> None:
     op = operation(Stage.FORMAL)
     (step,) = groups.due(op, look(OLD, state(OLD, SEAL), Config((*MEMBERS, "n"), ("stray",), "op-1")))
     assert step == Reconfigure(membership.Change(Config((*MEMBERS, "n"), (), "op-9")))
+
+
+def change_to(*members: str) -> Reconfigure:
+    return Reconfigure(membership.Change(Config(members, (), "op-9")))
+
+
+def formed(members: tuple[str, ...], made: DataState) -> Report:
+    return Report(meta.FormedBy(7, "op-9", OLD, made.applied, members))
+
+
+def test_a_dead_leaver_is_not_waited_for() -> None:
+    made = state(OLD, SEAL)
+    config = Config((*MEMBERS, "n"), (), "op-9")
+    assert groups.due(operation(Stage.FORMAL), look(OLD, made, config, gone="c")) == [
+        change_to("a", "b", "n")
+    ]
+
+
+def test_in_the_stead_of_a_dead_newcomer_the_leaver_stays() -> None:
+    """Whether it never joined or was still a learner; and the record says who the members are."""
+    op, made = operation(Stage.FORMAL), state(OLD, SEAL)
+    op.sources_ready.append((OLD, "c"))
+    learner = Config(MEMBERS, ("n",), "op-9")
+    assert groups.due(op, look(OLD, made, learner, gone="n")) == [change_to(*MEMBERS)]
+    assert groups.due(op, look(OLD, made, gone="n")) == [formed(MEMBERS, made)]
+
+
+def test_a_newcomer_that_died_as_a_voter_is_a_member() -> None:
+    op, made = operation(Stage.FORMAL), state(OLD, SEAL)
+    op.sources_ready.append((OLD, "c"))
+    voter = Config((*MEMBERS, "n"), (), "op-9")
+    assert groups.due(op, look(OLD, made, voter, gone="n")) == [change_to("a", "b", "n")]
+    after = Config(("a", "b", "n"), (), "op-9")
+    assert groups.due(op, look(OLD, made, after, gone="n")) == [formed(("a", "b", "n"), made)]
+
+
+def test_adoption_does_not_wait_for_the_dead() -> None:
+    op = operation(Stage.MOVING)
+    made = state(NEW, OPEN)
+    op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d", 1, 1) for n in ("a", "b")]
+    assert groups.due(op, look(NEW, made)) == []
+    op.dead.append("n")
+    assert groups.due(op, look(NEW, made)) == [AdoptNow("op-9")]

@@ -64,7 +64,8 @@ def test_the_meta_group_arrives_from_any_start(count: int, voters_max: int) -> N
     for leaving in (None, "n0"):
         config, me = Config(("n0", "old"), ()), "n0"
         for _ in range(40):
-            step = meta_step(config, nodes, leaving, voters_max=voters_max, me=me, caught_up=lambda _: True)
+            unfit = [leaving] if leaving else []
+            step = meta_step(config, nodes, unfit, voters_max=voters_max, me=me, caught_up=lambda _: True)
             if step is None:
                 break
             if isinstance(step, Transfer):

@@ -1,10 +1,15 @@
 """Races that random seeds meet too rarely, each set up on purpose."""
 
+import pytest
+
 from nodeagent.model import requests as q
 from nodeagent.model.ids import META
+from nodeagent.model.operation import Options
 from nodeagent.model.requests import OperationReply
+from nodeagent.testing.checks import check_converged
 from nodeagent.testing.disk import Fault
 from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import CLIENT
 
 
 def formed(seed: int) -> Scenario:
@@ -31,7 +36,7 @@ def test_an_old_meta_checkpoint_removes_no_group_at_a_start() -> None:
         before = set(node.host.data)
         node.stop(power=False)
         node.start()
-        assert set(node.host.data) == before, node.node
+        assert set(node.host.data) >= before, node.node  # and what it was about to remove
     scenario.sim.pause(5_000)
     for node in scenario.sim.nodes.values():
         node.disk.faults.clear()
@@ -56,3 +61,87 @@ def test_a_newcomer_that_missed_the_cancel_starts_afresh() -> None:
         scenario.finish(scenario.change("add-node", newcomer))
     scenario.quiet()
     scenario.read_everything()
+
+
+def joined(scenario: Scenario) -> None:
+    """The cluster with its first newcomer."""
+    scenario.add_plainly(scenario.newcomers[0])
+
+
+def finish_all(scenario: Scenario) -> None:
+    scenario.quiet()
+    check_converged(scenario.sim)
+    scenario.read_everything()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_dead_node_is_removed_and_what_returns_of_it_is_not_heard(seed: int) -> None:
+    scenario = formed(seed)
+    joined(scenario)
+    scenario.die("node2")
+    scenario.finish(scenario.change("remove-node", "node2", dead=True))
+    back = scenario.sim.nodes["node2"]
+    back.start()
+    scenario.sim.pause(5_000)
+    assert not any(r.leads for r in (*back.host.data.values(), back.host.meta_replica))
+    back.stop(power=False)
+    finish_all(scenario)
+
+
+@pytest.mark.parametrize("dead", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_node_takes_the_place_of_another(seed: int, dead: bool) -> None:
+    scenario = formed(seed)
+    newcomer = scenario.newcomers[0]
+    scenario.sim.nodes[newcomer].start()
+    if dead:
+        scenario.die("node3")
+    scenario.finish(scenario.change("replace-node", newcomer, replaces="node3", dead=dead))
+    scenario.sim.nodes["node3"].alive = False
+    finish_all(scenario)
+
+
+def test_a_node_that_is_heard_is_not_dead() -> None:
+    scenario = formed(1)
+    joined(scenario)
+    began = q.BeginChange("remove-node", "node2", "sim", Options(dead=True))
+    refused: list[q.Reply] = []
+
+    def ask() -> None:
+        for node in ("node1", "node3", "node4"):
+            scenario.sim.call(CLIENT, node, "admin", began, refused.append)
+
+    ask()
+    scenario.sim.pause(3_000)
+    assert any("is not dead" in getattr(r, "what", "") for r in refused), refused
+    assert not any(isinstance(r, OperationReply) for r in refused)
+    finish_all(scenario)
+
+
+@pytest.mark.parametrize("stage", ["SEALED", "OPEN", "FORMAL", "MOVING"])
+@pytest.mark.parametrize("victim", ["newcomer", "member", "holder"])
+def test_a_death_for_good_amends_the_operation_and_is_cleared_by_the_next(stage: str, victim: str) -> None:
+    """The newcomer, a member of the new group, or the leader of a group that gives slots away dies."""
+    scenario = formed(7)
+    newcomer = scenario.newcomers[0]
+    scenario.sim.nodes[newcomer].start()
+    operation = scenario.change("add-node", newcomer)
+    reached = ("SEALED", "OPEN", "FORMAL", "MOVING")
+    scenario.until(
+        lambda: scenario.stage(operation) in reached[reached.index(stage) :], f"{stage} is reached"
+    )
+    record = scenario.record(operation)
+    assert record is not None
+    name = {
+        "newcomer": newcomer,
+        "member": record.created_members[1],
+        "holder": record.moves[-1].source_members[0],
+    }[victim]
+    scenario.sim.nodes[name].stop(power=True)
+    scenario.dead.append(scenario.sim.nodes[name])
+    scenario.request(q.Steer(operation, "dead", "sim", node=name), OperationReply)
+    if not scenario.finish(operation, cancelled=True):
+        return
+    scenario.sim.pause(6_000)
+    scenario.finish(scenario.change("remove-node", name, dead=True))
+    finish_all(scenario)

@@ -111,3 +111,15 @@ def test_expiry_and_drop() -> None:
     assert storage.snapshots.ids() == (ID,)
     assert storage.expire_snapshots(now + 101, 100) == [ID]
     assert storage.run(DropSnapshot(ID)) == Done()
+
+
+def test_a_snapshot_lives_while_it_is_read_from() -> None:
+    """A pull may take longer than the time to live."""
+    disk = SimDisk(now_ms=lambda: 1000)
+    storage = room(disk)
+    storage.run(MakeSnapshot(ID, GROUP, ()))
+    for now in range(1080, 2000, 80):
+        storage.read_chunk(ID, "payload", 0, 1)
+        assert storage.expire_snapshots(now, 100) == []
+    assert storage.expire_snapshots(now + 100, 100) == []
+    assert storage.expire_snapshots(now + 101, 100) == [ID]
