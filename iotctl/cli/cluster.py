@@ -181,25 +181,17 @@ def remove_node(
     confirm: Confirm = None,
 ) -> int:
     """Remove nodes: their slots move first, then they leave."""
-    from iotctl.errors import RefusedProblem
     from iotctl.execute.change import ChangeRequest
     from iotctl.execute.facts import plan_facts
     from iotctl.plan.make import make_remove
     from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
-    options = _options(verify, depth, no_migrate, hold_release, rate)
+    options = _options(verify, depth, no_migrate, hold_release, rate, dead=dead)
     if dead:
-        session.confirm_name(
-            f"remove the dead {', '.join(names)} from {session.source.name}",
-            name=session.source.name,
-            given=confirm,
-        )
-        raise RefusedProblem(
-            "removing a dead node is not supported yet",
-            why="it needs the amendment of a change by a node's death",
-            next=f"start {', '.join(names)} again and leave --dead out",
-        )
+        if len(names) > 1:
+            raise typer.BadParameter("dead nodes are removed one by one", param_hint="NODE")
+        _bury(session, names[0], "remove the dead", confirm, dry_run=dry_run)
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
     plan = make_remove(facts, names)
     request = ChangeRequest(
@@ -210,7 +202,75 @@ def remove_node(
         write_spec=not no_write_spec,
     )
     question = f"remove {', '.join(names)} from {session.source.name}?"
-    return execute_plan(session, plan, request, question=question, yes=yes, dry_run=dry_run)
+    return execute_plan(session, plan, request, question=question, yes=yes or dead, dry_run=dry_run)
+
+
+@app.command("replace-node")
+def replace_node(
+    ctx: typer.Context,
+    old: Annotated[str, typer.Argument(metavar="OLD", help="Who leaves.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Who takes its place; a name of its own.")],
+    dead: Annotated[bool, typer.Option("--dead", help="OLD is gone for ever.")] = False,
+    host: Annotated[str, typer.Option(help="Where NEW listens, when cluster.yaml does not say.")] = "",
+    port: Annotated[int, typer.Option(help="With --host.")] = 0,
+    no_migrate: NoMigrate = False,
+    verify: Verify = False,
+    depth: Depth = None,
+    rate: Rate = "auto",
+    hold_release: HoldRelease = None,
+    wait: Wait = True,
+    no_write_spec: NoWriteSpec = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    confirm: Confirm = None,
+) -> int:
+    """Give a node's place on the ring and its slots to a new one."""
+    from iotctl.execute.change import ChangeRequest
+    from iotctl.execute.facts import plan_facts
+    from iotctl.plan.make import make_replace
+    from iotctl.spec.units import parse_rate
+
+    session = session_of(ctx)
+    options = _options(verify, depth, no_migrate, hold_release, rate, dead=dead)
+    if dead:
+        _bury(session, old, "replace the dead", confirm, dry_run=dry_run)
+    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
+    plan = make_replace(facts, old, new)
+    request = ChangeRequest(
+        by=session.operator,
+        options=options,
+        wait=wait,
+        wait_s=session.options.timeout_s,
+        write_spec=not no_write_spec,
+        host=host,
+        port=port,
+    )
+    question = f"replace {old} by {new} in {session.source.name}?"
+    return execute_plan(session, plan, request, question=question, yes=yes or dead, dry_run=dry_run)
+
+
+def _bury(session: Session, node: str, what: str, confirm: str | None, *, dry_run: bool) -> None:
+    """Before a change without `node`: it must be silent, and an open operation must go on without it."""
+    from iotctl.execute.change import check_silent
+    from iotctl.execute.operations import open_operations, wait_operation
+    from nodeagent.model.requests import Steer
+
+    check_silent(session.cluster.statuses(), node)
+    if dry_run:
+        return
+    session.confirm_name(f"{what} {node} ({session.source.name})", name=session.source.name, given=confirm)
+    for operation in open_operations(session.cluster.meta(strong=True)):
+        if node in operation.dead:
+            continue
+        session.cluster.steer(Steer(operation.id, "dead", session.operator, node=node))
+        session.output.note(f"{operation.id} goes on without {node}")
+        with session.progress() as progress:
+            wait_operation(
+                session.cluster,
+                operation.id,
+                on_update=lambda op: progress.update(f"{op.id} {op.stage}", note=op.state()),
+                timeout_s=session.options.timeout_s,
+            )
 
 
 def execute_plan(
@@ -255,7 +315,9 @@ def execute_plan(
     return 0
 
 
-def _options(verify: bool, depth: str | None, no_migrate: bool, hold: str | None, rate: str) -> Options:
+def _options(
+    verify: bool, depth: str | None, no_migrate: bool, hold: str | None, rate: str, *, dead: bool = False
+) -> Options:
     from iotctl.spec.units import parse_duration_ms, parse_rate
     from nodeagent.model.operation import Options
 
@@ -265,6 +327,7 @@ def _options(verify: bool, depth: str | None, no_migrate: bool, hold: str | None
         no_migrate=no_migrate,
         hold_release_ms=parse_duration_ms(hold) if hold else 0,
         rate_bytes_per_s=parse_rate(rate),
+        dead=dead,
     )
 
 

@@ -81,6 +81,25 @@ def remove_node(
     return show_plan(session, make_remove(facts, names), out=out, detailed=detailed_exitcode)
 
 
+@app.command("replace-node")
+def replace_node(
+    ctx: typer.Context,
+    old: Annotated[str, typer.Argument(metavar="OLD", help="Who leaves.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Who takes its place.")],
+    rate: Rate = "auto",
+    out: Out = None,
+    detailed_exitcode: Detailed = False,
+) -> int:
+    """Plan giving a node's place to a new one."""
+    from iotctl.execute.facts import plan_facts
+    from iotctl.plan.make import make_replace
+    from iotctl.spec.units import parse_rate
+
+    session = session_of(ctx)
+    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
+    return show_plan(session, make_replace(facts, old, new), out=out, detailed=detailed_exitcode)
+
+
 @app.command("show")
 def show(
     ctx: typer.Context, file: Annotated[str, typer.Argument(metavar="PLAN", help="A saved plan.")]

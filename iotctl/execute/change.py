@@ -21,6 +21,7 @@ from iotctl.plan.apply import changes_of, check_fresh
 from iotctl.plan.model import Plan, Step
 from iotctl.spec.cluster import ClusterSource, NodeEntry, load_cluster
 from iotctl.spec.edit import add_node, diff, remove_node
+from nodeagent.model.config import RaftSettings
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import Operation, Options, Ranges
 from nodeagent.model.requests import BeginChange, NodeStatus
@@ -28,6 +29,9 @@ from nodeagent.partition.change import Change
 from nodeagent.partition.ranges import union
 
 START_TIMEOUT_S = 30.0
+SILENT_MS = 10 * RaftSettings().election_timeout_ms
+"""A node that some agent heard from within this is not dead."""
+
 POLL_S = 0.1
 
 OnNote = Callable[[str], None]
@@ -87,7 +91,8 @@ def execute(
     state = "running"
     version = view.table_version
     for i, (step, change) in enumerate(zip(plan.steps, changes, strict=True)):
-        entry = _newcomer(source, fleet, step, request) if step.kind == "add" else None
+        leaves = {"remove": step.node, "replace": step.replaces}.get(step.kind)
+        entry = _newcomer(source, fleet, step, request) if step.kind in ("add", "replace") else None
         status = probe(entry) if entry else None
         operation = cluster.begin_change(_begin(step, change, request, version, entry, status))
         begun.append(operation.id)
@@ -95,8 +100,8 @@ def execute(
         if entry:
             _spec_edit(source, partial(_with, entry=entry), request, on_note)
         if not request.wait:
-            if step.kind == "remove":
-                _spec_edit(source, partial(remove_node, name=step.node), request, on_note)
+            if leaves is not None:
+                _spec_edit(source, partial(remove_node, name=leaves), request, on_note)
             continue
         last = i == len(plan.steps) - 1
         operation = _wait(cluster, operation, request, on_update, final=last)
@@ -107,8 +112,8 @@ def execute(
                 why=operation.last_error,
                 next=f"iotctl ops show {operation.id}",
             )
-        if step.kind == "remove" and state == "done":
-            _removed(source, fleet, step.node, request, on_note)
+        if leaves is not None and state == "done":
+            _removed(source, fleet, leaves, request, on_note)
         version = cluster.meta(strong=True).table_version
     return Executed(begun, state, [s.node for s in plan.steps])
 
@@ -153,6 +158,7 @@ def _begin(
         weight=step.weight or 1.0,
         table_version=version,
         gains=tuple((h, union(*r)) for h, r in sorted(gains.items())),
+        replaces=step.replaces,
     )
 
 
@@ -267,6 +273,27 @@ def probe_newcomer(
         )
 
     return probe
+
+
+def check_silent(statuses: Mapping[str, NodeStatus | NodeAgentError], name: str) -> None:
+    """Refuse to call a node dead that answers, or that any agent heard from lately.
+
+    Raises:
+        RefusedProblem: names who heard it and when.
+    """
+    if isinstance(statuses.get(name), NodeStatus):
+        raise RefusedProblem(f"{name} is not dead: it answers", next="leave --dead out")
+    heard = {
+        s.node: s.heard_ms[name]
+        for s in statuses.values()
+        if isinstance(s, NodeStatus) and name in s.heard_ms
+    }
+    last = min(heard, key=heard.__getitem__, default=None)
+    if last is not None and heard[last] < SILENT_MS:
+        raise RefusedProblem(
+            f"{name} is not dead: {last} heard from it {heard[last]} ms ago",
+            next=f"repeat when it has been silent for {SILENT_MS // 1000} s, or leave --dead out",
+        )
 
 
 def check_plan(plan: Plan) -> None:

@@ -93,7 +93,7 @@ def copied(operation: Operation) -> Ranges:
     done: list[Ranges] = []
     for move in operation.moves:
         slots = move.slots
-        for member in move.target_members:
+        for member in operation.required(move.target):
             held = [c.slots for c in operation.copies if c.target == move.target and c.node == member]
             slots = ranges.intersect(slots, ranges.union(*held))
         done.append(slots)
@@ -138,7 +138,7 @@ def _blocked_moving(operation: Operation) -> str:
         return "iotctl ops release, or the end of --hold-release"
     owed = []
     for move in operation.moves:
-        for member in move.target_members:
+        for member in operation.required(move.target):
             held = [c.slots for c in operation.copies if c.target == move.target and c.node == member]
             if ranges.subtract(move.slots, ranges.union(*held)):
                 owed.append(member)

@@ -85,6 +85,9 @@ def changes_of(plan: Plan, table: PartitionTable) -> tuple[Change, ...]:
                 ring = ring.adding(RingNode(step.node, step.position, step.weight))
             elif kind is ChangeKind.REMOVE:
                 ring = ring.removing(step.node)
+            elif kind is ChangeKind.REPLACE:
+                place = RingNode(step.node, step.position, step.weight)
+                ring = ring.removing(step.replaces).adding(place)
             new = current.moved(gains, ring, current.version + 1)
             changes.append(change_between(kind, step.node, current, new, plan.replicas))
     except (NodeAgentError, ValueError) as error:

@@ -39,6 +39,14 @@ def check_remove(facts: ClusterFacts, nodes: Sequence[NodeId]) -> tuple[Refusal,
     return tuple(out)
 
 
+def check_replace(facts: ClusterFacts, old: NodeId, new: NodeId) -> tuple[Refusal, ...]:
+    unknown = () if old in facts.table.ring else (_unknown(old),)
+    if new == old:
+        reason = f"{new} cannot replace itself: its groups could not tell the two apart"
+        return (*unknown, Refusal("same_name", new, reason, "give the new node a name of its own"))
+    return (*unknown, *check_add(facts, [new], None, {}))
+
+
 def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Refusal]:
     """Every group that seals or changes members needs a live majority of its members today."""
     affected: dict[NodeId, tuple[NodeId, ...]] = {}

@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from iotctl.plan.check import check_add, check_disks, check_newcomers, check_quorums, check_remove
+from iotctl.plan.check import (
+    check_add,
+    check_disks,
+    check_newcomers,
+    check_quorums,
+    check_remove,
+    check_replace,
+)
 from iotctl.plan.facts import ClusterFacts
 from iotctl.plan.model import (
     GroupChange,
@@ -25,7 +32,7 @@ from nodeagent.model.ids import NodeId
 from nodeagent.partition.balance import ByteArray, lower_bound_slots, spread
 from nodeagent.partition.change import Change, ChangeKind
 from nodeagent.partition.cost import CopyCost, bytes_array, copy_cost, node_bytes, placement_bytes
-from nodeagent.partition.planner import plan_adds, plan_rebalance, plan_removes
+from nodeagent.partition.planner import plan_adds, plan_rebalance, plan_removes, plan_replace
 from nodeagent.partition.ranges import count, to_slots
 from nodeagent.partition.ring import Ring
 from nodeagent.partition.table import PartitionTable
@@ -33,7 +40,7 @@ from nodeagent.partition.table import PartitionTable
 HOT_TIMES_MEAN = 4.0
 HOT_SLOTS_MAX = 20
 
-ADD, REMOVE, REBALANCE = "add-node", "remove-node", "rebalance"
+ADD, REMOVE, REPLACE, REBALANCE = "add-node", "remove-node", "replace-node", "rebalance"
 
 
 def make_add(
@@ -62,6 +69,15 @@ def make_remove(facts: ClusterFacts, nodes: Sequence[NodeId]) -> Plan:
         return _plan(REMOVE, facts, (), refusals)
     changes = plan_removes(facts.table, nodes, facts.replicas, facts.slot_bytes or None)
     return _plan(REMOVE, facts, changes, ())
+
+
+def make_replace(facts: ClusterFacts, old: NodeId, new: NodeId) -> Plan:
+    """`new` takes the ring place, the weight and the slots of `old`."""
+    refusals = check_replace(facts, old, new)
+    if refusals:
+        return _plan(REPLACE, facts, (), refusals)
+    change = plan_replace(facts.table, old, new, facts.replicas)
+    return _plan(REPLACE, facts, (change,), tuple(check_newcomers(facts, [new])))
 
 
 def make_rebalance(facts: ClusterFacts, moves_max: int | None = None) -> Plan:
@@ -131,13 +147,16 @@ def _group_changes(
 
 def _step(change: Change, cost: CopyCost) -> Step:
     slots = sum(count(m.slots) for m in change.moves)
-    if change.kind is not ChangeKind.ADD:
+    if change.kind not in (ChangeKind.ADD, ChangeKind.REPLACE):
         return Step(change.kind.value, change.node, 0, "", 0.0, slots, cost.total)
     ring = change.new.ring
     at = ring.index(change.node)
     placed = ring.nodes[at]
     after = ring.nodes[at - 1].node
-    return Step(change.kind.value, change.node, placed.position, after, placed.weight, slots, cost.total)
+    replaces = next((n for n in change.old.ring.names if n not in ring), "")
+    return Step(
+        change.kind.value, change.node, placed.position, after, placed.weight, slots, cost.total, replaces
+    )
 
 
 def _summary(

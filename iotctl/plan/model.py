@@ -102,13 +102,15 @@ class Step(msgspec.Struct, frozen=True):
     weight: float
     slots: int
     bytes_copied: int
+    replaces: str = ""
+    """replace: whose place on the ring `node` takes."""
 
 
 class Plan(msgspec.Struct, frozen=True):
     """Invariant: with a refusal there is no move, no group change and no step."""
 
     kind: str
-    """`add-node`, `remove-node` or `rebalance`."""
+    """`add-node`, `remove-node`, `replace-node` or `rebalance`."""
 
     table_version: int
     spec_hash: str

@@ -133,6 +133,11 @@ class Replica:
             return  # the group must be at rest until its new state is in place
         self.raft.step(sender, message, self.desk.now)
 
+    @property
+    def installing(self) -> bool:
+        """Whether a snapshot is being pulled."""
+        return self._installing is not None
+
     def tick(self) -> None:
         self.raft.tick(self.desk.now)
 

@@ -16,6 +16,9 @@ class AppendRequest(_Message, tag=1, frozen=True):
     """Entries that follow (`prev_index`, `prev_term`). Empty `entries` is a probe or a commit notice.
 
     `read` is the leader's newest read round (0 for none): the reply echoes it (ReadIndex).
+    `addition` tells one membership of the follower from the next: 0 when it was a member at the start of
+    the term, else the index of the config that brought it in. Its answers carry it, so that a late one of
+    a replica that was removed does not count for the one that came after it.
     """
 
     prev_index: int
@@ -23,6 +26,7 @@ class AppendRequest(_Message, tag=1, frozen=True):
     commit: int
     entries: list[Entry]
     read: int = 0
+    addition: int = 0
 
 
 class AppendReply(_Message, tag=2, frozen=True):
@@ -38,6 +42,7 @@ class AppendReply(_Message, tag=2, frozen=True):
     hint_index: int = 0
     hint_term: int = 0
     read: int = 0
+    addition: int = 0
 
 
 class Heartbeat(_Message, tag=3, frozen=True):
@@ -45,6 +50,7 @@ class Heartbeat(_Message, tag=3, frozen=True):
 
     commit: int
     read: int = 0
+    addition: int = 0
 
 
 class HeartbeatReply(_Message, tag=4, frozen=True):
@@ -82,6 +88,7 @@ class SnapshotOffer(_Message, tag=8, frozen=True):
 
     base: Base
     snapshot: str
+    addition: int = 0
 
 
 class ReadRequest(_Message, tag=9, frozen=True):

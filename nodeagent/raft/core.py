@@ -164,6 +164,7 @@ class Raft(State):
             self._follow(sender)
         self._contact_at = self.clock
         self._election_at = self.clock + self._election_ms
+        self.addition = message.addition
         if isinstance(message, AppendRequest):
             on_append(self, sender, message)
         elif isinstance(message, Heartbeat):

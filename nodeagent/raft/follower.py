@@ -37,7 +37,9 @@ def _reject(state: State, leader: NodeId, request: AppendRequest) -> None:
     hint = log.last_not_after(request.prev_index, request.prev_term)
     hint_term = log.term(hint)
     assert hint_term is not None, f"{state.node}: leader {leader} disagrees below our base {log.base.index}"
-    reply = AppendReply(state.term, False, request.prev_index, hint, hint_term, request.read)
+    reply = AppendReply(
+        state.term, False, request.prev_index, hint, hint_term, request.read, request.addition
+    )
     state.after.append((leader, reply))
 
 

@@ -115,22 +115,22 @@ class Leader:
         check_step(state.log.config, config)
         index = state.log.last_index + 1
         state.append(index, [Entry(state.term, int(EntryKind.CONFIG), encode_config(config))])
-        self._update_peers()
+        self._update_peers(index)
         self.dirty = True
         return index
 
-    def _update_peers(self) -> None:
+    def _update_peers(self, addition: int = 0) -> None:
         state = self.state
         self.peers = sorted(set(state.log.config.members) - {state.node})
         known = self.progress
         next_index = state.log.last_index + 1
-        self.progress = {p: known.get(p) or Progress(next_index, state.clock) for p in self.peers}
+        self.progress = {p: known.get(p) or Progress(next_index, state.clock, addition) for p in self.peers}
 
     # Answers
 
     def on_append_reply(self, peer: NodeId, reply: AppendReply) -> None:
         progress = self.progress.get(peer)
-        if progress is None:
+        if progress is None or reply.addition != progress.addition:
             return
         progress.active = True
         state = self.state
@@ -249,7 +249,10 @@ class Leader:
         prev = progress.next - 1
         end = prev + len(entries)
         read = self.reads.round if self.reads.is_open else 0
-        self._send(peer, AppendRequest(state.term, prev, prev_term, state.commit, entries, read))
+        self._send(
+            peer,
+            AppendRequest(state.term, prev, prev_term, state.commit, entries, read, progress.addition),
+        )
         if entries or progress.state is _PROBE:
             progress.sent(end, state.log.bytes_between(prev, end), state.clock)
         else:
@@ -262,7 +265,8 @@ class Leader:
         state = self.state
         commit = min(progress.match, state.commit)
         progress.commit_sent = max(progress.commit_sent, commit)
-        self._send(peer, Heartbeat(state.term, commit, self.reads.round if self.reads.is_open else 0))
+        read = self.reads.round if self.reads.is_open else 0
+        self._send(peer, Heartbeat(state.term, commit, read, progress.addition))
 
     def _send(self, peer: NodeId, message: RaftMessage) -> None:
         # Other leaders' terms were durable before they asked for votes. A lone voter asked nobody, so its
@@ -285,7 +289,7 @@ class Leader:
         progress = self.progress.get(peer)
         if progress is None or progress.state is not _SNAPSHOT:
             return
-        progress.offer = SnapshotOffer(self.state.term, self.state.log.base, snapshot)
+        progress.offer = SnapshotOffer(self.state.term, self.state.log.base, snapshot, progress.addition)
         self._send(peer, progress.offer)
 
     def snapshot_failed(self, peer: NodeId) -> None:

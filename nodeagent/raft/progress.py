@@ -26,6 +26,7 @@ class Progress:
 
     __slots__ = (
         "active",
+        "addition",
         "commit_sent",
         "inflight",
         "inflight_bytes",
@@ -39,13 +40,16 @@ class Progress:
         "state",
     )
 
-    def __init__(self, next_index: int, now: int) -> None:
+    def __init__(self, next_index: int, now: int, addition: int = 0) -> None:
         self.state = ProgressState.PROBE
         self.match = 0
         """Highest index known to be durable there."""
 
         self.next = next_index
         """First index of the next append."""
+
+        self.addition = addition
+        """Of which membership this is (`AppendRequest`)."""
 
         self.active = False
         """It answered since the last quorum check."""

@@ -86,6 +86,7 @@ class State:
     """Invariants: handed-out entries are committed and durable here; `commit` never falls."""
 
     __slots__ = (
+        "addition",
         "after",
         "clock",
         "commit",
@@ -114,6 +115,9 @@ class State:
         self.vote: NodeId = hard.vote
         self.role = Role.FOLLOWER
         self.leader: NodeId | None = None
+        self.addition = 0
+        """Of this membership, as the leader last said (`AppendRequest`)."""
+
         # Only the base is known to be committed. `applied` may lie in entries whose predecessors in this
         # log a leader still has to replace: a snapshot's state can be newer than its base.
         self.commit = log.base.index
@@ -157,4 +161,4 @@ class State:
             if to == leader and isinstance(last, AppendReply) and last.accepted and last.term == self.term:
                 match, read = max(match, last.match), max(read, last.read)
                 self.after.pop()
-        self.after.append((leader, AppendReply(self.term, True, match, read=read)))
+        self.after.append((leader, AppendReply(self.term, True, match, read=read, addition=self.addition)))

@@ -119,7 +119,9 @@ class Scenario:
         for group in self.storage_groups:
             self.request(q.PutSchema(schema_of(group)), q.SchemaInForce)
 
-    def change(self, kind: str, node: str, *, replaces: str = "", dead: bool = False) -> str:
+    def change(
+        self, kind: str, node: str, *, replaces: str = "", dead: bool = False, after: str | None = None
+    ) -> str:
         target = self.sim.nodes[node]
         self.history.change_began = self.sim.now
         begin = q.BeginChange(
@@ -127,6 +129,7 @@ class Scenario:
             node,
             "sim",
             Options(dead=dead),
+            after=after,
             host=node,
             port=1,
             http_port=2,

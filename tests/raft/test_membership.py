@@ -9,11 +9,11 @@ import pytest
 
 from nodeagent.model.entries import Config
 from nodeagent.model.errors import Refused
-from nodeagent.model.raft_messages import HeartbeatReply
+from nodeagent.model.raft_messages import AppendReply, AppendRequest, HeartbeatReply
 from nodeagent.raft import ProgressState, Role, check_step
 
 from .network import Cluster
-from .single import flush, hold, leader
+from .single import flush, hold, leader, sent
 
 
 def config(voters: str, learners: str = "") -> Config:
@@ -239,3 +239,19 @@ def test_a_snapshot_carries_the_config_and_the_new_member() -> None:
     cluster.tick(100)
     assert cluster["d"].log.base.config == config("abc", "d")
     assert cluster["a"].status().progress["d"].state is ProgressState.REPLICATE
+
+
+def test_a_late_answer_of_an_earlier_membership_does_not_count_for_the_next() -> None:
+    """`d` was a member, left, lost what it held and is added again; a delayed acknowledgement arrives."""
+    raft = leader(voters="abc", learners="d")
+    hold(raft, "bcd", 1)
+    raft.change(config("abc"), raft.clock)
+    hold(raft, "bc", 2)
+    raft.change(config("abc", "d"), raft.clock)
+    hold(raft, "bc", 3)
+    late = AppendReply(raft.term, True, 2)
+    raft.step("d", late, raft.clock)
+    assert raft.status().progress["d"].match == 0
+    probe = sent(flush(raft), AppendRequest, "d")[-1]
+    raft.step("d", AppendReply(raft.term, True, 3, addition=probe.addition), raft.clock)
+    assert probe.addition == 3 and raft.status().progress["d"].match == 3

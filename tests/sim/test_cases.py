@@ -6,10 +6,11 @@ from nodeagent.model import requests as q
 from nodeagent.model.ids import META
 from nodeagent.model.operation import Options
 from nodeagent.model.requests import OperationReply
+from nodeagent.storage import layout
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.disk import Fault
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import CLIENT
+from nodeagent.testing.sim import CLIENT, SNAPSHOT_TTL_MS
 
 
 def formed(seed: int) -> Scenario:
@@ -61,6 +62,57 @@ def test_a_newcomer_that_missed_the_cancel_starts_afresh() -> None:
         scenario.finish(scenario.change("add-node", newcomer))
     scenario.quiet()
     scenario.read_everything()
+
+
+def test_a_new_leader_sends_no_state_older_than_the_log_it_inherited() -> None:
+    """Else a newcomer is left with an `Adopt` of files that were never staged with it."""
+    scenario = formed(2)
+    first, second = scenario.newcomers
+    scenario.sim.nodes[first].start()
+    operation = scenario.change("add-node", first)
+    scenario.until(lambda: scenario.stage(operation) in ("FORMAL", "MOVING"), "slots are open")
+    record = scenario.record(operation)
+    assert record is not None and record.created_group is not None
+    group = record.created_group
+    for node in scenario.sim.nodes.values():  # its checkpoints stay older than the adoption
+        node.disk.faults += [Fault("rename", path=layout.checkpoint_path(group), times=1 << 30)]
+    scenario.finish(operation)
+    newcomer = scenario.sim.nodes[second]
+    newcomer.start()
+    scenario.sim.pause(800)
+    newcomer.disk.faults.clear()
+    operation = scenario.change("add-node", second, after=first)
+    scenario.until(
+        lambda: any(
+            node.alive
+            and group in node.host.data
+            and second in node.host.data[group].raft.log.config.learners
+            for node in scenario.sim.nodes.values()
+        ),
+        "the second newcomer learns",
+    )
+    for name in record.created_members:
+        scenario.kill(name, 50, power=True)
+    scenario.sim.pause(2_000)
+    for node in scenario.sim.nodes.values():
+        node.disk.faults.clear()
+    scenario.finish(operation)
+    finish_all(scenario)
+
+
+def test_a_member_away_for_longer_than_its_snapshot_gets_another() -> None:
+    scenario = formed(2)
+    newcomer = scenario.newcomers[0]
+    node = scenario.sim.nodes[newcomer]
+    node.start()
+    scenario.sim.faults.job_ms = (100, 400)
+    operation = scenario.change("add-node", newcomer)
+    scenario.until(lambda: any(r.installing for r in node.host.data.values()), "it installs a snapshot")
+    scenario.kill(newcomer, 4 * SNAPSHOT_TTL_MS, power=True)
+    scenario.sim.pause(4 * SNAPSHOT_TTL_MS)
+    scenario.sim.faults.job_ms = (1, 10)
+    scenario.finish(operation)
+    finish_all(scenario)
 
 
 def joined(scenario: Scenario) -> None:

@@ -11,10 +11,11 @@ from nodeagent.testing.mutants import MUTANTS, hunt
 from nodeagent.testing.scenario import run
 
 PINNED = (
+    14,  # an answer of an earlier membership arrives late
     87,  # a node rejoins a group it has just left, while its old replica is being removed
     234,  # a slot leaves and comes back while the close of its seal is still under way
 )
-SEEDS = (*range(1, 51), *PINNED)
+SEEDS = sorted({*range(1, 51), *PINNED})
 
 
 def outcome(seed: int) -> str:
