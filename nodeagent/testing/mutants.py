@@ -198,6 +198,12 @@ MUTANTS = (
         "            pass",
     ),
     Mutant(
+        "late answers of an earlier membership count",
+        "raft/leader.py",
+        "if progress is None or reply.addition != progress.addition:",
+        "if progress is None:",
+    ),
+    Mutant(
         "a release takes an open slot along",
         "data/state.py",
         "        gone = self.slots.release(command.operation)",

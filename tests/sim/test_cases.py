@@ -64,9 +64,10 @@ def test_a_newcomer_that_missed_the_cancel_starts_afresh() -> None:
     scenario.read_everything()
 
 
-def test_a_new_leader_sends_no_state_older_than_the_log_it_inherited() -> None:
+@pytest.mark.parametrize("seed", [2, 7, 12])
+def test_a_new_leader_sends_no_state_older_than_the_log_it_inherited(seed: int) -> None:
     """Else a newcomer is left with an `Adopt` of files that were never staged with it."""
-    scenario = formed(2)
+    scenario = formed(seed)
     first, second = scenario.newcomers
     scenario.sim.nodes[first].start()
     operation = scenario.change("add-node", first)
