@@ -56,6 +56,8 @@ class World:
     """See the module. The cluster client is made when first used and lives until `close`."""
 
     fleet: LocalFleet
+    rows_before: int = 0
+    victim: str = ""
     _cluster: BlockingCluster | None = None
     _processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
     _loads: list[Load] = field(default_factory=list)

@@ -69,6 +69,9 @@ class FakeCluster:
 
     names: list[str] = field(default_factory=lambda: [f"node{i}" for i in range(1, 6)])
     down: set[str] = field(default_factory=set)
+    silent_ms: int = 60_000
+    """How long nobody heard those that are down."""
+
     operations: list[Operation] = field(default_factory=list)
     begun: list[BeginChange] = field(default_factory=list)
     steered: list[Steer] = field(default_factory=list)
@@ -146,7 +149,7 @@ class FakeCluster:
             started_ms=NOW_MS - 1000,
             table_version=self.version,
             groups=tuple(groups),
-            heard_ms={n: 40 for n in up if n != node},
+            heard_ms={n: 40 for n in up if n != node} | dict.fromkeys(self.down, self.silent_ms),
             disk_free_bytes=10**12,
             cert_expires_ms=NOW_MS * 2,
         )

@@ -234,10 +234,22 @@ def test_a_person_is_asked(spec: Path, answer: str, code: Exit) -> None:
 def test_yes_never_replaces_the_cluster_name(spec: Path) -> None:
     """Grade two: `remove-node --dead` needs --confirm with the right name."""
     words = ("cluster", "remove-node", "node3", "--dead", "--yes")
-    done = iotctl(spec, *words, cluster=FakeCluster())
+    done = iotctl(spec, *words, cluster=FakeCluster(down={"node3"}))
     assert done.code == Exit.REFUSED and "--confirm plant" in done.err
-    wrong = iotctl(spec, *words, "--confirm", "other", cluster=FakeCluster())
+    wrong = iotctl(spec, *words, "--confirm", "other", cluster=FakeCluster(down={"node3"}))
     assert wrong.code == Exit.REFUSED and "'other'" in wrong.err
+    cluster = FakeCluster(down={"node3"})
+    assert iotctl(spec, *words, "--confirm", "plant", cluster=cluster).code == Exit.DONE
+    assert [(b.kind, b.node, b.options.dead) for b in cluster.begun] == [("remove-node", "node3", True)]
+
+
+@pytest.mark.parametrize("down", [set(), {"node3"}])
+def test_a_node_that_was_heard_lately_is_not_dead(spec: Path, down: set[str]) -> None:
+    """It answers, or some agent heard it a moment ago: the right name does not help."""
+    cluster = FakeCluster(down=down, silent_ms=900)
+    words = ("cluster", "remove-node", "node3", "--dead", "--confirm", "plant")
+    done = iotctl(spec, *words, cluster=cluster)
+    assert done.code == Exit.REFUSED and "not dead" in done.err and not cluster.begun
 
 
 def test_dry_run_begins_nothing(spec: Path) -> None:

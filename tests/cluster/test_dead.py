@@ -1,0 +1,93 @@
+"""Nodes that die for good, in the middle of a change and outside one, and a node that is replaced."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from iotctl.execute.change import SILENT_MS
+from nodeagent.model.operation import Stage
+from tests.cluster.conftest import MakeWorld
+from tests.cluster.world import World, until
+
+pytestmark = pytest.mark.real
+
+SLOW, FAST = "6KB/s", "200MB/s"
+
+
+@pytest.fixture(scope="module")
+def world(make_world: MakeWorld) -> Iterator[World]:
+    world = make_world("dead")
+    world.rows_before = world.rows()
+    yield world
+
+
+def bury(world: World, *words: str) -> None:
+    """Refused while the node was heard lately; done when it has been silent for long enough."""
+    said = world.iotctl("cluster", *words, "--dead", "--confirm", "plant")
+    assert said.code == 5 and "is not dead" in said.err, said.err
+    time.sleep(SILENT_MS / 1000)
+    said = world.iotctl("cluster", *words, "--dead", "--confirm", "plant")
+    assert said.code == 0, said.err
+
+
+def check_whole(world: World, *gone: str) -> None:
+    """All rows, equal on R replicas, none of them on a node that is gone."""
+    until(lambda: world.status().healthy, 60.0, lambda: str(world.status().problems))
+    assert all(len(m) == 3 and not set(m) & set(gone) for m in world.members().values()), world.members()
+    said = world.iotctl("verify", "--depth", "hash")
+    assert said.code == 0, said.out + said.err
+
+
+def test_a_member_that_dies_for_good_in_a_change_is_left_behind_and_then_removed(world: World) -> None:
+    """node6 is being added when a member of its group dies: the change ends without it, then it goes."""
+    load = world.load()
+    said = world.iotctl("cluster", "add-node", "node6", "--yes", "--no-wait", "-o", "json")
+    assert said.code == 0, said.err
+    operation = said.json["operations"][0]
+    record = world.wait_stage(operation, Stage.MOVING)
+    assert world.iotctl("ops", "set", operation, "--rate", SLOW).code == 0
+    world.reconnect()
+    victim = record.created_members[1]
+    assert world.fleet.kill(victim)
+    assert world.iotctl("ops", "set", operation, "--rate", FAST).code == 0
+    bury(world, "remove-node", victim)
+    amended = world.operation(operation)
+    assert amended is not None and amended.stage is Stage.DONE and amended.dead == [victim]
+    assert victim not in world.cluster.meta().ring and victim not in world.fleet.spec_path.read_text()
+    assert world.check_load(load) > 0
+    check_whole(world, victim)
+    world.victim = victim
+
+
+def test_what_returns_of_a_dead_node_is_not_heard(world: World) -> None:
+    """Its directory lies aside; started from there it is refused by everybody, and nothing changes."""
+    before = world.members()
+    aside = next((world.fleet.directory / "removed").glob(f"{world.victim}-*"))
+    home = world.fleet.directory / world.victim
+    aside.rename(home)
+    try:
+        world.fleet.start([world.victim])
+        log = home / "agent.log"
+        until(lambda: "was retired" in log.read_text(), 30.0, lambda: log.read_text()[-2000:])
+    finally:
+        world.fleet.kill(world.victim)
+        home.rename(aside)
+    assert world.members() == before and world.status().healthy
+
+
+def test_a_node_takes_the_place_of_another(world: World) -> None:
+    ring = world.cluster.meta().ring
+    slots = {n.id: n.slots for n in world.status().nodes}
+    old = next(n for n in ring if n != "node6")
+    said = world.iotctl("cluster", "replace-node", old, "node7", "--yes")
+    assert said.code == 0, said.err
+    world.reconnect()
+    assert world.cluster.meta().ring == tuple("node7" if n == old else n for n in ring)
+    assert {n.id: n.slots for n in world.status().nodes} == {
+        "node7" if n == old else n: count for n, count in slots.items()
+    }
+    names = [n.name for n in world.fleet.nodes()]
+    assert "node7" in names and old not in names
+    check_whole(world, old)
+    assert world.rows() >= world.rows_before
