@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check sim mutants bench
+.PHONY: demo test check sim matrix mutants bench
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,9 @@ check: $(VENV)/.installed
 
 sim: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing $(or $(ARGS),1 200)
+
+matrix: $(VENV)/.installed
+	$(BIN)/python -m nodeagent.testing.matrix $(ARGS)
 
 mutants: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.mutants $(ARGS)

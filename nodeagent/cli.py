@@ -25,12 +25,18 @@ Directory = Annotated[Path, typer.Argument(help="The node's directory (holds nod
 
 
 @app.command("run")
-def run_command(directory: Directory) -> None:
+def run_command(
+    directory: Directory,
+    test_holds: Annotated[
+        str | None, typer.Option(help="Let tests stop operations at points; comma-separated, may be empty.")
+    ] = None,
+) -> None:
     """Run the node of DIRECTORY until SIGTERM or SIGINT. SIGHUP loads a renewed certificate."""
     from nodeagent.runtime.agent import run
 
+    holds = None if test_holds is None else [p for p in test_holds.split(",") if p]
     with _errors():
-        sys.exit(run(directory))
+        sys.exit(run(directory, holds))
 
 
 @app.command("init")

@@ -42,6 +42,8 @@ class Handlers:
             return self._to_meta(token, request)
         if isinstance(request, q.GetStatus | q.FetchChunk):
             return desk.refuse(token, "invalid_input", "the shell answers this request")
+        if isinstance(request, q.SetHolds):
+            return desk.reply(token, self.host.operations.hold(request.points) or q.Accepted())
         if isinstance(request, q.PullUnit):
             op = self.host.meta.open_operation()
             fits = op if op is not None and op.id == request.operation else None
@@ -136,7 +138,7 @@ class Handlers:
     def _to_data(self, token: int, request: q.Request) -> None:
         host = self.host
         assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetMeta | q.PutSchema | q.BeginChange)
-        assert not isinstance(request, q.Steer | q.Forward | q.FetchChunk | q.PullUnit)
+        assert not isinstance(request, q.Steer | q.SetHolds | q.Forward | q.FetchChunk | q.PullUnit)
         replica = host.data.get(request.group)
         if replica is None:
             damage = host.damaged.get(request.group)

@@ -1,5 +1,6 @@
 """Carries out what `scaling` finds due, on this node: for its groups and for the meta group."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,7 +17,7 @@ from nodeagent.model.requests import BeginChange, ErrorReply, Forward, NodeRecor
 from nodeagent.partition.change import Change, ChangeKind, change_between
 from nodeagent.partition.planner import plan_add, plan_remove, plan_replace
 from nodeagent.partition.table import PartitionTable
-from nodeagent.scaling import groups, membership
+from nodeagent.scaling import groups, holds, membership
 
 if TYPE_CHECKING:
     from nodeagent.host.host import Host
@@ -40,15 +41,34 @@ class Operations:
         self._proposed: dict[GroupId, tuple[int, int]] = {}
         """group -> (term, index) of the last command proposed; no other before it is applied"""
 
+        self.holds: frozenset[str] = frozenset()
+        """Points of `scaling.holds`."""
+
+        self.may_hold = False
+        """Whether this agent was started for tests, which alone set any."""
+
         self._waiting_since: tuple[str, Stage, int] = ("", Stage.DONE, 0)
         self._lease_since: tuple[str, int, int] = ("", 0, 0)
         """(operation, serial, when this leader first saw it)"""
+
+    def hold(self, points: Collection[str]) -> ErrorReply | None:
+        """Stop at these points from now on, and at no other."""
+        if not self.may_hold:
+            return ErrorReply(
+                "refused", "hold points are for tests", "start the agent with `nodeagent run --test-holds`"
+            )
+        unknown = sorted(set(points) - set(holds.POINTS))
+        if unknown:
+            return ErrorReply("invalid_input", f"no hold point {unknown[0]}", ", ".join(holds.POINTS))
+        self.holds = frozenset(points)
+        return None
 
     def drive(self) -> None:
         host = self.host
         op = host.meta.open_operation()
         wanted: set[GroupId] = set()
-        if op is not None:
+        stopped = op is not None and holds.is_stopped(op, self.holds)
+        if op is not None and not stopped:
             states = {g: r.state for g, r in host.data.items() if r.state.recovered}
             for report in groups.sources_due(op, host.node, states, host.desk.wall):
                 self.report(report.command)
@@ -57,7 +77,7 @@ class Operations:
             for replica in host.data.values():
                 if replica.leads:
                     self._drive_group(op, replica, wanted)
-        if host.meta.applied:
+        if host.meta.applied and not stopped:
             groups_here = host.meta.image.groups.values()
             mine = {g.group for g in groups_here if host.node in g.members}
             host.mover.drive(host.meta.image.operations, wanted, mine)
@@ -146,6 +166,8 @@ class Operations:
         if isinstance(step, membership.Transfer):
             replica.raft.transfer(step.target, host.desk.now)
             return
+        if op is not None and holds.is_stopped(op, self.holds):
+            return
         if op is not None and not op.meta_ready and self._meta_ready(op):
             self.report(meta.MetaReady(host.desk.wall, op.id))
         self._watch_stage(op)
@@ -164,7 +186,7 @@ class Operations:
     def _watch_stage(self, op: Operation | None) -> None:
         """One sick node must not keep everybody's slots closed, nor the next change waiting."""
         limits = {Stage.PLANNED: PLANNED_TIMEOUT_MS, Stage.SEALED: SEAL_TIMEOUT_MS}
-        if op is None or op.stage not in limits:
+        if op is None or op.stage not in limits or self.holds:
             return
         if self._waiting_since[:2] != (op.id, op.stage):
             self._waiting_since = (op.id, op.stage, self.host.desk.now)
@@ -195,6 +217,9 @@ class Operations:
     def report(self, command: meta.Command) -> None:
         """Hand evidence to the meta leader, at most every `REPORT_AGAIN_MS` until the record shows it."""
         host = self.host
+        op = host.meta.open_operation()
+        if op is not None and holds.is_kept_back(op, command, self.holds):
+            return
         key = _key(command)
         last = self._reported.get(key)
         if last is not None and host.desk.now - last < REPORT_AGAIN_MS:

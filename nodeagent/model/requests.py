@@ -208,6 +208,12 @@ class Steer(_Tagged, frozen=True):
     node: NodeId = ""
 
 
+class SetHolds(_Tagged, frozen=True):
+    """Stop operations at these points (`scaling.holds`), on this node; () lets them go on. For tests."""
+
+    points: tuple[str, ...]
+
+
 class OperationReply(_Tagged, frozen=True):
     operation: Operation
 
@@ -449,6 +455,7 @@ Request = (
     | PutSchema
     | BeginChange
     | Steer
+    | SetHolds
     | Forward
     | ProbeGroup
     | OpenSession

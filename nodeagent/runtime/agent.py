@@ -10,7 +10,7 @@ import signal
 import ssl
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,9 +52,16 @@ class Agent:
     """One node. `run` serves until SIGTERM, SIGINT or `stop`."""
 
     def __init__(
-        self, directory: Path, *, notes: Notes | None = None, make_host: MakeHost | None = None
+        self,
+        directory: Path,
+        *,
+        notes: Notes | None = None,
+        make_host: MakeHost | None = None,
+        holds: Sequence[str] | None = None,
     ) -> None:
+        """`holds` not None: hold points may be set, and these are (`scaling.holds`); for tests."""
         self._directory = directory
+        self._holds = holds
         self._clock = Clock()
         self._make_host = make_host or self._open_host
         self._rate: Callable[[], int] = int
@@ -193,6 +200,11 @@ class Agent:
 
         damaged = [msgspec.structs.replace(damage, message=damage.text) for damage in opened.damaged]
         host = Host.open(opened.config, opened.incarnation, opened.groups, damaged, fresh_random(), now, wall)
+        if self._holds is not None:
+            host.operations.may_hold = True
+            refusal = host.operations.hold(self._holds)
+            if refusal is not None:
+                raise InvalidInput(refusal.what, next_step=refusal.next_step)
         self._rate = partial(_rate_of, host)
         self._operation_of = partial(_joins_by, host, opened.config.node)
         return host
@@ -285,12 +297,12 @@ class Agent:
         self._done.set()
 
 
-def run(directory: Path) -> int:
+def run(directory: Path, holds: Sequence[str] | None = None) -> int:
     """Run the agent of `directory` on uvloop; the process's exit code."""
     import uvloop
 
     async def serve() -> int:
-        return await Agent(directory).run()
+        return await Agent(directory, holds=holds).run()
 
     return uvloop.run(serve())
 

@@ -46,6 +46,10 @@ class Scenario:
         ]
         self.reader = Reader(self.sim, self.view, self.history, self.storage_groups)
         self.kills = 0
+        self.kills_at: list[tuple[str, str]] = []
+        """(who was killed, the stage of the newest operation then)"""
+
+        self.operation = ""
         self.dead: list[SimNode] = []
         """They died for good."""
 
@@ -143,6 +147,7 @@ class Scenario:
             assert isinstance(reply, ErrorReply)
             name = str(reply.details["operation"])
         self.operations.append(f"{kind} {node}")
+        self.operation = name
         return name
 
     def stage(self, operation: str) -> str:
@@ -158,10 +163,19 @@ class Scenario:
         ]
         return max(found, key=lambda f: f[0])[1] if found else None
 
+    def hold(self, *points: str) -> None:
+        """Every node, also one that starts later, stops operations there."""
+        for node in self.sim.nodes.values():
+            node.holds = points
+            if node.alive:
+                assert node.host.operations.hold(points) is None
+                node.wake()
+
     def kill(self, node: str, back_after_ms: int, *, power: bool) -> None:
         victim = self.sim.nodes[node]
         if victim.alive:
             self.kills += 1
+            self.kills_at.append((node, self.stage(self.operation)))
             victim.stop(power=power)
             self.sim.at(back_after_ms, lambda: None if victim.alive else victim.start())
 

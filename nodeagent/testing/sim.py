@@ -170,6 +170,7 @@ class SimNode:
         self.node = config.node
         self.disk = SimDisk(now_ms=lambda: WALL_START_MS + sim.now)
         self.alive = False
+        self.holds: tuple[str, ...] = ()
         self.life = 0
         self.incarnation = f"{sim.rng.getrandbits(64):016x}"
         self.host: Host
@@ -209,6 +210,8 @@ class SimNode:
             self.sim.now,
             self.wall,
         )
+        self.host.operations.may_hold = True
+        self.host.operations.hold(self.holds)
         self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(self.host.data)}")
         self.wake()
 

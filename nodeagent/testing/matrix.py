@@ -1,0 +1,153 @@
+"""The kill matrix in the simulator: every hold point, every role, back early or late.
+
+`python -m nodeagent.testing.matrix [SEEDS]` prints the table of cases with what came of each and ends with 1
+when one failed. A case is skipped only with the sentence that says why.
+"""
+
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nodeagent.model.ids import META
+from nodeagent.model.operation import Operation
+from nodeagent.scaling.holds import POINTS
+from nodeagent.testing.checks import check_converged
+from nodeagent.testing.scenario import Scenario
+
+KINDS = ("add-node", "remove-node", "replace-node")
+ROLES = ("meta leader", "losing leader", "gaining leader", "newcomer", "leaver", "overlapping member")
+RETURNS = ("early", "late")
+EARLY_MS, HELD_MS = 300, 2_500
+OLD = "node2"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    kind: str
+    point: str
+    role: str
+    back: str
+
+    @property
+    def skipped(self) -> str:
+        """Why there is nothing to run; "" when there is."""
+        if self.role == "newcomer" and self.kind == "remove-node":
+            return "nobody comes"
+        if self.role == "leaver" and self.kind == "add-node":
+            return "nobody leaves"
+        if self.kind == "remove-node" and self.point in ("after:PLANNED", "before:SEALED"):
+            return "a removal enters SEALED with its first entry"
+        return ""
+
+
+def cases() -> Iterator[Case]:
+    for kind in KINDS:
+        for point in POINTS:
+            for role in ROLES:
+                for back in RETURNS:
+                    yield Case(kind, point, role, back)
+
+
+def run_case(case: Case, seed: int) -> None:
+    """Raises `AssertionError` when an invariant breaks, or the kill did not fall at the point."""
+    scenario = Scenario(seed)
+    scenario.form()
+    scenario.schemas()
+    for writer in scenario.writers:
+        writer.start()
+    scenario.reader.start()
+    scenario.sim.pause(1_500)
+    newcomer = scenario.newcomers[0]
+    if case.kind != "remove-node":
+        scenario.sim.nodes[newcomer].start()
+    else:
+        scenario.add_plainly(newcomer)
+    scenario.hold(case.point)
+    node = OLD if case.kind == "remove-node" else newcomer
+    operation = scenario.change(case.kind, node, replaces=OLD if case.kind == "replace-node" else "")
+    stage = _stage_at(case.point)
+    scenario.until(lambda: scenario.stage(operation) == stage, f"{case.point} is reached")
+    scenario.sim.pause(HELD_MS)
+    record = scenario.record(operation)
+    assert record is not None and record.stage.value == stage, f"{case.point}: in {record}"
+    victim = _victim(scenario, record, case.role)
+    scenario.kill(victim, EARLY_MS if case.back == "early" else 1 << 30, power=bool(seed % 2))
+    _, reached = scenario.kills_at[-1]
+    assert reached == stage, f"the kill fell in {reached}"
+    scenario.sim.pause(HELD_MS)
+    scenario.hold()
+    if case.back == "late":
+        scenario.sim.pause(4 * HELD_MS)
+        scenario.sim.nodes[victim].start()
+    scenario.finish(operation)
+    if record.leaving is not None:
+        scenario.sim.nodes[record.leaving].alive = False
+    scenario.quiet()
+    check_converged(scenario.sim)
+    scenario.read_everything()
+
+
+def _stage_at(point: str) -> str:
+    """The stage an operation that is held there is in."""
+    when, _, stage = point.partition(":")
+    if when == "after":
+        return stage
+    return POINTS[POINTS.index(point) - 1].partition(":")[2]
+
+
+def _victim(scenario: Scenario, op: Operation, role: str) -> str:
+    leaders = {
+        g: n.node
+        for n in scenario.sim.nodes.values()
+        if n.alive
+        for g, r in [*n.host.data.items(), (META, n.host.meta_replica)]
+        if r is not None and r.leads
+    }
+    match role:
+        case "meta leader":
+            return leaders[META]
+        case "losing leader":
+            return leaders.get(op.losing[0], op.moves[0].source_members[0])
+        case "gaining leader":
+            return leaders.get(op.gaining[0], op.moves[0].target_members[0])
+        case "newcomer":
+            assert op.joining is not None
+            return op.joining
+        case "leaver":
+            assert op.leaving is not None
+            return op.leaving
+        case _:
+            shared = [n for m in op.moves for n in m.target_members if n in m.source_members]
+            return shared[0]
+
+
+def outcome(job: tuple[Case, int]) -> str:
+    """ "" when the case passes."""
+    case, seed = job
+    try:
+        run_case(case, seed)
+    except AssertionError as error:
+        return f"seed {seed}: {str(error)[:300]}"
+    return ""
+
+
+def main() -> int:
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    every = list(cases())
+    jobs = [(case, seed) for seed in range(1, seeds + 1) for case in every if not case.skipped]
+    failed = 0
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        results = dict(zip(jobs, pool.imap(outcome, jobs, chunksize=4), strict=True))
+    for case in every:
+        whys = [results[case, seed] for seed in range(1, seeds + 1)] if not case.skipped else []
+        bad = [why for why in whys if why]
+        failed += len(bad)
+        said = f"skipped: {case.skipped}" if case.skipped else bad[0] if bad else "passed"
+        print(f"{case.kind:13} {case.point:15} {case.role:19} {case.back:6} {said}", flush=True)
+    print(f"{len(jobs)} cases run, {failed} failed, {sum(bool(c.skipped) for c in every)} skipped")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

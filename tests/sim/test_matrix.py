@@ -1,0 +1,23 @@
+"""Kills at hold points in the simulator; `make matrix` runs every case."""
+
+import multiprocessing
+
+from nodeagent.scaling.holds import POINTS
+from nodeagent.testing.matrix import cases, outcome
+
+EVERY = 23
+
+
+def test_a_spread_of_the_kill_matrix_passes() -> None:
+    chosen = [case for case in cases() if not case.skipped][::EVERY]
+    assert {c.kind for c in chosen} == {"add-node", "remove-node", "replace-node"} and len(chosen) >= 12
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        results = pool.map(outcome, [(case, 1) for case in chosen], chunksize=1)
+    failed = [f"{case}: {why}" for case, why in zip(chosen, results, strict=True) if why]
+    assert not failed, "\n".join(failed)
+
+
+def test_every_point_of_every_stage_is_in_the_matrix() -> None:
+    """Twelve points, each in both directions of time; a skipped case says why."""
+    assert len(POINTS) == 12 and {c.point for c in cases() if not c.skipped} == set(POINTS)
+    assert {(c.role, c.back) for c in cases() if not c.skipped} == {(c.role, c.back) for c in cases()}
