@@ -30,7 +30,8 @@ sim: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing $(or $(ARGS),1 200)
 
 matrix: $(VENV)/.installed
-	$(BIN)/python -m nodeagent.testing.matrix $(ARGS)
+	$(BIN)/python -m nodeagent.testing.matrix 2
+	$(BIN)/python -m tests.cluster.matrix
 
 mutants: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.mutants $(ARGS)

@@ -19,7 +19,15 @@ from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
 from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import META
 from nodeagent.model.jobs import Done, RemoveGroup, SaveCheckpoint
-from nodeagent.model.requests import CheckStatus, ErrorReply, NodeRecord, OpenSource, ScanRows
+from nodeagent.model.requests import (
+    Accepted,
+    CheckStatus,
+    ErrorReply,
+    NodeRecord,
+    OpenSource,
+    ScanRows,
+    SetHolds,
+)
 from nodeagent.model.schema import TableSchema
 from nodeagent.testing.sim import configs
 
@@ -116,3 +124,16 @@ def test_a_seed_that_was_late_is_known_by_its_incarnation(
     asked = CheckStatus("a", incarnation, "a", 1, 2, CONFIG.cluster, CONFIG.seeds, False)
     answer = check_status(CONFIG, "i-b", state, True, asked)
     assert (answer.member, answer.known) == (member, known)
+
+
+@pytest.mark.parametrize("may_hold", [False, True])
+def test_hold_points_are_refused_by_an_agent_not_started_for_tests(may_hold: bool) -> None:
+    host = open_host(1)
+    host.operations.may_hold = may_hold
+    host.handlers.on_request(1, "me", "admin", SetHolds(("after:OPEN",)))
+    _, reply = host.take().replies[0]
+    assert isinstance(reply, Accepted if may_hold else ErrorReply)
+    assert host.operations.holds == (frozenset({"after:OPEN"}) if may_hold else frozenset())
+    host.handlers.on_request(2, "me", "admin", SetHolds(("after:LUNCH",)))
+    _, unknown = host.take().replies[0]
+    assert isinstance(unknown, ErrorReply)
