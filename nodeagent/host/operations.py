@@ -20,12 +20,15 @@ from nodeagent.scaling import groups, membership
 if TYPE_CHECKING:
     from nodeagent.host.host import Host
 
+NOBODY = NodeRecord("", "", 0, 0, "", 0)
+"""In the place of the node that comes or leaves when none does."""
+
 REPORT_AGAIN_MS = 500
 SEAL_TIMEOUT_MS = 30_000
 PLANNED_TIMEOUT_MS = 60_000
 """A newcomer that never follows the meta log must not keep other changes from beginning."""
 
-KINDS = {"add-node": ChangeKind.ADD, "remove-node": ChangeKind.REMOVE}
+KINDS = {"add-node": ChangeKind.ADD, "remove-node": ChangeKind.REMOVE, "rebalance": ChangeKind.MOVE}
 
 
 class Operations:
@@ -231,10 +234,12 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
         change = _change(kind, request, table, settings.replicas)
     except NodeAgentError as error:
         return as_reply(error)
+    if kind is ChangeKind.MOVE and (request.node or not change.moves):
+        return ErrorReply("invalid_input", "a rebalance names slots that change groups, and no node")
     refusal = _check(host, request, len(table.ring), settings.replicas)
     if refusal is not None:
         return refusal
-    record = state.image.nodes.get(request.node)
+    record = state.image.nodes.get(request.node, NOBODY)
     if kind is ChangeKind.ADD:
         place = change.new.ring.nodes[change.new.ring.index(request.node)]
         record = NodeRecord(
@@ -246,7 +251,6 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
             place.position,
             request.weight,
         )
-    assert record is not None
     begin = meta.Begin(
         now=host.desk.wall,
         kind=request.kind,
@@ -272,6 +276,9 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
 
 
 def _change(kind: ChangeKind, request: BeginChange, table: PartitionTable, replicas: int) -> Change:
+    if kind is ChangeKind.MOVE:
+        gains = {header: slots for header, slots in request.gains if slots}
+        return change_between(kind, "", table, table.moved(gains, table.ring, table.version + 1), replicas)
     if kind is ChangeKind.ADD:
         change = plan_add(table, request.node, request.after, replicas, request.weight)
     else:
