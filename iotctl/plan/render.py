@@ -16,9 +16,12 @@ class Rows:
 
 
 def render(plan: Plan) -> tuple[Rows, ...]:
-    """The tables of a plan, empty ones left out; a refused plan shows its refusals only."""
+    """The tables of a plan, empty ones left out. A refused plan shows its refusals only, a rebalance that
+    moves nothing the groups as they are."""
     if plan.refusals:
         return (refusals(plan),)
+    if plan.kind == "rebalance" and not plan.has_changes:
+        return tuple(t for t in (group_loads(plan), hot_slots(plan)) if t.rows)
     tables = (
         *(steps(plan), summary(plan), nodes(plan), groups(plan), group_loads(plan)),
         *(flows(plan), hot_slots(plan)),

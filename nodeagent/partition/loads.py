@@ -82,14 +82,20 @@ def evened(
         return owners.copy()
     search = _Search(owners, weights, loads)
     stuck: set[int] = set()
+    beyond: set[int] = set()
+    """Groups whose next step would change more owners than may be."""
     while True:
         step = search.next_step(stuck)
-        if step is None and stuck:  # what was stuck need not be any more
-            stuck = set()
+        if step is None and stuck > beyond:  # what was stuck need not be any more
+            stuck = set(beyond)
             step = search.next_step(stuck)
-        if step is None or (slots_max is not None and search.moved_after(step) > slots_max):
+        if step is None:
             return search.owners
-        search.take(step)
+        if slots_max is not None and search.moved_after(step) > slots_max:
+            beyond.add(step.giver)
+            stuck.add(step.giver)
+        else:
+            search.take(step)
 
 
 def _held(owners: OwnerIndex, groups: int, loads: LoadArray) -> LoadArray:

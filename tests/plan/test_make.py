@@ -187,6 +187,16 @@ def test_a_rebalance_evens_out_what_was_asked_for(strategy: str, of: str) -> Non
     assert s.bytes_copied == s.lower_bound_bytes > 0
 
 
+def test_the_bound_is_for_what_whole_slots_allow() -> None:
+    """A giant stays above 1.1 whatever moves: the bound is then of that, and never above what was planned."""
+    data = {0: 10_000, **dict.fromkeys(range(1, 20), 10), **dict.fromkeys(range(2000, 2040), 60)}
+    s = make_rebalance(facts_of(5, data=data), "bytes").summary
+    assert s.max_over_mean_after is not None and s.max_over_mean_after > 1.1
+    assert 0 < s.lower_bound_slots <= s.slots_moved
+    alone = make_rebalance(facts_of(5, data={0: 10_000}), "bytes").summary
+    assert (alone.slots_moved, alone.lower_bound_slots) == (0, 0)
+
+
 def test_slots_that_are_even_are_left_alone_by_slots_only() -> None:
     """The same cluster: by slots there is nothing to do."""
     plan = make_rebalance(skewed(), "slots")
