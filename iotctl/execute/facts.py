@@ -24,8 +24,9 @@ from nodeagent.model.requests import (
     ManifestReply,
     MetaView,
 )
+from nodeagent.partition.ranges import union
 from nodeagent.partition.ring import Ring, RingNode
-from nodeagent.partition.table import PartitionTable
+from nodeagent.partition.table import PartitionTable, TableWire
 
 ASK_AT_ONCE = 8
 FILES_TIMEOUT_S = 60.0
@@ -95,11 +96,11 @@ def saved_facts(path: Path, source: ClusterSource, *, rate: int = 0) -> ClusterF
     """
     try:
         saved = msgspec.json.decode(path.read_bytes(), type=SlotsView)
-        ring = Ring(tuple(RingNode(p.node, p.position, p.weight) for p in saved.ring))
-        owners = np.zeros(saved.slots, np.uint16)
-        for r in saved.ranges:
-            owners[r.start : r.end] = ring.index(r.header)
-        table = PartitionTable(saved.table_version, ring, owners)
+        nodes = tuple(RingNode(p.node, p.position, p.weight) for p in saved.ring)
+        owned = tuple(
+            union(*(((r.start, r.end),) for r in saved.ranges if r.header == n.node)) for n in nodes
+        )
+        table = PartitionTable.from_wire(TableWire(saved.table_version, saved.slots, nodes, owned))
     except (OSError, msgspec.MsgspecError, NodeAgentError) as error:
         raise InputProblem(
             f"{path} is no saved status",
