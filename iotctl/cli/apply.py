@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.options import Depth, DryRun, Rate, Verify, Wait, Yes, checked_depth
+from iotctl.cli.cluster import HoldRelease, NoMigrate
+from iotctl.cli.options import Depth, DryRun, Rate, Verify, Wait, Yes
 from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
@@ -23,19 +24,19 @@ def apply(
     allow_remove: Annotated[
         bool, typer.Option("--allow-remove", help="Remove nodes that cluster.yaml does not list.")
     ] = False,
+    no_migrate: NoMigrate = False,
     verify: Verify = False,
     depth: Depth = None,
     rate: Rate = "auto",
+    hold_release: HoldRelease = None,
     wait: Wait = True,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
     """Execute a plan; without one: plan from cluster.yaml, show, ask. Applying twice changes nothing."""
-    from iotctl.cli.cluster import execute_plan
+    from iotctl.cli.cluster import change_options, execute_plan
     from iotctl.cli.plan import load_plan
     from iotctl.execute.change import ChangeRequest
-    from iotctl.spec.units import parse_rate
-    from nodeagent.model.operation import Options
 
     session = session_of(ctx)
     extra: list[str] = []
@@ -53,16 +54,12 @@ def apply(
     plan = plans[0]
     request = ChangeRequest(
         by=session.operator,
-        options=Options(
-            verify=verify or depth is not None,
-            depth=checked_depth(depth) or "content",
-            rate_bytes_per_s=parse_rate(rate),
-        ),
+        options=change_options(verify, depth, no_migrate, hold_release, rate),
         wait=wait,
         wait_s=session.options.timeout_s,
     )
-    names = ", ".join(s.node for s in plan.steps)
-    question = f"{plan.kind} {names} in {session.source.name}?"
+    names = ", ".join(s.node for s in plan.steps if s.node)
+    question = f"{f'{plan.kind} {names}'.rstrip()} in {session.source.name}?"
     code = execute_plan(session, plan, request, question=question, yes=yes, dry_run=dry_run)
     if len(plans) > 1:
         session.output.note("next: iotctl apply  (the removals are planned once the adds are done)")

@@ -147,7 +147,7 @@ def add_node(
     from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
-    options = _options(verify, depth, no_migrate, hold_release, rate)
+    options = change_options(verify, depth, no_migrate, hold_release, rate)
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
     weights = {n.name: n.weight for n in session.source.file.nodes}
     plan = make_add(facts, names, after, weights)
@@ -187,7 +187,7 @@ def remove_node(
     from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
-    options = _options(verify, depth, no_migrate, hold_release, rate, dead=dead)
+    options = change_options(verify, depth, no_migrate, hold_release, rate, dead=dead)
     if dead:
         if len(names) > 1:
             raise typer.BadParameter("dead nodes are removed one by one", param_hint="NODE")
@@ -231,7 +231,7 @@ def replace_node(
     from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
-    options = _options(verify, depth, no_migrate, hold_release, rate, dead=dead)
+    options = change_options(verify, depth, no_migrate, hold_release, rate, dead=dead)
     if dead:
         _bury(session, old, "replace the dead", confirm, dry_run=dry_run)
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
@@ -302,7 +302,7 @@ def execute_plan(
             on_update=operation_progress(progress),
             fleet=session.fleet,
         )
-    rows = [(o, n) for o, n in zip(done.operations, done.nodes, strict=True)]
+    rows = [(o, s.node or "-") for o, s in zip(done.operations, plan.steps, strict=True)]
     session.output.emit("change", done, lambda: [Table(("operation", "node"), rows), f"state: {done.state}"])
     if done.state not in ("done", "running") or not request.wait:
         operation = done.operations[-1]
@@ -315,7 +315,7 @@ def execute_plan(
     return 0
 
 
-def _options(
+def change_options(
     verify: bool, depth: str | None, no_migrate: bool, hold: str | None, rate: str, *, dead: bool = False
 ) -> Options:
     from iotctl.spec.units import parse_duration_ms, parse_rate

@@ -80,13 +80,16 @@ def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm
     if not row.cancellable:
         if confirm is not None:
             session.confirm_name("cancel", name=session.source.name, given=confirm)
-        reverse = "remove-node" if found.kind == "add-node" else "add-node"
+        reverse = {
+            "add-node": f"remove-node {found.node}",
+            "remove-node": f"add-node {found.node}",
+        }.get(found.kind, "rebalance")
         raise RefusedProblem(
             f"{found.id} is in stage {found.stage} and cannot be cancelled any more",
             why="from OPEN on the new owners may have accepted writes",
-            next=f"let it end, then: iotctl plan {reverse} {found.node}",
+            next=f"let it end, then: iotctl plan {reverse}",
         )
-    session.confirm(f"cancel {found.id} ({found.kind} {found.node})?", yes=yes)
+    session.confirm(f"cancel {found.id} ({found.title})?", yes=yes)
     steer(session.cluster, found.id, "cancel", session.operator)
     try:
         watch_operation(session, found.id)

@@ -100,6 +100,58 @@ def replace_node(
     return show_plan(session, make_replace(facts, old, new), out=out, detailed=detailed_exitcode)
 
 
+@app.command("rebalance")
+def rebalance(
+    ctx: typer.Context,
+    strategy: Annotated[
+        str,
+        typer.Option(metavar="slots|bytes|write-rate", help="What every group shall have its share of."),
+    ] = "slots",
+    max_moves: Annotated[
+        int | None,
+        typer.Option("--max-moves", min=1, metavar="N", help="Move at most N slots, the best ones."),
+    ] = None,
+    rate: Rate = "auto",
+    out: Out = None,
+    detailed_exitcode: Detailed = False,
+    from_status: Annotated[
+        str | None,
+        typer.Option(
+            "--from-status", metavar="FILE", help="Ask no node; FILE is from `cluster slots -o json`."
+        ),
+    ] = None,
+) -> int:
+    """Plan moving slots between the groups there are; no node comes or leaves."""
+    from iotctl.execute.facts import plan_facts, saved_facts
+    from iotctl.plan.make import STRATEGIES, make_rebalance
+    from iotctl.spec.units import parse_rate
+
+    if strategy not in STRATEGIES:
+        raise typer.BadParameter(
+            f"{strategy!r} is not one of {', '.join(STRATEGIES)}", param_hint="--strategy"
+        )
+    session = session_of(ctx)
+    bytes_per_s = parse_rate(rate)
+    if from_status is not None:
+        facts = saved_facts(session.cwd / from_status, session.source, rate=bytes_per_s)
+    else:
+        facts, _ = plan_facts(session.cluster, session.source, rate=bytes_per_s, write_rates=True)
+    plan = make_rebalance(facts, strategy, max_moves)
+    return show_plan(session, plan, out=out, detailed=detailed_exitcode)
+
+
+def _why_empty(plan: Plan) -> str:
+    """What an empty plan to rebalance says."""
+    from nodeagent.partition.loads import EVEN
+
+    ratio = plan.summary.max_over_mean_after
+    if plan.strategy == "slots":
+        return "nothing to move: the slots are even"
+    if ratio is None or ratio <= EVEN:
+        return f"nothing to move: no group has more than {EVEN} times the mean"
+    return f"nothing to move: whole slots allow no less than {ratio:.2f} times the mean; see the hot slots"
+
+
 @app.command("show")
 def show(
     ctx: typer.Context, file: Annotated[str, typer.Argument(metavar="PLAN", help="A saved plan.")]
@@ -154,4 +206,5 @@ def load_plan(path: Path) -> Plan:
 def _emit(session: Session, plan: Plan) -> None:
     from iotctl.cli import views
 
-    session.output.emit("plan", plan, lambda: views.plan_tables(plan))
+    empty = [] if plan.kind != "rebalance" or plan.has_changes else [_why_empty(plan)]
+    session.output.emit("plan", plan, lambda: [*empty, *views.plan_tables(plan)])

@@ -101,16 +101,24 @@ def slot_tables(s: SlotsView) -> list[Table | str]:
         (f"{r.start}-{r.end - 1}", r.end - r.start, r.header, " ".join(r.members), r.moving_from or "-")
         for r in s.ranges
     ]
-    by_group: dict[str, list[int]] = {}
+    by_group: dict[str, list[float]] = {}
     for load in s.loads:
-        total = by_group.setdefault(load.group, [0, 0, 0])
+        total = by_group.setdefault(load.group, [0, 0, 0, 0])
         total[0] += 1
         total[1] += load.rows
         total[2] += load.bytes
-    loads = [(g, n, count_text(rows_), bytes_text(size)) for g, (n, rows_, size) in by_group.items()]
+        total[3] += load.write_bytes_per_s
+    loads = [
+        (g, int(n), count_text(int(rows_)), bytes_text(size), bytes_text(rate))
+        for g, (n, rows_, size, rate) in by_group.items()
+    ]
     parts: list[Table | str] = [
         Table(("slots", "count", "owner", "members", "moving from"), rows, title="owners"),
-        Table(("group", "non-empty slots", "rows", "bytes"), loads, title=f"{s.nonempty} slots hold rows"),
+        Table(
+            ("group", "non-empty slots", "rows", "bytes", "written per s"),
+            loads,
+            title=f"{s.nonempty} slots hold rows",
+        ),
     ]
     if s.unread:
         parts.append(f"not told: {', '.join(s.unread)}")
@@ -121,7 +129,7 @@ def operation_tables(operations: Sequence[OperationRow], *, stages: bool = False
     rows = [
         (
             o.id,
-            f"{o.kind} {o.node}",
+            o.title,
             o.stage,
             o.state,
             f"{o.slots_done}/{o.slots_total}",

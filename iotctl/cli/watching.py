@@ -22,7 +22,7 @@ def operation_progress(progress: Progress) -> Callable[[Operation], None]:
     def update(operation: Operation) -> None:
         row = describe_operation(operation, now_ms=int(time.time() * 1000))
         moving = row.stage in ("MOVING", "RELEASED", "DONE")
-        phase = f"{row.id} {row.kind} {row.node} {row.stage}"
+        phase = f"{row.id} {operation.title} {row.stage}"
         note = operation.last_error or ("" if row.stage == "MOVING" else blocked_on(operation))
         if row.state.startswith("waiting_"):
             note = f"waits for {row.blocked_on}"

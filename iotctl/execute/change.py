@@ -1,4 +1,4 @@
-"""Add and remove nodes: from a plan to operations in the meta group, one change at a time.
+"""Add and remove nodes, move slots: from a plan to operations in the meta group, one change at a time.
 
 The plan that was shown is the plan that is executed: each step carries its slots and ring place, and the
 table version it was made for. Once the meta group has the operation, the agents finish it by themselves;
@@ -33,13 +33,15 @@ SILENT_MS = 10 * RaftSettings().election_timeout_ms
 """A node that some agent heard from within this is not dead."""
 
 POLL_S = 0.1
+KINDS = {"add": "add-node", "remove": "remove-node", "move": "rebalance"}
+"""Of a plan's step: what the operation is called."""
 
 OnNote = Callable[[str], None]
 Probe = Callable[[NodeEntry], NodeStatus]
 
 
 class Executed(msgspec.Struct, frozen=True):
-    """`operations` in the order they were begun; `state` is that of the last one."""
+    """`operations` in the order they were begun; `state` is that of the last one. `nodes` come or leave."""
 
     operations: list[str]
     state: str
@@ -96,7 +98,7 @@ def execute(
         status = probe(entry) if entry else None
         operation = cluster.begin_change(_begin(step, change, request, version, entry, status))
         begun.append(operation.id)
-        on_note(f"operation {operation.id}: {operation.kind} {operation.node}")
+        on_note(f"operation {operation.id}: {operation.title}")
         if entry:
             _spec_edit(source, partial(_with, entry=entry), request, on_note)
         if not request.wait:
@@ -115,7 +117,7 @@ def execute(
         if leaves is not None and state == "done":
             _removed(source, fleet, leaves, request, on_note)
         version = cluster.meta(strong=True).table_version
-    return Executed(begun, state, [s.node for s in plan.steps])
+    return Executed(begun, state, [s.node for s in plan.steps if s.node])
 
 
 def _wait(
@@ -146,7 +148,7 @@ def _begin(
     for move in change.moves:
         gains.setdefault(move.target, []).append(move.slots)
     return BeginChange(
-        kind=f"{step.kind}-node",
+        kind=KINDS[step.kind],
         node=step.node,
         by=request.by,
         options=request.options,

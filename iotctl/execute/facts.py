@@ -4,11 +4,14 @@ import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import msgspec
 import numpy as np
 
-from iotctl.errors import Unreachable
+from iotctl.errors import InputProblem, Unreachable
 from iotctl.execute.cluster import Cluster
+from iotctl.execute.layout import SlotsView, slot_write_rates
 from iotctl.execute.status import Facts, collect, start_command
 from iotctl.plan.facts import RATE_BYTES_PER_S, ClusterFacts, NodeFacts
 from iotctl.spec.cluster import ClusterSource
@@ -21,8 +24,9 @@ from nodeagent.model.requests import (
     ManifestReply,
     MetaView,
 )
+from nodeagent.partition.ranges import union
 from nodeagent.partition.ring import Ring, RingNode
-from nodeagent.partition.table import PartitionTable
+from nodeagent.partition.table import PartitionTable, TableWire
 
 ASK_AT_ONCE = 8
 FILES_TIMEOUT_S = 60.0
@@ -48,8 +52,10 @@ def table_of(view: MetaView) -> PartitionTable:
     return PartitionTable(view.table_version, ring, owners)
 
 
-def plan_facts(cluster: Cluster, source: ClusterSource, *, rate: int = 0) -> tuple[ClusterFacts, MetaView]:
-    """Facts for the planner and the meta view they belong to.
+def plan_facts(
+    cluster: Cluster, source: ClusterSource, *, rate: int = 0, write_rates: bool = False
+) -> tuple[ClusterFacts, MetaView]:
+    """Facts for the planner and the meta view they belong to; write rates are asked for on demand only.
 
     Raises:
         Unreachable: nobody answers, or no member of some group tells its files.
@@ -77,8 +83,51 @@ def plan_facts(cluster: Cluster, source: ClusterSource, *, rate: int = 0) -> tup
         nodes=nodes,
         rate_bytes_per_s=rate or RATE_BYTES_PER_S,
         spec_hash=spec_hash(source),
+        write_rates=slot_write_rates(cluster, facts.statuses, view) if write_rates else {},
     )
     return planned, view
+
+
+def saved_facts(path: Path, source: ClusterSource, *, rate: int = 0) -> ClusterFacts:
+    """The same from a document of `iotctl cluster slots -o json`: no node is asked, free disk is not known.
+
+    Raises:
+        InputProblem: the file is no such document, or of a cluster without an answer from every group.
+    """
+    try:
+        saved = msgspec.json.decode(path.read_bytes(), type=SlotsView)
+        nodes = tuple(RingNode(p.node, p.position, p.weight) for p in saved.ring)
+        owned = tuple(
+            union(*(((r.start, r.end),) for r in saved.ranges if r.header == n.node)) for n in nodes
+        )
+        table = PartitionTable.from_wire(TableWire(saved.table_version, saved.slots, nodes, owned))
+    except (OSError, msgspec.MsgspecError, NodeAgentError) as error:
+        raise InputProblem(
+            f"{path} is no saved status",
+            why=str(error),
+            next=f"iotctl cluster slots -o json > {path.name}",
+            where=str(path),
+        ) from error
+    if saved.unread:
+        raise InputProblem(
+            "the saved status does not know every group",
+            why=f"nobody told of {', '.join(saved.unread)}",
+            next=f"iotctl cluster slots -o json > {path.name}",
+            where=str(path),
+        )
+    sizes: dict[int, int] = {}
+    rates: dict[int, float] = {}
+    for load in saved.loads:
+        sizes[load.slot] = sizes.get(load.slot, 0) + load.bytes
+        rates[load.slot] = rates.get(load.slot, 0.0) + load.write_bytes_per_s
+    return ClusterFacts(
+        table=table,
+        replicas=saved.replicas,
+        slot_bytes=sizes,
+        rate_bytes_per_s=rate or RATE_BYTES_PER_S,
+        spec_hash=spec_hash(source),
+        write_rates=rates,
+    )
 
 
 def slot_bytes(cluster: Cluster, facts: Facts, view: MetaView) -> dict[int, int]:

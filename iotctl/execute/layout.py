@@ -1,11 +1,21 @@
 """The ring and the slots as the meta group has them."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 from iotctl.execute.cluster import Cluster
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import ENDED
-from nodeagent.model.requests import GroupRecord, ListPartitions, MetaView, PartitionsListed
+from nodeagent.model.requests import (
+    GetWriteRates,
+    GroupRecord,
+    ListPartitions,
+    MetaView,
+    NodeStatus,
+    PartitionsListed,
+    WriteRatesReply,
+)
 
 
 class RingRow(msgspec.Struct, frozen=True):
@@ -39,7 +49,10 @@ class SlotRange(msgspec.Struct, frozen=True):
 
 
 class SlotLoad(msgspec.Struct, frozen=True):
-    """What one replica of a non-empty slot holds; `rows` is an upper bound where not `exact`."""
+    """What one replica of a non-empty slot holds; `rows` is an upper bound where not `exact`.
+
+    `write_bytes_per_s`: acknowledged, over the last minutes, older ones counting less.
+    """
 
     slot: int
     group: str
@@ -47,15 +60,26 @@ class SlotLoad(msgspec.Struct, frozen=True):
     rows: int
     exact: bool
     bytes: int
+    write_bytes_per_s: float = 0.0
+
+
+class RingPlace(msgspec.Struct, frozen=True):
+    node: str
+    position: int
+    weight: float
 
 
 class SlotsView(msgspec.Struct, frozen=True):
+    """Enough to plan from (`plan rebalance --from-status`): who owns what, on which ring, how much it is."""
+
     table_version: int
     slots: int
     nonempty: int
     ranges: list[SlotRange]
     loads: list[SlotLoad]
     unread: list[str]
+    replicas: int
+    ring: list[RingPlace]
 
 
 def ring_of(cluster: Cluster) -> RingView:
@@ -102,12 +126,47 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
             load[1] += p.rows
             load[2] &= p.exact
             load[3] += p.bytes
+    statuses = {n: s for n, s in cluster.statuses().items() if isinstance(s, NodeStatus)}
+    rates = slot_write_rates(cluster, statuses, view)
     rows = [
-        SlotLoad(slot, group, n, count, bool(exact), size)
+        SlotLoad(slot, group, n, count, bool(exact), size, round(rates.get(slot, 0.0), 1))
         for (slot, group), (n, count, exact, size) in sorted(loads.items())
     ]
     nonempty = len({r.slot for r in rows})
-    return SlotsView(view.table_version, view.settings.slots, nonempty, ranges, rows, unread)
+    places = {n.node: n for n in view.nodes}
+    return SlotsView(
+        table_version=view.table_version,
+        slots=view.settings.slots,
+        nonempty=nonempty,
+        ranges=ranges,
+        loads=rows,
+        unread=unread,
+        replicas=view.settings.replicas,
+        ring=[RingPlace(n, places[n].position, places[n].weight) for n in view.ring],
+    )
+
+
+def slot_write_rates(
+    cluster: Cluster, statuses: Mapping[str, NodeStatus], view: MetaView
+) -> dict[int, float]:
+    """Acknowledged bytes per second of each slot that is written, as the groups' leaders counted.
+
+    A slot's rate is the sum over all groups: the one it left still remembers what was written there. A
+    group without a leader that answers adds nothing.
+    """
+    rates: dict[int, float] = {}
+    for group in view.groups:
+        for status in statuses.values():
+            if any(g.group == group.group and g.role == "leader" for g in status.groups):
+                try:
+                    reply = cluster.call(status.node, GetWriteRates(group.group))
+                except NodeAgentError:
+                    continue
+                assert isinstance(reply, WriteRatesReply)
+                for slot, rate in reply.rates:
+                    rates[slot] = rates.get(slot, 0.0) + rate
+                break
+    return rates
 
 
 def _owned(view: MetaView) -> dict[str, int]:

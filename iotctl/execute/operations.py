@@ -47,6 +47,11 @@ class OperationRow(msgspec.Struct, frozen=True):
     next: str
     stages: list[StageRow]
 
+    @property
+    def title(self) -> str:
+        """For people: `add-node node6`, `rebalance`."""
+        return f"{self.kind} {self.node}".rstrip()
+
 
 class Operations(msgspec.Struct, frozen=True):
     operations: list[OperationRow]

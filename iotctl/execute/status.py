@@ -376,10 +376,10 @@ def _operation_problems(operations: list[OperationRow]) -> list[Problem]:
     found = []
     for operation in operations:
         if operation.state.startswith("waiting_"):
-            message = f"{operation.id} ({operation.kind} {operation.node}) waits for {operation.blocked_on}"
+            message = f"{operation.id} ({operation.title}) waits for {operation.blocked_on}"
             found.append(Problem("warning", operation.state, operation.node, "", message, operation.next))
         elif operation.last_error:
-            message = f"{operation.id} ({operation.kind} {operation.node}): {operation.last_error}"
+            message = f"{operation.id} ({operation.title}): {operation.last_error}"
             look = f"iotctl ops show {operation.id}"
             found.append(Problem("warning", "operation_error", operation.node, "", message, look))
     return found

@@ -48,10 +48,11 @@ def check_replace(facts: ClusterFacts, old: NodeId, new: NodeId) -> tuple[Refusa
 
 
 def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Refusal]:
-    """Every group that seals or changes members needs a live majority of its members today."""
+    """Every group that gives or takes slots or changes members needs a live majority of its members today."""
     affected: dict[NodeId, tuple[NodeId, ...]] = {}
     for change in changes:
-        for header in [m.source for m in change.moves] + [g.group for g in change.members]:
+        moving = [h for m in change.moves for h in (m.source, m.target)]
+        for header in moving + [g.group for g in change.members]:
             if header in facts.table.ring:
                 affected[header] = facts.table.ring.members(header, facts.replicas)
     for header, members in affected.items():

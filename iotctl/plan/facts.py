@@ -20,7 +20,8 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """`slot_bytes`: one replica's bytes of each non-empty slot. A node missing in `nodes` is taken as live
+    """`slot_bytes`: one replica's bytes of each non-empty slot; `write_rates`: bytes per second acknowledged
+    for each slot that is written (empty where nobody asked). A node missing in `nodes` is taken as live
     with unknown disk (a dry plan from a saved status knows no more)."""
 
     table: PartitionTable
@@ -29,6 +30,7 @@ class ClusterFacts:
     nodes: Mapping[NodeId, NodeFacts] = field(default_factory=dict)
     rate_bytes_per_s: int = RATE_BYTES_PER_S
     spec_hash: str = ""
+    write_rates: Mapping[int, float] = field(default_factory=dict)
 
     def node(self, name: NodeId) -> NodeFacts:
         return self.nodes.get(name, NodeFacts())

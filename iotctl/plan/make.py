@@ -5,6 +5,7 @@ Several nodes are planned together to the final table; the steps go there one no
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from iotctl.plan.check import (
@@ -18,6 +19,7 @@ from iotctl.plan.check import (
 from iotctl.plan.facts import ClusterFacts
 from iotctl.plan.model import (
     GroupChange,
+    GroupLoad,
     HotSlot,
     NodeLoad,
     NodePeak,
@@ -31,14 +33,31 @@ from nodeagent.model.errors import Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.partition.balance import ByteArray, lower_bound_slots, spread
 from nodeagent.partition.change import Change, ChangeKind
-from nodeagent.partition.cost import CopyCost, bytes_array, copy_cost, node_bytes, placement_bytes
+from nodeagent.partition.cost import (
+    CopyCost,
+    bytes_array,
+    copy_cost,
+    group_bytes,
+    node_bytes,
+    placement_bytes,
+)
+from nodeagent.partition.loads import EVEN, LoadArray, fewest_moves, max_over_mean
 from nodeagent.partition.planner import plan_adds, plan_rebalance, plan_removes, plan_replace
 from nodeagent.partition.ranges import count, to_slots
 from nodeagent.partition.ring import Ring
 from nodeagent.partition.table import PartitionTable
 
-HOT_TIMES_MEAN = 4.0
+HOT_SHARE = 0.2
+"""Of its group's bytes or writes; a slot above it is named."""
+
 HOT_SLOTS_MAX = 20
+HOT_ADVICE = (
+    "a slot cannot be split: write its devices to several storage groups; a new cluster can have more shards"
+)
+MILLI = 1000
+"""Rates are planned in thousandths of a byte per second, so that they are whole numbers."""
+
+STRATEGIES = ("slots", "bytes", "write-rate")
 
 ADD, REMOVE, REPLACE, REBALANCE = "add-node", "remove-node", "replace-node", "rebalance"
 
@@ -80,10 +99,52 @@ def make_replace(facts: ClusterFacts, old: NodeId, new: NodeId) -> Plan:
     return _plan(REPLACE, facts, (change,), tuple(check_newcomers(facts, [new])))
 
 
-def make_rebalance(facts: ClusterFacts, moves_max: int | None = None) -> Plan:
-    """Even out slots per weight without a ring change; a balanced cluster gives an empty plan."""
-    change = plan_rebalance(facts.table, facts.replicas, facts.slot_bytes or None, moves_max)
-    return _plan(REBALANCE, facts, () if change is None else (change,), ())
+def make_rebalance(facts: ClusterFacts, strategy: str = "slots", moves_max: int | None = None) -> Plan:
+    """Even out slots, bytes or writes per weight without a ring change; nothing to do gives an empty plan."""
+    loads = _loads_of(facts, strategy)
+    by = None if strategy == "slots" else loads
+    change = plan_rebalance(facts.table, facts.replicas, facts.slot_bytes or None, moves_max, by)
+    plan = _plan(REBALANCE, facts, () if change is None else (change,), ())
+    final = facts.table if change is None or plan.refusals else change.new
+    weights = facts.table.ring.weights
+    before, after = (max_over_mean(t.owners.astype(np.int64), weights, loads) for t in (facts.table, final))
+    summary = msgspec.structs.replace(
+        plan.summary, max_over_mean_before=round(before, 4), max_over_mean_after=round(after, 4)
+    )
+    if by is not None:
+        bound = fewest_moves(facts.table.owners.astype(np.int64), weights, by, max(EVEN, after))
+        summary = msgspec.structs.replace(summary, lower_bound_slots=bound)
+    return msgspec.structs.replace(
+        plan, strategy=strategy, summary=summary, group_loads=_group_loads(facts, final)
+    )
+
+
+def _loads_of(facts: ClusterFacts, strategy: str) -> LoadArray:
+    """Per slot what `strategy` evens out."""
+    if strategy == "slots":
+        return np.ones(facts.table.slots, np.int64)
+    if strategy == "bytes":
+        return bytes_array(facts.slot_bytes, facts.table.slots)
+    assert strategy == "write-rate", strategy
+    return bytes_array({s: round(r * MILLI) for s, r in facts.write_rates.items()}, facts.table.slots)
+
+
+def _group_loads(facts: ClusterFacts, final: PartitionTable) -> tuple[GroupLoad, ...]:
+    table = facts.table
+    sizes, rates = _loads_of(facts, "bytes"), _loads_of(facts, "write-rate")
+    slots = table.counts(), final.counts()
+    held = group_bytes(table, sizes), group_bytes(final, sizes)
+    written = group_bytes(table, rates), group_bytes(final, rates)
+    return tuple(
+        GroupLoad(
+            n.node,
+            n.weight,
+            *(s[n.node] for s in slots),
+            *(h[n.node] for h in held),
+            *(round(w[n.node] / MILLI, 1) for w in written),
+        )
+        for n in table.ring.nodes
+    )
 
 
 def _plan(kind: str, facts: ClusterFacts, changes: Sequence[Change], refusals: tuple[Refusal, ...]) -> Plan:
@@ -103,7 +164,7 @@ def _plan(kind: str, facts: ClusterFacts, changes: Sequence[Change], refusals: t
         moves=_moves(changes, sizes),
         group_changes=_group_changes(facts.table, changes, costs),
         summary=summary,
-        hot_slots=_hot_slots(facts.table, sizes),
+        hot_slots=_hot_slots(facts, sizes),
         refusals=refusals,
         steps=tuple(_step(c, cost) for c, cost in zip(changes, costs, strict=True)),
         replicas=facts.replicas,
@@ -217,13 +278,28 @@ def _peaks(
     )
 
 
-def _hot_slots(table: PartitionTable, sizes: ByteArray) -> tuple[HotSlot, ...]:
-    filled = sizes[sizes > 0]
-    if not filled.size:
-        return ()
-    mean = float(filled.mean())
-    hot = np.flatnonzero(sizes > HOT_TIMES_MEAN * mean)
-    hot = hot[np.lexsort((hot, -sizes[hot]))][:HOT_SLOTS_MAX]
+def _hot_slots(facts: ClusterFacts, sizes: ByteArray) -> tuple[HotSlot, ...]:
+    """Slots above `HOT_SHARE` of their group, those first that weigh most in the whole cluster."""
+    rates = _loads_of(facts, "write-rate")
+    owners, groups = facts.table.owners, len(facts.table.ring)
+    shares, weight = [], np.zeros(facts.table.slots)
+    for loads in (sizes, rates):
+        group = np.bincount(owners, loads, minlength=groups)[owners]
+        shares.append(np.divide(loads, group, out=np.zeros(loads.size), where=group > 0))
+        weight = np.maximum(weight, loads / max(1, int(loads.sum())))
+    hot = np.flatnonzero(np.maximum(*shares) > HOT_SHARE)
+    hot = hot[np.lexsort((hot, -weight[hot]))][:HOT_SLOTS_MAX]
+    mean = float(sizes[sizes > 0].mean()) if (sizes > 0).any() else 1.0
     return tuple(
-        HotSlot(s, table.route(s), int(sizes[s]), round(float(sizes[s]) / mean, 1)) for s in hot.tolist()
+        HotSlot(
+            slot=s,
+            header=facts.table.route(s),
+            bytes=int(sizes[s]),
+            times_mean=round(float(sizes[s]) / mean, 1),
+            bytes_share=round(float(shares[0][s]), 3),
+            write_bytes_per_s=round(int(rates[s]) / MILLI, 1),
+            write_share=round(float(shares[1][s]), 3),
+            advice=HOT_ADVICE,
+        )
+        for s in hot.tolist()
     )

@@ -53,8 +53,25 @@ class NodePeak(msgspec.Struct, frozen=True):
     free_bytes: int | None
 
 
+class GroupLoad(msgspec.Struct, frozen=True):
+    """What one data group carries; `bytes` are one replica's, rates are acknowledged bytes per second."""
+
+    group: str
+    weight: float
+    slots_before: int
+    slots_after: int
+    bytes_before: int
+    bytes_after: int
+    write_bytes_per_s_before: float
+    write_bytes_per_s_after: float
+
+
 class Summary(msgspec.Struct, frozen=True):
-    """`max_minus_min_*`: difference of slots per weight between the most and the least loaded node."""
+    """`max_minus_min_*`: difference of slots per weight between the most and the least loaded node.
+
+    `max_over_mean_*` (rebalance): the group with the most slots, bytes or writes, by the plan's strategy,
+    per weight and over the mean. `lower_bound_slots` is for what the strategy evens out.
+    """
 
     slots_moved: int
     lower_bound_slots: int
@@ -72,15 +89,24 @@ class Summary(msgspec.Struct, frozen=True):
 
     rate_bytes_per_s: int
     nonempty_slots_moved: int
+    max_over_mean_before: float | None = None
+    max_over_mean_after: float | None = None
 
 
 class HotSlot(msgspec.Struct, frozen=True):
-    """A slot far above the mean of the non-empty ones; no placement splits it."""
+    """A slot with more than a fifth of its group's bytes or writes; no placement splits it.
+
+    `times_mean` is over the mean of the non-empty slots; shares are of its group, in [0, 1].
+    """
 
     slot: int
     header: str
     bytes: int
     times_mean: float
+    bytes_share: float = 0.0
+    write_bytes_per_s: float = 0.0
+    write_share: float = 0.0
+    advice: str = ""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -93,7 +119,10 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One change to execute, in order. `after` is the ring place of an added node."""
+    """One change to execute, in order: `add`, `remove`, or `move` (whose `node` is "").
+
+    `after` is the ring place of an added node.
+    """
 
     kind: str
     node: str
@@ -115,7 +144,8 @@ class Plan(msgspec.Struct, frozen=True):
     table_version: int
     spec_hash: str
     strategy: str
-    """`slots` (sizes unknown) or `bytes` (sizes decide which slots go); both even out slots per weight."""
+    """What was evened out per weight. rebalance: `slots`, `bytes` or `write-rate`, as asked. Else always the
+    number of slots: `slots` (sizes unknown) or `bytes` (sizes decide which slots go)."""
 
     moves: tuple[SlotMove, ...]
     group_changes: tuple[GroupChange, ...]
@@ -125,6 +155,8 @@ class Plan(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...]
     replicas: int
     format_version: int = FORMAT_VERSION
+    group_loads: tuple[GroupLoad, ...] = ()
+    """Of a rebalance: every group, in ring order."""
 
     @property
     def has_changes(self) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from iotctl.plan.model import Plan, SlotMove
 
 Cell = str | int | float | None
+HOT_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +16,16 @@ class Rows:
 
 
 def render(plan: Plan) -> tuple[Rows, ...]:
-    """The tables of a plan, empty ones left out; a refused plan shows its refusals only."""
+    """The tables of a plan, empty ones left out. A refused plan shows its refusals only, a rebalance that
+    moves nothing the groups as they are."""
     if plan.refusals:
         return (refusals(plan),)
-    tables = (steps(plan), summary(plan), nodes(plan), groups(plan), flows(plan), hot_slots(plan))
+    if plan.kind == "rebalance" and not plan.has_changes:
+        return tuple(t for t in (group_loads(plan), hot_slots(plan)) if t.rows)
+    tables = (
+        *(steps(plan), summary(plan), nodes(plan), groups(plan), group_loads(plan)),
+        *(flows(plan), hot_slots(plan)),
+    )
     return tuple(t for t in tables if t.rows)
 
 
@@ -33,6 +40,11 @@ def summary(plan: Plan) -> Rows:
             ("bytes copied", s.bytes_copied, s.lower_bound_bytes),
             ("max - min before", s.max_minus_min_before, None),
             ("max - min after", s.max_minus_min_after, None),
+            *(
+                (("max / mean before", s.max_over_mean_before, None), ("max / mean after", after, None))
+                if (after := s.max_over_mean_after) is not None
+                else ()
+            ),
             ("seconds", s.eta_s, None),
         ),
     )
@@ -40,7 +52,8 @@ def summary(plan: Plan) -> Rows:
 
 def steps(plan: Plan) -> Rows:
     rows = tuple(
-        (i + 1, s.kind, s.node, s.after or None, s.slots, s.bytes_copied) for i, s in enumerate(plan.steps)
+        (i + 1, s.kind, s.node or None, s.after or None, s.slots, s.bytes_copied)
+        for i, s in enumerate(plan.steps)
     )
     return Rows("steps", ("step", "kind", "node", "after", "slots", "bytes_copied"), rows)
 
@@ -92,9 +105,33 @@ def flows(plan: Plan) -> Rows:
     return Rows("moves", ("from", "to", "slots", "bytes"), rows)
 
 
+def group_loads(plan: Plan) -> Rows:
+    """What each group carries before and after a rebalance."""
+    columns = ("group", "weight", "slots_before", "slots_after", "bytes_before", "bytes_after")
+    written = plan.strategy == "write-rate"
+    rows = tuple(
+        (
+            *(g.group, g.weight, g.slots_before, g.slots_after, g.bytes_before, g.bytes_after),
+            *((g.write_bytes_per_s_before, g.write_bytes_per_s_after) if written else ()),
+        )
+        for g in plan.group_loads
+    )
+    return Rows(
+        f"groups by {plan.strategy}",
+        (*columns, *(("bytes_per_s_before", "bytes_per_s_after") if written else ())),
+        rows,
+    )
+
+
 def hot_slots(plan: Plan) -> Rows:
-    rows = tuple((h.slot, h.header, h.bytes, h.times_mean) for h in plan.hot_slots)
-    return Rows("hot slots", ("slot", "group", "bytes", "times_mean"), rows)
+    """The hottest `HOT_ROWS`; the document has the others too."""
+    rows = tuple(
+        (h.slot, h.header, h.bytes, h.bytes_share, h.write_bytes_per_s, h.write_share)
+        for h in plan.hot_slots[:HOT_ROWS]
+    )
+    columns = ("slot", "group", "bytes", "of_group", "bytes_per_s", "of_group_written")
+    advice = f": {plan.hot_slots[0].advice}" if rows else ""
+    return Rows(f"hot slots{advice}", columns, rows)
 
 
 def refusals(plan: Plan) -> Rows:

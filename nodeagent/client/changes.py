@@ -41,8 +41,9 @@ class Changes:
         except OutcomeUnknown as error:
             found = await self._begun(change, before)
             if found is None:
+                asked = f"{change.kind} {change.node}".rstrip()
                 raise OutcomeUnknown(
-                    f"{change.kind} {change.node} was sent; whether it began is not known: {error.what}",
+                    f"{asked} was sent; whether it began is not known: {error.what}",
                     next_step="iotctl ops list",
                 ) from error
             return found

@@ -108,6 +108,11 @@ class Slots(msgspec.Struct):
                 self._end(name, "adopted")
         return gone
 
+    def settled(self) -> set[str]:
+        """Operations that are over here. One that took slots and gave others has two ends: a member that
+        lags may release what it gave while it still waits for the files of what it took."""
+        return set(self.ended) - set(self.arriving)
+
     def _end(self, operation: str, how: str) -> None:
         self.ended.pop(operation, None)
         self.ended[operation] = how

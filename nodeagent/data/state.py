@@ -17,6 +17,7 @@ import msgspec
 
 from nodeagent.data import closing, commands
 from nodeagent.data.commands import Command
+from nodeagent.data.rates import WriteRates
 from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots, expand
 from nodeagent.model import limits
@@ -91,6 +92,9 @@ class DataState:
 
     slot_of: dict[PartitionKey, int] = field(default_factory=dict)
     """Slots of the partitions in the memtable."""
+
+    rates: WriteRates = field(default_factory=WriteRates)
+    """Of this process alone: neither in the log nor in a checkpoint."""
 
     # --- applying ----------------------------------------------------------------------------------
 
@@ -178,6 +182,7 @@ class DataState:
             return Written(0, duplicate=True)
         seen.add(w.sequence)
         self._remember(index, w, now)
+        self.rates.add(w.slot, len(w.ipc), now)
         return Written(index)
 
     def _check_session(self, session: str, slot: int, sequence: int, settled: int) -> ErrorReply | None:

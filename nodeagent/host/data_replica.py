@@ -45,7 +45,7 @@ class DataReplica(Replica):
         """(term, index) of the last `CloseFile` we proposed; no other before it is applied."""
 
         self._adopted: set[str] = set()
-        self.settled: frozenset[str] = frozenset(state.slots.ended)
+        self.settled: frozenset[str] = frozenset(state.slots.settled())
         """Operations whose outcome here is in the durable checkpoint: their staged files may go."""
 
         self._used: dict[str, int] = {}
@@ -146,16 +146,17 @@ class DataReplica(Replica):
 
     def encode_state(self, peer: NodeId | None) -> bytes:
         if peer is None:
-            self._adopted = set(self.state.slots.ended)
+            self._adopted = self.state.slots.settled()
         return encode_checkpoint(self.state.checkpoint(self._not_for(peer)))
 
     def restore(self, payload: bytes, base: int) -> None:
         old, self.state = self.state, DataState.restore(decode_checkpoint(payload), base)
+        self.state.rates = old.rates
         superseded = self.state.superseded(old)
         if superseded:
             self.state.jobs.append(DeleteFiles(self.group, superseded))
         self._closing = (0, 0)
-        self.settled = frozenset(self.state.slots.ended)
+        self.settled = frozenset(self.state.slots.settled())
         self.start_jobs()
 
     def new_snapshot_id(self) -> str:

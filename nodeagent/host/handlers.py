@@ -20,7 +20,10 @@ from nodeagent.model.schema import TYPES
 if TYPE_CHECKING:
     from nodeagent.host.host import Host
 
-READER = (q.GetMeta, q.GetStatus, q.ScanRows, q.ListPartitions, q.GetManifest, q.ProbeGroup)
+READER = (
+    *(q.GetMeta, q.GetStatus, q.ProbeGroup),
+    *(q.ScanRows, q.ListPartitions, q.GetManifest, q.GetWriteRates),
+)
 NODES_ONLY = (q.Forward, q.CheckStatus)
 
 
@@ -171,6 +174,9 @@ class Handlers:
                 reads.on_list(host, replica, token, request)
             case q.GetManifest():
                 reads.on_manifest(host, replica, token, request)
+            case q.GetWriteRates():
+                rates = replica.state.rates.bytes_per_s(host.desk.now)
+                host.desk.reply(token, q.WriteRatesReply(tuple(rates.items())))
             case q.CloseAll():
                 reads.on_close_all(host, replica, token, request)
             case q.CheckFiles():

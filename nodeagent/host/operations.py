@@ -22,12 +22,20 @@ from nodeagent.scaling import groups, holds, membership
 if TYPE_CHECKING:
     from nodeagent.host.host import Host
 
+NOBODY = NodeRecord("", "", 0, 0, "", 0)
+"""In the place of the node that comes or leaves when none does."""
+
 REPORT_AGAIN_MS = 500
 SEAL_TIMEOUT_MS = 30_000
 PLANNED_TIMEOUT_MS = 60_000
 """A newcomer that never follows the meta log must not keep other changes from beginning."""
 
-KINDS = {"add-node": ChangeKind.ADD, "remove-node": ChangeKind.REMOVE, "replace-node": ChangeKind.REPLACE}
+KINDS = {
+    "add-node": ChangeKind.ADD,
+    "remove-node": ChangeKind.REMOVE,
+    "replace-node": ChangeKind.REPLACE,
+    "rebalance": ChangeKind.MOVE,
+}
 SILENT_TIMEOUTS = 10
 """A node heard from within so many election timeouts is not dead."""
 
@@ -264,10 +272,12 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
         change = _change(kind, request, table, settings.replicas)
     except NodeAgentError as error:
         return as_reply(error)
+    if kind is ChangeKind.MOVE and (request.node or not change.moves):
+        return ErrorReply("invalid_input", "a rebalance names slots that change groups, and no node")
     refusal = _check(host, request, table, settings.replicas)
     if refusal is not None:
         return refusal
-    record = state.image.nodes.get(request.node)
+    record = state.image.nodes.get(request.node, NOBODY)
     if change.created is not None:
         place = change.new.ring.nodes[change.new.ring.index(request.node)]
         record = NodeRecord(
@@ -279,7 +289,6 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
             place.position,
             place.weight,
         )
-    assert record is not None
     begin = meta.Begin(
         now=host.desk.wall,
         kind=request.kind,
@@ -306,6 +315,9 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
 
 
 def _change(kind: ChangeKind, request: BeginChange, table: PartitionTable, replicas: int) -> Change:
+    if kind is ChangeKind.MOVE:
+        gains = {header: slots for header, slots in request.gains if slots}
+        return change_between(kind, "", table, table.moved(gains, table.ring, table.version + 1), replicas)
     if kind is ChangeKind.ADD:
         change = plan_add(table, request.node, request.after, replicas, request.weight)
     elif kind is ChangeKind.REPLACE:
@@ -327,7 +339,8 @@ def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: 
             " (cluster too small)",
             "add a node first",
         )
-    if request.kind != "remove-node" and not (request.host and request.port and request.incarnation):
+    comes = request.kind in ("add-node", "replace-node")
+    if comes and not (request.host and request.port and request.incarnation):
         return ErrorReply("invalid_input", "a change names the newcomer's host, port and incarnation")
     leaves = request.node if request.kind == "remove-node" else request.replaces
     dead = {n for n, r in host.meta.image.nodes.items() if r.state == DEAD}

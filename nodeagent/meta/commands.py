@@ -46,7 +46,7 @@ class PlannedMembers(msgspec.Struct, frozen=True):
 
 
 class Begin(_Command, frozen=True):
-    """One change, planned by the leader against table `base_version`."""
+    """One change, planned by the leader against table `base_version`; `node` is nameless for a rebalance."""
 
     kind: str
     node: NodeRecord

@@ -153,7 +153,7 @@ class MetaState:
         if (other := self.open_operation()) is not None:
             return ErrorReply(
                 "busy",
-                f"{other.id} ({other.kind} {other.node}, stage {other.stage}) is open; one change at a time",
+                f"{other.id} ({other.title}, stage {other.stage}) is open; one change at a time",
                 f"iotctl ops wait {other.id}",
                 {"operation": other.id, "owner": other.by, "started_ms": other.started_ms},
             )
@@ -210,6 +210,7 @@ class MetaState:
             created_group=created,
             created_members=b.created,
             replaces=b.replaces,
+            meta_ready=b.kind == "rebalance",
             stages=[StageSpan(Stage.PLANNED.value, b.now)],
         )
         if op.leaving is not None:
@@ -219,7 +220,7 @@ class MetaState:
                 self._fence(op, op.leaving)
         im.next_table = new.to_wire()
         im.operations = [*im.operations, op][-OPERATIONS_KEPT:]
-        self._note(b.now, b.by, f"begin {op.id}: {op.kind} {op.node}")
+        self._note(b.now, b.by, f"begin {op.id}: {op.title}")
         self._advance(index, op, b.now)
         return OperationReply(op)
 

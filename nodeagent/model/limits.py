@@ -39,3 +39,9 @@ TABLES_MAX = 10_000
 COLUMNS_MAX = 4096
 NODES_MAX = 2000
 SLOTS_MAX = 1_000_000
+
+SWAP_TAKERS_MAX = 16
+"""Groups a planner looks at for a swap of slots, the emptiest first."""
+
+WRITE_RATES_MAX = 65_536
+"""Slots of one group whose write rate is remembered; with more, the slowest half is forgotten."""

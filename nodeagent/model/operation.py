@@ -1,4 +1,4 @@
-"""The record of one change of the cluster (add, remove, move) as the meta group keeps it.
+"""The record of one change of the cluster (add-node, remove-node, rebalance) as the meta group keeps it.
 
 Slots are given as ranges [start, end). A group carries only its own slots.
 """
@@ -115,7 +115,10 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct):
-    """One change. `id` is `op-<meta index>`; evidence is kept as sets, never as counters."""
+    """One change. `id` is `op-<meta index>`; evidence is kept as sets, never as counters.
+
+    `node` is the one that comes or leaves; "" for a rebalance, which moves slots and changes no members.
+    """
 
     id: str
     kind: str
@@ -154,7 +157,7 @@ class Operation(msgspec.Struct):
     signed_off: bool = False
     release_go: bool = False
     meta_ready: bool = False
-    """The newcomer follows the meta log / the leaver's meta vote is replaced."""
+    """The newcomer follows the meta log / the leaver's meta vote is replaced; at once for a rebalance."""
 
     lease: Lease | None = None
     stages: list[StageSpan] = []
@@ -163,6 +166,11 @@ class Operation(msgspec.Struct):
     @property
     def ended(self) -> bool:
         return self.stage in ENDED
+
+    @property
+    def title(self) -> str:
+        """For people: `add-node node6`, `rebalance`."""
+        return f"{self.kind} {self.node}".rstrip()
 
     @property
     def joining(self) -> NodeId | None:

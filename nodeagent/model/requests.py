@@ -170,7 +170,10 @@ class SchemaInForce(_Tagged, frozen=True):
 
 
 class BeginChange(_Tagged, frozen=True):
-    """`kind`: add-node, remove-node. For an add, where the newcomer listens and which disk it has."""
+    """`kind`: add-node, remove-node, or rebalance (`node` "", `gains` required).
+
+    For an add, where the newcomer listens and which disk it has.
+    """
 
     kind: str
     node: NodeId
@@ -373,6 +376,19 @@ class ManifestReply(_Tagged, frozen=True):
     files: tuple[FileMeta, ...]
 
 
+class GetWriteRates(_Tagged, frozen=True):
+    """How fast the group's slots are written, as this member counted it; the leader's count is the best."""
+
+    group: GroupId
+
+
+class WriteRatesReply(_Tagged, frozen=True):
+    """(slot, bytes per second). Slots that left the group are named too, until their count has faded: the
+    rate of a slot is the sum over all groups."""
+
+    rates: tuple[tuple[int, float], ...]
+
+
 class CloseAll(_Tagged, frozen=True):
     """The leader closes every open partition (of the given slots); answered when it applied that."""
 
@@ -465,6 +481,7 @@ Request = (
     | ScanRows
     | ListPartitions
     | GetManifest
+    | GetWriteRates
     | CloseAll
     | CheckFiles
     | ExportFiles
@@ -484,6 +501,7 @@ Reply = (
     | RowsScanned
     | PartitionsListed
     | ManifestReply
+    | WriteRatesReply
     | FilesChecked
     | SourceOpened
     | Chunk

@@ -13,6 +13,7 @@ from nodeagent.model.ids import NodeId
 from nodeagent.partition.balance import ByteArray, OwnerIndex, balanced
 from nodeagent.partition.change import Change, ChangeKind, change_between
 from nodeagent.partition.cost import bytes_array
+from nodeagent.partition.loads import LoadArray, evened
 from nodeagent.partition.ranges import SlotRanges, from_slots
 from nodeagent.partition.ring import Ring, RingNode, gap_after, place_between
 from nodeagent.partition.table import PartitionTable
@@ -129,17 +130,62 @@ def plan_replace(table: PartitionTable, old: NodeId, new: NodeId, replicas: int)
 
 
 def plan_rebalance(
-    table: PartitionTable, replicas: int, slot_bytes: SlotBytes | None = None, moves_max: int | None = None
+    table: PartitionTable,
+    replicas: int,
+    slot_bytes: SlotBytes | None = None,
+    moves_max: int | None = None,
+    loads: LoadArray | None = None,
 ) -> Change | None:
-    """Move slots until the table is balanced, at most `moves_max` of them; None when it is already."""
-    sizes = None if slot_bytes is None else bytes_array(slot_bytes, table.slots)
+    """Move slots between the groups there are; None when nothing has to move.
+
+    Args:
+        slot_bytes: without `loads` they decide which slots move, never how many.
+        moves_max: at most so many slots, the most useful ones.
+        loads: per slot what is to be even among groups (see `loads`); without it their number is.
+    """
     now = table.owners.astype(np.int64)
-    final = balanced(now, table.ring.weights, sizes)
-    due = np.flatnonzero(now != final)[:moves_max]
+    weights = table.ring.weights
+    if loads is not None:
+        final = evened(now, weights, loads, moves_max)
+        due = np.flatnonzero(now != final)
+    else:
+        sizes = None if slot_bytes is None else bytes_array(slot_bytes, table.slots)
+        final = balanced(now, weights, sizes)
+        due = np.flatnonzero(now != final)
+        if moves_max is not None and due.size > moves_max:
+            due = _most_useful(now, final, weights, sizes, moves_max)
     if not due.size:
         return None
     new = table.moved(_gains(due, final, table.ring.names), table.ring, table.version + 1)
     return change_between(ChangeKind.MOVE, "", table, new, replicas)
+
+
+def _most_useful(
+    now: OwnerIndex, final: OwnerIndex, weights: Sequence[float], sizes: ByteArray | None, moves_max: int
+) -> OwnerIndex:
+    """The slots to move when not all may: each from the fullest giver left to its emptiest taker.
+
+    Among the slots of one pair those with the fewest bytes go first: each is worth one slot.
+    """
+    due = np.flatnonzero(now != final)
+    due = due[np.lexsort((due, sizes[due] if sizes is not None else np.zeros(due.size)))]
+    waiting: dict[int, dict[int, list[int]]] = {}
+    for slot in due[::-1].tolist():
+        waiting.setdefault(int(now[slot]), {}).setdefault(int(final[slot]), []).append(slot)
+    counts = np.bincount(now, minlength=len(weights)).tolist()
+    chosen = []
+    for _ in range(moves_max):
+        giver = max(waiting, key=lambda i: (counts[i] / weights[i], -i))
+        takers = waiting[giver]
+        taker = min(takers, key=lambda i: (counts[i] / weights[i], i))
+        chosen.append(takers[taker].pop())
+        counts[giver] -= 1
+        counts[taker] += 1
+        if not takers[taker]:
+            del takers[taker]
+        if not takers:
+            del waiting[giver]
+    return np.sort(np.array(chosen, np.int64))
 
 
 def _indices(table: PartitionTable, names: Sequence[NodeId]) -> OwnerIndex:

@@ -7,12 +7,13 @@ from nodeagent.model.requests import (
     GetManifest,
     GetMeta,
     GetStatus,
+    GetWriteRates,
     ListPartitions,
     Request,
     ScanRows,
 )
 
-_READER = (GetStatus, GetMeta, ScanRows, ListPartitions, GetManifest, CheckFiles)
+_READER = (GetStatus, GetMeta, ScanRows, ListPartitions, GetManifest, GetWriteRates, CheckFiles)
 _NODE_ONLY = (Forward,)
 
 

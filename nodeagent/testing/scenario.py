@@ -1,13 +1,19 @@
-"""One seeded run of everything: bootstrap, writers and readers, an add and a remove under faults."""
+"""One seeded run of everything: bootstrap, writers and readers, an add and a remove under faults.
+
+Every third seed also moves slots between the groups at the end. Which seeds do is no matter of chance, so
+that the others are the runs they always were.
+"""
 
 from collections.abc import Callable
 
 import msgspec
 
+from nodeagent.meta.state import MetaState
 from nodeagent.model import requests as q
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.operation import Operation, Options
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
+from nodeagent.partition.ranges import from_slots
 from nodeagent.testing.checks import Safety, check_converged
 from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim, SimNode, configs
 from nodeagent.testing.workload import History, Reader, View, Writer, schema_of
@@ -127,26 +133,42 @@ class Scenario:
         self, kind: str, node: str, *, replaces: str = "", dead: bool = False, after: str | None = None
     ) -> str:
         target = self.sim.nodes[node]
-        self.history.change_began = self.sim.now
-        begin = q.BeginChange(
-            kind,
-            node,
-            "sim",
-            Options(dead=dead),
-            after=after,
-            host=node,
-            port=1,
-            http_port=2,
-            incarnation=target.incarnation,
-            replaces=replaces,
+        return self._begin(
+            q.BeginChange(
+                kind,
+                node,
+                "sim",
+                Options(dead=dead),
+                after=after,
+                host=node,
+                port=1,
+                http_port=2,
+                incarnation=target.incarnation,
+                replaces=replaces,
+            )
         )
+
+    def move_slots(self) -> str:
+        """A rebalance of random slots; most groups both give and take."""
+        table = self._newest().table
+        assert table is not None
+        rng = self.sim.rng
+        gains: dict[str, list[int]] = {}
+        for slot in rng.sample(range(table.slots), rng.randint(1, table.slots // 2)):
+            others = [n for n in table.ring.names if n != table.route(slot)]
+            gains.setdefault(rng.choice(others), []).append(slot)
+        moved = tuple((header, from_slots(slots)) for header, slots in sorted(gains.items()))
+        return self._begin(q.BeginChange("rebalance", "", "sim", gains=moved))
+
+    def _begin(self, begin: q.BeginChange) -> str:
+        self.history.change_began = self.sim.now
         reply = self.request(begin, OperationReply)
         if isinstance(reply, OperationReply):
             name = reply.operation.id
         else:
             assert isinstance(reply, ErrorReply)
             name = str(reply.details["operation"])
-        self.operations.append(f"{kind} {node}")
+        self.operations.append(f"{begin.kind} {begin.node}".rstrip())
         self.operation = name
         return name
 
@@ -266,12 +288,21 @@ class Scenario:
         self.finish(operation)
         self.sim.nodes[leaver].alive = False
 
+    def rebalance(self) -> None:
+        for _ in range(self.sim.rng.choice([0, 1])):
+            self.maybe_cancel(self.move_slots())
+        operation = self.move_slots()
+        self.harass(self._names(), operation)
+        self.finish(operation)
+
     def _names(self) -> list[str]:
         return sorted(n.node for n in self._members())
 
     def _members(self) -> list[SimNode]:
-        state = max((n.host.meta for n in self.sim.nodes.values() if n.alive), key=lambda m: m.applied)
-        return [self.sim.nodes[n] for n in state.image.nodes]
+        return [self.sim.nodes[n] for n in self._newest().image.nodes]
+
+    def _newest(self) -> MetaState:
+        return max((n.host.meta for n in self.sim.nodes.values() if n.alive), key=lambda m: m.applied)
 
     def quiet(self) -> None:
         """Stop the writers, close what is open, and wait until all replicas stand still."""
@@ -321,6 +352,8 @@ class Scenario:
         self.remove()
         if self.sim.rng.random() < 0.3:
             self.add(self.newcomers[1])
+        if self.seed % 3 == 1:
+            self.rebalance()
         self.quiet()
         check_converged(self.sim)
         self.read_everything()

@@ -334,3 +334,14 @@ def test_a_newer_state_says_which_files_of_the_old_one_go() -> None:
     new.do(c.Release("op", 1))
     assert [f.slot for f in new.state.superseded(old.state)] == [3]
     assert old.state.superseded(new.state) == ()
+
+
+def test_what_was_released_is_not_settled_while_files_are_still_adopted() -> None:
+    """In a rebalance a group gives and takes: staged files stay until the adopted ones are there."""
+    slots = Slots(open={1, 2})
+    slots.seal("op-1", ((1, 2),), 5, b"")
+    slots.open_for("op-1", ((7, 8),), 6, ["h.1"])
+    slots.release("op-1")
+    assert slots.settled() == set()
+    slots.adopted("op-1", ((7, 8),))
+    assert slots.settled() == {"op-1"} and slots.open == {2, 7}

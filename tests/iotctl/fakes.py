@@ -22,6 +22,7 @@ from nodeagent.model.requests import (
     CloseAll,
     GetManifest,
     GetMeta,
+    GetWriteRates,
     GroupRecord,
     GroupStatus,
     ListPartitions,
@@ -34,6 +35,7 @@ from nodeagent.model.requests import (
     Reply,
     Request,
     Steer,
+    WriteRatesReply,
 )
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition.ring import initial_ring
@@ -80,6 +82,10 @@ class FakeCluster:
     counts: list[dict[str, object]] = field(default_factory=list)
     error: Exception | None = None
     version: int = 7
+    sizes: dict[int, int] = field(default_factory=dict)
+    rates: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    """By header; `sizes` of slots that do not hold 1 000 bytes."""
+
     answers: pa.Table | None = None
     closed: bool = False
 
@@ -177,6 +183,8 @@ class FakeCluster:
                 return Accepted(9)
             case GetManifest():
                 return ManifestReply(request.group, node, 9, 9, 0, self.files(request.group))
+            case GetWriteRates():
+                return WriteRatesReply(self.rates.get(request.group.partition(".")[0], ()))
             case ListPartitions():
                 return PartitionsListed(
                     tuple(
@@ -191,7 +199,10 @@ class FakeCluster:
         header = group.partition(".")[0]
         slots = [s for start, end, h in self.view().owners if h == header for s in range(start, end)]
         key = PartitionKey("root.plant", 1, 0)
-        return tuple(FileMeta(f"f{s}", s, key, "m", (1,), 1000, "0" * 32, 10, 0, 9, (1, 1, 1)) for s in slots)
+        return tuple(
+            FileMeta(f"f{s}", s, key, "m", (1,), self.sizes.get(s, 1000), "0" * 32, 10, 0, 9, (1, 1, 1))
+            for s in slots
+        )
 
     def call_meta(self, request: Request) -> Reply:
         raise AssertionError(request)

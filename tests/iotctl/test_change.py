@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from iotctl.cli.options import DEPTHS
@@ -208,3 +209,107 @@ def test_set_rate(spec: Path) -> None:
 
 def test_depths_are_those_of_the_contract() -> None:
     assert DEPTHS == ("manifest", "hash", "content")
+
+
+HEAVY = dict.fromkeys(range(0, 10), 50_000)
+"""Of node1's 20 slots; all others hold 1 000 bytes."""
+
+
+@pytest.mark.parametrize("strategy", ["bytes", "write-rate"])
+def test_a_rebalance_is_one_operation_of_the_planned_slots(spec: Path, strategy: str) -> None:
+    """Saved, applied as one change without a node, cluster.yaml untouched; then the plan is stale."""
+    rates = {"node1": tuple((s, 50.0) for s in HEAVY), "node2": ((25, 10.0), (3, 20.0))}
+    cluster = FakeCluster(sizes=HEAVY, rates=rates)
+    words = ("plan", "rebalance", "--strategy", strategy, "--out", "p.yaml", "--detailed-exitcode")
+    planned = iotctl(spec, *words, "-o", "json", cluster=cluster)
+    assert planned.code == Exit.PENDING and "iotctl apply p.yaml" in planned.err
+    plan = json.loads(planned.out)
+    assert plan["kind"] == "rebalance" and plan["strategy"] == strategy
+    assert plan["summary"]["max_over_mean_after"] < plan["summary"]["max_over_mean_before"]
+    words = ("apply", "p.yaml", "--yes", "--no-migrate", "--hold-release", "1h", "-o", "json")
+    done = iotctl(spec, *words, cluster=cluster)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["nodes"] == [] and "rebalance in plant" not in done.err
+    (change,) = cluster.begun
+    assert (change.kind, change.node, change.table_version) == ("rebalance", "", 7)
+    assert sum(count(r) for _, r in change.gains) == len(plan["moves"])
+    assert change.options == Options(no_migrate=True, hold_release_ms=3_600_000)
+    assert (spec / "cluster.yaml").read_text() == SPEC
+    again = iotctl(spec, "apply", "p.yaml", "--yes", cluster=cluster)
+    assert again.code == Exit.REFUSED and "stale" in again.err and len(cluster.begun) == 1
+
+
+def test_rates_of_a_slot_that_moved_are_added_up(spec: Path) -> None:
+    """Slot 3 is node1's; what node2 still remembers of it counts too."""
+    cluster = FakeCluster(rates={"node1": ((3, 5.0),), "node2": ((3, 7.5),)})
+    found = json.loads(iotctl(spec, "cluster", "slots", "-o", "json", cluster=cluster).out)
+    assert [load["write_bytes_per_s"] for load in found["loads"] if load["slot"] == 3] == [12.5]
+
+
+@pytest.mark.parametrize("strategy", ["slots", "bytes", "write-rate"])
+def test_an_empty_rebalance_says_so_and_is_never_pending(spec: Path, strategy: str) -> None:
+    """0 also with --detailed-exitcode; the saved empty plan is applied as no change."""
+    cluster = FakeCluster()
+    words = ("plan", "rebalance", "--strategy", strategy, "--detailed-exitcode", "--out", "p.yaml")
+    done = iotctl(spec, *words, cluster=cluster)
+    assert done.code == 0 and "nothing to move" in done.out
+    applied = iotctl(spec, "apply", "p.yaml", "--yes", cluster=cluster)
+    assert applied.code == 0 and "no changes" in applied.out and not cluster.begun
+
+
+def test_what_whole_slots_do_not_allow_is_said(spec: Path) -> None:
+    """One slot with most of the bytes alone in its group: no plan, and the reason with the hot slot."""
+    cluster = FakeCluster(sizes={**dict.fromkeys(range(100), 0), 3: 10**6})
+    done = iotctl(spec, "plan", "rebalance", "--strategy", "bytes", cluster=cluster)
+    assert done.code == 0 and "whole slots allow" in done.out and "several storage groups" in done.out
+
+
+def test_a_rebalance_is_planned_from_a_saved_status(spec: Path) -> None:
+    """The same moves as from the cluster, without asking any node."""
+    cluster = FakeCluster(sizes=HEAVY)
+    saved = iotctl(spec, "cluster", "slots", "-o", "json", cluster=cluster)
+    (spec / "slots.json").write_text(saved.out)
+    words = ("plan", "rebalance", "--strategy", "bytes", "--max-moves", "3", "-o", "json")
+    asked = json.loads(iotctl(spec, *words, cluster=cluster).out)
+    read = iotctl(spec, *words, "--from-status", "slots.json")
+    assert read.code == 0, read.err
+    offline = json.loads(read.out)
+    assert len(offline["moves"]) == 3 and offline["moves"] == asked["moves"]
+    assert (offline["table_version"], offline["spec_hash"]) == (asked["table_version"], asked["spec_hash"])
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"unread": ["node1.1"]}', '{"slots": -1}', '{"ranges": []}', '{"ring": []}', None]
+)
+def test_a_saved_status_that_is_none_or_incomplete_is_an_input_problem(
+    spec: Path, content: str | None
+) -> None:
+    """Missing, empty, of another kind, with a group nobody told of or without a table: exit 3 and how to
+    make one."""
+    cluster = FakeCluster()
+    saved = json.loads(iotctl(spec, "cluster", "slots", "-o", "json", cluster=cluster).out)
+    if content is not None and len(content) > 2:
+        content = json.dumps(saved | json.loads(content))
+    if content is not None:
+        (spec / "s.json").write_text(content)
+    done = iotctl(spec, "plan", "rebalance", "--from-status", "s.json")
+    assert done.code == Exit.INPUT and "iotctl cluster slots -o json" in done.err
+
+
+def test_an_unknown_strategy_and_no_moves_are_usage_errors(spec: Path) -> None:
+    for words in (("--strategy", "luck"), ("--max-moves", "0")):
+        assert iotctl(spec, "plan", "rebalance", *words, cluster=FakeCluster()).code == Exit.USAGE
+
+
+def test_a_rebalance_is_shown_without_a_node(spec: Path) -> None:
+    """No stray blank where others name their node; past SEALED the way back is another plan."""
+    operation = msgspec.structs.replace(
+        make_operation("op-9", stage=Stage.MOVING), kind="rebalance", node="", last_error="a sick disk"
+    )
+    cluster = FakeCluster(operations=[operation])
+    shown = iotctl(spec, "ops", "show", "op-9", cluster=cluster)
+    assert shown.code == 0 and "rebalance" in shown.out
+    status = iotctl(spec, "cluster", "status", cluster=cluster)
+    assert "op-9 (rebalance): a sick disk" in status.out
+    late = iotctl(spec, "ops", "cancel", "op-9", "--yes", cluster=cluster)
+    assert late.code == Exit.REFUSED and late.err.rstrip().endswith("iotctl plan rebalance")

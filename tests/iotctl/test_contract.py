@@ -65,7 +65,9 @@ def document(text: str) -> dict[str, object]:
     """The one document on stdout, checked against the struct its schema is made from."""
     found = json.loads(text)
     assert found["format_version"] == 1
-    body = published.BODIES["plan" if found["kind"] in ("add-node", "remove-node", "none") else found["kind"]]
+    body = published.BODIES[
+        "plan" if found["kind"] in ("add-node", "remove-node", "rebalance", "none") else found["kind"]
+    ]
     msgspec.json.decode(text, type=body)
     assert isinstance(found, dict)
     return found
@@ -102,6 +104,8 @@ def test_stable_keys_of_the_parts_are_published(kind: str, name: str) -> None:
         ("plan",),
         ("plan", "add-node", "node6"),
         ("plan", "remove-node", "node3"),
+        ("plan", "rebalance"),
+        ("plan", "rebalance", "--strategy", "bytes"),
         ("ops", "list"),
         ("ops", "show"),
         ("data", "count"),

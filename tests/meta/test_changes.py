@@ -13,6 +13,7 @@ from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.operation import NEXT, CopyRecord, Operation, Options, SealResult, Stage
 from nodeagent.model.requests import Accepted, ErrorReply, NodeRecord, OperationReply, Reply
 from nodeagent.model.schema import Column, TableSchema
+from nodeagent.partition.change import Change, ChangeKind, change_between
 from nodeagent.partition.planner import plan_add, plan_remove, plan_replace
 from nodeagent.partition.ring import initial_ring
 from nodeagent.partition.table import initial_table
@@ -42,16 +43,21 @@ class Meta:
         table = self.state.table
         assert table is not None
         old, _, name = name.rpartition(">")
-        change = {
-            "add-node": lambda: plan_add(table, name, None, 3),
-            "remove-node": lambda: plan_remove(table, name, 3),
-            "replace-node": lambda: plan_replace(table, old, name, 3),
-        }[kind]()
+        change: Change
+        if kind == "rebalance":  # "b" both gives and takes
+            new = table.moved({"b": ((0, 2),), "c": ((3, 4),)}, table.ring, table.version + 1)
+            change = change_between(ChangeKind.MOVE, "", table, new, 3)
+        elif kind == "add-node":
+            change = plan_add(table, name, None, 3)
+        elif kind == "replace-node":
+            change = plan_replace(table, old, name, 3)
+        else:
+            change = plan_remove(table, name, 3)
         return self.do(
             c.Begin(
                 2,
                 kind,
-                node(name),
+                node(name) if name else NodeRecord("", "", 0, 0, "", 0),
                 "me",
                 version or self.state.table_version,
                 change.new.to_wire(),
@@ -97,7 +103,9 @@ def evidence(op: Operation, stage: Stage) -> list[c.Evidence]:
 STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING, Stage.RELEASED)
 
 
-@pytest.mark.parametrize("kind,name", [("add-node", "e"), ("remove-node", "b"), ("replace-node", "b>e")])
+@pytest.mark.parametrize(
+    "kind,name", [("add-node", "e"), ("remove-node", "b"), ("replace-node", "b>e"), ("rebalance", "")]
+)
 def test_each_stage_waits_for_all_of_its_evidence(kind: str, name: str) -> None:
     meta = Meta()
     meta.begin(kind, name)
@@ -113,6 +121,42 @@ def test_each_stage_waits_for_all_of_its_evidence(kind: str, name: str) -> None:
         meta.do(wanted[-1])
         assert meta.op.stage is not stage
     assert meta.op.stage is Stage.DONE
+
+
+def test_a_rebalance_changes_owners_and_nothing_else() -> None:
+    """No stage waits for members; nodes, groups and their members are what they were; the table is new."""
+    meta = Meta()
+    before = meta.state.encode()
+    nodes, groups = dict(meta.state.image.nodes), dict(meta.state.image.groups)
+    reply = meta.begin("rebalance", "")
+    assert isinstance(reply, OperationReply) and reply.operation.title == "rebalance"
+    op = meta.op
+    assert op.stage is Stage.SEALED and op.meta_ready, "there is no membership to wait for"
+    assert (op.node, op.changes, op.created_group, op.dissolved_group) == ("", [], None, None)
+    assert set(op.losing) & set(op.gaining), "a group may give and take"
+    assert [m.target_members for m in op.moves] == [groups[m.target].members for m in op.moves]
+    for stage in (Stage.SEALED, Stage.OPEN):
+        for one in evidence(op, stage):
+            meta.do(one)
+    assert meta.op.stage is Stage.MOVING, "FORMAL has nothing to wait for"
+    assert meta.state.table is not None and meta.state.table.route(0) == "b"
+    for stage in (Stage.MOVING, Stage.RELEASED):
+        for one in evidence(op, stage):
+            meta.do(one)
+    assert meta.op.stage is Stage.DONE
+    assert (meta.state.image.nodes, meta.state.image.groups) == (nodes, groups)
+    assert not meta.state.image.retired and MetaState.decode(meta.state.encode()).encode() != before
+
+
+def test_a_cancelled_rebalance_leaves_the_table_and_every_node() -> None:
+    meta = Meta()
+    table, nodes = meta.state.table, dict(meta.state.image.nodes)
+    meta.begin("rebalance", "")
+    meta.do(c.SteerOperation(3, meta.op.id, "cancel", "me"))
+    for one in evidence(meta.op, Stage.CANCELLING):
+        meta.do(one)
+    assert meta.op.stage is Stage.CANCELLED
+    assert meta.state.table == table and meta.state.image.nodes == nodes
 
 
 @pytest.mark.parametrize("seed", range(20))

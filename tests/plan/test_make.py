@@ -1,6 +1,7 @@
 """Plans: numbers that add up, refusals that name the reason, speed."""
 
 import time
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iotctl.plan.apply import to_json
-from iotctl.plan.facts import NodeFacts
+from iotctl.plan.facts import ClusterFacts, NodeFacts
 from iotctl.plan.make import make_add, make_rebalance, make_remove
 from iotctl.plan.model import Plan
 from iotctl.plan.render import render
@@ -139,6 +140,90 @@ def test_hot_slots_are_shown_largest_first() -> None:
     data = {**dict.fromkeys(range(100), 10), 5: 5000, 9900: 9000}
     hot = make_add(facts_of(5, data=data), ["n6"]).hot_slots
     assert [(h.slot, h.header) for h in hot] == [(9900, "n5"), (5, "n1")]
+
+
+def test_a_hot_slot_is_named_by_its_share_of_the_group() -> None:
+    """More than a fifth of its group's bytes or writes: named, with both shares and what helps."""
+    data = {**dict.fromkeys(range(0, 2000, 50), 10), 5: 200, 3000: 10, 3001: 10, 3002: 10, 3003: 10, 3004: 10}
+    rates = {0: 1.0, 50: 1.5, 2001: 9.0, 4000: 3.0, 4001: 3.0, 4002: 3.0, 4003: 3.0, 4004: 3.0}
+    facts = facts_of(5, data=data)
+    plan = make_rebalance(replace(facts, write_rates=rates), "bytes")
+    shares = {h.slot: (h.header, h.bytes_share, h.write_share) for h in plan.hot_slots}
+    assert shares == {
+        5: ("n1", 0.333, 0.0), 2001: ("n2", 0.0, 1.0), 50: ("n1", 0.017, 0.6), 0: ("n1", 0.017, 0.4),
+    }  # fmt: skip
+    assert all("cannot be split" in h.advice for h in plan.hot_slots)
+    assert plan.hot_slots[0].slot in (5, 2001), "those first that weigh most in the whole cluster"
+    (table,) = [t for t in render(plan) if t.title.startswith("hot slots")]
+    assert "storage groups" in table.title and len(table.rows) == 4
+
+
+def skewed() -> ClusterFacts:
+    """Most bytes in n1, most writes in n2, and the number of slots as even as can be."""
+    rng = np.random.default_rng(8)
+    data = {s: int(rng.integers(1, 100)) * (40 if s < 200 else 1) for s in range(1000)}
+    rates = {s: float(rng.random()) * (90 if 200 <= s < 400 else 1) for s in range(1000)}
+    return replace(facts_of(5, 1000, data), write_rates=rates)
+
+
+def level(plan: Plan, of: str) -> tuple[float, float]:
+    """Max over mean before and after."""
+    sides = [[getattr(g, f"{of}_{side}") for g in plan.group_loads] for side in ("before", "after")]
+    before, after = (max(s) * len(s) / sum(s) for s in sides)
+    return before, after
+
+
+@pytest.mark.parametrize("strategy,of", [("bytes", "bytes"), ("write-rate", "write_bytes_per_s")])
+def test_a_rebalance_evens_out_what_was_asked_for(strategy: str, of: str) -> None:
+    """Over 1.1 before, at most 1.1 after, moves within 1.3 times the bound; the summary says the same."""
+    plan = make_rebalance(skewed(), strategy)
+    s = plan.summary
+    before, after = level(plan, of)
+    assert before > 1.5 and after <= 1.1
+    assert (s.max_over_mean_before, s.max_over_mean_after) == pytest.approx((before, after), abs=0.01)
+    assert 0 < s.lower_bound_slots <= s.slots_moved <= 1.3 * s.lower_bound_slots
+    assert plan.strategy == strategy and not plan.group_changes
+    assert [(x.kind, x.node, x.slots) for x in plan.steps] == [("move", "", s.slots_moved)]
+    assert s.bytes_copied == s.lower_bound_bytes > 0
+
+
+def test_the_bound_is_for_what_whole_slots_allow() -> None:
+    """A giant stays above 1.1 whatever moves: the bound is then of that, and never above what was planned."""
+    data = {0: 10_000, **dict.fromkeys(range(1, 20), 10), **dict.fromkeys(range(2000, 2040), 60)}
+    s = make_rebalance(facts_of(5, data=data), "bytes").summary
+    assert s.max_over_mean_after is not None and s.max_over_mean_after > 1.1
+    assert 0 < s.lower_bound_slots <= s.slots_moved
+    alone = make_rebalance(facts_of(5, data={0: 10_000}), "bytes").summary
+    assert (alone.slots_moved, alone.lower_bound_slots) == (0, 0)
+
+
+def test_slots_that_are_even_are_left_alone_by_slots_only() -> None:
+    """The same cluster: by slots there is nothing to do."""
+    plan = make_rebalance(skewed(), "slots")
+    assert not plan.has_changes and plan.summary.max_over_mean_after == 1.0
+
+
+@pytest.mark.parametrize("strategy", ["slots", "bytes", "write-rate"])
+def test_max_moves_takes_the_most_useful_slots(strategy: str) -> None:
+    """N slots and no more; each further slot makes the largest group smaller or leaves it."""
+    facts = skewed()
+    if strategy == "slots":
+        new = facts.table.moved({"n1": ((200, 260),)}, facts.table.ring, 7)
+        facts = replace(facts, table=new)
+    ratios = []
+    for n in (1, 5, 25):
+        plan = make_rebalance(facts, strategy, n)
+        assert plan.summary.slots_moved == n
+        assert plan.summary.max_over_mean_after is not None
+        ratios.append(plan.summary.max_over_mean_after)
+    assert ratios == sorted(ratios, reverse=True) and ratios[0] > ratios[-1]
+
+
+def test_a_rebalance_needs_both_groups_alive() -> None:
+    """The group that gives and the one that takes both log something."""
+    down = NodeFacts(live=False)
+    facts = replace(skewed(), nodes={"n4": down, "n5": down})
+    assert ("no_quorum", "n4") in codes(make_rebalance(facts, "bytes"))
 
 
 def test_empty_cluster_is_planned_by_slots() -> None:

@@ -198,3 +198,37 @@ def test_a_death_for_good_amends_the_operation_and_is_cleared_by_the_next(stage:
     scenario.sim.pause(6_000)
     scenario.finish(scenario.change("remove-node", name, dead=True))
     finish_all(scenario)
+
+
+def test_a_rebalance_that_moves_nothing_or_names_a_node_is_refused() -> None:
+    """The meta leader checks what it is asked for; the cluster then goes on to carry out a good one."""
+    scenario = formed(3)
+    leader = next(n for n in scenario.sim.nodes.values() if n.alive and n.host.meta_replica.leads)  # type: ignore[union-attr]
+    table = leader.host.meta.table
+    assert table is not None
+    first, second = table.ring.names[:2]
+    own = table.slots_of(first)
+    some = ((own[0][0], own[0][0] + 3),)
+    version = table.version
+    bad = {
+        q.BeginChange("rebalance", "", "sim"): "invalid_input",
+        q.BeginChange("rebalance", "", "sim", gains=((first, own),)): "invalid_input",
+        q.BeginChange("rebalance", second, "sim", gains=((second, some),)): "invalid_input",
+        q.BeginChange("rebalance", "", "sim", gains=(("nobody", some),)): "not_found",
+        q.BeginChange("rebalance", "", "sim", gains=((second, ((0, 999),)),)): "invalid_input",
+        q.BeginChange("rebalance", "", "sim", table_version=version + 1, gains=((second, some),)): "refused",
+    }
+    for request, code in bad.items():
+        got: list[q.Reply] = []
+        scenario.sim.call(CLIENT, leader.node, "admin", request, got.append)
+        scenario.until(lambda got=got: bool(got), "an answer")  # type: ignore[misc]
+        assert isinstance(got[0], q.ErrorReply) and got[0].code == code, (request, got)
+    good = q.BeginChange("rebalance", "", "sim", table_version=version, gains=((second, some),))
+    reply = scenario.request(good, OperationReply)
+    assert isinstance(reply, OperationReply) and reply.operation.moves[0].slots == some
+    scenario.finish(reply.operation.id)
+    scenario.quiet()
+    check_converged(scenario.sim)
+    scenario.read_everything()
+    newest = max((n.host.meta for n in scenario.sim.nodes.values() if n.alive), key=lambda m: m.applied)
+    assert newest.table is not None and newest.table.route(some[0][0]) == second

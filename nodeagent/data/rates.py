@@ -1,0 +1,46 @@
+"""How fast each slot is written: acknowledged bytes, older ones counting less.
+
+After one half-life a byte counts half. Not part of the state that replicas agree on: every member counts
+what it applies, by its own clock, and a restart begins at nothing. Counts are linear: what a slot's previous
+group still remembers and what its new group has counted since add up to the rate of a slot that stayed.
+"""
+
+from dataclasses import dataclass, field
+
+from nodeagent.model.limits import WRITE_RATES_MAX
+
+HALF_LIFE_MS = 600_000
+LN2 = 0.6931471805599453
+REBASE_HALF_LIVES = 32
+"""Then counts are written anew as of now, before their scale outgrows a float."""
+
+
+@dataclass(slots=True)
+class WriteRates:
+    """`counts[slot]` is the sum of bytes * 2 ** (their age at `since_ms`, in half-lives, negated)."""
+
+    since_ms: int = 0
+    counts: dict[int, float] = field(default_factory=dict)
+
+    def add(self, slot: int, nbytes: int, now_ms: int) -> None:
+        """Count one acknowledged write; past `WRITE_RATES_MAX` slots the slowest half is forgotten."""
+        if not self.counts:
+            self.since_ms = now_ms
+        elif now_ms - self.since_ms > REBASE_HALF_LIVES * HALF_LIFE_MS:
+            scale = 2.0 ** ((self.since_ms - now_ms) / HALF_LIFE_MS)
+            self.counts = {s: c * scale for s, c in self.counts.items() if c * scale >= 1}
+            self.since_ms = now_ms
+        weight = 2.0 ** ((now_ms - self.since_ms) / HALF_LIFE_MS)
+        self.counts[slot] = self.counts.get(slot, 0.0) + nbytes * weight
+        if len(self.counts) > WRITE_RATES_MAX:
+            fastest = sorted(self.counts, key=lambda s: (-self.counts[s], s))
+            self.counts = {s: self.counts[s] for s in fastest[: WRITE_RATES_MAX // 2]}
+
+    def bytes_per_s(self, now_ms: int) -> dict[int, float]:
+        """By slot, those that a single byte in a half-life would explain left out."""
+        scale = 2.0 ** ((self.since_ms - now_ms) / HALF_LIFE_MS)
+        return {
+            slot: count * scale * LN2 * 1000 / HALF_LIFE_MS
+            for slot, count in sorted(self.counts.items())
+            if count * scale >= 1
+        }

@@ -1,0 +1,229 @@
+"""Which slots move so that what groups carry (bytes, or bytes written per second) becomes even.
+
+A group's level is the load of its slots over its weight. Even means: no level above `EVEN` times the mean,
+as far as whole slots allow. Steps go from the highest level that has one:
+
+- a *move*: the largest slot that the giver has too much of and the emptiest taker has room for; where only
+  crumbs fit, the slot that leaves the higher level of the pair lowest;
+- a *swap* of two slots, only above `EVEN` and only where no move helps.
+
+A *giant* is a slot too large for the taker even alone. It goes only where that leaves less than its group
+would have by giving all the rest away: two giants part, but one stays where it is and the small ones leave.
+
+Every step lowers the higher level of its pair, so the search ends. It ends where no group above `AIM` has a
+move and none above `EVEN` has a swap, which depends on nothing but owners and loads: a plan made after a
+plan was executed is empty.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from nodeagent.model.limits import SWAP_TAKERS_MAX
+from nodeagent.partition.balance import OwnerIndex
+
+LoadArray = npt.NDArray[np.int64]
+"""Per slot, not negative, in any unit; whole numbers, so that sums do not depend on their order."""
+
+EVEN = 1.1
+"""Highest level over the mean up to which nothing has to move."""
+
+AIM = 1.05
+"""What is aimed at once something moves, so that a little growth does not ask for the next plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """`slot` goes from `giver` to `taker`; in a swap `back` goes the other way."""
+
+    giver: int
+    taker: int
+    slot: int
+    back: int | None = None
+
+
+def max_over_mean(owners: OwnerIndex, weights: Sequence[float], loads: LoadArray) -> float:
+    """The highest level over the mean one; 1.0 where there is no load at all."""
+    total = int(loads.sum())
+    if not total:
+        return 1.0
+    return float((_held(owners, len(weights), loads) / np.array(weights)).max()) * sum(weights) / total
+
+
+def fewest_moves(owners: OwnerIndex, weights: Sequence[float], loads: LoadArray, ratio: float = EVEN) -> int:
+    """Slots that any way to a `max_over_mean` of at most `ratio` moves.
+
+    Each group above it gives, and gives the fewest slots when it gives its largest ones.
+    """
+    held = _held(owners, len(weights), loads)
+    limit = ratio * float(loads.sum()) / sum(weights) * np.array(weights)
+    count = 0
+    # Half a unit of grace: `ratio` may be the rounded result of these very sums.
+    for i in np.flatnonzero(held > limit + 0.5).tolist():
+        given = np.cumsum(np.sort(loads[owners == i])[::-1])
+        count += int(np.searchsorted(given, held[i] - limit[i] - 0.5)) + 1
+    return count
+
+
+def evened(
+    owners: OwnerIndex, weights: Sequence[float], loads: LoadArray, slots_max: int | None = None
+) -> OwnerIndex:
+    """Owners after few moves to even loads.
+
+    Args:
+        owners: per slot an index into `weights`.
+        weights: all above 0.
+        slots_max: so many slots may change their owner; the most useful steps come first.
+    """
+    if max_over_mean(owners, weights, loads) <= EVEN:
+        return owners.copy()
+    search = _Search(owners, weights, loads)
+    stuck: set[int] = set()
+    beyond: set[int] = set()
+    """Groups whose next step would change more owners than may be."""
+    while True:
+        step = search.next_step(stuck)
+        if step is None and stuck > beyond:  # what was stuck need not be any more
+            stuck = set(beyond)
+            step = search.next_step(stuck)
+        if step is None:
+            return search.owners
+        if slots_max is not None and search.moved_after(step) > slots_max:
+            beyond.add(step.giver)
+            stuck.add(step.giver)
+        else:
+            search.take(step)
+
+
+def _held(owners: OwnerIndex, groups: int, loads: LoadArray) -> LoadArray:
+    held = np.zeros(groups, np.int64)
+    np.add.at(held, owners, loads)
+    return held
+
+
+class _Search:
+    """Invariants: `held[i]` is the sum of `filled[i]`, group i's loaded slots as (load, slot) ascending."""
+
+    def __init__(self, owners: OwnerIndex, weights: Sequence[float], loads: LoadArray) -> None:
+        self.first = owners
+        self.owners = owners.copy()
+        self.loads = loads
+        self.weights = np.array(weights, np.float64)
+        self.held = _held(owners, len(weights), loads)
+        self.mean = float(loads.sum()) / float(self.weights.sum())
+        self.fair = EVEN * self.mean * self.weights
+        self.moved: set[int] = set()
+        self.filled: list[list[tuple[int, int]]] = [[] for _ in weights]
+        for slot in np.flatnonzero(loads > 0).tolist():
+            self.filled[int(owners[slot])].append((int(loads[slot]), slot))
+        for held in self.filled:
+            held.sort()
+
+    def next_step(self, stuck: set[int]) -> _Step | None:
+        """The step of the highest level that has one; groups found to have none are put into `stuck`."""
+        for giver in self._givers():
+            if giver not in stuck:
+                step = self._move(giver) or self._swap(giver)
+                if step is not None:
+                    return step
+                stuck.add(giver)
+        return None
+
+    def take(self, step: _Step) -> None:
+        self._hand_over(step.slot, step.giver, step.taker)
+        if step.back is not None:
+            self._hand_over(step.back, step.taker, step.giver)
+
+    def moved_after(self, step: _Step) -> int:
+        """How many slots have another owner than at first once `step` is taken."""
+        moved = set(self.moved)
+        for slot, to in ((step.slot, step.taker), (step.back, step.giver)):
+            if slot is not None:
+                (moved.discard if self.first[slot] == to else moved.add)(slot)
+        return len(moved)
+
+    def _hand_over(self, slot: int, giver: int, taker: int) -> None:
+        load = int(self.loads[slot])
+        del self.filled[giver][bisect_left(self.filled[giver], (load, slot))]
+        insort(self.filled[taker], (load, slot))
+        self.held[giver] -= load
+        self.held[taker] += load
+        self.owners[slot] = taker
+        (self.moved.discard if self.first[slot] == taker else self.moved.add)(slot)
+
+    def _givers(self) -> Iterator[int]:
+        """Groups above `AIM`, highest level first."""
+        level = self.held / self.weights
+        above = np.flatnonzero(level > AIM * self.mean)
+        yield from above[np.argsort(-level[above], kind="stable")].tolist()
+
+    def _move(self, giver: int) -> _Step | None:
+        room = self.mean * self.weights - self.held
+        taker = int(room.argmax())
+        slots = self.filled[giver]
+        fits = min(float(-room[giver]), float(room[taker]))
+        at = bisect_right(slots, (int(fits), self.loads.size)) - 1 if fits > 0 else -1
+        if at >= 0 and 2 * slots[at][0] >= fits:
+            return _Step(giver, taker, slots[at][1])
+        level = self.held[giver] / self.weights[giver]
+        best: tuple[float, int, int, int] | None = None
+        # The smallest slot finds any taker that lowers the pair; for that taker the best slot is then chosen.
+        after = (self.held + slots[0][0]) / self.weights
+        after[giver] = np.inf
+        for i in {taker, int(after.argmin())} - {giver}:
+            for load, slot in {*self._around(giver, self._half(giver, i)), slots[max(at, 0)]}:
+                worst = max(
+                    (self.held[giver] - load) / self.weights[giver], (self.held[i] + load) / self.weights[i]
+                )
+                bar = level if load <= self.fair[i] else self._giants(giver, i)
+                if worst < bar and (best is None or (worst, load, slot, i) < best):
+                    best = (float(worst), load, slot, i)
+        return None if best is None else _Step(giver, best[3], best[2])
+
+    def _giants(self, giver: int, taker: int) -> float:
+        """The giver's level were it to keep only what is too large for the taker."""
+        slots = self.filled[giver]
+        at = bisect_right(slots, (int(self.fair[taker]), self.loads.size))
+        return float(sum(load for load, _ in slots[at:]) / self.weights[giver])
+
+    def _half(self, giver: int, taker: int) -> float:
+        """What the giver had to hand over for both to have one level."""
+        w, v = self.weights[giver], self.weights[taker]
+        return float((self.held[giver] * v - self.held[taker] * w) / (w + v))
+
+    def _around(self, group: int, load: float) -> list[tuple[int, int]]:
+        """The group's slots next to `load` in size, below and above."""
+        slots = self.filled[group]
+        at = bisect_left(slots, (load, -1))
+        return slots[max(0, at - 1) : at + 1]
+
+    def _swap(self, giver: int) -> _Step | None:
+        """The swap that leaves the pair's higher level lowest, with one of the emptiest takers."""
+        level = self.held[giver] / self.weights[giver]
+        if level <= EVEN * self.mean:
+            return None
+        levels = self.held / self.weights
+        best: tuple[float, int, int, int] | None = None
+        given = np.array(self.filled[giver], np.int64)
+        for taker in np.argsort(levels, kind="stable")[:SWAP_TAKERS_MAX].tolist():
+            back = np.array(self.filled[taker], np.int64)
+            if taker == giver or not back.size:
+                continue
+            bar = np.where(given[:, 0] <= self.fair[taker], level, self._giants(giver, taker))
+            wanted = given[:, 0] - self._half(giver, taker)
+            at = np.searchsorted(back[:, 0], wanted)
+            for near in (np.clip(at - 1, 0, None), np.clip(at, None, len(back) - 1)):
+                net = given[:, 0] - back[near, 0]
+                worst = np.maximum(
+                    (self.held[giver] - net) / self.weights[giver],
+                    (self.held[taker] + net) / self.weights[taker],
+                )
+                worst[worst >= bar] = np.inf
+                i = int(worst.argmin())
+                found = (float(worst[i]), taker, int(given[i, 1]), int(back[near[i], 1]))
+                if found[0] < np.inf and (best is None or found < best):
+                    best = found
+        return None if best is None else _Step(giver, *best[1:])
