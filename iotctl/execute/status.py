@@ -9,7 +9,13 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from iotctl.execute.cluster import STATUS_TIMEOUT_S, Cluster
-from iotctl.execute.operations import OperationRow, describe_operation, open_operations, received_bytes
+from iotctl.execute.operations import (
+    WAITS,
+    OperationRow,
+    describe_operation,
+    open_operations,
+    received_bytes,
+)
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import META
@@ -375,8 +381,10 @@ def _group_problems(
 def _operation_problems(operations: list[OperationRow]) -> list[Problem]:
     found = []
     for operation in operations:
-        if operation.state.startswith("waiting_"):
-            message = f"{operation.id} ({operation.kind} {operation.node}) waits for {operation.blocked_on}"
+        if operation.state in WAITS:
+            paused = operation.state == "paused"
+            what = "is paused" if paused else f"waits for {operation.blocked_on}"
+            message = f"{operation.id} ({operation.kind} {operation.node}) {what}"
             found.append(Problem("warning", operation.state, operation.node, "", message, operation.next))
         elif operation.last_error:
             message = f"{operation.id} ({operation.kind} {operation.node}): {operation.last_error}"

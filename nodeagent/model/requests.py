@@ -190,7 +190,10 @@ class BeginChange(_Tagged, frozen=True):
 
 
 class Steer(_Tagged, frozen=True):
-    """Act on an open operation. `verb`: go (migrate), sign-off, release, cancel, lease, unlease, set."""
+    """Act on an open operation.
+
+    `verb`: go (migrate), sign-off, release, pause, resume, cancel, lease, unlease, set.
+    """
 
     operation: str
     verb: str

@@ -193,7 +193,7 @@ class Agent:
 
         damaged = [msgspec.structs.replace(damage, message=damage.text) for damage in opened.damaged]
         host = Host.open(opened.config, opened.incarnation, opened.groups, damaged, fresh_random(), now, wall)
-        self._rate = partial(_rate_of, host)
+        self._rate = lambda: host.mover.rate_bytes_per_s
         self._operation_of = partial(_joins_by, host, opened.config.node)
         return host
 
@@ -296,12 +296,6 @@ def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     """From any thread; dropped when the loop is gone, since then nobody waits."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
-
-
-def _rate_of(host: "Host") -> int:
-    """What the open operation allows each node."""
-    operation = host.meta.open_operation()
-    return operation.options.rate_bytes_per_s if operation is not None else 0
 
 
 def _joins_by(host: "Host", node: NodeId, group: GroupId) -> str:

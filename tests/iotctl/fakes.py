@@ -211,6 +211,8 @@ class FakeCluster:
         found = next(o for o in self.operations if o.id == steer.operation)
         if steer.verb == "cancel":
             found.stage = Stage.CANCELLED
+        if steer.verb in ("pause", "resume"):
+            found.paused = steer.verb == "pause"
         if steer.verb == "go":
             found.migrate_go = True
             found.stage = Stage.DONE
