@@ -123,6 +123,19 @@ def wait_for(
     watch_operation(session, goal[3:])
 
 
+@app.command("ok-to-stop")
+def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
+    """Whether these nodes may stop at the same time: 0, or 5 with the groups that would lose their quorum."""
+    from iotctl.cli import views
+    from iotctl.errors import Exit
+    from iotctl.execute import stopping
+
+    session = session_of(ctx)
+    found = stopping.ok_to_stop(session.cluster, names, now_ms=int(time.time() * 1000))
+    session.output.emit("cluster-ok-to-stop", found, lambda: views.stop_tables(found))
+    return Exit.DONE if found.ok else Exit.REFUSED
+
+
 @app.command("add-node")
 def add_node(
     ctx: typer.Context,

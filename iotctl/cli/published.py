@@ -13,6 +13,7 @@ from iotctl.execute.data import ImportReport
 from iotctl.execute.layout import RingView, SlotsView
 from iotctl.execute.operations import Operations
 from iotctl.execute.status import ClusterStatus, GroupRow, MetaRow, NodeRow
+from iotctl.execute.stopping import OkToStop
 from iotctl.fleet.local import FleetNode
 from iotctl.output.document import FORMAT_VERSION
 from iotctl.output.failure import Failure
@@ -96,6 +97,7 @@ BODIES: dict[str, Any] = {
     "change": Executed,
     "cluster-groups": ClusterGroups,
     "cluster-nodes": ClusterNodes,
+    "cluster-ok-to-stop": OkToStop,
     "cluster-ring": RingView,
     "cluster-slots": SlotsView,
     "cluster-status": ClusterStatus,

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from iotctl.execute.layout import RingView, SlotsView
     from iotctl.execute.operations import OperationRow
     from iotctl.execute.status import ClusterStatus
+    from iotctl.execute.stopping import OkToStop
     from iotctl.plan.model import Plan
 
 
@@ -152,6 +153,22 @@ def operation_tables(operations: Sequence[OperationRow], *, stages: bool = False
         ]
         parts.append(Table(("stage", "entered", "took", "evidence"), steps, title=o.id))
     return parts
+
+
+def stop_tables(s: OkToStop) -> list[Table | str]:
+    if s.ok:
+        return [f"{', '.join(s.nodes)} may stop: every group keeps a live, caught-up quorum"]
+    rows = [
+        (g.group, " ".join(g.voters), " ".join(g.stopping) or "-", f"{len(g.left)}/{g.needed}", g.why or "-")
+        for g in s.lost
+    ]
+    subset = ", ".join(s.may_stop) or "none of them"
+    return [
+        Table(
+            ("group", "voters", "stopping", "left/needed", "besides"), rows, title="would lose their quorum"
+        ),
+        f"may stop at the same time: {subset}",
+    ]
 
 
 def plan_tables(plan: Plan) -> list[Table]:

@@ -187,13 +187,13 @@ def _meta_applied(status: NodeStatus) -> int:
     return next((g.applied for g in status.groups if g.group == META), 0)
 
 
-def _replicas(facts: Facts, group: str) -> dict[str, GroupStatus]:
+def replicas_of(facts: Facts, group: str) -> dict[str, GroupStatus]:
     return {s.node: g for s in facts.statuses.values() for g in s.groups if g.group == group}
 
 
 def _serving(facts: Facts, group: str) -> set[str]:
     """Nodes whose replica can vote."""
-    return {n for n, g in _replicas(facts, group).items() if g.state == "running"}
+    return {n for n, g in replicas_of(facts, group).items() if g.state == "running"}
 
 
 def _has_quorum(voters: Iterable[str], serving: set[str]) -> bool:
@@ -201,7 +201,7 @@ def _has_quorum(voters: Iterable[str], serving: set[str]) -> bool:
     return len([v for v in members if v in serving]) > len(members) // 2
 
 
-def _leader(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupStatus | None]:
+def current_of(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupStatus | None]:
     """The replica that says it leads, by the highest term (an isolated old leader may say so too)."""
     leading = [(g.term, n, g) for n, g in replicas.items() if g.role == "leader"]
     if not leading:
@@ -215,8 +215,8 @@ def _freshest(replicas: Mapping[str, GroupStatus]) -> GroupStatus | None:
 
 
 def _meta_row(facts: Facts) -> MetaRow:
-    replicas = _replicas(facts, META)
-    leader, group = _leader(replicas)
+    replicas = replicas_of(facts, META)
+    leader, group = current_of(replicas)
     known = group or _freshest(replicas)
     if known is not None:
         return MetaRow(leader, known.term, sorted(known.voters), sorted(known.learners))
@@ -234,8 +234,8 @@ def _group_rows(facts: Facts) -> list[GroupRow]:
     for start, end, header in facts.view.owners:
         owned[header] = owned.get(header, 0) + end - start
     for record in facts.view.groups:
-        replicas = _replicas(facts, record.group)
-        leader, leading = _leader(replicas)
+        replicas = replicas_of(facts, record.group)
+        leader, leading = current_of(replicas)
         known = leading or _freshest(replicas)
         voters = known.voters if known and known.voters else record.members
         live = _serving(facts, record.group)
