@@ -25,6 +25,7 @@ app = typer.Typer(help="Look at a cluster, change its nodes.", no_args_is_help=T
 WATCH_S = 2.0
 
 Nodes = Annotated[list[str], typer.Argument(metavar="NODE…", help="Node names.")]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Node name.")]
 NoMigrate = Annotated[
     bool, typer.Option("--no-migrate", help="Stop before data moves; `iotctl migrate` goes on.")
 ]
@@ -134,6 +135,30 @@ def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
     found = stopping.ok_to_stop(session.cluster, names, now_ms=int(time.time() * 1000))
     session.output.emit("cluster-ok-to-stop", found, lambda: views.stop_tables(found))
     return Exit.DONE if found.ok else Exit.REFUSED
+
+
+@app.command()
+def drain(ctx: typer.Context, name: Node) -> None:
+    """Hand over what the node leads and keep it from leading until `undrain`. Its slots stay."""
+    _drain(session_of(ctx), name, True)
+
+
+@app.command()
+def undrain(ctx: typer.Context, name: Node) -> None:
+    """Let a drained node lead again; its own group comes back to it within seconds."""
+    _drain(session_of(ctx), name, False)
+
+
+def _drain(session: Session, name: str, draining: bool) -> None:
+    from iotctl.cli import views
+    from iotctl.execute.draining import set_draining
+
+    found = set_draining(
+        session.cluster, name, draining, session.operator, timeout_s=session.options.timeout_s
+    )
+    session.output.emit("cluster-drain", found, lambda: views.drain_tables(found))
+    if draining:
+        session.output.note(f"next: iotctl cluster undrain {name}")
 
 
 @app.command("add-node")

@@ -10,6 +10,7 @@ import msgspec
 
 from iotctl.execute.change import Executed
 from iotctl.execute.data import ImportReport
+from iotctl.execute.draining import Drained
 from iotctl.execute.layout import RingView, SlotsView
 from iotctl.execute.operations import Operations
 from iotctl.execute.status import ClusterStatus, GroupRow, MetaRow, NodeRow
@@ -95,6 +96,7 @@ class DataExport(msgspec.Struct):
 
 BODIES: dict[str, Any] = {
     "change": Executed,
+    "cluster-drain": Drained,
     "cluster-groups": ClusterGroups,
     "cluster-nodes": ClusterNodes,
     "cluster-ok-to-stop": OkToStop,

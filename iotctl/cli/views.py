@@ -10,6 +10,7 @@ from iotctl.output.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from iotctl.execute.draining import Drained
     from iotctl.execute.layout import RingView, SlotsView
     from iotctl.execute.operations import OperationRow
     from iotctl.execute.status import ClusterStatus
@@ -153,6 +154,14 @@ def operation_tables(operations: Sequence[OperationRow], *, stages: bool = False
         ]
         parts.append(Table(("stage", "entered", "took", "evidence"), steps, title=o.id))
     return parts
+
+
+def drain_tables(d: Drained) -> list[Table | str]:
+    if d.leads is None:
+        return [f"{d.node} is {'draining' if d.draining else 'not draining any more'}; it does not answer"]
+    if d.draining:
+        return [f"{d.node} is draining and leads no group"]
+    return [f"{d.node} may lead again"]
 
 
 def stop_tables(s: OkToStop) -> list[Table | str]:

@@ -301,7 +301,7 @@ def _node_row(record: NodeRecord, facts: Facts, slots: int | None) -> NodeRow:
         host=record.host,
         port=record.port,
         reachable=status is not None,
-        state=(status.state if status and record.state == "active" else record.state),
+        state=_state_of(record, status),
         role=_meta_role(record.node, meta),
         slots=slots,
         groups_led=sum(g.role == "leader" for g in data) if status else None,
@@ -313,6 +313,15 @@ def _node_row(record: NodeRecord, facts: Facts, slots: int | None) -> NodeRow:
         version=status.version if status else "",
         error=facts.errors.get(record.node, "") if status is None else "",
     )
+
+
+def _state_of(record: NodeRecord, status: NodeStatus | None) -> str:
+    """What the cluster says of the node; of one it calls active, what the node says itself."""
+    if record.state != "active":
+        return record.state
+    if record.draining:
+        return "draining"
+    return status.state if status else record.state
 
 
 def _meta_role(node: str, meta: GroupStatus | None) -> str:
@@ -336,6 +345,10 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
             add = f"iotctl cluster add-node {node.id}"
             message = f"{node.id} is in cluster.yaml but not in the cluster"
             found.append(Problem("warning", "not_joined", node.id, "", message, add))
+        if node.state == "draining":
+            message = f"{node.id} is draining: it is kept from leading groups"
+            undrain = f"iotctl cluster undrain {node.id}"
+            found.append(Problem("warning", "draining", node.id, "", message, undrain))
         if node.cert_expires_ms and node.cert_expires_ms - now_ms < CERT_WARN_MS:
             days = max(0, node.cert_expires_ms - now_ms) // DAY_MS
             message = f"the certificate of {node.id} ends in {days} days"

@@ -119,6 +119,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     position: int
     weight: float = 1.0
     state: str = "active"
+    draining: bool = False
+    """It should lead no group, until undrained; its slots stay."""
 
 
 class GroupRecord(msgspec.Struct, frozen=True):
@@ -202,6 +204,14 @@ class Steer(_Tagged, frozen=True):
     ttl_ms: int = 0
     rate_bytes_per_s: int = -1
     report: str = ""
+
+
+class Drain(_Tagged, frozen=True):
+    """Keep `node` from leading groups, or (`draining` false) let it lead again. `Accepted` when recorded."""
+
+    node: NodeId
+    draining: bool
+    by: str
 
 
 class OperationReply(_Tagged, frozen=True):
@@ -445,6 +455,7 @@ Request = (
     | PutSchema
     | BeginChange
     | Steer
+    | Drain
     | Forward
     | ProbeGroup
     | OpenSession

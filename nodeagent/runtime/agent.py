@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 EXPIRE_EVERY_S = 60.0
 STOP_TIMEOUT_S = 5.0
+HAND_OVER_S_MAX = 2.0
+"""At SIGTERM others get so long to take over what this node leads; then it stops all the same."""
+
+HAND_OVER_POLL_S = 0.02
 SWITCH_INTERVAL_S = 0.0005
 """The log's thread waits at most so long for a busy loop to hand over the interpreter (default 5 ms)."""
 
@@ -49,7 +53,7 @@ MakeHost = Callable[[Opened, int, int], HostPort]
 
 
 class Agent:
-    """One node. `run` serves until SIGTERM, SIGINT or `stop`."""
+    """One node. `run` serves until SIGTERM, SIGINT (`leave`) or `stop`."""
 
     def __init__(
         self, directory: Path, *, notes: Notes | None = None, make_host: MakeHost | None = None
@@ -66,6 +70,7 @@ class Agent:
         self.opened = open_directory(directory)
         self.notes = notes or Notes(node=self.opened.config.node)
         self._done = asyncio.Event()
+        self._leaving = False
         self._exit_code = EXIT_OK
         self._expires_ms = 0
         self._server_context: ssl.SSLContext | None = None
@@ -96,6 +101,23 @@ class Agent:
     def stop(self) -> None:
         """End `run` cleanly."""
         self._done.set()
+
+    def leave(self) -> None:
+        """As `stop`, but hand over what this node leads first. The second time stops at once."""
+        if self._leaving:
+            return self.stop()
+        self._leaving = True
+        loop = asyncio.get_running_loop()
+        return self._hand_over(loop, loop.time())
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
+        waited = loop.time() - began
+        busy = self._driver.hand_over()
+        if busy and waited < HAND_OVER_S_MAX:
+            loop.call_later(HAND_OVER_POLL_S, self._hand_over, loop, began)
+            return
+        self.notes.write("handed_over", {"complete": not busy, "seconds": round(waited, 3)})
+        self.stop()
 
     @property
     def http_port(self) -> int:
@@ -239,8 +261,8 @@ class Agent:
 
     def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
         with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not the main thread
-            loop.add_signal_handler(signal.SIGTERM, self.stop)
-            loop.add_signal_handler(signal.SIGINT, self.stop)
+            loop.add_signal_handler(signal.SIGTERM, self.leave)
+            loop.add_signal_handler(signal.SIGINT, self.leave)
             if self.opened.config.tls:
                 loop.add_signal_handler(signal.SIGHUP, self._on_renewed)
 

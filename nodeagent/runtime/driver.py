@@ -100,6 +100,14 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
 
+    def hand_over(self) -> bool:
+        """Others take over what this node leads; whether that is still under way."""
+        if self._stopped:
+            return False
+        busy = self._host.hand_over(self._clock.now())
+        self._wake()
+        return busy
+
     # --- events --------------------------------------------------------------------------------------
 
     def on_persisted(self, batch: int) -> None:

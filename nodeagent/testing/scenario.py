@@ -6,12 +6,14 @@ import msgspec
 
 from nodeagent.model import requests as q
 from nodeagent.model.config import ClusterSettings
+from nodeagent.model.operation import Options
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.testing.checks import Safety, check_converged
 from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim, SimNode, configs
 from nodeagent.testing.workload import History, Reader, View, Writer, schema_of
 
 LIMIT_MS = 120_000
+PLAIN = Options()
 
 
 class Report(msgspec.Struct):
@@ -112,11 +114,11 @@ class Scenario:
         for group in self.storage_groups:
             self.request(q.PutSchema(schema_of(group)), q.SchemaInForce)
 
-    def change(self, kind: str, node: str) -> str:
+    def change(self, kind: str, node: str, options: Options = PLAIN) -> str:
         target = self.sim.nodes[node]
         self.history.change_began = self.sim.now
         begin = q.BeginChange(
-            kind, node, "sim", host=node, port=1, http_port=2, incarnation=target.incarnation
+            kind, node, "sim", options, host=node, port=1, http_port=2, incarnation=target.incarnation
         )
         reply = self.request(begin, OperationReply)
         if isinstance(reply, OperationReply):

@@ -12,7 +12,7 @@ from iotctl.cli.session import Session
 from iotctl.execute.cluster import Cluster
 from nodeagent.client.spec import ClusterSpec
 from nodeagent.model.config import ClusterSettings
-from nodeagent.model.errors import NodeAgentError, Unavailable
+from nodeagent.model.errors import NodeAgentError, NotFound, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, PartitionKey
 from nodeagent.model.operation import CopyRecord, Operation, Options, SlotMove, Stage, StageSpan
@@ -20,6 +20,7 @@ from nodeagent.model.requests import (
     Accepted,
     BeginChange,
     CloseAll,
+    Drain,
     GetManifest,
     GetMeta,
     GroupRecord,
@@ -69,6 +70,9 @@ class FakeCluster:
 
     names: list[str] = field(default_factory=lambda: [f"node{i}" for i in range(1, 6)])
     down: set[str] = field(default_factory=set)
+    drained: set[str] = field(default_factory=set)
+    """They lead nothing where another member is up."""
+
     operations: list[Operation] = field(default_factory=list)
     begun: list[BeginChange] = field(default_factory=list)
     steered: list[Steer] = field(default_factory=list)
@@ -92,7 +96,16 @@ class FakeCluster:
             cluster_id="c-1",
             settings=ClusterSettings(name="plant", slots=SLOTS),
             nodes=tuple(
-                NodeRecord(n.node, "127.0.0.1", 7001 + i, 8001 + i, f"inc-{n.node}", n.position, n.weight)
+                NodeRecord(
+                    n.node,
+                    "127.0.0.1",
+                    7001 + i,
+                    8001 + i,
+                    f"inc-{n.node}",
+                    n.position,
+                    n.weight,
+                    draining=n.node in self.drained,
+                )
                 for i, n in enumerate(ring.nodes)
             ),
             table_version=self.version,
@@ -114,7 +127,7 @@ class FakeCluster:
         up = [n for n in self.names if n not in self.down]
         groups = []
         for group, members in [(META, view.voters), *((g.group, g.members) for g in view.groups)]:
-            live = [m for m in members if m in up]
+            live = sorted((m for m in members if m in up), key=lambda m: m in self.drained)
             led = len(live) > len(members) // 2 and live[0] == node
             if node in members:
                 groups.append(
@@ -191,7 +204,13 @@ class FakeCluster:
         return tuple(FileMeta(f"f{s}", s, key, "m", (1,), 1000, "0" * 32, 10, 0, 9, (1, 1, 1)) for s in slots)
 
     def call_meta(self, request: Request) -> Reply:
-        raise AssertionError(request)
+        if self.error is not None:
+            raise self.error
+        assert isinstance(request, Drain), request
+        if request.node not in self.names:
+            raise NotFound(f"no node {request.node} in the cluster", next_step="iotctl cluster nodes")
+        self.drained = self.drained | {request.node} if request.draining else self.drained - {request.node}
+        return Accepted(51)
 
     def begin_change(self, change: BeginChange) -> Operation:
         if self.error is not None:

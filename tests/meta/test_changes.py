@@ -275,6 +275,25 @@ def test_a_hold_counts_from_when_nothing_else_is_missing() -> None:
     assert meta.op.stage is Stage.RELEASED
 
 
+def test_draining_outlives_an_image_and_a_cancelled_removal() -> None:
+    """It is the node's own state: what a change does to the node meanwhile does not end it."""
+    meta = Meta()
+    assert isinstance(meta.do(c.SetDraining(5, "b", True, "me")), Accepted)
+    meta.do(c.SetDraining(5, "b", True, "me"))
+    assert [what for _, _, what in meta.state.image.audit].count("drain b") == 1
+    meta.begin("remove-node", "b")
+    steer(meta, "cancel", "")
+    for one in evidence(meta.op, Stage.CANCELLING):
+        meta.do(one)
+    assert meta.op.stage is Stage.CANCELLED
+    again = MetaState.decode(meta.state.encode())
+    assert again.image.nodes["b"].draining and again.image.nodes["b"].state == "active"
+    meta.do(c.SetDraining(6, "b", False, "me"))
+    assert not meta.state.image.nodes["b"].draining
+    unknown = meta.do(c.SetDraining(6, "z", True, "me"))
+    assert isinstance(unknown, ErrorReply) and unknown.code == "not_found"
+
+
 def steer(meta: Meta, verb: str, owner: str, by: str = "me", report: str = "") -> Reply:
     return meta.do(c.SteerOperation(7, meta.op.id, verb, by, owner=owner, ttl_ms=1000, report=report))
 

@@ -59,6 +59,8 @@ class ScriptedHost:
         self.events: list[str] = []
         self.results: list[JobResult] = []
         self.broken = False
+        self.leads_left = 0
+        """How often `hand_over` says that it is still under way."""
 
     @property
     def idle(self) -> bool:
@@ -90,6 +92,11 @@ class ScriptedHost:
 
     def tick(self, now: int, wall: int) -> None:
         pass
+
+    def hand_over(self, now: int) -> bool:
+        self.events.append("hand over")
+        self.leads_left -= 1
+        return self.leads_left >= 0
 
     def deadline(self) -> int:
         return 1 << 60
@@ -332,6 +339,24 @@ def test_missing_certificate_is_said(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(InvalidInput, match="cannot be read"):
                 await Agent(directory, notes=Notes(StringIO())).run()
+
+    run(test())
+
+
+@pytest.mark.parametrize(("polls", "complete"), [(3, "true"), (1 << 30, "false")])
+def test_a_leaving_agent_hands_over_first_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, polls: int, complete: str
+) -> None:
+    """It stops when nothing is left to hand over, or after the bound, whichever is first."""
+    monkeypatch.setattr("nodeagent.runtime.agent.HAND_OVER_S_MAX", 0.2)
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            running.host.leads_left = polls
+            running.agent.leave()
+            assert await asyncio.wait_for(running.task, 5) == 0
+            assert running.host.events.count("hand over") >= min(polls, 3)
+            assert f'"complete":{complete}' in running.lines.getvalue()
 
     run(test())
 
