@@ -124,6 +124,30 @@ def wait_for(
     watch_operation(session, goal[3:])
 
 
+@app.command()
+def events(
+    ctx: typer.Context,
+    since: Annotated[str, typer.Option(metavar="1h", help="How far back.")] = "24h",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 200,
+) -> None:
+    """What happened, newest last. Needs no leader; -o jsonl is one event a line."""
+    from iotctl.cli import views
+    from iotctl.execute.events import events_of
+    from iotctl.output.document import to_json_line
+    from iotctl.spec.units import parse_duration_ms
+
+    session = session_of(ctx)
+    now_ms = int(time.time() * 1000)
+    found = events_of(session.cluster, since_ms=now_ms - parse_duration_ms(since), limit=limit, now_ms=now_ms)
+    if session.options.format == "jsonl":
+        session.out.write("".join(to_json_line(e) for e in found.events))
+        session.out.flush()
+    else:
+        session.output.emit("cluster-events", found, lambda: [views.event_table(found)])
+    for silent in found.unread:
+        session.output.warn(f"{silent.node} did not tell: {silent.why}")
+
+
 @app.command("ok-to-stop")
 def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
     """Whether these nodes may stop at the same time: 0, or 5 with the groups that would lose their quorum."""

@@ -11,6 +11,7 @@ import msgspec
 from iotctl.execute.change import Executed
 from iotctl.execute.data import ImportReport
 from iotctl.execute.draining import Drained
+from iotctl.execute.events import Events
 from iotctl.execute.layout import RingView, SlotsView
 from iotctl.execute.operations import Operations
 from iotctl.execute.status import ClusterStatus, GroupRow, MetaRow, NodeRow
@@ -97,6 +98,7 @@ class DataExport(msgspec.Struct):
 BODIES: dict[str, Any] = {
     "change": Executed,
     "cluster-drain": Drained,
+    "cluster-events": Events,
     "cluster-groups": ClusterGroups,
     "cluster-nodes": ClusterNodes,
     "cluster-ok-to-stop": OkToStop,

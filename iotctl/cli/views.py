@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from iotctl.execute.draining import Drained
+    from iotctl.execute.events import Events
     from iotctl.execute.layout import RingView, SlotsView
     from iotctl.execute.operations import OperationRow
     from iotctl.execute.status import ClusterStatus
@@ -154,6 +155,20 @@ def operation_tables(operations: Sequence[OperationRow], *, stages: bool = False
         ]
         parts.append(Table(("stage", "entered", "took", "evidence"), steps, title=o.id))
     return parts
+
+
+def event_table(e: Events) -> Table:
+    rows = [
+        (
+            time_text(r.time_ms),
+            r.node or "-",
+            r.group or "-",
+            r.event,
+            f"{r.message} by {r.by}" if r.by else r.message,
+        )
+        for r in e.events
+    ]
+    return Table(("time", "node", "group", "event", "what"), rows)
 
 
 def drain_tables(d: Drained) -> list[Table | str]:

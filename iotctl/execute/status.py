@@ -19,11 +19,11 @@ from iotctl.execute.operations import (
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import META
+from nodeagent.model.limits import DISK_LOW_BYTES
 from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeRecord, NodeStatus
 
 DAY_MS = 86_400_000
 CERT_WARN_MS = 30 * DAY_MS
-DISK_WARN_BYTES = 5 * 10**9
 META_TRIES_MAX = 2
 
 
@@ -353,7 +353,7 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
             days = max(0, node.cert_expires_ms - now_ms) // DAY_MS
             message = f"the certificate of {node.id} ends in {days} days"
             found.append(Problem("warning", "cert_expiring", node.id, "", message, "iotctl cert renew"))
-        if node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_WARN_BYTES:
+        if node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_LOW_BYTES:
             message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
             found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node"))
     return found

@@ -40,7 +40,7 @@ class Handlers:
             return desk.refuse(token, "refused", self.host.admission.refused)
         if isinstance(request, q.GetMeta | q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.Forward):
             return self._to_meta(token, request)
-        if isinstance(request, q.GetStatus | q.FetchChunk):
+        if isinstance(request, q.GetStatus | q.GetEvents | q.FetchChunk):
             return desk.refuse(token, "invalid_input", "the shell answers this request")
         if isinstance(request, q.PullUnit):
             op = self.host.meta.open_operation()
@@ -140,7 +140,8 @@ class Handlers:
 
     def _to_data(self, token: int, request: q.Request) -> None:
         host = self.host
-        assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetMeta | q.PutSchema | q.BeginChange)
+        assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetEvents | q.GetMeta)
+        assert not isinstance(request, q.PutSchema | q.BeginChange)
         assert not isinstance(request, q.Steer | q.Drain | q.Forward | q.FetchChunk | q.PullUnit)
         replica = host.data.get(request.group)
         if replica is None:

@@ -238,6 +238,15 @@ class Host:
     def retired(self) -> set[str]:
         return set(self.meta.image.retired)
 
+    @property
+    def audit(self) -> Sequence[tuple[int, str, str]]:
+        """(ms, who, what) of the meta group, oldest first, as far as it is applied here."""
+        return self.meta.image.audit
+
+    @property
+    def meta_applied(self) -> int:
+        return self.meta.applied
+
     def new_id(self) -> str:
         """An opaque id for a snapshot."""
         return f"{self.random.getrandbits(128):032x}"

@@ -255,6 +255,7 @@ class MetaState:
 
     def _advance(self, index: int, op: Operation, now: int) -> None:
         for stage in changes.advance(op, now):
+            self._note(now, "", f"{op.id} ({op.kind} {op.node}) enters {stage}")
             if stage is Stage.OPEN:
                 self._switch_table(index, op)
             elif stage is Stage.DONE:

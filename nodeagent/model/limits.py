@@ -39,3 +39,12 @@ TABLES_MAX = 10_000
 COLUMNS_MAX = 4096
 NODES_MAX = 2000
 SLOTS_MAX = 1_000_000
+
+EVENTS_KEPT = 1024
+"""Notable notes an agent remembers since its start."""
+
+EVENTS_REPLY_MAX = 4096
+"""Events of one kind (own, audit) in one reply."""
+
+DISK_LOW_BYTES = 5 * 10**9
+"""With less left an operator should know."""

@@ -104,6 +104,31 @@ class NodeStatus(_Tagged, frozen=True):
     """File bytes pulled, per operation."""
 
 
+class GetEvents(_Tagged, frozen=True):
+    """What happened since `since_ms` (wall clock): the newest `limit` of each kind."""
+
+    since_ms: int
+    limit: int
+
+
+class NodeEvent(msgspec.Struct, frozen=True):
+    """A notable note of an agent; `group` is "" when it concerns none."""
+
+    time_ms: int
+    event: str
+    group: str
+    message: str
+
+
+class EventsReply(_Tagged, frozen=True):
+    """`audit`: (ms, who, what) as of `applied` of the meta group. Both oldest first."""
+
+    node: NodeId
+    applied: int
+    events: tuple[NodeEvent, ...]
+    audit: tuple[tuple[int, str, str], ...]
+
+
 class GetMeta(_Tagged, frozen=True):
     """`strong` waits for a read index of the meta group."""
 
@@ -451,6 +476,7 @@ class ErrorReply(_Tagged, frozen=True):
 Request = (
     CheckStatus
     | GetStatus
+    | GetEvents
     | GetMeta
     | PutSchema
     | BeginChange
@@ -475,6 +501,7 @@ Request = (
 Reply = (
     StatusChecked
     | NodeStatus
+    | EventsReply
     | MetaView
     | SchemaInForce
     | OperationReply

@@ -20,7 +20,8 @@ import msgspec
 from nodeagent.client.identity import certificate_facts
 from nodeagent.model.errors import InvalidInput, NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.requests import FetchChunk, NodeStatus, Reply
+from nodeagent.model.limits import DISK_LOW_BYTES, EVENTS_REPLY_MAX
+from nodeagent.model.requests import EventsReply, FetchChunk, GetEvents, NodeStatus, Reply
 from nodeagent.runtime.clock import Clock
 from nodeagent.runtime.directory import identity_of
 from nodeagent.runtime.driver import Driver
@@ -71,6 +72,7 @@ class Agent:
         self.notes = notes or Notes(node=self.opened.config.node)
         self._done = asyncio.Event()
         self._leaving = False
+        self._disk_low = False
         self._exit_code = EXIT_OK
         self._expires_ms = 0
         self._server_context: ssl.SSLContext | None = None
@@ -134,6 +136,18 @@ class Agent:
             received_bytes=dict(self._puller.received_bytes),
         )
 
+    def events(self, asked: GetEvents) -> EventsReply:
+        """What this agent noted since its start, and what the meta group decided."""
+        most = max(0, min(asked.limit, EVENTS_REPLY_MAX))
+        own = [e for e in self.notes.recent if e.time_ms >= asked.since_ms]
+        audit = [a for a in self._host.audit if a[0] >= asked.since_ms]
+        return EventsReply(
+            self.opened.config.node,
+            self._host.meta_applied,
+            tuple(own[len(own) - min(most, len(own)) :]),
+            tuple(audit[len(audit) - min(most, len(audit)) :]),
+        )
+
     def counters(self) -> dict[str, float]:
         """The shell's own numbers, for `/metrics`."""
         log, driver = self._log_thread, self._driver
@@ -173,6 +187,7 @@ class Agent:
             clock=self._clock,
             notes=self.notes,
             status=self.status,
+            events=self.events,
             on_tick=self._on_tick,
         )
         post = partial(_post, loop)
@@ -281,7 +296,15 @@ class Agent:
                 self.opened.storage.expire_snapshots(self._clock.wall(), self.opened.config.snapshot_ttl_ms)
 
         self._jobs.in_background(expire)
+        self._watch_disk()
         loop.call_later(EXPIRE_EVERY_S, self._expire_later, loop)
+
+    def _watch_disk(self) -> None:
+        """Say once when space runs low, and once when there is enough again."""
+        free = self.opened.data.free_bytes()
+        if (free < DISK_LOW_BYTES) != self._disk_low:
+            self._disk_low = free < DISK_LOW_BYTES
+            self.notes.write("disk_low" if self._disk_low else "disk_enough", {"free_bytes": free})
 
     def _on_log_failed(self, error: BaseException) -> None:
         self._fail("log_failed", f"the log cannot be written, so this node stops: {error}")

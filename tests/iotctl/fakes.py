@@ -21,6 +21,8 @@ from nodeagent.model.requests import (
     BeginChange,
     CloseAll,
     Drain,
+    EventsReply,
+    GetEvents,
     GetManifest,
     GetMeta,
     GroupRecord,
@@ -28,6 +30,7 @@ from nodeagent.model.requests import (
     ListPartitions,
     ManifestReply,
     MetaView,
+    NodeEvent,
     NodeRecord,
     NodeStatus,
     PartitionInfo,
@@ -70,6 +73,9 @@ class FakeCluster:
 
     names: list[str] = field(default_factory=lambda: [f"node{i}" for i in range(1, 6)])
     down: set[str] = field(default_factory=set)
+    audit: list[tuple[int, str, str]] = field(default_factory=list)
+    notes: dict[str, list[NodeEvent]] = field(default_factory=dict)
+    applied: dict[str, int] = field(default_factory=dict)
     drained: set[str] = field(default_factory=set)
     """They lead nothing where another member is up."""
 
@@ -183,6 +189,10 @@ class FakeCluster:
         match request:
             case GetMeta():
                 return self.view()
+            case GetEvents():
+                audit = [(t, who, what) for t, who, what in self.audit if t >= request.since_ms]
+                own = [e for e in self.notes.get(node, ()) if e.time_ms >= request.since_ms]
+                return EventsReply(node, self.applied.get(node, 50), tuple(own), tuple(audit))
             case CloseAll():
                 return Accepted(9)
             case GetManifest():

@@ -19,12 +19,15 @@ from nodeagent.model.entries import HardState, SetHard
 from nodeagent.model.errors import Forbidden, InvalidInput, OutcomeUnknown, Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import JobResult, SaveCheckpoint
+from nodeagent.model.limits import EVENTS_KEPT
 from nodeagent.model.raft_messages import Heartbeat, Routed
 from nodeagent.model.requests import (
     Accepted,
     ErrorReply,
+    EventsReply,
     FetchChunk,
     Forward,
+    GetEvents,
     GetMeta,
     GetStatus,
     NodeStatus,
@@ -92,6 +95,14 @@ class ScriptedHost:
 
     def tick(self, now: int, wall: int) -> None:
         pass
+
+    @property
+    def audit(self) -> list[tuple[int, str, str]]:
+        return [(1, "me", "begin op-1"), (2, "", "op-1 enters SEALED")]
+
+    @property
+    def meta_applied(self) -> int:
+        return 7
 
     def hand_over(self, now: int) -> bool:
         self.events.append("hand over")
@@ -197,6 +208,36 @@ def test_status_holds_what_only_the_shell_knows(tmp_path: Path) -> None:
             status = await (await running.reach()).call(GetStatus(), 5)
             assert isinstance(status, NodeStatus)
             assert status.disk_free_bytes > 0 and status.log_bytes > 0 and status.cert_expires_ms > 0
+
+    run(test())
+
+
+def test_what_happened_is_remembered_bounded_and_readable(tmp_path: Path) -> None:
+    """A reader gets notable notes and the audit log; floods and repetitions push nothing out."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            notes = running.agent.notes
+            for i in range(1_000):
+                notes.write("pull_again", {"attempt": i})
+                notes.write("job_failed", {"group": "a.1", "why": "no space"})
+            notes.write("role", {"group": "a.1", "role": "follower", "term": 4})
+            notes.write("role", {"group": "a.1", "role": "leader", "term": 5})
+            link = await running.reach("reader")
+            reply = await link.call(GetEvents(0, 100), 5)
+            assert isinstance(reply, EventsReply)
+            told = [(e.event, e.group, e.message) for e in reply.events]
+            assert told[0][0] == "started"
+            assert told[-2:] == [("job_failed", "a.1", "why no space"), ("leader", "a.1", "term 5")]
+            assert len(reply.audit) == 2 and reply.applied == 7
+            for limit, count in ((1, 1), (0, 0), (-5, 0)):
+                short = await link.call(GetEvents(0, limit), 5)
+                assert isinstance(short, EventsReply)
+                assert (len(short.events), len(short.audit)) == (count, count)
+                assert not count or short.audit[0][0] == 2, "the newest"
+            for i in range(3 * EVENTS_KEPT):
+                notes.write("job_failed", {"group": "a.1", "why": f"{i}"})
+            assert len(notes.recent) == EVENTS_KEPT
 
     run(test())
 
