@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from iotctl.execute.bundle import Bundle
 from iotctl.execute.change import Executed
 from iotctl.execute.data import ImportReport
 from iotctl.execute.draining import Drained
@@ -118,6 +119,7 @@ BODIES: dict[str, Any] = {
     "migrate": MigrateReport,
     "operations": Operations,
     "plan": Plan,
+    "support-bundle": Bundle,
     "verify": VerifyReport,
 }
 

@@ -10,6 +10,7 @@ from iotctl.output.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from iotctl.execute.bundle import Bundle
     from iotctl.execute.draining import Drained
     from iotctl.execute.events import Events
     from iotctl.execute.layout import RingView, SlotsView
@@ -169,6 +170,16 @@ def event_table(e: Events) -> Table:
         for r in e.events
     ]
     return Table(("time", "node", "group", "event", "what"), rows)
+
+
+def bundle_tables(b: Bundle) -> list[Table | str]:
+    parts: list[Table | str] = [Table(("file", "bytes"), [(f.name, bytes_text(f.bytes)) for f in b.files])]
+    if b.unreachable:
+        parts.append(f"did not answer: {', '.join(s.node for s in b.unreachable)}")
+    if b.missing:
+        parts.append("\n".join(f"without {m.what}: {m.why}" for m in b.missing))
+    parts.append(f"{b.path}  {bytes_text(b.bytes)}")
+    return parts
 
 
 def drain_tables(d: Drained) -> list[Table | str]:

@@ -1,5 +1,6 @@
 """What an operator does at night, on real agents: stop, drain, pause, slow down, hold."""
 
+import gzip
 import time
 from collections.abc import Iterator
 
@@ -87,6 +88,29 @@ def test_ok_to_stop_asks_the_agents(world: World) -> None:
     assert world.iotctl("cluster", "ok-to-stop", "node4").code == 0
     said = world.iotctl("cluster", "ok-to-stop", "node3", "node4", "-o", "json")
     assert said.code == 5 and len(said.json["may_stop"]) == 1
+
+
+def test_events_and_the_bundle_come_from_the_agents_that_live(world: World) -> None:
+    """The audit has the drain, the nodes have their starts and leaders; a dead one is named by both."""
+    world.fleet.kill("node5")
+    said = world.iotctl("cluster", "events", "--since", "1h", "-o", "json")
+    assert said.code == 0, said.err
+    assert [s["node"] for s in said.json["unread"]] == ["node5"]
+    told = said.json["events"]
+    assert any(e["event"] == "audit" and e["message"] == "drain node2" and e["by"] == "tester" for e in told)
+    assert {e["node"] for e in told if e["event"] == "started"} == {f"node{i}" for i in range(1, 5)}
+    assert any(e["event"] == "leader" and e["group"] for e in told)
+    assert [e["time_ms"] for e in told] == sorted(e["time_ms"] for e in told)
+    path = world.fleet.directory.parent / "bundle.tar.gz"
+    made = world.iotctl("support", "bundle", "--out", str(path), "-o", "json")
+    assert made.code == 0, made.err
+    names = {f["name"] for f in made.json["files"]}
+    assert {"nodes/node1/status.json", "nodes/node5/agent.log", "events.json"} <= names
+    assert [s["node"] for s in made.json["unreachable"]] == ["node5"]
+    with gzip.open(path) as archive:
+        assert b"PRIVATE KEY" not in archive.read()
+    world.fleet.start(["node5"])
+    world.wait_healthy()
 
 
 def test_pause_rate_and_hold_of_a_running_add(world: World) -> None:
