@@ -25,6 +25,7 @@ app = typer.Typer(help="Look at a cluster, change its nodes.", no_args_is_help=T
 WATCH_S = 2.0
 
 Nodes = Annotated[list[str], typer.Argument(metavar="NODE…", help="Node names.")]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Node name.")]
 NoMigrate = Annotated[
     bool, typer.Option("--no-migrate", help="Stop before data moves; `iotctl migrate` goes on.")
 ]
@@ -121,6 +122,67 @@ def wait_for(
     if not goal.startswith("op=") or not goal[3:]:
         raise typer.BadParameter(f"{goal!r} is neither healthy nor op=ID", param_hint="--for")
     watch_operation(session, goal[3:])
+
+
+@app.command()
+def events(
+    ctx: typer.Context,
+    since: Annotated[str, typer.Option(metavar="1h", help="How far back.")] = "24h",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 200,
+) -> None:
+    """What happened, newest last. Needs no leader; -o jsonl is one event a line."""
+    from iotctl.cli import views
+    from iotctl.execute.events import events_of
+    from iotctl.output.document import to_json_line
+    from iotctl.spec.units import parse_duration_ms
+
+    session = session_of(ctx)
+    now_ms = int(time.time() * 1000)
+    found = events_of(session.cluster, since_ms=now_ms - parse_duration_ms(since), limit=limit, now_ms=now_ms)
+    if session.options.format == "jsonl":
+        session.out.write("".join(to_json_line(e) for e in found.events))
+        session.out.flush()
+    else:
+        session.output.emit("cluster-events", found, lambda: [views.event_table(found)])
+    for silent in found.unread:
+        session.output.warn(f"{silent.node} did not tell: {silent.why}")
+
+
+@app.command("ok-to-stop")
+def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
+    """Whether these nodes may stop at the same time: 0, or 5 with the groups that would lose their quorum."""
+    from iotctl.cli import views
+    from iotctl.errors import Exit
+    from iotctl.execute import stopping
+
+    session = session_of(ctx)
+    found = stopping.ok_to_stop(session.cluster, names, now_ms=int(time.time() * 1000))
+    session.output.emit("cluster-ok-to-stop", found, lambda: views.stop_tables(found))
+    return Exit.DONE if found.ok else Exit.REFUSED
+
+
+@app.command()
+def drain(ctx: typer.Context, name: Node) -> None:
+    """Hand over what the node leads and keep it from leading until `undrain`. Its slots stay."""
+    _drain(session_of(ctx), name, True)
+
+
+@app.command()
+def undrain(ctx: typer.Context, name: Node) -> None:
+    """Let a drained node lead again; its own group comes back to it within seconds."""
+    _drain(session_of(ctx), name, False)
+
+
+def _drain(session: Session, name: str, draining: bool) -> None:
+    from iotctl.cli import views
+    from iotctl.execute.draining import set_draining
+
+    found = set_draining(
+        session.cluster, name, draining, session.operator, timeout_s=session.options.timeout_s
+    )
+    session.output.emit("cluster-drain", found, lambda: views.drain_tables(found))
+    if draining:
+        session.output.note(f"next: iotctl cluster undrain {name}")
 
 
 @app.command("add-node")

@@ -16,7 +16,7 @@ import typer
 from typer import TyperException
 
 from iotctl import __version__
-from iotctl.cli import apply, cluster, completion, data, demo, local, migrate, ops, plan
+from iotctl.cli import apply, cluster, completion, data, demo, local, migrate, ops, plan, support
 from iotctl.cli.options import format_of, hoist
 from iotctl.cli.session import FORMATS, GlobalOptions, Session, default_session, session_of
 from iotctl.errors import Exit
@@ -45,6 +45,7 @@ apply.register(app)
 migrate.register(app)
 app.add_typer(ops.app, name="ops")
 app.add_typer(data.app, name="data")
+app.add_typer(support.app, name="support")
 completion.register(app)
 
 

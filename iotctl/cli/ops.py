@@ -55,14 +55,33 @@ def wait(ctx: typer.Context, operation: MaybeId = None) -> None:
 
 
 @app.command()
+def pause(ctx: typer.Context, operation: MaybeId = None) -> None:
+    """Start no more copies and release nothing until `ops resume`.
+
+    Copies under way finish. Slots are never left closed: the stages before MOVING go on.
+    """
+    from iotctl.execute.operations import pick, steer
+
+    session = session_of(ctx)
+    found = pick(session.cluster.meta(strong=True), operation)
+    _print(session, [steer(session.cluster, found.id, "pause", session.operator)])
+    session.output.note(f"next: iotctl ops resume {found.id}")
+
+
+@app.command()
 def resume(ctx: typer.Context, operation: MaybeId = None) -> None:
-    """Let a waiting operation go on, then watch it. Always safe to repeat."""
+    """Let a paused or waiting operation go on, then watch it. Always safe to repeat.
+
+    One that is paused and waits besides is only un-paused; the last line says what it waits for.
+    """
     from iotctl.cli.watching import watch_operation
     from iotctl.execute.operations import pick, steer
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
-    if found.state() == "waiting_migrate":
+    if found.paused:
+        steer(session.cluster, found.id, "resume", session.operator)
+    elif found.state() == "waiting_migrate":
         steer(session.cluster, found.id, "go", session.operator)
     watch_operation(session, found.id)
 
@@ -72,7 +91,7 @@ def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm
     """Cancel an operation; possible up to SEALED, refused from OPEN on."""
     from iotctl.cli.watching import watch_operation
     from iotctl.errors import RefusedProblem
-    from iotctl.execute.operations import describe_operation, pick, steer
+    from iotctl.execute.operations import cancel_cost, describe_operation, pick, received_bytes, steer
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
@@ -89,12 +108,14 @@ def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm
             why="from OPEN on the new owners may have accepted writes",
             next=f"let it end, then: iotctl plan {reverse}",
         )
+    cost = cancel_cost(found, received_bytes(session.cluster.statuses(), found.id))
+    session.output.note(f"{found.id}: {cost}")
     session.confirm(f"cancel {found.id} ({found.title})?", yes=yes)
     steer(session.cluster, found.id, "cancel", session.operator)
     try:
         watch_operation(session, found.id)
     except RefusedProblem:  # cancelled is what was asked for
-        session.output.note(f"{found.id} is cancelled")
+        session.output.note(f"{found.id} is cancelled: {cost}")
 
 
 @app.command()

@@ -8,11 +8,15 @@ from typing import Any
 
 import msgspec
 
+from iotctl.execute.bundle import Bundle
 from iotctl.execute.change import Executed
 from iotctl.execute.data import ImportReport
+from iotctl.execute.draining import Drained
+from iotctl.execute.events import Events
 from iotctl.execute.layout import RingView, SlotsView
 from iotctl.execute.operations import Operations
 from iotctl.execute.status import ClusterStatus, GroupRow, MetaRow, NodeRow
+from iotctl.execute.stopping import OkToStop
 from iotctl.fleet.local import FleetNode
 from iotctl.output.document import FORMAT_VERSION
 from iotctl.output.failure import Failure
@@ -94,8 +98,11 @@ class DataExport(msgspec.Struct):
 
 BODIES: dict[str, Any] = {
     "change": Executed,
+    "cluster-drain": Drained,
+    "cluster-events": Events,
     "cluster-groups": ClusterGroups,
     "cluster-nodes": ClusterNodes,
+    "cluster-ok-to-stop": OkToStop,
     "cluster-ring": RingView,
     "cluster-slots": SlotsView,
     "cluster-status": ClusterStatus,
@@ -112,6 +119,7 @@ BODIES: dict[str, Any] = {
     "migrate": MigrateReport,
     "operations": Operations,
     "plan": Plan,
+    "support-bundle": Bundle,
     "verify": VerifyReport,
 }
 

@@ -10,9 +10,13 @@ from iotctl.output.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from iotctl.execute.bundle import Bundle
+    from iotctl.execute.draining import Drained
+    from iotctl.execute.events import Events
     from iotctl.execute.layout import RingView, SlotsView
     from iotctl.execute.operations import OperationRow
     from iotctl.execute.status import ClusterStatus
+    from iotctl.execute.stopping import OkToStop
     from iotctl.plan.model import Plan
 
 
@@ -160,6 +164,54 @@ def operation_tables(operations: Sequence[OperationRow], *, stages: bool = False
         ]
         parts.append(Table(("stage", "entered", "took", "evidence"), steps, title=o.id))
     return parts
+
+
+def event_table(e: Events) -> Table:
+    rows = [
+        (
+            time_text(r.time_ms),
+            r.node or "-",
+            r.group or "-",
+            r.event,
+            f"{r.message} by {r.by}" if r.by else r.message,
+        )
+        for r in e.events
+    ]
+    return Table(("time", "node", "group", "event", "what"), rows)
+
+
+def bundle_tables(b: Bundle) -> list[Table | str]:
+    parts: list[Table | str] = [Table(("file", "bytes"), [(f.name, bytes_text(f.bytes)) for f in b.files])]
+    if b.unreachable:
+        parts.append(f"did not answer: {', '.join(s.node for s in b.unreachable)}")
+    if b.missing:
+        parts.append("\n".join(f"without {m.what}: {m.why}" for m in b.missing))
+    parts.append(f"{b.path}  {bytes_text(b.bytes)}")
+    return parts
+
+
+def drain_tables(d: Drained) -> list[Table | str]:
+    if d.leads is None:
+        return [f"{d.node} is {'draining' if d.draining else 'not draining any more'}; it does not answer"]
+    if d.draining:
+        return [f"{d.node} is draining and leads no group"]
+    return [f"{d.node} may lead again"]
+
+
+def stop_tables(s: OkToStop) -> list[Table | str]:
+    if s.ok:
+        return [f"{', '.join(s.nodes)} may stop: every group keeps a live, caught-up quorum"]
+    rows = [
+        (g.group, " ".join(g.voters), " ".join(g.stopping) or "-", f"{len(g.left)}/{g.needed}", g.why or "-")
+        for g in s.lost
+    ]
+    subset = ", ".join(s.may_stop) or "none of them"
+    return [
+        Table(
+            ("group", "voters", "stopping", "left/needed", "besides"), rows, title="would lose their quorum"
+        ),
+        f"may stop at the same time: {subset}",
+    ]
 
 
 def plan_tables(plan: Plan) -> list[Table]:

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 def operation_progress(progress: Progress) -> Callable[[Operation], None]:
     """Stage and copied slots, with what it waits for."""
-    from iotctl.execute.operations import blocked_on, describe_operation
+    from iotctl.execute.operations import WAITS, blocked_on, describe_operation
 
     def update(operation: Operation) -> None:
         row = describe_operation(operation, now_ms=int(time.time() * 1000))
         moving = row.stage in ("MOVING", "RELEASED", "DONE")
         phase = f"{row.id} {operation.title} {row.stage}"
         note = operation.last_error or ("" if row.stage == "MOVING" else blocked_on(operation))
-        if row.state.startswith("waiting_"):
-            note = f"waits for {row.blocked_on}"
+        if row.state in WAITS:
+            note = f"paused: {row.next}" if row.state == "paused" else f"waits for {row.blocked_on}"
         progress.update(phase, row.slots_done if moving else 0, row.slots_total if moving else 0, note=note)
 
     return update

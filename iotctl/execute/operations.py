@@ -7,13 +7,15 @@ import msgspec
 
 from iotctl.errors import Partly, RefusedProblem, UsageProblem
 from iotctl.execute.cluster import Cluster
+from iotctl.humanize import bytes_text, time_text
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import ENDED, Operation, Ranges, Stage
 from nodeagent.model.requests import MetaView, NodeStatus, Steer
 from nodeagent.partition import ranges
 
 POLL_S = 0.25
-WAITS = ("waiting_migrate", "waiting_signoff", "waiting_release")
+WAITS = ("waiting_migrate", "waiting_signoff", "waiting_release", "paused")
+"""States that somebody must end."""
 
 
 class StageRow(msgspec.Struct, frozen=True):
@@ -135,12 +137,15 @@ def _missing(what: str, wanted: list[str], have: set[str]) -> str:
 
 def _blocked_moving(operation: Operation) -> str:
     state = operation.state()
+    if state == "paused":
+        return "iotctl ops resume"
     if state == "waiting_migrate":
         return "iotctl migrate"
     if state == "waiting_signoff":
         return "sign-off by iotctl migrate --verify"
     if state == "waiting_release":
-        return "iotctl ops release, or the end of --hold-release"
+        end = operation.held_since_ms + operation.options.hold_release_ms
+        return f"iotctl ops release, or the end of --hold-release at {time_text(end)}"
     owed = []
     for move in operation.moves:
         for member in operation.required(move.target):
@@ -163,10 +168,21 @@ def next_command(operation: Operation) -> str:
             return f"iotctl migrate --verify --op {operation.id}"
         case "waiting_release":
             return f"iotctl ops release {operation.id}"
+        case "paused":
+            return f"iotctl ops resume {operation.id}"
         case "running":
             return f"iotctl cluster wait --for op={operation.id}"
         case _:
             return ""
+
+
+def cancel_cost(operation: Operation, received: Mapping[str, int]) -> str:
+    """What a cancel undoes, in one sentence; `received` as in `describe_operation`."""
+    done = max(sum(c.bytes_received for c in operation.copies), sum(received.values()))
+    slots = ranges.count(ranges.union(*(m.slots for m in operation.moves)))
+    groups = ", ".join(operation.losing)
+    undone = f"{slots} slots stay with" if operation.stage is Stage.PLANNED else f"{slots} slots reopen in"
+    return f"{undone} {groups or 'their groups'}; {bytes_text(done)} copied so far are thrown away"
 
 
 def received_bytes(statuses: Mapping[str, NodeStatus | NodeAgentError], operation: str) -> dict[str, int]:
@@ -204,7 +220,7 @@ def pick(view: MetaView, wanted: str | None) -> Operation:
 
 
 def steer(cluster: Cluster, operation: str, verb: str, by: str, *, rate: int = -1) -> Operation:
-    """Send one verb (go, release, cancel, set, …) to the meta group; the operation after it."""
+    """Send one verb (go, release, pause, cancel, set, …) to the meta group; the operation after it."""
     return cluster.steer(Steer(operation=operation, verb=verb, by=by, rate_bytes_per_s=rate))
 
 

@@ -9,15 +9,21 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from iotctl.execute.cluster import STATUS_TIMEOUT_S, Cluster
-from iotctl.execute.operations import OperationRow, describe_operation, open_operations, received_bytes
+from iotctl.execute.operations import (
+    WAITS,
+    OperationRow,
+    describe_operation,
+    open_operations,
+    received_bytes,
+)
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import META
+from nodeagent.model.limits import DISK_LOW_BYTES
 from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeRecord, NodeStatus
 
 DAY_MS = 86_400_000
 CERT_WARN_MS = 30 * DAY_MS
-DISK_WARN_BYTES = 5 * 10**9
 META_TRIES_MAX = 2
 
 
@@ -181,13 +187,13 @@ def _meta_applied(status: NodeStatus) -> int:
     return next((g.applied for g in status.groups if g.group == META), 0)
 
 
-def _replicas(facts: Facts, group: str) -> dict[str, GroupStatus]:
+def replicas_of(facts: Facts, group: str) -> dict[str, GroupStatus]:
     return {s.node: g for s in facts.statuses.values() for g in s.groups if g.group == group}
 
 
 def _serving(facts: Facts, group: str) -> set[str]:
     """Nodes whose replica can vote."""
-    return {n for n, g in _replicas(facts, group).items() if g.state == "running"}
+    return {n for n, g in replicas_of(facts, group).items() if g.state == "running"}
 
 
 def _has_quorum(voters: Iterable[str], serving: set[str]) -> bool:
@@ -195,7 +201,7 @@ def _has_quorum(voters: Iterable[str], serving: set[str]) -> bool:
     return len([v for v in members if v in serving]) > len(members) // 2
 
 
-def _leader(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupStatus | None]:
+def current_of(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupStatus | None]:
     """The replica that says it leads, by the highest term (an isolated old leader may say so too)."""
     leading = [(g.term, n, g) for n, g in replicas.items() if g.role == "leader"]
     if not leading:
@@ -209,8 +215,8 @@ def _freshest(replicas: Mapping[str, GroupStatus]) -> GroupStatus | None:
 
 
 def _meta_row(facts: Facts) -> MetaRow:
-    replicas = _replicas(facts, META)
-    leader, group = _leader(replicas)
+    replicas = replicas_of(facts, META)
+    leader, group = current_of(replicas)
     known = group or _freshest(replicas)
     if known is not None:
         return MetaRow(leader, known.term, sorted(known.voters), sorted(known.learners))
@@ -228,8 +234,8 @@ def _group_rows(facts: Facts) -> list[GroupRow]:
     for start, end, header in facts.view.owners:
         owned[header] = owned.get(header, 0) + end - start
     for record in facts.view.groups:
-        replicas = _replicas(facts, record.group)
-        leader, leading = _leader(replicas)
+        replicas = replicas_of(facts, record.group)
+        leader, leading = current_of(replicas)
         known = leading or _freshest(replicas)
         voters = known.voters if known and known.voters else record.members
         live = _serving(facts, record.group)
@@ -295,7 +301,7 @@ def _node_row(record: NodeRecord, facts: Facts, slots: int | None) -> NodeRow:
         host=record.host,
         port=record.port,
         reachable=status is not None,
-        state=(status.state if status and record.state == "active" else record.state),
+        state=_state_of(record, status),
         role=_meta_role(record.node, meta),
         slots=slots,
         groups_led=sum(g.role == "leader" for g in data) if status else None,
@@ -307,6 +313,15 @@ def _node_row(record: NodeRecord, facts: Facts, slots: int | None) -> NodeRow:
         version=status.version if status else "",
         error=facts.errors.get(record.node, "") if status is None else "",
     )
+
+
+def _state_of(record: NodeRecord, status: NodeStatus | None) -> str:
+    """What the cluster says of the node; of one it calls active, what the node says itself."""
+    if record.state != "active":
+        return record.state
+    if record.draining:
+        return "draining"
+    return status.state if status else record.state
 
 
 def _meta_role(node: str, meta: GroupStatus | None) -> str:
@@ -330,11 +345,15 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
             add = f"iotctl cluster add-node {node.id}"
             message = f"{node.id} is in cluster.yaml but not in the cluster"
             found.append(Problem("warning", "not_joined", node.id, "", message, add))
+        if node.state == "draining":
+            message = f"{node.id} is draining: it is kept from leading groups"
+            undrain = f"iotctl cluster undrain {node.id}"
+            found.append(Problem("warning", "draining", node.id, "", message, undrain))
         if node.cert_expires_ms and node.cert_expires_ms - now_ms < CERT_WARN_MS:
             days = max(0, node.cert_expires_ms - now_ms) // DAY_MS
             message = f"the certificate of {node.id} ends in {days} days"
             found.append(Problem("warning", "cert_expiring", node.id, "", message, "iotctl cert renew"))
-        if node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_WARN_BYTES:
+        if node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_LOW_BYTES:
             message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
             found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node"))
     return found
@@ -375,8 +394,10 @@ def _group_problems(
 def _operation_problems(operations: list[OperationRow]) -> list[Problem]:
     found = []
     for operation in operations:
-        if operation.state.startswith("waiting_"):
-            message = f"{operation.id} ({operation.title}) waits for {operation.blocked_on}"
+        if operation.state in WAITS:
+            paused = operation.state == "paused"
+            what = "is paused" if paused else f"waits for {operation.blocked_on}"
+            message = f"{operation.id} ({operation.title}) {what}"
             found.append(Problem("warning", operation.state, operation.node, "", message, operation.next))
         elif operation.last_error:
             message = f"{operation.id} ({operation.title}): {operation.last_error}"

@@ -30,6 +30,7 @@ from nodeagent.model.errors import (
     NotFound,
     OutcomeUnknown,
     Overloaded,
+    Refused,
     Unavailable,
 )
 from nodeagent.model.ids import NodeId
@@ -94,6 +95,7 @@ def run(
     Raises:
         NotFound: no such operation.
         Busy: another job holds the lease.
+        Refused: the operation is paused.
         NodeAgentError: the meta group cannot be reached, or Spark does not start.
     """
     started = time.monotonic()
@@ -102,7 +104,7 @@ def run(
         job = _Migration(cluster, spec, operation, progress or Silent())
         if session is not None:
             return job.run(session, depth, rate, concurrency, started)
-        job.find()
+        job.check_running()
         job.progress.update("starting Spark", note=master)
         with spark_session("iotctl migrate", master) as own:
             return job.run(own, depth, rate, concurrency, started)
@@ -135,6 +137,7 @@ class _Migration:
                 f"{self.id} is still in stage {operation.stage.value} after {STAGE_TIMEOUT_S:.0f} s",
                 next_step=f"iotctl ops show {self.id}",
             )
+        self.check_running()
         if operation.stage is Stage.MOVING:
             owner = f"migrate-{uuid.uuid4().hex[:12]}"
             with HeldLease(self.cluster, self.id, self.by, owner) as lease:
@@ -148,6 +151,11 @@ class _Migration:
         self._finish()
         self.report.seconds = time.monotonic() - started
         return self.report
+
+    def check_running(self) -> None:
+        """Raises `Refused` while the operation is paused: no agent would take an order."""
+        if self.find().state() == "paused":
+            raise Refused(f"{self.id} is paused", next_step=f"iotctl ops resume {self.id}")
 
     def find(self) -> Operation:
         """The operation as the meta group has it now."""

@@ -41,9 +41,9 @@ class Handlers:
             return self._check_status(token, request)
         if self.host.admission.refused:
             return desk.refuse(token, "refused", self.host.admission.refused)
-        if isinstance(request, q.GetMeta | q.PutSchema | q.BeginChange | q.Steer | q.Forward):
+        if isinstance(request, q.GetMeta | q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.Forward):
             return self._to_meta(token, request)
-        if isinstance(request, q.GetStatus | q.FetchChunk):
+        if isinstance(request, q.GetStatus | q.GetEvents | q.FetchChunk):
             return desk.refuse(token, "invalid_input", "the shell answers this request")
         if isinstance(request, q.SetHolds):
             return desk.reply(token, self.host.operations.hold(request.points) or q.Accepted())
@@ -64,7 +64,7 @@ class Handlers:
     # --- meta --------------------------------------------------------------------------------------
 
     def _to_meta(
-        self, token: int, request: q.GetMeta | q.PutSchema | q.BeginChange | q.Steer | q.Forward
+        self, token: int, request: q.GetMeta | q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.Forward
     ) -> None:
         host = self.host
         replica = host.meta_replica
@@ -97,7 +97,10 @@ class Handlers:
         return self._lead_meta(token, replica, request)
 
     def _lead_meta(
-        self, token: int, replica: MetaReplica, request: q.PutSchema | q.BeginChange | q.Steer | q.Forward
+        self,
+        token: int,
+        replica: MetaReplica,
+        request: q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.Forward,
     ) -> None:
         desk = self.host.desk
         now = desk.wall
@@ -124,6 +127,9 @@ class Handlers:
                     request.node,
                 )
                 replica.propose([meta.encode(command)], token)
+            case q.Drain():
+                drain = meta.SetDraining(now, request.node, request.draining, request.by)
+                replica.propose([meta.encode(drain)], token)
             case q.BeginChange():
                 self._begin(token, replica, request)
         return None
@@ -140,8 +146,9 @@ class Handlers:
 
     def _to_data(self, token: int, request: q.Request) -> None:
         host = self.host
-        assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetMeta | q.PutSchema | q.BeginChange)
-        assert not isinstance(request, q.Steer | q.SetHolds | q.Forward | q.FetchChunk | q.PullUnit)
+        assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetEvents | q.GetMeta)
+        assert not isinstance(request, q.PutSchema | q.BeginChange)
+        assert not isinstance(request, q.Steer | q.SetHolds | q.Drain | q.Forward | q.FetchChunk | q.PullUnit)
         replica = host.data.get(request.group)
         if replica is None:
             damage = host.damaged.get(request.group)
@@ -274,7 +281,7 @@ def is_evidence(command: bytes) -> bool:
         decoded = meta.decode(command)
     except msgspec.MsgspecError:
         return False
-    return not isinstance(decoded, meta.Bootstrap | meta.PutSchema | meta.Begin)
+    return not isinstance(decoded, meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.Begin)
 
 
 def check_schema(host: "Host", request: q.PutSchema) -> q.ErrorReply | None:

@@ -9,6 +9,7 @@ Nothing taken may be dropped, but sends may be lost and jobs and calls may fail.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -18,6 +19,7 @@ from nodeagent.host.admission import Admission
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk, Effects
 from nodeagent.host.handlers import Handlers
+from nodeagent.host.leadership import Leadership
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.mover import Mover
 from nodeagent.host.operations import Operations
@@ -27,7 +29,7 @@ from nodeagent.meta import commands as meta_commands
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, Entry, Forget, HardState, Rebase
-from nodeagent.model.ids import META, GroupId, NodeId, header_of
+from nodeagent.model.ids import META, GroupId, NodeId
 from nodeagent.model.jobs import Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import GroupStatus, NodeStatus, Reply, Request
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 
 DRIVE_MS = 100
 HOUSEKEEPING_MS = 200
-PREFER_HEADER_MS = 3_000
 EXPIRE_MS = 60_000
 CREATE_AGAIN_MS = 1_000
 
@@ -102,12 +103,12 @@ class Host:
         self._empty = MetaState()
         self._drive_at = now
         self._house_at = now
-        self._prefer_at = now + PREFER_HEADER_MS
         self._expire_at = now + EXPIRE_MS
         self.admission = Admission(config, incarnation, self.desk, self._create_meta)
         self.mover = Mover(self.node, incarnation, self.desk, self.data, self._report)
         self.operations = Operations(self)
         self.handlers = Handlers(self)
+        self.leadership = Leadership(self)
         self._update_addresses()
 
     # --- opening -----------------------------------------------------------------------------------
@@ -185,13 +186,7 @@ class Host:
         return log
 
     def _raft(self, group: GroupId, log: RaftLog, hard: HardState, applied: int) -> Raft:
-        def draw() -> float:
-            # The header is the preferred leader: it tends to time out first.
-            value = self.random.random()
-            if group == META:
-                return value
-            return value * 0.3 if header_of(group) == self.node else 0.4 + value * 0.6
-
+        draw = partial(self.leadership.timeout_share, group)
         return Raft(self.node, log, hard, self.config.raft, draw, self.desk.now, applied)
 
     def _add_data(self, group: GroupId, raft: Raft, state: DataState) -> None:
@@ -243,6 +238,15 @@ class Host:
     def retired(self) -> set[str]:
         return set(self.meta.image.retired)
 
+    @property
+    def audit(self) -> Sequence[tuple[int, str, str]]:
+        """(ms, who, what) of the meta group, oldest first, as far as it is applied here."""
+        return self.meta.image.audit
+
+    @property
+    def meta_applied(self) -> int:
+        return self.meta.applied
+
     def new_id(self) -> str:
         """An opaque id for a snapshot."""
         return f"{self.random.getrandbits(128):032x}"
@@ -257,7 +261,7 @@ class Host:
         self.desk.now = now
         self.heard[sender] = now
         for routed in messages:
-            replica = self._replica(routed.group)
+            replica = self.replica(routed.group)
             if replica is not None:
                 replica.step(sender, routed.message)
 
@@ -277,7 +281,7 @@ class Host:
     def on_snapshots_expired(self, names: Collection[str], now: int) -> None:
         """The shell dropped these snapshots: nobody read from them for long."""
         self.desk.now = now
-        for replica in self._replicas():
+        for replica in self.replicas():
             replica.snapshots_expired(names)
 
     def on_reply(self, call: int, reply: Reply, now: int) -> None:
@@ -286,16 +290,21 @@ class Host:
 
     def tick(self, now: int, wall: int) -> None:
         self.desk.now, self.desk.wall = now, wall
-        for replica in self._replicas():
+        for replica in self.replicas():
             replica.tick()
         self.desk.fire()
         if now >= self._house_at:
             self._house_at = now + HOUSEKEEPING_MS
             self._keep_house()
 
+    def hand_over(self, now: int) -> bool:
+        """The node is about to stop: others take over what it leads. Call again until it is False."""
+        self.desk.now = now
+        return self.leadership.hand_over()
+
     def deadline(self) -> int:
         """When `tick` is due, in the monotonic time the events carry."""
-        due = [r.raft.deadline() for r in self._replicas()]
+        due = [r.raft.deadline() for r in self.replicas()]
         due += [self._house_at, self._drive_at]
         if self.desk.deadline is not None:
             due.append(self.desk.deadline)
@@ -306,7 +315,7 @@ class Host:
     def take(self) -> Effects:
         """Everything to do now. One persist batch and one frame per peer, however much happened."""
         for _ in range(16):
-            worked = [r.drain() for r in list(self._replicas())]
+            worked = [r.drain() for r in list(self.replicas())]
             if self._drive_at <= self.desk.now:
                 self._drive_at = self.desk.now + DRIVE_MS
                 self.operations.drive()
@@ -330,12 +339,12 @@ class Host:
         desk = self.desk
         if desk.replies or desk.jobs or desk.calls or not self.outbox.idle:
             return False
-        return not any(r.raft.has_ready for r in self._replicas())
+        return not any(r.raft.has_ready for r in self.replicas())
 
-    def _replica(self, group: GroupId) -> Replica | None:
+    def replica(self, group: GroupId) -> Replica | None:
         return self.meta_replica if group == META else self.data.get(group)
 
-    def _replicas(self) -> Iterable[Replica]:
+    def replicas(self) -> Iterable[Replica]:
         if self.meta_replica is not None:
             yield self.meta_replica
         yield from self.data.values()
@@ -448,33 +457,19 @@ class Host:
     # --- now and then ------------------------------------------------------------------------------
 
     def _keep_house(self) -> None:
-        for replica in self._replicas():
+        for replica in self.replicas():
             # A meta checkpoint says that what it takes away is gone.
             if not self._removing or replica is not self.meta_replica:
                 replica.maybe_checkpoint()
-        for replica in self._replicas():
+        for replica in self.replicas():
             replica.drop_taken()
         for replica in self.data.values():
             replica.maybe_close()
-        if self.desk.now >= self._prefer_at:
-            self._prefer_at = self.desk.now + PREFER_HEADER_MS
-            self._prefer_headers()
+        self.leadership.keep()
         if self.desk.now >= self._expire_at:
             self._expire_at = self.desk.now + EXPIRE_MS
             for replica in self.data.values():
                 replica.expire_sessions()
-
-    def _prefer_headers(self) -> None:
-        """Hand each group to its header, so that leaders spread over the ring."""
-        op = self.meta.open_operation()
-        for group, replica in self.data.items():
-            header = header_of(group)
-            leaving = op is not None and op.leaving == header
-            if replica.leads and header != self.node and not leaving and replica.raft.can_change():
-                voters = replica.raft.log.config.voters
-                heard = self.desk.now - self.heard.get(header, -PREFER_HEADER_MS)
-                if header in voters and heard < PREFER_HEADER_MS and replica.raft.caught_up(header):
-                    replica.raft.transfer(header, self.desk.now)
 
     # --- status ------------------------------------------------------------------------------------
 
@@ -488,11 +483,11 @@ class Host:
             return "removed"
         if record is None:
             return "joining"
-        return record.state
+        return "draining" if record.draining and record.state == "active" else record.state
 
     def node_status(self, now: int, wall: int) -> NodeStatus:
         """What only the shell knows (disk, certificates, pulled bytes) it fills in itself."""
-        groups = [self._group_status(r) for r in self._replicas()]
+        groups = [self._group_status(r) for r in self.replicas()]
         groups += [
             GroupStatus(g, "damaged", None, 0, (), (), 0, 0, 0, state="damaged", error=why)
             for g, why in self.damaged.items()

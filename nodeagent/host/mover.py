@@ -82,6 +82,9 @@ class Mover:
         """Nodes of the open operation that are no sources any more."""
 
         self._lease: tuple[Lease | None, int] = (None, 0)
+        self._paused = False
+        self.rate_bytes_per_s = 0
+        """What this node may pull at, its share of the operation's rate; 0 for no limit."""
 
     # --- driving -----------------------------------------------------------------------------------
 
@@ -98,7 +101,11 @@ class Mover:
         self._touched |= known - self._known  # of those of an earlier life something may be left
         self._known = known
         self._forget_ended(self._touched, op, {o.id for o in operations if self._owes(o, mine)})
-        if op is None or op.stage is not Stage.MOVING or op.state() == "waiting_migrate":
+        self.rate_bytes_per_s = moving.rate_share(op, self.node) if op is not None else 0
+        self._paused = op is not None and op.paused
+        if op is not None and self._paused:
+            self._hold_back(op)
+        if op is None or op.stage is not Stage.MOVING or op.state() in ("waiting_migrate", "paused"):
             return
         self._dead = set(op.dead)
         leased = self._is_leased(op)
@@ -111,6 +118,18 @@ class Mover:
             if unit.move.target in wanted and unit.key not in self._staged:
                 self._ensure(unit)
         self._start()
+
+    def _hold_back(self, op: Operation) -> None:
+        """Pulls that have not started wait for the end of the pause; who ordered them does not."""
+        waiting = {o.token for p in self._pulls.values() if not p.busy for o in p.orders}
+        for token in sorted(waiting):
+            self._refuse_paused(token, op)
+        self._pulls = {k: p for k, p in self._pulls.items() if p.busy}
+        for pull in self._pulls.values():
+            pull.orders = [o for o in pull.orders if o.token not in waiting]
+
+    def _refuse_paused(self, token: int, op: Operation) -> None:
+        self.desk.refuse(token, "refused", f"{op.id} is paused", f"iotctl ops resume {op.id}")
 
     def _has_order(self, unit: Unit) -> bool:
         pull = self._pulls.get(unit.key)
@@ -157,6 +176,8 @@ class Mover:
         """
         if op is None or op.stage is not Stage.MOVING:
             return self.desk.refuse(token, "refused", "the operation is not open, or not moving")
+        if op.paused:
+            return self._refuse_paused(token, op)
         mine = [
             u
             for u in moving.units(op)
@@ -183,6 +204,8 @@ class Mover:
         return self._pulls.setdefault(unit.key, _Pull(unit))
 
     def _start(self) -> None:
+        if self._paused:
+            return
         busy = sum(p.busy for p in self._pulls.values())
         for pull in self._pulls.values():
             if busy >= PARALLEL_UNITS:

@@ -180,6 +180,7 @@ class Operations:
             self.report(meta.MetaReady(host.desk.wall, op.id))
         self._watch_stage(op)
         self._watch_lease(op)
+        self._watch_hold(op)
 
     def _meta_ready(self, op: Operation) -> bool:
         replica = self.host.meta_replica
@@ -219,6 +220,14 @@ class Operations:
         elif self.host.desk.now - self._lease_since[2] > op.lease.ttl_ms:
             lapsed = str(op.lease.serial)
             self.report(meta.SteerOperation(self.host.desk.wall, op.id, "unlease", "", report=lapsed))
+
+    def _watch_hold(self, op: Operation | None) -> None:
+        """The hold ends by the wall clock: a hold of days must survive every change of leader."""
+        if op is None or not op.is_held or not op.held_since_ms:
+            return
+        if self.host.desk.wall >= op.held_since_ms + op.options.hold_release_ms:
+            over = meta.SteerOperation(self.host.desk.wall, op.id, "release", "--hold-release is over")
+            self.report(over)
 
     # --- evidence ----------------------------------------------------------------------------------
 

@@ -7,7 +7,16 @@ nothing. The entry that completes a stage's evidence is the one that leaves the 
 import msgspec
 
 from nodeagent.meta import commands as c
-from nodeagent.model.operation import NEXT, CopyRecord, Lease, Operation, Options, Stage, StageSpan
+from nodeagent.model.operation import (
+    NEXT,
+    PAUSABLE,
+    CopyRecord,
+    Lease,
+    Operation,
+    Options,
+    Stage,
+    StageSpan,
+)
 from nodeagent.model.requests import ErrorReply
 from nodeagent.partition.ranges import SlotRanges, subtract, union
 
@@ -74,6 +83,16 @@ def _steer(op: Operation, s: c.SteerOperation) -> ErrorReply | None:
             op.signed_off = True
         case "release":
             op.release_go = True
+        case "pause":
+            if op.stage not in PAUSABLE:
+                return ErrorReply(
+                    "refused",
+                    f"{op.id} is in stage {op.stage}: a pause could hold nothing back any more",
+                    f"iotctl ops wait {op.id}",
+                )
+            op.paused = True
+        case "resume":
+            op.paused = False
         case "cancel":
             if op.stage not in (Stage.PLANNED, Stage.SEALED):
                 return ErrorReply(
@@ -109,6 +128,8 @@ def advance(op: Operation, now: int) -> list[Stage]:
     while (following := _following(op)) is not None:
         _enter(op, following[0], now, following[1])
         entered.append(following[0])
+    if op.is_held and not op.held_since_ms:
+        op.held_since_ms = now
     return entered
 
 

@@ -29,6 +29,14 @@ class PutSchema(_Command, frozen=True):
     schema: TableSchema
 
 
+class SetDraining(_Command, frozen=True):
+    """Whether `node` is kept from leading groups."""
+
+    node: NodeId
+    draining: bool
+    by: str
+
+
 class PlannedMove(msgspec.Struct, frozen=True):
     """Slots that change headers; groups are looked up when the entry is applied."""
 
@@ -146,6 +154,7 @@ class ReportError(_Evidence, frozen=True):
 Command = (
     Bootstrap
     | PutSchema
+    | SetDraining
     | Begin
     | MetaReady
     | SealedBy

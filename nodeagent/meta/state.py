@@ -108,6 +108,8 @@ class MetaState:
                 return self._bootstrap(index, command)
             case commands.PutSchema():
                 return self._put_schema(command.schema)
+            case commands.SetDraining():
+                return self._set_draining(index, command)
             case Begin():
                 return self._begin(index, command)
             case _:
@@ -145,6 +147,15 @@ class MetaState:
             self.schemas[key] = merged
             self.image.schemas = list(self.schemas.values())
         return SchemaInForce(merged)
+
+    def _set_draining(self, index: int, d: commands.SetDraining) -> Reply:
+        record = self.image.nodes.get(d.node)
+        if record is None:
+            return ErrorReply("not_found", f"no node {d.node} in the cluster", "iotctl cluster nodes")
+        if record.draining != d.draining:
+            self.image.nodes[d.node] = msgspec.structs.replace(record, draining=d.draining)
+            self._note(d.now, d.by, f"{'drain' if d.draining else 'undrain'} {d.node}")
+        return Accepted(index)
 
     # --- operations --------------------------------------------------------------------------------
 
@@ -281,6 +292,7 @@ class MetaState:
 
     def _advance(self, index: int, op: Operation, now: int) -> None:
         for stage in changes.advance(op, now):
+            self._note(now, "", f"{op.id} ({op.kind} {op.node}) enters {stage}")
             if stage is Stage.OPEN:
                 self._switch_table(index, op)
             elif stage is Stage.DONE:

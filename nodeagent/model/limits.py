@@ -45,3 +45,12 @@ SWAP_TAKERS_MAX = 16
 
 WRITE_RATES_MAX = 65_536
 """Slots of one group whose write rate is remembered; with more, the slowest half is forgotten."""
+
+EVENTS_KEPT = 1024
+"""Notable notes an agent remembers since its start."""
+
+EVENTS_REPLY_MAX = 4096
+"""Events of one kind (own, audit) in one reply."""
+
+DISK_LOW_BYTES = 5 * 10**9
+"""With less left an operator should know."""

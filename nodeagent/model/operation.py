@@ -27,6 +27,8 @@ class Stage(StrEnum):
 
 
 ENDED = (Stage.DONE, Stage.CANCELLED)
+PAUSABLE = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING)
+"""Up to here a pause still holds something back: the pulls of MOVING and the step to RELEASED."""
 
 NEXT: dict[Stage, tuple[Stage, ...]] = {
     Stage.PLANNED: (Stage.SEALED, Stage.CANCELLING),
@@ -156,6 +158,12 @@ class Operation(msgspec.Struct):
     migrate_go: bool = False
     signed_off: bool = False
     release_go: bool = False
+    held_since_ms: int = 0
+    """When `waiting_release` began, by the wall clock of the meta leader of then."""
+
+    paused: bool = False
+    """No pull of MOVING starts and MOVING is not left; every other stage goes on."""
+
     meta_ready: bool = False
     """The newcomer follows the meta log / the leaver's meta vote is replaced; at once for a rebalance."""
 
@@ -196,17 +204,27 @@ class Operation(msgspec.Struct):
         return sorted({m.target for m in self.moves})
 
     def state(self) -> str:
-        """`running`, `waiting_migrate`, `waiting_signoff`, `waiting_release`, `done`, `cancelled`."""
+        """`running`, `paused`, `waiting_(migrate|signoff|release)`, `done`, `cancelled`."""
         if self.stage is Stage.DONE:
             return "done"
         if self.stage is Stage.CANCELLED:
             return "cancelled"
+        if self.paused and self.stage in PAUSABLE:
+            return "paused"
         if self.stage is Stage.MOVING:
             if self.options.no_migrate and not self.migrate_go:
                 return "waiting_migrate"
             if set(self.adopted) >= set(self.gaining):
                 if self.options.verify and not self.signed_off:
                     return "waiting_signoff"
-                if self.options.hold_release_ms and not self.release_go:
+                if self.is_held:
                     return "waiting_release"
         return "running"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether everything is adopted and approved, and --hold-release alone keeps the previous copies."""
+        if self.stage is not Stage.MOVING or not set(self.adopted) >= set(self.gaining):
+            return False
+        unsigned = self.options.verify and not self.signed_off
+        return bool(self.options.hold_release_ms) and not self.release_go and not unsigned

@@ -104,6 +104,31 @@ class NodeStatus(_Tagged, frozen=True):
     """File bytes pulled, per operation."""
 
 
+class GetEvents(_Tagged, frozen=True):
+    """What happened since `since_ms` (wall clock): the newest `limit` of each kind."""
+
+    since_ms: int
+    limit: int
+
+
+class NodeEvent(msgspec.Struct, frozen=True):
+    """A notable note of an agent; `group` is "" when it concerns none."""
+
+    time_ms: int
+    event: str
+    group: str
+    message: str
+
+
+class EventsReply(_Tagged, frozen=True):
+    """`audit`: (ms, who, what) as of `applied` of the meta group. Both oldest first."""
+
+    node: NodeId
+    applied: int
+    events: tuple[NodeEvent, ...]
+    audit: tuple[tuple[int, str, str], ...]
+
+
 class GetMeta(_Tagged, frozen=True):
     """`strong` waits for a read index of the meta group."""
 
@@ -119,6 +144,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     position: int
     weight: float = 1.0
     state: str = "active"
+    draining: bool = False
+    """It should lead no group, until undrained; its slots stay."""
 
 
 class GroupRecord(msgspec.Struct, frozen=True):
@@ -196,9 +223,11 @@ class BeginChange(_Tagged, frozen=True):
 
 
 class Steer(_Tagged, frozen=True):
-    """Act on an open operation. `verb`: go (migrate), sign-off, release, cancel, lease, unlease, set, dead.
+    """Act on an open operation.
 
+    `verb`: go (migrate), sign-off, release, pause, resume, cancel, lease, unlease, set, dead.
     `dead`: `node` died during the operation and will not return.
+
     """
 
     operation: str
@@ -215,6 +244,14 @@ class SetHolds(_Tagged, frozen=True):
     """Stop operations at these points (`scaling.holds`), on this node; () lets them go on. For tests."""
 
     points: tuple[str, ...]
+
+
+class Drain(_Tagged, frozen=True):
+    """Keep `node` from leading groups, or (`draining` false) let it lead again. `Accepted` when recorded."""
+
+    node: NodeId
+    draining: bool
+    by: str
 
 
 class OperationReply(_Tagged, frozen=True):
@@ -467,11 +504,13 @@ class ErrorReply(_Tagged, frozen=True):
 Request = (
     CheckStatus
     | GetStatus
+    | GetEvents
     | GetMeta
     | PutSchema
     | BeginChange
     | Steer
     | SetHolds
+    | Drain
     | Forward
     | ProbeGroup
     | OpenSession
@@ -492,6 +531,7 @@ Request = (
 Reply = (
     StatusChecked
     | NodeStatus
+    | EventsReply
     | MetaView
     | SchemaInForce
     | OperationReply

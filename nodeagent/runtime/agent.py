@@ -20,7 +20,8 @@ import msgspec
 from nodeagent.client.identity import certificate_facts
 from nodeagent.model.errors import InvalidInput, NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.requests import FetchChunk, NodeStatus, Reply
+from nodeagent.model.limits import DISK_LOW_BYTES, EVENTS_REPLY_MAX
+from nodeagent.model.requests import EventsReply, FetchChunk, GetEvents, NodeStatus, Reply
 from nodeagent.runtime.clock import Clock
 from nodeagent.runtime.directory import identity_of
 from nodeagent.runtime.driver import Driver
@@ -40,6 +41,10 @@ if TYPE_CHECKING:
 
 EXPIRE_EVERY_S = 60.0
 STOP_TIMEOUT_S = 5.0
+HAND_OVER_S_MAX = 2.0
+"""At SIGTERM others get so long to take over what this node leads; then it stops all the same."""
+
+HAND_OVER_POLL_S = 0.02
 SWITCH_INTERVAL_S = 0.0005
 """The log's thread waits at most so long for a busy loop to hand over the interpreter (default 5 ms)."""
 
@@ -49,7 +54,7 @@ MakeHost = Callable[[Opened, int, int], HostPort]
 
 
 class Agent:
-    """One node. `run` serves until SIGTERM, SIGINT or `stop`."""
+    """One node. `run` serves until SIGTERM, SIGINT (`leave`) or `stop`."""
 
     def __init__(
         self,
@@ -73,6 +78,8 @@ class Agent:
         self.opened = open_directory(directory)
         self.notes = notes or Notes(node=self.opened.config.node)
         self._done = asyncio.Event()
+        self._leaving = False
+        self._disk_low = False
         self._exit_code = EXIT_OK
         self._expires_ms = 0
         self._server_context: ssl.SSLContext | None = None
@@ -104,6 +111,23 @@ class Agent:
         """End `run` cleanly."""
         self._done.set()
 
+    def leave(self) -> None:
+        """As `stop`, but hand over what this node leads first. The second time stops at once."""
+        if self._leaving:
+            return self.stop()
+        self._leaving = True
+        loop = asyncio.get_running_loop()
+        return self._hand_over(loop, loop.time())
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, began: float) -> None:
+        waited = loop.time() - began
+        busy = self._driver.hand_over()
+        if busy and waited < HAND_OVER_S_MAX:
+            loop.call_later(HAND_OVER_POLL_S, self._hand_over, loop, began)
+            return
+        self.notes.write("handed_over", {"complete": not busy, "seconds": round(waited, 3)})
+        self.stop()
+
     @property
     def http_port(self) -> int:
         return self._http.port
@@ -117,6 +141,18 @@ class Agent:
             log_bytes=self.opened.log.bytes_total,
             cert_expires_ms=self._expires_ms,
             received_bytes=dict(self._puller.received_bytes),
+        )
+
+    def events(self, asked: GetEvents) -> EventsReply:
+        """What this agent noted since its start, and what the meta group decided."""
+        most = max(0, min(asked.limit, EVENTS_REPLY_MAX))
+        own = [e for e in self.notes.recent if e.time_ms >= asked.since_ms]
+        audit = [a for a in self._host.audit if a[0] >= asked.since_ms]
+        return EventsReply(
+            self.opened.config.node,
+            self._host.meta_applied,
+            tuple(own[len(own) - min(most, len(own)) :]),
+            tuple(audit[len(audit) - min(most, len(audit)) :]),
         )
 
     def counters(self) -> dict[str, float]:
@@ -158,6 +194,7 @@ class Agent:
             clock=self._clock,
             notes=self.notes,
             status=self.status,
+            events=self.events,
             on_tick=self._on_tick,
         )
         post = partial(_post, loop)
@@ -205,7 +242,7 @@ class Agent:
             refusal = host.operations.hold(self._holds)
             if refusal is not None:
                 raise InvalidInput(refusal.what, next_step=refusal.next_step)
-        self._rate = partial(_rate_of, host)
+        self._rate = lambda: host.mover.rate_bytes_per_s
         self._operation_of = partial(_joins_by, host, opened.config.node)
         return host
 
@@ -251,8 +288,8 @@ class Agent:
 
     def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
         with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not the main thread
-            loop.add_signal_handler(signal.SIGTERM, self.stop)
-            loop.add_signal_handler(signal.SIGINT, self.stop)
+            loop.add_signal_handler(signal.SIGTERM, self.leave)
+            loop.add_signal_handler(signal.SIGINT, self.leave)
             if self.opened.config.tls:
                 loop.add_signal_handler(signal.SIGHUP, self._on_renewed)
 
@@ -274,7 +311,15 @@ class Agent:
                     loop.call_soon_threadsafe(self._driver.on_snapshots_expired, gone)
 
         self._jobs.in_background(expire)
+        self._watch_disk()
         loop.call_later(EXPIRE_EVERY_S, self._expire_later, loop)
+
+    def _watch_disk(self) -> None:
+        """Say once when space runs low, and once when there is enough again."""
+        free = self.opened.data.free_bytes()
+        if (free < DISK_LOW_BYTES) != self._disk_low:
+            self._disk_low = free < DISK_LOW_BYTES
+            self.notes.write("disk_low" if self._disk_low else "disk_enough", {"free_bytes": free})
 
     def _on_log_failed(self, error: BaseException) -> None:
         self._fail("log_failed", f"the log cannot be written, so this node stops: {error}")
@@ -311,12 +356,6 @@ def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     """From any thread; dropped when the loop is gone, since then nobody waits."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
-
-
-def _rate_of(host: "Host") -> int:
-    """What the open operation allows each node."""
-    operation = host.meta.open_operation()
-    return operation.options.rate_bytes_per_s if operation is not None else 0
 
 
 def _joins_by(host: "Host", node: NodeId, group: GroupId) -> str:

@@ -16,7 +16,9 @@ from nodeagent.model.jobs import Job, JobResult
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import (
     ErrorReply,
+    EventsReply,
     FetchChunk,
+    GetEvents,
     GetStatus,
     Hello,
     NodeStatus,
@@ -57,6 +59,7 @@ class Driver:
         clock: Clock,
         notes: Notes,
         status: Callable[[], NodeStatus],
+        events: Callable[[GetEvents], EventsReply],
         on_tick: Callable[[], None],
     ) -> None:
         self._host = host
@@ -65,6 +68,7 @@ class Driver:
         self._clock = clock
         self._notes = notes
         self._status = status
+        self._events = events
         self._on_tick = on_tick
         self._loop = asyncio.get_running_loop()
         self._turn_due = False
@@ -99,6 +103,14 @@ class Driver:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
+
+    def hand_over(self) -> bool:
+        """Others take over what this node leads; whether that is still under way."""
+        if self._stopped:
+            return False
+        busy = self._host.hand_over(self._clock.now())
+        self._wake()
+        return busy
 
     # --- events --------------------------------------------------------------------------------------
 
@@ -169,6 +181,8 @@ class Driver:
             connection.reply(number, ErrorReply("unavailable", f"{self._node} is stopping"))
         elif isinstance(request, GetStatus):
             connection.reply(number, self._status())
+        elif isinstance(request, GetEvents):
+            connection.reply(number, self._events(request))
         elif isinstance(request, FetchChunk):
             self._read_chunk(request, partial(connection.reply, number))
         else:

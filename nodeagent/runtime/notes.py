@@ -1,13 +1,31 @@
-"""Structured log lines on stderr: time, event name, fields. Past a rate they are only counted."""
+"""Structured log lines on stderr: time, event name, fields. Past a rate they are only counted.
+
+What an operator wants to know afterwards is also remembered, for `iotctl cluster events`.
+"""
 
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import TextIO
 
 import msgspec
 
+from nodeagent.model.limits import EVENTS_KEPT
+from nodeagent.model.requests import NodeEvent
+
 LINES_PER_S_MAX = 200
+REPEAT_MS = 600_000
+"""The same event of the same group is remembered again after so long; a job that fails fails every second."""
+
+NOTABLE = frozenset(
+    (
+        *("started", "handed_over", "log_failed", "invariant_broken"),
+        *("certificate_loaded", "certificate_not_loaded", "disk_low", "disk_enough"),
+        *("peer_unreachable", "peer_connected", "connection_refused"),
+        *("job_failed", "install_failed", "installed", "replica_removed", "handing_over"),
+    )
+)
 
 
 class Notes:
@@ -20,9 +38,15 @@ class Notes:
         self._second = 0
         self._lines = 0
         self.dropped = 0
+        self.recent: deque[NodeEvent] = deque(maxlen=EVENTS_KEPT)
+        """The notable ones, oldest first."""
+
+        self._last: dict[tuple[str, str], NodeEvent] = {}
+        """(event, group) -> what was remembered of it last"""
 
     def write(self, event: str, fields: Mapping[str, object] | None = None) -> None:
         now = time.time()
+        self._maybe_remember(int(now * 1000), event, fields or {})
         if int(now) != self._second:
             self._second = int(now)
             self._lines = 0
@@ -35,3 +59,19 @@ class Notes:
         out = self._out or sys.stderr
         out.write(self._encoder.encode(line).decode() + "\n")
         out.flush()
+
+    def _maybe_remember(self, now_ms: int, event: str, fields: Mapping[str, object]) -> None:
+        if event == "role" and fields.get("role") == "leader":
+            event, fields = "leader", {"group": fields.get("group", ""), "term": fields.get("term", 0)}
+        elif event not in NOTABLE:
+            return
+        group = str(fields.get("group", ""))
+        message = ", ".join(f"{k} {v}" for k, v in fields.items() if k != "group" and v not in ("", [], None))
+        last = self._last.get((event, group))
+        if last is not None and last.message == message and now_ms - last.time_ms < REPEAT_MS:
+            return
+        if len(self._last) >= EVENTS_KEPT:
+            self._last.clear()
+        found = NodeEvent(now_ms, event, group, message)
+        self._last[event, group] = found
+        self.recent.append(found)

@@ -4,6 +4,7 @@ from nodeagent.model.errors import Forbidden
 from nodeagent.model.requests import (
     CheckFiles,
     Forward,
+    GetEvents,
     GetManifest,
     GetMeta,
     GetStatus,
@@ -13,7 +14,16 @@ from nodeagent.model.requests import (
     ScanRows,
 )
 
-_READER = (GetStatus, GetMeta, ScanRows, ListPartitions, GetManifest, GetWriteRates, CheckFiles)
+_READER = (
+    GetStatus,
+    GetEvents,
+    GetMeta,
+    ScanRows,
+    ListPartitions,
+    GetManifest,
+    GetWriteRates,
+    CheckFiles,
+)
 _NODE_ONLY = (Forward,)
 
 

@@ -11,8 +11,8 @@ from nodeagent.meta.changes import missing
 from nodeagent.model.files import FileMeta, PulledSlot, Tombstone
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.jobs import Adoption
-from nodeagent.model.operation import Operation, Ranges, SlotMove
-from nodeagent.partition.ranges import from_slots, intersect, to_slots
+from nodeagent.model.operation import Operation, Ranges, SlotMove, Stage
+from nodeagent.partition.ranges import from_slots, intersect, subtract, to_slots, union
 
 UNIT_SLOTS = 32
 ADOPT_FILES_MAX = 2000
@@ -54,6 +54,34 @@ def due(op: Operation, node: NodeId, incarnation: str) -> list[Unit]:
         if intersect(unit.slots, by_target[target]):
             out.append(unit)
     return out
+
+
+def rate_share(op: Operation, node: NodeId) -> int:
+    """Bytes per second `node` may pull at so that all nodes together keep to the operation's rate.
+
+    The rate is cut evenly among the nodes that still have something to pull: who is done leaves its share to
+    the others. 0 for no limit.
+    """
+    rate = op.options.rate_bytes_per_s
+    if rate <= 0:
+        return 0
+    return max(1, rate // len(_pulling(op) | {node}))
+
+
+def _pulling(op: Operation) -> set[NodeId]:
+    """Before MOVING nodes catch up in the groups they join; in it, members of gaining groups copy."""
+    joining = {c.joins for c in op.changes if c.joins is not None}
+    if op.stage is not Stage.MOVING:
+        return joining
+    held: dict[tuple[GroupId, NodeId], list[Ranges]] = {}
+    for copy in op.copies:
+        held.setdefault((copy.target, copy.node), []).append(copy.slots)
+    return {
+        node
+        for move in op.moves
+        for node in move.target_members
+        if node not in move.source_members and subtract(move.slots, union(*held.get((move.target, node), [])))
+    }
 
 
 def sources(move: SlotMove, node: NodeId, attempt: int) -> list[NodeId]:

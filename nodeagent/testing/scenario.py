@@ -19,6 +19,7 @@ from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim, SimNode, configs
 from nodeagent.testing.workload import History, Reader, View, Writer, schema_of
 
 LIMIT_MS = 120_000
+PLAIN = Options()
 
 
 class Report(msgspec.Struct):
@@ -130,7 +131,7 @@ class Scenario:
             self.request(q.PutSchema(schema_of(group)), q.SchemaInForce)
 
     def change(
-        self, kind: str, node: str, *, replaces: str = "", dead: bool = False, after: str | None = None
+        self, kind: str, node: str, options: Options = PLAIN, *, replaces: str = "", after: str | None = None
     ) -> str:
         target = self.sim.nodes[node]
         return self._begin(
@@ -138,7 +139,7 @@ class Scenario:
                 kind,
                 node,
                 "sim",
-                Options(dead=dead),
+                options,
                 after=after,
                 host=node,
                 port=1,

@@ -12,7 +12,7 @@ from iotctl.cli.session import Session
 from iotctl.execute.cluster import Cluster
 from nodeagent.client.spec import ClusterSpec
 from nodeagent.model.config import ClusterSettings
-from nodeagent.model.errors import NodeAgentError, Unavailable
+from nodeagent.model.errors import NodeAgentError, NotFound, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, PartitionKey
 from nodeagent.model.operation import CopyRecord, Operation, Options, SlotMove, Stage, StageSpan
@@ -20,6 +20,9 @@ from nodeagent.model.requests import (
     Accepted,
     BeginChange,
     CloseAll,
+    Drain,
+    EventsReply,
+    GetEvents,
     GetManifest,
     GetMeta,
     GetWriteRates,
@@ -28,6 +31,7 @@ from nodeagent.model.requests import (
     ListPartitions,
     ManifestReply,
     MetaView,
+    NodeEvent,
     NodeRecord,
     NodeStatus,
     PartitionInfo,
@@ -74,6 +78,12 @@ class FakeCluster:
     silent_ms: int = 60_000
     """How long nobody heard those that are down."""
 
+    audit: list[tuple[int, str, str]] = field(default_factory=list)
+    notes: dict[str, list[NodeEvent]] = field(default_factory=dict)
+    applied: dict[str, int] = field(default_factory=dict)
+    drained: set[str] = field(default_factory=set)
+    """They lead nothing where another member is up."""
+
     operations: list[Operation] = field(default_factory=list)
     begun: list[BeginChange] = field(default_factory=list)
     steered: list[Steer] = field(default_factory=list)
@@ -101,7 +111,16 @@ class FakeCluster:
             cluster_id="c-1",
             settings=ClusterSettings(name="plant", slots=SLOTS),
             nodes=tuple(
-                NodeRecord(n.node, "127.0.0.1", 7001 + i, 8001 + i, f"inc-{n.node}", n.position, n.weight)
+                NodeRecord(
+                    n.node,
+                    "127.0.0.1",
+                    7001 + i,
+                    8001 + i,
+                    f"inc-{n.node}",
+                    n.position,
+                    n.weight,
+                    draining=n.node in self.drained,
+                )
                 for i, n in enumerate(ring.nodes)
             ),
             table_version=self.version,
@@ -123,7 +142,7 @@ class FakeCluster:
         up = [n for n in self.names if n not in self.down]
         groups = []
         for group, members in [(META, view.voters), *((g.group, g.members) for g in view.groups)]:
-            live = [m for m in members if m in up]
+            live = sorted((m for m in members if m in up), key=lambda m: m in self.drained)
             led = len(live) > len(members) // 2 and live[0] == node
             if node in members:
                 groups.append(
@@ -179,6 +198,10 @@ class FakeCluster:
         match request:
             case GetMeta():
                 return self.view()
+            case GetEvents():
+                audit = [(t, who, what) for t, who, what in self.audit if t >= request.since_ms]
+                own = [e for e in self.notes.get(node, ()) if e.time_ms >= request.since_ms]
+                return EventsReply(node, self.applied.get(node, 50), tuple(own), tuple(audit))
             case CloseAll():
                 return Accepted(9)
             case GetManifest():
@@ -205,7 +228,13 @@ class FakeCluster:
         )
 
     def call_meta(self, request: Request) -> Reply:
-        raise AssertionError(request)
+        if self.error is not None:
+            raise self.error
+        assert isinstance(request, Drain), request
+        if request.node not in self.names:
+            raise NotFound(f"no node {request.node} in the cluster", next_step="iotctl cluster nodes")
+        self.drained = self.drained | {request.node} if request.draining else self.drained - {request.node}
+        return Accepted(51)
 
     def begin_change(self, change: BeginChange) -> Operation:
         if self.error is not None:
@@ -225,6 +254,8 @@ class FakeCluster:
         found = next(o for o in self.operations if o.id == steer.operation)
         if steer.verb == "cancel":
             found.stage = Stage.CANCELLED
+        if steer.verb in ("pause", "resume"):
+            found.paused = steer.verb == "pause"
         if steer.verb == "go":
             found.migrate_go = True
             found.stage = Stage.DONE

@@ -158,6 +158,43 @@ def test_ops_resume_lets_a_waiting_operation_go(spec: Path) -> None:
     assert iotctl(spec, "ops", "resume", cluster=FakeCluster()).code == Exit.REFUSED
 
 
+def test_a_paused_operation_is_shown_with_the_command_that_ends_it(spec: Path) -> None:
+    """`ops pause` sends the verb; list and status show the state and `ops resume`; a wait ends with it."""
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    done = iotctl(spec, "ops", "pause", "-o", "json", cluster=cluster)
+    assert done.code == 0, done.err
+    assert [(s.operation, s.verb, s.by) for s in cluster.steered] == [("op-9", "pause", "tester")]
+    (row,) = json.loads(done.out)["operations"]
+    assert (row["state"], row["next"]) == ("paused", "iotctl ops resume op-9")
+    found = json.loads(iotctl(spec, "cluster", "status", "-o", "json", cluster=cluster).out)
+    (problem,) = found["problems"]
+    assert (problem["code"], problem["severity"], problem["next"]) == (
+        "paused",
+        "warning",
+        "iotctl ops resume op-9",
+    )
+    assert iotctl(spec, "ops", "wait", "op-9", cluster=cluster).code == 0
+
+
+def test_resume_ends_a_pause_and_nothing_else(spec: Path) -> None:
+    """One that waits for migrate besides still does: whoever paused did not ask to copy."""
+    held = make_operation("op-9", stage=Stage.MOVING)
+    held.options, held.paused = Options(no_migrate=True), True
+    cluster = FakeCluster(operations=[held])
+    done = iotctl(spec, "ops", "resume", "op-9", "-o", "json", cluster=cluster)
+    assert done.code == 0 and [s.verb for s in cluster.steered] == ["resume"]
+    assert json.loads(done.out)["operations"][0]["state"] == "waiting_migrate"
+    assert "next: iotctl migrate --op op-9" in done.err
+
+
+def test_cancel_says_what_it_costs(spec: Path) -> None:
+    """Before it asks, and in the refusal too: slots by number, where they reopen, what is thrown away."""
+    early = FakeCluster(operations=[make_operation("op-9", stage=Stage.SEALED, copied=2)])
+    asked = iotctl(spec, "ops", "cancel", "op-9", cluster=early)
+    assert asked.code == Exit.REFUSED and not early.steered
+    assert "10 slots reopen in node1.1; 2.9 KiB copied so far are thrown away" in asked.err
+
+
 def test_several_open_operations_must_be_named(spec: Path) -> None:
     """Exit 2 listing them."""
     cluster = FakeCluster(operations=[make_operation(f"op-{i}", stage=Stage.MOVING) for i in (8, 9)])

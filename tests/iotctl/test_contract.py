@@ -101,6 +101,7 @@ def test_stable_keys_of_the_parts_are_published(kind: str, name: str) -> None:
         ("cluster", "groups"),
         ("cluster", "ring"),
         ("cluster", "slots"),
+        ("cluster", "ok-to-stop", "node1"),
         ("plan",),
         ("plan", "add-node", "node6"),
         ("plan", "remove-node", "node3"),

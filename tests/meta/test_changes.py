@@ -291,6 +291,59 @@ def test_old_copies_wait_for_the_approval_that_was_asked_for(options: Options, v
     assert meta.op.stage is Stage.RELEASED
 
 
+def test_a_pause_keeps_moving_from_ending_and_nothing_before_it() -> None:
+    """Slots are never left closed: every stage up to MOVING is left while paused, MOVING is not."""
+    meta = Meta()
+    meta.begin()
+    assert isinstance(steer(meta, "pause", ""), OperationReply)
+    assert (meta.op.stage, meta.op.state()) == (Stage.PLANNED, "paused")
+    run_to(meta, Stage.MOVING)
+    for one in evidence(meta.op, Stage.MOVING):
+        meta.do(one)
+    assert (meta.op.stage, meta.op.state()) == (Stage.MOVING, "paused")
+    steer(meta, "resume", "")
+    assert meta.op.stage is Stage.RELEASED
+    late = steer(meta, "pause", "")
+    assert isinstance(late, ErrorReply) and late.code == "refused"
+    assert not meta.op.paused
+
+
+def test_a_hold_counts_from_when_nothing_else_is_missing() -> None:
+    """Not from the begin: 24 h of hold behind 24 h of copying are still 24 h; a pause does not move it."""
+    meta = Meta()
+    meta.begin(options=Options(hold_release_ms=100, verify=True))
+    run_to(meta, Stage.MOVING)
+    for one in evidence(meta.op, Stage.MOVING):
+        meta.do(one)
+    assert not meta.op.held_since_ms and not meta.op.is_held, "it still waits for the sign-off"
+    steer(meta, "sign-off", "")
+    assert meta.op.held_since_ms == 7 and meta.op.is_held
+    steer(meta, "pause", "")
+    meta.do(c.SteerOperation(50, meta.op.id, "resume", "me"))
+    assert meta.op.held_since_ms == 7 and meta.op.state() == "waiting_release"
+    meta.do(c.SteerOperation(107, meta.op.id, "release", "--hold-release is over"))
+    assert meta.op.stage is Stage.RELEASED
+
+
+def test_draining_outlives_an_image_and_a_cancelled_removal() -> None:
+    """It is the node's own state: what a change does to the node meanwhile does not end it."""
+    meta = Meta()
+    assert isinstance(meta.do(c.SetDraining(5, "b", True, "me")), Accepted)
+    meta.do(c.SetDraining(5, "b", True, "me"))
+    assert [what for _, _, what in meta.state.image.audit].count("drain b") == 1
+    meta.begin("remove-node", "b")
+    steer(meta, "cancel", "")
+    for one in evidence(meta.op, Stage.CANCELLING):
+        meta.do(one)
+    assert meta.op.stage is Stage.CANCELLED
+    again = MetaState.decode(meta.state.encode())
+    assert again.image.nodes["b"].draining and again.image.nodes["b"].state == "active"
+    meta.do(c.SetDraining(6, "b", False, "me"))
+    assert not meta.state.image.nodes["b"].draining
+    unknown = meta.do(c.SetDraining(6, "z", True, "me"))
+    assert isinstance(unknown, ErrorReply) and unknown.code == "not_found"
+
+
 def steer(meta: Meta, verb: str, owner: str, by: str = "me", report: str = "") -> Reply:
     return meta.do(c.SteerOperation(7, meta.op.id, verb, by, owner=owner, ttl_ms=1000, report=report))
 

@@ -19,12 +19,15 @@ from nodeagent.model.entries import HardState, SetHard
 from nodeagent.model.errors import Forbidden, InvalidInput, OutcomeUnknown, Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import JobResult, SaveCheckpoint
+from nodeagent.model.limits import EVENTS_KEPT
 from nodeagent.model.raft_messages import Heartbeat, Routed
 from nodeagent.model.requests import (
     Accepted,
     ErrorReply,
+    EventsReply,
     FetchChunk,
     Forward,
+    GetEvents,
     GetMeta,
     GetStatus,
     NodeStatus,
@@ -59,6 +62,8 @@ class ScriptedHost:
         self.events: list[str] = []
         self.results: list[JobResult] = []
         self.broken = False
+        self.leads_left = 0
+        """How often `hand_over` says that it is still under way."""
 
     @property
     def idle(self) -> bool:
@@ -90,6 +95,19 @@ class ScriptedHost:
 
     def tick(self, now: int, wall: int) -> None:
         pass
+
+    @property
+    def audit(self) -> list[tuple[int, str, str]]:
+        return [(1, "me", "begin op-1"), (2, "", "op-1 enters SEALED")]
+
+    @property
+    def meta_applied(self) -> int:
+        return 7
+
+    def hand_over(self, now: int) -> bool:
+        self.events.append("hand over")
+        self.leads_left -= 1
+        return self.leads_left >= 0
 
     def deadline(self) -> int:
         return 1 << 60
@@ -190,6 +208,36 @@ def test_status_holds_what_only_the_shell_knows(tmp_path: Path) -> None:
             status = await (await running.reach()).call(GetStatus(), 5)
             assert isinstance(status, NodeStatus)
             assert status.disk_free_bytes > 0 and status.log_bytes > 0 and status.cert_expires_ms > 0
+
+    run(test())
+
+
+def test_what_happened_is_remembered_bounded_and_readable(tmp_path: Path) -> None:
+    """A reader gets notable notes and the audit log; floods and repetitions push nothing out."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            notes = running.agent.notes
+            for i in range(1_000):
+                notes.write("pull_again", {"attempt": i})
+                notes.write("job_failed", {"group": "a.1", "why": "no space"})
+            notes.write("role", {"group": "a.1", "role": "follower", "term": 4})
+            notes.write("role", {"group": "a.1", "role": "leader", "term": 5})
+            link = await running.reach("reader")
+            reply = await link.call(GetEvents(0, 100), 5)
+            assert isinstance(reply, EventsReply)
+            told = [(e.event, e.group, e.message) for e in reply.events]
+            assert told[0][0] == "started"
+            assert told[-2:] == [("job_failed", "a.1", "why no space"), ("leader", "a.1", "term 5")]
+            assert len(reply.audit) == 2 and reply.applied == 7
+            for limit, count in ((1, 1), (0, 0), (-5, 0)):
+                short = await link.call(GetEvents(0, limit), 5)
+                assert isinstance(short, EventsReply)
+                assert (len(short.events), len(short.audit)) == (count, count)
+                assert not count or short.audit[0][0] == 2, "the newest"
+            for i in range(3 * EVENTS_KEPT):
+                notes.write("job_failed", {"group": "a.1", "why": f"{i}"})
+            assert len(notes.recent) == EVENTS_KEPT
 
     run(test())
 
@@ -332,6 +380,24 @@ def test_missing_certificate_is_said(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(InvalidInput, match="cannot be read"):
                 await Agent(directory, notes=Notes(StringIO())).run()
+
+    run(test())
+
+
+@pytest.mark.parametrize(("polls", "complete"), [(3, "true"), (1 << 30, "false")])
+def test_a_leaving_agent_hands_over_first_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, polls: int, complete: str
+) -> None:
+    """It stops when nothing is left to hand over, or after the bound, whichever is first."""
+    monkeypatch.setattr("nodeagent.runtime.agent.HAND_OVER_S_MAX", 0.2)
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            running.host.leads_left = polls
+            running.agent.leave()
+            assert await asyncio.wait_for(running.task, 5) == 0
+            assert running.host.events.count("hand over") >= min(polls, 3)
+            assert f'"complete":{complete}' in running.lines.getvalue()
 
     run(test())
 

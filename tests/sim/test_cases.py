@@ -132,7 +132,7 @@ def test_a_dead_node_is_removed_and_what_returns_of_it_is_not_heard(seed: int) -
     scenario = formed(seed)
     joined(scenario)
     scenario.die("node2")
-    scenario.finish(scenario.change("remove-node", "node2", dead=True))
+    scenario.finish(scenario.change("remove-node", "node2", Options(dead=True)))
     back = scenario.sim.nodes["node2"]
     back.start()
     scenario.sim.pause(5_000)
@@ -149,7 +149,7 @@ def test_a_node_takes_the_place_of_another(seed: int, dead: bool) -> None:
     scenario.sim.nodes[newcomer].start()
     if dead:
         scenario.die("node3")
-    scenario.finish(scenario.change("replace-node", newcomer, replaces="node3", dead=dead))
+    scenario.finish(scenario.change("replace-node", newcomer, Options(dead=dead), replaces="node3"))
     scenario.sim.nodes["node3"].alive = False
     finish_all(scenario)
 
@@ -196,7 +196,7 @@ def test_a_death_for_good_amends_the_operation_and_is_cleared_by_the_next(stage:
     if not scenario.finish(operation, cancelled=True):
         return
     scenario.sim.pause(6_000)
-    scenario.finish(scenario.change("remove-node", name, dead=True))
+    scenario.finish(scenario.change("remove-node", name, Options(dead=True)))
     finish_all(scenario)
 
 

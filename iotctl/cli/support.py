@@ -1,0 +1,44 @@
+"""`iotctl support`: what to send along with a question."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from iotctl.cli.session import session_of
+
+app = typer.Typer(help="Collect what helps others to help.", no_args_is_help=True)
+
+
+@app.command()
+def bundle(
+    ctx: typer.Context,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE.tar.gz", help="Where to; else support-NAME-TIME here."),
+    ] = None,
+) -> None:
+    """Write one archive: spec, status, events, operations, logs of a local fleet, versions.
+
+    Works with nodes down, which it names. Never holds private keys or rows; values that look secret are
+    taken out of cluster.yaml.
+    """
+    from iotctl.cli import views
+    from iotctl.execute.bundle import default_name, write_bundle
+    from iotctl.output.document import document, to_json
+
+    def encode(kind: str, body: object) -> bytes:
+        return to_json(document(kind, body)).encode()
+
+    session = session_of(ctx)
+    now_ms = int(time.time() * 1000)
+    path = session.cwd / (out or default_name(session.source, now_ms))
+    with session.progress() as progress:
+        progress.update("asking every node")
+        found = write_bundle(
+            session.cluster, session.source, session.fleet, path, encode=encode, now_ms=now_ms
+        )
+    session.output.emit("support-bundle", found, lambda: views.bundle_tables(found))

@@ -1,0 +1,60 @@
+"""Keep a node from leading groups, before work on it; its slots stay where they are."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from iotctl.errors import Partly
+from iotctl.execute.cluster import STATUS_TIMEOUT_S, Cluster
+from nodeagent.model.requests import Drain, NodeStatus
+
+POLL_S = 0.2
+WAIT_S = 15.0
+"""Leadership moves within a second where another voter is caught up."""
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """`leads` are the groups the node still leads; None when it does not answer."""
+
+    node: str
+    draining: bool
+    leads: list[str] | None
+
+
+def set_draining(
+    cluster: Cluster,
+    node: str,
+    draining: bool,
+    by: str,
+    *,
+    timeout_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Drained:
+    """Record it in the meta group; a drain then waits until the node leads nothing.
+
+    Raises:
+        NodeAgentError: no such node, or the meta group does not answer.
+        Partly: the node still leads groups at the end of the time.
+    """
+    cluster.call_meta(Drain(node, draining, by))
+    deadline = clock() + (WAIT_S if timeout_s is None else timeout_s)
+    while True:
+        leads = _led_by(cluster, node)
+        if not draining or not leads:
+            return Drained(node, draining, leads)
+        if clock() >= deadline:
+            raise Partly(
+                f"{node} is draining and still leads {', '.join(leads)}",
+                why="no other voter of these groups is up, caught up and not draining itself",
+                next="iotctl cluster status",
+            )
+        sleep(POLL_S)
+
+
+def _led_by(cluster: Cluster, node: str) -> list[str] | None:
+    status = cluster.statuses(STATUS_TIMEOUT_S).get(node)
+    if not isinstance(status, NodeStatus):
+        return None
+    return sorted(g.group for g in status.groups if g.role == "leader")

@@ -1,0 +1,118 @@
+"""Who should lead: each group its header, a draining or stopping node none that another can lead.
+
+Nothing here is needed for safety; every hand-over is Raft's own (thesis 3.10) to a voter that is caught up
+and was just heard, so that it costs no election timeout.
+"""
+
+from typing import TYPE_CHECKING
+
+from nodeagent.host.replica import Replica
+from nodeagent.model.ids import META, GroupId, NodeId, header_of
+
+if TYPE_CHECKING:
+    from nodeagent.host.host import Host
+
+PREFER_HEADER_MS = 3_000
+
+
+class Leadership:
+    """`prefer` now and then, `give_away` while draining, `hand_over` before the node stops."""
+
+    def __init__(self, host: "Host") -> None:
+        self._host = host
+        self._prefer_at = host.desk.now + PREFER_HEADER_MS
+        self._led_before: set[GroupId] = set()
+        self._stopping = False
+        self._handed: set[GroupId] = set()
+        """Groups handed over because this node stops: once each, for the others may be stopping too."""
+
+    @property
+    def shunned(self) -> bool:
+        """Whether this node should lead nothing."""
+        return self._stopping or self._is_draining(self._host.node)
+
+    def timeout_share(self, group: GroupId) -> float:
+        """For an election timeout in [t, 2t): the header tends to be first. A shunned node is last, in
+        [2t, 3t): it leads only what nobody else can."""
+        value = self._host.random.random()
+        if self.shunned:
+            return 1.0 + value
+        if group == META:
+            return value
+        return value * 0.3 if header_of(group) == self._host.node else 0.4 + value * 0.6
+
+    def keep(self) -> None:
+        """Called at every housekeeping."""
+        if self._stopping:
+            return  # `hand_over` does it
+        if self.shunned:
+            self._give_away()
+        elif self._host.desk.now >= self._prefer_at:
+            self._prefer_at = self._host.desk.now + PREFER_HEADER_MS
+            self._prefer_headers()
+
+    def hand_over(self) -> bool:
+        """Hand everything led here to others, for this node stops; whether any of it is still under way."""
+        self._stopping = True
+        busy = False
+        for replica in self._host.replicas():
+            if not replica.leads:
+                continue
+            if replica.group in self._handed:
+                busy = busy or not replica.raft.can_change()  # given up, or led again: then it is let be
+            elif self._successor(replica) is not None:
+                busy = True
+                if self._transfer(replica):
+                    self._handed.add(replica.group)
+        return busy
+
+    def _give_away(self) -> None:
+        for replica in self._host.replicas():
+            if replica.leads:
+                self._transfer(replica)
+
+    def _prefer_headers(self) -> None:
+        """Hand each group to its header, so that leaders spread over the ring.
+
+        Not what was not led the last time already: it may just have been taken over from a header that is
+        stopping and was heard a moment ago.
+        """
+        led = {g for g, r in self._host.data.items() if r.leads}
+        for group in sorted(led & self._led_before):
+            header = header_of(group)
+            replica = self._host.data[group]
+            if header != self._host.node and self._fits(replica, header) and replica.raft.can_change():
+                replica.raft.transfer(header, self._host.desk.now)
+        self._led_before = led
+
+    def _transfer(self, replica: Replica) -> bool:
+        target = self._successor(replica)
+        if target is None or not replica.raft.can_change():
+            return False
+        replica.raft.transfer(target, self._host.desk.now)
+        self._host.desk.note("handing_over", group=replica.group, to=target)
+        return True
+
+    def _successor(self, replica: Replica) -> NodeId | None:
+        """Another voter that may lead, the header first."""
+        voters = sorted(replica.raft.log.config.voters)
+        if replica.group != META:
+            voters.sort(key=lambda v: v != header_of(replica.group))
+        return next((v for v in voters if v != self._host.node and self._fits(replica, v)), None)
+
+    def _fits(self, replica: Replica, node: NodeId) -> bool:
+        host = self._host
+        op = host.meta.open_operation()
+        leaving = op is not None and op.leaving == node
+        heard = host.desk.now - host.heard.get(node, -PREFER_HEADER_MS)
+        return (
+            node in replica.raft.log.config.voters
+            and not leaving
+            and not self._is_draining(node)
+            and heard < PREFER_HEADER_MS
+            and replica.raft.caught_up(node)
+        )
+
+    def _is_draining(self, node: NodeId) -> bool:
+        record = self._host.meta.image.nodes.get(node)
+        return record is not None and record.draining

@@ -1,0 +1,159 @@
+"""What an operator does at night, on real agents: stop, drain, pause, slow down, hold."""
+
+import gzip
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from iotctl.execute.generate import TAG, Fleet, generate
+from iotctl.fleet.local import LocalFleet
+from nodeagent.model.config import ClusterSettings, RaftSettings
+from nodeagent.model.ids import META
+from nodeagent.model.operation import Stage
+from tests.cluster.world import World, until
+
+pytestmark = pytest.mark.real
+
+ROWS = Fleet(storage_groups=8, weeks=26, step_ms=12 * 3_600_000)
+HOLD_S = 6.0
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Five agents with a few rows in files."""
+    fleet = LocalFleet(tmp_path_factory.mktemp("night") / "fleet")
+    fleet.create(ClusterSettings(name="plant", slots=500), 5, node_settings={})
+    made = World(fleet)
+    try:
+        made.up()
+        made.cluster.write_many(generate(ROWS), tags=[TAG])
+        made.close_memtables()
+        yield made
+    finally:
+        made.close()
+
+
+def led_by(world: World, node: str) -> set[str]:
+    return {
+        g.group for s in world.statuses().values() for g in s.groups if g.role == "leader" and s.node == node
+    }
+
+
+def leads_own(world: World, node: str) -> bool:
+    return world.group_of(node) in led_by(world, node)
+
+
+def test_a_planned_stop_hands_over_before_the_process_ends(world: World) -> None:
+    """At SIGTERM: the group and the meta group have other leaders when the process is gone, at once."""
+    node = world.leader(META)
+    until(lambda: leads_own(world, node), 30.0, lambda: f"{node} does not lead its own group")
+    led = led_by(world, node)
+    assert META in led
+    terms = {g.group: g.term for g in world.statuses()[node].groups}
+    began = time.monotonic()
+    world.fleet.stop([node])
+    assert time.monotonic() - began < 5.0
+    leaders = {g.group: s.node for s in world.statuses().values() for g in s.groups if g.role == "leader"}
+    assert led <= set(leaders) and node not in leaders.values(), "no election is needed any more"
+    log = (world.fleet.directory / node / "agent.log").read_text()
+    assert '"event":"handed_over"' in log and '"complete":true' in log
+    after = {g.group: g.term for s in world.statuses().values() for g in s.groups if g.role == "leader"}
+    assert all(after[g] == terms[g] + 1 for g in led), "one term each: nothing timed out"
+    time.sleep(2 * RaftSettings().election_timeout_ms / 1000)
+    settled = {g.group: g.term for s in world.statuses().values() for g in s.groups if g.role == "leader"}
+    assert {g: settled[g] for g in led} == {g: after[g] for g in led}
+    world.fleet.start([node])
+    world.wait_healthy()
+
+
+def test_draining_survives_a_restart_and_ends_with_undrain(world: World) -> None:
+    """The node leads nothing, whatever restarts; its own group comes back afterwards."""
+    until(lambda: leads_own(world, "node2"), 30.0, lambda: "node2 does not lead its own group")
+    said = world.iotctl("cluster", "drain", "node2", "-o", "json")
+    assert said.code == 0 and said.json["leads"] == [], said.err
+    world.restart("node2")
+    world.wait_healthy()
+    time.sleep(7.0)  # two rounds in which leaders go to their headers
+    assert led_by(world, "node2") == set()
+    node = next(n for n in world.status().nodes if n.id == "node2")
+    assert node.state == "draining"
+    assert world.iotctl("cluster", "undrain", "node2").code == 0
+    until(lambda: leads_own(world, "node2"), 30.0, lambda: "node2 does not lead its group again")
+
+
+def test_ok_to_stop_asks_the_agents(world: World) -> None:
+    """One node may stop, two neighbours may not, and the subset that may is named."""
+    world.wait_healthy()
+    assert world.iotctl("cluster", "ok-to-stop", "node4").code == 0
+    said = world.iotctl("cluster", "ok-to-stop", "node3", "node4", "-o", "json")
+    assert said.code == 5 and len(said.json["may_stop"]) == 1
+
+
+def test_events_and_the_bundle_come_from_the_agents_that_live(world: World) -> None:
+    """The audit has the drain, the nodes have their starts and leaders; a dead one is named by both."""
+    world.fleet.kill("node5")
+    said = world.iotctl("cluster", "events", "--since", "1h", "-o", "json")
+    assert said.code == 0, said.err
+    assert [s["node"] for s in said.json["unread"]] == ["node5"]
+    told = said.json["events"]
+    assert any(e["event"] == "audit" and e["message"] == "drain node2" and e["by"] == "tester" for e in told)
+    assert {e["node"] for e in told if e["event"] == "started"} == {f"node{i}" for i in range(1, 5)}
+    assert any(e["event"] == "leader" and e["group"] for e in told)
+    assert [e["time_ms"] for e in told] == sorted(e["time_ms"] for e in told)
+    path = world.fleet.directory.parent / "bundle.tar.gz"
+    made = world.iotctl("support", "bundle", "--out", str(path), "-o", "json")
+    assert made.code == 0, made.err
+    names = {f["name"] for f in made.json["files"]}
+    assert {"nodes/node1/status.json", "nodes/node5/agent.log", "events.json"} <= names
+    assert [s["node"] for s in made.json["unreachable"]] == ["node5"]
+    with gzip.open(path) as archive:
+        assert b"PRIVATE KEY" not in archive.read()
+    world.fleet.start(["node5"])
+    world.wait_healthy()
+
+
+def test_pause_rate_and_hold_of_a_running_add(world: World) -> None:
+    """Slow, paused, resumed at full rate; then the hold keeps the old copies for its time and no longer."""
+    words = ("cluster", "add-node", "node6", "--yes", "--no-wait", "--rate", "8KB/s", "-o", "json")
+    begun = world.iotctl(*words, "--hold-release", f"{HOLD_S:.0f}s")
+    assert begun.code == 0, begun.err
+    operation = begun.json["operations"][0]
+    world.reconnect()
+    world.wait_stage(operation, Stage.MOVING)
+    slow = sum(world.received(operation).values())
+    time.sleep(4.0)
+    assert sum(world.received(operation).values()) - slow < 8_000 * 4 * 3, "the rate is that of all nodes"
+    assert world.iotctl("ops", "pause", operation).code == 0
+    assert world.iotctl("ops", "set", operation, "--rate", "200MB/s").code == 0
+    time.sleep(3.0)  # pulls under way finish
+    paused = world.operation(operation)
+    assert paused is not None and paused.state() == "paused" and paused.stage is Stage.MOVING
+    before = len(paused.copies)
+    time.sleep(2.0)
+    still = world.operation(operation)
+    assert still is not None and len(still.copies) == before, "no pull began"
+    shown = world.iotctl("cluster", "status", "-o", "json").json
+    assert [p["next"] for p in shown["problems"] if p["code"] == "paused"] == [
+        f"iotctl ops resume {operation}"
+    ]
+    assert world.iotctl("migrate", "--op", operation).code == 5
+    resumed = world.iotctl("ops", "resume", operation, "--timeout", "60s", "-o", "json")
+    assert resumed.code == 0, resumed.err
+    assert resumed.json["operations"][0]["state"] == "waiting_release"
+    held = world.operation(operation)
+    assert held is not None
+    done = world.wait_stage(operation, Stage.DONE, 60.0)
+    moving = next(s for s in done.stages if s.name == "MOVING")
+    assert HOLD_S * 1000 <= moving.left_ms - held.held_since_ms < HOLD_S * 1000 + 3_000
+
+
+def test_release_ends_a_hold_at_once(world: World) -> None:
+    """`ops release` frees what would be kept for a day."""
+    words = ("cluster", "remove-node", "node6", "--yes", "--hold-release", "24h", "-o", "json")
+    begun = world.iotctl(*words)
+    assert begun.code == 0 and begun.json["state"] == "waiting_release", begun.err
+    operation = begun.json["operations"][0]
+    assert f"iotctl ops release {operation}" in begun.err
+    assert world.iotctl("ops", "release", operation).code == 0
+    world.wait_stage(operation, Stage.DONE, 60.0)

@@ -1,0 +1,103 @@
+"""Pulls of one node while the operation is paused, and their share of its rate."""
+
+from nodeagent.host.desk import Desk
+from nodeagent.host.mover import PARALLEL_UNITS, Mover
+from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SlotMove, Stage
+from nodeagent.model.requests import ErrorReply, OpenSource, SourceOpened, UnitPulled
+from nodeagent.scaling.moving import UNIT_SLOTS, rate_share
+
+SLOTS = ((0, 6 * UNIT_SLOTS),)
+NEW = ("d", "a", "e")
+
+
+def operation(**more: object) -> Operation:
+    """Six units go from {a, b, c} to {d, a, e}."""
+    return Operation(
+        id="op-1",
+        kind="add-node",
+        node="d",
+        by="me",
+        started_ms=0,
+        base_version=1,
+        table_version=2,
+        moves=[SlotMove(SLOTS, "a.1", ("a", "b", "c"), "d.2", NEW)],
+        changes=[GroupChange("a.1", "d", "c", ("a", "b", "c"), ("a", "b", "d"))],
+        options=Options(rate_bytes_per_s=900),
+        stage=Stage.MOVING,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def moving(node: str = "d") -> tuple[Mover, Desk]:
+    desk = Desk(0, 0)
+    return Mover(node, f"i-{node}", desk, {}, lambda command: None), desk
+
+
+def drive(mover: Mover, op: Operation) -> None:
+    mover.drive([op], set(), set())
+
+
+def test_a_pause_starts_no_pull_and_lets_those_under_way_finish() -> None:
+    """What is asked of sources stays at the pulls that had begun; after the end the others begin."""
+    mover, desk = moving()
+    op = operation()
+    drive(mover, op)
+    assert len(desk.calls) == PARALLEL_UNITS
+    op.paused = True
+    drive(mover, op)
+    first = desk.calls[0][0]
+    desk.on_reply(first, SourceOpened("b", "s", ()))  # its files are staged: one job
+    assert len(desk.jobs) == 1 and len(desk.calls) == PARALLEL_UNITS
+    desk.on_reply(desk.calls[1][0], ErrorReply("unavailable", "no"))
+    desk.now = 10_000
+    desk.fire()  # the retry of the failed one waits for the end of the pause too
+    drive(mover, op)
+    assert len(desk.calls) == PARALLEL_UNITS
+    op.paused = False
+    drive(mover, op)
+    assert len(desk.calls) > PARALLEL_UNITS
+    assert all(isinstance(request, OpenSource) for _, _, request in desk.calls)
+
+
+def test_orders_are_refused_while_paused_with_the_way_out() -> None:
+    """New ones, and those whose pulls have not begun; nobody waits for a person he cannot see."""
+    mover, desk = moving()
+    op = operation()
+    drive(mover, op)
+    mover.order(op, "d.2", SLOTS, 7)  # four units are under way, two wait
+    assert not desk.replies
+    op.paused = True
+    drive(mover, op)
+    mover.order(op, "d.2", SLOTS, 8)
+    refused = dict(desk.replies)
+    assert set(refused) == {7, 8}
+    for reply in refused.values():
+        assert isinstance(reply, ErrorReply) and reply.code == "refused"
+        assert reply.next_step == "iotctl ops resume op-1"
+    assert not any(isinstance(r, UnitPulled) for r in refused.values())
+
+
+def test_the_rate_is_that_of_all_nodes_together() -> None:
+    """d and e pull, a has its own copies: 450 each; when e has recorded its copies, d takes all of it."""
+    op = operation()
+    assert rate_share(op, "d") == rate_share(op, "e") == 450
+    op.copies.append(CopyRecord("d.2", "e", "i-e", SLOTS, "x", 1, 1))
+    assert rate_share(op, "d") == 900
+    op.stage = Stage.OPEN
+    assert rate_share(op, "d") == 900, "before MOVING only the node that joins catches up"
+    op.options = Options()
+    assert rate_share(op, "d") == 0
+
+
+def test_a_live_change_of_the_rate_reaches_the_node() -> None:
+    """`ops set ID --rate` changes the record; the next look at it changes the share."""
+    mover, _ = moving("e")
+    op = operation()
+    drive(mover, op)
+    assert mover.rate_bytes_per_s == 450
+    op.options = Options(rate_bytes_per_s=100)
+    drive(mover, op)
+    assert mover.rate_bytes_per_s == 50
+    op.stage = Stage.DONE
+    drive(mover, op)
+    assert mover.rate_bytes_per_s == 0

@@ -1,0 +1,160 @@
+"""What an operator does with nodes and operations, on whole simulated clusters."""
+
+import pytest
+
+from nodeagent.model import requests as q
+from nodeagent.model.ids import META, header_of
+from nodeagent.model.operation import Operation, Options
+from nodeagent.model.requests import Accepted, OperationReply
+from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import WALL_START_MS
+
+HAND_OVER_POLL_MS = 20
+SETTLE_MS = 7_000
+"""Two rounds in which leaders are handed to their headers."""
+
+
+def formed(seed: int) -> Scenario:
+    scenario = Scenario(seed)
+    scenario.form()
+    scenario.schemas()
+    for writer in scenario.writers:
+        writer.start()
+    scenario.sim.pause(SETTLE_MS)
+    return scenario
+
+
+def leaders(scenario: Scenario) -> dict[str, str]:
+    """group -> the living node that leads it by the highest term."""
+    found: dict[str, tuple[int, str]] = {}
+    for node in scenario.sim.nodes.values():
+        for replica in node.host.replicas() if node.alive else ():
+            if replica.leads:
+                found[replica.group] = max(found.get(replica.group, (0, "")), (replica.raft.term, node.node))
+    return {g: n for g, (_, n) in found.items()}
+
+
+def led_by(scenario: Scenario, node: str) -> set[str]:
+    return {g for g, n in leaders(scenario).items() if n == node}
+
+
+def operation(scenario: Scenario, name: str) -> Operation:
+    states = [n.host.meta for n in scenario.sim.nodes.values() if n.alive]
+    found = max(states, key=lambda m: m.applied).operation(name)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_drained_node_leads_nothing_until_it_is_undrained(seed: int) -> None:
+    """Meta group included; also after it and everybody else was started again; then its own group returns."""
+    scenario = formed(seed)
+    node = leaders(scenario)[META]
+    own = {g for g in leaders(scenario) if g != META and header_of(g) == node}
+    assert own <= led_by(scenario, node), "headers lead while all is quiet"
+    scenario.request(q.Drain(node, True, "sim"), Accepted)
+    scenario.until(lambda: not led_by(scenario, node), "it leads nothing", 3_000)
+    for name in sorted(scenario.sim.nodes):
+        if scenario.sim.nodes[name].alive:
+            scenario.kill(name, 100, power=True)
+    scenario.until(lambda: len(leaders(scenario)) == 5 and not led_by(scenario, node), "others lead")
+    for _ in range(SETTLE_MS // HAND_OVER_POLL_MS):
+        scenario.sim.pause(HAND_OVER_POLL_MS)
+        assert not led_by(scenario, node)
+    assert scenario.sim.nodes[node].host.state() == "draining"
+    scenario.request(q.Drain(node, False, "sim"), Accepted)
+    scenario.until(lambda: own <= led_by(scenario, node), "its group comes back", SETTLE_MS)
+    scenario.quiet()
+    scenario.read_everything()
+
+
+def test_drained_nodes_lead_what_nobody_else_can() -> None:
+    """Draining is a preference: with every node drained each group still has a leader."""
+    scenario = formed(4)
+    for name in ("node1", "node2", "node3", "node4"):
+        scenario.request(q.Drain(name, True, "sim"), Accepted)
+    scenario.sim.pause(SETTLE_MS)
+    assert len(leaders(scenario)) == 5
+    scenario.quiet()
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_a_planned_stop_costs_no_election_timeout(seed: int) -> None:
+    """Every group has another leader when the hand-over says so, and keeps it: none is handed back to the
+    header that was heard a moment ago."""
+    scenario = formed(seed)
+    node = leaders(scenario)["meta"]
+    led = led_by(scenario, node)
+    assert len(led) > 1
+    host = scenario.sim.nodes[node].host
+    began = scenario.sim.now
+    while host.hand_over(scenario.sim.now):
+        scenario.sim.nodes[node].wake()
+        scenario.sim.pause(HAND_OVER_POLL_MS)
+        assert scenario.sim.now - began < 1_000
+    taken = leaders(scenario)
+    assert set(taken) >= led and not led_by(scenario, node)
+    terms = {g: scenario.sim.nodes[n].host.replica(g).raft.term for g, n in taken.items()}  # type: ignore[union-attr]
+    scenario.sim.nodes[node].stop(power=False)
+    for _ in range(SETTLE_MS // HAND_OVER_POLL_MS):
+        scenario.sim.pause(HAND_OVER_POLL_MS)
+        now = leaders(scenario)
+        assert {g: now.get(g) for g in led} == {g: taken[g] for g in led}
+        for group in led:
+            replica = scenario.sim.nodes[now[group]].host.replica(group)
+            assert replica is not None and replica.raft.term == terms[group]
+            assert replica.raft.can_change(), "handing over to a node that is gone stops writes"
+    scenario.sim.nodes[node].start()
+    scenario.quiet()
+    scenario.read_everything()
+
+
+def test_two_nodes_that_stop_together_do_not_hand_over_for_ever() -> None:
+    """Each group is handed over once; then the node stops, whoever leads."""
+    scenario = formed(3)
+    stopping = [scenario.sim.nodes[n] for n in sorted(scenario.sim.nodes) if scenario.sim.nodes[n].alive]
+    began = scenario.sim.now
+    busy = True
+    while busy:
+        busy = any([n.host.hand_over(scenario.sim.now) for n in stopping])
+        for node in stopping:
+            node.wake()
+        scenario.sim.pause(HAND_OVER_POLL_MS)
+        assert scenario.sim.now - began < 2_000
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_hold_ends_by_itself_and_survives_the_meta_leader(seed: int) -> None:
+    """Not before its time, counted from when nothing else was missing, and soon after it."""
+    hold_ms = 8_000
+    scenario = formed(seed)
+    newcomer = scenario.newcomers[0]
+    scenario.sim.nodes[newcomer].start()
+    name = scenario.change("add-node", newcomer, Options(hold_release_ms=hold_ms))
+    scenario.until(lambda: operation(scenario, name).state() == "waiting_release", "it waits")
+    since = operation(scenario, name).held_since_ms - WALL_START_MS
+    assert 0 <= scenario.sim.now - since < 200
+    scenario.sim.pause(2_000)
+    scenario.kill(leaders(scenario)[META], 1_000, power=True)
+    scenario.until(lambda: operation(scenario, name).state() != "waiting_release", "the hold ends")
+    assert hold_ms <= scenario.sim.now - since < hold_ms + 3_000
+    scenario.finish(name)
+    scenario.quiet()
+    scenario.read_everything()
+
+
+def test_a_paused_add_copies_nothing_and_goes_on_when_resumed() -> None:
+    """Paused from the begin: slots open in their new groups, no copy is made and nothing deleted."""
+    scenario = formed(5)
+    newcomer = scenario.newcomers[0]
+    scenario.sim.nodes[newcomer].start()
+    name = scenario.change("add-node", newcomer)
+    scenario.request(q.Steer(name, "pause", "sim"), OperationReply)
+    scenario.until(lambda: scenario.stage(name) == "MOVING", "slots are open again")
+    scenario.sim.pause(10_000)
+    found = operation(scenario, name)
+    assert (found.stage.value, found.state(), found.copies) == ("MOVING", "paused", [])
+    scenario.request(q.Steer(name, "resume", "sim"), OperationReply)
+    scenario.finish(name)
+    scenario.quiet()
+    scenario.read_everything()
