@@ -15,6 +15,7 @@ import msgspec
 
 POLL_S = 0.02
 KILL_WAIT_S = 5.0
+EXEC_WAIT_S = 0.2
 
 
 class PidFile(msgspec.Struct, frozen=True):
@@ -49,9 +50,15 @@ def start(command: Sequence[str], *, directory: Path, log: Path, pid_file: Path,
 def running(pid_file: Path) -> int | None:
     """The pid when the process of `pid_file` is alive, else None."""
     record = _read(pid_file)
-    if record is None or not _is_there(record):
+    if record is None:
         return None
-    return record.pid if record.word in _command_line(record.pid) else None
+    deadline = time.monotonic() + EXEC_WAIT_S
+    while _is_there(record):
+        line = _command_line(record.pid)
+        if line or time.monotonic() > deadline:
+            return record.pid if record.word in line else None
+        time.sleep(POLL_S)  # it has none for a moment while it is being started, and none when it ends
+    return None
 
 
 def stop(pid_files: Sequence[Path], *, grace_s: float = 10.0) -> list[Path]:

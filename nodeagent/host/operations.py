@@ -356,7 +356,7 @@ def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: 
     if dead and leaves not in dead:
         names = ", ".join(sorted(dead))
         return ErrorReply(
-            "refused", f"dead and still in the cluster: {names}", f"iotctl cluster remove-node {names} --dead"
+            "refused", f"dead and still in the cluster: {names}", f"iotctl cluster remove-node NODE --dead"
         )
     silent_ms = host.desk.now - host.heard.get(leaves, -(1 << 62))
     limit_ms = SILENT_TIMEOUTS * host.config.raft.election_timeout_ms
