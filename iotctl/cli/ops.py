@@ -96,11 +96,15 @@ def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm
 
 @app.command()
 def release(ctx: typer.Context, operation: Id) -> None:
-    """Free the previous copies that --hold-release keeps."""
+    """Free the previous copies that --hold-release keeps; a removal is watched to its end."""
+    from iotctl.cli.watching import watch_operation
     from iotctl.execute.operations import steer
 
     session = session_of(ctx)
-    _print(session, [steer(session.cluster, operation, "release", session.operator)])
+    found = steer(session.cluster, operation, "release", session.operator)
+    if found.kind == "remove-node":
+        return watch_operation(session, found.id)
+    _print(session, [found])
 
 
 @app.command("set")

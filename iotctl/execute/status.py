@@ -13,6 +13,7 @@ from iotctl.execute.operations import OperationRow, describe_operation, open_ope
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import META
+from nodeagent.model.operation import Stage
 from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeRecord, NodeStatus
 
 DAY_MS = 86_400_000
@@ -320,6 +321,9 @@ def _meta_role(node: str, meta: GroupStatus | None) -> str:
 def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) -> list[Problem]:
     found = []
     for node in nodes:
+        if node.state == "not_joined" and (removal := _removal(node.id, facts)):
+            found.append(removal)
+            continue
         if not node.reachable:
             detail = f": {node.error}" if node.error else ""
             found.append(
@@ -338,6 +342,15 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
             message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
             found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node"))
     return found
+
+
+def _removal(node: str, facts: Facts) -> Problem | None:
+    """A listed node that has left: whoever removed it did not wait, so its file and agent are as before."""
+    own = [o for o in (facts.view.operations if facts.view else ()) if o.node == node]
+    if not own or own[-1].kind != "remove-node" or own[-1].stage is not Stage.DONE:
+        return None
+    message = f"{node} was removed by {own[-1].id} and is still in cluster.yaml"
+    return Problem("warning", "removal_unfinished", node, "", message, f"iotctl ops wait {own[-1].id}")
 
 
 def _group_problems(

@@ -211,6 +211,9 @@ class FakeCluster:
         found = next(o for o in self.operations if o.id == steer.operation)
         if steer.verb == "cancel":
             found.stage = Stage.CANCELLED
+        if steer.verb == "release":
+            found.release_go = True
+            found.stage = Stage.DONE
         if steer.verb == "go":
             found.migrate_go = True
             found.stage = Stage.DONE

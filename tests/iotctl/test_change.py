@@ -199,6 +199,65 @@ def test_waiting_survives_a_cluster_that_does_not_answer(spec: Path) -> None:
     assert Flaky.polls == 2
 
 
+def removal(stage: Stage) -> FakeCluster:
+    """node3 has given up everything, nobody here saw the end."""
+    operation = make_operation("op-9", stage=stage)
+    operation.kind, operation.node = "remove-node", "node3"
+    return FakeCluster(names=["node1", "node2", "node4", "node5"], operations=[operation])
+
+
+@pytest.mark.parametrize(
+    "words,stage",
+    [
+        (("ops", "wait", "op-9"), Stage.DONE),
+        (("cluster", "wait", "--for", "op=op-9"), Stage.DONE),
+        (("ops", "resume", "op-9"), Stage.DONE),
+        (("ops", "release", "op-9"), Stage.MOVING),
+    ],
+)
+def test_a_removal_is_ended_here_by_whoever_sees_its_end(
+    spec: Path, words: tuple[str, ...], stage: Stage
+) -> None:
+    """Else the node stays in cluster.yaml and `apply` would add it again."""
+    done = iotctl(spec, *words, cluster=removal(stage))
+    assert done.code == 0, done.err
+    assert "node3" not in (spec / "cluster.yaml").read_text() and "-  - {name: node3" in done.err
+
+
+def test_a_node_that_came_back_is_not_removed_by_its_old_operation(spec: Path) -> None:
+    cluster = removal(Stage.DONE)
+    cluster.names.append("node3")
+    assert iotctl(spec, "ops", "wait", "op-9", cluster=cluster).code == 0
+    assert (spec / "cluster.yaml").read_text() == SPEC
+
+
+def test_status_names_the_command_that_ends_a_removal(spec: Path) -> None:
+    """Not `add-node`, whether its agent still runs or not."""
+    for down in (set[str](), {"node3"}):
+        cluster = removal(Stage.DONE)
+        cluster.down = down
+        (problem,) = json.loads(iotctl(spec, "cluster", "status", "-o", "json", cluster=cluster).out)[
+            "problems"
+        ]
+        assert (problem["code"], problem["next"]) == ("removal_unfinished", "iotctl ops wait op-9")
+
+
+def test_a_removal_without_waiting_leaves_the_file_until_its_end(spec: Path) -> None:
+    """The agent runs until then, so the file must name it."""
+    done = iotctl(spec, "cluster", "remove-node", "node3", "--yes", "--no-wait", cluster=FakeCluster())
+    assert done.code == 0 and "next: iotctl cluster wait --for op=op-51" in done.err
+    assert (spec / "cluster.yaml").read_text() == SPEC
+
+
+def test_a_stale_plan_is_refused_before_it_is_shown(spec: Path) -> None:
+    """Neither --dry-run nor a question may present what cannot be done any more."""
+    cluster = FakeCluster()
+    iotctl(spec, "plan", "remove-node", "node3", "--out", "plan.yaml", cluster=cluster)
+    cluster.version += 1
+    done = iotctl(spec, "apply", "plan.yaml", "--dry-run", cluster=cluster)
+    assert done.code == Exit.REFUSED and "stale" in done.err and not done.out
+
+
 def test_set_rate(spec: Path) -> None:
     """`ops set ID --rate` reaches the meta group in bytes per second."""
     cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
