@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -10,7 +11,7 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import TyperException
@@ -20,6 +21,9 @@ from iotctl.cli import apply, cluster, completion, data, demo, local, migrate, o
 from iotctl.cli.options import format_of, hoist
 from iotctl.cli.session import FORMATS, GlobalOptions, Session, default_session, session_of
 from iotctl.errors import Exit
+
+if TYPE_CHECKING:
+    from iotctl.output.failure import Failure
 
 HELP = "Operate, scale and migrate clusters of time-series storage nodes."
 EPILOG = (
@@ -113,11 +117,13 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
 
         completion_init()
     try:
-        with _sigterm():
+        with on_sigterm():
             # The command object is typer's own; its type is private to typer.
             result = typer.main.get_command(app)(
                 hoist(arguments), prog_name="iotctl", standalone_mode=False, obj=session
             )
+        if result == Exit.INTERRUPTED:  # typer catches KeyboardInterrupt; no command returns this itself
+            return _interrupted(session, Exit.INTERRUPTED)
         session.out.flush()
         return result if isinstance(result, int) else Exit.DONE
     except (BrokenPipeError, SystemExit):
@@ -125,9 +131,9 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
         _silence(session)
         return Exit.DONE
     except KeyboardInterrupt:
-        return _interrupted(session, "interrupted", Exit.INTERRUPTED)
+        return _interrupted(session, Exit.INTERRUPTED)
     except Terminated:
-        return _interrupted(session, "terminated", Exit.TERMINATED)
+        return _interrupted(session, Exit.TERMINATED)
     except Exception as error:  # the one place that turns whatever happened into an exit code
         return _report(session, error, "--debug" in arguments)
     finally:
@@ -140,8 +146,12 @@ def _report(session: Session, error: Exception, debug: bool) -> int:
         traceback.print_exception(error, file=session.err)
     if isinstance(error, TyperException):
         return _usage(session, error)
+    from iotctl.errors import InputProblem
     from iotctl.output.failure import describe
 
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        error = InputProblem(f"the output cannot be written: {error.strerror}", next="free some disk")
+        _silence(session)
     failure = describe(error)
     if failure.code == Exit.BUG:
         import msgspec
@@ -149,9 +159,16 @@ def _report(session: Session, error: Exception, debug: bool) -> int:
         failure = msgspec.structs.replace(
             failure, why=f"a report was written to {_write_report(error)}", next="repeat with --debug"
         )
-    with contextlib.suppress(BrokenPipeError):
-        session.output.fail(failure)
+    _fail(session, failure)
     return failure.code
+
+
+def _fail(session: Session, failure: Failure) -> None:
+    """The exit code says it too: an output that nobody reads or that is full changes nothing."""
+    try:
+        session.output.fail(failure)
+    except OSError:
+        _silence(session)
 
 
 def _usage(session: Session, error: TyperException) -> int:
@@ -159,19 +176,29 @@ def _usage(session: Session, error: TyperException) -> int:
     from iotctl.output.failure import Failure
 
     if isinstance(error, typer.Abort):
-        return _interrupted(session, "interrupted", Exit.INTERRUPTED)
+        return _interrupted(session, Exit.INTERRUPTED)
     if type(error).__name__ == "NoArgsIsHelpError":
-        session.out.write(str(error) + "\n")
+        with contextlib.suppress(OSError):
+            session.out.write(str(error) + "\n")
+            session.out.flush()
+            return Exit.USAGE
+        _silence(session)
         return Exit.USAGE
     message = getattr(error, "format_message", lambda: str(error))()
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "iotctl"
-    session.output.fail(Failure(Exit.USAGE, "usage", "not_done", message, "", f"{path} --help", ""))
+    _fail(session, Failure(Exit.USAGE, "usage", "not_done", message, "", f"{path} --help", ""))
     return Exit.USAGE
 
 
-def _interrupted(session: Session, what: str, code: Exit) -> int:
-    session.err.write(f"\n{what}; what the cluster has accepted goes on. next: iotctl ops list\n")
+def _interrupted(session: Session, code: Exit) -> int:
+    from iotctl.output.failure import Failure
+
+    what = "interrupted" if code is Exit.INTERRUPTED else "terminated"
+    why, following = session.on_interrupt()
+    with contextlib.suppress(OSError):
+        session.err.write("\n")
+    _fail(session, Failure(code, what, "unknown", what, why, following, ""))
     return code
 
 
@@ -190,7 +217,7 @@ def _write_report(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _sigterm() -> Iterator[None]:
+def on_sigterm() -> Iterator[None]:
     """SIGTERM unwinds like Ctrl-C does, so that what must be written is written."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from iotctl.cli.options import Depth, Master, Rate, Verify, checked_depth
+from iotctl.cli.options import Depth, Master, Rate, Verify, checked_depth, checked_master
 from iotctl.cli.session import Session, session_of
 
 MASTER = "local[*]"
@@ -53,7 +53,7 @@ def migrate(
             session.spec,
             wanted.id,
             depth=chosen,
-            master=master,
+            master=checked_master(master),
             rate=parse_rate(rate) or None,
             concurrency=concurrency,
             progress=progress,
@@ -119,7 +119,7 @@ def verify(
         found = run(
             session.spec,
             depth=checked_depth(depth) or "content",
-            master=master,
+            master=checked_master(master),
             filters=filters,
             progress=progress,
         )
