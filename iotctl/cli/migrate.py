@@ -40,13 +40,18 @@ def migrate(
 ) -> int:
     """Move the data of an open change by Spark: order the pulls, verify, sign off."""
     from iotctl.cli import reports
-    from iotctl.errors import Exit
+    from iotctl.errors import Exit, RefusedProblem
     from iotctl.execute.operations import pick
     from iotctl.pipeline.migrate import run
     from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
     wanted = pick(session.cluster.meta(strong=True), operation)
+    if wanted.ended:
+        raise RefusedProblem(
+            f"{wanted.id} is over ({wanted.state()}): nothing is left to migrate",
+            next="iotctl verify compares all replicas",
+        )
     chosen = checked_depth(depth) or ("content" if verify_ else None)
     with session.progress() as progress:
         done = run(

@@ -323,7 +323,9 @@ def probe_newcomer(
         raise Unreachable(
             f"{entry.name} at {entry.host}:{entry.port} does not answer",
             why=f"{reason}; its log ends: {tail}" if tail else reason,
-            next=f"see {fleet.directory / entry.name / 'agent.log'}" if fleet else "iotctl cluster check",
+            next=f"see {fleet.directory / entry.name / 'agent.log'}"
+            if fleet
+            else f"start the agent on {entry.host}: nodeagent run DIRECTORY",
         )
 
     return probe

@@ -77,6 +77,7 @@ def plan_facts(cluster: Cluster, source: ClusterSource, *, rate: int = 0) -> tup
         nodes=nodes,
         rate_bytes_per_s=rate or RATE_BYTES_PER_S,
         spec_hash=spec_hash(source),
+        start=start_command(source, [n for n, facts_of in nodes.items() if not facts_of.live]),
     )
     return planned, view
 

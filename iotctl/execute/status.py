@@ -175,7 +175,7 @@ def start_command(source: ClusterSource, nodes: list[str]) -> str:
     """The command that starts nodes that are down."""
     if source.is_local:
         return f"iotctl local up --dir {source.directory}"
-    return f"iotctl cluster start {' '.join(nodes)}"
+    return f"start the agent on {', '.join(nodes)}: nodeagent run DIRECTORY"
 
 
 def _meta_applied(status: NodeStatus) -> int:
@@ -337,10 +337,11 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
         if node.cert_expires_ms and node.cert_expires_ms - now_ms < CERT_WARN_MS:
             days = max(0, node.cert_expires_ms - now_ms) // DAY_MS
             message = f"the certificate of {node.id} ends in {days} days"
-            found.append(Problem("warning", "cert_expiring", node.id, "", message, "iotctl cert renew"))
+            renew = f"put a new one into the tls directory of {node.id} and send its agent SIGHUP"
+            found.append(Problem("warning", "cert_expiring", node.id, "", message, renew))
         if node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_WARN_BYTES:
             message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
-            found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node"))
+            found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node NODE"))
     return found
 
 

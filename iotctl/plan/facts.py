@@ -29,6 +29,8 @@ class ClusterFacts:
     nodes: Mapping[NodeId, NodeFacts] = field(default_factory=dict)
     rate_bytes_per_s: int = RATE_BYTES_PER_S
     spec_hash: str = ""
+    start: str = ""
+    """How nodes that are down are started here."""
 
     def node(self, name: NodeId) -> NodeFacts:
         return self.nodes.get(name, NodeFacts())
