@@ -153,6 +153,8 @@ def _report(session: Session, error: Exception, debug: bool) -> int:
         error = InputProblem(f"the output cannot be written: {error.strerror}", next="free some disk")
         _silence(session)
     failure = describe(error)
+    if failure.kind in ("unavailable", "not_leader"):
+        failure = _explained(session, failure)
     if failure.code == Exit.BUG:
         import msgspec
 
@@ -161,6 +163,24 @@ def _report(session: Session, error: Exception, debug: bool) -> int:
         )
     _fail(session, failure)
     return failure.code
+
+
+def _explained(session: Session, failure: Failure) -> Failure:
+    """What nobody could answer, by the reason: a quorum that is lost, and the command that brings it back.
+
+    A client sees only that nodes refuse or do not answer; asking each for its status tells why.
+    """
+    import msgspec
+
+    from iotctl.execute.status import quorum_problem
+
+    try:
+        lost = quorum_problem(session.cluster, session.source)
+    except Exception:  # the failure itself is what must be told
+        return failure
+    if lost is None:
+        return failure
+    return msgspec.structs.replace(failure, what=lost.message, why=failure.what, next=lost.next)
 
 
 def _fail(session: Session, failure: Failure) -> None:

@@ -134,6 +134,12 @@ def cluster_status(cluster: Cluster, source: ClusterSource, *, now_ms: int) -> C
     return build_status(collect(cluster), source, now_ms=now_ms)
 
 
+def quorum_problem(cluster: Cluster, source: ClusterSource) -> Problem | None:
+    """The first group whose majority is gone, the meta group before others; None when there is none."""
+    problems = cluster_status(cluster, source, now_ms=0).problems
+    return next((p for p in problems if p.code == "quorum_lost"), None)
+
+
 def build_status(facts: Facts, source: ClusterSource, *, now_ms: int) -> ClusterStatus:
     """Pure: from what was heard to the published document."""
     view = facts.view

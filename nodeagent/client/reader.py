@@ -142,7 +142,7 @@ class Reads:
             NotFound: no such table.
             InvalidInput: no such tag or field in it.
         """
-        schema = await self._calls.schema(storage_group.lower(), table.lower())
+        schema = await self._calls.schema(storage_group.lower(), table.lower(), strong=read == "strong")
         names = {n.lower() for n in (*(fields or ()), *tags)}
         if not names <= {c.name for c in schema.columns}:
             # Columns are only ever added: what is missing may be new.

@@ -104,6 +104,23 @@ def test_what_the_table_does_not_have_is_refused_before_a_group_is_asked(
     run(scenario())
 
 
+def test_a_weak_read_needs_no_quorum_of_the_meta_group() -> None:
+    """It is wanted most when the majority is gone; a strong one says what is missing."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((1, "a", 1.0, 2.0)))
+        fake.meta_lost = True
+        fresh = Cluster(fake, timeout_s=2.0, rng=random.Random(1))
+        for group in fake.groups:
+            fake.elect(group)
+        assert listed(await fresh.scan(SG, TABLE, read="weak")) == [(1, "a", 1.0, 2.0)]
+        with pytest.raises(Unavailable, match="no quorum"):
+            await Cluster(fake, timeout_s=2.0, rng=random.Random(1)).scan(SG, TABLE)
+
+    run(scenario())
+
+
 def test_a_column_that_was_just_added_is_found() -> None:
     """The client knows an older schema: it looks again before it refuses."""
 

@@ -308,6 +308,25 @@ def test_an_interrupt_tells_what_goes_on(spec: Path, error: BaseException, code:
     assert f"error: {what}" in done.err and "goes on" in done.err
 
 
+def test_a_lost_quorum_is_called_so(spec: Path) -> None:
+    """Exit 4 with the nodes that are down and how to start them; other failures keep their words."""
+
+    class Mute(FakeCluster):
+        def count(
+            self, storage_group: str | None = None, table: str | None = None
+        ) -> list[dict[str, object]]:
+            raise errors.Unavailable("none of 5 nodes answered within 2.5 s")
+
+    done = iotctl(spec, "data", "count", "-o", "json", cluster=Mute(down={"node1", "node2", "node3"}))
+    failure = document(done.out)["error"]
+    assert (done.code, failure["code"]) == (Exit.UNREACHABLE, Exit.UNREACHABLE)
+    assert failure["what"] == "the meta group has no quorum: down are node1, node2, node3"
+    assert failure["why"] == "none of 5 nodes answered within 2.5 s"
+    assert failure["next"].startswith("start the agent on node1, node2, node3")
+    done = iotctl(spec, "data", "count", cluster=Mute())
+    assert "error: none of 5 nodes answered" in done.err
+
+
 @pytest.mark.parametrize("master", ["local[nope]", "", "spark://h", "localhost:7077"])
 @pytest.mark.parametrize("command", ["verify", "migrate"])
 def test_what_is_no_master_is_refused_before_spark_starts(spec: Path, command: str, master: str) -> None:
