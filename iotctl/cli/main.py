@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import errno
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -18,9 +20,9 @@ from typer import TyperException
 
 from iotctl import __version__
 from iotctl.cli import apply, cluster, completion, data, demo, local, migrate, ops, plan
-from iotctl.cli.options import format_of, hoist
+from iotctl.cli.options import format_of, hoist, is_csv_refused
 from iotctl.cli.session import FORMATS, GlobalOptions, Session, default_session, session_of
-from iotctl.errors import Exit
+from iotctl.errors import Exit, UsageProblem
 
 if TYPE_CHECKING:
     from iotctl.output.failure import Failure
@@ -69,7 +71,13 @@ def global_options(
     ] = None,
     timeout: Annotated[str | None, typer.Option(help="How long to wait, such as 30s or 10m.")] = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="|".join(FORMATS[:-1]), help="How the result is written.")
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="|".join(FORMATS),
+            help="How the result is written; csv: of `data query`.",
+        ),
     ] = "table",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More hints.")] = False,
@@ -116,6 +124,8 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
         from typer.completion import completion_init  # type: ignore[attr-defined] # not re-exported
 
         completion_init()
+    if is_csv_refused(arguments):
+        return _report(session, UsageProblem("-o csv is for `iotctl data query`", next="-o json"), False)
     try:
         with on_sigterm():
             # The command object is typer's own; its type is private to typer.
@@ -207,8 +217,25 @@ def _usage(session: Session, error: TyperException) -> int:
     message = getattr(error, "format_message", lambda: str(error))()
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "iotctl"
-    _fail(session, Failure(Exit.USAGE, "usage", "not_done", message, "", f"{path} --help", ""))
+    following = " or ".join(_meant(message)) or f"{path} --help"
+    _fail(session, Failure(Exit.USAGE, "usage", "not_done", message, "", following, ""))
     return Exit.USAGE
+
+
+def _meant(message: str) -> list[str]:
+    """Commands elsewhere in the tree that are spelt like the one that is not where it was looked for."""
+    word = re.fullmatch(r"No such command '([^']+)'\.", message)
+    if word is None:
+        return []
+
+    def walk(command: object, path: str) -> Iterator[tuple[str, str]]:
+        for name, child in getattr(command, "commands", {}).items():
+            yield name, f"{path} {name}"
+            yield from walk(child, f"{path} {name}")
+
+    paths = list(walk(typer.main.get_command(app), "iotctl"))
+    near = difflib.get_close_matches(word[1], {name for name, _ in paths}, 1, 0.7)
+    return [path for name, path in paths if name in near]
 
 
 def _interrupted(session: Session, code: Exit) -> int:

@@ -16,6 +16,18 @@ def hoist(arguments: Sequence[str]) -> list[str]:
     >>> hoist(["cluster", "status", "-o", "json"])
     ['-o', 'json', 'cluster', 'status']
     """
+    front, rest = _split(arguments)
+    return front + rest
+
+
+def is_csv_refused(arguments: Sequence[str]) -> bool:
+    """CSV is one table of plain values: only rows of a query are that."""
+    _, rest = _split(arguments)
+    return format_of(arguments) == "csv" and rest[:2] != ["data", "query"] and "--help" not in rest
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(global options, the command and its own)."""
     front: list[str] = []
     rest: list[str] = []
     pending = list(arguments)
@@ -32,7 +44,7 @@ def hoist(arguments: Sequence[str]) -> list[str]:
             front += ["-o", word[2:]]
         else:
             rest.append(word)
-    return front + rest
+    return front, rest
 
 
 def format_of(arguments: Sequence[str]) -> str:

@@ -4,7 +4,8 @@ Every agent is asked directly (2 s, in parallel); the meta view is taken from th
 answers, without waiting for a leader. What nobody can tell stays None: nothing is guessed as healthy.
 """
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -15,6 +16,9 @@ from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import META
 from nodeagent.model.operation import Stage
 from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeRecord, NodeStatus
+
+ELECTION_LOOKS_S = (1.0, 1.0, 1.5)
+"""Pauses between looks at a group without a leader: together more than an election timeout."""
 
 DAY_MS = 86_400_000
 CERT_WARN_MS = 30 * DAY_MS
@@ -130,8 +134,17 @@ def collect(cluster: Cluster, timeout_s: float = STATUS_TIMEOUT_S) -> Facts:
     return Facts(statuses, errors, None)
 
 
-def cluster_status(cluster: Cluster, source: ClusterSource, *, now_ms: int) -> ClusterStatus:
-    return build_status(collect(cluster), source, now_ms=now_ms)
+def cluster_status(
+    cluster: Cluster, source: ClusterSource, *, now_ms: int, sleep: Callable[[float], None] = time.sleep
+) -> ClusterStatus:
+    """What all agents say. A group without a leader is looked at again while it may still be electing its
+    first: a change makes new groups."""
+    for pause_s in (*ELECTION_LOOKS_S, None):
+        found = build_status(collect(cluster), source, now_ms=now_ms)
+        if pause_s is None or not found.quorum or all(p.code != "no_leader" for p in found.problems):
+            break
+        sleep(pause_s)
+    return found
 
 
 def quorum_problem(cluster: Cluster, source: ClusterSource) -> Problem | None:

@@ -327,6 +327,28 @@ def test_a_lost_quorum_is_called_so(spec: Path) -> None:
     assert "error: none of 5 nodes answered" in done.err
 
 
+@pytest.mark.parametrize("words", [("cluster", "status"), ("ops", "list"), ("data", "count")])
+def test_csv_is_for_queries_alone(spec: Path, words: tuple[str, ...]) -> None:
+    """Refused before anything is done, not answered with a table."""
+    done = iotctl(spec, *words, "-o", "csv", cluster=FakeCluster())
+    assert done.code == Exit.USAGE and "iotctl data query" in done.err and not done.out
+
+
+@pytest.mark.parametrize(
+    "words,meant",
+    [(("statsu",), "iotctl cluster status"), (("add-node", "x"), "iotctl cluster add-node")],
+)
+def test_a_command_at_the_wrong_place_is_found(tmp_path: Path, words: tuple[str, ...], meant: str) -> None:
+    done = iotctl(tmp_path, *words)
+    assert done.code == Exit.USAGE and meant in done.err.splitlines()[-1]
+
+
+def test_slots_of_an_unknown_storage_group_are_refused(spec: Path) -> None:
+    """Else its slots would be those of everybody, all empty."""
+    done = iotctl(spec, "cluster", "slots", "--storage-group", "root.nope", cluster=FakeCluster())
+    assert done.code == Exit.REFUSED and "root.nope" in done.err and not done.out
+
+
 @pytest.mark.parametrize("master", ["local[nope]", "", "spark://h", "localhost:7077"])
 @pytest.mark.parametrize("command", ["verify", "migrate"])
 def test_what_is_no_master_is_refused_before_spark_starts(spec: Path, command: str, master: str) -> None:

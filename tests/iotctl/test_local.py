@@ -171,8 +171,8 @@ def test_local_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("iotctl.fleet.local.LocalFleet.__init__.__defaults__", (sleeper,))
     cluster = FakeCluster()
     up = iotctl(tmp_path, "local", "up", "--nodes", "5", cluster=cluster)
-    assert up.code == 0, up.err
-    assert "export IOTCTL_CLUSTER=./iotctl-local/cluster.yaml" in up.out
+    assert up.code == 0 and "warning" not in up.err, up.err
+    assert f"export IOTCTL_CLUSTER={tmp_path}/iotctl-local/cluster.yaml" in up.out
     assert up.out.count("\n  iotctl ") == 3
     again = iotctl(tmp_path, "local", "up", "--nodes", "9", "-o", "json", cluster=cluster)
     assert "everything is running already" in again.err
@@ -198,6 +198,13 @@ def test_up_reports_an_agent_that_ends_at_once(tmp_path: Path, monkeypatch: pyte
     done = iotctl(tmp_path, "local", "up", "--nodes", "5", cluster=cluster)
     assert done.code == Exit.UNREACHABLE
     assert "has ended" in done.err
+    assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0
+
+
+def test_fewer_nodes_than_replicas_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iotctl.fleet.local.LocalFleet.__init__.__defaults__", (sleeper,))
+    up = iotctl(tmp_path, "local", "up", "--nodes", "2", cluster=FakeCluster())
+    assert "warning: 2 nodes hold 2 copies of a row; --replicas 3 needs more nodes" in up.err
     assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0
 
 
