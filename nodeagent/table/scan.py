@@ -19,7 +19,7 @@ def check_scan(spec: ScanSpec) -> None:
         if name not in schema.tags:
             raise _no_column(schema, "tag", name, schema.tags)
         if value is not None and not isinstance(value, str):
-            raise InvalidInput(f"tag {name!r} is text, it never equals {value!r}", column=name)
+            raise InvalidInput(f"tag {name!r} is text, it never equals {value!r}")
     for name in spec.fields or ():
         if name not in schema.fields:
             raise _no_column(schema, "field", name, schema.fields)
@@ -38,7 +38,6 @@ def check_same_columns(asked: TableSchema, known: TableSchema) -> None:
                 f"column {column.name!r} of {known.storage_group}.{known.table} is"
                 f" {_kind(here[column.name])}, not {_kind(column)}",
                 next_step="iotctl data schema",
-                column=column.name,
             )
 
 
@@ -59,5 +58,4 @@ def _no_column(schema: TableSchema, kind: str, name: str, there: Sequence[str]) 
     return InvalidInput(
         f"no {kind} {name!r} in {place}: {why}; its {kind}s are: {', '.join(there) or 'none'}",
         next_step=f"iotctl data schema --storage-group {schema.storage_group} --table {schema.table}",
-        column=name,
     )
