@@ -12,14 +12,20 @@ if TYPE_CHECKING:
     from nodeagent.model.config import Seed
     from nodeagent.runtime.disk import RealDisk
 
-app = typer.Typer(help="The storage node of an iotctl cluster.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="The storage node of an iotctl cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
 log_app = typer.Typer(help="Look at the log of a stopped node.", no_args_is_help=True)
 files_app = typer.Typer(help="Look at the files of a stopped node.", no_args_is_help=True)
 app.add_typer(log_app, name="log")
 app.add_typer(files_app, name="files")
 
-EXIT_INVALID, EXIT_UNREACHABLE, EXIT_REFUSED, EXIT_DAMAGED = 3, 4, 5, 7
-"""As for `iotctl`: input file invalid, system refuses, precondition does not hold, check failed."""
+EXIT_USAGE, EXIT_INVALID, EXIT_UNREACHABLE, EXIT_REFUSED, EXIT_DAMAGED = 2, 3, 4, 5, 7
+"""As for `iotctl`: usage, input file invalid, system refuses, precondition does not hold, check failed."""
 
 Directory = Annotated[Path, typer.Argument(help="The node's directory (holds node.yaml).")]
 
@@ -141,7 +147,16 @@ def files_check(directory: Directory) -> None:
 
 def main() -> None:
     """Entry point of the `nodeagent` script."""
-    app(prog_name="nodeagent")
+    try:
+        code = app(prog_name="nodeagent", standalone_mode=False)
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        if type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(message)
+            sys.exit(EXIT_USAGE)
+        _fail(message, f"{context.command_path if context else 'nodeagent'} --help", EXIT_USAGE)
+    sys.exit(code if isinstance(code, int) else 0)
 
 
 def _seed(given: str) -> "Seed":

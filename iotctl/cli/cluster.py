@@ -30,7 +30,12 @@ NoMigrate = Annotated[
     bool, typer.Option("--no-migrate", help="Stop before data moves; `iotctl migrate` goes on.")
 ]
 HoldRelease = Annotated[
-    str | None, typer.Option("--hold-release", metavar="24h", help="Keep the previous copies this long.")
+    str | None,
+    typer.Option(
+        "--hold-release",
+        metavar="24h",
+        help="Keep the previous copies this long; no other change can begin until they are released.",
+    ),
 ]
 NoWriteSpec = Annotated[
     bool, typer.Option("--no-write-spec", help="Show the edit of cluster.yaml, do not make it.")
@@ -342,8 +347,13 @@ def execute_plan(
     from iotctl.cli import views
     from iotctl.cli.watching import operation_progress
     from iotctl.execute.change import check_plan, execute, probe_newcomer
+    from iotctl.execute.facts import spec_hash
     from iotctl.output.table import Table
+    from iotctl.plan.apply import check_fresh
 
+    if plan.has_changes:
+        # A stale plan is known before anything is shown or asked.
+        check_fresh(plan, session.cluster.meta(strong=True).table_version, spec_hash(session.source))
     if dry_run or plan.refusals:
         if dry_run:
             session.output.emit("plan", plan, lambda: views.plan_tables(plan))
@@ -351,6 +361,8 @@ def execute_plan(
         return 0
     for table in views.plan_tables(plan):
         session.output.note(table.render(wide=session.options.format == "wide"))
+    if request.options.hold_release_ms:
+        session.output.note("the previous copies are held: no other change can begin until they are released")
     session.confirm(question, yes=yes)
     probe = probe_newcomer(session.source, session.identity, session.env, session.fleet)
     with session.progress() as progress:

@@ -42,7 +42,7 @@ def write(
     from iotctl.execute.data import parse_time, parse_where, write_one
 
     session = session_of(ctx)
-    tags = {k: v or "" for k, v in parse_where(tag or []).items()}
+    tags = {k: v or "" for k, v in parse_where(tag or [], "--tag").items()}
     moment = parse_time(time)
     at = int(now() * 1000) if moment is None else moment
     rows = write_one(session.cluster, storage_group, table, at, tags, values)
@@ -83,8 +83,24 @@ def import_(
         types=parse_types(type_ or []),
         skip_bad=on_error == "skip",
     )
+    written = 0
+
+    def wrote(rows: int) -> None:
+        nonlocal written
+        written = rows
+
+    session.on_interrupt = lambda: (
+        f"{written} rows are in",
+        "run the same command again; equal rows overwrite",
+    )
     with session.progress() as progress:
-        report = import_file(session.cluster, request, session.cluster.schemas(), on_progress=progress.update)
+        report = import_file(
+            session.cluster,
+            request,
+            session.cluster.schemas(),
+            on_progress=progress.update,
+            on_written=wrote,
+        )
     for bad in report.skipped:
         session.output.warn(f"{bad.where}: {bad.reason}")
     if report.skipped_rows > len(report.skipped):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,6 +42,10 @@ def up(
         session.output.detail(f"{fleet.directory} exists: its nodes and settings stay as they are")
     else:
         settings = ClusterSettings(name=name, replicas=replicas, slots=slots, shards=shards)
+        if nodes < replicas:
+            session.output.warn(
+                f"{nodes} nodes hold {nodes} copies of a row; --replicas {replicas} needs more nodes"
+            )
         fleet.create(settings, nodes, node_settings={})
     session.use(fleet.source())
     started = fleet.start()
@@ -108,7 +111,6 @@ def _print(session: Session, fleet: LocalFleet, kind: str, *, hints: bool = Fals
     from iotctl.output.table import Table
 
     nodes = fleet.nodes()
-    spec = _shown(fleet.spec_path, session.cwd)
     commands = [
         "iotctl cluster status",
         "iotctl data import FILE --storage-group root.plant --table machines --time time --tag device",
@@ -118,7 +120,7 @@ def _print(session: Session, fleet: LocalFleet, kind: str, *, hints: bool = Fals
         "directory": str(fleet.directory),
         "cluster": str(fleet.spec_path),
         "nodes": nodes,
-        "export": f"export IOTCTL_CLUSTER={spec}",
+        "export": f"export IOTCTL_CLUSTER={fleet.spec_path}",
         "next": commands if hints else [],
     }
 
@@ -129,11 +131,7 @@ def _print(session: Session, fleet: LocalFleet, kind: str, *, hints: bool = Fals
         ]
         shown: list[Table | str] = [Table(("node", "state", "pid", "address", "http"), rows)]
         if hints:
-            shown.append(f"export IOTCTL_CLUSTER={spec}\n" + "\n".join(f"  {c}" for c in commands))
+            shown.append(f"export IOTCTL_CLUSTER={fleet.spec_path}\n" + "\n".join(f"  {c}" for c in commands))
         return shown
 
     session.output.emit(kind, body, tables)
-
-
-def _shown(path: Path, cwd: Path) -> str:
-    return f"./{path.relative_to(cwd)}" if path.is_relative_to(cwd) else str(path)

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import errno
 import os
+import re
 import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import TyperException
 
 from iotctl import __version__
 from iotctl.cli import apply, cluster, completion, data, demo, local, migrate, ops, plan, support
-from iotctl.cli.options import format_of, hoist
+from iotctl.cli.options import format_of, hoist, is_csv_refused
 from iotctl.cli.session import FORMATS, GlobalOptions, Session, default_session, session_of
-from iotctl.errors import Exit
+from iotctl.errors import Exit, UsageProblem
+
+if TYPE_CHECKING:
+    from iotctl.output.failure import Failure
 
 HELP = "Operate, scale and migrate clusters of time-series storage nodes."
 EPILOG = (
@@ -66,7 +72,13 @@ def global_options(
     ] = None,
     timeout: Annotated[str | None, typer.Option(help="How long to wait, such as 30s or 10m.")] = None,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="|".join(FORMATS[:-1]), help="How the result is written.")
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="|".join(FORMATS),
+            help="How the result is written; csv: of `data query`.",
+        ),
     ] = "table",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More hints.")] = False,
@@ -113,12 +125,16 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
         from typer.completion import completion_init  # type: ignore[attr-defined] # not re-exported
 
         completion_init()
+    if is_csv_refused(arguments):
+        return _report(session, UsageProblem("-o csv is for `iotctl data query`", next="-o json"), False)
     try:
-        with _sigterm():
+        with on_sigterm():
             # The command object is typer's own; its type is private to typer.
             result = typer.main.get_command(app)(
                 hoist(arguments), prog_name="iotctl", standalone_mode=False, obj=session
             )
+        if result == Exit.INTERRUPTED:  # typer catches KeyboardInterrupt; no command returns this itself
+            return _interrupted(session, Exit.INTERRUPTED)
         session.out.flush()
         return result if isinstance(result, int) else Exit.DONE
     except (BrokenPipeError, SystemExit):
@@ -126,9 +142,9 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
         _silence(session)
         return Exit.DONE
     except KeyboardInterrupt:
-        return _interrupted(session, "interrupted", Exit.INTERRUPTED)
+        return _interrupted(session, Exit.INTERRUPTED)
     except Terminated:
-        return _interrupted(session, "terminated", Exit.TERMINATED)
+        return _interrupted(session, Exit.TERMINATED)
     except Exception as error:  # the one place that turns whatever happened into an exit code
         return _report(session, error, "--debug" in arguments)
     finally:
@@ -141,18 +157,49 @@ def _report(session: Session, error: Exception, debug: bool) -> int:
         traceback.print_exception(error, file=session.err)
     if isinstance(error, TyperException):
         return _usage(session, error)
+    from iotctl.errors import InputProblem
     from iotctl.output.failure import describe
 
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        error = InputProblem(f"the output cannot be written: {error.strerror}", next="free some disk")
+        _silence(session)
     failure = describe(error)
+    if failure.kind in ("unavailable", "not_leader"):
+        failure = _explained(session, failure)
     if failure.code == Exit.BUG:
         import msgspec
 
         failure = msgspec.structs.replace(
             failure, why=f"a report was written to {_write_report(error)}", next="repeat with --debug"
         )
-    with contextlib.suppress(BrokenPipeError):
-        session.output.fail(failure)
+    _fail(session, failure)
     return failure.code
+
+
+def _explained(session: Session, failure: Failure) -> Failure:
+    """What nobody could answer, by the reason: a quorum that is lost, and the command that brings it back.
+
+    A client sees only that nodes refuse or do not answer; asking each for its status tells why.
+    """
+    import msgspec
+
+    from iotctl.execute.status import quorum_problem
+
+    try:
+        lost = quorum_problem(session.cluster, session.source)
+    except Exception:  # the failure itself is what must be told
+        return failure
+    if lost is None:
+        return failure
+    return msgspec.structs.replace(failure, what=lost.message, why=failure.what, next=lost.next)
+
+
+def _fail(session: Session, failure: Failure) -> None:
+    """The exit code says it too: an output that nobody reads or that is full changes nothing."""
+    try:
+        session.output.fail(failure)
+    except OSError:
+        _silence(session)
 
 
 def _usage(session: Session, error: TyperException) -> int:
@@ -160,19 +207,46 @@ def _usage(session: Session, error: TyperException) -> int:
     from iotctl.output.failure import Failure
 
     if isinstance(error, typer.Abort):
-        return _interrupted(session, "interrupted", Exit.INTERRUPTED)
+        return _interrupted(session, Exit.INTERRUPTED)
     if type(error).__name__ == "NoArgsIsHelpError":
-        session.out.write(str(error) + "\n")
+        with contextlib.suppress(OSError):
+            session.out.write(str(error) + "\n")
+            session.out.flush()
+            return Exit.USAGE
+        _silence(session)
         return Exit.USAGE
     message = getattr(error, "format_message", lambda: str(error))()
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "iotctl"
-    session.output.fail(Failure(Exit.USAGE, "usage", "not_done", message, "", f"{path} --help", ""))
+    following = " or ".join(_meant(message)) or f"{path} --help"
+    _fail(session, Failure(Exit.USAGE, "usage", "not_done", message, "", following, ""))
     return Exit.USAGE
 
 
-def _interrupted(session: Session, what: str, code: Exit) -> int:
-    session.err.write(f"\n{what}; what the cluster has accepted goes on. next: iotctl ops list\n")
+def _meant(message: str) -> list[str]:
+    """Commands elsewhere in the tree that are spelt like the one that is not where it was looked for."""
+    word = re.fullmatch(r"No such command '([^']+)'\.", message)
+    if word is None:
+        return []
+
+    def walk(command: object, path: str) -> Iterator[tuple[str, str]]:
+        for name, child in getattr(command, "commands", {}).items():
+            yield name, f"{path} {name}"
+            yield from walk(child, f"{path} {name}")
+
+    paths = list(walk(typer.main.get_command(app), "iotctl"))
+    near = difflib.get_close_matches(word[1], {name for name, _ in paths}, 1, 0.7)
+    return [path for name, path in paths if name in near]
+
+
+def _interrupted(session: Session, code: Exit) -> int:
+    from iotctl.output.failure import Failure
+
+    what = "interrupted" if code is Exit.INTERRUPTED else "terminated"
+    why, following = session.on_interrupt()
+    with contextlib.suppress(OSError):
+        session.err.write("\n")
+    _fail(session, Failure(code, what, "unknown", what, why, following, ""))
     return code
 
 
@@ -191,7 +265,7 @@ def _write_report(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _sigterm() -> Iterator[None]:
+def on_sigterm() -> Iterator[None]:
     """SIGTERM unwinds like Ctrl-C does, so that what must be written is written."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:

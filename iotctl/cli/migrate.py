@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
-from iotctl.cli.options import Depth, Master, Rate, Verify, checked_depth
-from iotctl.cli.session import session_of
+from iotctl.cli.options import Depth, Master, Rate, Verify, checked_depth, checked_master
+from iotctl.cli.session import Session, session_of
 
 MASTER = "local[*]"
+WAITS = ("waiting_migrate", "waiting_signoff", "waiting_release")
+REMOVAL_TIMEOUT_S = 30.0
+"""How long `migrate` waits for the end of a removal once its copies are released."""
 
 
 def register(app: typer.Typer) -> None:
@@ -37,24 +40,31 @@ def migrate(
 ) -> int:
     """Move the data of an open change by Spark: order the pulls, verify, sign off."""
     from iotctl.cli import reports
-    from iotctl.errors import Exit
+    from iotctl.errors import Exit, RefusedProblem
     from iotctl.execute.operations import pick
     from iotctl.pipeline.migrate import run
     from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
     wanted = pick(session.cluster.meta(strong=True), operation)
+    if wanted.ended:
+        raise RefusedProblem(
+            f"{wanted.id} is over ({wanted.state()}): nothing is left to migrate",
+            next="iotctl verify compares all replicas",
+        )
     chosen = checked_depth(depth) or ("content" if verify_ else None)
     with session.progress() as progress:
         done = run(
             session.spec,
             wanted.id,
             depth=chosen,
-            master=master,
+            master=checked_master(master),
             rate=parse_rate(rate) or None,
             concurrency=concurrency,
             progress=progress,
         )
+    if wanted.kind == "remove-node" and done.state not in WAITS:
+        _end_removal(session, wanted.id)
     session.output.emit("migrate", done, lambda: reports.migrate_tables(done))
     reports.save(session, "migrate", done, report)
     if done.verified is not None and done.verified.mismatches:
@@ -65,6 +75,22 @@ def migrate(
         session.output.note(f"next: iotctl migrate{' --verify' if chosen else ''} --op {done.operation}")
         return Exit.PARTLY
     return Exit.DONE
+
+
+def _end_removal(session: Session, operation: str) -> None:
+    """The last copies are released within moments; then the node leaves `cluster.yaml`, its agent stops."""
+    from iotctl.errors import Partly
+    from iotctl.execute.change import finish_removal
+    from iotctl.execute.operations import wait_operation
+
+    try:
+        ended = wait_operation(
+            session.cluster, operation, on_update=lambda _: None, timeout_s=REMOVAL_TIMEOUT_S
+        )
+    except Partly as error:
+        session.output.note(f"{error.what}; next: {error.next}")
+    else:
+        finish_removal(session.cluster, session.source, session.fleet, ended, session.output.note)
 
 
 def verify(
@@ -92,12 +118,13 @@ def verify(
             "--repair is not supported yet", next="iotctl verify --depth content lists what differs"
         )
     ranges = tuple((s, s + 1) for s in sorted(set(slot or ())))
-    filters = Filters(slots=ranges, nodes=tuple(node or ()), storage_groups=tuple(storage_group or ()))
+    groups = tuple(g.lower() for g in storage_group or ())
+    filters = Filters(slots=ranges, nodes=tuple(node or ()), storage_groups=groups)
     with session.progress() as progress:
         found = run(
             session.spec,
             depth=checked_depth(depth) or "content",
-            master=master,
+            master=checked_master(master),
             filters=filters,
             progress=progress,
         )

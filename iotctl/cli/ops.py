@@ -11,7 +11,11 @@ from iotctl.cli.options import Confirm, Yes
 from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from nodeagent.model.errors import NodeAgentError
     from nodeagent.model.operation import Operation
+    from nodeagent.model.requests import NodeStatus
 
 app = typer.Typer(help="Operations: list, watch, steer.", no_args_is_help=True)
 
@@ -31,17 +35,17 @@ def list_operations(
 
     session = session_of(ctx)
     view = session.cluster.meta()
-    _print(session, open_operations(view) if open_only else list(view.operations))
+    _print(session, open_operations(view) if open_only else list(view.operations), session.cluster.statuses())
 
 
 @app.command()
 def show(ctx: typer.Context, operation: MaybeId = None) -> None:
     """One operation with its stages and their evidence."""
-    from iotctl.execute.operations import pick, received_bytes
+    from iotctl.execute.operations import pick
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(), operation)
-    _print(session, [found], stages=True, received=received_bytes(session.cluster.statuses(), found.id))
+    _print(session, [found], session.cluster.statuses(), stages=True)
 
 
 @app.command()
@@ -96,6 +100,10 @@ def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
     row = describe_operation(found, now_ms=_now_ms())
+    if found.ended:
+        raise RefusedProblem(
+            f"{found.id} is over ({row.state}): nothing is left to cancel", next="iotctl ops list"
+        )
     if not row.cancellable:
         if confirm is not None:
             session.confirm_name("cancel", name=session.source.name, given=confirm)
@@ -120,11 +128,15 @@ def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm
 
 @app.command()
 def release(ctx: typer.Context, operation: Id) -> None:
-    """Free the previous copies that --hold-release keeps."""
+    """Free the previous copies that --hold-release keeps; a removal is watched to its end."""
+    from iotctl.cli.watching import watch_operation
     from iotctl.execute.operations import steer
 
     session = session_of(ctx)
-    _print(session, [steer(session.cluster, operation, "release", session.operator)])
+    found = steer(session.cluster, operation, "release", session.operator)
+    if found.kind == "remove-node":
+        return watch_operation(session, found.id)
+    _print(session, [found])
 
 
 @app.command("set")
@@ -146,14 +158,18 @@ def set_option(
 def _print(
     session: Session,
     operations: list[Operation],
+    statuses: Mapping[str, NodeStatus | NodeAgentError] | None = None,
     *,
     stages: bool = False,
-    received: dict[str, int] | None = None,
 ) -> None:
+    """With `statuses` the bytes that nodes have received and not yet recorded count too."""
     from iotctl.cli import views
-    from iotctl.execute.operations import Operations, describe_operation
+    from iotctl.execute.operations import Operations, describe_operation, received_bytes
 
-    rows = [describe_operation(o, now_ms=_now_ms(), received=received) for o in operations]
+    rows = [
+        describe_operation(o, now_ms=_now_ms(), received=received_bytes(statuses or {}, o.id))
+        for o in operations
+    ]
     session.output.emit("operations", Operations(rows), lambda: views.operation_tables(rows, stages=stages))
 
 

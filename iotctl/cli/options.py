@@ -1,5 +1,6 @@
 """Options that many commands share, and the global ones that may stand anywhere."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -15,6 +16,18 @@ def hoist(arguments: Sequence[str]) -> list[str]:
     >>> hoist(["cluster", "status", "-o", "json"])
     ['-o', 'json', 'cluster', 'status']
     """
+    front, rest = _split(arguments)
+    return front + rest
+
+
+def is_csv_refused(arguments: Sequence[str]) -> bool:
+    """CSV is one table of plain values: only rows of a query are that."""
+    _, rest = _split(arguments)
+    return format_of(arguments) == "csv" and rest[:2] != ["data", "query"] and "--help" not in rest
+
+
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(global options, the command and its own)."""
     front: list[str] = []
     rest: list[str] = []
     pending = list(arguments)
@@ -31,7 +44,7 @@ def hoist(arguments: Sequence[str]) -> list[str]:
             front += ["-o", word[2:]]
         else:
             rest.append(word)
-    return front + rest
+    return front, rest
 
 
 def format_of(arguments: Sequence[str]) -> str:
@@ -61,6 +74,7 @@ Depth = Annotated[
 ]
 Rate = Annotated[str, typer.Option("--rate", help="Cluster-wide copy rate, such as 200MB/s, or auto.")]
 Master = Annotated[str, typer.Option("--master", help="Where Spark runs.")]
+MASTERS = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|spark://[^:\s]+:\d+(,[^:\s]+:\d+)*|yarn|k8s://\S+")
 DEPTHS = ("manifest", "hash", "content")
 
 
@@ -69,3 +83,13 @@ def checked_depth(depth: str | None) -> str | None:
     if depth is not None and depth not in DEPTHS:
         raise typer.BadParameter(f"{depth!r} is not one of {', '.join(DEPTHS)}", param_hint="--depth")
     return depth
+
+
+def checked_master(master: str) -> str:
+    """Raises `BadParameter` for what Spark takes for no master, before a JVM is started to say so."""
+    if not MASTERS.fullmatch(master):
+        raise typer.BadParameter(
+            f"{master!r} is not one of local[*], local[N], spark://HOST:PORT, yarn, k8s://URL",
+            param_hint="--master",
+        )
+    return master

@@ -163,18 +163,21 @@ def show(
 
 def show_plan(session: Session, plan: Plan, *, out: str | None, detailed: bool) -> int:
     """Print, save, and say by the exit code whether something would change."""
-    from iotctl.errors import Exit
+    from iotctl.errors import Exit, InputProblem
     from iotctl.execute.change import check_plan
-    from iotctl.plan.apply import to_yaml
+    from iotctl.plan.apply import to_json, to_yaml
 
-    if plan.refusals and session.output.is_json:
-        session.output.note("refused; see `iotctl plan` without -o json for the table")
     if not plan.refusals:
         _emit(session, plan)
     check_plan(plan)
     if out is not None:
         path = session.cwd / out
-        path.write_text(to_yaml(plan))
+        try:
+            path.write_text(to_json(plan) if path.suffix == ".json" else to_yaml(plan))
+        except OSError as error:
+            raise InputProblem(
+                "the plan cannot be saved", why=error.strerror or str(error), where=str(path)
+            ) from None
         session.output.note(f"saved; next: iotctl apply {out}")
     return Exit.PENDING if detailed and plan.has_changes else Exit.DONE
 
@@ -199,7 +202,9 @@ def load_plan(path: Path) -> Plan:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputProblem(f"cannot read {path}", why=str(error), where=str(path)) from None
+        raise InputProblem(
+            "the plan cannot be read", why=getattr(error, "strerror", None) or str(error), where=str(path)
+        ) from None
     return from_json(text, str(path)) if path.suffix == ".json" else from_yaml(text, str(path))
 
 

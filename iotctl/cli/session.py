@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     Connect = Callable[[ClusterSpec], Cluster]
 
+INTERRUPTED = ("what the cluster has accepted goes on", "iotctl ops list")
 FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 
 
@@ -50,6 +51,9 @@ class Session:
     cwd: Path
     connect: Connect | None = None
     options: GlobalOptions = field(default_factory=GlobalOptions)
+    on_interrupt: Callable[[], tuple[str, str]] = lambda: INTERRUPTED
+    """What is true when this run is interrupted now, and the next command."""
+
     _source: ClusterSource | None = None
     _cluster: Cluster | None = None
     _output: Output | None = None

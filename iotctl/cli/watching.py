@@ -32,8 +32,9 @@ def operation_progress(progress: Progress) -> Callable[[Operation], None]:
 
 
 def watch_operation(session: Session, operation: str) -> None:
-    """Wait for `operation` and print it. A cancelled one is refused work (5)."""
+    """Wait for `operation`, end a removal here too, and print it. A cancelled one is refused work (5)."""
     from iotctl.cli import views
+    from iotctl.execute.change import finish_removal
     from iotctl.execute.operations import Operations, describe_operation, wait_operation
 
     with session.progress() as progress:
@@ -43,6 +44,7 @@ def watch_operation(session: Session, operation: str) -> None:
             on_update=operation_progress(progress),
             timeout_s=session.options.timeout_s,
         )
+    finish_removal(session.cluster, session.source, session.fleet, found, session.output.note)
     row = describe_operation(found, now_ms=int(time.time() * 1000))
     session.output.emit("operations", Operations([row]), lambda: views.operation_tables([row]))
     if row.state == "cancelled":

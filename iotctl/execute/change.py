@@ -5,25 +5,33 @@ table version it was made for. Once the meta group has the operation, the agents
 waiting here only watches.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from iotctl.errors import InputProblem, RefusedProblem, Unreachable, UsageProblem
+from iotctl.errors import BusyProblem, InputProblem, RefusedProblem, Unreachable, UsageProblem
 from iotctl.execute.cluster import Cluster, cluster_spec, connect
 from iotctl.execute.facts import spec_hash, table_of
-from iotctl.execute.operations import OnOperation, wait_operation
+from iotctl.execute.operations import (
+    OnOperation,
+    blocked_on,
+    next_command,
+    open_operations,
+    wait_operation,
+)
 from iotctl.fleet.local import LocalFleet
 from iotctl.plan.apply import changes_of, check_fresh
 from iotctl.plan.model import Plan, Step
 from iotctl.spec.cluster import ClusterSource, NodeEntry, load_cluster
 from iotctl.spec.edit import add_node, diff, remove_node
 from nodeagent.model.config import RaftSettings
-from nodeagent.model.errors import NodeAgentError
-from nodeagent.model.operation import Operation, Options, Ranges
+from nodeagent.model.errors import Definite, NodeAgentError
+from nodeagent.model.operation import Operation, Options, Ranges, Stage
 from nodeagent.model.requests import BeginChange, NodeStatus
 from nodeagent.partition.change import Change
 from nodeagent.partition.ranges import union
@@ -33,7 +41,7 @@ SILENT_MS = 10 * RaftSettings().election_timeout_ms
 """A node that some agent heard from within this is not dead."""
 
 POLL_S = 0.1
-KINDS = {"add": "add-node", "remove": "remove-node", "move": "rebalance"}
+KINDS = {"add": "add-node", "remove": "remove-node", "replace": "replace-node", "move": "rebalance"}
 """Of a plan's step: what the operation is called."""
 
 OnNote = Callable[[str], None]
@@ -94,16 +102,24 @@ def execute(
     version = view.table_version
     for i, (step, change) in enumerate(zip(plan.steps, changes, strict=True)):
         leaves = {"remove": step.node, "replace": step.replaces}.get(step.kind)
-        entry = _newcomer(source, fleet, step, request) if step.kind in ("add", "replace") else None
-        status = probe(entry) if entry else None
-        operation = cluster.begin_change(_begin(step, change, request, version, entry, status))
+        if step.kind in ("add", "replace"):
+            _check_idle(cluster)
+            entry = _newcomer(source, fleet, step, request)
+            with _started(fleet, step.node) as starting:
+                status = probe(entry)
+                begin = _begin(step, change, request, version, entry, status)
+                starting.asked = True
+                operation = cluster.begin_change(begin)
+        else:
+            entry = None
+            operation = cluster.begin_change(_begin(step, change, request, version, None, None))
         begun.append(operation.id)
         on_note(f"operation {operation.id}: {operation.title}")
         if entry:
             _spec_edit(source, partial(_with, entry=entry), request, on_note)
         if not request.wait:
             if leaves is not None:
-                _spec_edit(source, partial(remove_node, name=leaves), request, on_note)
+                on_note(f"{leaves} stays in {source.path.name} until the removal is over and waited for")
             continue
         last = i == len(plan.steps) - 1
         operation = _wait(cluster, operation, request, on_update, final=last)
@@ -170,7 +186,6 @@ def _newcomer(
     """Where the node listens: the local fleet makes and starts it, else cluster.yaml or --host tell."""
     if fleet is not None:
         made = fleet.add(step.node)
-        fleet.start([step.node])
         return msgspec.structs.replace(made, weight=step.weight)
     defaults = source.file.defaults
     for node in source.file.nodes:
@@ -194,6 +209,51 @@ def _newcomer(
         http_port=defaults.http_port,
         weight=step.weight,
     )
+
+
+@dataclass(slots=True)
+class _Starting:
+    """`asked`: the meta group may know the change, so that the newcomer may be needed."""
+
+    asked: bool = False
+
+
+@contextlib.contextmanager
+def _started(fleet: LocalFleet | None, name: str) -> Iterator[_Starting]:
+    """Start a local newcomer for the block; what did not come to be a change leaves no agent behind."""
+    starting = _Starting()
+    started = fleet.start([name]) if fleet else []
+    try:
+        yield starting
+    except BaseException as error:
+        if fleet and started and (not starting.asked or isinstance(error, Definite)):
+            fleet.stop(started)
+        raise
+
+
+def _check_idle(cluster: Cluster) -> None:
+    """Raise `BusyProblem` while another change is open: before a newcomer is started for nothing."""
+    for operation in open_operations(cluster.meta(strong=True)):
+        waits = blocked_on(operation)
+        raise BusyProblem(
+            f"{operation.id} ({operation.kind} {operation.node}, by {operation.by}) is open",
+            why=f"it waits for {waits}" if waits else "one change at a time",
+            next=next_command(operation),
+        )
+
+
+def finish_removal(
+    cluster: Cluster, source: ClusterSource, fleet: LocalFleet | None, operation: Operation, on_note: OnNote
+) -> None:
+    """What is left to do here once a removal is over, whoever waited for it: `cluster.yaml` and the agent.
+
+    Nothing for any other operation, for a node that has come back since, and when it was done already.
+    """
+    node = operation.leaving
+    if node is None or operation.stage is not Stage.DONE or node not in load_cluster(source.path).node_names:
+        return
+    if node not in cluster.meta(strong=True).ring:
+        _removed(source, fleet, node, ChangeRequest(operation.by), on_note)
 
 
 def _removed(
@@ -271,7 +331,9 @@ def probe_newcomer(
         raise Unreachable(
             f"{entry.name} at {entry.host}:{entry.port} does not answer",
             why=f"{reason}; its log ends: {tail}" if tail else reason,
-            next=f"see {fleet.directory / entry.name / 'agent.log'}" if fleet else "iotctl cluster check",
+            next=f"see {fleet.directory / entry.name / 'agent.log'}"
+            if fleet
+            else f"start the agent on {entry.host}: nodeagent run DIRECTORY",
         )
 
     return probe

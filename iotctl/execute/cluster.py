@@ -94,7 +94,7 @@ def cluster_spec(
                 raise Unreachable(
                     "no operator certificate",
                     why=f"{path} is not there",
-                    next="name the directory with --identity, or issue one: iotctl cert issue",
+                    next="name the directory that holds cert.pem, key.pem and ca.pem with --identity",
                 )
         return ClusterSpec(endpoints, files, timeout_s)
     if all(pem.values()):

@@ -5,7 +5,7 @@ whole block. A value that cannot be cast is found by halving the column: its cos
 k bad values. A quoted value must not contain a line break (lines would not be countable).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,10 +49,11 @@ class BadRow:
 
 @dataclass(slots=True)
 class Block:
-    """Rows that are good, and those of the same block that are not."""
+    """Rows that are good, and those of the same block that are not. `at`: bytes of the file read so far."""
 
     rows: pa.RecordBatch
     bad: list[BadRow]
+    at: int
 
 
 @dataclass(slots=True)
@@ -61,33 +62,37 @@ class _Source:
 
     path: Path
     ragged: list[BadRow] = field(default_factory=list)
+    at: int = 0
 
     def blocks(self) -> Iterator[pa.RecordBatch]:
         self.ragged.clear()
         header = self.header()
-        try:
-            reader = pacsv.open_csv(
-                self.path,
-                read_options=pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-                parse_options=pacsv.ParseOptions(
-                    invalid_row_handler=self._on_ragged, ignore_empty_lines=False
-                ),
-                convert_options=pacsv.ConvertOptions(
-                    column_types={name: pa.string() for name in header},
-                    strings_can_be_null=True,
-                    null_values=[""],
-                ),
-            )
-            yield from reader
-        except pa.ArrowInvalid as error:
-            raise InputProblem(f"not a CSV file: {error}", where=str(self.path)) from None
+        with self.path.open("rb") as file:
+            try:
+                reader = pacsv.open_csv(
+                    file,
+                    read_options=pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+                    parse_options=pacsv.ParseOptions(
+                        invalid_row_handler=self._on_ragged, ignore_empty_lines=False
+                    ),
+                    convert_options=pacsv.ConvertOptions(
+                        column_types={name: pa.string() for name in header},
+                        strings_can_be_null=True,
+                        null_values=[""],
+                    ),
+                )
+                for block in reader:
+                    self.at = file.tell()
+                    yield block
+            except pa.ArrowInvalid as error:
+                raise InputProblem(f"not a CSV file: {error}", where=str(self.path)) from None
 
     def header(self) -> list[str]:
         try:
             with self.path.open(encoding="utf-8-sig", newline="") as file:
                 line = file.readline()
         except (OSError, UnicodeDecodeError) as error:
-            raise InputProblem(f"cannot read {self.path}", why=str(error), where=str(self.path)) from None
+            raise InputProblem("cannot be read as text", why=str(error), where=str(self.path)) from None
         if not line.strip():
             raise InputProblem("the file has no header line", where=f"{self.path}:1")
         import csv
@@ -106,7 +111,9 @@ def infer_types(path: Path, given: dict[str, str], time: str) -> dict[str, str]:
     Whole numbers become DOUBLE too: a sensor that reads 20 today reads 20.5 tomorrow.
     """
     counts: dict[str, list[int]] = {}
-    for block in _Source(path).blocks():
+    source = _Source(path)
+    check_columns(source.header(), time, given, where=f"{path}:1")
+    for block in source.blocks():
         for name, column in zip(block.schema.names, block.columns, strict=True):
             if name == time or name in given:
                 continue
@@ -126,18 +133,59 @@ def read_csv(path: Path, types: dict[str, str], time: str) -> Iterator[Block]:
         InputProblem: unreadable, no `time` column, a column of `types` that is not there.
     """
     source = _Source(path)
-    names = source.header()
-    for name in (time, *types):
-        if name not in names:
-            known = ", ".join(names)
-            raise InputProblem(f"no column {name!r}", why=f"the columns are: {known}", where=f"{path}:1")
+    check_columns(source.header(), time, types, where=f"{path}:1")
+    for name, kind in types.items():
+        if kind not in ARROW:
+            raise InputProblem(f"{name}: a {kind} cannot be written in a CSV file", where=f"{path}:1")
     done = 0
     for block in source.blocks():
         lines = _lines(done, block.num_rows, source.ragged)
         done += block.num_rows
-        yield _convert(block, lines, types, time)
+        rows, bad = _convert(block, lines, types, time)
+        yield Block(rows, bad, source.at)
     if source.ragged:
-        yield Block(pa.RecordBatch.from_pylist([], pa.schema([])), list(source.ragged))
+        yield Block(pa.RecordBatch.from_pylist([], pa.schema([])), list(source.ragged), source.at)
+
+
+def check_columns(names: Sequence[str], time: str, wanted: Iterable[str], *, where: str) -> None:
+    """The columns of a file against what the command line says of them.
+
+    Raises:
+        InputProblem: a column that is not there, or two that would have one name (names are lower case).
+    """
+    for name in (time, *wanted):
+        if name not in names:
+            raise _no_column(name, names, "--time" if name == time else "--tag and --type", where)
+    seen: dict[str, str] = {}
+    for name in names:
+        twin = seen.setdefault(name.lower(), name)
+        if name != time and name.lower() == "time":
+            raise InputProblem(
+                f"column {name!r} is not the time column ({time!r} is)",
+                next="rename it in the file, or name it with --time",
+                where=where,
+            )
+        if names.count(name) > 1:
+            raise InputProblem(f"two columns are named {name!r}", next="rename one in the file", where=where)
+        if twin != name:
+            raise InputProblem(
+                f"columns {twin!r} and {name!r} are one",
+                why="names of columns are lower case",
+                next="rename one in the file",
+                where=where,
+            )
+
+
+def _no_column(name: str, names: Sequence[str], option: str, where: str) -> InputProblem:
+    why = f"the columns are: {', '.join(names)}"
+    following = f"name columns of the file with {option}"
+    twin = next((n for n in names if n.strip().lower() == name.lower()), None)
+    if twin is not None:
+        following = f"did you mean {twin!r}? {following}"
+    elif len(names) == 1 and any(mark in names[0] for mark in ";\t|"):
+        why = f"the header has no comma: {names[0]!r}"
+        following = "separate the columns by commas"
+    return InputProblem(f"no column {name!r}", why=why, next=following, where=where)
 
 
 def _vote(valid: int, numbers: int, booleans: int) -> str:
@@ -162,7 +210,9 @@ def _lines(done: int, count: int, ragged: list[BadRow]) -> npt.NDArray[np.int64]
     return lines
 
 
-def _convert(block: pa.RecordBatch, lines: npt.NDArray[np.int64], types: dict[str, str], time: str) -> Block:
+def _convert(
+    block: pa.RecordBatch, lines: npt.NDArray[np.int64], types: dict[str, str], time: str
+) -> tuple[pa.RecordBatch, list[BadRow]]:
     columns = dict(zip(block.schema.names, block.columns, strict=True))
     empty = np.logical_and.reduce([_nulls(c) for c in columns.values()])
     reasons: list[tuple[Mask, str, pa.Array]] = []
@@ -180,7 +230,7 @@ def _convert(block: pa.RecordBatch, lines: npt.NDArray[np.int64], types: dict[st
         for i in np.flatnonzero(mask)[:BAD_ROWS_MAX]
     ]
     rows = pa.RecordBatch.from_arrays(arrays, names=["time", *(n.lower() for n in types)])
-    return Block(rows.filter(pa.array(good)), sorted(found, key=lambda b: b.line))
+    return rows.filter(pa.array(good)), sorted(found, key=lambda b: b.line)
 
 
 def _nulls(array: pa.Array) -> Mask:

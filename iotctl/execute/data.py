@@ -1,6 +1,7 @@
 """Rows in and out: import, export, query. Columnar throughout."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -10,8 +11,9 @@ import pyarrow.compute as pc
 
 from iotctl.errors import InputProblem, UsageProblem
 from iotctl.execute.cluster import Cluster
-from iotctl.execute.csv_rows import BAD_ROWS_MAX, BadRow, infer_types, read_csv
+from iotctl.execute.csv_rows import BAD_ROWS_MAX, BadRow, check_columns, infer_types, read_csv
 from nodeagent.model.schema import TYPES, TableSchema
+from nodeagent.table.arrow import ARROW_TYPES
 
 SHOWN_MAX = 10
 WRITE_ROWS = 200_000
@@ -77,12 +79,21 @@ def format_of(path: Path) -> str:
 
 
 def import_file(
-    cluster: Cluster, request: ImportRequest, schemas: Sequence[TableSchema], *, on_progress: OnProgress
+    cluster: Cluster,
+    request: ImportRequest,
+    schemas: Sequence[TableSchema],
+    *,
+    on_progress: OnProgress,
+    on_written: Callable[[int], None] = lambda rows: None,
 ) -> ImportReport:
     """Write a file's rows; the table is created, or gets its missing columns.
 
     Without `skip_bad` the whole file is checked before the first row is written, so that a bad one
     leaves nothing behind.
+
+    Args:
+        on_progress: told how much of the file is done, bytes of a CSV file and rows of another.
+        on_written: told the rows acknowledged so far.
 
     Raises:
         InputProblem: bad rows (with their lines), missing columns, an unreadable file.
@@ -90,27 +101,41 @@ def import_file(
     import time
 
     started = time.monotonic()
-    if not request.file.is_file():
-        raise InputProblem(f"no file {request.file}", where=str(request.file))
+    _check_file(request.file)
+    for name in request.tags:
+        if request.types.get(name, "STRING") != "STRING":
+            raise UsageProblem(f"--type {name}={request.types[name]}: a tag is a STRING", next="leave it out")
     if format_of(request.file) == CSV:
         types = _csv_types(request, schemas)
         if not request.skip_bad:
             _check_csv(request, types, on_progress)
         blocks = _csv_blocks(request, types)
     else:
-        blocks = ((rows, []) for rows in _binary_blocks(request))
+        if request.types:
+            for _ in _binary_blocks(request):
+                pass  # a value that does not fit its type is found before the first row is written
+        blocks = _binary_blocks(request)
     tags = [t.lower() for t in request.tags]
     written, skipped, count = 0, list[SkippedRow](), 0
-    for rows, bad in blocks:
+    for block in blocks:
+        bad = block.bad
         count += len(bad)
         skipped += [SkippedRow(f"{request.file}:{b.line}", b.reason) for b in bad[: SHOWN_MAX - len(skipped)]]
-        for start in range(0, rows.num_rows, WRITE_ROWS):
-            piece = pa.Table.from_batches([rows.slice(start, WRITE_ROWS)])
+        for start in range(0, block.rows.num_rows, WRITE_ROWS):
+            piece = pa.Table.from_batches([block.rows.slice(start, WRITE_ROWS)])
             written += cluster.write(request.storage_group, request.table, piece, tags=tags).rows
-            on_progress("rows written", written)
+            on_written(written)
+        on_progress("writing rows", block.at, block.of, unit=block.unit)
     return ImportReport(
         request.storage_group, request.table, written, count, skipped, round(time.monotonic() - started, 3)
     )
+
+
+def _check_file(path: Path) -> None:
+    if path.is_file():
+        return
+    what = "is a directory, not a file" if path.is_dir() else "no such file"
+    raise InputProblem(what, next="name a .csv, .parquet or .arrow file, or example:weather", where=str(path))
 
 
 def _csv_types(request: ImportRequest, schemas: Sequence[TableSchema]) -> dict[str, str]:
@@ -130,20 +155,28 @@ def _csv_types(request: ImportRequest, schemas: Sequence[TableSchema]) -> dict[s
     return {n: request.types.get(n) or of_table.get(n.lower()) or t for n, t in inferred.items()}
 
 
-def _csv_blocks(
-    request: ImportRequest, types: dict[str, str]
-) -> Iterator[tuple[pa.RecordBatch, list[BadRow]]]:
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows to write, and `at` of `of` (bytes where `unit` is "B", else rows) of the file that are read."""
+
+    rows: pa.RecordBatch
+    bad: list[BadRow]
+    at: int
+    of: int
+    unit: str
+
+
+def _csv_blocks(request: ImportRequest, types: dict[str, str]) -> Iterator[_Piece]:
+    size = request.file.stat().st_size
     for block in read_csv(request.file, types, request.time):
-        yield block.rows, block.bad
+        yield _Piece(block.rows, block.bad, block.at, size, "B")
 
 
 def _check_csv(request: ImportRequest, types: dict[str, str], on_progress: OnProgress) -> None:
     bad: list[BadRow] = []
-    seen = 0
-    for rows, found in _csv_blocks(request, types):
-        bad += found
-        seen += rows.num_rows
-        on_progress("rows checked", seen)
+    for block in _csv_blocks(request, types):
+        bad += block.bad
+        on_progress("checking rows", block.at, block.of, unit=block.unit)
         if len(bad) > BAD_ROWS_MAX:
             break
     if not bad:
@@ -161,49 +194,69 @@ def _check_csv(request: ImportRequest, types: dict[str, str], on_progress: OnPro
     )
 
 
-def _binary_blocks(request: ImportRequest) -> Iterator[pa.RecordBatch]:
-    """Parquet and Arrow files; the time column is renamed, other columns keep their types."""
+def _binary_blocks(request: ImportRequest) -> Iterator[_Piece]:
+    """Parquet and Arrow files; the time column is renamed, other columns keep their types unless `types`
+    gives one."""
     try:
         if format_of(request.file) == PARQUET:
             import pyarrow.parquet as pq
 
-            source: Iterator[pa.RecordBatch] = pq.ParquetFile(request.file).iter_batches(WRITE_ROWS)
+            file = pq.ParquetFile(request.file)
+            total, names = file.metadata.num_rows, file.schema_arrow.names
+            source: Iterator[pa.RecordBatch] = file.iter_batches(WRITE_ROWS)
         else:
             import pyarrow.feather as feather
 
-            source = iter(feather.read_table(request.file).to_batches(WRITE_ROWS))
+            table = feather.read_table(request.file)
+            total, names = table.num_rows, table.column_names
+            source = iter(table.to_batches(WRITE_ROWS))
+        check_columns(names, request.time, (*request.tags, *request.types), where=str(request.file))
+        done = 0
         for batch in source:
-            yield _with_time(batch, request)
+            done += batch.num_rows
+            yield _Piece(_as_asked(batch, request), [], done, total, "")
     except pa.ArrowInvalid as error:
         raise InputProblem(f"cannot be read: {error}", where=str(request.file)) from None
 
 
-def _with_time(batch: pa.RecordBatch, request: ImportRequest) -> pa.RecordBatch:
+def _as_asked(batch: pa.RecordBatch, request: ImportRequest) -> pa.RecordBatch:
+    """The columns with the types and the name of the time column that the command line gives."""
     names = batch.schema.names
-    for name in (request.time, *request.tags):
-        if name not in names:
-            raise InputProblem(
-                f"no column {name!r}", why=f"the columns are: {', '.join(names)}", where=str(request.file)
-            )
     arrays = []
     for name, column in zip(names, batch.columns, strict=True):
-        if name in request.tags and not pa.types.is_string(column.type):
-            column = pc.cast(column, pa.string())
         if name == request.time and pa.types.is_string(column.type):
             column = pc.cast(column, pa.timestamp("ms"))
         if name == request.time and pa.types.is_timestamp(column.type):
             column = pc.cast(column, pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+        elif name in request.tags and not pa.types.is_string(column.type):
+            column = pc.cast(column, pa.string())
+        elif name in request.types:
+            column = _cast(name, column, request)
         arrays.append(column)
     return pa.RecordBatch.from_arrays(arrays, names=["time" if n == request.time else n for n in names])
 
 
-def parse_where(given: Sequence[str]) -> dict[str, str | None]:
+def _cast(name: str, column: pa.Array, request: ImportRequest) -> pa.Array:
+    """Raises `InputProblem` for a value that is none of the type."""
+    kind = request.types[name]
+    try:
+        return pc.cast(column, ARROW_TYPES[kind])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputProblem(
+            f"{name}: not all values are a {kind}",
+            why=str(error).splitlines()[0],
+            next="nothing was written; give another --type, or leave it out",
+            where=str(request.file),
+        ) from None
+
+
+def parse_where(given: Sequence[str], option: str = "--where") -> dict[str, str | None]:
     """`tag=value` words; an empty value asks for rows without the tag. Raises `UsageProblem`."""
     tags: dict[str, str | None] = {}
     for word in given:
         name, equals, value = word.partition("=")
         if not name or not equals:
-            raise UsageProblem(f"--where {word!r} is not TAG=VALUE", next="for example --where device=d1")
+            raise UsageProblem(f"{option} {word!r} is not TAG=VALUE", next=f"for example {option} device=d1")
         tags[name.lower()] = value or None
     return tags
 
@@ -274,4 +327,5 @@ def export_table(rows: pa.Table, path: Path, kind: str) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise InputProblem(f"cannot write {path}", why=str(error), where=str(path)) from None
+        why = error.strerror or str(error)
+        raise InputProblem("cannot be written", why=why, next="name another file", where=str(path)) from None

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from iotctl.errors import RefusedProblem
 from iotctl.execute.cluster import Cluster
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import ENDED
@@ -106,8 +107,16 @@ def ring_of(cluster: Cluster) -> RingView:
 
 
 def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
-    """Ranges from the table; loads from one member of each group (a group nobody tells of is `unread`)."""
+    """Ranges from the table; loads from one member of each group (a group nobody tells of is `unread`).
+
+    Raises:
+        RefusedProblem: no such storage group.
+    """
     view = cluster.meta()
+    known = sorted({s.storage_group for s in view.schemas})
+    if storage_group is not None and storage_group.lower() not in known:
+        why = f"there are: {', '.join(known) or 'none'}"
+        raise RefusedProblem(f"no storage group {storage_group}", why=why, next="iotctl data schema")
     groups = {g.header: g for g in view.groups if not g.dissolving}
     ranges = [
         SlotRange(start, end, header, *_group_of(groups, header), _moving_from(view, start))
@@ -116,7 +125,7 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
     loads: dict[tuple[int, str], list[int]] = {}
     unread = []
     for group in groups.values():
-        listed = _list(cluster, group, storage_group or "")
+        listed = _list(cluster, group, (storage_group or "").lower())
         if listed is None:
             unread.append(group.group)
             continue

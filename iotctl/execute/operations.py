@@ -90,7 +90,11 @@ def describe_operation(
         cancellable=operation.stage in (Stage.PLANNED, Stage.SEALED),
         next=next_command(operation),
         stages=[
-            StageRow(s.name, s.entered_ms, s.left_ms or None, list(s.evidence)) for s in operation.stages
+            # Two leaders' clocks tell the two times: a stage may have taken less than they differ.
+            StageRow(
+                s.name, s.entered_ms, max(s.left_ms, s.entered_ms) if s.left_ms else None, list(s.evidence)
+            )
+            for s in operation.stages
         ],
     )
 
@@ -215,7 +219,7 @@ def pick(view: MetaView, wanted: str | None) -> Operation:
         raise RefusedProblem("no operation is open", next="iotctl ops list")
     if len(candidates) > 1:
         names = ", ".join(o.id for o in candidates)
-        raise UsageProblem(f"several operations are open: {names}", next="name one with --op ID")
+        raise UsageProblem(f"several operations are open: {names}", next="name one of them")
     return candidates[0]
 
 

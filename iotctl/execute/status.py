@@ -4,7 +4,8 @@ Every agent is asked directly (2 s, in parallel); the meta view is taken from th
 answers, without waiting for a leader. What nobody can tell stays None: nothing is guessed as healthy.
 """
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
@@ -20,7 +21,11 @@ from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import META
 from nodeagent.model.limits import DISK_LOW_BYTES
+from nodeagent.model.operation import Stage
 from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeRecord, NodeStatus
+
+ELECTION_LOOKS_S = (1.0, 1.0, 1.5)
+"""Pauses between looks at a group without a leader: together more than an election timeout."""
 
 DAY_MS = 86_400_000
 CERT_WARN_MS = 30 * DAY_MS
@@ -135,8 +140,23 @@ def collect(cluster: Cluster, timeout_s: float = STATUS_TIMEOUT_S) -> Facts:
     return Facts(statuses, errors, None)
 
 
-def cluster_status(cluster: Cluster, source: ClusterSource, *, now_ms: int) -> ClusterStatus:
-    return build_status(collect(cluster), source, now_ms=now_ms)
+def cluster_status(
+    cluster: Cluster, source: ClusterSource, *, now_ms: int, sleep: Callable[[float], None] = time.sleep
+) -> ClusterStatus:
+    """What all agents say. A group without a leader is looked at again while it may still be electing its
+    first: a change makes new groups."""
+    for pause_s in (*ELECTION_LOOKS_S, None):
+        found = build_status(collect(cluster), source, now_ms=now_ms)
+        if pause_s is None or not found.quorum or all(p.code != "no_leader" for p in found.problems):
+            break
+        sleep(pause_s)
+    return found
+
+
+def quorum_problem(cluster: Cluster, source: ClusterSource) -> Problem | None:
+    """The first group whose majority is gone, the meta group before others; None when there is none."""
+    problems = cluster_status(cluster, source, now_ms=0).problems
+    return next((p for p in problems if p.code == "quorum_lost"), None)
 
 
 def build_status(facts: Facts, source: ClusterSource, *, now_ms: int) -> ClusterStatus:
@@ -180,7 +200,7 @@ def start_command(source: ClusterSource, nodes: list[str]) -> str:
     """The command that starts nodes that are down."""
     if source.is_local:
         return f"iotctl local up --dir {source.directory}"
-    return f"iotctl cluster start {' '.join(nodes)}"
+    return f"start the agent on {', '.join(nodes)}: nodeagent run DIRECTORY"
 
 
 def _meta_applied(status: NodeStatus) -> int:
@@ -335,6 +355,9 @@ def _meta_role(node: str, meta: GroupStatus | None) -> str:
 def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) -> list[Problem]:
     found = []
     for node in nodes:
+        if node.state == "not_joined" and (removal := _removal(node.id, facts)):
+            found.append(removal)
+            continue
         if not node.reachable:
             detail = f": {node.error}" if node.error else ""
             found.append(
@@ -352,11 +375,21 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
         if node.cert_expires_ms and node.cert_expires_ms - now_ms < CERT_WARN_MS:
             days = max(0, node.cert_expires_ms - now_ms) // DAY_MS
             message = f"the certificate of {node.id} ends in {days} days"
-            found.append(Problem("warning", "cert_expiring", node.id, "", message, "iotctl cert renew"))
+            renew = f"put a new one into the tls directory of {node.id} and send its agent SIGHUP"
+            found.append(Problem("warning", "cert_expiring", node.id, "", message, renew))
         if node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_LOW_BYTES:
             message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
-            found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node"))
+            found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node NODE"))
     return found
+
+
+def _removal(node: str, facts: Facts) -> Problem | None:
+    """A listed node that has left: whoever removed it did not wait, so its file and agent are as before."""
+    own = [o for o in (facts.view.operations if facts.view else ()) if node in (o.joining, o.leaving)]
+    if not own or own[-1].leaving != node or own[-1].stage is not Stage.DONE:
+        return None
+    message = f"{node} was removed by {own[-1].id} and is still in cluster.yaml"
+    return Problem("warning", "removal_unfinished", node, "", message, f"iotctl ops wait {own[-1].id}")
 
 
 def _group_problems(

@@ -48,20 +48,37 @@ class LineProgress(_Quiet):
         self._stream = stream
         self._clock = clock
         self._phase = ""
+        self._said = self._unsaid = ""
         self._started = clock()
         self._printed = 0.0
 
     def update(self, phase: str, done: int = 0, total: int = 0, *, unit: str = "", note: str = "") -> None:
         now = self._clock()
-        changed = f"{phase} {note}" != self._phase
-        if not changed and now - self._printed < LINE_EVERY_S:
-            return
-        self._phase, self._printed = f"{phase} {note}", now
         show = bytes_text if unit == "B" else str
         amount = f" {show(done)}/{show(total)}" if total else f" {show(done)}" if done else ""
         tail = f" ({note})" if note else ""
-        self._stream.write(f"{span_text(now - self._started):>8}  {phase}{amount}{tail}\n")
+        if f"{phase} {note}" != self._phase:
+            self._close()
+        elif now - self._printed < LINE_EVERY_S:
+            self._unsaid = f"{phase}{amount}{tail}"
+            return
+        self._phase, self._printed = f"{phase} {note}", now
+        self._say(f"{phase}{amount}{tail}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def _say(self, text: str) -> None:
+        self._said, self._unsaid = text, ""
+        self._stream.write(f"{span_text(self._clock() - self._started):>8}  {text}\n")
         self._stream.flush()
+
+    def _close(self) -> None:
+        """How far a phase came that is over."""
+        if self._unsaid and self._unsaid != self._said:
+            self._say(self._unsaid)
 
 
 class BarProgress(_Quiet):

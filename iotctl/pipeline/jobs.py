@@ -1,8 +1,10 @@
 """Run encoded units as Spark tasks, one task each, telling how many are done."""
 
+import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from iotctl.pipeline.report import Progress
@@ -30,20 +32,34 @@ def run_tasks(
         return [], None
     context = session.sparkContext
     group = f"iotctl-{uuid.uuid4().hex[:8]}"
-    context.setJobGroup(group, phase, interruptOnCancel=True)
     over = threading.Event()
     watcher = threading.Thread(target=_watch, args=(context, group, len(units), progress, phase, over))
+
+    def job() -> list[bytes]:
+        context.setJobGroup(group, phase, interruptOnCancel=True)
+        results: list[bytes] = context.parallelize(units, len(units)).map(task).collect()
+        return results
+
+    # A call that waits for the JVM cannot be left by a signal: this thread only waits for that one, and
+    # its own connection is free to cancel the job.
+    pool = ThreadPoolExecutor(1, "spark-job")
     watcher.start()
     try:
-        return context.parallelize(units, len(units)).map(task).collect(), None
-    except KeyboardInterrupt:
-        context.cancelJobGroup(group)
-        raise
+        results = pool.submit(job).result()
+        over.set()
+        watcher.join()
+        progress.update(phase, len(units), len(units))
+        return results, None
     except Exception as error:  # py4j wraps whatever ended the job
         return [], f"the Spark job failed: {_first_line(error)}"
+    except BaseException:
+        with contextlib.suppress(Exception):  # Spark may be past answering
+            context.cancelJobGroup(group)
+        raise
     finally:
         over.set()
         watcher.join()
+        pool.shutdown()
 
 
 def _watch(
@@ -58,10 +74,13 @@ def _watch(
     tracker = context.statusTracker()
     while not over.wait(POLL_S):
         done = 0
-        for job in tracker.getJobIdsForGroup(group):
-            info = tracker.getJobInfo(job)
-            stages = [tracker.getStageInfo(s) for s in info.stageIds] if info else []
-            done += sum(stage.numCompletedTasks for stage in stages if stage)
+        try:
+            for job in tracker.getJobIdsForGroup(group):
+                info = tracker.getJobInfo(job)
+                stages = [tracker.getStageInfo(s) for s in info.stageIds] if info else []
+                done += sum(stage.numCompletedTasks for stage in stages if stage)
+        except Exception:  # the JVM is gone; whoever waits for the job says so
+            return
         progress.update(phase, done, total)
 
 

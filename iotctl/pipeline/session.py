@@ -10,12 +10,14 @@ Settings that are not taste:
 """
 
 import contextlib
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 JAVA_MIN = 17
 DEFAULT_MASTER = "local[*]"
 TASK_ATTEMPTS = 3
+STOP_TIMEOUT_S = 15.0
+"""How long Spark, and then its JVM, may take to end by itself before the JVM is killed."""
 
 _LOG4J = """\
 rootLogger.level = error
@@ -93,11 +97,12 @@ def spark_session(app: str, master: str = DEFAULT_MASTER) -> Iterator["SparkSess
     check_java()
     scratch = Path(tempfile.mkdtemp(prefix="iotctl-spark-"))
     try:
-        session = _start(app, master, scratch)
-        try:
-            yield session
-        finally:
-            _stop(session)
+        with _quiet_logs():
+            session = _start(app, master, scratch)
+            try:
+                yield session
+            finally:
+                _stop(session)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -114,8 +119,9 @@ def _start(app: str, master: str, scratch: Path) -> "SparkSession":
             session = builder.getOrCreate()
         except Exception as error:  # pyspark, py4j and the JVM each raise their own
             tail = log.read_text(errors="replace").strip().splitlines()[-3:] if log.exists() else []
+            said = [line for line in str(error).splitlines() if line.strip()][:1]
             raise Unavailable(
-                f"Spark did not start on master {master}: {error}" + "".join(f"\n  {line}" for line in tail),
+                f"Spark did not start on master {master}: {'; '.join(said + tail)}",
                 next_step="check --master, JAVA_HOME and the free memory",
             ) from error
     if not is_local(master):
@@ -124,19 +130,52 @@ def _start(app: str, master: str, scratch: Path) -> "SparkSession":
 
 
 def _stop(session: "SparkSession") -> None:
-    """Stop Spark and its JVM: a later session may ask for another master or other JVM options."""
+    """Stop Spark and its JVM: a later session may ask for another master or other JVM options.
+
+    Never raises and never hangs: after a signal in the middle of a call the connection to the JVM is of no
+    use, and what Spark says then must not take the place of what ended the block.
+    """
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
     gateway = SparkContext._gateway
-    session.stop()
-    if gateway is not None:
-        gateway.shutdown()
-        process = getattr(gateway, "proc", None)
+    process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):
+            session.stop()
+        with contextlib.suppress(Exception):
+            if gateway is not None:
+                gateway.shutdown()
+
+    asking = threading.Thread(target=ask, name="spark-stop", daemon=True)
+    asking.start()
+    try:
+        asking.join(STOP_TIMEOUT_S)
         if process is not None:
-            process.stdin.close()
-            process.wait(timeout=30)
-        SparkContext._gateway = None
-        SparkContext._jvm = None
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_TIMEOUT_S)
+    finally:
+        if process is not None and process.poll() is None:
+            process.kill()
+            process.wait()
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = None
+
+
+@contextlib.contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """py4j logs a traceback for every call that a signal cuts short, to stderr while the root logger has
+    no handler."""
+    silent = logging.NullHandler()
+    logging.getLogger().addHandler(silent)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(silent)
 
 
 def _settings(master: str, scratch: Path) -> dict[str, str]:

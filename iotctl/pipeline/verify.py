@@ -20,6 +20,7 @@ from iotctl.pipeline.replicas import Chosen, GroupView, check_hashes, compare_ma
 from iotctl.pipeline.report import Mismatch, Progress, Silent, Unread, VerifyReport
 from iotctl.pipeline.session import DEFAULT_MASTER, spark_session
 from iotctl.pipeline.units import CompareUnit, Side, cut_slots
+from nodeagent.model.errors import Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.operation import ENDED, Operation, Ranges, Stage
 from nodeagent.model.requests import GroupRecord, MetaView
@@ -52,6 +53,7 @@ def run(
         session: a running Spark session to use instead of a new one on `master`.
 
     Raises:
+        Refused: a filter names what the cluster does not have, or leaves no file to compare.
         NodeAgentError: the meta group cannot be read, or Spark does not start.
     """
     assert depth in DEPTHS, f"unknown depth {depth!r}"
@@ -60,6 +62,7 @@ def run(
     cluster = connect(spec)
     try:
         meta = cluster.meta(strong=True)
+        check_filters(meta, filters)
         report = VerifyReport(depth)
         report.unread += _on_their_way(meta)
         chosen = Chosen(filters.slots, filters.storage_groups)
@@ -68,6 +71,11 @@ def run(
         recorded, unread = compare_manifests(cluster, views, chosen, progress)
         report.unread += unread
         _record(report, views)
+        if filters != Filters() and not report.files and not report.unread:
+            raise Refused(
+                "nothing to verify: no file matches the filters",
+                next_step="`iotctl data count` and `iotctl cluster slots` show what there is",
+            )
         if depth == "hash":
             _hashes(cluster, views, progress, report)
         elif depth == "content":
@@ -77,6 +85,26 @@ def run(
         cluster.close()
     report.seconds = time.monotonic() - started
     return report
+
+
+def check_filters(meta: MetaView, filters: Filters) -> None:
+    """A misspelt filter selects nothing, and nothing never differs: refuse it.
+
+    Raises:
+        Refused: naming what the cluster does not have.
+    """
+    slots = meta.settings.slots
+    groups = sorted({s.storage_group for s in meta.schemas})
+    nodes = [n.node for n in meta.nodes]
+    unknown = [f"storage group {g}" for g in filters.storage_groups if g not in groups]
+    unknown += [f"node {n}" for n in filters.nodes if n not in nodes]
+    unknown += [f"slot {a}" for a, b in filters.slots if not 0 <= a < b <= slots]
+    if unknown:
+        raise Refused(
+            f"the cluster has no {', no '.join(unknown)}",
+            next_step=f"its storage groups: {', '.join(groups) or 'none'}; nodes: {', '.join(nodes)}; "
+            f"slots: 0 to {slots - 1}",
+        )
 
 
 def _groups(meta: MetaView, filters: Filters) -> list[GroupRecord]:

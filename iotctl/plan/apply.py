@@ -11,7 +11,7 @@ from nodeagent.partition.ranges import SlotRanges, count, from_slots
 from nodeagent.partition.ring import RingNode
 from nodeagent.partition.table import PartitionTable
 
-_AGAIN = "plan again: `iotctl plan …`"
+_MAKE = "make one with `iotctl plan add-node NODE --out FILE` or `iotctl plan remove-node NODE --out FILE`"
 
 
 def to_json(plan: Plan) -> str:
@@ -27,31 +27,42 @@ def from_json(text: str | bytes, where: str = "") -> Plan:
     try:
         return _known(msgspec.json.decode(text, type=Plan), where)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InputProblem("this is not a plan", why=str(error), next=_AGAIN, where=where) from error
+        raise InputProblem("this is not a plan", why=str(error), next=_MAKE, where=where) from error
 
 
 def from_yaml(text: str, where: str = "") -> Plan:
     """Raises `InputProblem` for anything but a plan of this format."""
     try:
         return _known(msgspec.convert(yaml.safe_load(text), Plan), where)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where
+        why = error.problem or "it is not YAML"
+        raise InputProblem("this is not a plan", why=why, next=_MAKE, where=place) from error
     except (yaml.YAMLError, msgspec.MsgspecError) as error:
-        raise InputProblem("this is not a plan", why=str(error), next=_AGAIN, where=where) from error
+        why = str(error).splitlines()[0]
+        raise InputProblem("this is not a plan", why=why, next=_MAKE, where=where) from error
 
 
 def _known(plan: Plan, where: str) -> Plan:
     if plan.format_version != FORMAT_VERSION:
         why = f"format_version is {plan.format_version}, known is {FORMAT_VERSION}"
-        raise InputProblem("this plan has another format", why=why, next=_AGAIN, where=where)
+        raise InputProblem("this plan has another format", why=why, next=_MAKE, where=where)
     return plan
+
+
+def plan_again(plan: Plan) -> str:
+    """The command that makes the same plan for the cluster as it is now."""
+    return " ".join(["iotctl plan", plan.kind, *(s.node for s in plan.steps if s.node), "--out FILE"])
 
 
 def check_fresh(plan: Plan, table_version: int, spec_hash: str) -> None:
     """Refuse a plan that was made for another table or another cluster.yaml."""
     if plan.table_version != table_version:
         why = f"it was made for table version {plan.table_version}, the cluster has {table_version}"
-        raise RefusedProblem("the plan is stale", why=why, next=_AGAIN)
+        raise RefusedProblem("the plan is stale", why=why, next=plan_again(plan))
     if plan.spec_hash != spec_hash:
-        raise RefusedProblem("the plan is stale", why="cluster.yaml has changed since", next=_AGAIN)
+        raise RefusedProblem("the plan is stale", why="cluster.yaml has changed since", next=plan_again(plan))
 
 
 def changes_of(plan: Plan, table: PartitionTable) -> tuple[Change, ...]:
@@ -72,13 +83,15 @@ def changes_of(plan: Plan, table: PartitionTable) -> tuple[Change, ...]:
             moves = plan.moves[taken : taken + step.slots]
             taken += step.slots
             if len(moves) < step.slots or any(current.route(m.slot) != m.source for m in moves):
-                raise InputProblem(f"the moves of step {step.kind} {step.node} do not fit", next=_AGAIN)
+                raise InputProblem(
+                    f"the moves of step {step.kind} {step.node} do not fit", next=plan_again(plan)
+                )
             gains: dict[str, SlotRanges] = {
                 target: from_slots(m.slot for m in moves if m.target == target)
                 for target in dict.fromkeys(m.target for m in moves)
             }
             if sum(map(count, gains.values())) != step.slots:
-                raise InputProblem(f"step {step.kind} {step.node} moves a slot twice", next=_AGAIN)
+                raise InputProblem(f"step {step.kind} {step.node} moves a slot twice", next=plan_again(plan))
             kind = ChangeKind(step.kind)
             ring = current.ring
             if kind is ChangeKind.ADD:
@@ -91,7 +104,9 @@ def changes_of(plan: Plan, table: PartitionTable) -> tuple[Change, ...]:
             new = current.moved(gains, ring, current.version + 1)
             changes.append(change_between(kind, step.node, current, new, plan.replicas))
     except (NodeAgentError, ValueError) as error:
-        raise InputProblem("the plan does not fit the table", why=str(error), next=_AGAIN) from error
+        raise InputProblem(
+            "the plan does not fit the table", why=str(error), next=plan_again(plan)
+        ) from error
     if taken != len(plan.moves):
-        raise InputProblem("the plan has moves that belong to no step", next=_AGAIN)
+        raise InputProblem("the plan has moves that belong to no step", next=plan_again(plan))
     return tuple(changes)

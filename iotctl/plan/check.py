@@ -60,13 +60,13 @@ def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Re
         if len(live) <= len(members) // 2:
             down = ", ".join(n for n in members if n not in live)
             reason = f"group {header} has {len(live)} of {len(members)} members live (down: {down})"
-            yield Refusal("no_quorum", header, reason, f"start {down}; iotctl cluster status")
+            yield Refusal("no_quorum", header, reason, facts.start or f"start {down}")
 
 
 def check_newcomers(facts: ClusterFacts, nodes: Sequence[NodeId]) -> Iterator[Refusal]:
     for node in nodes:
         if not facts.node(node).live:
-            yield Refusal("unreachable", node, f"node {node} does not answer", "iotctl cluster check")
+            yield Refusal("unreachable", node, f"node {node} does not answer", f"start {node}")
 
 
 def check_disks(peaks: Sequence[NodePeak]) -> Iterator[Refusal]:

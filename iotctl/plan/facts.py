@@ -31,6 +31,8 @@ class ClusterFacts:
     rate_bytes_per_s: int = RATE_BYTES_PER_S
     spec_hash: str = ""
     write_rates: Mapping[int, float] = field(default_factory=dict)
+    start: str = ""
+    """How nodes that are down are started here."""
 
     def node(self, name: NodeId) -> NodeFacts:
         return self.nodes.get(name, NodeFacts())

@@ -364,12 +364,16 @@ class Calls:
     def known_schemas(self) -> list[TableSchema]:
         return [self._schemas[key] for key in sorted(self._schemas)]
 
-    async def schema(self, storage_group: str, table: str) -> TableSchema:
-        """Raises `NotFound`."""
+    async def schema(self, storage_group: str, table: str, *, strong: bool = True) -> TableSchema:
+        """Not `strong`: any node's word is enough that there is such a table, not that there is none.
+
+        Raises `NotFound`.
+        """
         known = self.known_schema(storage_group, table)
-        if known is None:
-            await self.meta(strong=True)
-            known = self.known_schema(storage_group, table)
+        for level in (True,) if strong else (False, True):
+            if known is None:
+                await self.meta(level)
+                known = self.known_schema(storage_group, table)
         if known is None:
             raise NotFound(
                 f"there is no table {table!r} in storage group {storage_group!r}",

@@ -165,7 +165,7 @@ def read_authority(directory: Path) -> KeyPair:
     except OSError as error:
         raise InvalidInput(
             f"no certificate authority in {directory}: {error.strerror}",
-            next_step="make one with `iotctl cert init`",
+            next_step="name the directory that holds ca.pem and ca.key",
         ) from error
 
 

@@ -46,6 +46,7 @@ from nodeagent.partition.hash import shard_of, slot_of, time_partition
 from nodeagent.partition.rows import split_rows
 from nodeagent.table.arrow import TIME, decode, one_batch
 from nodeagent.table.merge import merge
+from nodeagent.table.scan import check_scan
 
 LEGS_MAX = 8
 """Groups asked at once."""
@@ -135,8 +136,18 @@ class Reads:
         time_to: int | None,
         read: str,
     ) -> Query:
-        """Raises `NotFound` when there is no such table."""
-        schema = await self._calls.schema(storage_group.lower(), table.lower())
+        """What is to be read, checked before a node is asked.
+
+        Raises:
+            NotFound: no such table.
+            InvalidInput: no such tag or field in it.
+        """
+        schema = await self._calls.schema(storage_group.lower(), table.lower(), strong=read == "strong")
+        names = {n.lower() for n in (*(fields or ()), *tags)}
+        if not names <= {c.name for c in schema.columns}:
+            # Columns are only ever added: what is missing may be new.
+            await self._calls.meta(strong=read == "strong")
+            schema = await self._calls.schema(schema.storage_group, schema.table)
         spec = ScanSpec(
             schema=schema,
             fields=None if fields is None else tuple(f.lower() for f in fields),
@@ -144,6 +155,7 @@ class Reads:
             time_to=TIME_MAX if time_to is None else time_to,
             tags=tuple((name.lower(), value) for name, value in tags.items()),
         )
+        check_scan(spec)
         return Query(schema.storage_group, spec, read)
 
     async def scan(self, query: Query, limit: int | None = None) -> pa.Table:

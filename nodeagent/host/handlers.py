@@ -153,7 +153,7 @@ class Handlers:
         if replica is None:
             damage = host.damaged.get(request.group)
             if damage:
-                return host.desk.refuse(token, "log_corrupt", damage, "iotctl log check DIR")
+                return host.desk.refuse(token, "log_corrupt", damage, "nodeagent log check DIR")
             return host.desk.refuse(
                 token,
                 "unavailable",

@@ -356,7 +356,7 @@ def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: 
     if dead and leaves not in dead:
         names = ", ".join(sorted(dead))
         return ErrorReply(
-            "refused", f"dead and still in the cluster: {names}", f"iotctl cluster remove-node NODE --dead"
+            "refused", f"dead and still in the cluster: {names}", "iotctl cluster remove-node NODE --dead"
         )
     silent_ms = host.desk.now - host.heard.get(leaves, -(1 << 62))
     limit_ms = SILENT_TIMEOUTS * host.config.raft.election_timeout_ms
@@ -364,6 +364,6 @@ def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: 
         return ErrorReply(
             "refused",
             f"{leaves} is not dead: {host.node} heard from it {max(0, silent_ms)} ms ago",
-            f"iotctl cluster {request.kind} without --dead",
+            "leave --dead out",
         )
     return None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.writes import Cluster, moved, not_leader
 from nodeagent.model import limits, requests
+from nodeagent.model.errors import InvalidInput
 from nodeagent.model.files import FileMeta, PulledSlot, Tombstone
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import (
@@ -35,12 +36,21 @@ from nodeagent.model.requests import (
 )
 from nodeagent.partition.hash import slot_of
 from nodeagent.partition.ranges import from_slots, to_slots
+from nodeagent.table.scan import check_same_columns, check_scan
 
 PAGE_BYTES = 8 * limits.MIB
 PAGE_PARTITIONS = 256
 
 
 def on_scan(host: Cluster, replica: DataReplica, token: int, s: requests.ScanRows) -> None:
+    """What the table does not have is refused here: the TsFile reader would call the file corrupt."""
+    known = host.meta.schemas.get((s.storage_group, s.spec.schema.table))
+    try:
+        check_scan(s.spec)
+        if known is not None:
+            check_same_columns(s.spec.schema, known)
+    except InvalidInput as error:
+        return host.desk.refuse(token, error.code, error.what, error.next_step)
     if s.operation:
         return _scan_source(host, replica, token, s)
     return _with_level(host, replica, token, s.read, lambda: _scan_owned(host, replica, token, s))

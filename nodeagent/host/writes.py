@@ -64,7 +64,7 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
             token,
             "not_found" if schema is None else "overloaded",
             f"table {w.partition.storage_group}.{w.table} version {w.schema_version} is not known here",
-            "create it with `iotctl data schema`, or retry shortly if it was just created",
+            "retry shortly if it was just created; a first import or write makes it",
         )
     try:
         command = _command(host, w, schema)

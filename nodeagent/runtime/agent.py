@@ -277,7 +277,7 @@ class Agent:
         except OSError as error:
             raise InvalidInput(
                 f"{identity.cert}: cannot be read: {error.strerror}",
-                next_step="issue a certificate with `iotctl cert issue`, or set `tls: false` on loopback",
+                next_step="put the node's certificate there, or set `tls: false` on loopback",
             ) from error
         if self._server_context is None or self._client_context is None:
             self._server_context = server_context(identity)

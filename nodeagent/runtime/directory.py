@@ -49,7 +49,7 @@ def open_incarnation(disk: Disk, node: str) -> str:
             if disk.exists(name) and disk.listdir(name):
                 raise Damaged(
                     f"{ID_FILE} is missing but {name}/ holds data",
-                    next_step="restore node.id, or remove the directory and use `iotctl replace-node`",
+                    next_step="restore node.id; an empty directory needs `iotctl cluster replace-node`",
                 )
         incarnation = secrets.token_hex(8)
         fresh = NodeFile(node, incarnation, _check(node, incarnation))

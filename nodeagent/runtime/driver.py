@@ -153,7 +153,7 @@ class Driver:
         if hello.incarnation and hello.incarnation in self._host.retired:
             raise Forbidden(
                 f"incarnation {hello.incarnation} of {hello.name} was retired from this cluster",
-                next_step="start with a new directory and add the node with `iotctl add-node`",
+                next_step="start with a new directory and add the node with `iotctl cluster add-node`",
             )
 
     def on_open(self, connection: Connection) -> None:

@@ -58,7 +58,7 @@ def reload(context: ssl.SSLContext, identity: Identity) -> None:
         except (OSError, ValueError) as error:
             raise InvalidInput(
                 f"certificate {_label(identity.cert)} cannot be loaded: {error}",
-                next_step="issue it again with `iotctl cert issue`",
+                next_step="certificate and key must belong together; issue them again",
             ) from error
 
 
@@ -76,7 +76,7 @@ def peer_name(certificate: object) -> PeerName:
     if not name or role not in ROLES:
         raise Forbidden(
             f"certificate of {name or 'an unnamed peer'} has role {role!r}, not {', '.join(ROLES)}",
-            next_step="issue it again with `iotctl cert issue`",
+            next_step="issue it again with a known role as its organizational unit",
         )
     return PeerName(name, role)
 
@@ -86,14 +86,14 @@ def explain(error: ssl.SSLError, where: str) -> Forbidden:
     if isinstance(error, ssl.SSLCertVerificationError):
         return Forbidden(
             f"certificate of {where} is refused: {error.verify_message}",
-            next_step="check that both sides use certificates of the same cluster: `iotctl cert show`",
+            next_step="check that both sides use certificates of the same cluster: compare their ca.pem",
         )
     reason = (error.reason or str(error)).lower().replace("_", " ")
     before, alert, text = reason.partition(" alert ")
     if alert and before in _ALERT_PREFIXES:
         return Forbidden(
             f"{where} refuses our certificate: {text}",
-            next_step="look at it with `iotctl cert show`, renew it with `iotctl cert renew`",
+            next_step="look at it with `openssl x509 -noout -subject -issuer -enddate -in FILE`",
         )
     return Forbidden(f"no TLS with {where}: {reason}")
 

@@ -122,6 +122,7 @@ class FakeCluster:
         self.log: list[tuple[str, Request]] = []
         self.schemas: dict[tuple[str, str], TableSchema] = {}
         self.operations: list[Operation] = []
+        self.meta_lost = False
         self.late: set[asyncio.Task[None]] = set()
         self._addresses = {n: ("10.0.0.1", i) for i, n in enumerate(NODES)}
         per_node = SETTINGS.slots // len(NODES)
@@ -193,6 +194,8 @@ class FakeCluster:
             case GetStatus():
                 return NodeStatus(target, "i", "c", "test", "1", "running", 0, 0, self.version, (), {})
             case GetMeta(strong=strong):
+                if strong and self.meta_lost:
+                    raise Unavailable("the meta group has no quorum")
                 stale = not strong and target != NODES[0] and self._roll(self.faults.stale_meta)
                 view = self.views[-2] if stale and len(self.views) > 1 else self.views[-1]
                 return msgspec.structs.replace(view, node=target)

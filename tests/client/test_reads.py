@@ -3,14 +3,16 @@
 import asyncio
 import random
 
+import msgspec
 import pytest
 
 from nodeagent.client.cluster import Cluster
 from nodeagent.client.reader import Query, merge_below, slots_of
-from nodeagent.model.errors import NodeAgentError, NotFound, OutcomeUnknown, Unavailable
+from nodeagent.model.errors import InvalidInput, NodeAgentError, NotFound, OutcomeUnknown, Unavailable
 from nodeagent.model.files import ScanSpec, Tombstone
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.requests import ListPartitions, Reply, RowsScanned, ScanRows
+from nodeagent.model.schema import Column
 from nodeagent.partition.hash import shard_of, slot_of
 from tests.client.clock import run
 from tests.client.fake import SETTINGS, FakeCluster, Faults
@@ -68,6 +70,66 @@ def test_a_scan_keeps_to_times_tags_and_fields() -> None:
         assert len([r for _, r in fake.log if isinstance(r, ScanRows)]) <= 2
         batches = [b async for b in cluster.scan_batches(SG, TABLE)]
         assert sum(b.num_rows for b in batches) == 20
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "fields,tags,says",
+    [
+        (
+            None,
+            {"v": "3"},
+            "no tag 'v' in root.a.m: it is a field, and rows are chosen by tags; its tags are: d",
+        ),
+        (None, {"x": "3"}, "no tag 'x' in root.a.m: there is no such column; its tags are: d"),
+        (["u"], {}, "no field 'u' in root.a.m: there is no such column; its fields are: v, w"),
+        (["d"], {}, "no field 'd' in root.a.m: it is a tag"),
+        (None, {"d": 3}, "tag 'd' is text, it never equals 3"),
+    ],
+)
+def test_what_the_table_does_not_have_is_refused_before_a_group_is_asked(
+    fields: list[str] | None, tags: dict[str, str], says: str
+) -> None:
+    """A reader of TsFiles can only fail on it, once per node and attempt."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        fake.log.clear()
+        with pytest.raises(InvalidInput) as caught:
+            await cluster.scan(SG, TABLE, fields=fields, tags=tags)
+        assert says in caught.value.what
+        assert not [r for _, r in fake.log if isinstance(r, ScanRows)]
+
+    run(scenario())
+
+
+def test_a_weak_read_needs_no_quorum_of_the_meta_group() -> None:
+    """It is wanted most when the majority is gone; a strong one says what is missing."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((1, "a", 1.0, 2.0)))
+        fake.meta_lost = True
+        fresh = Cluster(fake, timeout_s=2.0, rng=random.Random(1))
+        for group in fake.groups:
+            fake.elect(group)
+        assert listed(await fresh.scan(SG, TABLE, read="weak")) == [(1, "a", 1.0, 2.0)]
+        with pytest.raises(Unavailable, match="no quorum"):
+            await Cluster(fake, timeout_s=2.0, rng=random.Random(1)).scan(SG, TABLE)
+
+    run(scenario())
+
+
+def test_a_column_that_was_just_added_is_found() -> None:
+    """The client knows an older schema: it looks again before it refuses."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((1, "a", 1.0, 2.0)))
+        grown = (*SCHEMA.columns, Column("u", "DOUBLE", False))
+        fake.add_table(msgspec.structs.replace(SCHEMA, version=2, columns=grown))
+        assert "u" in (await cluster.scan(SG, TABLE, fields=["u"])).column_names
 
     run(scenario())
 

@@ -28,7 +28,7 @@ from nodeagent.model.requests import (
     ScanRows,
     SetHolds,
 )
-from nodeagent.model.schema import TableSchema
+from nodeagent.model.schema import Column, TableSchema
 from nodeagent.testing.sim import configs
 
 CONFIG = configs(["a", "b", "c"], ClusterSettings("t", slots=10), 3)[0]
@@ -111,6 +111,29 @@ def test_slots_that_do_not_exist_are_refused_before_they_are_expanded(
         host.on_request(7, "x", "admin", request, 0, 0)
         (token, reply) = host.take().replies[0]
         assert token == 7 and isinstance(reply, ErrorReply) and reply.code == "invalid_input"
+
+
+COLUMNS = (Column("d", "STRING", True), Column("v", "DOUBLE", False))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ScanSpec(TableSchema("g", "t", 1, COLUMNS), tags=(("v", "3"),)),
+        ScanSpec(TableSchema("g", "t", 1, COLUMNS), tags=(("x", "3"),)),
+        ScanSpec(TableSchema("g", "t", 1, COLUMNS), fields=("x",)),
+        ScanSpec(TableSchema("g", "t", 1, (Column("v", "STRING", True),)), tags=(("v", "3"),)),
+    ],
+)
+def test_a_scan_for_what_the_table_does_not_have_costs_no_file(spec: ScanSpec) -> None:
+    """The TsFile package raises on such names, and its process is replaced after every error."""
+    host = open_host(1)
+    host.meta.schemas["g", "t"] = TableSchema("g", "t", 1, COLUMNS)
+    host.take()
+    host.on_request(7, "x", "reader", ScanRows("a.1", "g", spec, "weak"), 0, 0)
+    did = host.take()
+    (token, reply) = did.replies[0]
+    assert token == 7 and isinstance(reply, ErrorReply) and reply.code == "invalid_input" and not did.jobs
 
 
 @pytest.mark.parametrize("incarnation,member,known", [("i-a", True, False), ("other", False, True)])

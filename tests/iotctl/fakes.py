@@ -256,6 +256,9 @@ class FakeCluster:
             found.stage = Stage.CANCELLED
         if steer.verb in ("pause", "resume"):
             found.paused = steer.verb == "pause"
+        if steer.verb == "release":
+            found.release_go = True
+            found.stage = Stage.DONE
         if steer.verb == "go":
             found.migrate_go = True
             found.stage = Stage.DONE

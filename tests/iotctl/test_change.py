@@ -10,6 +10,7 @@ from iotctl.cli.options import DEPTHS
 from iotctl.errors import Exit
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.operation import Options, Stage
+from nodeagent.model.requests import NodeStatus
 from nodeagent.partition.ranges import count
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl, make_operation
 
@@ -96,6 +97,64 @@ def test_a_saved_plan_is_applied_and_then_stale(spec: Path) -> None:
     again = iotctl(spec, "apply", "plan.yaml", "--yes", cluster=cluster)
     assert again.code == Exit.REFUSED and "stale" in again.err
     assert len(cluster.begun) == 1
+
+
+@pytest.mark.parametrize("name", ["plan.json", "plan.yaml", "plan"])
+def test_a_saved_plan_is_read_by_its_name(spec: Path, name: str) -> None:
+    """JSON for .json, else YAML, on both ways."""
+    assert iotctl(spec, "plan", "remove-node", "node3", "--out", name, cluster=FakeCluster()).code == 0
+    done = iotctl(spec, "plan", "show", name, "-o", "json")
+    assert done.code == 0 and json.loads(done.out)["kind"] == "remove-node"
+    assert ((spec / name).read_text()[0] == "{") == name.endswith(".json")
+
+
+def test_a_plan_that_cannot_be_saved_is_no_bug(spec: Path) -> None:
+    done = iotctl(spec, "plan", "remove-node", "node3", "--out", "none/p.yaml", cluster=FakeCluster())
+    assert done.code == Exit.INPUT and "none/p.yaml: the plan cannot be saved" in done.err
+
+
+def test_a_broken_yaml_plan_is_one_line_with_its_place(spec: Path) -> None:
+    """file:line:col, as for every input file."""
+    (spec / "x.yaml").write_text("a: 1\nb: [1\nc: 2\n")
+    done = iotctl(spec, "plan", "show", "x.yaml")
+    assert done.code == Exit.INPUT and done.err.startswith(f"error: {spec}/x.yaml:3:")
+    assert len(done.err.splitlines()) == 3
+
+
+def test_an_ended_operation_is_not_cancelled(spec: Path) -> None:
+    done = iotctl(spec, "ops", "cancel", "op-9", "--yes", cluster=removal(Stage.DONE))
+    assert done.code == Exit.REFUSED and "op-9 is over (done)" in done.err and "let it end" not in done.err
+
+
+def test_migrate_on_an_operation_that_is_over_starts_nothing(spec: Path) -> None:
+    done = iotctl(spec, "migrate", "--op", "op-9", cluster=removal(Stage.DONE))
+    assert (
+        done.code == Exit.REFUSED and "op-9 is over (done)" in done.err and "starting Spark" not in done.err
+    )
+
+
+def test_list_and_show_agree_on_the_bytes(spec: Path) -> None:
+    """Both count what the nodes received."""
+
+    class Receiving(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            return msgspec.structs.replace(FakeCluster.status(self, node), received_bytes={"op-9": 700})
+
+    cluster = Receiving(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    shown = [
+        json.loads(iotctl(spec, "ops", *words, "-o", "json", cluster=cluster).out)["operations"][0]
+        for words in (("list",), ("show", "op-9"))
+    ]
+    assert [o["bytes_done"] for o in shown] == [3500, 3500]
+
+
+def test_no_stage_takes_less_than_nothing(spec: Path) -> None:
+    """Its ends are told by the clocks of two leaders."""
+    operation = make_operation("op-9", stage=Stage.DONE)
+    operation.stages[0].left_ms = operation.stages[0].entered_ms - 13
+    done = iotctl(spec, "ops", "show", "op-9", "-o", "json", cluster=FakeCluster(operations=[operation]))
+    (stage, _) = json.loads(done.out)["operations"][0]["stages"]
+    assert stage["left_ms"] == stage["entered_ms"]
 
 
 def test_a_changed_spec_makes_a_plan_stale(spec: Path) -> None:
@@ -235,6 +294,65 @@ def test_waiting_survives_a_cluster_that_does_not_answer(spec: Path) -> None:
     cluster = Flaky(operations=[make_operation("op-9", stage=Stage.DONE)])
     assert iotctl(spec, "ops", "wait", "op-9", cluster=cluster).code == 0
     assert Flaky.polls == 2
+
+
+def removal(stage: Stage) -> FakeCluster:
+    """node3 has given up everything, nobody here saw the end."""
+    operation = make_operation("op-9", stage=stage)
+    operation.kind, operation.node = "remove-node", "node3"
+    return FakeCluster(names=["node1", "node2", "node4", "node5"], operations=[operation])
+
+
+@pytest.mark.parametrize(
+    "words,stage",
+    [
+        (("ops", "wait", "op-9"), Stage.DONE),
+        (("cluster", "wait", "--for", "op=op-9"), Stage.DONE),
+        (("ops", "resume", "op-9"), Stage.DONE),
+        (("ops", "release", "op-9"), Stage.MOVING),
+    ],
+)
+def test_a_removal_is_ended_here_by_whoever_sees_its_end(
+    spec: Path, words: tuple[str, ...], stage: Stage
+) -> None:
+    """Else the node stays in cluster.yaml and `apply` would add it again."""
+    done = iotctl(spec, *words, cluster=removal(stage))
+    assert done.code == 0, done.err
+    assert "node3" not in (spec / "cluster.yaml").read_text() and "-  - {name: node3" in done.err
+
+
+def test_a_node_that_came_back_is_not_removed_by_its_old_operation(spec: Path) -> None:
+    cluster = removal(Stage.DONE)
+    cluster.names.append("node3")
+    assert iotctl(spec, "ops", "wait", "op-9", cluster=cluster).code == 0
+    assert (spec / "cluster.yaml").read_text() == SPEC
+
+
+def test_status_names_the_command_that_ends_a_removal(spec: Path) -> None:
+    """Not `add-node`, whether its agent still runs or not."""
+    for down in (set[str](), {"node3"}):
+        cluster = removal(Stage.DONE)
+        cluster.down = down
+        (problem,) = json.loads(iotctl(spec, "cluster", "status", "-o", "json", cluster=cluster).out)[
+            "problems"
+        ]
+        assert (problem["code"], problem["next"]) == ("removal_unfinished", "iotctl ops wait op-9")
+
+
+def test_a_removal_without_waiting_leaves_the_file_until_its_end(spec: Path) -> None:
+    """The agent runs until then, so the file must name it."""
+    done = iotctl(spec, "cluster", "remove-node", "node3", "--yes", "--no-wait", cluster=FakeCluster())
+    assert done.code == 0 and "next: iotctl cluster wait --for op=op-51" in done.err
+    assert (spec / "cluster.yaml").read_text() == SPEC
+
+
+def test_a_stale_plan_is_refused_before_it_is_shown(spec: Path) -> None:
+    """Neither --dry-run nor a question may present what cannot be done any more."""
+    cluster = FakeCluster()
+    iotctl(spec, "plan", "remove-node", "node3", "--out", "plan.yaml", cluster=cluster)
+    cluster.version += 1
+    done = iotctl(spec, "apply", "plan.yaml", "--dry-run", cluster=cluster)
+    assert done.code == Exit.REFUSED and "stale" in done.err and not done.out
 
 
 def test_set_rate(spec: Path) -> None:

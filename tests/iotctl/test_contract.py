@@ -12,12 +12,14 @@ import pyarrow as pa
 import pytest
 
 from iotctl.cli import published
+from iotctl.cli.main import Terminated
 from iotctl.cli.options import hoist
 from iotctl.errors import Exit
 from iotctl.output.failure import EXIT_OF, NEXT_OF
 from nodeagent.model import errors
 from nodeagent.model.errors import BY_CODE, NodeAgentError
 from nodeagent.model.operation import Stage
+from nodeagent.model.requests import MetaView
 from tests.iotctl.fakes import SPEC, FakeCluster, Tty, iotctl, make_operation
 
 KEYS = {
@@ -274,6 +276,102 @@ def test_a_closed_pipe_is_no_error(spec: Path) -> None:
         ["bash", "-c", f"({command}) | true"], capture_output=True, text=True, cwd=Path.cwd(), check=False
     )
     assert done.stderr.strip() == "code 0"
+
+
+@pytest.mark.parametrize("words", ["iotctl nonsense", "iotctl plan show x.yaml -o json", "iotctl"])
+@pytest.mark.parametrize("sink", ["| true", "> /dev/full"])
+def test_an_output_nobody_takes_is_no_bug(words: str, sink: str, tmp_path: Path) -> None:
+    """The exit code is the command's own, and stderr has no traceback."""
+    command = words.replace("iotctl", f"{sys.executable} -m iotctl", 1)
+    env = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    done = subprocess.run(
+        ["bash", "-c", f"({command}; echo code $? >&2) {sink}"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=env,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr and "our bug" not in done.stderr
+    assert done.stderr.splitlines()[-1] in ("code 2", "code 3"), done.stderr
+
+
+def test_a_full_disk_is_said_in_one_line(spec: Path) -> None:
+    """A result that cannot be written is no success."""
+    command = f"{sys.executable} -m iotctl completion zsh > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == Exit.INPUT
+    assert done.stderr.splitlines()[0].startswith("error: the output cannot be written: No space left")
+
+
+def ending(error: BaseException) -> FakeCluster:
+    class Ending(FakeCluster):
+        def meta(self, strong: bool = False) -> MetaView:
+            raise error
+
+    return Ending()
+
+
+@pytest.mark.parametrize(
+    "error,code,what",
+    [(KeyboardInterrupt(), 130, "interrupted"), (Terminated(), 143, "terminated")],
+)
+def test_an_interrupt_tells_what_goes_on(spec: Path, error: BaseException, code: int, what: str) -> None:
+    """Also as a document: a script that reads JSON gets one in every case."""
+    done = iotctl(spec, "ops", "list", "-o", "json", cluster=ending(error))
+    assert done.code == code
+    failure = document(done.out)["error"]
+    assert (failure["code"], failure["kind"], failure["next"]) == (code, what, "iotctl ops list")
+    assert f"error: {what}" in done.err and "goes on" in done.err
+
+
+def test_a_lost_quorum_is_called_so(spec: Path) -> None:
+    """Exit 4 with the nodes that are down and how to start them; other failures keep their words."""
+
+    class Mute(FakeCluster):
+        def count(
+            self, storage_group: str | None = None, table: str | None = None
+        ) -> list[dict[str, object]]:
+            raise errors.Unavailable("none of 5 nodes answered within 2.5 s")
+
+    done = iotctl(spec, "data", "count", "-o", "json", cluster=Mute(down={"node1", "node2", "node3"}))
+    failure = document(done.out)["error"]
+    assert (done.code, failure["code"]) == (Exit.UNREACHABLE, Exit.UNREACHABLE)
+    assert failure["what"] == "the meta group has no quorum: down are node1, node2, node3"
+    assert failure["why"] == "none of 5 nodes answered within 2.5 s"
+    assert failure["next"].startswith("start the agent on node1, node2, node3")
+    done = iotctl(spec, "data", "count", cluster=Mute())
+    assert "error: none of 5 nodes answered" in done.err
+
+
+@pytest.mark.parametrize("words", [("cluster", "status"), ("ops", "list"), ("data", "count")])
+def test_csv_is_for_queries_alone(spec: Path, words: tuple[str, ...]) -> None:
+    """Refused before anything is done, not answered with a table."""
+    done = iotctl(spec, *words, "-o", "csv", cluster=FakeCluster())
+    assert done.code == Exit.USAGE and "iotctl data query" in done.err and not done.out
+
+
+@pytest.mark.parametrize(
+    "words,meant",
+    [(("statsu",), "iotctl cluster status"), (("add-node", "x"), "iotctl cluster add-node")],
+)
+def test_a_command_at_the_wrong_place_is_found(tmp_path: Path, words: tuple[str, ...], meant: str) -> None:
+    done = iotctl(tmp_path, *words)
+    assert done.code == Exit.USAGE and meant in done.err.splitlines()[-1]
+
+
+def test_slots_of_an_unknown_storage_group_are_refused(spec: Path) -> None:
+    """Else its slots would be those of everybody, all empty."""
+    done = iotctl(spec, "cluster", "slots", "--storage-group", "root.nope", cluster=FakeCluster())
+    assert done.code == Exit.REFUSED and "root.nope" in done.err and not done.out
+
+
+@pytest.mark.parametrize("master", ["local[nope]", "", "spark://h", "localhost:7077"])
+@pytest.mark.parametrize("command", ["verify", "migrate"])
+def test_what_is_no_master_is_refused_before_spark_starts(spec: Path, command: str, master: str) -> None:
+    cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
+    done = iotctl(spec, command, "--master", master, cluster=cluster)
+    assert done.code == Exit.USAGE and "spark://HOST:PORT" in done.err
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -1,6 +1,7 @@
 """Import: types, times, and every bad row by its line."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,8 +10,9 @@ import pytest
 
 from iotctl.errors import Exit
 from iotctl.execute.csv_rows import infer_types, read_csv
+from iotctl.humanize import bytes_text
 from nodeagent.model.schema import Column, TableSchema
-from tests.iotctl.fakes import SPEC, FakeCluster, Ran, iotctl
+from tests.iotctl.fakes import SPEC, FakeCluster, Ran, Wrote, iotctl
 
 
 @pytest.fixture
@@ -162,6 +164,83 @@ def test_parquet_with_timestamps(spec: Path) -> None:
     rows = cluster.written[0][2]
     assert rows.column("time").to_pylist() == [1000, 2000]
     assert rows.column("dev").to_pylist() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "header,words,says",
+    [
+        ("time,v,v", (), "two columns are named 'v'"),
+        ("time,Temp,temp", (), "columns 'Temp' and 'temp' are one"),
+        ("ts,time,v", ("--time", "ts"), "column 'time' is not the time column"),
+        ("when,v,w", (), "name columns of the file with --time"),
+        ("Time,v,w", (), "did you mean 'Time'?"),
+        ("time;v;w", (), "separate the columns by commas"),
+        ("time,v,w", ("--tag", "dev"), "--tag and --type"),
+        ("time,v,w", ("--type", "v=BLOB"), "a BLOB cannot be written in a CSV file"),
+    ],
+)
+def test_a_header_that_does_not_fit_names_the_line(
+    spec: Path, header: str, words: tuple[str, ...], says: str
+) -> None:
+    """No column is ever lost in silence; each message has the place once and what helps."""
+    done, cluster = load(spec, f"{header}\n1,2,3\n", *words)
+    assert done.code == Exit.INPUT and not cluster.written
+    failure = json.loads(done.out)["error"]
+    assert failure["where"] == f"{spec}/a.csv:1"
+    assert says in f"{failure['what']} {failure['next']}" and str(spec) not in failure["what"]
+
+
+def test_a_file_that_is_none_is_named_once(spec: Path) -> None:
+    (spec / "d.csv").mkdir()
+    where = ("--storage-group", "root.a", "--table", "m")
+    for name, says in (("d.csv", "is a directory, not a file"), ("x.csv", "no such file")):
+        done = iotctl(spec, "data", "import", name, *where, cluster=FakeCluster())
+        assert done.code == Exit.INPUT
+        assert done.err.splitlines()[0] == f"error: {spec}/{name}: {says}"
+
+
+def test_types_are_given_to_parquet_too(spec: Path) -> None:
+    """Else the option would be taken and do nothing; a value that does not fit leaves nothing behind."""
+    pq.write_table(pa.table({"time": [1, 2], "a": [1, 2], "b": ["1", "x"]}), spec / "a.parquet")
+    words = ("data", "import", "a.parquet", "--storage-group", "root.a", "--table", "m", "--type")
+    cluster = FakeCluster()
+    done = iotctl(spec, *words, "a=DOUBLE", cluster=cluster)
+    assert done.code == 0, done.err
+    assert cluster.written[0][2].column("a").type == pa.float64()
+    for given, says in (("b=DOUBLE", "b: not all values are a DOUBLE"), ("c=DOUBLE", "no column 'c'")):
+        cluster = FakeCluster()
+        done = iotctl(spec, *words, given, cluster=cluster)
+        assert done.code == Exit.INPUT and says in done.err and not cluster.written
+
+
+def test_an_interrupted_import_says_how_far_it_came(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are idempotent, so the next step is the same command."""
+    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 1000)
+
+    class Interrupting(FakeCluster):
+        def write(
+            self, storage_group: str, table: str, data: pa.Table, *, tags: Sequence[str] | None = None
+        ) -> Wrote:
+            if len(self.written) == 2:
+                raise KeyboardInterrupt
+            return FakeCluster.write(self, storage_group, table, data, tags=tags)
+
+    cluster = Interrupting()
+    done, _ = load(spec, "time,v\n" + "".join(f"{i},1\n" for i in range(1000)), cluster=cluster)
+    failure = json.loads(done.out)["error"]
+    rows = sum(w[2].num_rows for w in cluster.written)
+    assert (done.code, failure["why"]) == (130, f"{rows} rows are in")
+    assert failure["next"] == "run the same command again; equal rows overwrite"
+
+
+def test_progress_of_an_import_is_in_bytes_up_to_the_files_size(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 1000)
+    text = "time,v\n" + "".join(f"{i},1\n" for i in range(1000))
+    done, _ = load(spec, text)
+    size = bytes_text(len(text))
+    assert f"checking rows {size}/{size}" in done.err and f"writing rows {size}/{size}" in done.err
 
 
 def test_write_one_row(spec: Path) -> None:

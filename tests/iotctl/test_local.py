@@ -11,12 +11,20 @@ from pathlib import Path
 import pytest
 import yaml
 
-from iotctl.errors import Exit, RefusedProblem
+from iotctl.errors import BusyProblem, Exit, RefusedProblem
+from iotctl.execute.change import ChangeRequest, Probe, execute
+from iotctl.execute.facts import spec_hash, table_of
 from iotctl.fleet import process
 from iotctl.fleet.local import MARKER, LocalFleet
+from iotctl.plan.facts import ClusterFacts
+from iotctl.plan.make import make_add
+from iotctl.spec.cluster import NodeEntry
 from nodeagent.client import identity
 from nodeagent.model.config import ClusterSettings
-from tests.iotctl.fakes import FakeCluster, iotctl
+from nodeagent.model.errors import OutcomeUnknown, Refused
+from nodeagent.model.operation import Operation, Stage
+from nodeagent.model.requests import BeginChange, NodeStatus
+from tests.iotctl.fakes import FakeCluster, iotctl, make_operation
 
 SETTINGS = ClusterSettings(name="plant", slots=50)
 
@@ -163,8 +171,8 @@ def test_local_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("iotctl.fleet.local.LocalFleet.__init__.__defaults__", (sleeper,))
     cluster = FakeCluster()
     up = iotctl(tmp_path, "local", "up", "--nodes", "5", cluster=cluster)
-    assert up.code == 0, up.err
-    assert "export IOTCTL_CLUSTER=./iotctl-local/cluster.yaml" in up.out
+    assert up.code == 0 and "warning" not in up.err, up.err
+    assert f"export IOTCTL_CLUSTER={tmp_path}/iotctl-local/cluster.yaml" in up.out
     assert up.out.count("\n  iotctl ") == 3
     again = iotctl(tmp_path, "local", "up", "--nodes", "9", "-o", "json", cluster=cluster)
     assert "everything is running already" in again.err
@@ -191,3 +199,67 @@ def test_up_reports_an_agent_that_ends_at_once(tmp_path: Path, monkeypatch: pyte
     assert done.code == Exit.UNREACHABLE
     assert "has ended" in done.err
     assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0
+
+
+def test_fewer_nodes_than_replicas_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iotctl.fleet.local.LocalFleet.__init__.__defaults__", (sleeper,))
+    up = iotctl(tmp_path, "local", "up", "--nodes", "2", cluster=FakeCluster())
+    assert "warning: 2 nodes hold 2 copies of a row; --replicas 3 needs more nodes" in up.err
+    assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0
+
+
+def add_node4(fleet: LocalFleet, cluster: FakeCluster, probe: Probe) -> None:
+    source = fleet.source()
+    facts = ClusterFacts(table_of(cluster.view()), 3, {}, spec_hash=spec_hash(source))
+    execute(
+        cluster,
+        source,
+        make_add(facts, ["node4"]),
+        ChangeRequest("tester"),
+        probe=probe,
+        on_note=lambda _: None,
+        on_update=lambda _: None,
+        fleet=fleet,
+    )
+
+
+def three(error: Exception | None = None) -> FakeCluster:
+    """Its changes end in `error`; questions are answered."""
+
+    class Refusing(FakeCluster):
+        def begin_change(self, change: BeginChange) -> Operation:
+            assert error is not None
+            raise error
+
+    return Refusing(names=["node1", "node2", "node3"])
+
+
+def test_a_newcomer_is_not_started_while_another_change_is_open(fleet: LocalFleet) -> None:
+    """The meta group would refuse it, and its agent would run on for nothing."""
+    cluster = three()
+    cluster.operations.append(make_operation("op-9", stage=Stage.MOVING))
+    with pytest.raises(BusyProblem, match="op-9"):
+        add_node4(fleet, cluster, lambda entry: cluster.status("node1"))
+    assert "node4" not in [n.name for n in fleet.nodes()]
+
+
+def test_a_newcomer_that_does_not_join_is_stopped_again(fleet: LocalFleet) -> None:
+    """Interrupted before the change was asked for, or refused by the cluster."""
+    refused = three(Refused("no live quorum"))
+
+    def interrupted(entry: NodeEntry) -> NodeStatus:
+        assert fleet.nodes()[-1].pid is not None
+        raise KeyboardInterrupt
+
+    for probe, error in ((interrupted, KeyboardInterrupt), (lambda _: refused.status("node1"), Refused)):
+        with pytest.raises(error):
+            add_node4(fleet, refused, probe)
+        assert fleet.nodes()[-1].name == "node4" and fleet.nodes()[-1].pid is None
+
+
+def test_a_newcomer_whose_change_may_have_begun_runs_on(fleet: LocalFleet) -> None:
+    """The cluster may count on it already."""
+    cluster = three(OutcomeUnknown("the connection was lost"))
+    with pytest.raises(OutcomeUnknown):
+        add_node4(fleet, cluster, lambda _: cluster.status("node1"))
+    assert fleet.nodes()[-1].name == "node4" and fleet.nodes()[-1].pid is not None

@@ -52,6 +52,7 @@ def test_off_a_terminal_one_line_per_change_or_per_30_s() -> None:
         progress.update("copying", step, 10)
     assert len(stream.getvalue().splitlines()) == 3
     progress.update("verifying", 1, 2, unit="B")
+    assert stream.getvalue().splitlines()[-2].endswith("copying 9/10"), "where a phase ended is said"
     assert stream.getvalue().splitlines()[-1].endswith("verifying 1 B/2 B")
 
 

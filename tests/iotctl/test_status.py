@@ -4,11 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from iotctl.errors import Exit
+from iotctl.execute.status import cluster_status
+from iotctl.spec.cluster import load_cluster
 from nodeagent.model.operation import Options, Stage
-from tests.iotctl.fakes import SPEC, FakeCluster, iotctl, make_operation
+from nodeagent.model.requests import NodeStatus
+from tests.iotctl.fakes import NOW_MS, SPEC, FakeCluster, iotctl, make_operation
 
 
 @pytest.fixture
@@ -40,7 +44,7 @@ def test_one_dead_node_keeps_the_quorum_and_is_a_problem(spec: Path) -> None:
     assert found["quorum"] and not found["healthy"] and found["lost_groups"] == []
     (problem,) = found["problems"]
     assert (problem["code"], problem["node"]) == ("node_unreachable", "node2")
-    assert problem["next"] == "iotctl cluster start node2"
+    assert problem["next"] == "start the agent on node2: nodeagent run DIRECTORY"
     dead = next(n for n in found["nodes"] if n["id"] == "node2")
     assert dead["reachable"] is False and dead["bytes"] is None and "refused" in dead["error"]
 
@@ -66,6 +70,34 @@ def test_nobody_answers(spec: Path) -> None:
     assert [n["id"] for n in found["nodes"]] == [f"node{i}" for i in range(1, 6)]
     assert found["source"] == "" and found["table_version"] == 0 and found["groups"] == []
     assert found["start_nodes"] == [f"node{i}" for i in range(1, 6)]
+
+
+def test_a_group_that_elects_its_first_leader_is_no_problem(spec: Path) -> None:
+    """Every added node makes one; what stays without a leader for an election timeout is an error."""
+
+    class Electing(FakeCluster):
+        led = False
+
+        def status(self, node: str) -> NodeStatus:
+            given = FakeCluster.status(self, node)
+            groups = tuple(
+                msgspec.structs.replace(g, role="candidate", leader=None)
+                if g.group == "node1.1" and not self.led
+                else g
+                for g in given.groups
+            )
+            return msgspec.structs.replace(given, groups=groups)
+
+    source = load_cluster(spec / "cluster.yaml")
+    cluster, slept = Electing(), list[float]()
+
+    def elect(pause_s: float) -> None:
+        slept.append(pause_s)
+        cluster.led = True
+
+    assert cluster_status(cluster, source, now_ms=NOW_MS, sleep=elect).healthy and len(slept) == 1
+    found = cluster_status(Electing(), source, now_ms=NOW_MS, sleep=slept.append)
+    assert [p.code for p in found.problems] == ["no_leader"] and not found.healthy
 
 
 def test_a_local_fleet_is_started_by_local_up(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """Before Spark starts: Java is checked, masters get their retries."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,3 +54,24 @@ def test_local_masters_get_retries() -> None:
     assert with_retries("local[2,5]") == "local[2,5]"
     assert with_retries("spark://h:7077") == "spark://h:7077"
     assert is_local("local[2]") and not is_local("yarn")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("number,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_spark_without_a_word(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """The signal decides the exit code, whatever Spark says when it is stopped in the middle of a call;
+    no JVM stays and no traceback is printed. Ctrl-C goes to the whole group, as a terminal does it."""
+    started = tmp_path / "started"
+    program = [sys.executable, "-m", "tests.pipeline.ended_by_signal", str(started)]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        deadline = time.monotonic() + 60
+        while not started.exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        (os.killpg if number is signal.SIGINT else os.kill)(process.pid, number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (code, "")
+    with pytest.raises(ProcessLookupError):  # what Spark started ends when it sees that the JVM is gone
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.1)

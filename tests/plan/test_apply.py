@@ -82,7 +82,7 @@ def test_what_is_not_a_plan_is_an_input_problem(text: str) -> None:
     """Broken files end in a named error with the place, never in a traceback."""
     with pytest.raises(InputProblem) as caught:
         from_yaml(text, "plan.yaml")
-    assert caught.value.where == "plan.yaml"
+    assert caught.value.where.partition(":")[0] == "plan.yaml"
     with pytest.raises(InputProblem):
         from_json(text)
 

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
-from nodeagent.cli import app
+from nodeagent.cli import app, main
 from nodeagent.log import Log, LogSettings
 from nodeagent.model.entries import Append, Entry
 from nodeagent.runtime.config import load_config
@@ -24,6 +25,19 @@ def test_init_writes_settings_once(tmp_path: Path) -> None:
     bad = CliRunner().invoke(app, ["init", str(tmp_path / "x"), *INIT, "--seed", "node2"])
     assert bad.exit_code == 3 and "'node2' is not NODE=HOST:PORT" in bad.stderr
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("words,says", [(["runn"], "Did you mean 'run'?"), (["run"], "Missing argument")])
+def test_usage_errors_look_like_iotctls(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that begins with `error:`, the next step, exit code 2."""
+    monkeypatch.setattr("sys.argv", ["nodeagent", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and len(said) == 2
+    assert said[0].startswith("error: ") and says in said[0] and said[1].endswith("--help")
 
 
 def test_log_verbs_read_a_stopped_node(tmp_path: Path) -> None:

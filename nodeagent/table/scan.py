@@ -1,0 +1,61 @@
+"""What a scan may ask of its table, checked before a file is opened for it."""
+
+from collections.abc import Sequence
+
+from nodeagent.model.errors import InvalidInput
+from nodeagent.model.files import ScanSpec
+from nodeagent.model.schema import Column, TableSchema
+from nodeagent.table.arrow import TIME
+
+
+def check_scan(spec: ScanSpec) -> None:
+    """Tags are compared as text and fields are picked by name: both must be what the schema says.
+
+    Raises:
+        InvalidInput: a tag or field that the table does not have; the columns it has are named.
+    """
+    schema = spec.schema
+    for name, value in spec.tags:
+        if name not in schema.tags:
+            raise _no_column(schema, "tag", name, schema.tags)
+        if value is not None and not isinstance(value, str):
+            raise InvalidInput(f"tag {name!r} is text, it never equals {value!r}")
+    for name in spec.fields or ():
+        if name not in schema.fields:
+            raise _no_column(schema, "field", name, schema.fields)
+
+
+def check_same_columns(asked: TableSchema, known: TableSchema) -> None:
+    """A reader may have an older or newer version of the schema, never another column of the same name.
+
+    Raises:
+        InvalidInput: a column that is something else here.
+    """
+    here = {c.name: c for c in known.columns}
+    for column in asked.columns:
+        if here.get(column.name, column) != column:
+            raise InvalidInput(
+                f"column {column.name!r} of {known.storage_group}.{known.table} is"
+                f" {_kind(here[column.name])}, not {_kind(column)}",
+                next_step="iotctl data schema",
+            )
+
+
+def _kind(column: Column) -> str:
+    return f"a {column.type} {'tag' if column.tag else 'field'}"
+
+
+def _no_column(schema: TableSchema, kind: str, name: str, there: Sequence[str]) -> InvalidInput:
+    place = f"{schema.storage_group}.{schema.table}"
+    if name == TIME:
+        why = "it is the time column: use a time range (--from, --to)"
+    elif name in schema.tags:
+        why = "it is a tag: tags are always read, and chosen by --where"
+    elif name in schema.fields:
+        why = "it is a field, and rows are chosen by tags"
+    else:
+        why = "there is no such column"
+    return InvalidInput(
+        f"no {kind} {name!r} in {place}: {why}; its {kind}s are: {', '.join(there) or 'none'}",
+        next_step=f"iotctl data schema --storage-group {schema.storage_group} --table {schema.table}",
+    )
