@@ -109,6 +109,10 @@ class StageFiles(_Tagged, frozen=True):
     files: tuple[StagedFile, ...]
 
 
+REPAIR = "repair"
+"""The staging area of repairs; no operation is called so."""
+
+
 class FilesStaged(_Tagged, frozen=True):
     """Names that are durable and verified, and those that are not with the reason."""
 
@@ -154,9 +158,22 @@ class HashFiles(_Tagged, frozen=True):
 
 
 class FilesHashed(_Tagged, frozen=True):
-    """Per file what was found: 32 hex digits, or "missing"."""
+    """Per file what was found: 32 hex digits, "missing", or "unreadable" where the disk gives no bytes."""
 
     found: tuple[tuple[str, str], ...]
+
+
+class ReplaceFile(_Tagged, frozen=True):
+    """Put the file staged under `REPAIR` in the place of a damaged or missing one of its name."""
+
+    group: GroupId
+    meta: FileMeta
+
+
+class FileReplaced(_Tagged, frozen=True):
+    """Where the damaged file is now, "" when there was none or the place holds the right bytes already."""
+
+    quarantined: str
 
 
 class Done(_Tagged, frozen=True):
@@ -183,5 +200,6 @@ Job = (
     | DropStaging
     | RemoveGroup
     | HashFiles
+    | ReplaceFile
 )
-JobResult = FilesClosed | Scanned | Installed | FilesStaged | FilesHashed | Done | Failed
+JobResult = FilesClosed | Scanned | Installed | FilesStaged | FilesHashed | FileReplaced | Done | Failed
