@@ -176,11 +176,13 @@ def test_a_forged_row_is_left_at_depth_hash(built: Built, maker: Maker) -> None:
 
 @pytest.mark.spark
 def test_consistent_tampering_is_repaired_by_content(built: Built, spark: SparkSession, maker: Maker) -> None:
-    """The cell is named and repaired: bytes and row are the majority's again."""
+    """The cell is named and repaired: bytes and row are the majority's again. So are merely damaged bytes."""
     tamper(built, maker)
+    flip(built.put("n3", built.files[60]))
     report = run(built, "content", session=spark)
-    (found,) = report.mismatches
+    found, damaged = sorted(report.mismatches, key=lambda m: m.slot)
     assert found.repaired and found.series and report.passed, report
+    assert damaged.repaired and not damaged.series and {r.node for r in report.repairs} == {"n2", "n3"}
     assert verify.run(built.spec, "content", session=spark).passed
     assert built.files[4].meta in built.cluster.load("n2", "n1.1").files
 
