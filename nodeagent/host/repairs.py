@@ -14,7 +14,7 @@ from nodeagent.host.desk import Desk
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
 from nodeagent.model.jobs import (
-    REPAIR,
+    DropStaging,
     Failed,
     FileReplaced,
     FilesStaged,
@@ -22,6 +22,7 @@ from nodeagent.model.jobs import (
     ReplaceFile,
     StagedFile,
     StageFiles,
+    repair_area,
 )
 from nodeagent.model.limits import REPAIR_SOURCES_MAX
 from nodeagent.model.requests import FileRepaired, RepairFile
@@ -53,7 +54,9 @@ class Repairs:
             return self._desk.refuse(token, "refused", refusal, "iotctl verify")
         self._busy.add(request.group)
         repair = _Repair(token, replica, request.wanted)
-        job = StageFiles(REPAIR, request.group, (StagedFile(request.wanted, request.sources),))
+        job = StageFiles(
+            repair_area(request.group), request.group, (StagedFile(request.wanted, request.sources),)
+        )
         return self._desk.job(job, lambda r: self._on_staged(repair, r))
 
     def _on_staged(self, repair: _Repair, result: JobResult) -> None:
@@ -91,8 +94,10 @@ class Repairs:
         self._fail(repair, "outcome_unknown", f"the replica of {repair.replica.group} was removed")
 
     def _fail(self, repair: _Repair, code: str, what: str) -> None:
-        self._busy.discard(repair.replica.group)
+        """Nothing stays behind; the next repair of the group comes after that."""
+        group = repair.replica.group
         self._desk.refuse(repair.token, code, what)
+        self._desk.job(DropStaging(repair_area(group)), lambda _: self._busy.discard(group))
 
 
 def _why_not(replica: DataReplica, wanted: FileMeta) -> str:

@@ -109,8 +109,13 @@ class StageFiles(_Tagged, frozen=True):
     files: tuple[StagedFile, ...]
 
 
-REPAIR = "repair"
-"""The staging area of repairs; no operation is called so."""
+REPAIR = "repair-"
+"""How staging areas of repairs begin; no operation is called so."""
+
+
+def repair_area(group: GroupId) -> str:
+    """Where a repair of the group stages its file; there is one at a time."""
+    return f"{REPAIR}{group}"
 
 
 class FilesStaged(_Tagged, frozen=True):
@@ -164,7 +169,7 @@ class FilesHashed(_Tagged, frozen=True):
 
 
 class ReplaceFile(_Tagged, frozen=True):
-    """Put the file staged under `REPAIR` in the place of a damaged or missing one of its name."""
+    """Put the file in the group's `repair_area` in the place of a damaged or missing one of its name."""
 
     group: GroupId
     meta: FileMeta

@@ -86,7 +86,9 @@ class Storage:
         self._disk.rmtree(layout.TMP)
         for directory in (layout.GROUPS, layout.STAGING, layout.SNAPSHOTS, layout.TMP):
             self._disk.mkdirs(directory)
-        self.staging.drop(REPAIR)
+        for operation in self.staging.operations():
+            if operation.startswith(REPAIR):
+                self.staging.drop(operation)
 
     def stop(self) -> None:
         self._engine.stop()

@@ -9,7 +9,7 @@ from nodeagent.model.disk import Disk
 from nodeagent.model.errors import NotFound, Overloaded
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
-from nodeagent.model.jobs import REPAIR
+from nodeagent.model.jobs import repair_area
 from nodeagent.model.limits import QUARANTINE_FILES_MAX
 from nodeagent.storage import layout
 from nodeagent.storage.files import MISSING, UNREADABLE, SlotFiles
@@ -28,7 +28,7 @@ def replace_file(disk: Disk, files: SlotFiles, group: GroupId, meta: FileMeta) -
     """
     found = files.hash(group, meta)
     place = layout.file_path(group, meta.slot, meta.name)
-    staged = layout.staged_path(REPAIR, group, meta.slot, meta.name)
+    staged = layout.staged_path(repair_area(group), group, meta.slot, meta.name)
     kept = ""
     if found != meta.xxh3:
         if not disk.exists(staged):
@@ -38,7 +38,7 @@ def replace_file(disk: Disk, files: SlotFiles, group: GroupId, meta: FileMeta) -
         disk.mkdirs(layout.slot_dir(group, meta.slot))
         disk.rename(staged, place)
     disk.sync_dir(layout.slot_dir(group, meta.slot))
-    disk.rmtree(layout.staging_dir(REPAIR, group))
+    disk.rmtree(layout.operation_dir(repair_area(group)))
     return kept
 
 

@@ -14,6 +14,7 @@ from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import (
     Done,
+    DropStaging,
     Failed,
     FileReplaced,
     FilesStaged,
@@ -136,6 +137,7 @@ def test_refused_while_the_replica_installs() -> None:
     node.finish(StageFiles, STAGED)
     assert node.refused()[0] == "refused" and not [j for _, j in node.jobs if isinstance(j, ReplaceFile)]
     node.replies.clear()
+    node.finish(DropStaging, Done())
     node.ask()
     assert "installing" in node.refused()[1]
 
@@ -164,6 +166,7 @@ def test_one_repair_per_group_at_a_time_and_again_after_a_failure() -> None:
     node.finish(StageFiles, FilesStaged((), (("f", "b: no contact"),), 0))
     assert node.refused() == ("unavailable", "no good copy came: b: no contact")
     node.replies.clear()
+    assert node.finish(DropStaging, Done()) == DropStaging(f"repair-{GROUP}")
     node.ask()
     assert [type(j) for _, j in node.jobs] == [StageFiles] and not node.replies
 

@@ -7,7 +7,6 @@ import pytest
 
 from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.jobs import (
-    REPAIR,
     Failed,
     FileReplaced,
     FilesHashed,
@@ -17,6 +16,7 @@ from nodeagent.model.jobs import (
     ReplaceFile,
     StagedFile,
     StageFiles,
+    repair_area,
 )
 from nodeagent.storage import layout, quarantine
 from nodeagent.storage.executor import Storage
@@ -43,7 +43,7 @@ SOURCE, META, GOOD = healthy()
 
 def stage(storage: Storage) -> None:
     wanted = StagedFile(META, (FileRef("a", SNAP, META.name, META.size, META.xxh3),))
-    job = StageFiles(REPAIR, GROUP, (wanted,))
+    job = StageFiles(repair_area(GROUP), GROUP, (wanted,))
     result = storage.run_pull(job, lambda n, s, f, o, c: SOURCE.read_chunk(s, f, o, c))
     assert isinstance(result, FilesStaged) and not result.failed, result
 
@@ -77,7 +77,7 @@ def test_the_damaged_file_is_kept_and_the_good_one_in_place() -> None:
     assert disk.read(path_of(META)) == GOOD and disk.read(first.quarantined) == bad
     assert first.quarantined.startswith(f"quarantine/{GROUP}/00005-f.")
     assert repair(storage) == FileReplaced("")
-    assert kept(disk) == [bad] and not storage.staging.names(REPAIR, GROUP)
+    assert kept(disk) == [bad] and not storage.staging.operations()
 
 
 def test_power_cut_anywhere_leaves_one_of_both_and_never_loses_the_damaged_bytes() -> None:
