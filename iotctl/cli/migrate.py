@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from iotctl.cli.options import Depth, Master, Rate, Verify, checked_depth, checked_master
+from iotctl.cli.options import Depth, Master, Rate, Verify, Yes, checked_depth, checked_master
 from iotctl.cli.session import Session, session_of
 
 MASTER = "local[*]"
@@ -101,36 +101,45 @@ def verify(
     storage_group: Annotated[list[str] | None, typer.Option(help="Only these storage groups.")] = None,
     master: Master = MASTER,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Overwrite damaged copies from a majority.")
+        bool, typer.Option("--repair", help="Replace damaged copies by the majority's; they are kept aside.")
     ] = False,
+    yes: Yes = False,
     report: Annotated[
         str | None, typer.Option("--report", metavar="DIR", help="Also write the report here.")
     ] = None,
 ) -> int:
     """Compare all replicas. Exit 7 when something differs, 4 when something could not be read."""
     from iotctl.cli import reports
-    from iotctl.errors import Exit, RefusedProblem
+    from iotctl.errors import Exit
     from iotctl.pipeline.verify import Filters, run
 
     session = session_of(ctx)
-    if repair:
-        raise RefusedProblem(
-            "--repair is not supported yet", next="iotctl verify --depth content lists what differs"
+    wanted = checked_depth(depth) or "content"
+    if repair and wanted == "manifest":
+        raise typer.BadParameter(
+            "--repair reads the bytes: use --depth hash or content", param_hint="--depth"
         )
+    if repair:
+        session.confirm("Replace every copy that differs from its group's majority?", yes=yes)
     ranges = tuple((s, s + 1) for s in sorted(set(slot or ())))
     groups = tuple(g.lower() for g in storage_group or ())
     filters = Filters(slots=ranges, nodes=tuple(node or ()), storage_groups=groups)
     with session.progress() as progress:
         found = run(
             session.spec,
-            depth=checked_depth(depth) or "content",
+            depth=wanted,
             master=checked_master(master),
             filters=filters,
             progress=progress,
+            repair=repair,
         )
     session.output.emit("verify", found, lambda: reports.verify_tables(found))
     reports.save(session, "verify", found, report)
-    if found.mismatches_total or any(not m.repaired for m in found.mismatches):
+    if found.remaining:
+        if not repair:
+            session.output.note(
+                f"next: iotctl verify --depth {'hash' if wanted == 'hash' else 'content'} --repair"
+            )
         return Exit.VERIFICATION
     if found.unread or not found.replicas_compared:
         return Exit.UNREACHABLE

@@ -39,7 +39,7 @@ def migrate_tables(r: MigrateReport) -> list[Table | str]:
 
 
 def verify_tables(r: VerifyReport) -> list[Table | str]:
-    verdict = "PASS" if r.passed else "FAIL" if r.mismatches else "NOT VERIFIED"
+    verdict = "PASS" if r.passed else "FAIL" if r.remaining else "NOT VERIFIED"
     rows = [
         ("replicas compared", r.replicas_compared),
         ("files", count_text(r.files)),
@@ -48,6 +48,7 @@ def verify_tables(r: VerifyReport) -> list[Table | str]:
         ("series", count_text(r.series)),
         ("could not be read", len(r.unread)),
         ("mismatches", r.mismatches_total),
+        ("repaired", r.mismatches_total - r.remaining),
     ]
     parts: list[Table | str] = [Table((f"depth {r.depth}", verdict), rows)]
     if r.mismatches:
@@ -60,11 +61,16 @@ def verify_tables(r: VerifyReport) -> list[Table | str]:
                 m.time_ms if m.time_ms is not None else "-",
                 m.expected,
                 m.found,
+                "yes" if m.repaired else m.reason or "no",
             )
             for m in r.mismatches[:MISMATCHES_SHOWN]
         ]
-        headers = ("node", "slot", "file", "series", "time_ms", "expected", "found")
+        headers = ("node", "slot", "file", "series", "time_ms", "expected", "found", "repaired")
         parts.append(Table(headers, found, title=f"mismatches (first {len(found)} of {r.mismatches_total})"))
+    if r.repairs:
+        kept = [(p.node, p.slot, p.file, ", ".join(p.sources), p.quarantined or "-") for p in r.repairs]
+        heads = ("node", "slot", "file", "from", "damaged one kept at")
+        parts.append(Table(heads, kept[:MISMATCHES_SHOWN], title=f"replaced ({len(kept)})"))
     if r.unread:
         unread = [(u.node, u.group, "-" if u.slot is None else u.slot, u.reason) for u in r.unread]
         parts.append(Table(("node", "group", "slot", "reason"), unread[:MISMATCHES_SHOWN], title="not read"))

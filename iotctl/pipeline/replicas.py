@@ -6,7 +6,7 @@ done is where all replicas are compared. Writes that go on make newer files, whi
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -58,10 +58,12 @@ class Replica:
 
 @dataclass(slots=True)
 class GroupView:
-    """`cut` None: the group could not be asked to close its memory; everything listed is compared."""
+    """`cut` None: the group could not be asked to close its memory; everything listed is compared.
+    `replicas` are those of the `members` that answered."""
 
     group: GroupId
     cut: int | None
+    members: tuple[NodeId, ...] = ()
     replicas: list[Replica] = field(default_factory=list)
 
     @property
@@ -104,7 +106,7 @@ def view_groups(
     """Manifests of every replica at its group's cut, and the replicas that gave none."""
     progress.update("closing files in memory", 0, len(groups))
     cuts = at_once(lambda g: _cut(cluster, g.group, chosen.slots), groups)
-    views = [GroupView(g.group, cut) for g, cut in zip(groups, cuts, strict=True)]
+    views = [GroupView(g.group, cut, g.members) for g, cut in zip(groups, cuts, strict=True)]
     pairs = [(view, node) for view, g in zip(views, groups, strict=True) for node in g.members]
     progress.update("reading manifests", 0, len(pairs))
     found = at_once(lambda p: _manifest(cluster, p[0], p[1], chosen), pairs)
@@ -224,24 +226,32 @@ def check_hashes(
     Returns:
         Mismatches, what could not be read, and the files and bytes that were.
     """
-    asks = [(r, part) for view in views for r in view.replicas for part in _portions(r)]
-    progress.update("hashing files", 0, len(asks))
     mismatches: list[Mismatch] = []
     unread: list[Unread] = []
     files = size = 0
+    for replica, part, reply in hash_files(cluster, views, progress):
+        if isinstance(reply, Unread):
+            unread.append(reply)
+            continue
+        found = dict(reply.found)
+        for meta in part:
+            files, size = files + 1, size + meta.size
+            _judge(replica, meta, found.get(meta.name), mismatches, unread)
+    return mismatches, unread, files, size
+
+
+def hash_files(
+    cluster: Cluster, views: Sequence[GroupView], progress: Progress
+) -> Iterator[tuple[Replica, list[FileMeta], FilesChecked | Unread]]:
+    """What every replica finds when it reads its files of the views again, in portions."""
+    asks = [(r, part) for view in views for r in view.replicas for part in _portions(r)]
+    progress.update("hashing files", 0, len(asks))
     for start in range(0, len(asks), ASKS_MAX):
         some = asks[start : start + ASKS_MAX]
         replies = at_once(lambda a: _check(cluster, a[0], a[1]), some)
         for (replica, part), reply in zip(some, replies, strict=True):
-            if isinstance(reply, Unread):
-                unread.append(reply)
-                continue
-            found = dict(reply.found)
-            for meta in part:
-                files, size = files + 1, size + meta.size
-                _judge(replica, meta, found.get(meta.name), mismatches, unread)
+            yield replica, part, reply
         progress.update("hashing files", min(start + ASKS_MAX, len(asks)), len(asks))
-    return mismatches, unread, files, size
 
 
 def _portions(replica: Replica) -> Iterable[list[FileMeta]]:

@@ -30,6 +30,7 @@ class Mismatch(msgspec.Struct, frozen=True):
 
     `expected` is what most replicas hold, or `NO_MAJORITY` with the others' values. For a cell
     both are the values themselves (None: null or absent; bytes as hex; NaN and infinities as text).
+    `reason` says why it was not repaired, where that was asked for.
     """
 
     node: str
@@ -40,6 +41,7 @@ class Mismatch(msgspec.Struct, frozen=True):
     expected: Value
     found: Value
     repaired: bool = False
+    reason: str = ""
 
 
 NO_MAJORITY = "no majority"
@@ -59,11 +61,24 @@ class Unread(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Repair(msgspec.Struct, frozen=True):
+    """A file that was replaced. `quarantined`: where the damaged one is kept, below the data directory of
+    `node`; "" when there was none. `sources` are the replicas whose copy was taken."""
+
+    node: str
+    group: str
+    slot: int
+    file: str
+    sources: list[str]
+    quarantined: str
+
+
 class VerifyReport(msgspec.Struct):
     """`files` and `bytes` count every replica's, `rows` and `series` (table, tags) count once.
 
     At depth `manifest` nothing is read: the numbers are the recorded ones, `series` is 0; likewise at
-    `hash`, where `bytes` were read.
+    `hash`, where `bytes` were read. A mismatch counts as repaired only after it was verified again;
+    those that are not listed (`MISMATCHES_MAX`) count as not repaired.
     """
 
     depth: str
@@ -76,11 +91,17 @@ class VerifyReport(msgspec.Struct):
     mismatches: list[Mismatch] = []
     mismatches_total: int = 0
     seconds: float = 0.0
+    repairs: list[Repair] = []
+
+    @property
+    def remaining(self) -> int:
+        """Mismatches that were not repaired."""
+        return self.mismatches_total - sum(m.repaired for m in self.mismatches)
 
     @property
     def passed(self) -> bool:
-        """Everything was read, something was, and nothing differs."""
-        return not (self.unread or self.mismatches_total) and self.replicas_compared > 0
+        """Everything was read, something was, and nothing differs any more."""
+        return not (self.unread or self.remaining) and self.replicas_compared > 0
 
     def add_mismatches(self, found: "list[Mismatch]", total: int | None = None) -> None:
         self.mismatches.extend(found[: max(0, MISMATCHES_MAX - len(self.mismatches))])

@@ -8,14 +8,17 @@
 A replica that cannot be read is in `unread`; such a report never passes.
 """
 
+import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from iotctl.pipeline.content import compare_units
 from iotctl.pipeline.link import Cluster, Spec, connect
+from iotctl.pipeline.repair import Repairer, settle
 from iotctl.pipeline.replicas import Chosen, GroupView, check_hashes, compare_manifests, view_groups
 from iotctl.pipeline.report import Mismatch, Progress, Silent, Unread, VerifyReport
 from iotctl.pipeline.session import DEFAULT_MASTER, spark_session
@@ -24,6 +27,7 @@ from nodeagent.model.errors import Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.operation import ENDED, Operation, Ranges, Stage
 from nodeagent.model.requests import GroupRecord, MetaView
+from nodeagent.partition import ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,11 +50,13 @@ def run(
     filters: Filters | None = None,
     progress: Progress | None = None,
     session: "SparkSession | None" = None,
+    repair: bool = False,
 ) -> VerifyReport:
     """Compare the replicas of every group (module docstring).
 
     Args:
         session: a running Spark session to use instead of a new one on `master`.
+        repair: give damaged replicas what the majority holds (`pipeline.repair`), and verify that again.
 
     Raises:
         Refused: a filter names what the cluster does not have, or leaves no file to compare.
@@ -59,30 +65,23 @@ def run(
     assert depth in DEPTHS, f"unknown depth {depth!r}"
     filters, progress = filters or Filters(), progress or Silent()
     started = time.monotonic()
-    cluster = connect(spec)
-    try:
+    with contextlib.ExitStack() as stack:
+        cluster = connect(spec)
+        stack.callback(cluster.close)
         meta = cluster.meta(strong=True)
         check_filters(meta, filters)
-        report = VerifyReport(depth)
-        report.unread += _on_their_way(meta)
-        chosen = Chosen(filters.slots, filters.storage_groups)
-        views, unread = view_groups(cluster, _groups(meta, filters), chosen, progress)
-        report.unread += unread
-        recorded, unread = compare_manifests(cluster, views, chosen, progress)
-        report.unread += unread
-        _record(report, views)
+        comparison = _Comparison(
+            spec, cluster, depth, meta, progress, _Spark(stack, master, session, progress)
+        )
+        report, views = comparison.run(_groups(meta, filters), filters.slots, filters.storage_groups)
+        report.unread = _on_their_way(meta) + report.unread
         if filters != Filters() and not report.files and not report.unread:
             raise Refused(
                 "nothing to verify: no file matches the filters",
                 next_step="`iotctl data count` and `iotctl cluster slots` show what there is",
             )
-        if depth == "hash":
-            _hashes(cluster, views, progress, report)
-        elif depth == "content":
-            _content(spec, master, views, meta, filters, progress, report, session)
-        report.add_mismatches(_unexplained(recorded, report.mismatches))
-    finally:
-        cluster.close()
+        if repair and report.mismatches:
+            _repair(comparison, report, views, filters)
     report.seconds = time.monotonic() - started
     return report
 
@@ -105,6 +104,89 @@ def check_filters(meta: MetaView, filters: Filters) -> None:
             next_step=f"its storage groups: {', '.join(groups) or 'none'}; nodes: {', '.join(nodes)}; "
             f"slots: 0 to {slots - 1}",
         )
+
+
+class _Spark:
+    """A session once one is needed: the one that runs already, or one of our own that ends with `stack`."""
+
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        master: str,
+        session: "SparkSession | None",
+        progress: Progress,
+    ) -> None:
+        self._stack = stack
+        self._master = master
+        self._session = session
+        self._progress = progress
+
+    def session(self) -> "SparkSession":
+        if self._session is None:
+            self._progress.update("starting Spark", note=self._master)
+            self._session = self._stack.enter_context(spark_session("iotctl verify", self._master))
+        return self._session
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """Everything a comparison of some groups needs but which; after a repair a part is compared again."""
+
+    spec: Spec
+    cluster: Cluster
+    depth: str
+    meta: MetaView
+    progress: Progress
+    spark: _Spark
+
+    def run(
+        self, groups: Sequence[GroupRecord], slots: Ranges, storage_groups: tuple[str, ...]
+    ) -> tuple[VerifyReport, list[GroupView]]:
+        """The report, and what the manifests said."""
+        report = VerifyReport(self.depth)
+        chosen = Chosen(slots, storage_groups)
+        views, unread = view_groups(self.cluster, groups, chosen, self.progress)
+        report.unread += unread
+        recorded, unread = compare_manifests(self.cluster, views, chosen, self.progress)
+        report.unread += unread
+        _record(report, views)
+        if self.depth == "hash":
+            self._hashes(views, report)
+        elif self.depth == "content":
+            self._content(views, storage_groups, report)
+        report.add_mismatches(_unexplained(recorded, report.mismatches))
+        return report, views
+
+    def _hashes(self, views: Sequence[GroupView], report: VerifyReport) -> None:
+        mismatches, unread, report.files, report.bytes = check_hashes(self.cluster, views, self.progress)
+        report.add_mismatches(mismatches)
+        report.unread += unread
+
+    def _content(
+        self, views: Sequence[GroupView], storage_groups: tuple[str, ...], report: VerifyReport
+    ) -> None:
+        report.files = report.bytes = report.rows = 0
+        session = self.spark.session()
+        units = content_units(views, storage_groups, session.sparkContext.defaultParallelism)
+        compare_units(session, self.spec, units, self.meta.schemas, self.progress, report)
+
+
+def _repair(
+    comparison: _Comparison, report: VerifyReport, views: Sequence[GroupView], filters: Filters
+) -> None:
+    """Repair what the report names and put into it what became of each mismatch, as a second look found."""
+    repairer = Repairer(comparison.cluster, comparison.depth, comparison.progress)
+    repairer.run(views, report.mismatches)
+    again = VerifyReport(comparison.depth)
+    if repairer.repairs:
+        groups = {r.group for r in repairer.repairs}
+        chosen = [g for g in comparison.meta.groups if g.group in groups]
+        slots = ranges.from_slots({r.slot for r in repairer.repairs})
+        again, _ = comparison.run(chosen, slots, filters.storage_groups)
+    report.repairs = repairer.repairs
+    report.mismatches = settle(report.mismatches, repairer, again.mismatches, again.unread)
+    known = {(m.node, m.slot) for m in report.mismatches}
+    report.add_mismatches([m for m in again.mismatches if (m.node, m.slot) not in known])
 
 
 def _groups(meta: MetaView, filters: Filters) -> list[GroupRecord]:
@@ -140,37 +222,6 @@ def _record(report: VerifyReport, views: Sequence[GroupView]) -> None:
         report.bytes += sum(f.size for f in listed)
         by_name = {f.name: f.rows for f in listed}
         report.rows += sum(by_name.values())
-
-
-def _hashes(cluster: Cluster, views: Sequence[GroupView], progress: Progress, report: VerifyReport) -> None:
-    mismatches, unread, report.files, report.bytes = check_hashes(cluster, views, progress)
-    report.add_mismatches(mismatches)
-    report.unread += unread
-
-
-def _content(
-    spec: Spec,
-    master: str,
-    views: Sequence[GroupView],
-    meta: MetaView,
-    filters: Filters,
-    progress: Progress,
-    report: VerifyReport,
-    session: "SparkSession | None",
-) -> None:
-    report.files = report.bytes = report.rows = 0
-
-    def compare(running: "SparkSession") -> None:
-        cores = running.sparkContext.defaultParallelism
-        units = content_units(views, filters.storage_groups, cores)
-        compare_units(running, spec, units, meta.schemas, progress, report)
-
-    if session is not None:
-        compare(session)
-        return
-    progress.update("starting Spark", note=master)
-    with spark_session("iotctl verify", master) as own:
-        compare(own)
 
 
 def content_units(

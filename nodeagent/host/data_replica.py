@@ -18,6 +18,9 @@ from nodeagent.raft.core import Raft
 CLOSE_PARTITIONS_MAX = 256
 JOB_RETRY_MS = 1_000
 
+Waiting = tuple[Callable[[], None], Callable[[], None]]
+"""What to do when it is durable, and when the replica went before that."""
+
 
 class DataReplica(Replica):
     """Runs the state's jobs one after the other per kind, retrying what fails.
@@ -50,6 +53,10 @@ class DataReplica(Replica):
 
         self._used: dict[str, int] = {}
         """When a session was last seen by this leader."""
+
+        self._unsaved_waits: list[Waiting] = []
+        self._saving_waits: list[Waiting] = []
+        """Who waits for a checkpoint with the state of now: not begun yet, and begun."""
 
     # --- the state's jobs --------------------------------------------------------------------------
 
@@ -126,6 +133,21 @@ class DataReplica(Replica):
         if old:
             self.propose([commands.encode(commands.ExpireSessions(old))])
 
+    # --- repairs -----------------------------------------------------------------------------------
+
+    def when_saved(self, then: Callable[[], None], gone: Callable[[], None]) -> None:
+        """Run `then` once a checkpoint of the state as it is now is durable, `gone` if it is abandoned."""
+        self._unsaved_waits.append((then, gone))
+        self.unsaved += 1
+        self.maybe_checkpoint(force=True)
+
+    def abandon(self) -> None:
+        super().abandon()
+        waits = [*self._saving_waits, *self._unsaved_waits]
+        self._saving_waits, self._unsaved_waits = [], []
+        for _, gone in waits:
+            gone()
+
     # --- hooks -------------------------------------------------------------------------------------
 
     @property
@@ -147,6 +169,8 @@ class DataReplica(Replica):
     def encode_state(self, peer: NodeId | None) -> bytes:
         if peer is None:
             self._adopted = self.state.slots.settled()
+            self._saving_waits += self._unsaved_waits
+            self._unsaved_waits = []
         return encode_checkpoint(self.state.checkpoint(self._not_for(peer)))
 
     def restore(self, payload: bytes, base: int) -> None:
@@ -164,6 +188,9 @@ class DataReplica(Replica):
 
     def on_saved(self) -> None:
         self.settled = frozenset(self._adopted)
+        waits, self._saving_waits = self._saving_waits, []
+        for then, _ in waits:
+            then()
 
     def snapshot_ready(self, peer: NodeId) -> bool:
         """A member that holds the files of sealed slots must not be given a state that lacks them.

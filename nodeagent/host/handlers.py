@@ -25,6 +25,7 @@ READER = (
     *(q.ScanRows, q.ListPartitions, q.GetManifest, q.GetWriteRates),
 )
 NODES_ONLY = (q.Forward, q.CheckStatus)
+ADMINS_ONLY = (q.RepairFile,)
 
 
 class Handlers:
@@ -37,6 +38,8 @@ class Handlers:
             return desk.refuse(token, "forbidden", f"{peer} may only read", "use an admin certificate")
         if role != "node" and isinstance(request, NODES_ONLY):
             return desk.refuse(token, "forbidden", f"{type(request).__name__} is for nodes")
+        if role != "admin" and isinstance(request, ADMINS_ONLY):
+            return desk.refuse(token, "forbidden", f"{type(request).__name__} is for admins")
         if isinstance(request, q.CheckStatus):
             return self._check_status(token, request)
         if self.host.admission.refused:
@@ -188,6 +191,8 @@ class Handlers:
                 reads.on_close_all(host, replica, token, request)
             case q.CheckFiles():
                 reads.on_check(host, replica, token, request)
+            case q.RepairFile():
+                host.repairs.start(token, replica, request)
             case q.ExportFiles():
                 reads.on_export(host, replica, token, request, host.new_id())
             case q.OpenSource():

@@ -24,6 +24,7 @@ from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.mover import Mover
 from nodeagent.host.operations import Operations
 from nodeagent.host.outbox import Outbox
+from nodeagent.host.repairs import Repairs
 from nodeagent.host.replica import Replica, Saved
 from nodeagent.meta import commands as meta_commands
 from nodeagent.meta.state import MetaState
@@ -106,6 +107,7 @@ class Host:
         self._expire_at = now + EXPIRE_MS
         self.admission = Admission(config, incarnation, self.desk, self._create_meta)
         self.mover = Mover(self.node, incarnation, self.desk, self.data, self._report)
+        self.repairs = Repairs(self.desk)
         self.operations = Operations(self)
         self.handlers = Handlers(self)
         self.leadership = Leadership(self)

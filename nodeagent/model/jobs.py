@@ -109,6 +109,15 @@ class StageFiles(_Tagged, frozen=True):
     files: tuple[StagedFile, ...]
 
 
+REPAIR = "repair-"
+"""How staging areas of repairs begin; no operation is called so."""
+
+
+def repair_area(group: GroupId) -> str:
+    """Where a repair of the group stages its file; there is one at a time."""
+    return f"{REPAIR}{group}"
+
+
 class FilesStaged(_Tagged, frozen=True):
     """Names that are durable and verified, and those that are not with the reason."""
 
@@ -154,9 +163,22 @@ class HashFiles(_Tagged, frozen=True):
 
 
 class FilesHashed(_Tagged, frozen=True):
-    """Per file what was found: 32 hex digits, or "missing"."""
+    """Per file what was found: 32 hex digits, "missing", or "unreadable" where the disk gives no bytes."""
 
     found: tuple[tuple[str, str], ...]
+
+
+class ReplaceFile(_Tagged, frozen=True):
+    """Put the file in the group's `repair_area` in the place of a damaged or missing one of its name."""
+
+    group: GroupId
+    meta: FileMeta
+
+
+class FileReplaced(_Tagged, frozen=True):
+    """Where the damaged file is now, "" when there was none or the place holds the right bytes already."""
+
+    quarantined: str
 
 
 class Done(_Tagged, frozen=True):
@@ -183,5 +205,6 @@ Job = (
     | DropStaging
     | RemoveGroup
     | HashFiles
+    | ReplaceFile
 )
-JobResult = FilesClosed | Scanned | Installed | FilesStaged | FilesHashed | Done | Failed
+JobResult = FilesClosed | Scanned | Installed | FilesStaged | FilesHashed | FileReplaced | Done | Failed

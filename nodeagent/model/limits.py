@@ -31,6 +31,12 @@ REQUESTS_PER_CONNECTION_MAX = 8192
 CHUNK_BYTES = 1 * MIB
 """One piece of a pulled file."""
 
+QUARANTINE_FILES_MAX = 256
+"""Damaged files kept per group after repairs. Past it repairs are refused; only a person removes them."""
+
+REPAIR_SOURCES_MAX = 16
+"""Copies named in one repair."""
+
 SESSION_WINDOW = 1024
 """Sequences a session may have outstanding per slot."""
 

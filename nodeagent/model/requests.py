@@ -7,7 +7,7 @@ pairs them; the sender's identity is that of its certificate.
 import msgspec
 
 from nodeagent.model.config import ClusterSettings, Seed
-from nodeagent.model.files import FileMeta, PulledSlot, ScanSpec, Tombstone
+from nodeagent.model.files import FileMeta, FileRef, PulledSlot, ScanSpec, Tombstone
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.operation import CopyRecord, Operation, Options, Ranges
 from nodeagent.model.schema import TableSchema
@@ -445,6 +445,28 @@ class FilesChecked(_Tagged, frozen=True):
     found: tuple[tuple[str, str], ...]
 
 
+class RepairFile(_Tagged, frozen=True):
+    """Admins only: make this replica hold `wanted`, which a majority of the group holds; `sources` are copies
+    in snapshots those replicas offer (`ExportFiles`).
+
+    Name, slot, partition, table and order must be those of a file in the replica's manifest. What lay there
+    goes to quarantine, never away. Repeating it changes nothing.
+    """
+
+    group: GroupId
+    wanted: FileMeta
+    sources: tuple[FileRef, ...]
+
+
+class FileRepaired(_Tagged, frozen=True):
+    """`quarantined`: where the damaged file is kept, below the node's data directory; "" when there was none.
+
+    The file is in place and the manifest that names it saved.
+    """
+
+    quarantined: str
+
+
 class ExportFiles(_Tagged, frozen=True):
     """Make a hard-link snapshot of the replica's files of these slots, to be fetched by chunks."""
 
@@ -523,6 +545,7 @@ Request = (
     | GetWriteRates
     | CloseAll
     | CheckFiles
+    | RepairFile
     | ExportFiles
     | OpenSource
     | FetchChunk
@@ -543,6 +566,7 @@ Reply = (
     | ManifestReply
     | WriteRatesReply
     | FilesChecked
+    | FileRepaired
     | SourceOpened
     | Chunk
     | UnitPulled

@@ -5,7 +5,7 @@
     node.id      node and incarnation, made once with the directory
     tls/         ca.pem node.pem node.key
     log/         the log of all groups
-    data/        files, checkpoints, snapshots, staging
+    data/        files, checkpoints, snapshots, staging, quarantine
 
 An empty directory under a known name is a new incarnation, and the cluster refuses it (architecture 2).
 Therefore `node.id` is never made beside data that is already there.

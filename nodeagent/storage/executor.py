@@ -13,6 +13,7 @@ from nodeagent.model.errors import NodeAgentError, NotFound, Overloaded, Unavail
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
 from nodeagent.model.jobs import (
+    REPAIR,
     AdoptFiles,
     Adoption,
     CloseFiles,
@@ -22,6 +23,7 @@ from nodeagent.model.jobs import (
     DropSnapshot,
     DropStaging,
     Failed,
+    FileReplaced,
     FilesClosed,
     FilesHashed,
     FilesStaged,
@@ -32,6 +34,7 @@ from nodeagent.model.jobs import (
     JobResult,
     MakeSnapshot,
     RemoveGroup,
+    ReplaceFile,
     SaveCheckpoint,
     Scan,
     Scanned,
@@ -54,6 +57,7 @@ from nodeagent.storage.pull import (
     install_operation,
     stage_files,
 )
+from nodeagent.storage.quarantine import replace_file
 from nodeagent.storage.snapshot import Snapshots
 from nodeagent.storage.staging import Staging
 
@@ -77,10 +81,14 @@ class Storage:
         self.staging = Staging(disk)
 
     def prepare(self) -> None:
-        """At start, before any job: make the directories and drop temporary files."""
+        """At start, before any job: make the directories, drop temporary files and what repairs that ended
+        with the process had fetched (whoever ordered them asks again)."""
         self._disk.rmtree(layout.TMP)
         for directory in (layout.GROUPS, layout.STAGING, layout.SNAPSHOTS, layout.TMP):
             self._disk.mkdirs(directory)
+        for operation in self.staging.operations():
+            if operation.startswith(REPAIR):
+                self.staging.drop(operation)
 
     def stop(self) -> None:
         self._engine.stop()
@@ -118,6 +126,8 @@ class Storage:
                 self.files.remove_group(job.group)
             case HashFiles():
                 return FilesHashed(tuple((m.name, self.files.hash(job.group, m)) for m in job.files))
+            case ReplaceFile():
+                return FileReplaced(replace_file(self._disk, self.files, job.group, job.meta))
             case InstallSnapshot() | StageFiles():
                 raise AssertionError("this job needs other nodes: use `pull` or `run_pull`")
         return Done()

@@ -1,5 +1,6 @@
 """Closed files of the groups on this node. A file never changes; its name appears when it is whole."""
 
+import errno
 from collections.abc import Collection, Iterable, Mapping
 
 import xxhash
@@ -12,6 +13,8 @@ from nodeagent.storage import layout
 from nodeagent.storage.hashing import hash_file
 
 MISSING = "missing"
+UNREADABLE = "unreadable"
+"""The disk gives no bytes (EIO): a bad sector damages one file, not the check of all."""
 
 
 def check_content(content: bytes, meta: FileMeta, where: str) -> bytes:
@@ -63,11 +66,15 @@ class SlotFiles:
             raise NotFound(f"{path}: no such file", file=meta.name) from error
 
     def hash(self, group: GroupId, meta: FileMeta) -> str:
-        """XXH3-128 of the bytes now on disk, or `MISSING`."""
+        """XXH3-128 of the bytes now on disk, `MISSING` or `UNREADABLE`."""
         try:
             return hash_file(self._disk, layout.file_path(group, meta.slot, meta.name))
         except FileNotFoundError:
             return MISSING
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return UNREADABLE
 
     def delete(self, group: GroupId, metas: Iterable[FileMeta]) -> None:
         """Unlink; one that is gone already is no error. Empty slot directories stay (a sweep's work)."""

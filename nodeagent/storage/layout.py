@@ -4,6 +4,7 @@
     groups/<group>/slots/<slot>/<file>
     staging/<operation>/<group>/<slot>-<file>        verified; with `.part` on the way
     snapshots/<id>/index, payload, files/<file>
+    quarantine/<group>/<slot>-<file>.<hash>          damaged files that a repair replaced; kept
     tmp/                                             emptied at start
 
 A path never travels; names do, and each is checked here before it becomes part of a path.
@@ -16,6 +17,7 @@ from nodeagent.model.ids import GroupId
 from nodeagent.model.limits import SLOTS_MAX
 
 GROUPS, STAGING, SNAPSHOTS, TMP = "groups", "staging", "snapshots", "tmp"
+QUARANTINE = "quarantine"
 INDEX, PAYLOAD = "index", "payload"
 PART = ".part"
 
@@ -78,6 +80,17 @@ def staged_path(operation: str, group: GroupId, slot: int, name: str) -> str:
     if not 0 <= slot < SLOTS_MAX:
         raise InvalidName(f"slot {slot} is out of range")
     return f"{staging_dir(operation, group)}/{slot:05d}-{check_file(name)}"
+
+
+def quarantine_dir(group: GroupId) -> str:
+    return f"{QUARANTINE}/{check_name(group)}"
+
+
+def quarantine_path(group: GroupId, slot: int, name: str, found: str) -> str:
+    """`found` is what the bytes hash to: the same damage has one name, other damage another."""
+    if not 0 <= slot < SLOTS_MAX:
+        raise InvalidName(f"slot {slot} is out of range")
+    return f"{quarantine_dir(group)}/{slot:05d}-{check_file(name)}.{check_name(found)}"
 
 
 def snapshot_dir(snapshot: str) -> str:

@@ -152,8 +152,8 @@ MUTANTS = (
     Mutant(
         "a strong read does not wait for the state",
         "host/replica.py",
-        "ripe = [a for i, a in self._ripe if i <= self.seen]",
-        "ripe = [a for i, a in self._ripe]",
+        "ripe = [waiting for i, waiting in self._ripe if i <= self.seen]",
+        "ripe = [waiting for _, waiting in self._ripe]",
     ),
     Mutant(
         "own entries count before they are durable",

@@ -1,4 +1,4 @@
-"""Damage on one replica: named, never served, never silently repaired."""
+"""Damage on one replica: named, never served, never silently repaired; repaired when told."""
 
 import json
 import os
@@ -75,6 +75,50 @@ def test_a_flipped_byte_in_a_stored_file_is_reported_and_served_to_nobody(world:
     assert world.iotctl("verify", "--depth", "hash").code == 0
 
 
+def test_a_flipped_byte_is_repaired_from_the_other_replicas(world: World) -> None:
+    """Exit 7, then 0 with `repaired`, then 0; the damaged bytes are kept; the replica serves again."""
+    group = world.group_of("node3")
+    node = world.leader(group)
+    meta = world.manifest(node, group)[0]
+    path = world.path_of(node, group, meta)
+    whole = path.read_bytes()
+    flip(path, meta.size // 2)
+    bad = path.read_bytes()
+    assert world.iotctl("verify", "--depth", "hash").code == 7
+    refused = world.iotctl("verify", "--depth", "hash", "--repair")
+    assert refused.code == 5 and "--yes" in refused.err and path.read_bytes() == bad
+    repaired = world.iotctl("verify", "--depth", "hash", "--repair", "--yes", "-o", "json")
+    assert repaired.code == 0, repaired.out[-2000:] + repaired.err
+    (found,) = repaired.json["mismatches"]
+    assert (found["node"], found["file"], found["repaired"]) == (node, meta.name, True)
+    (done,) = repaired.json["repairs"]
+    assert path.read_bytes() == whole
+    assert (world.fleet.directory / node / "data" / done["quarantined"]).read_bytes() == bad
+    assert isinstance(_scan_of(world, node, group, meta), RowsScanned)
+    assert world.iotctl("verify", "--depth", "hash").code == 0
+
+
+def test_a_lost_file_is_put_back_and_two_lost_of_three_are_not(world: World) -> None:
+    """With one whole copy of three left nothing is touched: exit 7, and each is told why."""
+    group = world.group_of("node1")
+    members = world.members()["node1"]
+    meta = world.manifest(members[0], group)[0]
+    paths = [world.path_of(n, group, meta) for n in members]
+    whole = paths[0].read_bytes()
+    for path in paths[:2]:
+        path.unlink()
+    slot = ("--slot", str(meta.slot), "-o", "json")
+    left = world.iotctl("verify", "--depth", "hash", "--repair", "--yes", *slot)
+    assert left.code == 7, left.out + left.err
+    assert not left.json["repairs"] and {m["found"] for m in left.json["mismatches"]} == {"missing"}
+    assert all("no majority" in m["reason"] for m in left.json["mismatches"])
+    assert not paths[0].exists() and not paths[1].exists()
+    paths[0].write_bytes(whole)
+    back = world.iotctl("verify", "--depth", "hash", "--repair", "--yes", *slot)
+    assert back.code == 0, back.out + back.err
+    assert paths[1].read_bytes() == whole and back.json["repairs"][0]["quarantined"] == ""
+
+
 @pytest.mark.spark
 def test_a_value_changed_with_all_that_proves_it_is_found_by_content_alone(world: World) -> None:
     """`hash` finds nothing wrong with the bytes; `content` names node, slot, series, time, both values."""
@@ -105,6 +149,34 @@ def test_a_value_changed_with_all_that_proves_it_is_found_by_content_alone(world
     assert (found["node"], found["slot"], found["time_ms"]) == (node, meta.slot, cell["time_ms"])
     assert FIELD in found["series"] and cell["tags"][0] in found["series"]
     assert (found["expected"], found["found"]) == (cell["before"], cell["after"])
+
+
+@pytest.mark.spark
+def test_consistent_tampering_is_repaired_at_content_depth(world: World) -> None:
+    """Bytes and manifest row are the majority's again, also after a restart; the forged file is kept."""
+    group = world.group_of("node4")
+    node = next(n for n in world.members()["node4"] if n != world.leader(group))
+    forged = world.manifest(node, group)[0]
+    good = world.manifest(world.leader(group), group)[0]
+    assert forged.name == good.name and forged != good, "the test before forged it"
+    bad = world.path_of(node, group, forged).read_bytes()
+    words = ("verify", "--depth", "content", "--slot", str(good.slot), "--repair", "--yes", "-o", "json")
+    process = world.process(*words)
+    assert process.wait(180) == 0, world.said_by(process)
+    said = world.said_by(process)
+    report = json.loads(said[said.index("{\n") : said.rindex("}") + 1])
+    assert report["mismatches"] and all(m["repaired"] for m in report["mismatches"]), report
+    (done,) = report["repairs"]
+    kept = world.fleet.directory / node / "data" / done["quarantined"]
+    assert kept.read_bytes() == bad
+    assert world.path_of(node, group, good).read_bytes() != bad
+    assert world.manifest(node, group)[0] == good
+    world.restart(node)
+    world.wait_healthy()
+    assert world.manifest(node, group)[0] == good
+    assert isinstance(_scan_of(world, node, group, good), RowsScanned)
+    assert world.iotctl("verify", "--depth", "hash").code == 0
+    assert kept.read_bytes() == bad
 
 
 def test_a_flipped_byte_in_the_middle_of_the_log_stops_that_group_alone(world: World) -> None:

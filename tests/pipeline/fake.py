@@ -33,6 +33,7 @@ from nodeagent.model.requests import (
     CloseAll,
     ExportFiles,
     FetchChunk,
+    FileRepaired,
     FilesChecked,
     GetManifest,
     GroupRecord,
@@ -42,6 +43,7 @@ from nodeagent.model.requests import (
     OpenSource,
     OperationReply,
     PullUnit,
+    RepairFile,
     Reply,
     Request,
     SourceOpened,
@@ -160,6 +162,8 @@ class DirectoryCluster:
             case FetchChunk():
                 content = (self.root / node / request.snapshot / request.name).read_bytes()
                 return Chunk(content[request.offset : request.offset + request.length], len(content))
+            case RepairFile():
+                return self._repair(node, request)
             case PullUnit():
                 return UnitPulled(self._pull(node, request))
         raise AssertionError(request)
@@ -186,6 +190,28 @@ class DirectoryCluster:
         files = tuple(self._of(node, request.group, request.slots))
         index = replica.index
         return ManifestReply(request.group, node, index, index, replica.pending, files)
+
+    def _repair(self, node: str, request: RepairFile) -> FileRepaired:
+        """The old file to quarantine, the first source's in its place; `<node>/stuck` refuses,
+        `<node>/lying` says so and does nothing."""
+        if (self.root / node / "stuck").exists():
+            raise Refused("installing")
+        if (self.root / node / "lying").exists():
+            return FileRepaired("")
+        wanted, source = request.wanted, request.sources[0]
+        content = (self.root / source.node / source.snapshot / source.name).read_bytes()
+        assert xxhash.xxh3_128_hexdigest(content) == wanted.xxh3
+        path = self.root / node / request.group / wanted.name
+        kept = self.root / node / "quarantine" / wanted.name
+        kept.parent.mkdir(exist_ok=True)
+        if path.exists():
+            path.rename(kept)
+        path.write_bytes(content)
+        replica = self.load(node, request.group)
+        assert wanted.name in {f.name for f in replica.files}
+        replica.files = [wanted if f.name == wanted.name else f for f in replica.files]
+        self.save(node, request.group, replica)
+        return FileRepaired(f"quarantine/{wanted.name}" if kept.exists() else "")
 
     def _offer(self, node: str, group: str, slots: Ranges) -> SourceOpened:
         replica = self.load(node, group)

@@ -1,16 +1,18 @@
 """Races that random seeds meet too rarely, each set up on purpose."""
 
+import msgspec
 import pytest
 
 from nodeagent.model import requests as q
+from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import META
 from nodeagent.model.operation import Options
-from nodeagent.model.requests import OperationReply
+from nodeagent.model.requests import OperationReply, Reply
 from nodeagent.storage import layout
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.disk import Fault
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import CLIENT, SNAPSHOT_TTL_MS
+from nodeagent.testing.sim import CLIENT, SNAPSHOT_TTL_MS, SimNode
 
 
 def formed(seed: int) -> Scenario:
@@ -232,3 +234,68 @@ def test_a_rebalance_that_moves_nothing_or_names_a_node_is_refused() -> None:
     scenario.read_everything()
     newest = max((n.host.meta for n in scenario.sim.nodes.values() if n.alive), key=lambda m: m.applied)
     assert newest.table is not None and newest.table.route(some[0][0]) == second
+
+
+@pytest.mark.parametrize("cut", [0, 2, 5, 8, 11, 14, 17, 20, 25, 30])
+def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
+    """Wherever the node goes down, asking again makes the replicas equal; the forged bytes are kept."""
+    scenario = formed(3)
+    sim = scenario.sim
+    joined(scenario)
+    scenario.until(lambda: bool(_forgeable(scenario)), "a follower has files")
+    victim, group, mine = _forgeable(scenario)[0]
+    replica = victim.host.data[group]
+    source = next(n for n in sim.nodes.values() if n is not victim and n.alive and group in n.host.data)
+    scenario.until(
+        lambda: mine in source.host.data[group].state.manifest.files(), "the source has made it too"
+    )
+    path = layout.file_path(group, mine.slot, mine.name)
+    victim.disk.flip(path, mine.size // 2)
+    forged = victim.disk.read(path)
+    false = msgspec.structs.replace(mine, xxh3=victim.storage.files.hash(group, mine), rows=mine.rows + 1)
+    replica.state.manifest.replace([mine.name], [false])
+    replica.unsaved += 1
+    sim.pause(2_000)
+    victim.disk.cut_power_at = victim.disk.operations + cut if cut else None
+    repaired: list[Reply] = []
+
+    def offered(reply: Reply) -> None:
+        if not isinstance(reply, q.SourceOpened):
+            return sim.at(500, ask)
+        ref = FileRef(source.node, reply.snapshot, mine.name, mine.size, mine.xxh3)
+        request = q.RepairFile(group, mine, (ref,))
+        return sim.call(CLIENT, victim.node, "admin", request, answered)
+
+    def answered(reply: Reply) -> None:
+        if isinstance(reply, q.FileRepaired):
+            repaired.append(reply)
+        else:
+            sim.at(500, ask)
+
+    def ask() -> None:
+        request = q.ExportFiles(group, ((mine.slot, mine.slot + 1),))
+        sim.call(CLIENT, source.node, "admin", request, offered)
+
+    ask()
+    scenario.until(lambda: bool(repaired), "it is repaired")
+    victim.disk.cut_power_at = None
+    victim.stop(power=True)
+    victim.start()
+    assert victim.host.data[group].state.manifest.get(mine.name) == mine
+    assert victim.storage.files.hash(group, mine) == mine.xxh3
+    directory = layout.quarantine_dir(group)
+    assert [victim.disk.read(f"{directory}/{n}") for n in victim.disk.listdir(directory)] == [forged]
+    finish_all(scenario)
+
+
+def _forgeable(scenario: Scenario) -> list[tuple[SimNode, str, FileMeta]]:
+    """Files of followers, by node, group and name."""
+    return [
+        (node, group, file)
+        for node in scenario.sim.nodes.values()
+        if node.alive
+        for group, replica in node.host.data.items()
+        if not replica.leads
+        for file in replica.state.manifest.files()
+        if file.slot in replica.state.slots.open
+    ]

@@ -1,0 +1,119 @@
+"""Repairs of single files of this node's replicas, as an operator orders them (`RepairFile`).
+
+Who decides is `iotctl verify --repair`: it compared the replicas and knows what their majority holds. Here
+the copy is fetched and verified, put in the place of the damaged one, and the manifest row replaced where it
+was forged too. The log has no part in it: afterwards this replica is what its log says it should be.
+
+One repair per group at a time. Its staged files lie where only a repair of that group looks.
+"""
+
+from dataclasses import dataclass
+
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.desk import Desk
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import GroupId
+from nodeagent.model.jobs import (
+    DropStaging,
+    Failed,
+    FileReplaced,
+    FilesStaged,
+    JobResult,
+    ReplaceFile,
+    StagedFile,
+    StageFiles,
+    repair_area,
+)
+from nodeagent.model.limits import REPAIR_SOURCES_MAX
+from nodeagent.model.requests import FileRepaired, RepairFile
+
+
+@dataclass(frozen=True, slots=True)
+class _Repair:
+    token: int
+    replica: DataReplica
+    wanted: FileMeta
+
+
+class Repairs:
+    """Repairs of this node; every token is answered once."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._busy: set[GroupId] = set()
+
+    def start(self, token: int, replica: DataReplica, request: RepairFile) -> None:
+        if request.group in self._busy:
+            return self._desk.refuse(token, "busy", f"another file of {request.group} is being repaired here")
+        if not 0 < len(request.sources) <= REPAIR_SOURCES_MAX:
+            return self._desk.refuse(
+                token, "invalid_input", f"a repair names 1 to {REPAIR_SOURCES_MAX} sources"
+            )
+        refusal = _why_not(replica, request.wanted)
+        if refusal:
+            return self._desk.refuse(token, "refused", refusal, "iotctl verify")
+        self._busy.add(request.group)
+        repair = _Repair(token, replica, request.wanted)
+        job = StageFiles(
+            repair_area(request.group), request.group, (StagedFile(request.wanted, request.sources),)
+        )
+        return self._desk.job(job, lambda r: self._on_staged(repair, r))
+
+    def _on_staged(self, repair: _Repair, result: JobResult) -> None:
+        group = repair.replica.group
+        if isinstance(result, Failed):
+            return self._fail(repair, result.code, result.what)
+        assert isinstance(result, FilesStaged)
+        if result.failed:
+            return self._fail(repair, "unavailable", f"no good copy came: {result.failed[0][1]}")
+        refusal = _why_not(repair.replica, repair.wanted)  # the pull took its time
+        if refusal:
+            return self._fail(repair, "refused", refusal)
+        # From here on no snapshot may be installed: the replica's own job keeps it from that.
+        return repair.replica.job(ReplaceFile(group, repair.wanted), lambda r: self._on_replaced(repair, r))
+
+    def _on_replaced(self, repair: _Repair, result: JobResult) -> None:
+        replica, wanted = repair.replica, repair.wanted
+        if not isinstance(result, FileReplaced):
+            what = result.what if isinstance(result, Failed) else "unexpected result"
+            return self._fail(repair, getattr(result, "code", "error"), what)
+        self._desk.note(
+            "file_repaired", group=replica.group, file=wanted.name, quarantined=result.quarantined
+        )
+        known = replica.state.manifest.get(wanted.name)
+        if known is None or known == wanted:
+            return self._done(repair, result.quarantined)
+        replica.state.manifest.replace([wanted.name], [wanted])
+        return replica.when_saved(lambda: self._done(repair, result.quarantined), lambda: self._gone(repair))
+
+    def _done(self, repair: _Repair, quarantined: str) -> None:
+        self._busy.discard(repair.replica.group)
+        self._desk.reply(repair.token, FileRepaired(quarantined))
+
+    def _gone(self, repair: _Repair) -> None:
+        self._fail(repair, "outcome_unknown", f"the replica of {repair.replica.group} was removed")
+
+    def _fail(self, repair: _Repair, code: str, what: str) -> None:
+        """Nothing stays behind; the next repair of the group comes after that."""
+        group = repair.replica.group
+        self._desk.refuse(repair.token, code, what)
+        self._desk.job(DropStaging(repair_area(group)), lambda _: self._busy.discard(group))
+
+
+def _why_not(replica: DataReplica, wanted: FileMeta) -> str:
+    """Why this file may not be put in place here now; "" when it may."""
+    if replica.removed:
+        return f"the replica of {replica.group} is being removed"
+    if replica.installing or replica.rebasing or not replica.state.recovered:
+        return f"the replica of {replica.group} is not complete yet: it is installing or recovering"
+    known = replica.state.manifest.get(wanted.name)
+    if known is None:
+        return f"{wanted.name} is not in this replica's manifest"
+    if _place(known) != _place(wanted):
+        return f"{wanted.name} has another slot, partition, table or order in this replica's manifest"
+    return ""
+
+
+def _place(meta: FileMeta) -> tuple[object, ...]:
+    """What a repair never changes."""
+    return meta.slot, meta.partition, meta.table, meta.order

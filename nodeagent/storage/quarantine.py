@@ -1,0 +1,61 @@
+"""Damaged files make room for good ones and are kept: somebody may want to know what happened to them.
+
+The damaged file gets a second name in quarantine, durably, before the good one takes its place, so at every
+instant the place holds one or the other and the damaged bytes have a name. Nothing here deletes what is in
+quarantine; when a group has `QUARANTINE_FILES_MAX` files there, further repairs are refused.
+"""
+
+from nodeagent.model.disk import Disk
+from nodeagent.model.errors import NotFound, Overloaded
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import GroupId
+from nodeagent.model.jobs import repair_area
+from nodeagent.model.limits import QUARANTINE_FILES_MAX
+from nodeagent.storage import layout
+from nodeagent.storage.files import MISSING, UNREADABLE, SlotFiles
+from nodeagent.storage.hashing import hash_file, link_or_copy
+
+
+def replace_file(disk: Disk, files: SlotFiles, group: GroupId, meta: FileMeta) -> str:
+    """Put the staged file in place; durable when it returns. In place already: nothing changes.
+
+    Returns:
+        The path of the damaged file in quarantine, "" when there was none.
+
+    Raises:
+        NotFound: nothing is staged.
+        Overloaded: quarantine is full; nothing changed.
+    """
+    found = files.hash(group, meta)
+    place = layout.file_path(group, meta.slot, meta.name)
+    staged = layout.staged_path(repair_area(group), group, meta.slot, meta.name)
+    kept = ""
+    if found != meta.xxh3:
+        if not disk.exists(staged):
+            raise NotFound(f"{staged}: not staged", file=meta.name)
+        if found != MISSING:
+            kept = _keep(disk, group, meta, place, found)
+        disk.mkdirs(layout.slot_dir(group, meta.slot))
+        disk.rename(staged, place)
+    disk.sync_dir(layout.slot_dir(group, meta.slot))
+    disk.rmtree(layout.operation_dir(repair_area(group)))
+    return kept
+
+
+def _keep(disk: Disk, group: GroupId, meta: FileMeta, place: str, found: str) -> str:
+    """Give the file at `place` its name in quarantine, durably."""
+    directory = layout.quarantine_dir(group)
+    disk.mkdirs(directory)
+    count = len(disk.listdir(directory))
+    if found == UNREADABLE:  # nobody can tell whether these bytes are kept already
+        path = layout.quarantine_path(group, meta.slot, meta.name, f"{found}-{count}")
+    else:
+        path = layout.quarantine_path(group, meta.slot, meta.name, found)
+        if disk.exists(path) and hash_file(disk, path) != found:
+            disk.unlink(path)  # a copy that was cut short, where the disk cannot link
+    if not disk.exists(path):
+        if count >= QUARANTINE_FILES_MAX:
+            raise Overloaded(f"{directory} holds {count} damaged files already; look at them and remove them")
+        link_or_copy(disk, place, path)
+    disk.sync_dir(directory)
+    return path

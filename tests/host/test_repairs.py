@@ -1,0 +1,183 @@
+"""Repairs as a host sees them: what is refused, and what must be durable before the answer."""
+
+import random
+
+import msgspec
+import pytest
+
+from nodeagent.data.state import decode_checkpoint, encode_checkpoint, initial
+from nodeagent.host.host import Host
+from nodeagent.host.replica import Saved
+from nodeagent.log import Damage
+from nodeagent.model.entries import Base, Config
+from nodeagent.model.files import FileMeta, FileRef
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import (
+    Done,
+    DropStaging,
+    Failed,
+    FileReplaced,
+    FilesStaged,
+    InstallSnapshot,
+    Job,
+    ReplaceFile,
+    SaveCheckpoint,
+    StageFiles,
+)
+from nodeagent.model.requests import ErrorReply, FileRepaired, RepairFile, Reply
+from tests.host.test_host import CONFIG, found
+
+GROUP = "a.1"
+MINE = FileMeta("f", 3, PartitionKey("sg", 1, 0), "t", (2,), 10, "0" * 32, 4, 1, 9, (4, 1, 1))
+FORGED_AWAY = msgspec.structs.replace(MINE, size=11, xxh3="1" * 32, rows=5, logical=(5, 2, 2))
+SOURCES = (FileRef("b", "5a", "f", 11, "1" * 32),)
+STAGED = FilesStaged(("f",), (), 11)
+
+
+class Node:
+    """A host that holds `MINE`, with the replies and jobs it asked for."""
+
+    def __init__(self, *damaged: Damage) -> None:
+        state = initial(GROUP, ((0, 5),))
+        state.manifest.add([MINE])
+        saved = Saved(Base(1, 0, Config(("a", "b", "c"))), encode_checkpoint(state.checkpoint()))
+        groups = {GROUP: (found(1), msgspec.msgpack.encode(saved))}
+        self.host = Host.open(CONFIG, "i", groups, damaged, random.Random(1), 0, 0)
+        self.jobs: list[tuple[int, Job]] = []
+        self.replies: list[tuple[int, Reply]] = []
+        self.take()
+
+    def take(self) -> None:
+        effects = self.host.take()
+        self.jobs += effects.jobs
+        self.replies += effects.replies
+
+    def ask(self, wanted: FileMeta = FORGED_AWAY, role: str = "admin", token: int = 7) -> None:
+        self.host.on_request(token, "op", role, RepairFile(GROUP, wanted, SOURCES), 0, 0)
+        self.take()
+
+    def finish(self, kind: type, result: object) -> Job:
+        """End the one job of this kind that is under way."""
+        ((number, job),) = [(n, j) for n, j in self.jobs if isinstance(j, kind)]
+        self.jobs.remove((number, job))
+        self.host.on_job(number, result, 10)  # type: ignore[arg-type]
+        self.take()
+        return job
+
+    def refused(self) -> tuple[str, str]:
+        ((_, reply),) = self.replies
+        assert isinstance(reply, ErrorReply)
+        return reply.code, reply.what
+
+    @property
+    def row(self) -> FileMeta | None:
+        return self.host.data[GROUP].state.manifest.get("f")
+
+
+def test_a_forged_row_is_replaced_and_saved_before_the_answer() -> None:
+    """The checkpoint that a restart goes by names the majority's file."""
+    node = Node()
+    node.ask()
+    assert isinstance(node.finish(StageFiles, STAGED), StageFiles) and node.row == MINE
+    assert node.finish(ReplaceFile, FileReplaced("quarantine/x")) == ReplaceFile(GROUP, FORGED_AWAY)
+    assert node.row == FORGED_AWAY and not node.replies
+    saved = node.finish(SaveCheckpoint, Done())
+    assert isinstance(saved, SaveCheckpoint)
+    state = decode_checkpoint(msgspec.msgpack.decode(saved.payload, type=Saved).state)
+    assert state.files == [FORGED_AWAY]
+    assert node.replies == [(7, FileRepaired("quarantine/x"))]
+    manifest = node.host.data[GROUP].state.manifest
+    assert (manifest.nbytes, manifest.rows) == (11, 5)
+
+
+def test_a_checkpoint_already_on_its_way_does_not_count() -> None:
+    """It was made of the state before the repair."""
+    node = Node()
+    replica = node.host.data[GROUP]
+    replica.unsaved = 1
+    replica.maybe_checkpoint(force=True)
+    node.take()
+    node.ask()
+    node.finish(StageFiles, STAGED)
+    node.finish(ReplaceFile, FileReplaced(""))
+    node.finish(SaveCheckpoint, Done())
+    assert not node.replies
+    node.host.tick(5_000, 0)
+    node.take()
+    node.finish(SaveCheckpoint, Failed("overloaded", "no space"))
+    assert not node.replies
+    node.host.tick(20_000, 0)
+    node.take()
+    node.finish(SaveCheckpoint, Done())
+    assert node.replies == [(7, FileRepaired(""))]
+
+
+def test_an_equal_row_needs_no_checkpoint() -> None:
+    """Only the bytes were damaged."""
+    node = Node()
+    node.ask(MINE)
+    node.finish(StageFiles, STAGED)
+    node.finish(ReplaceFile, FileReplaced("quarantine/x"))
+    assert node.replies == [(7, FileRepaired("quarantine/x"))] and not node.jobs
+
+
+@pytest.mark.parametrize("change", [{"slot": 4}, {"order": (3,)}, {"table": "u"}, {"name": "g"}])
+def test_only_a_file_of_the_manifest_in_its_own_place_is_taken(change: dict[str, object]) -> None:
+    """Name, slot, table and order are what the log made them."""
+    node = Node()
+    node.ask(msgspec.structs.replace(FORGED_AWAY, **change))
+    assert node.refused()[0] == "refused" and not node.jobs
+
+
+def test_refused_while_the_replica_installs() -> None:
+    """Its files are about to be others; also when the install began while the file was pulled."""
+    node = Node()
+    node.ask()
+    node.host.data[GROUP]._installing = "5b"
+    node.finish(StageFiles, STAGED)
+    assert node.refused()[0] == "refused" and not [j for _, j in node.jobs if isinstance(j, ReplaceFile)]
+    node.replies.clear()
+    node.finish(DropStaging, Done())
+    node.ask()
+    assert "installing" in node.refused()[1]
+
+
+def test_a_group_with_a_damaged_log_is_not_repaired() -> None:
+    """Nobody knows what it promised."""
+    node = Node(Damage(1, 0, GROUP, 2, 3, "unreadable"))
+    node.ask()
+    assert node.refused()[0] == "log_corrupt" and not node.jobs
+
+
+@pytest.mark.parametrize("role", ["reader", "node"])
+def test_admins_alone_may_order_a_repair(role: str) -> None:
+    node = Node()
+    node.ask(role=role)
+    assert node.refused()[0] == "forbidden" and not node.jobs
+
+
+def test_one_repair_per_group_at_a_time_and_again_after_a_failure() -> None:
+    """A second one is told to wait; a copy that did not come leaves the group free."""
+    node = Node()
+    node.ask()
+    node.ask(token=8)
+    assert node.refused()[0] == "busy"
+    node.replies.clear()
+    node.finish(StageFiles, FilesStaged((), (("f", "b: no contact"),), 0))
+    assert node.refused() == ("unavailable", "no good copy came: b: no contact")
+    node.replies.clear()
+    assert node.finish(DropStaging, Done()) == DropStaging(f"repair-{GROUP}")
+    node.ask()
+    assert [type(j) for _, j in node.jobs] == [StageFiles] and not node.replies
+
+
+def test_a_replica_that_goes_answers_who_waits() -> None:
+    """Every request has one reply."""
+    node = Node()
+    node.ask()
+    node.finish(StageFiles, STAGED)
+    node.finish(ReplaceFile, FileReplaced(""))
+    node.host.data[GROUP].abandon()
+    node.take()
+    assert node.refused()[0] == "outcome_unknown"
+    assert not [j for _, j in node.jobs if isinstance(j, InstallSnapshot)]

@@ -1,0 +1,199 @@
+"""What is repaired, from whom, and what is left alone."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from pyspark.sql import SparkSession
+
+from iotctl.pipeline import verify
+from iotctl.pipeline.repair import Cure, decide
+from iotctl.pipeline.replicas import GroupView, Replica
+from iotctl.pipeline.report import VerifyReport
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import PartitionKey
+from tests.pipeline.fake import Maker
+from tests.pipeline.rows import MACHINES, machines, with_cell
+from tests.pipeline.test_verify import Built, built, tamper
+
+__all__ = ["built"]
+
+FILE = FileMeta("f", 3, PartitionKey("sg", 1, 0), "t", (5,), 10, "a" * 32, 4, 1, 9, (4, 1, 1))
+FORGED = msgspec.structs.replace(FILE, size=11, xxh3="b" * 32, rows=5, logical=(5, 2, 2))
+NODES = ("n1", "n2", "n3")
+
+Rows = dict[str, FileMeta | None]
+
+
+def case(
+    rows: Rows, bytes_: dict[str, str], members: int = 3
+) -> tuple[GroupView, dict[tuple[str, str], str]]:
+    """Rows (None: not in that manifest) of replicas that answered, and what their bytes hash to."""
+    replicas = [Replica(n, "n1.1", {row.name: row} if row else {}) for n, row in rows.items()]
+    view = GroupView("n1.1", 100, (*NODES, "n4", "n5")[:members], replicas)
+    return view, {(n, "f"): found for n, found in bytes_.items()}
+
+
+GOOD, BAD = FILE.xxh3, "c" * 32
+
+
+@pytest.mark.parametrize("found", [BAD, "missing", "unreadable"])
+def test_the_majority_s_file_replaces_a_damaged_or_missing_one(found: str) -> None:
+    """At both depths, and from the replicas that read it well alone."""
+    view, hashes = case(dict.fromkeys(NODES, FILE), {"n1": GOOD, "n2": found, "n3": GOOD})
+    for depth in ("hash", "content"):
+        assert decide(view, hashes, depth) == ([Cure("n2", "n1.1", FILE, ("n1", "n3"))], [])
+
+
+@pytest.mark.parametrize(
+    "rows,bytes_,members",
+    [
+        (dict.fromkeys(NODES, FILE), {"n1": GOOD, "n2": BAD, "n3": BAD}, 3),
+        (dict.fromkeys(NODES[:2], FILE), {"n1": GOOD, "n2": BAD}, 3),
+        (dict.fromkeys(NODES[:2], FILE), {"n1": GOOD, "n2": BAD}, 2),
+        (dict.fromkeys(NODES, FILE), {"n1": GOOD, "n2": BAD}, 3),
+        ({"n1": FILE, "n2": FORGED}, {"n1": FILE.xxh3, "n2": FORGED.xxh3}, 3),
+        (dict.fromkeys(NODES, FILE), {"n1": GOOD, "n2": BAD, "n3": GOOD}, 5),
+        (dict.fromkeys(NODES[:1], FILE), {"n1": BAD}, 1),
+    ],
+    ids=[
+        "two of three",
+        "one is down",
+        "two members",
+        "one not hashed",
+        "one each",
+        "two of five are down",
+        "alone",
+    ],
+)
+def test_nothing_without_a_majority_of_all_members(rows: Rows, bytes_: dict[str, str], members: int) -> None:
+    """A replica that did not answer counts against it."""
+    cures, hopeless = decide(*case(rows, bytes_, members), "content")
+    assert not cures
+    assert all("no majority" in h.reason for h in hopeless) and hopeless
+
+
+def test_a_forged_row_is_for_content_alone() -> None:
+    """Two honest replicas outvote it; at depth hash it is told and left."""
+    view, hashes = case({"n1": FILE, "n2": FORGED, "n3": FILE}, {"n1": GOOD, "n2": FORGED.xxh3, "n3": GOOD})
+    assert decide(view, hashes, "content") == ([Cure("n2", "n1.1", FILE, ("n1", "n3"))], [])
+    cures, (left,) = decide(view, hashes, "hash")
+    assert not cures and "--depth content" in left.reason
+
+
+@pytest.mark.parametrize("change", [{"order": (6,)}, {"slot": 4}, {"table": "u"}])
+def test_another_history_is_not_repaired(change: dict[str, object]) -> None:
+    """Copying a file does not mend a manifest that disagrees on age or place."""
+    other = msgspec.structs.replace(FILE, **change)
+    view, hashes = case({"n1": FILE, "n2": other, "n3": FILE}, {"n1": GOOD, "n2": GOOD, "n3": GOOD})
+    cures, (left,) = decide(view, hashes, "content")
+    assert not cures and left.node == "n2"
+
+
+def test_a_file_one_manifest_lacks_or_alone_has_is_not_repaired() -> None:
+    """Nothing is added to a manifest nor taken from it."""
+    view, hashes = case({"n1": FILE, "n2": None, "n3": FILE}, {"n1": GOOD, "n3": GOOD})
+    cures, (left,) = decide(view, hashes, "content")
+    assert not cures and left.node == "n2"
+    assert decide(*case({"n1": None, "n2": FILE, "n3": None}, {"n2": GOOD}), "content")[0] == []
+
+
+def test_without_a_cut_nothing_is_repaired() -> None:
+    """Replicas looked at different moments prove nothing."""
+    view, hashes = case(dict.fromkeys(NODES, FILE), {"n1": GOOD, "n2": BAD, "n3": GOOD})
+    assert decide(replace(view, cut=None), hashes, "hash")[0] == []
+
+
+# --- whole clusters --------------------------------------------------------------------------------
+
+
+def run(built: Built, depth: str, **more: SparkSession) -> VerifyReport:
+    return verify.run(built.spec, depth, repair=True, **more)
+
+
+def flip(path: Path) -> bytes:
+    content = bytearray(path.read_bytes())
+    content[100] ^= 4
+    path.write_bytes(content)
+    return bytes(content)
+
+
+def test_a_flipped_byte_is_repaired_and_verified_again(built: Built) -> None:
+    """The report passes and names what was kept; another verification finds nothing."""
+    path = built.put("n3", built.files[60])
+    bad = flip(path)
+    report = run(built, "hash")
+    (found,) = report.mismatches
+    assert found.repaired and report.passed and not report.remaining
+    (done,) = report.repairs
+    assert (done.node, done.slot, done.file) == ("n3", 60, built.files[60].meta.name)
+    assert (built.cluster.root / "n3" / done.quarantined).read_bytes() == bad
+    assert verify.run(built.spec, "hash").passed
+
+
+def test_a_missing_file_is_put_back(built: Built) -> None:
+    """Nothing is in quarantine."""
+    built.put("n1", built.files[3]).unlink()
+    report = run(built, "hash")
+    assert report.passed and [(m.found, m.repaired) for m in report.mismatches] == [("missing", True)]
+    assert report.repairs[0].quarantined == ""
+
+
+def test_two_damaged_of_three_stay_as_they_are(built: Built) -> None:
+    """Each is told as not repairable; the slot beside it is repaired all the same."""
+    bad = [flip(built.put(node, built.files[3])) for node in ("n1", "n2")]
+    flip(built.put("n1", built.files[4]))
+    report = run(built, "hash")
+    assert report.remaining == 2 and not report.passed
+    assert {(m.node, m.slot, m.repaired) for m in report.mismatches} == {
+        ("n1", 3, False),
+        ("n2", 3, False),
+        ("n1", 4, True),
+    }
+    assert all("no majority" in m.reason for m in report.mismatches if not m.repaired)
+    name = built.files[3].meta.name
+    assert [(built.cluster.root / n / "n1.1" / name).read_bytes() for n in ("n1", "n2")] == bad
+
+
+@pytest.mark.parametrize("how", ["stuck", "lying"])
+def test_a_node_that_does_not_repair_is_told(built: Built, how: str) -> None:
+    """Whether it refuses or only says it did: repaired is what was seen afterwards."""
+    flip(built.put("n3", built.files[60]))
+    (built.cluster.root / "n3" / how).touch()
+    report = run(built, "hash")
+    (found,) = report.mismatches
+    assert not found.repaired and report.remaining == 1
+    assert ("installing" if how == "stuck" else "still differs") in found.reason
+
+
+def test_a_forged_row_is_left_at_depth_hash(built: Built, maker: Maker) -> None:
+    """It is found there, and says at which depth it can be repaired."""
+    tamper(built, maker)
+    (found,) = run(built, "hash").mismatches
+    assert not found.repaired and "--depth content" in found.reason
+
+
+@pytest.mark.spark
+def test_consistent_tampering_is_repaired_by_content(built: Built, spark: SparkSession, maker: Maker) -> None:
+    """The cell is named and repaired: bytes and row are the majority's again. So are merely damaged bytes."""
+    tamper(built, maker)
+    flip(built.put("n3", built.files[60]))
+    report = run(built, "content", session=spark)
+    found, damaged = sorted(report.mismatches, key=lambda m: m.slot)
+    assert found.repaired and found.series and report.passed, report
+    assert damaged.repaired and not damaged.series and {r.node for r in report.repairs} == {"n2", "n3"}
+    assert verify.run(built.spec, "content", session=spark).passed
+    assert built.files[4].meta in built.cluster.load("n2", "n1.1").files
+
+
+@pytest.mark.spark
+def test_three_different_replicas_are_not_repaired_by_content(
+    built: Built, spark: SparkSession, maker: Maker
+) -> None:
+    """Nobody knows which one is right."""
+    rows = machines(seed=4)
+    for node, value in (("n1", 1.5), ("n2", 2.5)):
+        built.put(node, maker.file(MACHINES, with_cell(rows, 1, "heat", value), 4, (5,)))
+    report = run(built, "content", session=spark)
+    assert report.mismatches and not report.repairs and report.remaining == report.mismatches_total
