@@ -165,6 +165,8 @@ class _Comparison:
     def _content(
         self, views: Sequence[GroupView], storage_groups: tuple[str, ...], report: VerifyReport
     ) -> None:
+        if not report.files:
+            return  # nothing is worth starting Spark for
         report.files = report.bytes = report.rows = 0
         session = self.spark.session()
         units = content_units(views, storage_groups, session.sparkContext.defaultParallelism)

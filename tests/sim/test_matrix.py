@@ -5,7 +5,7 @@ import multiprocessing
 from nodeagent.scaling.holds import POINTS
 from nodeagent.testing.matrix import cases, outcome
 
-EVERY = 23
+EVERY = 29
 
 
 def test_a_spread_of_the_kill_matrix_passes() -> None:
