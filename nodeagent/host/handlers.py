@@ -20,26 +20,14 @@ from nodeagent.model.schema import TYPES
 if TYPE_CHECKING:
     from nodeagent.host.host import Host
 
-READER = (
-    *(q.GetMeta, q.GetStatus, q.ProbeGroup),
-    *(q.ScanRows, q.ListPartitions, q.GetManifest, q.GetWriteRates),
-)
-NODES_ONLY = (q.Forward, q.CheckStatus)
-ADMINS_ONLY = (q.RepairFile,)
-
 
 class Handlers:
     def __init__(self, host: "Host") -> None:
         self.host = host
 
-    def on_request(self, token: int, peer: NodeId, role: str, request: q.Request) -> None:
+    def on_request(self, token: int, request: q.Request) -> None:
+        """What the peer may ask for is checked before (`runtime.rights`)."""
         desk = self.host.desk
-        if role == "reader" and not isinstance(request, READER):
-            return desk.refuse(token, "forbidden", f"{peer} may only read", "use an admin certificate")
-        if role != "node" and isinstance(request, NODES_ONLY):
-            return desk.refuse(token, "forbidden", f"{type(request).__name__} is for nodes")
-        if role != "admin" and isinstance(request, ADMINS_ONLY):
-            return desk.refuse(token, "forbidden", f"{type(request).__name__} is for admins")
         if isinstance(request, q.CheckStatus):
             return self._check_status(token, request)
         if self.host.admission.refused:

@@ -267,9 +267,9 @@ class Host:
             if replica is not None:
                 replica.step(sender, routed.message)
 
-    def on_request(self, token: int, peer: NodeId, role: str, request: Request, now: int, wall: int) -> None:
+    def on_request(self, token: int, request: Request, now: int, wall: int) -> None:
         self.desk.now, self.desk.wall = now, wall
-        self.handlers.on_request(token, peer, role, request)
+        self.handlers.on_request(token, request)
 
     def on_persisted(self, batch: int, now: int) -> None:
         self.desk.now = now

@@ -358,6 +358,10 @@ def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: 
         return ErrorReply(
             "refused", f"dead and still in the cluster: {names}", "iotctl cluster remove-node NODE --dead"
         )
+    if leaves in dead and not request.options.dead:
+        return ErrorReply(
+            "refused", f"{leaves} is dead: an earlier change went on without it", "repeat with --dead"
+        )
     silent_ms = host.desk.now - host.heard.get(leaves, -(1 << 62))
     limit_ms = SILENT_TIMEOUTS * host.config.raft.election_timeout_ms
     if request.options.dead and (leaves == host.node or silent_ms < limit_ms):

@@ -332,12 +332,12 @@ class Replica:
                 self.raft.snapshot_failed(peer, self.desk.now)
 
     def drop_taken(self) -> None:
-        """Snapshots whose peers have caught up are not needed any more."""
+        """Snapshots whose peers have caught up, or left the group, are not needed any more."""
         if self._snapshots and self.leads:
             progress = self.raft.status().progress
             for peer in list(self._snapshots):
                 followed = progress.get(peer)
-                if followed is not None and followed.state is ProgressState.REPLICATE:
+                if followed is None or followed.state is ProgressState.REPLICATE:
                     self._drop_snapshot(peer)
 
     def _drop_snapshot(self, peer: NodeId) -> None:

@@ -222,13 +222,15 @@ class MetaState:
             created_members=b.created,
             replaces=b.replaces,
             meta_ready=b.kind == "rebalance",
+            dead=sorted(n for n, r in im.nodes.items() if r.state == DEAD),
             stages=[StageSpan(Stage.PLANNED.value, b.now)],
         )
         if op.leaving is not None:
             op.dissolved_group = ids[op.leaving]
-            self._set_state(op.leaving, "leaving")
             if op.options.dead:
                 self._fence(op, op.leaving)
+            else:
+                self._set_state(op.leaving, "leaving")
         im.next_table = new.to_wire()
         im.operations = [*im.operations, op][-OPERATIONS_KEPT:]
         self._note(b.now, b.by, f"begin {op.id}: {op.title}")
@@ -263,11 +265,12 @@ class MetaState:
 
     def _fence(self, op: Operation, node: NodeId) -> None:
         """The node is gone for good: what runs under its incarnation is heard by nobody from now on."""
+        if node in op.dead:
+            return  # an earlier operation gave it up
         op.dead.append(node)
+        op.fenced.append(node)
         self._set_state(node, DEAD)
-        incarnation = self.image.nodes[node].incarnation
-        if incarnation not in self.image.retired:
-            self.image.retired.append(incarnation)
+        self.image.retired.append(self.image.nodes[node].incarnation)
 
     def _amend(self, op: Operation, node: NodeId) -> ErrorReply | None:
         """`node` died during `op`: it leaves the required sets, if every group can do without it."""
@@ -292,7 +295,7 @@ class MetaState:
 
     def _advance(self, index: int, op: Operation, now: int) -> None:
         for stage in changes.advance(op, now):
-            self._note(now, "", f"{op.id} ({op.kind} {op.node}) enters {stage}")
+            self._note(now, "", f"{op.id} ({op.title}) enters {stage}")
             if stage is Stage.OPEN:
                 self._switch_table(index, op)
             elif stage is Stage.DONE:
@@ -323,10 +326,11 @@ class MetaState:
     def _undo(self, op: Operation) -> None:
         im = self.image
         im.next_table = None
-        for node in op.dead:  # as it was before: whoever was given up may speak again
+        for node in op.fenced:  # nothing was decided without it yet, so it may speak again
             im.retired.remove(im.nodes[node].incarnation)
-        for node in {*op.dead, *([op.leaving] if op.leaving else [])}:
             self._set_state(node, "active")
+        if op.leaving is not None and op.leaving not in op.dead:
+            self._set_state(op.leaving, "active")
         if op.created_group:
             del im.groups[op.created_group]
             im.nodes.pop(op.node)

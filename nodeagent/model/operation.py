@@ -142,6 +142,9 @@ class Operation(msgspec.Struct):
     dead: list[NodeId] = []
     """Nodes that are gone for good: fenced, and nothing is expected of them."""
 
+    fenced: list[NodeId] = []
+    """Those of `dead` whom this operation gave up. The others an earlier one did: they lack its copies."""
+
     sealed: dict[str, SealResult] = {}
     unsealed: list[str] = []
     sources_ready: list[tuple[str, str]] = []

@@ -189,7 +189,7 @@ class Driver:
             self._token += 1
             self._asked[self._token] = (connection, number)
             clock = self._clock
-            self._host.on_request(self._token, peer.name, peer.role, request, clock.now(), clock.wall())
+            self._host.on_request(self._token, request, clock.now(), clock.wall())
             self._wake()
 
     def on_close(self, connection: Connection, error: NodeAgentError) -> None:

@@ -1,8 +1,9 @@
-"""Which role may ask for what."""
+"""Which role may ask for what: `node` speaks for a node, `admin` for a person, `reader` only reads."""
 
 from nodeagent.model.errors import Forbidden
 from nodeagent.model.requests import (
     CheckFiles,
+    CheckStatus,
     Forward,
     GetEvents,
     GetManifest,
@@ -10,32 +11,37 @@ from nodeagent.model.requests import (
     GetStatus,
     GetWriteRates,
     ListPartitions,
+    ProbeGroup,
+    RepairFile,
     Request,
     ScanRows,
 )
 
-_READER = (
-    GetStatus,
-    GetEvents,
-    GetMeta,
-    ScanRows,
-    ListPartitions,
-    GetManifest,
-    GetWriteRates,
-    CheckFiles,
+_READS = (
+    *(GetStatus, GetEvents, GetMeta, GetWriteRates, ProbeGroup),
+    *(ScanRows, ListPartitions, GetManifest, CheckFiles),
 )
-_NODE_ONLY = (Forward,)
+_NODES_ONLY = (Forward, CheckStatus)
+_ADMINS_ONLY = (RepairFile,)
+
+
+def may_ask(role: str, kind: type) -> bool:
+    """Whether `role` may ask for requests of `kind`: the one place where roles differ."""
+    match role:
+        case "node":
+            return kind not in _ADMINS_ONLY
+        case "admin":
+            return kind not in _NODES_ONLY
+        case "reader":
+            return kind in _READS
+        case _:
+            return False
 
 
 def check_right(role: str, name: str, request: Request) -> None:
-    """Raises `Forbidden`. Roles: `node` speaks for a node, `admin` may all a person may, `reader` reads."""
-    if role == "node":
-        return
-    if role == "admin" and not isinstance(request, _NODE_ONLY):
-        return
-    if role == "reader" and isinstance(request, _READER):
-        return
-    raise Forbidden(
-        f"{role} {name} may not ask for {type(request).__name__}",
-        next_step="use an identity with the role admin" if role == "reader" else "",
-    )
+    """Raises `Forbidden`."""
+    if not may_ask(role, type(request)):
+        raise Forbidden(
+            f"{role} {name} may not ask for {type(request).__name__}",
+            next_step="use an identity with the role admin" if role == "reader" else "",
+        )

@@ -111,7 +111,7 @@ class Scenario:
             self.sim.at(100, send)
 
         def send() -> None:
-            self.sim.call(CLIENT, target[0], "admin", request, on_reply)
+            self.sim.call(CLIENT, target[0], request, on_reply)
 
         send()
         accepted = self.sim.run(lambda: bool(got), LIMIT_MS)

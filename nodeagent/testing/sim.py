@@ -127,14 +127,7 @@ class Sim:
         if node is not None and node.alive:
             deliver(node)
 
-    def call(
-        self,
-        source: NodeId,
-        target: NodeId,
-        role: str,
-        request: Request,
-        then: Callable[[Reply], None],
-    ) -> None:
+    def call(self, source: NodeId, target: NodeId, request: Request, then: Callable[[Reply], None]) -> None:
         """A request and exactly one reply; a lost one is `unavailable` after a time-out."""
         done = False
 
@@ -145,12 +138,7 @@ class Sim:
                 then(reply)
 
         def serve(node: "SimNode") -> None:
-            node.serve(
-                source,
-                role,
-                request,
-                lambda reply: self._back(target, source, lambda: finish(reply)),
-            )
+            node.serve(source, request, lambda reply: self._back(target, source, lambda: finish(reply)))
 
         self.carry(source, target, serve)
         self.at(CALL_TIMEOUT_MS, lambda: finish(ErrorReply("unavailable", f"{target} did not answer")))
@@ -381,7 +369,7 @@ class SimNode:
                 self.host.on_reply(call, reply, self.sim.now)
                 self.wake()
 
-        self.sim.call(self.node, target, "node", request, then)
+        self.sim.call(self.node, target, request, then)
 
     # --- arrivals ----------------------------------------------------------------------------------
 
@@ -392,7 +380,7 @@ class SimNode:
         self.host.on_raft(sender, messages, self.sim.now)
         self.wake()
 
-    def serve(self, peer: NodeId, role: str, request: Request, answer: Callable[[Reply], None]) -> None:
+    def serve(self, peer: NodeId, request: Request, answer: Callable[[Reply], None]) -> None:
         source = self.sim.nodes.get(peer)
         if source is not None and source.incarnation in self.host.retired:
             answer(ErrorReply("forbidden", f"the incarnation of {peer} was retired"))
@@ -406,7 +394,7 @@ class SimNode:
             return
         self._token += 1
         self._tokens[self._token] = answer
-        self.host.on_request(self._token, peer, role, request, self.sim.now, self.wall)
+        self.host.on_request(self._token, request, self.sim.now, self.wall)
         self.wake()
 
 

@@ -74,7 +74,7 @@ class View:
             return
         self._asking = True
         target = self.sim.rng.choice(self.nodes)
-        self.sim.call(CLIENT, target, "admin", q.GetMeta(), self._on_meta)
+        self.sim.call(CLIENT, target, q.GetMeta(), self._on_meta)
 
     def _on_meta(self, reply: Reply) -> None:
         self._asking = False
@@ -204,9 +204,7 @@ class Writer:
                 meta.table_version,
                 _rows(op),
             )
-        self.sim.call(
-            CLIENT, self.view.target(group, members), "admin", request, lambda r: self._on(op, group, r)
-        )
+        self.sim.call(CLIENT, self.view.target(group, members), request, lambda r: self._on(op, group, r))
 
     def _open(self, group: GroupId, members: tuple[NodeId, ...], op: _Op) -> None:
         def opened(reply: Reply) -> None:
@@ -218,7 +216,7 @@ class Writer:
                 self.view.learn(group, reply)
                 self.sim.at(RETRY_MS, lambda: self._send(op))
 
-        self.sim.call(CLIENT, self.view.target(group, members), "admin", q.OpenSession(group), opened)
+        self.sim.call(CLIENT, self.view.target(group, members), q.OpenSession(group), opened)
 
     def _on(self, op: _Op, group: GroupId, reply: Reply) -> None:
         if isinstance(reply, q.Written):
@@ -344,7 +342,7 @@ class Reader:
                 return then(got)
             return self._pages(node, msgspec.structs.replace(request, cursor=reply.cursor), got, then)
 
-        self.sim.call(CLIENT, node, "admin", request, on_page)
+        self.sim.call(CLIENT, node, request, on_page)
 
     def _check(
         self, storage_group: str, week: int, interval: int, floor: dict[Cell, int], rows: pa.Table

@@ -108,7 +108,7 @@ def test_slots_that_do_not_exist_are_refused_before_they_are_expanded(
     host = open_host(1)
     spec = ScanSpec(TableSchema("g", "t", 1, ()))
     for request in (ScanRows("a.1", "g", spec, slots=slots), OpenSource("op-1", "a.1", slots)):
-        host.on_request(7, "x", "admin", request, 0, 0)
+        host.on_request(7, request, 0, 0)
         (token, reply) = host.take().replies[0]
         assert token == 7 and isinstance(reply, ErrorReply) and reply.code == "invalid_input"
 
@@ -130,7 +130,7 @@ def test_a_scan_for_what_the_table_does_not_have_costs_no_file(spec: ScanSpec) -
     host = open_host(1)
     host.meta.schemas["g", "t"] = TableSchema("g", "t", 1, COLUMNS)
     host.take()
-    host.on_request(7, "x", "reader", ScanRows("a.1", "g", spec, "weak"), 0, 0)
+    host.on_request(7, ScanRows("a.1", "g", spec, "weak"), 0, 0)
     did = host.take()
     (token, reply) = did.replies[0]
     assert token == 7 and isinstance(reply, ErrorReply) and reply.code == "invalid_input" and not did.jobs
@@ -153,10 +153,10 @@ def test_a_seed_that_was_late_is_known_by_its_incarnation(
 def test_hold_points_are_refused_by_an_agent_not_started_for_tests(may_hold: bool) -> None:
     host = open_host(1)
     host.operations.may_hold = may_hold
-    host.handlers.on_request(1, "me", "admin", SetHolds(("after:OPEN",)))
+    host.handlers.on_request(1, SetHolds(("after:OPEN",)))
     _, reply = host.take().replies[0]
     assert isinstance(reply, Accepted if may_hold else ErrorReply)
     assert host.operations.holds == (frozenset({"after:OPEN"}) if may_hold else frozenset())
-    host.handlers.on_request(2, "me", "admin", SetHolds(("after:LUNCH",)))
+    host.handlers.on_request(2, SetHolds(("after:LUNCH",)))
     _, unknown = host.take().replies[0]
     assert isinstance(unknown, ErrorReply)

@@ -52,8 +52,8 @@ class Node:
         self.jobs += effects.jobs
         self.replies += effects.replies
 
-    def ask(self, wanted: FileMeta = FORGED_AWAY, role: str = "admin", token: int = 7) -> None:
-        self.host.on_request(token, "op", role, RepairFile(GROUP, wanted, SOURCES), 0, 0)
+    def ask(self, wanted: FileMeta = FORGED_AWAY, token: int = 7) -> None:
+        self.host.on_request(token, RepairFile(GROUP, wanted, SOURCES), 0, 0)
         self.take()
 
     def finish(self, kind: type, result: object) -> Job:
@@ -147,13 +147,6 @@ def test_a_group_with_a_damaged_log_is_not_repaired() -> None:
     node = Node(Damage(1, 0, GROUP, 2, 3, "unreadable"))
     node.ask()
     assert node.refused()[0] == "log_corrupt" and not node.jobs
-
-
-@pytest.mark.parametrize("role", ["reader", "node"])
-def test_admins_alone_may_order_a_repair(role: str) -> None:
-    node = Node()
-    node.ask(role=role)
-    assert node.refused()[0] == "forbidden" and not node.jobs
 
 
 def test_one_repair_per_group_at_a_time_and_again_after_a_failure() -> None:

@@ -446,6 +446,22 @@ def test_one_death_amends_an_operation_and_a_second_that_costs_a_quorum_is_refus
     assert isinstance(dead(meta, "nobody"), ErrorReply)
 
 
+def test_a_cancelled_removal_does_not_bring_back_whom_an_earlier_change_gave_up() -> None:
+    """The earlier change went on without copies of `c`: heard again, it would lack rows."""
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.MOVING)
+    dead(meta, "c")
+    run_to(meta, Stage.DONE)
+    meta.begin("remove-node", "c", DEAD)
+    assert meta.op.dead == ["c"] and meta.op.fenced == []
+    meta.do(c.SteerOperation(4, meta.op.id, "cancel", "me"))
+    for one in evidence(meta.op, Stage.CANCELLING):
+        meta.do(one)
+    assert meta.op.stage is Stage.CANCELLED
+    assert meta.state.image.nodes["c"].state == "dead" and meta.state.image.retired == ["i-c"]
+
+
 def test_members_are_what_the_group_says_it_formed() -> None:
     """A group whose newcomer died keeps the one that would have left."""
     meta = Meta()

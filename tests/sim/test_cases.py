@@ -164,7 +164,7 @@ def test_a_node_that_is_heard_is_not_dead() -> None:
 
     def ask() -> None:
         for node in ("node1", "node3", "node4"):
-            scenario.sim.call(CLIENT, node, "admin", began, refused.append)
+            scenario.sim.call(CLIENT, node, began, refused.append)
 
     ask()
     scenario.sim.pause(3_000)
@@ -198,6 +198,11 @@ def test_a_death_for_good_amends_the_operation_and_is_cleared_by_the_next(stage:
     if not scenario.finish(operation, cancelled=True):
         return
     scenario.sim.pause(6_000)
+    plain: list[q.Reply] = []
+    for node in (n for n in scenario.sim.nodes.values() if n.alive):
+        scenario.sim.call(CLIENT, node.node, q.BeginChange("remove-node", name, "sim"), plain.append)
+    scenario.sim.pause(3_000)
+    assert any("repeat with --dead" in getattr(r, "next_step", "") for r in plain), plain
     scenario.finish(scenario.change("remove-node", name, Options(dead=True)))
     finish_all(scenario)
 
@@ -222,7 +227,7 @@ def test_a_rebalance_that_moves_nothing_or_names_a_node_is_refused() -> None:
     }
     for request, code in bad.items():
         got: list[q.Reply] = []
-        scenario.sim.call(CLIENT, leader.node, "admin", request, got.append)
+        scenario.sim.call(CLIENT, leader.node, request, got.append)
         scenario.until(lambda got=got: bool(got), "an answer")  # type: ignore[misc]
         assert isinstance(got[0], q.ErrorReply) and got[0].code == code, (request, got)
     good = q.BeginChange("rebalance", "", "sim", table_version=version, gains=((second, some),))
@@ -264,7 +269,7 @@ def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
             return sim.at(500, ask)
         ref = FileRef(source.node, reply.snapshot, mine.name, mine.size, mine.xxh3)
         request = q.RepairFile(group, mine, (ref,))
-        return sim.call(CLIENT, victim.node, "admin", request, answered)
+        return sim.call(CLIENT, victim.node, request, answered)
 
     def answered(reply: Reply) -> None:
         if isinstance(reply, q.FileRepaired):
@@ -274,7 +279,7 @@ def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
 
     def ask() -> None:
         request = q.ExportFiles(group, ((mine.slot, mine.slot + 1),))
-        sim.call(CLIENT, source.node, "admin", request, offered)
+        sim.call(CLIENT, source.node, request, offered)
 
     ask()
     scenario.until(lambda: bool(repaired), "it is repaired")
