@@ -115,7 +115,9 @@ def blocked_on(operation: Operation) -> str:
     """What the stage still waits for; "" when nothing or the operation has ended."""
     match operation.stage:
         case Stage.PLANNED:
-            return "" if operation.meta_ready else "the meta group's membership"
+            if not operation.meta_ready:
+                return "the meta group's membership"
+            return "" if operation.group_ready or operation.joining is None else "a leader of the new group"
         case Stage.SEALED:
             return _missing("seal of", operation.losing, set(operation.sealed))
         case Stage.OPEN:

@@ -30,7 +30,7 @@ from nodeagent.meta import commands as meta_commands
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, Entry, Forget, HardState, Rebase
-from nodeagent.model.ids import META, GroupId, NodeId
+from nodeagent.model.ids import META, GroupId, NodeId, header_of
 from nodeagent.model.jobs import Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import GroupStatus, NodeStatus, Reply, Request
@@ -217,7 +217,10 @@ class Host:
             if isinstance(result, Failed):
                 self.desk.later(CREATE_AGAIN_MS, self._on_meta)
                 return
-            self._add_data(group, self._create(group, base), state)
+            raft = self._create(group, base)
+            self._add_data(group, raft, state)
+            if self.node == header_of(group):
+                raft.hurry(self.desk.now)
             self._on_meta()
 
         self.desk.job(SaveCheckpoint(group, msgspec.msgpack.encode(saved)), created)

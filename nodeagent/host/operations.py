@@ -200,7 +200,8 @@ class Operations:
         if self._waiting_since[:2] != (op.id, op.stage):
             self._waiting_since = (op.id, op.stage, self.host.desk.now)
         elif self.host.desk.now - self._waiting_since[2] > limits[op.stage]:
-            missing = sorted(set(op.losing) - set(op.sealed)) if op.stage is Stage.SEALED else [op.node]
+            late = op.created_group if op.meta_ready and op.created_group else op.node
+            missing = sorted(set(op.losing) - set(op.sealed)) if op.stage is Stage.SEALED else [late]
             self.report(
                 meta.SteerOperation(
                     self.host.desk.wall,

@@ -26,6 +26,8 @@ def record(op: Operation, evidence: c.Evidence) -> ErrorReply | None:
     match evidence:
         case c.MetaReady():
             op.meta_ready = True
+        case c.GroupReady():
+            op.group_ready |= evidence.group == op.created_group
         case c.SealedBy():
             if op.stage is Stage.SEALED and evidence.result.group in op.losing:
                 op.sealed.setdefault(evidence.result.group, evidence.result)
@@ -135,8 +137,8 @@ def advance(op: Operation, now: int) -> list[Stage]:
 
 def _following(op: Operation) -> tuple[Stage, str] | None:
     match op.stage:
-        case Stage.PLANNED if op.joining is None or op.meta_ready:
-            return Stage.SEALED, "meta ready"
+        case Stage.PLANNED if op.joining is None or (op.meta_ready and op.group_ready):
+            return Stage.SEALED, "meta ready" if op.joining is None else f"meta ready, {op.created_group} led"
         case Stage.SEALED if set(op.sealed) >= set(op.losing):
             return Stage.OPEN, ", ".join(f"{g}@{op.sealed[g].index}" for g in op.losing)
         case Stage.OPEN if set(op.opened) >= set(op.gaining) and (op.leaving is None or op.meta_ready):

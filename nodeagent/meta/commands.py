@@ -79,6 +79,16 @@ class MetaReady(_Evidence, frozen=True):
     """add: the newcomer follows the meta log. remove: the leaver has no meta vote."""
 
 
+class GroupReady(_Evidence, frozen=True):
+    """The group made for the newcomer has a leader, which committed in its term.
+
+    Slots are not sealed before: between seal and open nobody takes writes for them, and that is no time to
+    wait for an election.
+    """
+
+    group: GroupId
+
+
 class SealedBy(_Evidence, frozen=True):
     result: SealResult
 
@@ -157,6 +167,7 @@ Command = (
     | SetDraining
     | Begin
     | MetaReady
+    | GroupReady
     | SealedBy
     | UnsealedBy
     | SourceReady
@@ -171,6 +182,7 @@ Command = (
 )
 Evidence = (
     MetaReady
+    | GroupReady
     | SealedBy
     | UnsealedBy
     | SourceReady

@@ -170,6 +170,9 @@ class Operation(msgspec.Struct):
     meta_ready: bool = False
     """The newcomer follows the meta log / the leaver's meta vote is replaced; at once for a rebalance."""
 
+    group_ready: bool = False
+    """The created group has a leader."""
+
     lease: Lease | None = None
     stages: list[StageSpan] = []
     last_error: str = ""

@@ -228,6 +228,12 @@ class Raft(State):
         self._election_ms = timeout + int(self._random() * timeout)
         self._election_at = self.clock + self._election_ms
 
+    def hurry(self, now: int) -> None:
+        """Campaign at the next tick if nobody leads: for a group just made, which waits for nobody to die."""
+        self.clock = now
+        if self.leader is None and self._ballot is None:
+            self._election_at = now
+
     # Roles
 
     def _may_campaign(self) -> bool:

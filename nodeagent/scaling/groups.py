@@ -64,6 +64,8 @@ def due(op: Operation, look: Look) -> list[Action]:
     if op_number(look.config.operation) > op_number(op.id):
         return []  # the group went on with a later operation: our view of the meta state is old
     match op.stage:
+        case Stage.PLANNED if look.group == op.created_group and not op.group_ready:
+            return [Report(meta.GroupReady(look.now, op.id, look.group))]
         case Stage.SEALED:
             return _seal(op, look) + _learners(op, look)
         case Stage.OPEN:

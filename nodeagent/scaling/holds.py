@@ -17,8 +17,8 @@ POINTS = tuple(
 )
 """In the order an operation passes them. Before PLANNED and after DONE there is no operation to hold."""
 
-_LEAVING: dict[Stage, type] = {
-    Stage.PLANNED: meta.MetaReady,
+_LEAVING: dict[Stage, type | tuple[type, ...]] = {
+    Stage.PLANNED: (meta.MetaReady, meta.GroupReady),
     Stage.SEALED: meta.SealedBy,
     Stage.OPEN: meta.OpenedBy,
     Stage.FORMAL: meta.FormedBy,

@@ -45,7 +45,7 @@ def run(*, quick: bool) -> Report:
     started = time.monotonic()
     stored = STORED_MIB_QUICK if quick else STORED_MIB
     with fleet_of(NODES, tls=True, settings={"idle_close_ms": 3_600_000}) as agents:
-        _load(agents, stored)
+        fill(agents, stored)
         figures = _add(agents, "node6", quick=quick)
         agents.restart(tls=False)
         figures += _add(agents, "node7", quick=quick)
@@ -60,7 +60,7 @@ def run(*, quick: bool) -> Report:
 # --- data ------------------------------------------------------------------------------------------
 
 
-def _load(agents: Agents, stored_mib: int) -> None:
+def fill(agents: Agents, stored_mib: int) -> None:
     """Write until about so much is stored, then close everything."""
     with agents.connect() as cluster:
         leaders = agents.wait_ready(cluster, NODES)
@@ -107,9 +107,9 @@ def _add(agents: Agents, name: NodeId, *, quick: bool) -> list[Figure]:
         agents.wait_ready(cluster, _size(cluster))
         before = _received(agents, cluster)
         cpu = agents.cpu_seconds()
-        _start(agents, name)
-        newcomer = _first_status(agents, cluster, name)
-        operation = cluster.begin_change(_request(agents, newcomer))
+        start_node(agents, name)
+        newcomer = first_status(agents, cluster, name)
+        operation = cluster.begin_change(add_request(agents, newcomer))
         operation = cluster.wait(operation.id, timeout_s=OPERATION_S)
         assert operation.state() == "done", (operation.state(), operation.last_error)
         used = sum(agents.cpu_seconds().values()) - sum(cpu.values())
@@ -127,14 +127,14 @@ def _size(cluster: BlockingCluster) -> int:
         time.sleep(0.2)
 
 
-def _start(agents: Agents, name: NodeId) -> None:
+def start_node(agents: Agents, name: NodeId) -> None:
     agents.fleet.add(name)
     if not agents.tls:
         agents.fleet.stop([name])
     agents.fleet.start([name])
 
 
-def _first_status(agents: Agents, cluster: BlockingCluster, name: NodeId) -> NodeStatus:
+def first_status(agents: Agents, cluster: BlockingCluster, name: NodeId) -> NodeStatus:
     """Of the newcomer, which no member knows yet: asked by a client that knows its address."""
     deadline = time.monotonic() + 60
     with agents.connect() as asking:
@@ -146,7 +146,7 @@ def _first_status(agents: Agents, cluster: BlockingCluster, name: NodeId) -> Nod
             time.sleep(0.1)
 
 
-def _request(agents: Agents, newcomer: NodeStatus) -> BeginChange:
+def add_request(agents: Agents, newcomer: NodeStatus) -> BeginChange:
     node = agents.node(newcomer.node)
     return BeginChange(
         kind="add-node",

@@ -83,7 +83,7 @@ def evidence(op: Operation, stage: Stage) -> list[c.Evidence]:
     """All that `stage` waits for."""
     match stage:
         case Stage.PLANNED:
-            return [c.MetaReady(3, op.id)]
+            return [c.MetaReady(3, op.id), c.GroupReady(3, op.id, op.created_group or "")]
         case Stage.SEALED:
             return [c.SealedBy(3, op.id, SealResult(g, 9, b"")) for g in op.losing]
         case Stage.OPEN:

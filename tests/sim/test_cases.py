@@ -66,6 +66,25 @@ def test_a_newcomer_that_missed_the_cancel_starts_afresh() -> None:
     scenario.read_everything()
 
 
+@pytest.mark.parametrize("seed", range(3, 7))
+def test_slots_are_closed_for_less_than_an_election(seed: int) -> None:
+    """Nobody takes writes between seal and open, so the new group has its leader before."""
+    scenario = formed(seed)
+    newcomer = scenario.newcomers[0]
+    scenario.sim.nodes[newcomer].start()
+    operation = scenario.change("add-node", newcomer)
+    scenario.until(lambda: scenario.stage(operation) == "SEALED", "slots are sealed")
+    record = scenario.record(operation)
+    assert record is not None and record.created_group is not None
+    replicas = [n.host.data.get(record.created_group) for n in scenario.sim.nodes.values() if n.alive]
+    assert any(r is not None and r.leads for r in replicas)
+    sealed_at = scenario.sim.now
+    scenario.until(lambda: scenario.stage(operation) not in ("SEALED", "OPEN"), "slots are open")
+    assert scenario.sim.now - sealed_at < 150
+    scenario.finish(operation)
+    finish_all(scenario)
+
+
 @pytest.mark.parametrize("seed", [2, 7, 12])
 def test_a_new_leader_sends_no_state_older_than_the_log_it_inherited(seed: int) -> None:
     """Else a newcomer is left with an `Adopt` of files that were never staged with it."""
