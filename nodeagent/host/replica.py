@@ -322,6 +322,12 @@ class Replica:
             self._snapshots.pop(peer, None)
             self.raft.snapshot_failed(peer, self.desk.now)
             return
+        offered = self._snapshots.get(peer)
+        if offered is None or offered.name != name:
+            # Dropped while it was made: the log it goes with may be purged, so it would never be enough.
+            self.desk.job(DropSnapshot(name), lambda _: None)
+            self.raft.snapshot_failed(peer, self.desk.now)
+            return
         self.raft.offer_snapshot(peer, name)
 
     def snapshots_expired(self, names: Collection[str]) -> None:
