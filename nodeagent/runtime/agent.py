@@ -9,6 +9,7 @@ import contextlib
 import signal
 import ssl
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 
 from nodeagent.client.identity import certificate_facts
 from nodeagent.model.errors import InvalidInput, NodeAgentError
@@ -32,6 +34,7 @@ from nodeagent.runtime.notes import Notes
 from nodeagent.runtime.peers import Peers
 from nodeagent.runtime.ports import HostPort
 from nodeagent.runtime.puller import Puller
+from nodeagent.runtime.rate import AutoRate
 from nodeagent.runtime.startup import Opened, fresh_random, open_directory
 from nodeagent.transport.connection import Listener
 from nodeagent.transport.tls import client_context, reload, server_context
@@ -70,7 +73,9 @@ class Agent:
         self._clock = Clock()
         self._make_host = make_host or self._open_host
         self._rate: Callable[[], int] = int
-        """Bytes per second that pulling may take, 0 for no limit; asked at every tick."""
+        """Bytes per second that an operation lets us pull at, 0 for `auto`; asked at every tick."""
+
+        self._auto = AutoRate()
 
         self._operation_of: Callable[[GroupId], str] = lambda group: ""
         """The operation that makes this node join a group."""
@@ -165,6 +170,7 @@ class Agent:
             "log_batches_total": log.batches,
             "log_sync_seconds_total": log.sync_seconds,
             "log_reclaimed_bytes_total": log.reclaimed_bytes,
+            "pull_rate_bytes_per_s": self._puller.rate.bytes_per_s,
             "log_space_low": float(self.opened.log.space_low),
             "requests_total": driver.requests,
             "raft_frames_total": driver.frames,
@@ -230,7 +236,14 @@ class Agent:
         )
 
     def _on_tick(self) -> None:
-        self._puller.rate.bytes_per_s = self._rate()
+        self._puller.rate.bytes_per_s = self._rate() or self._auto_rate()
+
+    def _auto_rate(self) -> int:
+        now = time.monotonic()
+        if self._auto.due(now):
+            times = psutil.cpu_times()
+            self._auto.look(now, self._log_thread.syncs + self._driver.data_requests, times.idle, sum(times))
+        return self._auto.bytes_per_s
 
     def _open_host(self, opened: Opened, now: int, wall: int) -> HostPort:
         from nodeagent.host.host import Host

@@ -15,6 +15,7 @@ from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job, JobResult
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import (
+    DeleteRows,
     ErrorReply,
     EventsReply,
     FetchChunk,
@@ -26,6 +27,8 @@ from nodeagent.model.requests import (
     PullUnit,
     Reply,
     Request,
+    ScanRows,
+    Write,
 )
 from nodeagent.runtime.clock import Clock
 from nodeagent.runtime.notes import Notes
@@ -87,6 +90,7 @@ class Driver:
         self._peers: Peers
         self.turns = 0
         self.requests = 0
+        self.data_requests = 0
         self.frames = 0
 
     def attach(self, submit: Submit, submit_job: SubmitJob, read_chunk: ReadChunk, peers: Peers) -> None:
@@ -186,6 +190,7 @@ class Driver:
         elif isinstance(request, FetchChunk):
             self._read_chunk(request, partial(connection.reply, number))
         else:
+            self.data_requests += isinstance(request, Write | DeleteRows | ScanRows)
             self._token += 1
             self._asked[self._token] = (connection, number)
             clock = self._clock

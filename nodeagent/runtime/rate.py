@@ -1,7 +1,30 @@
-"""A token bucket over bytes."""
+"""How fast this node pulls: a token bucket over bytes, and what `auto` lets into it.
+
+`auto` leaves rows the precedence: while they are written or read here, pulling takes what the machine's
+processors have left; when nobody asks for anything, all of it.
+"""
 
 BURST_S = 0.25
 """Unused time that may be made up for."""
+
+EVERY_S = 0.5
+"""`auto` looks at the machine so often."""
+
+ROWS_PER_S = 20.0
+"""Log syncs and data requests per second above which rows have the precedence. A change's own entries stay
+below it."""
+
+BUSY_ABOVE = 0.75
+BUSY_BELOW = 0.55
+"""Share of processor time in use: above the one `auto` gives way, below the other it takes more."""
+
+FLOOR = 2_000_000
+START = 32_000_000
+CEILING = 1_000_000_000
+"""Bytes per second. At the floor a change still ends, however busy the machine is."""
+
+GIVE_WAY = 0.6
+TAKE_MORE = 1.25
 
 
 class Rate:
@@ -27,3 +50,45 @@ class Rate:
             return 0.0
         self._paid_until = max(self._paid_until, now - BURST_S) + count / self._bytes_per_s
         return max(0.0, self._paid_until - now)
+
+
+class AutoRate:
+    """The rate of `auto`, looked at every `EVERY_S`. No clock and no machine inside."""
+
+    def __init__(self) -> None:
+        self._looked_at = 0.0
+        self._rows = 0
+        self._idle_s = 0.0
+        self._wall_s = 0.0
+        self._limit = START
+        self._first = True
+        self.bytes_per_s = 0
+        """0 for no limit."""
+
+    def due(self, now: float) -> bool:
+        return now - self._looked_at >= EVERY_S
+
+    def look(self, now: float, rows: int, idle_s: float, all_s: float) -> None:
+        """Take what was counted since the last look into account.
+
+        Args:
+            now: seconds, monotonic.
+            rows: log syncs and data requests of this agent so far.
+            idle_s, all_s: processor seconds of the machine so far, of all processors.
+        """
+        seconds = now - self._looked_at
+        asked = (rows - self._rows) / seconds if seconds > 0 else 0.0
+        total = all_s - self._wall_s
+        busy = 1 - (idle_s - self._idle_s) / total if total > 0 else 0.0
+        self._looked_at, self._rows, self._idle_s, self._wall_s = now, rows, idle_s, all_s
+        if self._first:  # there is nothing to compare with yet
+            self._first = False
+            return
+        if asked <= ROWS_PER_S:
+            self.bytes_per_s = 0
+            return
+        if busy > BUSY_ABOVE:
+            self._limit = max(FLOOR, int(self._limit * GIVE_WAY))
+        elif busy < BUSY_BELOW:
+            self._limit = min(CEILING, int(self._limit * TAKE_MORE))
+        self.bytes_per_s = self._limit

@@ -10,6 +10,7 @@ import multiprocessing
 import random
 import time
 from collections.abc import Iterable, Sequence
+from multiprocessing.synchronize import Event
 
 import msgspec
 import pyarrow as pa
@@ -134,7 +135,7 @@ class Writer:
             await asyncio.sleep(0.02)
         self.seen = msgspec.structs.replace(self.seen, reads=self.seen.reads + count)
 
-    async def run(self, stop: "multiprocessing.synchronize.Event") -> Seen:  # type: ignore[name-defined]
+    async def run(self, stop: Event) -> Seen:
         tasks = [asyncio.create_task(self.write_group(own)) for own in self._by_group]
         tasks += [asyncio.create_task(self.read()) for _ in range(READERS)]
         while not stop.is_set():
@@ -149,7 +150,7 @@ def _client(
     spec: ClusterSpec,
     streams: Sequence[Stream],
     by_group: Sequence[Sequence[int]],
-    stop: "multiprocessing.synchronize.Event",  # type: ignore[name-defined]
+    stop: Event,
     out: "multiprocessing.Queue[bytes]",
 ) -> None:
     """In a process of its own."""
@@ -167,7 +168,7 @@ def run(*, quick: bool) -> Report:
     with fleet_of(NODES, tls=True) as agents:
         fill(agents, STORED_MIB // 4 if quick else STORED_MIB)
         with agents.connect() as cluster:
-            streams, by_group = _streams(cluster)
+            streams, by_group = streams_of(cluster)
             periods, seen = _with_writers(agents, cluster, streams, by_group)
     figures = [f for op, start, end in periods for f in _figures(op, start, end, streams, by_group, seen)]
     figures.append(
@@ -194,7 +195,7 @@ def _first(errors: Sequence[str]) -> str:
     return f"({errors[0]})" if errors else ""
 
 
-def _streams(cluster: BlockingCluster) -> tuple[list[Stream], list[list[int]]]:
+def streams_of(cluster: BlockingCluster) -> tuple[list[Stream], list[list[int]]]:
     """Streams over many slots, as many for each group; the table is made."""
     routes = make_routes(cluster.meta())
     settings = routes.view.settings
@@ -230,9 +231,9 @@ def _with_writers(
         start_node(agents, "node6")
         newcomer = first_status(agents, cluster, "node6")
         time.sleep(CALM_S)
-        periods = [_change(cluster, add_request(agents, newcomer))]
+        periods = [change(cluster, add_request(agents, newcomer))]
         time.sleep(CALM_S)
-        periods.append(_change(cluster, BeginChange(kind="remove-node", node="node2", by="bench")))
+        periods.append(change(cluster, BeginChange(kind="remove-node", node="node2", by="bench")))
         time.sleep(CALM_S)
         stop.set()
         return periods, msgspec.msgpack.decode(queue.get(timeout=120), type=Seen)
@@ -242,7 +243,7 @@ def _with_writers(
             client.kill()
 
 
-def _change(cluster: BlockingCluster, request: BeginChange) -> tuple[Operation, float, float]:
+def change(cluster: BlockingCluster, request: BeginChange) -> tuple[Operation, float, float]:
     start = time.monotonic()
     operation = cluster.wait(cluster.begin_change(request).id, timeout_s=300.0)
     assert operation.stage is Stage.DONE, (operation.stage, operation.last_error)

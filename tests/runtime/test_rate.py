@@ -1,0 +1,51 @@
+"""What `auto` lets pulling take."""
+
+from nodeagent.runtime.rate import BUSY_ABOVE, CEILING, EVERY_S, FLOOR, START, AutoRate
+
+
+class Machine:
+    """Two processors and one agent."""
+
+    def __init__(self) -> None:
+        self.auto = AutoRate()
+        self.now = 1_000.0
+        self.rows = 0
+        self.idle = 50.0
+        self.all = 100.0
+        self.pass_time(busy=0.0, rows_per_s=0.0)
+
+    def pass_time(self, *, busy: float, rows_per_s: float, seconds: float = EVERY_S) -> int:
+        self.now += seconds
+        self.rows += round(rows_per_s * seconds)
+        self.idle += 2 * seconds * (1 - busy)
+        self.all += 2 * seconds
+        assert self.auto.due(self.now)
+        self.auto.look(self.now, self.rows, self.idle, self.all)
+        assert not self.auto.due(self.now)
+        return self.auto.bytes_per_s
+
+
+def test_nothing_holds_a_copy_back_while_nobody_asks_for_rows() -> None:
+    machine = Machine()
+    assert [machine.pass_time(busy=1.0, rows_per_s=4.0) for _ in range(20)] == [0] * 20
+
+
+def test_a_copy_gives_way_to_writers_down_to_the_floor_and_no_further() -> None:
+    machine = Machine()
+    rates = [machine.pass_time(busy=1.0, rows_per_s=500.0) for _ in range(30)]
+    assert rates[0] < START and rates == sorted(rates, reverse=True) and rates[-1] == FLOOR
+
+
+def test_it_takes_more_while_processors_are_idle_and_settles_between() -> None:
+    machine = Machine()
+    rates = [machine.pass_time(busy=0.2, rows_per_s=500.0) for _ in range(40)]
+    assert rates == sorted(rates) and rates[-1] == CEILING
+    settled = machine.pass_time(busy=BUSY_ABOVE - 0.05, rows_per_s=500.0)
+    assert settled == CEILING
+
+
+def test_it_is_free_again_when_the_writers_have_gone() -> None:
+    machine = Machine()
+    for _ in range(10):
+        machine.pass_time(busy=1.0, rows_per_s=500.0)
+    assert machine.pass_time(busy=1.0, rows_per_s=0.0) == 0
