@@ -1,14 +1,18 @@
 """The kill matrix on real agents: `python -m tests.cluster.matrix [FIRST [COUNT]]` runs every case.
 
-One fleet serves all cases: node6 is added, then removed, and so on. In each, agents are stopped at a hold
+One fleet serves many cases: node6 is added, then removed, and so on. In each, agents are stopped at a hold
 point, the operation's record must show the stage that belongs to it, one process is SIGKILLed there, and
 is started again while the others still wait or after they went on. A writer and a reader run through all.
 """
 
+import argparse
+import shutil
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +21,7 @@ from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.model.requests import SetHolds
-from tests.cluster.world import DATA, World, kill_session, until
+from tests.cluster.world import DATA, World, copy_of, kill_session, until
 
 KINDS = ("add-node", "remove-node")
 STAGES = ("PLANNED", "SEALED", "OPEN", "FORMAL", "MOVING", "RELEASED", "DONE")
@@ -77,7 +81,6 @@ class Fleet:
 
     directory: Path
     points: tuple[str, ...] = ()
-    members: int = 5
     world: World = field(init=False)
 
     def __post_init__(self) -> None:
@@ -183,40 +186,96 @@ def _victim(world: World, op: Operation, role: str) -> str:
             return ""
 
 
-def load_fleet(directory: Path) -> Fleet:
-    """Five agents with rows in at least 1 500 slots."""
-    fleet = Fleet(directory)
-    fleet.world.fleet.create(ClusterSettings(name="plant"), 5, node_settings={})
-    fleet.world.up()
-    fleet.world.cluster.write_many(generate(DATA), tags=[TAG])
-    fleet.world.close_memtables()
-    return fleet
+class Lane:
+    """Runs cases one after the other on a fleet of its own; after a failure on a fresh copy of it."""
 
-
-def _table(chosen: list[Case], fleet: Fleet) -> Iterator[tuple[Case, str]]:
-    for case in chosen:
-        if case.skipped:
-            yield case, f"skipped: {case.skipped}"
-            continue
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._template = LocalFleet(directory / "template")
+        self._template.create(ClusterSettings(name="plant"), 5, node_settings={})
+        self._fleets = 0
+        self._fleet: Fleet | None = None
+        world = World(self._template)
         try:
-            yield case, f"passed in {run_case(fleet, case):.0f} s"
-        except AssertionError as error:
-            yield case, f"FAILED: {str(error)[:400]}"
-            return  # the fleet is in no known state
+            world.up()
+            world.cluster.write_many(generate(DATA), tags=[TAG])
+            world.close_memtables()
+            world.fleet.stop()
+        finally:
+            world.close()
+
+    def run(self, case: Case) -> str:
+        """What came of it, in words; the fleet of a failure is kept for who looks at it."""
+        if case.skipped:
+            return f"skipped: {case.skipped}"
+        fleet = self._fleet or self._fresh()
+        try:
+            return f"passed in {run_case(fleet, case):.0f} s"
+        except Exception as error:  # whatever it is, the other cases are run
+            self.close()
+            return f"FAILED ({fleet.directory}): {type(error).__name__} {str(error)[:400]}"
+
+    def _fresh(self) -> Fleet:
+        self._fleets += 1
+        self._fleet = Fleet(copy_of(self._template, self._directory / f"fleet{self._fleets}").directory)
+        self._fleet.world.up()
+        return self._fleet
+
+    def close(self) -> None:
+        if self._fleet is not None:
+            self._fleet.world.close()
+            self._fleet = None
 
 
 def main() -> int:
-    first, count = (int(w) for w in (*sys.argv[1:3], *("0", "100000")[len(sys.argv) - 1 :]))
-    failed = 0
-    with tempfile.TemporaryDirectory(prefix="matrix-") as directory:
-        fleet = load_fleet(Path(directory) / "fleet")
+    options = _options()
+    chosen = cases()[options.first : options.first + options.count] * options.runs
+    # An add and the removal after it stay together: so one fleet serves both.
+    pairs = iter([chosen[i : i + 2] for i in range(0, len(chosen), 2)])
+    directory = Path(tempfile.mkdtemp(prefix="matrix-"))
+    took, ended = threading.Lock(), {"passed": 0, "skipped": 0, "FAILED": 0}
+
+    def work(number: int) -> None:
+        lane: Lane | None = None
         try:
-            for case, said in _table(cases()[first : first + count], fleet):
-                failed += said.startswith("FAILED")
-                print(f"{case.kind:12} {case.point:15} {case.role:19} {case.back:6} {said}", flush=True)
+            while True:
+                with took:
+                    pair = next(pairs, None)
+                if pair is None:
+                    return
+                for case in pair:
+                    lane = lane or (Lane(directory / f"lane{number}") if not case.skipped else None)
+                    said = lane.run(case) if lane else f"skipped: {case.skipped}"
+                    with took:
+                        ended[said.split()[0].rstrip(":")] += 1
+                        print(
+                            f"{case.kind:12} {case.point:15} {case.role:19} {case.back:6} {said}", flush=True
+                        )
         finally:
-            fleet.world.close()
-    return 1 if failed else 0
+            if lane is not None:
+                lane.close()
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for future in [pool.submit(work, number) for number in range(options.jobs)]:
+            future.result()
+    print(
+        f"{ended['passed']} cases passed, {ended['FAILED']} failed, {ended['skipped']} skipped"
+        f" in {time.monotonic() - started:.0f} s"
+    )
+    if ended["FAILED"]:
+        return 1
+    shutil.rmtree(directory)
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.cluster.matrix", description=__doc__)
+    parser.add_argument("first", nargs="?", type=int, default=0, help="number of the first case")
+    parser.add_argument("count", nargs="?", type=int, default=100_000, help="how many cases (all)")
+    parser.add_argument("--jobs", type=int, default=2, help="fleets at a time")
+    parser.add_argument("--runs", type=int, default=1, help="how often every case is run")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
