@@ -276,7 +276,9 @@ def remove_node(
 def replace_node(
     ctx: typer.Context,
     old: Annotated[str, typer.Argument(metavar="OLD", help="Who leaves.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Who takes its place; a name of its own.")],
+    new: Annotated[
+        str, typer.Argument(metavar="NEW", help="Who takes its place; OLD again after its disk was wiped.")
+    ],
     dead: Annotated[bool, typer.Option("--dead", help="OLD is gone for ever.")] = False,
     host: Annotated[str, typer.Option(help="Where NEW listens, when cluster.yaml does not say.")] = "",
     port: Annotated[int, typer.Option(help="With --host.")] = 0,
@@ -322,7 +324,8 @@ def _bury(session: Session, node: str, what: str, confirm: str | None, *, dry_ru
     from iotctl.execute.operations import open_operations, wait_operation
     from nodeagent.model.requests import Steer
 
-    check_silent(session.cluster.statuses(), node)
+    members = {n.node: n.incarnation for n in session.cluster.meta().nodes}
+    check_silent(session.cluster.statuses(), node, members.get(node, ""))
     if dry_run:
         return
     session.confirm_name(f"{what} {node} ({session.source.name})", name=session.source.name, given=confirm)

@@ -167,7 +167,9 @@ def _begin(
         kind=KINDS[step.kind],
         node=step.node,
         by=request.by,
-        options=request.options,
+        options=msgspec.structs.replace(
+            request.options, dead=request.options.dead and step.kind in ("remove", "replace")
+        ),
         after=step.after or None,
         host=entry.host if entry else "",
         port=entry.port if entry else 0,
@@ -339,13 +341,19 @@ def probe_newcomer(
     return probe
 
 
-def check_silent(statuses: Mapping[str, NodeStatus | NodeAgentError], name: str) -> None:
+def check_silent(
+    statuses: Mapping[str, NodeStatus | NodeAgentError], name: str, incarnation: str = ""
+) -> None:
     """Refuse to call a node dead that answers, or that any agent heard from lately.
+
+    Args:
+        incarnation: the member's. Another that answers under its name is not it: its disk was wiped.
 
     Raises:
         RefusedProblem: names who heard it and when.
     """
-    if isinstance(statuses.get(name), NodeStatus):
+    answer = statuses.get(name)
+    if isinstance(answer, NodeStatus) and incarnation in ("", answer.incarnation):
         raise RefusedProblem(f"{name} is not dead: it answers", next="leave --dead out")
     heard = {
         s.node: s.heard_ms[name]

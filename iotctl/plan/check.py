@@ -40,10 +40,9 @@ def check_remove(facts: ClusterFacts, nodes: Sequence[NodeId]) -> tuple[Refusal,
 
 
 def check_replace(facts: ClusterFacts, old: NodeId, new: NodeId) -> tuple[Refusal, ...]:
-    unknown = () if old in facts.table.ring else (_unknown(old),)
     if new == old:
-        reason = f"{new} cannot replace itself: its groups could not tell the two apart"
-        return (*unknown, Refusal("same_name", new, reason, "give the new node a name of its own"))
+        return check_remove(facts, [old])
+    unknown = () if old in facts.table.ring else (_unknown(old),)
     return (*unknown, *check_add(facts, [new], None, {}))
 
 

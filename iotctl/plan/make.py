@@ -91,12 +91,27 @@ def make_remove(facts: ClusterFacts, nodes: Sequence[NodeId]) -> Plan:
 
 
 def make_replace(facts: ClusterFacts, old: NodeId, new: NodeId) -> Plan:
-    """`new` takes the ring place, the weight and the slots of `old`."""
+    """`new` takes the ring place, the weight and the slots of `old`.
+
+    Under the same name (a machine that got a new disk) that takes two steps, a removal and an addition: a
+    group cannot tell two members of one name apart.
+    """
     refusals = check_replace(facts, old, new)
     if refusals:
         return _plan(REPLACE, facts, (), refusals)
+    if new == old:
+        return _plan(REPLACE, facts, _out_and_in(facts, old), ())
     change = plan_replace(facts.table, old, new, facts.replicas)
     return _plan(REPLACE, facts, (change,), tuple(check_newcomers(facts, [new])))
+
+
+def _out_and_in(facts: ClusterFacts, node: NodeId) -> tuple[Change, ...]:
+    """`node` leaves and comes back to its place with its weight."""
+    ring, sizes = facts.table.ring, facts.slot_bytes or None
+    at = ring.index(node)
+    out = plan_removes(facts.table, [node], facts.replicas, sizes)
+    wanted = [(node, ring.nodes[at].weight)]
+    return out + plan_adds(out[-1].new, wanted, ring.nodes[at - 1].node, facts.replicas, sizes)
 
 
 def make_rebalance(facts: ClusterFacts, strategy: str = "slots", moves_max: int | None = None) -> Plan:

@@ -1,5 +1,6 @@
 """Nodes that die for good, in the middle of a change and outside one, and a node that is replaced."""
 
+import shutil
 import time
 from collections.abc import Iterator
 
@@ -91,3 +92,22 @@ def test_a_node_takes_the_place_of_another(world: World) -> None:
     assert "node7" in names and old not in names
     check_whole(world, old)
     assert world.rows() >= world.rows_before
+
+
+def test_a_node_whose_disk_was_wiped_comes_back_under_its_name(world: World) -> None:
+    before = world.cluster.meta()
+    victim = before.ring[1]
+    load = world.load()
+    assert world.fleet.kill(victim)
+    home = world.fleet.directory / victim
+    shutil.rmtree(home / "data")
+    bury(world, "replace-node", victim, victim)
+    world.reconnect()
+    after = world.cluster.meta()
+    assert after.ring == before.ring
+    old, new = (next(n for n in m.nodes if n.node == victim) for m in (before, after))
+    assert old.incarnation != new.incarnation and new.state == "active"
+    assert victim in world.fleet.spec_path.read_text()
+    assert world.check_load(load) > 0
+    check_whole(world)
+    assert all(n.slots for n in world.status().nodes)

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from iotctl.cli.options import DEPTHS
-from iotctl.errors import Exit
+from iotctl.errors import Exit, RefusedProblem
+from iotctl.execute.change import SILENT_MS, check_silent
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import NodeStatus
@@ -468,3 +469,17 @@ def test_a_rebalance_is_shown_without_a_node(spec: Path) -> None:
     assert "op-9 (rebalance): a sick disk" in status.out
     late = iotctl(spec, "ops", "cancel", "op-9", "--yes", cluster=cluster)
     assert late.code == Exit.REFUSED and late.err.rstrip().endswith("iotctl plan rebalance")
+
+
+def test_a_node_that_answers_is_not_dead_unless_it_is_another_under_its_name() -> None:
+    """An agent with a wiped disk has a new incarnation; what the cluster waits for is the old one."""
+    cluster = FakeCluster()
+    own = {"node2": cluster.status("node2")}
+    with pytest.raises(RefusedProblem, match="it answers"):
+        check_silent(own, "node2", "inc-node2")
+    with pytest.raises(RefusedProblem, match="it answers"):
+        check_silent(own, "node2")
+    check_silent(own, "node2", "inc-before")
+    heard = msgspec.structs.replace(cluster.status("node1"), heard_ms={"node2": SILENT_MS - 1})
+    with pytest.raises(RefusedProblem, match="node1 heard from it"):
+        check_silent({**own, "node1": heard}, "node2", "inc-before")

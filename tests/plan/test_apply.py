@@ -5,7 +5,7 @@ import pytest
 
 from iotctl.errors import InputProblem, RefusedProblem
 from iotctl.plan.apply import changes_of, check_fresh, from_json, from_yaml, to_json, to_yaml
-from iotctl.plan.make import make_add, make_rebalance, make_remove
+from iotctl.plan.make import make_add, make_rebalance, make_remove, make_replace
 from iotctl.plan.model import Plan
 from nodeagent.partition.change import ChangeKind
 from nodeagent.partition.planner import plan_adds
@@ -16,6 +16,8 @@ FACTS = facts_of(6, 120, dict.fromkeys(range(0, 120, 2), 5))
 PLANS = {
     "add": make_add(FACTS, ["x", "y"]),
     "remove": make_remove(FACTS, ["n2", "n5"]),
+    "replace": make_replace(FACTS, "n2", "x"),
+    "replace by itself": make_replace(FACTS, "n2", "n2"),
     "rebalance": make_rebalance(facts_of(7, 122)),
     "refused": make_remove(FACTS, ["n9"]),
 }

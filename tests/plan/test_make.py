@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iotctl.plan.apply import to_json
+from iotctl.plan.apply import changes_of, to_json
 from iotctl.plan.facts import ClusterFacts, NodeFacts
-from iotctl.plan.make import make_add, make_rebalance, make_remove
+from iotctl.plan.make import make_add, make_rebalance, make_remove, make_replace
 from iotctl.plan.model import Plan
 from iotctl.plan.render import render
 
@@ -263,3 +263,14 @@ def test_a_thousand_nodes_in_two_seconds(verb: str) -> None:
         plan = make_add(facts, ["x"] if verb == "add" else [f"x{i}" for i in range(10)])
     assert time.process_time() - begin < 2.0
     assert plan.summary.slots_moved == plan.summary.lower_bound_slots > 0
+
+
+def test_a_node_that_replaces_itself_leaves_and_comes_back_to_its_place() -> None:
+    """A machine with a new disk: nobody else may change places, and all have slots again."""
+    facts = facts_of(5, nodes={"n2": NodeFacts(live=False)})
+    plan = make_replace(facts, "n2", "n2")
+    assert not plan.refusals
+    assert [(s.kind, s.node, s.after) for s in plan.steps] == [("remove", "n2", ""), ("add", "n2", "n1")]
+    final = changes_of(plan, facts.table)[-1].new
+    assert final.ring.names == facts.table.ring.names and max(final.counts().values()) == 2_000
+    assert [r.code for r in make_replace(facts_of(3), "n2", "n2").refusals] == ["cluster_too_small"]
