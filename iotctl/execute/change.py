@@ -238,7 +238,7 @@ def _check_idle(cluster: Cluster) -> None:
     for operation in open_operations(cluster.meta(strong=True)):
         waits = blocked_on(operation)
         raise BusyProblem(
-            f"{operation.id} ({operation.kind} {operation.node}, by {operation.by}) is open",
+            f"{operation.id} ({operation.title}, by {operation.by}) is open",
             why=f"it waits for {waits}" if waits else "one change at a time",
             next=next_command(operation),
         )
