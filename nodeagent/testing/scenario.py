@@ -37,11 +37,13 @@ class Report(msgspec.Struct):
 
 
 class Scenario:
-    def __init__(self, seed: int, *, nodes: int = 4, slots: int = 40, groups: int = 6) -> None:
+    def __init__(
+        self, seed: int, *, nodes: int = 4, slots: int = 40, groups: int = 6, spares: int = 2
+    ) -> None:
         self.sim = Sim(seed)
         self.seed = seed
         settings = ClusterSettings(name="sim", replicas=3, slots=slots, shards=1)
-        names = [f"node{i}" for i in range(1, nodes + 3)]
+        names = [f"node{i}" for i in range(1, nodes + spares + 1)]
         self.newcomers = names[nodes:]
         for config in configs(names, settings, nodes):
             self.sim.nodes[config.node] = SimNode(self.sim, config)
