@@ -190,7 +190,7 @@ class RandomOps(Scenario):
             self.sim.faults.sync_ms = self.sim.rng.choice([(1, 3), (1, 60)])
             self.sim.faults.job_ms = self.sim.rng.choice([(1, 10), (1, 10), (1, 200), (50, 900)])
             self.operate()
-            assert self._newest().open_operation() is None, f"{self.done[-1]} goes on"
+            assert self.newest().open_operation() is None, f"{self.done[-1]} goes on"
         self._all_up()
         self.quiet()
         self.check()

@@ -153,7 +153,7 @@ class Scenario:
 
     def move_slots(self) -> str:
         """A rebalance of random slots; most groups both give and take."""
-        table = self._newest().table
+        table = self.newest().table
         assert table is not None
         rng = self.sim.rng
         gains: dict[str, list[int]] = {}
@@ -302,9 +302,10 @@ class Scenario:
         return sorted(n.node for n in self._members())
 
     def _members(self) -> list[SimNode]:
-        return [self.sim.nodes[n] for n in self._newest().image.nodes]
+        return [self.sim.nodes[n] for n in self.newest().image.nodes]
 
-    def _newest(self) -> MetaState:
+    def newest(self) -> MetaState:
+        """As the living node that is furthest has it."""
         return max((n.host.meta for n in self.sim.nodes.values() if n.alive), key=lambda m: m.applied)
 
     def quiet(self) -> None:
