@@ -58,7 +58,7 @@ def leftovers(
                 yield from _in_group(disk, group, manifests.get(group))
         else:
             for path in _below(disk, name):
-                if path != name:
+                if path != name or name not in _LOOKS:
                     yield Leftover(path, _LOOKS.get(name, FOREIGN))
 
 

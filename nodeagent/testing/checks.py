@@ -9,6 +9,7 @@ from nodeagent.host.desk import Effects
 from nodeagent.host.replica import Replica
 from nodeagent.model.ids import META
 from nodeagent.model.raft_messages import VoteReply, VoteRequest
+from nodeagent.partition.ranges import to_slots
 from nodeagent.storage.leftovers import LINKED, QUARANTINED, SNAPSHOT, leftovers
 from nodeagent.testing.sim import Sim, SimNode
 
@@ -100,6 +101,9 @@ def check_converged(sim: Sim) -> None:
         assert set(record.members) == set(expected), (record, expected)
         replicas = [sim.nodes[m].host.data[record.group] for m in expected]
         _check_group(record.group, replicas, set(expected))
+        owned = set(to_slots(state.table.slots_of(header)))
+        wrong = {r.raft.node: r.state.slots.open ^ owned for r in replicas if r.state.slots.open != owned}
+        assert not wrong, f"L4: {record.group}: open and not owned, or owned and not open: {wrong}"
     for node in (sim.nodes[n] for n in state.image.nodes):
         wanted = {g.group for g in state.image.groups.values() if node.node in g.members}
         assert set(node.host.data) == wanted, f"L4: {node.node} has {sorted(node.host.data)}, not {wanted}"
@@ -121,8 +125,8 @@ def _check_group(group: str, replicas: list[DataReplica], members: set[str]) -> 
 
 
 def check_clean(sim: Sim, kinds: Collection[str] = ()) -> None:
-    """L4: the disks of all members hold what their manifests name, as named, and nothing else; checkpoints
-    and logs speak of the same groups and files. `kinds` of leftovers are let pass."""
+    """L3, L4: the disks of all members hold what their manifests name, byte by byte, and nothing else; their
+    checkpoints name the same. Leftovers of these `kinds` are let pass."""
     state = max((n.host.meta for n in sim.nodes.values() if n.alive), key=lambda m: m.applied)
     for node in (sim.nodes[n] for n in state.image.nodes):
         _check_disk(node, kinds)

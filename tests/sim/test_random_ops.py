@@ -51,15 +51,16 @@ def test_every_kind_of_leftover_is_seen() -> None:
     node = next(n for n in scenario.sim.nodes.values() if n.alive and any(files_of(n).values()))
     group, file = next((g, f) for g, files in files_of(node).items() for f in files)
     path = layout.file_path(group, file.slot, file.name)
-    plants = {
-        "staged": f"staging/op-9/{group}/00001-x.tsfile",
-        "snapshot": "snapshots/0ff/files/x.tsfile",
-        "temporary": "tmp/worker-1-1",
-        "quarantined": f"quarantine/{group}/x",
-        "orphan": f"{layout.slots_dir(group)}/00001/x.tsfile",
-        "foreign": "groups/node9.9/slots/00001/x.tsfile",
-    }
-    for kind, place in plants.items():
+    plants = [
+        ("foreign", "notes.txt"),
+        ("foreign", "groups/node9.9/slots/00001/x.tsfile"),
+        ("staged", f"staging/op-9/{group}/00001-x.tsfile"),
+        ("snapshot", "snapshots/0ff/files/x.tsfile"),
+        ("temporary", "tmp/worker-1-1"),
+        ("quarantined", f"quarantine/{group}/x"),
+        ("orphan", f"{layout.slots_dir(group)}/00001/x.tsfile"),
+    ]
+    for kind, place in plants:
         node.disk.mkdirs(place.rpartition("/")[0])
         node.disk.create(place).close()
         with pytest.raises(AssertionError, match=rf"{node.node} keeps .*{place}.*\({kind}\)"):
