@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check sim matrix mutants bench
+.PHONY: demo test check sim matrix random-ops mutants bench
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -31,7 +31,12 @@ sim: $(VENV)/.installed
 
 matrix: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.matrix 2
+	$(BIN)/python -m nodeagent.testing.cancels 2
 	$(BIN)/python -m tests.cluster.matrix
+
+random-ops: $(VENV)/.installed
+	$(BIN)/python -m nodeagent.testing.random_ops 1 100
+	$(BIN)/python -m tests.cluster.random_ops $(ARGS)
 
 mutants: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.mutants $(ARGS)

@@ -128,20 +128,32 @@ def log_check(
 
 
 @files_app.command("check")
-def files_check(directory: Directory) -> None:
-    """Read every checkpoint and hash every file; one JSON line each; exit 7 when something is damaged."""
+def files_check(
+    directory: Directory,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 7 also when there is a file or link that nothing names.")
+    ] = False,
+) -> None:
+    """Read every checkpoint and hash every file; one JSON line each; exit 7 when something is damaged.
+
+    Lines with `found` orphan, staged, snapshot, quarantined, temporary, foreign or linked tell of what no
+    manifest names. A running node removes it when it is needed no more; what is in quarantine stays.
+    """
     import msgspec
 
-    from nodeagent.runtime.directory import DATA_DIR
+    from nodeagent.runtime.config import load_config
+    from nodeagent.runtime.directory import CONFIG_FILE, DATA_DIR
     from nodeagent.runtime.disk import RealDisk
     from nodeagent.runtime.offline import check_files
+    from nodeagent.storage.leftovers import KINDS
 
-    damaged = False
+    failed = False
     with _offline(directory):
-        for line in check_files(RealDisk(directory / DATA_DIR)):
-            damaged = damaged or not line["valid"]
+        node = load_config(directory / CONFIG_FILE).node
+        for line in check_files(RealDisk(directory / DATA_DIR), node):
+            failed = failed or not line["valid"] or (strict and line["found"] in KINDS)
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
-    if damaged:
+    if failed:
         sys.exit(EXIT_DAMAGED)
 
 

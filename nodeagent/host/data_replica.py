@@ -195,11 +195,13 @@ class DataReplica(Replica):
     def snapshot_ready(self, peer: NodeId) -> bool:
         """A member that holds the files of sealed slots must not be given a state that lacks them.
 
-        Nor anybody a state from before an `Adopt` that is logged: what it adopts is staged at the members
-        of its own time alone.
+        Nor a newcomer a state from before an `Adopt` that is logged: what it adopts is staged at the members
+        of its own time alone. A voter that lags is one of them, for it had caught up with all earlier ones
+        when it became a voter; and it must not wait, since this leader may need it to commit anything.
         """
         state = self.state
-        if state.adopting or self.seen < self.led_from:
+        inherited = self.seen < self.led_from and peer not in self.raft.log.config.voters
+        if state.adopting or inherited:
             return False
         return not any(
             state.is_hollow(op) and self._is_source(op, self.group, peer) for op in state.slots.sealed

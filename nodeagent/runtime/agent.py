@@ -325,7 +325,8 @@ class Agent:
 
         self._jobs.in_background(expire)
         self._watch_disk()
-        loop.call_later(EXPIRE_EVERY_S, self._expire_later, loop)
+        again_s = min(EXPIRE_EVERY_S, max(1.0, self.opened.config.snapshot_ttl_ms / 1000))
+        loop.call_later(again_s, self._expire_later, loop)
 
     def _watch_disk(self) -> None:
         """Say once when space runs low, and once when there is enough again."""

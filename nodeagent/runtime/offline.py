@@ -1,44 +1,73 @@
 """What checkpoints say of files, without a host: to check a stopped node, and to clean up at a start."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
 from nodeagent.data.state import decode_checkpoint
 from nodeagent.host.replica import Saved
+from nodeagent.meta.state import MetaState
 from nodeagent.model.disk import Disk
 from nodeagent.model.errors import Damaged
 from nodeagent.model.files import FileMeta
-from nodeagent.model.ids import META, GroupId
+from nodeagent.model.ids import META, GroupId, NodeId
+from nodeagent.storage import layout
 from nodeagent.storage.checkpoint import load_checkpoint
 from nodeagent.storage.files import SlotFiles
+from nodeagent.storage.leftovers import ORPHAN, leftovers
 
 Line = dict[str, str | int | bool]
 
 
-def check_files(disk: Disk) -> Iterator[Line]:
+def check_files(disk: Disk, node: NodeId) -> Iterator[Line]:
     """One line for each checkpoint below the data directory, each file its manifest names, and each file
-    that none names.
+    or empty directory that belongs to nothing (`storage.leftovers`).
 
-    Keys: group, slot, name, bytes, found, valid. `found` is the XXH3-128 on disk, `missing`, `orphan`
-    (harmless: removed by the node itself), or what is wrong with a checkpoint.
+    Keys: group, slot, name, bytes, found, valid. `found` is the XXH3-128 on disk, `missing`, what is wrong
+    with a checkpoint, or the kind of leftover: harmless, and expected while an operation is open or soon
+    after a crash. `name` is then a path below the data directory, but for orphans, which a manifest could
+    have named.
     """
     files = SlotFiles(disk)
+    manifests: dict[GroupId, list[FileMeta]] = {}
+    damaged: list[str] = []
     for group in files.groups():
         try:
             metas = manifest_in(group, load_checkpoint(disk, group))
         except (Damaged, msgspec.DecodeError) as error:
             yield _line(group, "checkpoint", str(error), valid=False)
+            damaged.append(f"{layout.group_dir(group)}/")
             continue
+        manifests[group] = metas
         yield _line(group, "checkpoint", "ok", valid=True)
         for meta in metas:
             found = files.hash(group, meta)
             yield _line(group, meta.name, found, valid=found == meta.xxh3, slot=meta.slot, size=meta.size)
-        known = {(meta.slot, meta.name) for meta in metas}
-        for slot, names in files.names(group).items():
-            for name in names:
-                if (slot, name) not in known:
-                    yield _line(group, name, "orphan", valid=True, slot=slot)
+    for group in set(manifests) - _groups_of(disk, node, manifests):
+        del manifests[group]
+    for left in leftovers(disk, manifests):
+        if left.path.startswith(tuple(damaged)):
+            continue  # nobody can say what its checkpoint named
+        size = disk.stat(left.path).size
+        if left.kind == ORPHAN:
+            _, group, _, slot, name = left.path.split("/", 4)
+            yield _line(
+                group, name, ORPHAN, valid=True, slot=int(slot) if slot.isdecimal() else -1, size=size
+            )
+        else:
+            yield _line("", left.path, left.kind, valid=True, size=size)
+
+
+def _groups_of(disk: Disk, node: NodeId, here: Collection[GroupId]) -> set[GroupId]:
+    """Those of `here` that `node` is a member of; all when the meta group's checkpoint does not tell."""
+    try:
+        payload = load_checkpoint(disk, META)
+        image = MetaState.decode(msgspec.msgpack.decode(payload, type=Saved).state).image if payload else None
+    except (Damaged, msgspec.DecodeError):
+        image = None
+    if image is None or not image.cluster_id:
+        return set(here)
+    return {META} | {g.group for g in image.groups.values() if node in g.members}
 
 
 def manifest_in(group: GroupId, payload: bytes | None) -> list[FileMeta]:

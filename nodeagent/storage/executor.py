@@ -76,6 +76,7 @@ class Storage:
         self._disk = disk
         self._engine = engine
         self._saving = threading.Lock()
+        self._closing = threading.Lock()
         self.files = SlotFiles(disk)
         self.snapshots = Snapshots(disk)
         self.staging = Staging(disk)
@@ -138,11 +139,21 @@ class Storage:
             save_checkpoint(self._disk, group, payload)
 
     def _close_files(self, job: CloseFiles) -> FilesClosed:
-        """Nothing has a name before all units are made; a crash in between leaves temporary files."""
-        made: list[Made | None] = []
-        for units in _calls(job.units):
-            made += self._engine.close_units(units)
-        self.files.publish(job.group, [(m.path, m.meta) for m in made if m is not None])
+        """Nothing has a name before all units are made; a crash in between leaves temporary files.
+
+        A failure leaves none: it is tried again and again, and a disk that is full would get fuller. One
+        close at a time, so that what lies in `tmp/` then is of this one.
+        """
+        with self._closing:
+            made: list[Made | None] = []
+            try:
+                for units in _calls(job.units):
+                    made += self._engine.close_units(units)
+                self.files.publish(job.group, [(m.path, m.meta) for m in made if m is not None])
+            except (NodeAgentError, OSError):
+                for name in self._disk.listdir(layout.TMP):
+                    self._disk.unlink(f"{layout.TMP}/{name}")
+                raise
         return FilesClosed(tuple(None if m is None else m.meta for m in made))
 
     def _scan(self, job: Scan) -> Scanned:

@@ -1,13 +1,19 @@
 """Invariants of `docs/internals/invariants.md`, checked while a simulation runs and at its end."""
 
+import re
 import zlib
+from collections.abc import Collection
 
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Effects
 from nodeagent.host.replica import Replica
 from nodeagent.model.ids import META
 from nodeagent.model.raft_messages import VoteReply, VoteRequest
+from nodeagent.partition.ranges import to_slots
+from nodeagent.storage.leftovers import LINKED, QUARANTINED, SNAPSHOT, leftovers
 from nodeagent.testing.sim import Sim, SimNode
+
+_LOG_NAME = re.compile(r"\d{12}\.log|newest|reserve|\d+\.\d+\.torn")
 
 
 class Safety:
@@ -95,9 +101,13 @@ def check_converged(sim: Sim) -> None:
         assert set(record.members) == set(expected), (record, expected)
         replicas = [sim.nodes[m].host.data[record.group] for m in expected]
         _check_group(record.group, replicas, set(expected))
-    for node in nodes:
-        if node.node in state.image.nodes:
-            _check_leftovers(node)
+        owned = set(to_slots(state.table.slots_of(header)))
+        wrong = {r.raft.node: r.state.slots.open ^ owned for r in replicas if r.state.slots.open != owned}
+        assert not wrong, f"L4: {record.group}: open and not owned, or owned and not open: {wrong}"
+    for node in (sim.nodes[n] for n in state.image.nodes):
+        wanted = {g.group for g in state.image.groups.values() if node.node in g.members}
+        assert set(node.host.data) == wanted, f"L4: {node.node} has {sorted(node.host.data)}, not {wanted}"
+    check_clean(sim, (SNAPSHOT, LINKED, QUARANTINED))
 
 
 def _check_group(group: str, replicas: list[DataReplica], members: set[str]) -> None:
@@ -106,21 +116,32 @@ def _check_group(group: str, replicas: list[DataReplica], members: set[str]) -> 
         assert not slots.sealed and not slots.arriving, f"L4: {group} has slots in hand-over"
         config = replica.raft.log.config
         assert set(config.voters) == members and not config.learners, (group, config, members)
-    files = [[(f.name, f.xxh3) for f in r.state.manifest.files()] for r in replicas]
+    files = [r.state.manifest.files() for r in replicas]
     names = [r.raft.node for r in replicas]
     for other, name in zip(files[1:], names[1:], strict=True):
         assert other == files[0], (
-            f"L3: {group}: {names[0]} and {name} differ: {sorted(set(files[0]) ^ set(other))[:4]}"
+            f"L3: {group}: {names[0]} and {name} differ: {list(set(files[0]) ^ set(other))[:4]}"
         )
 
 
-def _check_leftovers(node: SimNode) -> None:
-    storage = node.storage
-    here = {*node.host.data, META}
-    assert set(storage.groups()) == here, f"L4: {node.node} has directories {storage.groups()}, not {here}"
-    for group, replica in node.host.data.items():
-        known = {f.name for f in replica.state.manifest.files()}
-        stored = {name for names in storage.files.names(group).values() for name in names}
-        assert stored == known, f"L4: {node.node} {group}: orphans {stored - known}, missing {known - stored}"
-    staged = node.disk.listdir("staging") if node.disk.exists("staging") else []
-    assert not staged, f"L4: {node.node} still stages {staged}"
+def check_clean(sim: Sim, kinds: Collection[str] = ()) -> None:
+    """L3, L4: the disks of all members hold what their manifests name, byte by byte, and nothing else; their
+    checkpoints name the same. Leftovers of these `kinds` are let pass."""
+    state = max((n.host.meta for n in sim.nodes.values() if n.alive), key=lambda m: m.applied)
+    for node in (sim.nodes[n] for n in state.image.nodes):
+        _check_disk(node, kinds)
+
+
+def _check_disk(node: SimNode, kinds: Collection[str]) -> None:
+    manifests = {g: r.state.manifest.files() for g, r in node.host.data.items()}
+    found = leftovers(node.disk, {**manifests, META: []}, beside=("log",))
+    left = [f"{f.path} ({f.kind})" for f in found if f.kind not in kinds]
+    assert not left, f"L4: {node.node} keeps {left[:4]}"
+    for group, files in manifests.items():
+        for meta in files:
+            bytes_now = node.storage.files.hash(group, meta)
+            assert bytes_now == meta.xxh3, f"L3: {node.node} {group}: {meta.name} is {bytes_now}"
+        saved = node.saved(group)
+        assert saved == list(files), f"L4: {node.node} {group}: the checkpoint names other files: {saved}"
+    names = [n for n in node.disk.listdir("log") if not _LOG_NAME.fullmatch(n)]
+    assert not names, f"L4: {node.node} has {names} beside its log"

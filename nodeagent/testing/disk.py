@@ -44,9 +44,10 @@ class Fault(msgspec.Struct):
 class _Inode:
     """A file: `seen` is the page cache, `durable` the platter, `waiting` the writes in between."""
 
-    __slots__ = ("durable", "seen", "waiting")
+    __slots__ = ("durable", "modified_ms", "seen", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, modified_ms: int) -> None:
+        self.modified_ms = modified_ms
         self.seen = bytearray()
         self.durable = bytearray()
         self.waiting: list[tuple[int, bytes | None]] = []
@@ -125,6 +126,7 @@ class SimFile:
         self._change("write")
         self._disk.reserve(self._inode, offset, data)
         self._inode.write(offset, bytes(data))
+        self._inode.modified_ms = self._disk.now_ms()
         self._disk.settle()
 
     def pwritev(self, offset: int, parts: Sequence[Buffer]) -> None:
@@ -145,6 +147,7 @@ class SimFile:
     def truncate(self, size: int) -> None:
         self._change("truncate")
         self._inode.truncate(size)
+        self._inode.modified_ms = self._disk.now_ms()
         self._disk.settle()
 
     def size(self) -> int:
@@ -178,7 +181,7 @@ class SimDisk:
         self.trace: list[str] = []
         """`operation path` of every change, for a test's failure message."""
 
-        self._now_ms = now_ms
+        self.now_ms = now_ms
         self._dead = False
         self._root = _Dir()
         self._waiting: list[_Change] = []
@@ -306,7 +309,7 @@ class SimDisk:
         directory, name = self._place(path)
         if name in directory.seen:
             raise FileExistsError(errno.EEXIST, "exists", path)
-        inode = _Inode()
+        inode = _Inode(self.now_ms())
         self._change_names("create", path, [(directory, name, inode)])
         return SimFile(self, inode, path, False)
 
@@ -396,8 +399,8 @@ class SimDisk:
     def stat(self, path: str) -> FileStat:
         node = self._node(path)
         if isinstance(node, _Dir):
-            return FileStat(0, True, 1, self._now_ms())
-        return FileStat(len(node.seen), False, _links(self._root, node), self._now_ms())
+            return FileStat(0, True, 1, self.now_ms())
+        return FileStat(len(node.seen), False, _links(self._root, node), node.modified_ms)
 
     def sync_dir(self, path: str) -> None:
         directory = self._dir(path)

@@ -6,8 +6,9 @@ when one failed. A case is skipped only with the sentence that says why.
 
 import multiprocessing
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from nodeagent.model.ids import META
 from nodeagent.model.operation import Operation
@@ -22,12 +23,25 @@ EARLY_MS, HELD_MS = 300, 2_500
 OLD = "node2"
 
 
+class Tabled(Protocol):
+    """A case of a table: hashable; `str` gives its columns."""
+
+    @property
+    def skipped(self) -> str: ...
+
+
+C = TypeVar("C", bound=Tabled)
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     kind: str
     point: str
     role: str
     back: str
+
+    def __str__(self) -> str:
+        return f"{self.kind:13} {self.point:15} {self.role:19} {self.back:6}"
 
     @property
     def skipped(self) -> str:
@@ -66,7 +80,7 @@ def run_case(case: Case, seed: int) -> None:
     scenario.hold(case.point)
     node = OLD if case.kind == "remove-node" else newcomer
     operation = scenario.change(case.kind, node, replaces=OLD if case.kind == "replace-node" else "")
-    stage = _stage_at(case.point)
+    stage = stage_at(case.point)
     scenario.until(lambda: scenario.stage(operation) == stage, f"{case.point} is reached")
     scenario.sim.pause(HELD_MS)
     record = scenario.record(operation)
@@ -88,7 +102,7 @@ def run_case(case: Case, seed: int) -> None:
     scenario.read_everything()
 
 
-def _stage_at(point: str) -> str:
+def stage_at(point: str) -> str:
     """The stage an operation that is held there is in."""
     when, _, stage = point.partition(":")
     if when == "after":
@@ -132,9 +146,9 @@ def outcome(job: tuple[Case, int]) -> str:
     return ""
 
 
-def main() -> int:
-    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    every = list(cases())
+def run_all(cases: Iterable[C], outcome: Callable[[tuple[C, int]], str], seeds: int) -> int:
+    """Run every case with every seed and print what came of each; how many failed."""
+    every = list(cases)
     jobs = [(case, seed) for seed in range(1, seeds + 1) for case in every if not case.skipped]
     failed = 0
     with multiprocessing.get_context("spawn").Pool() as pool:
@@ -144,9 +158,13 @@ def main() -> int:
         bad = [why for why in whys if why]
         failed += len(bad)
         said = f"skipped: {case.skipped}" if case.skipped else bad[0] if bad else "passed"
-        print(f"{case.kind:13} {case.point:15} {case.role:19} {case.back:6} {said}", flush=True)
+        print(f"{case} {said}", flush=True)
     print(f"{len(jobs)} cases run, {failed} failed, {sum(bool(c.skipped) for c in every)} skipped")
-    return 1 if failed else 0
+    return failed
+
+
+def main() -> int:
+    return 1 if run_all(cases(), outcome, int(sys.argv[1]) if len(sys.argv) > 1 else 1) else 0
 
 
 if __name__ == "__main__":

@@ -37,11 +37,13 @@ class Report(msgspec.Struct):
 
 
 class Scenario:
-    def __init__(self, seed: int, *, nodes: int = 4, slots: int = 40, groups: int = 6) -> None:
+    def __init__(
+        self, seed: int, *, nodes: int = 4, slots: int = 40, groups: int = 6, spares: int = 2
+    ) -> None:
         self.sim = Sim(seed)
         self.seed = seed
         settings = ClusterSettings(name="sim", replicas=3, slots=slots, shards=1)
-        names = [f"node{i}" for i in range(1, nodes + 3)]
+        names = [f"node{i}" for i in range(1, nodes + spares + 1)]
         self.newcomers = names[nodes:]
         for config in configs(names, settings, nodes):
             self.sim.nodes[config.node] = SimNode(self.sim, config)
@@ -151,7 +153,7 @@ class Scenario:
 
     def move_slots(self) -> str:
         """A rebalance of random slots; most groups both give and take."""
-        table = self._newest().table
+        table = self.newest().table
         assert table is not None
         rng = self.sim.rng
         gains: dict[str, list[int]] = {}
@@ -300,9 +302,10 @@ class Scenario:
         return sorted(n.node for n in self._members())
 
     def _members(self) -> list[SimNode]:
-        return [self.sim.nodes[n] for n in self._newest().image.nodes]
+        return [self.sim.nodes[n] for n in self.newest().image.nodes]
 
-    def _newest(self) -> MetaState:
+    def newest(self) -> MetaState:
+        """As the living node that is furthest has it."""
         return max((n.host.meta for n in self.sim.nodes.values() if n.alive), key=lambda m: m.applied)
 
     def quiet(self) -> None:

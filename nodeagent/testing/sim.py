@@ -22,7 +22,8 @@ from nodeagent.model.config import ClusterSettings, NodeConfig, RaftSettings, Se
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Base, Config, HardState, LogOp
 from nodeagent.model.errors import Damaged, Unavailable
-from nodeagent.model.ids import META, NodeId
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import META, GroupId, NodeId
 from nodeagent.model.jobs import Failed, InstallSnapshot, Job, JobResult, StageFiles
 from nodeagent.model.requests import Chunk, ErrorReply, FetchChunk, GetStatus, Reply, Request
 from nodeagent.storage import layout
@@ -158,6 +159,9 @@ class SimNode:
         self.node = config.node
         self.disk = SimDisk(now_ms=lambda: WALL_START_MS + sim.now)
         self.alive = False
+        self.gone = False
+        """The machine is no more: nothing starts it again."""
+
         self.holds: tuple[str, ...] = ()
         self.life = 0
         self.incarnation = f"{sim.rng.getrandbits(64):016x}"
@@ -175,6 +179,8 @@ class SimNode:
 
     def start(self) -> None:
         assert not self.alive
+        if self.gone:
+            return
         self.life += 1
         self.alive = True
         self._tokens.clear()
@@ -218,17 +224,23 @@ class SimNode:
         """As a starting node does: what no checkpoint names goes."""
         known: dict[str, dict[int, set[str]]] = {}
         for group in self.storage.groups():
-            payload = self.storage.checkpoint(group)
-            if payload is not None and group != META:
-                saved = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state)
+            files = self.saved(group)
+            if files is not None:
                 slots = known.setdefault(group, {})
-                for meta in saved.files:
+                for meta in files:
                     slots.setdefault(meta.slot, set()).add(meta.name)
         self.storage.sweep(known)
         for operation in self.storage.staging.operations():
             if operation.startswith("install-"):
                 self.storage.staging.drop(operation)
         self.later(UPKEEP_MS, self._upkeep)
+
+    def saved(self, group: GroupId) -> list[FileMeta] | None:
+        """What the checkpoint of a data group on disk names; None when there is none."""
+        payload = self.storage.checkpoint(group)
+        if payload is None or group == META:
+            return None
+        return decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state).files
 
     def _upkeep(self) -> None:
         self.host.on_snapshots_expired(

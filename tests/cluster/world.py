@@ -185,6 +185,13 @@ class World:
 
         return until(opened, 60.0, lambda: "no operation was begun")
 
+    def operation_is_open(self) -> bool:
+        """False also while nobody tells."""
+        try:
+            return any(not o.ended for o in self.cluster.meta().operations)
+        except NodeAgentError:
+            return False
+
     def wait_stage(self, operation: str, stage: Stage, timeout_s: float = 90.0) -> Operation:
         def there() -> Operation | None:
             found = self.operation(operation)

@@ -3,14 +3,22 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from nodeagent.cli import app, main
+from nodeagent.data.state import DataState, encode_checkpoint
+from nodeagent.host.replica import Saved
 from nodeagent.log import Log, LogSettings
-from nodeagent.model.entries import Append, Entry
+from nodeagent.meta.state import Image, MetaState
+from nodeagent.model.entries import Append, Base, Config, Entry
+from nodeagent.model.ids import META
+from nodeagent.model.jobs import SaveCheckpoint
+from nodeagent.model.requests import GroupRecord
 from nodeagent.runtime.config import load_config
 from nodeagent.runtime.disk import RealDisk
+from tests.storage.units import GROUP, close, path_of, room, rows, unit
 
 INIT = ["--node", "node1", "--port", "9101", "--http-port", "9201", "--seed", "node1=127.0.0.1:9101"]
 
@@ -73,3 +81,40 @@ def test_running_node_is_left_alone(tmp_path: Path) -> None:
     disk.unlock()
     nothing = CliRunner().invoke(app, ["log", "check", str(tmp_path / "elsewhere")])
     assert nothing.exit_code == 5 and "no node's directory" in nothing.stderr
+
+
+def test_files_check_tells_what_belongs_to_nothing(tmp_path: Path) -> None:
+    """Named files are hashed; what no manifest names is told by kind, and an error with --strict alone;
+    groups that the meta group does not give this node are foreign to it."""
+    CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
+    disk = RealDisk(tmp_path / "data")
+    storage = room(disk)
+    (meta,) = close(storage, unit("a", (1, rows(3))))
+    state = DataState(GROUP)
+    state.manifest.replace([], [meta])
+    storage.run(saved(GROUP, encode_checkpoint(state.checkpoint())))
+
+    def check(*words: str) -> tuple[int, dict[str, str]]:
+        said = CliRunner().invoke(app, ["files", "check", str(tmp_path), *words])
+        return said.exit_code, {n["name"]: n["found"] for n in map(json.loads, said.stdout.splitlines())}
+
+    whole = {"checkpoint": "ok", meta.name: meta.xxh3}
+    assert check("--strict") == (0, whole)
+    (tmp_path / "data" / path_of(meta)).with_name("other").write_bytes(b"x")
+    (tmp_path / "data" / "staging" / "op-9").mkdir()
+    left = whole | {"other": "orphan", "staging/op-9": "staged"}
+    assert check() == (0, left) and check("--strict") == (7, left)
+
+    member = GroupRecord(GROUP, "node1", ("node1",), ("node1",), ((0, 1),))
+    for groups, code in [({GROUP: member}, 0), ({}, 7)]:
+        storage.run(saved(META, MetaState(Image(cluster_id="c", groups=groups)).encode()))
+        (tmp_path / "data" / path_of(meta)).with_name("other").unlink(missing_ok=True)
+        storage.staging.drop("op-9")
+        assert check("--strict")[0] == code
+    assert check()[1][f"groups/{GROUP}/checkpoint"] == "foreign"
+    (tmp_path / "data" / path_of(meta)).unlink()
+    assert check()[0] == 7
+
+
+def saved(group: str, state: bytes) -> SaveCheckpoint:
+    return SaveCheckpoint(group, msgspec.msgpack.encode(Saved(Base(0, 0, Config()), state)))

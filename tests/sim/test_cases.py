@@ -137,6 +137,32 @@ def test_a_member_away_for_longer_than_its_snapshot_gets_another() -> None:
     finish_all(scenario)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_new_leader_brings_back_a_member_it_needs_though_its_log_no_longer_reaches_it(seed: int) -> None:
+    """Two of three are up and one lags behind what the other has purged: nothing can be committed, not even
+    the entry a new leader begins with, before the other has sent its state."""
+    scenario = formed(seed)
+    group = next(g for g in scenario.sim.nodes["node1"].host.data if g.startswith("node1."))
+    members = {n: scenario.sim.nodes[n] for n in ("node1", "node2", "node3")}
+    leader = next(n for n, node in members.items() if node.host.data[group].leads)
+    lagging, other = [n for n in members if n != leader]
+    end = members[lagging].host.data[group].raft.log.last_index
+    members[lagging].stop(power=False)
+    scenario.until(
+        lambda: members[other].host.data[group].raft.log.base.index > end + 10, "the others purge their logs"
+    )
+    members[leader].stop(power=True)
+    members[lagging].start()
+
+    def leads() -> bool:
+        replica = members[other].host.data[group]
+        return replica.leads and replica.seen > replica.led_from
+
+    scenario.until(leads, "the two go on", 20_000)
+    members[leader].start()
+    finish_all(scenario)
+
+
 def joined(scenario: Scenario) -> None:
     """The cluster with its first newcomer."""
     scenario.add_plainly(scenario.newcomers[0])

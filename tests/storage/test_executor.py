@@ -171,3 +171,15 @@ def test_units_are_cut_into_calls_in_order(monkeypatch: pytest.MonkeyPatch) -> N
     result = room(SimDisk()).run(CloseFiles(GROUP, units))
     assert isinstance(result, FilesClosed)
     assert [None if m is None else m.rows for m in result.files] == [1, 2, 3, 4, 5, None]
+
+
+def test_a_close_that_fails_leaves_no_temporary_file() -> None:
+    """Each try would leave another one, and a full disk is tried again every second."""
+    disk = SimDisk()
+    storage = room(disk)
+    for skip, fault in [(1, "write"), (0, "sync"), (1, "rename")]:
+        disk.faults = [Fault(fault, errno.ENOSPC, "tmp/", skip=skip)]
+        assert isinstance(storage.run(CloseFiles(GROUP, UNITS)), Failed)
+        assert disk.listdir("tmp") == []
+    assert isinstance(storage.run(CloseFiles(GROUP, UNITS)), FilesClosed)
+    assert disk.listdir("tmp") == []

@@ -1,0 +1,88 @@
+"""What lies below a node's data directory and belongs to nothing: L4 of the invariants, on one disk.
+
+A node at rest has, for each of its groups, a checkpoint and the files its manifest names, each under that
+one name, and nothing else. What is found besides is told by what it looks like; nothing here removes it.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+
+import msgspec
+
+from nodeagent.model.disk import Disk
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import GroupId
+from nodeagent.storage import layout
+
+ORPHAN, STAGED, SNAPSHOT, QUARANTINED = "orphan", "staged", "snapshot", "quarantined"
+TEMPORARY, FOREIGN, LINKED = "temporary", "foreign", "linked"
+KINDS = (ORPHAN, STAGED, SNAPSHOT, QUARANTINED, TEMPORARY, FOREIGN, LINKED)
+
+_LOOKS = {
+    layout.STAGING: STAGED,
+    layout.SNAPSHOTS: SNAPSHOT,
+    layout.QUARANTINE: QUARANTINED,
+    layout.TMP: TEMPORARY,
+}
+
+
+class Leftover(msgspec.Struct, frozen=True, order=True):
+    """`path` below the data directory, a file or a directory without files, and what it looks like:
+
+    orphan       in a slot directory, and no manifest names it
+    staged       of an operation or an install
+    snapshot     offered to another node
+    quarantined  damaged, and replaced by a repair
+    temporary    a write that was not finished
+    foreign      nothing that a node makes, or of a group it is no member of
+    linked       named by a manifest, and there is another name for the same bytes
+    """
+
+    path: str
+    kind: str
+
+
+def leftovers(
+    disk: Disk, manifests: Mapping[GroupId, Collection[FileMeta]], beside: Collection[str] = ()
+) -> Iterator[Leftover]:
+    """Everything below the root of `disk` that a node with these manifests does not need at rest.
+
+    Args:
+        manifests: every group the node is a member of, the meta group with no files.
+        beside: names in the root that are somebody else's.
+    """
+    for name in disk.listdir("."):
+        if name in beside:
+            continue
+        if name == layout.GROUPS:
+            for group in disk.listdir(name):
+                yield from _in_group(disk, group, manifests.get(group))
+        else:
+            for path in _below(disk, name):
+                if path != name or name not in _LOOKS:
+                    yield Leftover(path, _LOOKS.get(name, FOREIGN))
+
+
+def _in_group(disk: Disk, group: GroupId, manifest: Collection[FileMeta] | None) -> Iterator[Leftover]:
+    root = f"{layout.GROUPS}/{group}"
+    if manifest is None:
+        yield from (Leftover(path, FOREIGN) for path in _below(disk, root))
+        return
+    named = {layout.file_path(group, meta.slot, meta.name) for meta in manifest}
+    for path in _below(disk, root):
+        if path in named:
+            if disk.stat(path).links > 1:
+                yield Leftover(path, LINKED)
+        elif path.startswith(layout.slots_dir(group) + "/"):
+            if not disk.stat(path).is_dir:  # an empty directory waits for the next start
+                yield Leftover(path, ORPHAN)
+        elif path not in (root, layout.checkpoint_path(group), layout.slots_dir(group)):
+            yield Leftover(path, TEMPORARY if path == layout.checkpoint_path(group) + ".tmp" else FOREIGN)
+
+
+def _below(disk: Disk, path: str) -> Iterator[str]:
+    """Files and empty directories at and below `path`."""
+    names = disk.listdir(path) if disk.stat(path).is_dir else []
+    if not names:
+        yield path
+    for name in names:
+        yield from _below(disk, f"{path}/{name}")

@@ -1,0 +1,179 @@
+"""A cancel at every hold point of every kind of change, in the simulator.
+
+`python -m nodeagent.testing.cancels [SEEDS]` prints the table of cases with what came of each and ends with 1
+when one failed. Up to SEALED a cancel must end in exactly the old state, later it is refused and the change
+ends in exactly the new one; either way L4 holds on every disk, and a cancel that comes later still changes
+nothing.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from nodeagent.model import requests as q
+from nodeagent.model.ids import header_of
+from nodeagent.model.operation import Operation
+from nodeagent.model.requests import ErrorReply, OperationReply, Reply
+from nodeagent.partition.ranges import to_slots
+from nodeagent.scaling.holds import POINTS
+from nodeagent.testing.checks import check_clean, check_converged
+from nodeagent.testing.matrix import OLD, run_all, stage_at
+from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import CLIENT, SNAPSHOT_TTL_MS, UPKEEP_MS
+
+KINDS = ("add-node", "remove-node", "replace-node", "rebalance")
+WAYS = ("plain", "paused", "at once by three", "newcomer killed")
+HELD_MS, BACK_MS = 1_000, 4_000
+CANCELLABLE = ("PLANNED", "SEALED")
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    kind: str
+    point: str
+    way: str
+
+    def __str__(self) -> str:
+        return f"{self.kind:13} {self.point:15} {self.way:17}"
+
+    @property
+    def skipped(self) -> str:
+        """Why there is nothing to run; "" when there is."""
+        if self.way == "newcomer killed" and self.kind in ("remove-node", "rebalance"):
+            return "nobody comes"
+        if self.point in ("after:PLANNED", "before:SEALED") and self.kind in ("remove-node", "rebalance"):
+            return "it enters SEALED with its first entry"
+        if self.point in ("after:FORMAL", "before:MOVING") and self.kind == "rebalance":
+            return "no member changes: it enters MOVING as it leaves OPEN"
+        return ""
+
+
+def cases() -> Iterator[Cancel]:
+    for kind in KINDS:
+        for point in POINTS:
+            for way in WAYS:
+                yield Cancel(kind, point, way)
+
+
+def run_case(case: Cancel, seed: int) -> None:
+    """Raises `AssertionError` when the end is neither the old nor the new state, or something is left."""
+    scenario = Scenario(seed)
+    scenario.form()
+    scenario.schemas()
+    for writer in scenario.writers:
+        writer.start()
+    scenario.reader.start()
+    scenario.sim.pause(1_500)
+    newcomer = scenario.newcomers[0]
+    scenario.sim.nodes[newcomer].start()
+    if case.kind == "remove-node":
+        scenario.finish(scenario.change("add-node", newcomer))
+    scenario.sim.faults.duplicate = 0.2
+    before = state_of(scenario)
+    scenario.hold(case.point)
+    operation = _begin(scenario, case.kind)
+    stage = stage_at(case.point)
+    scenario.until(lambda: scenario.stage(operation) == stage, f"{case.point} is reached")
+    scenario.sim.pause(HELD_MS)
+    record = scenario.record(operation)
+    assert record is not None and record.stage.value == stage, f"{case.point}: in {record}"
+    reply = _cancel(scenario, case, operation)
+    if stage in CANCELLABLE:
+        assert isinstance(reply, OperationReply), f"refused in {stage}: {reply}"
+    else:
+        assert isinstance(reply, ErrorReply) and "it can only go on" in reply.what, reply
+    scenario.hold()
+    done = scenario.finish(operation, cancelled=True)
+    assert done != (stage in CANCELLABLE), f"cancelled in {stage}, it ended {scenario.stage(operation)}"
+    late = scenario.request(q.Steer(operation, "cancel", "sim"), OperationReply)
+    assert isinstance(late, ErrorReply) and "has ended" in late.what, late
+    if done and record.leaving is not None:
+        scenario.sim.nodes[record.leaving].stop(power=False)
+    scenario.quiet()
+    scenario.sim.pause(SNAPSHOT_TTL_MS + 2 * UPKEEP_MS)
+    check_converged(scenario.sim)
+    check_clean(scenario.sim)
+    if done:
+        _check_new(scenario, record)
+    else:
+        after = state_of(scenario)
+        assert after == before, f"cancelled, and not as before: {before} {after}"
+    scenario.read_everything()
+
+
+def state_of(scenario: Scenario) -> str:
+    """What a cancelled change must leave as it was: table, groups, nodes, and who is retired."""
+    image = scenario.newest().image
+    return msgspec.json.encode(
+        (image.table, image.next_table, image.groups, image.nodes, image.retired)
+    ).decode()
+
+
+def _check_new(scenario: Scenario, record: Operation) -> None:
+    table = scenario.newest().table
+    assert table is not None
+    owners = {(slot, header_of(m.target)) for m in record.moves for slot in to_slots(m.slots)}
+    wrong = [(slot, header) for slot, header in owners if table.route(slot) != header]
+    assert not wrong and table.version >= record.table_version, wrong
+    names = set(table.ring.names)
+    assert record.leaving not in names and (record.joining is None or record.joining in names)
+
+
+def _begin(scenario: Scenario, kind: str) -> str:
+    newcomer = scenario.newcomers[0]
+    match kind:
+        case "remove-node":
+            return scenario.change(kind, OLD)
+        case "replace-node":
+            return scenario.change(kind, newcomer, replaces=OLD)
+        case "rebalance":
+            return scenario.move_slots()
+        case _:
+            return scenario.change(kind, newcomer)
+
+
+def _cancel(scenario: Scenario, case: Cancel, operation: str) -> Reply:
+    """In the way of the case; what the first cancel that is decided on was answered."""
+    cancel = q.Steer(operation, "cancel", "sim")
+    match case.way:
+        case "paused":
+            scenario.request(q.Steer(operation, "pause", "sim"), OperationReply)
+            reply = scenario.request(cancel, OperationReply)
+            scenario.request(q.Steer(operation, "resume", "sim"), OperationReply)
+            return reply
+        case "at once by three":
+            nodes = [n.node for n in scenario.sim.nodes.values() if n.alive]
+            got: list[Reply] = []
+            for _ in range(3):
+                for node in nodes:
+                    scenario.sim.call(CLIENT, node, cancel, got.append)
+            scenario.until(lambda: len(got) == 3 * len(nodes), "every cancel is answered")
+            decided = [r for r in got if getattr(r, "code", "") not in ("not_leader", "unavailable")]
+            taken = [r for r in decided if isinstance(r, OperationReply)]
+            assert len(taken) <= 1, f"cancelled {len(taken)} times"
+            return (taken or decided)[0]
+        case "newcomer killed":
+            scenario.kill(scenario.newcomers[0], BACK_MS, power=True)
+            return scenario.request(cancel, OperationReply)
+        case _:
+            return scenario.request(cancel, OperationReply)
+
+
+def outcome(job: tuple[Cancel, int]) -> str:
+    """ "" when the case passes."""
+    case, seed = job
+    try:
+        run_case(case, seed)
+    except AssertionError as error:
+        return f"seed {seed}: {str(error)[:300]}"
+    return ""
+
+
+def main() -> int:
+    return 1 if run_all(cases(), outcome, int(sys.argv[1]) if len(sys.argv) > 1 else 1) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

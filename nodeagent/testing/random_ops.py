@@ -1,0 +1,254 @@
+"""Ten operations drawn by a seed, one after the other, under writers and readers; then nothing may be left.
+
+`python -m nodeagent.testing.random_ops [FIRST [LAST]]` prints one line per seed and a total, and ends with 1
+when a seed failed. Nodes come (also again, under a name that had been used), go, are replaced, die for good,
+lose power and are restarted; slots move; operations are cancelled, paused and harassed on their way. At the
+end every operation has ended, replicas are equal, every acknowledged row is read back, and each disk holds
+what its manifests name and nothing else; and once more after a power cut of the whole place.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from nodeagent.model import requests as q
+from nodeagent.model.config import Seed
+from nodeagent.model.operation import Options
+from nodeagent.model.requests import OperationReply
+from nodeagent.testing.checks import check_clean, check_converged
+from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import SNAPSHOT_TTL_MS, UPKEEP_MS, SimNode
+
+OPERATIONS = 10
+NODES_MAX = 6
+REPLICAS = 3
+GRAVE_MS = 3_000
+"""Longer than the latest duplicate of a message: what was sent to a machine never reaches its successor."""
+
+ENDED = ("DONE", "CANCELLED")
+
+
+class Outcome(msgspec.Struct):
+    """Evidence of one run."""
+
+    seed: int
+    operations: list[str]
+    trace: int
+    simulated_ms: int
+    writes: int
+    reads: int
+    kills: int
+
+
+class RandomOps(Scenario):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, nodes=4, slots=24, groups=4, spares=3)
+        self.done: list[str] = []
+        """Each operation and what came of it."""
+
+    # --- machines ----------------------------------------------------------------------------------
+
+    def newcomer(self) -> str:
+        """A machine that is no member, running: new, cancelled before, or a new one under an old name."""
+        members = self._names()
+        name = self.sim.rng.choice(sorted(set(self.sim.nodes) - set(members)))
+        node = self.sim.nodes[name]
+        if node.gone:
+            self.sim.pause(GRAVE_MS)
+            node = self.sim.nodes[name] = SimNode(self.sim, node.config)
+        if not node.alive:
+            seeds = tuple(Seed(n, n, 1) for n in members)
+            node.config = msgspec.structs.replace(node.config, join=True, seeds=seeds)
+            node.start()
+        return name
+
+    def retire(self, name: str) -> None:
+        """What an operator does with a machine that left."""
+        node = self.sim.nodes[name]
+        if node.alive:
+            node.stop(power=False)
+        node.gone = True
+        self.dead = [n for n in self.dead if n is not node]
+        self.view.nodes = self._names()
+
+    def die(self, node: str) -> None:
+        self.sim.nodes[node].gone = True
+        super().die(node)
+
+    # --- operations --------------------------------------------------------------------------------
+
+    def steered(self, begin: Callable[[], str], *, may_cancel: bool = True) -> bool:
+        """Begin it and disturb it in one of several ways; whether it was done and not cancelled."""
+        rng = self.sim.rng
+        operation = begin()
+        match rng.choice(["", "harass", "harass", "pause", "cancel"] if may_cancel else ["", "pause"]):
+            case "harass":
+                self.harass(self._names(), operation)
+            case "pause":
+                self.sim.pause(rng.randint(0, 600))
+                self.request(q.Steer(operation, "pause", "sim"), OperationReply)
+                self.sim.pause(rng.randint(0, 3_000))
+                if may_cancel and rng.random() < 0.5:
+                    self.request(q.Steer(operation, "cancel", "sim"), OperationReply)
+                self.request(q.Steer(operation, "resume", "sim"), OperationReply)
+                return self.finish(operation, cancelled=may_cancel)
+            case "cancel":
+                return self.maybe_cancel(operation)
+        return self.finish(operation)
+
+    def add_one(self) -> bool:
+        name = self.newcomer()
+        return self.steered(lambda: self.change("add-node", name))
+
+    def remove_one(self) -> bool:
+        leaver = self.sim.rng.choice(self._names())
+        return self._left(leaver, self.steered(lambda: self.change("remove-node", leaver)))
+
+    def replace_one(self) -> bool:
+        old, new = self.sim.rng.choice(self._names()), self.newcomer()
+        return self._left(old, self.steered(lambda: self.change("replace-node", new, replaces=old)))
+
+    def remove_dead(self) -> bool:
+        victim = self.sim.rng.choice(self._names())
+        self._all_up()
+        self.die(victim)
+        return self._buried(victim, lambda: self.change("remove-node", victim, Options(dead=True)))
+
+    def replace_dead(self) -> bool:
+        victim, new = self.sim.rng.choice(self._names()), self.newcomer()
+        self._all_up()
+        self.die(victim)
+        return self._buried(
+            victim, lambda: self.change("replace-node", new, Options(dead=True), replaces=victim)
+        )
+
+    def _buried(self, victim: str, begin: Callable[[], str]) -> bool:
+        """It is dead whatever is cancelled: begun again until it is done."""
+        if self.sim.rng.random() < 0.3:
+            if self.maybe_cancel(begin()):
+                return self._left(victim, True)
+            self._all_up()
+        return self._left(victim, self.steered(begin, may_cancel=False))
+
+    def _left(self, leaver: str, done: bool) -> bool:
+        if done:
+            self.retire(leaver)
+        return done
+
+    def rebalance_some(self) -> bool:
+        return self.steered(self.move_slots)
+
+    def kill_one(self) -> bool:
+        self.kill(self.sim.rng.choice(self._names()), self.sim.rng.randint(50, 6_000), power=True)
+        self.sim.pause(self.sim.rng.randint(0, 1_500))
+        return True
+
+    def restart_one(self) -> bool:
+        """As a service manager does: what it leads is handed over, it ends, it is started again."""
+        node = self.sim.nodes[self.sim.rng.choice(self._names())]
+        began = self.sim.now
+        while node.alive and node.host.hand_over(self.sim.now) and self.sim.now - began < 2_000:
+            node.wake()
+            self.sim.pause(20)
+        self.kill(node.node, self.sim.rng.randint(50, 1_500), power=False)
+        self.sim.pause(self.sim.rng.randint(0, 2_000))
+        return True
+
+    def _all_up(self) -> None:
+        self.sim.faults.heal()
+        self.until(lambda: all(n.alive for n in self._members() if n not in self.dead), "all are up")
+
+    def operate(self) -> None:
+        """One operation that the cluster as it is allows."""
+        count = len(self._names())
+        choices = [self.replace_one, self.replace_dead, self.rebalance_some, self.kill_one, self.restart_one]
+        if count < NODES_MAX:
+            choices += [self.add_one] * 3
+        if count > REPLICAS + 1:
+            choices += [self.remove_one, self.remove_one, self.remove_dead]
+        chosen = self.sim.rng.choice(choices)
+        kinds = len(self.operations)
+        done = chosen()
+        words = chosen.__name__.replace("_", "-")
+        for word in self.operations[kinds:]:
+            words += f" [{word}]"
+        self.done.append(words + ("" if done else " cancelled"))
+
+    # --- the run -----------------------------------------------------------------------------------
+
+    def run_operations(self) -> Outcome:
+        self.form()
+        self.schemas()
+        for writer in self.writers:
+            writer.start()
+        self.reader.start()
+        self.sim.pause(1_000)
+        for _ in range(OPERATIONS):
+            self.sim.faults.duplicate = 0.05
+            self.sim.faults.sync_ms = self.sim.rng.choice([(1, 3), (1, 60)])
+            self.sim.faults.job_ms = self.sim.rng.choice([(1, 10), (1, 10), (1, 200), (50, 900)])
+            self.operate()
+            assert self.newest().open_operation() is None, f"{self.done[-1]} goes on"
+        self._all_up()
+        self.quiet()
+        self.check()
+        members = self._members()
+        for node in members:
+            self.kill(node.node, self.sim.rng.randint(50, 500), power=True)
+        self.until(lambda: all(n.alive for n in members), "all are up again")
+        self.until(self._at_rest, "every replica is as it was")
+        self.until(lambda: not any(self._staged(n) for n in self._members()), "staging is empty")
+        self.sim.pause(2_000)
+        self.check()
+        return Outcome(
+            self.seed,
+            self.done,
+            self.sim.trace,
+            self.sim.now,
+            self.history.writes,
+            self.history.reads,
+            self.kills,
+        )
+
+    def check(self) -> None:
+        """All of it, when nobody has read from a snapshot for as long as they are kept."""
+        self.sim.pause(SNAPSHOT_TTL_MS + 2 * UPKEEP_MS)
+        check_converged(self.sim)
+        check_clean(self.sim)
+        self.read_everything()
+
+
+def run(seed: int) -> Outcome:
+    """One run; a failure says how to replay it, what was done before and what happened last."""
+    scenario = RandomOps(seed)
+    try:
+        return scenario.run_operations()
+    except Exception as error:
+        trace = "\n".join(scenario.sim.log[-80:])
+        raise AssertionError(
+            f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing.random_ops {seed} {seed}\n"
+            f"done: {scenario.done}, then {scenario.operations[-1:]}\n{trace}"
+        ) from error
+
+
+def main() -> int:
+    first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    last = int(sys.argv[2]) if len(sys.argv) > 2 else first
+    failed = []
+    began = time.monotonic()
+    for seed in range(first, last + 1):
+        since = time.monotonic()
+        try:
+            said = msgspec.json.encode(run(seed)).decode()
+        except AssertionError as error:
+            failed.append(seed)
+            said = f"FAILED {error}"
+        print(f"{said} {time.monotonic() - since:.1f} s", flush=True)
+    print(f"{last + 1 - first} seeds, {len(failed)} failed: {failed}, {time.monotonic() - began:.0f} s")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,322 @@
+"""Ten random operations on real agents: `python -m tests.cluster.random_ops [RUNS] [--seed N]`.
+
+Each run has a fleet of its own, a writer and a reader which get around to every slot with rows, another
+tenth in every operation, and operations drawn by its seed: nodes are added, removed, replaced (some of them
+dead), slots move, agents are killed and restarted, some of them in the middle of a change. At the end every
+acknowledged row is read, `iotctl verify --depth content` passes, and `nodeagent files check --strict` finds
+on every node's disk what the node's checkpoints name and nothing else. A run that fails ends the program,
+with its directory kept.
+"""
+
+import argparse
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from iotctl.execute import facts
+from iotctl.execute.change import SILENT_MS
+from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, generate, storage_group_name
+from iotctl.execute.load import DEVICE, FIELD, Load
+from iotctl.fleet.local import LocalFleet
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.operation import Stage
+from nodeagent.model.requests import BeginChange
+from nodeagent.partition.hash import shard_of, slot_of, time_partition
+from nodeagent.partition.ranges import from_slots, to_slots
+from nodeagent.storage.leftovers import KINDS
+from tests.cluster.world import DATA, NONEMPTY_MIN, POLL_S, World, copy_of, until
+
+OPERATIONS = 10
+NODES_MIN, NODES_MAX = 4, 6
+SNAPSHOT_TTL_MS = 5_000
+COMMAND_S, VERIFY_S, REST_S, AROUND_S = 120.0, 300.0, 60.0, 10.0
+PROBE_MS = 1_800_000
+"""Where in its week the writer's row lies: between rows of the generated data."""
+
+Place = tuple[str, int]
+
+
+@dataclass
+class Run:
+    world: World
+    rng: random.Random
+    done: list[str] = field(default_factory=list)
+    acked: dict[Place, float] = field(default_factory=dict)
+    """(storage group, time) -> the value acknowledged last, of places where that is known."""
+
+    places: list[Place] = field(default_factory=list)
+    failed_writes: int = 0
+    deaths: int = 0
+    last_name: int = 5
+    free: list[str] = field(default_factory=list)
+    """Names of nodes that left; their next bearers are new machines."""
+
+    def members(self) -> list[str]:
+        return list(self.world.cluster.meta().ring)
+
+    def newcomer(self) -> str:
+        if self.free and self.rng.random() < 0.5:
+            return self.free.pop(self.rng.randrange(len(self.free)))
+        self.last_name += 1
+        return f"node{self.last_name}"
+
+    # --- operations --------------------------------------------------------------------------------
+
+    def add(self) -> str:
+        name = self.newcomer()
+        return f"add {name}{self.change('add-node', name, '--yes')}"
+
+    def remove(self) -> str:
+        name = self.rng.choice(self.members())
+        said = self.change("remove-node", name, "--yes")
+        self.free.append(name)
+        return f"remove {name}{said}"
+
+    def replace(self) -> str:
+        old, new = self.rng.choice(self.members()), self.newcomer()
+        said = self.change("replace-node", old, new, "--yes")
+        self.free.append(old)
+        return f"replace {old} {new}{said}"
+
+    def remove_dead(self) -> str:
+        name = self.die()
+        self.change("remove-node", name, "--dead", "--confirm", "plant", disturb=False)
+        return f"remove {name} --dead"
+
+    def replace_dead(self) -> str:
+        name, new = self.die(), self.newcomer()
+        self.change("replace-node", name, new, "--dead", "--confirm", "plant", disturb=False)
+        return f"replace {name} {new} --dead"
+
+    def move(self) -> str:
+        """Random slots change their group; then the plan of a rebalance brings back what became uneven."""
+        table = facts.table_of(self.world.cluster.meta())
+        giver, taker = self.rng.sample(list(table.ring.names), 2)
+        slots = self.rng.sample(list(to_slots(table.slots_of(giver))), self.rng.randint(50, 500))
+        gains = ((taker, from_slots(slots)),)
+        begun = self.world.cluster.begin_change(BeginChange("rebalance", "", "tester", gains=gains))
+        self.world.wait_stage(begun.id, Stage.DONE, COMMAND_S)
+        planned = self.world.iotctl("plan", "rebalance", "--out", "plan.yaml", "--detailed-exitcode")
+        assert planned.code in (0, 8), planned.err
+        if planned.code == 8:
+            applied = self.world.iotctl("apply", "plan.yaml", "--yes")
+            assert applied.code == 0, applied.err
+        return f"move {len(slots)} slots {giver}>{taker}, back to even"
+
+    def kill(self) -> str:
+        name = self.rng.choice(self.members())
+        assert self.world.fleet.kill(name), f"{name} was not running"
+        time.sleep(self.rng.uniform(0.0, 3.0))
+        self.world.fleet.start([name])
+        return f"kill -9 {name}"
+
+    def restart(self) -> str:
+        name = self.rng.choice(self.members())
+        self.world.fleet.stop([name])
+        self.world.fleet.start([name])
+        return f"restart {name}"
+
+    def die(self) -> str:
+        self.deaths += 1
+        name = self.rng.choice(self.members())
+        assert self.world.fleet.kill(name), f"{name} was not running"
+        time.sleep(SILENT_MS / 1000 + 0.5)
+        return name
+
+    def change(self, *words: str, disturb: bool = True) -> str:
+        """`iotctl cluster WORDS`; half of the time an agent is killed on the way. Says so."""
+        process = self.world.process("cluster", *words)
+        said = ""
+        if disturb and self.rng.random() < 0.5:
+            until(
+                lambda: self.world.operation_is_open() or process.poll() is not None,
+                COMMAND_S,
+                lambda: f"{words} begins nothing: {self.world.said_by(process)}",
+            )
+            time.sleep(self.rng.uniform(0.0, 1.0))
+            victim = self.rng.choice(self.members())
+            if self.world.fleet.kill(victim):
+                said = f", kill -9 {victim}"
+                time.sleep(self.rng.uniform(0.0, 2.0))
+                if any(n.name == victim for n in self.world.fleet.nodes()):  # else it has just been retired
+                    self.world.fleet.start([victim])
+        try:
+            code = process.wait(COMMAND_S)
+        except subprocess.TimeoutExpired:
+            code = -1
+        assert code == 0, (
+            f"iotctl cluster {' '.join(words)}{said}: {code}, {self.world.said_by(process)[-800:]}"
+        )
+        self.world.reconnect()
+        return said
+
+    def operate(self) -> None:
+        self.world.wait_healthy(REST_S)
+        count = len(self.members())
+        choices: list[Callable[[], str]] = [self.move, self.kill, self.restart, self.replace]
+        if count < NODES_MAX:
+            choices += [self.add, self.add]
+        if count > NODES_MIN:
+            choices += [self.remove, self.remove]
+        if not self.deaths:
+            choices += [self.remove_dead] if count > NODES_MIN else [self.replace_dead]
+        load, began = self.load(), time.monotonic()
+        try:
+            did = self.rng.choice(choices)()
+            self.get_around(load)
+        finally:
+            self.take(load)
+        self.done.append(did)
+        print(f"       {time.monotonic() - began:4.0f} s  {did}", flush=True)
+
+    # --- the writer --------------------------------------------------------------------------------
+
+    def load(self) -> Load:
+        """A writer and a reader over the next tenth of the slots with generated rows."""
+        meta = self.world.cluster.meta()
+        table = facts.table_of(meta)
+        if not self.places:
+            weeks = [EPOCH_MS + i * WEEK_MS + PROBE_MS for i in range(DATA.weeks)]
+            self.places = [(storage_group_name(n), at) for n in range(DATA.storage_groups) for at in weeks]
+            self.rng.shuffle(self.places)
+        places: dict[Place, str] = {}
+        for group, at in self.places[len(self.done) :: OPERATIONS]:
+            week = time_partition(at, meta.settings.time_partition_interval_ms)
+            slot = slot_of(group, week, shard_of([DEVICE], meta.settings.shards), meta.settings)
+            places[group, at] = table.route(slot)
+        load = Load(self.world.connect, TABLE, TAG, places)
+        load.start()
+        return load
+
+    def get_around(self, load: Load) -> None:
+        """Wait until the writer had its turn everywhere; not for long, since some places may fail."""
+        deadline = time.monotonic() + AROUND_S
+        while len(load.seen.acked) < len(self.places) // OPERATIONS and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+
+    def take(self, load: Load) -> None:
+        """Stop it; what it knows to be acknowledged counts from now on."""
+        seen = load.stop()
+        assert not seen.missing, seen.missing[:3]
+        unsure = {said.partition(":")[0] for said in seen.failed}
+        self.acked = {p: v for p, v in self.acked.items() if f"{p[0]}@{p[1]}" not in unsure} | seen.acked
+        self.failed_writes += len(seen.failed)
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        world = self.world
+        world.wait_healthy(REST_S)
+        assert all(o.ended for o in world.cluster.meta().operations)
+        self.check_rows()
+        world.close_memtables()
+        verify = world.process("verify", "--depth", "content")
+        code = verify.wait(VERIFY_S)
+        assert code == 0, f"verify: {code}, {world.said_by(verify)[-1500:]}"
+        members = self.members()
+        homes = {n: world.fleet.directory / n for n in members}
+        until(
+            lambda: not any(any((h / "data" / "snapshots").iterdir()) for h in homes.values()),
+            REST_S,
+            lambda: "snapshots that nobody reads from stay",
+        )
+        time.sleep(1.5)  # checkpoints follow twice a second
+        world.fleet.stop()
+        left = [f"{n}: {line}" for n, home in homes.items() for line in leftovers_of(home)]
+        assert not left, f"{len(left)} left: {left[:5]}"
+
+    def check_rows(self) -> None:
+        """Every acknowledged row, and all that was there before."""
+        found: dict[Place, float] = {}
+        for number in range(DATA.storage_groups):
+            group = storage_group_name(number)
+            rows = self.world.cluster.scan(group, TABLE, fields=[FIELD], tags={TAG: DEVICE})
+            times, values = rows.column("time").to_pylist(), rows.column(FIELD).to_pylist()
+            found |= {(group, at): value for at, value in zip(times, values, strict=True)}
+        wrong = [(p, v, found.get(p)) for p, v in self.acked.items() if found.get(p) != v]
+        assert not wrong, f"{len(wrong)} of {len(self.acked)} acknowledged rows: {wrong[:3]}"
+        assert len(self.acked) >= NONEMPTY_MIN, f"the writer got around to {len(self.acked)} slots"
+        assert self.world.rows() == DATA.rows + len(found), (self.world.rows(), len(found))
+
+
+def leftovers_of(home: Path) -> list[str]:
+    """What `nodeagent files check --strict` complains of."""
+    words = [sys.executable, "-m", "nodeagent", "files", "check", str(home), "--strict"]
+    said = subprocess.run(words, capture_output=True, text=True)
+    lines = [msgspec.json.decode(line) for line in said.stdout.splitlines()]
+    bad = [f"{n['group']} {n['name']} {n['found']}" for n in lines if not n["valid"] or n["found"] in KINDS]
+    assert bool(bad) == bool(said.returncode) and lines, said.stderr
+    return bad
+
+
+def make_template(directory: Path) -> LocalFleet:
+    """Five stopped nodes with rows in at least 1 500 slots."""
+    fleet = LocalFleet(directory)
+    fleet.create(ClusterSettings(name="plant"), 5, node_settings={"snapshot_ttl_ms": SNAPSHOT_TTL_MS})
+    world = World(fleet)
+    try:
+        world.up()
+        assert world.cluster.write_many(generate(DATA), tags=[TAG]).rows == DATA.rows
+        world.close_memtables()
+        assert world.nonempty_slots() >= NONEMPTY_MIN
+        fleet.stop()
+    finally:
+        world.close()
+    return fleet
+
+
+def run_once(template: LocalFleet, directory: Path, seed: int) -> tuple[Run, str]:
+    """One run in `directory`; what failed, "" when nothing did."""
+    run = Run(World(copy_of(template, directory / "fleet")), random.Random(seed))
+    try:
+        run.world.up()
+        for _ in range(OPERATIONS):
+            run.operate()
+        run.check()
+    except AssertionError as error:
+        return run, str(error) or repr(error)
+    finally:
+        run.world.close()
+    return run, ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="random_ops")
+    parser.add_argument("runs", type=int, nargs="?", default=20)
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; the next has the next")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the fleet is ended
+    root = Path(tempfile.mkdtemp(prefix="random-ops-"))
+    print(f"in {root}; a template is loaded", flush=True)
+    template = make_template(root / "template")
+    for seed in range(given.seed, given.seed + given.runs):
+        began = time.monotonic()
+        directory = root / f"run-{seed}"
+        directory.mkdir()
+        run, why = run_once(template, directory, seed)
+        print(
+            f"{seed:4} {'FAILED' if why else 'passed'} in {time.monotonic() - began:.0f} s:"
+            f" {len(run.done)} operations, {len(run.acked)} places written,"
+            f" {run.failed_writes} writes failed",
+            flush=True,
+        )
+        if why:
+            print(f"     {why}\n     kept: {directory}", flush=True)
+            return 1
+        shutil.rmtree(directory)
+    shutil.rmtree(root)
+    print(f"{given.runs} runs of {OPERATIONS} operations passed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

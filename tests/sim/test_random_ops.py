@@ -1,0 +1,89 @@
+"""Ten random operations; then all replicas are equal and no disk keeps what nothing names."""
+
+import multiprocessing
+
+import pytest
+
+from nodeagent.model.files import FileMeta
+from nodeagent.storage import layout
+from nodeagent.testing.checks import check_clean, check_converged
+from nodeagent.testing.random_ops import RandomOps, run
+from nodeagent.testing.sim import SimNode
+
+SEEDS = (6, 10, 11)
+
+
+def outcome(seed: int) -> str:
+    """ "" when the seed passes."""
+    try:
+        run(seed)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
+def test_nothing_is_left_after_ten_random_operations() -> None:
+    """Also not after a power cut of all nodes; `python -m nodeagent.testing.random_ops` runs more seeds."""
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        failed = [why for why in pool.map(outcome, SEEDS, chunksize=1) if why]
+    assert not failed, "\n\n".join(failed)
+
+
+def formed(seed: int) -> RandomOps:
+    scenario = RandomOps(seed)
+    scenario.form()
+    scenario.schemas()
+    for writer in scenario.writers:
+        writer.start()
+    scenario.sim.pause(2_000)
+    return scenario
+
+
+def files_of(node: SimNode) -> dict[str, tuple[FileMeta, ...]]:
+    return {g: r.state.manifest.files() for g, r in node.host.data.items()}
+
+
+def test_every_kind_of_leftover_is_seen() -> None:
+    """A clean cluster; then on one disk, in turn, what a forgotten clean-up would leave."""
+    scenario = formed(1)
+    scenario.quiet()
+    scenario.check()
+    node = next(n for n in scenario.sim.nodes.values() if n.alive and any(files_of(n).values()))
+    group, file = next((g, f) for g, files in files_of(node).items() for f in files)
+    path = layout.file_path(group, file.slot, file.name)
+    plants = [
+        ("foreign", "notes.txt"),
+        ("foreign", "groups/node9.9/slots/00001/x.tsfile"),
+        ("staged", f"staging/op-9/{group}/00001-x.tsfile"),
+        ("snapshot", "snapshots/0ff/files/x.tsfile"),
+        ("temporary", "tmp/worker-1-1"),
+        ("quarantined", f"quarantine/{group}/x"),
+        ("orphan", f"{layout.slots_dir(group)}/00001/x.tsfile"),
+    ]
+    for kind, place in plants:
+        node.disk.mkdirs(place.rpartition("/")[0])
+        node.disk.create(place).close()
+        with pytest.raises(AssertionError, match=rf"{node.node} keeps .*{place}.*\({kind}\)"):
+            check_clean(scenario.sim)
+        node.disk.unlink(place)
+        if kind not in ("orphan", "temporary"):
+            node.disk.rmtree("/".join(place.split("/")[:2]))
+    check_clean(scenario.sim)
+    node.disk.link(path, "tmp/again")
+    with pytest.raises(AssertionError, match=r"\(linked\)"):
+        check_clean(scenario.sim, ("temporary",))
+    node.disk.unlink("tmp/again")
+    node.disk.unlink(path)
+    with pytest.raises(AssertionError, match="is missing"):
+        check_clean(scenario.sim)
+
+
+def test_a_member_that_does_not_delete_what_it_released_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = formed(2)
+    lazy = scenario.sim.nodes["node2"]
+    operation = scenario.move_slots()
+    monkeypatch.setattr(lazy.storage.files, "delete", lambda *_: None)
+    scenario.finish(operation)
+    scenario.quiet()
+    with pytest.raises(AssertionError, match=r"L4: node2 keeps .*\(orphan\)"):
+        check_converged(scenario.sim)
