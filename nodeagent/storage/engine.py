@@ -10,6 +10,7 @@ from nodeagent.storage.format import FileFormat
 from nodeagent.storage.handler import (
     CloseReply,
     CloseRequest,
+    CompactRequest,
     ErrorReply,
     Handler,
     Made,
@@ -20,10 +21,14 @@ from nodeagent.storage.handler import (
 
 
 class Engine(Protocol):
-    """Both calls block and may be made from several threads. They raise errors of `model.errors`."""
+    """The calls block and may be made from several threads. They raise errors of `model.errors`."""
 
     def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
         """Durable temporary files for the units, in their order."""
+        ...
+
+    def compact(self, request: CompactRequest) -> Made | None:
+        """A durable temporary file for the unit; None where no row is left."""
         ...
 
     def scan(self, request: ScanRequest) -> Scanned: ...
@@ -77,6 +82,9 @@ class InlineEngine:
 
     def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
         return made_of(self._handler.handle(CloseRequest(units)))
+
+    def compact(self, request: CompactRequest) -> Made | None:
+        return made_of(self._handler.handle(request))[0]
 
     def scan(self, request: ScanRequest) -> Scanned:
         return scanned_of(self._handler.handle(request))

@@ -18,6 +18,7 @@ from nodeagent.model.jobs import (
     Adoption,
     CloseFiles,
     CloseUnit,
+    CompactFiles,
     DeleteFiles,
     Done,
     DropSnapshot,
@@ -46,7 +47,7 @@ from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint
 from nodeagent.storage.engine import Engine
 from nodeagent.storage.files import SlotFiles
 from nodeagent.storage.format import scan_rows
-from nodeagent.storage.handler import Made, ScanRequest
+from nodeagent.storage.handler import CompactRequest, Made, ScanRequest
 from nodeagent.storage.pull import (
     Fetch,
     Fetched,
@@ -108,6 +109,8 @@ class Storage:
         match job:
             case CloseFiles():
                 return self._close_files(job)
+            case CompactFiles():
+                return self._compact(job)
             case SaveCheckpoint():
                 self._save_checkpoint(job.group, job.payload)
             case Scan():
@@ -144,6 +147,14 @@ class Storage:
             made += self._engine.close_units(units)
         self.files.publish(job.group, [(m.path, m.meta) for m in made if m is not None])
         return FilesClosed(tuple(None if m is None else m.meta for m in made))
+
+    def _compact(self, job: CompactFiles) -> FilesClosed:
+        """The inputs stay where they are: the manifest still names them."""
+        inputs = job.unit.inputs
+        paths = tuple(layout.file_path(job.group, meta.slot, meta.name) for meta in inputs)
+        made = self._engine.compact(CompactRequest(job.unit, paths))
+        self.files.publish(job.group, [(made.path, made.meta)] if made is not None else [])
+        return FilesClosed((made.meta if made is not None else None,))
 
     def _scan(self, job: Scan) -> Scanned:
         paths = tuple((layout.file_path(job.group, meta.slot, meta.name), meta) for meta in job.files)
