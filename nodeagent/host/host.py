@@ -540,5 +540,6 @@ class Host:
             compacting=len(state.compacting),
             files_most=state.manifest.most_files(),
             error=replica.trouble,
+            hint="iotctl verify --repair" if replica.leads and replica.damaged else "",
             state="running" if state.recovered else "recovering",
         )

@@ -87,6 +87,8 @@ class GroupStatus(msgspec.Struct, frozen=True):
     lag: dict[str, int] = {}
     state: str = "running"
     error: str = ""
+    hint: str = ""
+    """The command that helps with `error`; "" where the node's log must be looked at."""
 
 
 class NodeStatus(_Tagged, frozen=True):

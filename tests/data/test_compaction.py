@@ -459,6 +459,18 @@ def test_a_cut_off_after_a_compaction_finds_its_output(cluster: Cluster) -> None
     assert slow.files == fast.files and len(slow.files) == 1
 
 
+def test_a_compaction_after_a_cut_off_does_not_find_what_it_dropped(cluster: Cluster) -> None:
+    """Also on a member that makes the dropped file only after both entries are applied."""
+    files = cluster.some_files(3)
+    cluster.do(c.Expire(0, P, "m", 1))
+    cluster.compact(files[:2])
+    slow = cluster.members[1]
+    while slow.step():
+        pass
+    slow.settle()
+    assert slow.files == cluster.leader.files == files[1:]
+
+
 def test_a_cut_off_in_a_sealed_slot_has_no_effect(cluster: Cluster) -> None:
     cluster.some_files(2)
     cluster.do(c.Seal("op-1", 1, ((0, 1),)))
