@@ -210,28 +210,10 @@ MUTANTS = (
         "        saved()",
     ),
     Mutant(
-        "a compaction does not wait for its turn",
-        "data/state.py",
-        "if c.job is None and self._is_next(c):",
-        "if c.job is None:",
-    ),
-    Mutant(
-        "a source gives files while they are compacted",
-        "data/state.py",
-        "if any(c.command.slot in sealed.slots and not c.gone for c in self.compacting):",
-        "if False:",
-    ),
-    Mutant(
         "a merge leaves deletes out",
         "data/compaction.py",
         "(t for t in c.tombstones if oldest < t.order)",
         "(t for t in c.tombstones if False)",
-    ),
-    Mutant(
-        "a member expires by how far it is",
-        "data/compaction.py",
-        "cut.masks(file) and file.time_max <= cut.time_to and not waits",
-        "cut.masks(file) and file.time_max <= cut.time_to",
     ),
     Mutant(
         "a release takes an open slot along",
