@@ -171,11 +171,26 @@ def count(ctx: typer.Context, storage_group: MaybeGroup = None, table: MaybeTabl
 
 
 @app.command("schema")
-def schema(ctx: typer.Context, storage_group: MaybeGroup = None, table: MaybeTable = None) -> None:
-    """Tables and their columns."""
+def schema(
+    ctx: typer.Context,
+    storage_group: MaybeGroup = None,
+    table: MaybeTable = None,
+    set_ttl: Annotated[
+        str | None,
+        typer.Option(
+            "--set-ttl", metavar="DURATION|none", help="Rows of the table older than this go from now on."
+        ),
+    ] = None,
+) -> None:
+    """Tables, their columns and how long rows are kept."""
     from iotctl.cli import rows
+    from iotctl.execute.data import parse_ttl_ms, set_ttl_of
 
     session = session_of(ctx)
+    if set_ttl is not None:
+        if storage_group is None or table is None:
+            raise typer.BadParameter("name the table: --storage-group and --table", param_hint="--set-ttl")
+        set_ttl_of(session.cluster, storage_group, table, parse_ttl_ms(set_ttl))
     found = [
         s
         for s in session.cluster.schemas()

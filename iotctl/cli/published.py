@@ -74,6 +74,7 @@ class TableView(msgspec.Struct):
     table: str
     version: int
     columns: list[ColumnView]
+    ttl_ms: int = 0
 
 
 class DataSchema(msgspec.Struct):

@@ -93,6 +93,7 @@ def schema_body(schemas: Sequence[TableSchema]) -> dict[str, object]:
                 "storage_group": s.storage_group,
                 "table": s.table,
                 "version": s.version,
+                "ttl_ms": s.ttl_ms,
                 "columns": [{"name": c.name, "type": c.type, "tag": c.tag} for c in s.columns],
             }
             for s in schemas
@@ -106,7 +107,12 @@ def schema_tables(schemas: Sequence[TableSchema]) -> list[Table | str]:
         for s in schemas
         for c in s.columns
     ]
-    return [Table(("storage group", "table", "column", "type", "role"), rows)]
+    kept = [
+        f"{s.storage_group}.{s.table}: rows are kept for {span_text(s.ttl_ms / 1000)}"
+        for s in schemas
+        if s.ttl_ms
+    ]
+    return [Table(("storage group", "table", "column", "type", "role"), rows), *kept]
 
 
 def _int(value: object) -> int | None:

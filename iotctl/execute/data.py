@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 from iotctl.errors import InputProblem, UsageProblem
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.csv_rows import BAD_ROWS_MAX, BadRow, check_columns, infer_types, read_csv
+from iotctl.spec.units import parse_duration_ms
+from nodeagent.model.limits import TTL_MS_MAX
 from nodeagent.model.schema import TYPES, TableSchema
 from nodeagent.table.arrow import ARROW_TYPES
 
@@ -279,6 +281,34 @@ def parse_time(text: str | None) -> int | None:
         ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return round(moment.timestamp() * 1000)
+
+
+def parse_ttl_ms(text: str) -> int:
+    """Milliseconds of a duration, 0 for `none`.
+
+    Raises:
+        UsageProblem: neither, or not a positive duration.
+    """
+    if text.strip() == "none":
+        return 0
+    found = parse_duration_ms(text)
+    if not 0 < found <= TTL_MS_MAX:
+        raise UsageProblem(
+            f"a TTL of {text} keeps nothing", next="write it like 30d; none keeps rows for ever"
+        )
+    return found
+
+
+def set_ttl_of(cluster: Cluster, storage_group: str, table: str, ttl_ms: int) -> TableSchema:
+    """Keep the table's rows for so long, 0 for ever; the schema in force.
+
+    Raises:
+        InputProblem: there is no such table.
+    """
+    for schema in cluster.schemas():
+        if (schema.storage_group, schema.table) == (storage_group, table):
+            return cluster.put_schema(schema, ttl_ms)
+    raise InputProblem(f"there is no table {storage_group}.{table}", next="iotctl data schema")
 
 
 def write_one(

@@ -418,7 +418,7 @@ def _group_problems(
         for replica in status.groups:
             if replica.state != "running" or replica.error:
                 message = f"{replica.group} on {status.node} is {replica.state}: {replica.error}".rstrip(": ")
-                look = f"see the log of {status.node}"
+                look = replica.hint or f"see the log of {status.node}"
                 severity = "error" if replica.state != "running" else "warning"
                 found.append(Problem(severity, "replica_sick", status.node, replica.group, message, look))
     return found

@@ -85,8 +85,8 @@ class BlockingCluster:
 
     # --- rows ------------------------------------------------------------------------------------
 
-    def put_schema(self, schema: TableSchema) -> TableSchema:
-        return self._loop.run(self._cluster.put_schema(schema))
+    def put_schema(self, schema: TableSchema, ttl_ms: int | None = None) -> TableSchema:
+        return self._loop.run(self._cluster.put_schema(schema, ttl_ms))
 
     def schemas(self) -> list[TableSchema]:
         return self._loop.run(self._cluster.schemas())

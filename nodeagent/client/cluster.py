@@ -153,9 +153,9 @@ class Cluster:
 
     # --- rows ------------------------------------------------------------------------------------
 
-    async def put_schema(self, schema: TableSchema) -> TableSchema:
-        """Create a table or add columns; the schema in force."""
-        return await self._writes.put_schema(schema)
+    async def put_schema(self, schema: TableSchema, ttl_ms: int | None = None) -> TableSchema:
+        """Create a table or add columns, set its TTL if one is given (0: none); the schema in force."""
+        return await self._writes.put_schema(schema, ttl_ms)
 
     async def schemas(self) -> list[TableSchema]:
         """All tables, sorted."""

@@ -73,9 +73,10 @@ class Writes:
 
     # --- rows ------------------------------------------------------------------------------------
 
-    async def put_schema(self, schema: TableSchema) -> TableSchema:
-        """Create the table or add its new columns; the schema in force."""
-        reply = await self._calls.ask_meta(PutSchema(schema))
+    async def put_schema(self, schema: TableSchema, ttl_ms: int | None = None) -> TableSchema:
+        """Create the table or add its new columns, and set its TTL if one is given (0 for none); the schema
+        in force."""
+        reply = await self._calls.ask_meta(PutSchema(schema, ttl_ms))
         assert isinstance(reply, SchemaInForce), reply
         self._calls.learn_schema(reply.schema)
         return reply.schema

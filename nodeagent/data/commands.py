@@ -112,6 +112,36 @@ class Opaque(msgspec.Struct, array_like=True, frozen=True, tag=12):
     payload: bytes
 
 
+class Compact(msgspec.Struct, array_like=True, frozen=True, tag=13):
+    """Files of one table of one partition, neighbours in age, become one (`data.compaction`).
+
+    It has no effect unless the slot is open and settled here, and all inputs are in the manifest when
+    everything logged before this entry is.
+    """
+
+    slot: int
+    partition: PartitionKey
+    table: str
+    inputs: tuple[tuple[str, str], ...]
+    """(name, XXH3-128), oldest first."""
+
+    compression: str = "ZSTD"
+    memory_threshold: int = 1 << 40
+    format_version: int = 1
+
+
+class Expire(msgspec.Struct, array_like=True, frozen=True, tag=14):
+    """Rows of the table logged before this entry with a time before `before` (ms) are gone.
+
+    The proposing leader's clock chose `before`; nobody looks at a clock again.
+    """
+
+    slot: int
+    partition: PartitionKey
+    table: str
+    before: int
+
+
 Command = (
     WriteRows
     | OpenSession
@@ -125,6 +155,8 @@ Command = (
     | Adopt
     | Release
     | Opaque
+    | Compact
+    | Expire
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from nodeagent.data import closing, commands
+from nodeagent.data import closing, commands, compaction
 from nodeagent.data.commands import Command
+from nodeagent.data.compaction import Compacting, Key
 from nodeagent.data.rates import WriteRates
 from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots, expand
@@ -24,13 +25,14 @@ from nodeagent.model import limits
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.files import FileMeta, Tombstone
 from nodeagent.model.ids import GroupId, PartitionKey
-from nodeagent.model.jobs import AdoptFiles, CloseFiles, DeleteFiles, Job
+from nodeagent.model.jobs import AdoptFiles, CloseFiles, CompactFiles, DeleteFiles, Job
 from nodeagent.model.operation import Ranges
 from nodeagent.model.requests import Accepted, ErrorReply, Reply, SessionOpened, Written
 from nodeagent.model.schema import TableSchema
 from nodeagent.table.manifest import Manifest
 from nodeagent.table.memtable import Memtable
 
+TIME_MIN = -(1 << 63)
 INITIAL_INDEX = 1
 """Where the log of a new group begins. The first slots are in no entry, so index 1 stands for them: a
 member that joins with nothing can never be served from the log alone, it needs a checkpoint."""
@@ -55,6 +57,9 @@ class Checkpoint(msgspec.Struct):
 
     adopting: list[tuple[int, bytes, set[int]]]
     """(index, entry, slots released since)"""
+
+    compacting: list[tuple[int, bytes, TableSchema, list[Tombstone]]] = []
+    """(index, entry, schema and deletes of that instant)"""
 
 
 @dataclass(slots=True)
@@ -83,7 +88,17 @@ class DataState:
     refused: set[int] = field(default_factory=set)
     pending: list[closing.Pending] = field(default_factory=list)
     adopting: list[Adopting] = field(default_factory=list)
+    compacting: list[Compacting] = field(default_factory=list)
+    """In the order of the log."""
+
     jobs: list[Job] = field(default_factory=list)
+    doomed: list[FileMeta] = field(default_factory=list)
+    """Files that left the manifest since the host looked. The log would name them again as inputs after a
+    restart, so they are unlinked only when a durable checkpoint is without them."""
+
+    changed: set[Key] = field(default_factory=set)
+    """Where files or deletes came since a leader looked for what to compact."""
+
     recovered_to: int = 0
     """Entries up to here only give their rows back to the memtable."""
 
@@ -138,6 +153,10 @@ class DataState:
                 self._adopt(index, command)
             case commands.Release():
                 self._release(command)
+            case commands.Compact():
+                self._compact(index, command)
+            case commands.Expire():
+                self._expire(index, command)
         return Accepted(index)
 
     def _recover(self, index: int, entry: Entry, now: int) -> None:
@@ -219,6 +238,7 @@ class DataState:
             return Written(0, duplicate=True)
         seen.add(d.sequence)
         self.tombstones.append(Tombstone((index,), d.partition, d.table, d.tags, d.time_from, d.time_to))
+        self.changed.add((d.partition, d.table))
         return Written(index)
 
     def _open_session(self, index: int) -> Reply:
@@ -283,6 +303,7 @@ class DataState:
         # In order, so that dropping rows up to one close never drops those of an earlier one.
         while self.pending and self.pending[0].made is not None:
             self._materialise(self.pending.pop(0))
+        self._take_turns()
 
     def _materialise(self, pending: closing.Pending) -> None:
         self._keep(closing.made_files(pending), pending.gone)
@@ -296,7 +317,10 @@ class DataState:
     def _keep(self, files: Iterable[FileMeta], gone: set[int]) -> None:
         """Into the manifest; but files of slots released while they were being made or adopted go."""
         files = tuple(files)
-        self.manifest.add(f for f in files if f.slot not in gone)
+        kept = [f for f in files if f.slot not in gone]
+        self.manifest.add(kept)
+        for key in {(f.partition, f.table) for f in kept}:
+            self._settle_files(key)
         orphans = tuple(f for f in files if f.slot in gone)
         if orphans:
             self.jobs.append(DeleteFiles(self.group, orphans))
@@ -307,16 +331,108 @@ class DataState:
             self.memtable.drop_partition(partition)
             del self.slot_of[partition]
 
+    def _settle_files(self, key: Key) -> None:
+        """Files of the table and partition came: those that expired meanwhile go again."""
+        self.changed.add(key)
+        cuts = [t for t in self.tombstones if t.expiry and (t.partition, t.table) == key]
+        if cuts:
+            waiting = reversed([c for c in self.compacting if c.key == key and not c.gone])
+            pinned = {name: c.index for c in waiting for name, _ in c.command.inputs}
+            gone = compaction.expired(self.manifest.of_partition(*key), cuts, pinned)
+            self.doomed += self.manifest.remove(f.name for f in gone)
+
     def _prune_tombstones(self) -> None:
         """Forget deletes that mask nothing any more: no older file, no row in memory, nothing to arrive."""
-        if not self.tombstones or self.slots.arriving:
+        if not self.tombstones or self.slots.arriving or not self.recovered:
             return
         self.tombstones = [
             t
             for t in self.tombstones
-            if self.memtable.partition(t.partition) is not None
-            or any(f.order < t.order for f in self.manifest.of_partition(t.partition, t.table))
+            if self._holds_older(t)
+            or any(t.masks(f) for f in self.manifest.of_partition(t.partition, t.table))
         ]
+
+    def _holds_older(self, t: Tombstone) -> bool:
+        """Whether rows that came before the delete are in no file yet."""
+        held = self.memtable.partition(t.partition)
+        return held is not None and (held.first_index,) < t.order
+
+    # --- compaction and expiry (see `data.compaction`) ----------------------------------------------
+
+    def is_settled(self, slot: int) -> bool:
+        """Whether the slot is open by the log so far and nothing older is still to be adopted for it."""
+        if slot not in self.slots.open:
+            return False
+        operation = self.slots.arriving_by(slot)
+        return operation is None or slot not in self._unadopted(operation)
+
+    def _unadopted(self, operation: str) -> set[int]:
+        """Slots of the operation without an `Adopt` in the log so far. (When files are in place is no
+        matter of the log.)"""
+        adopted = [expand(a.command.slots) for a in self.adopting if a.command.operation == operation]
+        return self.slots.arriving[operation].slots.difference(*adopted)
+
+    def _compact(self, index: int, command: commands.Compact) -> None:
+        schema = self.schemas.get((command.partition.storage_group, command.table))
+        if schema is None or not command.inputs or not self.is_settled(command.slot):
+            return
+        known = [*self.tombstones, *(t for a in self.adopting for t in a.command.tombstones)]
+        key = (command.partition, command.table)
+        deletes = [t for i, t in enumerate(known) if (t.partition, t.table) == key and t not in known[:i]]
+        self.compacting.append(Compacting(index, command, schema, deletes))
+        self._take_turns()
+
+    def _take_turns(self) -> None:
+        """Start the compactions whose turn has come."""
+        taken: set[Key] = set()
+        for c in list(self.compacting):
+            if c.gone or c.key in taken:
+                continue
+            if c.job is None and self._is_next(c):
+                inputs = compaction.find_inputs(self.manifest, c.command)
+                if not inputs:
+                    self.compacting.remove(c)
+                    self._settle_files(c.key)
+                    continue
+                c.job = compaction.job_of(self.group, c, inputs)
+                self.jobs.append(c.job)
+            taken.add(c.key)
+
+    def _is_next(self, c: Compacting) -> bool:
+        """Whether everything logged before it that may concern its files is in the manifest."""
+        if any(p.index < c.index for p in self.pending):
+            return False
+        return not any(a.index < c.index and c.command.slot in expand(a.command.slots) for a in self.adopting)
+
+    def wants(self, job: CompactFiles) -> bool:
+        """Whether a compaction that failed is to be tried again; if not it is over."""
+        c = next((c for c in self.compacting if c.job == job), None)
+        if c is not None and c.gone:
+            self.compacting.remove(c)
+        return c is not None and not c.gone
+
+    def on_compacted(self, job: CompactFiles, made: FileMeta | None) -> None:
+        """The file `job` asked for is durable, or nothing was left for it."""
+        c = next((c for c in self.compacting if c.job == job), None)
+        if c is None:
+            return
+        self.compacting.remove(c)
+        files = [made] if made is not None else []
+        if c.gone:
+            self.doomed += files
+        else:
+            self.doomed += self.manifest.replace([f.name for f in job.unit.inputs], files)
+            self._settle_files(c.key)
+            self._prune_tombstones()
+        self._take_turns()
+
+    def _expire(self, index: int, e: commands.Expire) -> None:
+        if self.check_slot(e.slot) is None:
+            self.tombstones.append(
+                Tombstone((index,), e.partition, e.table, (), TIME_MIN, e.before - 1, expiry=True)
+            )
+            self._settle_files((e.partition, e.table))
+            self._prune_tombstones()
 
     # --- hand-over ---------------------------------------------------------------------------------
 
@@ -342,6 +458,8 @@ class DataState:
     def _adopt(self, index: int, command: commands.Adopt) -> None:
         if command.operation in self.slots.ended or command.operation not in self.slots.arriving:
             return
+        if self._unadopted(command.operation).isdisjoint(expand(command.slots)):
+            return  # sent again; by now its files may have been compacted
         self.adopting.append(Adopting(index, command))
         self.jobs.append(AdoptFiles(command.operation, self.group, command.files))
 
@@ -352,9 +470,10 @@ class DataState:
             return
         adopted = self.adopting.pop(at)
         command = adopted.command
-        self._keep([a.meta for a in command.files], adopted.gone)
         self.tombstones = [*(t for t in command.tombstones if t not in self.tombstones), *self.tombstones]
+        self._keep([a.meta for a in command.files], adopted.gone)
         self.slots.adopted(command.operation, command.slots)
+        self._take_turns()
 
     def _release(self, command: commands.Release) -> None:
         gone = self.slots.release(command.operation)
@@ -366,6 +485,9 @@ class DataState:
             pending.gone |= gone
         for adopting in self.adopting:
             adopting.gone |= gone
+        for c in self.compacting:
+            c.gone = c.gone or c.command.slot in gone
+        self.compacting = [c for c in self.compacting if not c.gone or c.job is not None]
         doomed = tuple(f for slot in sorted(gone) for f in self.manifest.remove_slot(slot))
         partitions = {f.partition for f in doomed}
         self.tombstones = [t for t in self.tombstones if t.partition not in partitions]
@@ -377,6 +499,7 @@ class DataState:
     @property
     def materialised(self) -> int:
         waiting = [p.index for p in self.pending] + [a.index for a in self.adopting]
+        waiting += [c.index for c in self.compacting if not c.gone]
         return min(waiting, default=self.applied + 1) - 1
 
     def base(self) -> int:
@@ -394,6 +517,8 @@ class DataState:
         """Whether this member applied the seal and made every file of the sealed slots."""
         sealed = self.slots.sealed.get(operation)
         if sealed is None or not self.sealed_whole(operation, sealed.slots):
+            return False
+        if any(c.command.slot in sealed.slots and not c.gone for c in self.compacting):
             return False
         return not any(u.spec.slot in sealed.slots for p in self.pending for u in p.units)
 
@@ -439,21 +564,27 @@ class DataState:
             refused=sorted(self.refused),
             pending=[(p.index, commands.encode(p.command), p.schemas, p.gone) for p in self.pending],
             adopting=[(a.index, commands.encode(a.command), a.gone) for a in self.adopting],
+            compacting=[
+                (c.index, commands.encode(c.command), c.schema, c.tombstones)
+                for c in self.compacting
+                if not c.gone and c.command.slot not in sources
+            ],
         )
 
-    def superseded(self, old: "DataState") -> tuple[FileMeta, ...]:
-        """Files of the state this one replaced that will never be named here.
+    def superseded(self, old: "DataState", left: Iterable[FileMeta] = ()) -> tuple[FileMeta, ...]:
+        """Files of the state this one replaced, and of those that `left` its manifest and are not unlinked
+        yet, that will never be named here.
 
         None when this state is older: then the log after it makes files of the same names again.
         """
         if self.applied < old.applied:
             return ()
-        closing_ = {p.index for p in self.pending}
+        made_by = {p.index for p in self.pending} | {c.index for c in self.compacting}
         adopted = {f.meta.name for a in self.adopting for f in a.command.files}
         return tuple(
             f
-            for f in old.manifest.files()
-            if f.name not in self.manifest and f.name not in adopted and f.order[0] not in closing_
+            for f in (*old.manifest.files(), *left)
+            if f.name not in self.manifest and f.name not in adopted and index_in(f.name) not in made_by
         )
 
     @classmethod
@@ -481,6 +612,12 @@ class DataState:
             assert isinstance(command, commands.Adopt)
             state.adopting.append(Adopting(index, command, gone))
             state.jobs.append(AdoptFiles(command.operation, state.group, command.files))
+        for index, data, schema, tombstones in saved.compacting:
+            command = commands.decode(data)
+            assert isinstance(command, commands.Compact)
+            state.compacting.append(Compacting(index, command, schema, tombstones))
+        state.changed = {(f.partition, f.table) for f in saved.files}
+        state._take_turns()
         return state
 
 
@@ -489,6 +626,11 @@ def initial(group: GroupId, slots: Ranges) -> DataState:
     state = DataState(group, applied=INITIAL_INDEX, delivered=INITIAL_INDEX)
     state.slots.open = expand(slots)
     return state
+
+
+def index_in(name: str) -> int:
+    """The index in a file's name: of the entry that made it, or of the `Open` before it was adopted."""
+    return int(name.split("-")[1])
 
 
 def encode_checkpoint(saved: Checkpoint) -> bytes:

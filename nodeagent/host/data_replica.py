@@ -1,8 +1,10 @@
 """A data group's replica: files, closes, reads from files and memory."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from nodeagent.data import commands
+from nodeagent.data.compaction import Key
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint
 from nodeagent.host.desk import Desk
 from nodeagent.host.outbox import Outbox
@@ -11,12 +13,23 @@ from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Entry
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
-from nodeagent.model.jobs import AdoptFiles, CloseFiles, DeleteFiles, Failed, FilesClosed, Job, JobResult
+from nodeagent.model.jobs import (
+    AdoptFiles,
+    CloseFiles,
+    CompactFiles,
+    DeleteFiles,
+    Failed,
+    FilesClosed,
+    Job,
+    JobResult,
+)
 from nodeagent.model.requests import Reply
 from nodeagent.raft.core import Raft
 
 CLOSE_PARTITIONS_MAX = 256
 JOB_RETRY_MS = 1_000
+COMPACT_RETRY_MS = 10_000
+"""A compaction that fails reads all of its inputs each time."""
 
 Waiting = tuple[Callable[[], None], Callable[[], None]]
 """What to do when it is durable, and when the replica went before that."""
@@ -58,12 +71,32 @@ class DataReplica(Replica):
         self._saving_waits: list[Waiting] = []
         """Who waits for a checkpoint with the state of now: not begun yet, and begun."""
 
+        self._leaving: dict[str, FileMeta] = {}
+        """Out of the manifest and not unlinked yet."""
+
+        self._unnamed: set[str] = set()
+        """Those of them that no durable checkpoint names any more."""
+
+        self._in_use: Counter[str] = Counter()
+        """Files by name that jobs under way read."""
+
+        self.stuck: dict[str, str] = {}
+        """Compactions that fail, by the name of their output, with the reason."""
+
+        self.damaged: dict[Key, str] = {}
+        """Leader: what may not be compacted as a member's copy is damaged."""
+
+        self.compared_at = -(1 << 62)
+        """When somebody last compared this replica's files with others."""
+
     # --- the state's jobs --------------------------------------------------------------------------
 
     def start_jobs(self) -> None:
         jobs, self.state.jobs = self.state.jobs, []
         for job in jobs:
             self._start(job)
+        self._part_with(self.state.doomed)
+        self.state.doomed = []
 
     def _start(self, job: Job) -> None:
         if not self.removed:
@@ -73,6 +106,8 @@ class DataReplica(Replica):
     def _on_job(self, job: Job, state: DataState, result: JobResult) -> None:
         if self.removed or state is not self.state:
             return  # the state that asked is gone; the one that replaced it asks for what it needs
+        if isinstance(job, CompactFiles):
+            return self._on_compacted(job, state, result)
         if isinstance(result, Failed):
             # Rows stay in memory and their log stays: nothing is lost, only late.
             self.error = f"{type(job).__name__}: {result.what}"
@@ -87,6 +122,75 @@ class DataReplica(Replica):
             self.state.on_adopted(job)
         self.unsaved += 1
         self.start_jobs()
+
+    def _on_compacted(self, job: CompactFiles, state: DataState, result: JobResult) -> None:
+        name = job.unit.spec.name
+        self.stuck.pop(name, None)
+        if isinstance(result, Failed):
+            if state.wants(job):
+                self.stuck[name] = f"compaction: {result.what}"
+                self.desk.note("job_failed", group=self.group, job="CompactFiles", why=result.what)
+                self.desk.later(COMPACT_RETRY_MS, lambda: self._try_again(job, state))
+            return
+        assert isinstance(result, FilesClosed)
+        self.state.on_compacted(job, result.files[0])
+        self.unsaved += 1
+        self.start_jobs()
+
+    def _try_again(self, job: CompactFiles, state: DataState) -> None:
+        if state is self.state and state.wants(job):
+            self._start(job)
+        else:
+            self.stuck.pop(job.unit.spec.name, None)
+
+    @property
+    def trouble(self) -> str:
+        """What an operator should know, "" if nothing."""
+        damaged = self.damaged if self.leads else {}
+        return self.error or next(iter((*self.stuck.values(), *damaged.values())), "")
+
+    # --- files that go -----------------------------------------------------------------------------
+
+    def _part_with(self, files: list[FileMeta]) -> None:
+        """Unlink them once a checkpoint without them is durable and nobody reads them."""
+        if not files:
+            return
+        state, names = self.state, {f.name for f in files}
+        self._leaving |= {f.name: f for f in files}
+
+        def saved() -> None:
+            if state is self.state:
+                self._unnamed |= names
+                self._unlink()
+
+        self._unsaved_waits.append((saved, lambda: None))
+        self.unsaved += 1
+
+    def _unlink(self) -> None:
+        names = [n for n in sorted(self._unnamed) if not self._in_use[n]]
+        if names:
+            self._unnamed.difference_update(names)
+            self._start(DeleteFiles(self.group, tuple(self._leaving.pop(n) for n in names)))
+
+    @property
+    def leaving(self) -> bool:
+        """Whether files out of the manifest are still to be unlinked."""
+        return bool(self._leaving)
+
+    def read_files(self, job: Job, files: Iterable[FileMeta], then: Callable[[JobResult], None]) -> None:
+        """Run a job that reads these files, none of which is unlinked before it is done."""
+        names = [f.name for f in files]
+        self._in_use.update(names)
+
+        def done(result: JobResult) -> None:
+            self._in_use.subtract(names)
+            for name in names:
+                if not self._in_use[name]:
+                    del self._in_use[name]
+            self._unlink()
+            then(result)
+
+        self.desk.job(job, done)
 
     # --- closing -----------------------------------------------------------------------------------
 
@@ -176,7 +280,10 @@ class DataReplica(Replica):
     def restore(self, payload: bytes, base: int) -> None:
         old, self.state = self.state, DataState.restore(decode_checkpoint(payload), base)
         self.state.rates = old.rates
-        superseded = self.state.superseded(old)
+        superseded = self.state.superseded(old, self._leaving.values())
+        self._leaving.clear()
+        self._unnamed.clear()
+        self.stuck.clear()
         if superseded:
             self.state.jobs.append(DeleteFiles(self.group, superseded))
         self._closing = (0, 0)

@@ -14,7 +14,7 @@ from nodeagent.meta import commands as meta
 from nodeagent.model import requests as q
 from nodeagent.model.entries import Config
 from nodeagent.model.ids import META, NodeId
-from nodeagent.model.limits import COLUMNS_MAX, TABLES_MAX
+from nodeagent.model.limits import COLUMNS_MAX, TABLES_MAX, TTL_MS_MAX
 from nodeagent.model.schema import TYPES
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Handlers:
                 refusal = check_schema(self.host, request)
                 if refusal is not None:
                     return desk.reply(token, refusal)
-                replica.propose([meta.encode(meta.PutSchema(now, request.schema))], token)
+                replica.propose([meta.encode(meta.PutSchema(now, request.schema, request.ttl_ms))], token)
             case q.Forward():
                 if not is_evidence(request.command):
                     return desk.refuse(token, "invalid_input", "what is forwarded is no evidence")
@@ -283,6 +283,8 @@ def check_schema(host: "Host", request: q.PutSchema) -> q.ErrorReply | None:
         return q.ErrorReply("invalid_input", "a table has a storage group, a name and at most 4096 columns")
     if (schema.storage_group, schema.table) not in host.meta.schemas and len(host.meta.schemas) >= TABLES_MAX:
         return q.ErrorReply("overloaded", f"the cluster has {TABLES_MAX} tables")
+    if request.ttl_ms is not None and not 0 <= request.ttl_ms <= TTL_MS_MAX:
+        return q.ErrorReply("invalid_input", f"a TTL is 0 (none) to {TTL_MS_MAX} ms")
     names = [c.name for c in schema.columns]
     bad = [c for c in schema.columns if c.name != c.name.lower() or c.type not in TYPES or c.name == "time"]
     bad += [c for c in schema.columns if c.tag and c.type != "STRING"]

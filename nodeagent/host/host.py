@@ -16,6 +16,7 @@ import msgspec
 
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
 from nodeagent.host.admission import Admission
+from nodeagent.host.compactor import Compactor
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk, Effects
 from nodeagent.host.handlers import Handlers
@@ -111,6 +112,7 @@ class Host:
         self.operations = Operations(self)
         self.handlers = Handlers(self)
         self.leadership = Leadership(self)
+        self.compactor = Compactor(self)
         self._update_addresses()
 
     # --- opening -----------------------------------------------------------------------------------
@@ -471,6 +473,7 @@ class Host:
         for replica in self.data.values():
             replica.maybe_close()
         self.leadership.keep()
+        self.compactor.keep()
         if self.desk.now >= self._expire_at:
             self._expire_at = self.desk.now + EXPIRE_MS
             for replica in self.data.values():
@@ -537,5 +540,9 @@ class Host:
             rows=state.manifest.rows + state.memtable.rows,
             memtable_bytes=state.memtable.nbytes,
             materialised=state.materialised,
+            compacting=len(state.compacting),
+            files_most=state.manifest.most_files(),
+            error=replica.trouble,
+            hint="iotctl verify --repair" if replica.leads and replica.damaged else "",
             state="running" if state.recovered else "recovering",
         )

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nodeagent.data import commands as data
+from nodeagent.data.state import DataState
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.replica import as_reply
 from nodeagent.meta import commands as meta
-from nodeagent.meta.state import DEAD
+from nodeagent.meta.state import DEAD, MetaState
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import GroupId
 from nodeagent.model.operation import Operation, Stage
@@ -127,7 +128,8 @@ class Operations:
                     wanted.add(replica.group)
                     return
                 open_index = replica.state.slots.arriving[op.id].index
-                self._propose(replica, self.host.mover.adopt_commands(op, replica.group, open_index))
+                adopt = self.host.mover.adopt_commands(op, replica.group, open_index)
+                self._propose(replica, [*schemas_due(self.host.meta, replica.state, adopt), *adopt])
 
     def _propose(self, replica: DataReplica, batch: list[bytes]) -> None:
         first = replica.propose(batch)
@@ -372,3 +374,21 @@ def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: 
             "leave --dead out",
         )
     return None
+
+
+def schemas_due(known: MetaState, state: DataState, adopt: list[bytes]) -> list[bytes]:
+    """`UseSchema` for every table with files to adopt that the group knows less of than this node. So no
+    file of the group has a column that its schema in use lacks: what is made of it would lack it too."""
+    tables = {
+        (item.meta.partition.storage_group, item.meta.table)
+        for entry in adopt
+        if isinstance(command := data.decode(entry), data.Adopt)
+        for item in command.files
+    }
+    wanted = [known.schemas[name] for name in sorted(tables & set(known.schemas))]
+    return [
+        data.encode(data.UseSchema(schema))
+        for schema in wanted
+        if (used := state.schemas.get((schema.storage_group, schema.table))) is None
+        or used.version < schema.version
+    ]

@@ -152,10 +152,8 @@ def _scan(
         else:
             host.desk.reply(token, job_error(result))
 
-    host.desk.job(
-        Scan(replica.group, s.spec, tuple(files), tuple(batches), tombstones),
-        done,
-    )
+    job = Scan(replica.group, s.spec, tuple(files), tuple(batches), tombstones)
+    replica.read_files(job, files, done)
 
 
 def _position(key: PartitionKey) -> int:
@@ -273,6 +271,7 @@ def files_of(replica: DataReplica, slots: Ranges) -> tuple[FileMeta, ...]:
 def on_manifest(host: Cluster, replica: DataReplica, token: int, request: requests.GetManifest) -> None:
     state = replica.state
     pending = sum(len(h.held) for h in state.memtable.partitions().values()) + len(state.adopting)
+    pending += len(state.compacting)
     host.desk.reply(
         token,
         ManifestReply(
@@ -291,11 +290,17 @@ def on_close_all(host: Cluster, replica: DataReplica, token: int, request: reque
         return host.desk.reply(token, not_leader(replica))
     wanted = set(to_slots(request.slots)) if request.slots else replica.state.slots.open
     keys = sorted(k for k, slot in replica.state.slot_of.items() if slot in wanted)
+    replica.compared_at = host.desk.now  # who pins a cut compares what was closed up to it
     return replica.close(keys, token)
 
 
 def on_check(host: Cluster, replica: DataReplica, token: int, request: requests.CheckFiles) -> None:
     files = files_of(replica, request.slots)
+    if not request.names:
+        replica.compared_at = host.desk.now
+    else:
+        names = set(request.names)
+        files = tuple(f for f in files if f.name in names)
 
     def done(result: JobResult) -> None:
         if isinstance(result, FilesHashed):
@@ -303,13 +308,14 @@ def on_check(host: Cluster, replica: DataReplica, token: int, request: requests.
         else:
             host.desk.reply(token, job_error(result))
 
-    host.desk.job(HashFiles(replica.group, files), done)
+    replica.read_files(HashFiles(replica.group, files), files, done)
 
 
 def on_export(
     host: Cluster, replica: DataReplica, token: int, request: requests.ExportFiles, snapshot: str
 ) -> None:
     """Offer the replica's files of open slots; the snapshot ends by age."""
+    replica.compared_at = host.desk.now
     files = files_of(replica, request.slots)
     _offer(host, replica, token, snapshot, files, _by_slot(replica, files, set(to_slots(request.slots))))
 
@@ -361,9 +367,7 @@ def _by_slot(replica: DataReplica, files: tuple[FileMeta, ...], slots: set[int])
 def masks(delete: Tombstone, files: list[FileMeta]) -> bool:
     """Whether an older file is there to be masked. When other deletes are forgotten differs from member
     to member, and copies of one slot must not."""
-    return any(
-        f.partition == delete.partition and f.table == delete.table and f.order < delete.order for f in files
-    )
+    return any(delete.masks(f) for f in files)
 
 
 def _offer(
@@ -382,7 +386,7 @@ def _offer(
         else:
             host.desk.reply(token, SourceOpened(node, snapshot, slots))
 
-    host.desk.job(MakeSnapshot(snapshot, replica.group, files), done)
+    replica.read_files(MakeSnapshot(snapshot, replica.group, files), files, done)
 
 
 def job_error(result: JobResult) -> ErrorReply:

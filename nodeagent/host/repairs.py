@@ -14,6 +14,7 @@ from nodeagent.host.desk import Desk
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
 from nodeagent.model.jobs import (
+    DeleteFiles,
     DropStaging,
     Failed,
     FileReplaced,
@@ -81,6 +82,8 @@ class Repairs:
             "file_repaired", group=replica.group, file=wanted.name, quarantined=result.quarantined
         )
         known = replica.state.manifest.get(wanted.name)
+        if known is None:  # compacted meanwhile
+            self._desk.job(DeleteFiles(replica.group, (wanted,)), lambda _: None)
         if known is None or known == wanted:
             return self._done(repair, result.quarantined)
         replica.state.manifest.replace([wanted.name], [wanted])

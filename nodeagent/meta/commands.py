@@ -24,9 +24,10 @@ class Bootstrap(_Command, frozen=True):
 
 
 class PutSchema(_Command, frozen=True):
-    """Create the table or add columns; never changes a column's type."""
+    """Create the table or add columns; never changes a column's type. `ttl_ms` None leaves the TTL."""
 
     schema: TableSchema
+    ttl_ms: int | None = None
 
 
 class SetDraining(_Command, frozen=True):

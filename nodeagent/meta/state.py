@@ -107,7 +107,7 @@ class MetaState:
             case commands.Bootstrap():
                 return self._bootstrap(index, command)
             case commands.PutSchema():
-                return self._put_schema(command.schema)
+                return self._put_schema(command)
             case commands.SetDraining():
                 return self._set_draining(index, command)
             case Begin():
@@ -137,12 +137,15 @@ class MetaState:
         self.table = table
         self.image.table = table.to_wire()
 
-    def _put_schema(self, wanted: TableSchema) -> Reply:
-        key = (wanted.storage_group, wanted.table)
+    def _put_schema(self, p: commands.PutSchema) -> Reply:
+        key = (p.schema.storage_group, p.schema.table)
         known = self.schemas.get(key)
-        merged = merge_schema(known, wanted)
+        merged = merge_schema(known, p.schema)
         if isinstance(merged, ErrorReply):
             return merged
+        if p.ttl_ms is not None and p.ttl_ms != merged.ttl_ms:
+            merged = msgspec.structs.replace(merged, ttl_ms=p.ttl_ms)
+            self._note(p.now, "schema", f"TTL of {'.'.join(key)}: {p.ttl_ms or 'no'} ms")
         if merged is not known:
             self.schemas[key] = merged
             self.image.schemas = list(self.schemas.values())
@@ -355,7 +358,7 @@ class MetaState:
 def merge_schema(known: TableSchema | None, wanted: TableSchema) -> TableSchema | ErrorReply:
     """The table with `wanted`'s columns added: `known` itself when there is nothing new."""
     if known is None:
-        return msgspec.structs.replace(wanted, version=1)
+        return msgspec.structs.replace(wanted, version=1, ttl_ms=0)
     columns = {c.name: c for c in known.columns}
     fresh = []
     for column in wanted.columns:

@@ -54,6 +54,18 @@ class NodeConfig(msgspec.Struct, frozen=True):
     idle_close_ms: int = 10_000
     """A partition without writes for this long is closed."""
 
+    compact_files_min: int = 4
+    """So many small files in a row are made into one."""
+
+    compact_every_ms: int = 2_000
+    """How often a leader looks for files to compact."""
+
+    compact_deletes_ms: int = 600_000
+    """Files that a range delete masks are rewritten after this long, however few they are."""
+
+    expire_every_ms: int = 60_000
+    """How often a leader looks for rows past their table's TTL."""
+
     session_ttl_ms: int = 3_600_000
     snapshot_ttl_ms: int = 600_000
     worker_timeout_ms: int = 120_000

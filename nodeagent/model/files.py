@@ -29,6 +29,9 @@ class FileMeta(msgspec.Struct, frozen=True):
     logical: tuple[int, int, int]
     """(non-null values, sum 1, sum 2) of the value hashes, sums mod 2^64 (`table.checksum`)."""
 
+    clean: Order = ()
+    """Of a compacted file: rows that deletes of an older order mask are not in it any more."""
+
 
 class Tombstone(msgspec.Struct, frozen=True):
     """A range delete: masks rows of `table` with an older order, in [time_from, time_to], whose tags
@@ -40,6 +43,19 @@ class Tombstone(msgspec.Struct, frozen=True):
     tags: tuple[tuple[str, str | None], ...]
     time_from: int
     time_to: int
+    expiry: bool = False
+    """By TTL and not by a client: a file wholly behind it goes at once."""
+
+    def masks(self, file: FileMeta) -> bool:
+        """Whether rows it deletes may be in the file."""
+        return (
+            file.order < self.order
+            and file.clean < self.order
+            and file.partition == self.partition
+            and file.table == self.table
+            and file.time_min <= self.time_to
+            and self.time_from <= file.time_max
+        )
 
 
 class CloseSpec(msgspec.Struct, frozen=True):

@@ -36,6 +36,22 @@ class CloseFiles(_Tagged, frozen=True):
     units: tuple[CloseUnit, ...]
 
 
+class CompactUnit(msgspec.Struct, frozen=True):
+    """One TsFile to make from files, oldest first, each checked against its meta before it is opened."""
+
+    spec: CloseSpec
+    clean: Order
+    inputs: tuple[FileMeta, ...]
+    tombstones: tuple[Tombstone, ...] = ()
+
+
+class CompactFiles(_Tagged, frozen=True):
+    """Make the unit's file durable under its name in the group; the inputs stay. Answered `FilesClosed`."""
+
+    group: GroupId
+    unit: CompactUnit
+
+
 class FilesClosed(_Tagged, frozen=True):
     """In the order of the units; None where no row was left after deletes."""
 
@@ -194,6 +210,7 @@ class Failed(_Tagged, frozen=True):
 
 Job = (
     CloseFiles
+    | CompactFiles
     | SaveCheckpoint
     | Scan
     | MakeSnapshot

@@ -37,6 +37,31 @@ QUARANTINE_FILES_MAX = 256
 REPAIR_SOURCES_MAX = 16
 """Copies named in one repair."""
 
+COMPACT_BYTES_MAX = 64 * MIB
+"""Bytes of the files one compaction reads: what a worker holds at a time, and how large files grow by it."""
+
+COMPACT_INPUTS_MAX = 256
+"""Files one compaction reads."""
+
+COMPACTIONS_MAX = 32
+"""Compactions of one group under way on its leader; no more are proposed before some of them end."""
+
+SMALL_FILES_MAX = 32
+"""Files of one table and time partition that are too small for `COMPACT_BYTES_MAX` and stay apart all the
+same once compaction has caught up."""
+
+DELETES_KEPT_MAX = 64
+"""Range deletes that mask files of one table and time partition; with more they are rewritten at once."""
+
+TTL_MS_MAX = 1 << 50
+"""The longest TTL of a table, some 35 000 years."""
+
+EXPIRY_STEPS = 32
+"""Rows outlive their table's TTL by at most one part in so many, and the time between two looks."""
+
+EXPIRIES_PER_LOOK_MAX = 256
+"""Cut-offs one leader logs for a group at a time."""
+
 SESSION_WINDOW = 1024
 """Sequences a session may have outstanding per slot."""
 

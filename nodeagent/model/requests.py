@@ -78,9 +78,17 @@ class GroupStatus(msgspec.Struct, frozen=True):
     rows: int = 0
     memtable_bytes: int = 0
     materialised: int = 0
+    compacting: int = 0
+    """Compactions that are logged and not done here."""
+
+    files_most: int = 0
+    """Files of the time partition that has most of them."""
+
     lag: dict[str, int] = {}
     state: str = "running"
     error: str = ""
+    hint: str = ""
+    """The command that helps with `error`; "" where the node's log must be looked at."""
 
 
 class NodeStatus(_Tagged, frozen=True):
@@ -187,9 +195,13 @@ class MetaView(_Tagged, frozen=True):
 
 
 class PutSchema(_Tagged, frozen=True):
-    """Create a table or add columns; answered with the schema in force."""
+    """Create a table or add columns; answered with the schema in force.
+
+    `ttl_ms` sets the table's TTL, 0 for none; None leaves it as it is (that of `schema` says nothing).
+    """
 
     schema: TableSchema
+    ttl_ms: int | None = None
 
 
 class SchemaInForce(_Tagged, frozen=True):
@@ -408,7 +420,7 @@ class ManifestReply(_Tagged, frozen=True):
     applied: int
     materialised: int
     pending: int
-    """Closes that are logged but whose files are not made yet, plus unclosed batches."""
+    """What is logged and not in files yet: closes, adoptions and compactions, plus unclosed batches."""
 
     files: tuple[FileMeta, ...]
 
@@ -434,10 +446,11 @@ class CloseAll(_Tagged, frozen=True):
 
 
 class CheckFiles(_Tagged, frozen=True):
-    """Re-read and hash the replica's files of these slots."""
+    """Re-read and hash the replica's files of these slots; of them only `names`, when given."""
 
     group: GroupId
     slots: Ranges = ()
+    names: tuple[str, ...] = ()
 
 
 class FilesChecked(_Tagged, frozen=True):

@@ -23,6 +23,8 @@ class TableSchema(msgspec.Struct, frozen=True):
     table: str
     version: int
     columns: tuple[Column, ...]
+    ttl_ms: int = 0
+    """Rows older than this go; 0 keeps them for ever. No matter of `version`, which is about columns."""
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 disk    checkpoints, snapshots, adoption, deletes: in order, so that a later job of a group sees
         the earlier one's result
 close   TsFiles (a worker process does the work)
+compact files made of files (a third, of low priority)
 scan    reads (a second worker process)
 hash    re-reading every byte
 chunks  parts of snapshot files for other nodes
@@ -16,6 +17,7 @@ from nodeagent.model.errors import NodeAgentError, Overloaded
 from nodeagent.model.ids import GroupId
 from nodeagent.model.jobs import (
     CloseFiles,
+    CompactFiles,
     Failed,
     HashFiles,
     InstallSnapshot,
@@ -68,6 +70,7 @@ class Jobs:
         self._lanes = {
             "disk": Lane("disk", JOBS_QUEUED_MAX),
             "close": Lane("close", JOBS_QUEUED_MAX),
+            "compact": Lane("compact", JOBS_QUEUED_MAX),
             "scan": Lane("scan", SCANS_QUEUED_MAX),
             "hash": Lane("hash", SCANS_QUEUED_MAX),
             "chunks": Lane("chunks", CHUNKS_QUEUED_MAX),
@@ -119,6 +122,8 @@ class Jobs:
     def _lane_of(self, job: Job) -> Lane:
         if isinstance(job, CloseFiles):
             return self._lanes["close"]
+        if isinstance(job, CompactFiles):
+            return self._lanes["compact"]
         if isinstance(job, Scan):
             return self._lanes["scan"]
         if isinstance(job, HashFiles):

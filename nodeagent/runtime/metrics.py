@@ -17,6 +17,8 @@ _GROUP_GAUGES = (
     ("last", "Last log index"),
     ("slots", "Slots owned"),
     ("files", "Closed files"),
+    ("files_most", "Files of the time partition that has most of them"),
+    ("compacting", "Compactions that are logged and not done"),
     ("bytes", "Bytes in closed files"),
     ("rows", "Rows in closed files"),
     ("memtable_bytes", "Bytes of rows in memory"),

@@ -8,8 +8,12 @@ from nodeagent.model.jobs import CloseUnit, Scanned
 from nodeagent.storage import layout
 from nodeagent.storage.format import FileFormat
 from nodeagent.storage.handler import (
+    CLOSE,
+    COMPACT,
+    SCAN,
     CloseReply,
     CloseRequest,
+    CompactRequest,
     ErrorReply,
     Handler,
     Made,
@@ -20,10 +24,14 @@ from nodeagent.storage.handler import (
 
 
 class Engine(Protocol):
-    """Both calls block and may be made from several threads. They raise errors of `model.errors`."""
+    """The calls block and may be made from several threads. They raise errors of `model.errors`."""
 
     def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
         """Durable temporary files for the units, in their order."""
+        ...
+
+    def compact(self, request: CompactRequest) -> Made | None:
+        """A durable temporary file for the unit; None where no row is left."""
         ...
 
     def scan(self, request: ScanRequest) -> Scanned: ...
@@ -73,13 +81,18 @@ class InlineEngine:
     native code may crash or stall the process that keeps Raft's heartbeats."""
 
     def __init__(self, disk: Disk, file_format: FileFormat) -> None:
-        self._handler = Handler(file_format, DiskPlace(disk), "inline")
+        self._handlers = {
+            work: Handler(file_format, DiskPlace(disk), work) for work in (CLOSE, COMPACT, SCAN)
+        }
 
     def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
-        return made_of(self._handler.handle(CloseRequest(units)))
+        return made_of(self._handlers[CLOSE].handle(CloseRequest(units)))
+
+    def compact(self, request: CompactRequest) -> Made | None:
+        return made_of(self._handlers[COMPACT].handle(request))[0]
 
     def scan(self, request: ScanRequest) -> Scanned:
-        return scanned_of(self._handler.handle(request))
+        return scanned_of(self._handlers[SCAN].handle(request))
 
     def stop(self) -> None:
         pass

@@ -4,6 +4,7 @@ A job may run twice; each ends in the same state. Jobs of one group must not run
 of them changes what the other works on; jobs of different groups may.
 """
 
+import contextlib
 import errno
 import threading
 from collections.abc import Collection, Iterator, Mapping
@@ -18,6 +19,7 @@ from nodeagent.model.jobs import (
     Adoption,
     CloseFiles,
     CloseUnit,
+    CompactFiles,
     DeleteFiles,
     Done,
     DropSnapshot,
@@ -46,7 +48,7 @@ from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint
 from nodeagent.storage.engine import Engine
 from nodeagent.storage.files import SlotFiles
 from nodeagent.storage.format import scan_rows
-from nodeagent.storage.handler import Made, ScanRequest
+from nodeagent.storage.handler import CLOSE, COMPACT, CompactRequest, Made, ScanRequest
 from nodeagent.storage.pull import (
     Fetch,
     Fetched,
@@ -76,7 +78,6 @@ class Storage:
         self._disk = disk
         self._engine = engine
         self._saving = threading.Lock()
-        self._closing = threading.Lock()
         self.files = SlotFiles(disk)
         self.snapshots = Snapshots(disk)
         self.staging = Staging(disk)
@@ -109,6 +110,8 @@ class Storage:
         match job:
             case CloseFiles():
                 return self._close_files(job)
+            case CompactFiles():
+                return self._compact(job)
             case SaveCheckpoint():
                 self._save_checkpoint(job.group, job.payload)
             case Scan():
@@ -139,22 +142,36 @@ class Storage:
             save_checkpoint(self._disk, group, payload)
 
     def _close_files(self, job: CloseFiles) -> FilesClosed:
-        """Nothing has a name before all units are made; a crash in between leaves temporary files.
-
-        A failure leaves none: it is tried again and again, and a disk that is full would get fuller. One
-        close at a time, so that what lies in `tmp/` then is of this one.
-        """
-        with self._closing:
-            made: list[Made | None] = []
-            try:
-                for units in _calls(job.units):
-                    made += self._engine.close_units(units)
-                self.files.publish(job.group, [(m.path, m.meta) for m in made if m is not None])
-            except (NodeAgentError, OSError):
-                for name in self._disk.listdir(layout.TMP):
-                    self._disk.unlink(f"{layout.TMP}/{name}")
-                raise
+        """Nothing has a name before all units are made; a crash in between leaves temporary files."""
+        made: list[Made | None] = []
+        with self._cleared_up(CLOSE):
+            for units in _calls(job.units):
+                made += self._engine.close_units(units)
+            self.files.publish(job.group, [(m.path, m.meta) for m in made if m is not None])
         return FilesClosed(tuple(None if m is None else m.meta for m in made))
+
+    def _compact(self, job: CompactFiles) -> FilesClosed:
+        """The inputs stay where they are: the manifest still names them."""
+        inputs = job.unit.inputs
+        paths = tuple(layout.file_path(job.group, meta.slot, meta.name) for meta in inputs)
+        with self._cleared_up(COMPACT):
+            made = self._engine.compact(CompactRequest(job.unit, paths))
+            self.files.publish(job.group, [(made.path, made.meta)] if made is not None else [])
+        return FilesClosed((made.meta if made is not None else None,))
+
+    @contextlib.contextmanager
+    def _cleared_up(self, work: str) -> Iterator[None]:
+        """A failure leaves no temporary file: it is tried again and again, and a full disk would get fuller.
+
+        Work of one kind is done one at a time, so what lies in `tmp/` under its name is of this one.
+        """
+        try:
+            yield
+        except (NodeAgentError, OSError):
+            for name in self._disk.listdir(layout.TMP):
+                if name.startswith(f"{work}-"):
+                    self._disk.unlink(f"{layout.TMP}/{name}")
+            raise
 
     def _scan(self, job: Scan) -> Scanned:
         paths = tuple((layout.file_path(job.group, meta.slot, meta.name), meta) for meta in job.files)

@@ -1,6 +1,7 @@
-"""What a file format must do, and the two things done with one: close a unit, scan files.
+"""What a file format must do, and the three things done with one: close a unit,
+compact files, scan files.
 
-Both are functions of their arguments alone, so a file's bytes depend on the entry and the rows and on
+All are functions of their arguments alone, so a file's bytes depend on the entry and the rows and on
 nothing else (law 6): no path, node, clock or process.
 """
 
@@ -11,9 +12,9 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from nodeagent.model.errors import Refused
-from nodeagent.model.files import CloseSpec, FileMeta, ScanSpec, Tombstone
-from nodeagent.model.jobs import CloseUnit, MemBatch, Scanned
+from nodeagent.model.errors import FileCorrupt, Refused
+from nodeagent.model.files import CloseSpec, FileMeta, Order, ScanSpec, Tombstone
+from nodeagent.model.jobs import CloseUnit, CompactUnit, MemBatch, Scanned
 from nodeagent.storage.files import check_content
 from nodeagent.table.arrow import TIME, decode, encode, one_chunk
 from nodeagent.table.checksum import Sums, by_day, checksum, total
@@ -70,11 +71,34 @@ class ClosedUnit(msgspec.Struct, frozen=True):
 def close_unit(unit: CloseUnit, file_format: FileFormat) -> ClosedUnit | None:
     """Make one unit's file; None where no row is left after the deletes."""
     spec = unit.spec
+    return _make(merge(_parts(unit.batches), unit.tombstones, spec.schema), spec, (), file_format)
+
+
+def compact_unit(
+    unit: CompactUnit, paths: Sequence[str], read: Callable[[str], bytes], file_format: FileFormat
+) -> ClosedUnit | None:
+    """Make one file of many; None where no row is left after the deletes.
+
+    Raises:
+        FileCorrupt: an input is not what its meta says, by its bytes before they are parsed, or by the
+            values that were read from them.
+    """
+    parts: list[Part] = []
+    schema = unit.spec.schema
+    for path, meta in zip(paths, unit.inputs, strict=True):
+        rows = file_format.decode(check_content(read(path), meta, path), ScanSpec(schema))
+        part = merge([(meta.order, rows)], (), schema)
+        if total(checksum(part, schema)) != meta.logical:
+            raise FileCorrupt(f"{path}: the values read are not those it was made of", file=meta.name)
+        parts.append((meta.order, part))
+    return _make(merge(parts, unit.tombstones, schema), unit.spec, unit.clean, file_format)
+
+
+def _make(table: pa.Table, spec: CloseSpec, clean: Order, file_format: FileFormat) -> ClosedUnit | None:
     if spec.format_version != FORMAT_VERSION:
         raise Refused(
             f"{spec.name}: format version {spec.format_version}, this agent writes {FORMAT_VERSION}"
         )
-    table = merge(_parts(unit.batches), unit.tombstones, spec.schema)
     if table.num_rows == 0:
         return None
     sums = checksum(table, spec.schema)
@@ -102,6 +126,7 @@ def close_unit(unit: CloseUnit, file_format: FileFormat) -> ClosedUnit | None:
         time_min=int(times.min()),
         time_max=int(times.max()),
         logical=footer.logical,
+        clean=clean,
     )
     return ClosedUnit(meta, content, footer)
 

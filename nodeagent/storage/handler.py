@@ -7,12 +7,22 @@ import msgspec
 
 from nodeagent.model.errors import NodeAgentError, Unavailable
 from nodeagent.model.files import FileMeta, ScanSpec, Tombstone
-from nodeagent.model.jobs import CloseUnit, MemBatch, Scanned
-from nodeagent.storage.format import FileFormat, Footer, close_unit, scan_rows
+from nodeagent.model.jobs import CloseUnit, CompactUnit, MemBatch, Scanned
+from nodeagent.storage.format import ClosedUnit, FileFormat, Footer, close_unit, compact_unit, scan_rows
+
+CLOSE, COMPACT, SCAN = "close", "compact", "scan"
+"""Kinds of work. Temporary names begin with theirs, so that one that fails can clear up after itself."""
 
 
 class CloseRequest(msgspec.Struct, frozen=True, tag="close"):
     units: tuple[CloseUnit, ...]
+
+
+class CompactRequest(msgspec.Struct, frozen=True, tag="compact"):
+    """`paths` are those of the inputs, under the root."""
+
+    unit: CompactUnit
+    paths: tuple[str, ...]
 
 
 class ScanRequest(msgspec.Struct, frozen=True, tag="scan"):
@@ -49,7 +59,7 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
     what: str
 
 
-Request = CloseRequest | ScanRequest
+Request = CloseRequest | CompactRequest | ScanRequest
 Reply = CloseReply | ScanReply | ErrorReply
 
 
@@ -76,7 +86,10 @@ class Handler:
         """Never raises our own errors or `OSError`: they are the reply."""
         try:
             if isinstance(request, CloseRequest):
-                return CloseReply(tuple(self._close(unit) for unit in request.units))
+                return CloseReply(tuple(self._put(close_unit(u, self._format)) for u in request.units))
+            if isinstance(request, CompactRequest):
+                made = compact_unit(request.unit, request.paths, self._place.read, self._format)
+                return CloseReply((self._put(made),))
             return ScanReply(
                 scan_rows(
                     request.spec,
@@ -94,8 +107,7 @@ class Handler:
         except (OSError, MemoryError) as error:
             return ErrorReply(Unavailable.code, f"{type(error).__name__}: {error}")
 
-    def _close(self, unit: CloseUnit) -> Made | None:
-        closed = close_unit(unit, self._format)
+    def _put(self, closed: ClosedUnit | None) -> Made | None:
         if closed is None:
             return None
         path = self._place.put(f"{self._label}-{next(self._counter)}", closed.content)

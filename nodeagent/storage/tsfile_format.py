@@ -34,10 +34,12 @@ _COUNTER = itertools.count()
 
 
 class TsFileFormat:
-    """`scratch` is a directory of this process's own; files there live for the length of a call."""
+    """Files in the directory `scratch` live for the length of a call; their names begin with `label`, which
+    no other process has."""
 
-    def __init__(self, scratch: str) -> None:
+    def __init__(self, scratch: str, label: str = "") -> None:
         self._scratch = scratch
+        self._label = label or str(os.getpid())
         self._compression = ""
         os.makedirs(scratch, exist_ok=True)
 
@@ -80,7 +82,7 @@ class TsFileFormat:
         return {name: value for name, value in found.items() if value is not None}
 
     def _scratch_path(self) -> str:
-        return os.path.join(self._scratch, f"{os.getpid()}-{next(_COUNTER)}.scratch")
+        return os.path.join(self._scratch, f"{self._label}-{next(_COUNTER)}.scratch")
 
     def _configure(self, compression: str) -> None:
         if compression == self._compression:

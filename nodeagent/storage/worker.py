@@ -19,21 +19,41 @@ from nodeagent.model.errors import FrameError, Unavailable
 from nodeagent.model.jobs import CloseUnit, Scanned
 from nodeagent.storage import pipes
 from nodeagent.storage.engine import made_of, scanned_of
-from nodeagent.storage.handler import CloseRequest, ErrorReply, Made, Reply, Request, ScanRequest
+from nodeagent.storage.handler import (
+    CLOSE,
+    COMPACT,
+    SCAN,
+    CloseRequest,
+    CompactRequest,
+    ErrorReply,
+    Made,
+    Reply,
+    Request,
+    ScanRequest,
+)
 
 FILES_MAX = 5_000
 """Files made or read by one process before it is replaced."""
+
+COMPACT_NICE = 15
+COMPACT_PATIENCE = 5
+"""Times the usual timeout: it works with what time is left over."""
 
 _WATCHDOG_FACTOR = 1.5
 """The child ends itself this many timeouts after a request began."""
 
 
 class TsFileWorker:
-    """One worker process, started when first needed. Calls from several threads wait for each other."""
+    """One worker process, started when first needed. Calls from several threads wait for each other.
 
-    def __init__(self, root: str, timeout_s: float = 120.0) -> None:
+    `work` is the kind its temporary files are named by.
+    """
+
+    def __init__(self, root: str, timeout_s: float = 120.0, nice: int = 0, work: str = CLOSE) -> None:
         self._root = root
         self._timeout_s = timeout_s
+        self._nice = nice
+        self._work = work
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
@@ -99,6 +119,8 @@ class TsFileWorker:
                 "nodeagent.storage.child",
                 self._root,
                 str(self._timeout_s * _WATCHDOG_FACTOR),
+                str(self._nice),
+                self._work,
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -125,15 +147,23 @@ class TsFileWorker:
 
 
 def _weight(request: Request) -> int:
-    return len(request.units) if isinstance(request, CloseRequest) else len(request.files)
+    match request:
+        case CloseRequest():
+            return len(request.units)
+        case CompactRequest():
+            return len(request.paths) + 1
+        case ScanRequest():
+            return len(request.files)
 
 
 class WorkerEngine:
-    """`Engine` with one process that closes and one that scans, so that a long close delays no read."""
+    """`Engine` with a process for each kind of work, so that a long close delays no read. The one that
+    compacts starts when first needed, and the system runs it when the others leave it time."""
 
     def __init__(self, root: str, timeout_s: float = 120.0) -> None:
         self.closer = TsFileWorker(root, timeout_s)
-        self.scanner = TsFileWorker(root, timeout_s)
+        self.scanner = TsFileWorker(root, timeout_s, work=SCAN)
+        self.compactor = TsFileWorker(root, timeout_s * COMPACT_PATIENCE, COMPACT_NICE, COMPACT)
 
     def start(self) -> None:
         self.closer.start()
@@ -142,9 +172,13 @@ class WorkerEngine:
     def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
         return made_of(self.closer.call(CloseRequest(units)))
 
+    def compact(self, request: CompactRequest) -> Made | None:
+        return made_of(self.compactor.call(request))[0]
+
     def scan(self, request: ScanRequest) -> Scanned:
         return scanned_of(self.scanner.call(request))
 
     def stop(self) -> None:
         self.closer.stop()
         self.scanner.stop()
+        self.compactor.stop()

@@ -82,6 +82,10 @@ class Manifest:
         wanted = (m for m in metas if table is None or m.table == table)
         return tuple(sorted(wanted, key=lambda m: (m.order, m.name)))
 
+    def most_files(self) -> int:
+        """Files of the partition that has most of them."""
+        return max(map(len, self._partitions.values()), default=0)
+
     def overlapping(
         self, partition: PartitionKey, table: str, time_from: int, time_to: int
     ) -> tuple[FileMeta, ...]:

@@ -204,6 +204,18 @@ MUTANTS = (
         "if progress is None:",
     ),
     Mutant(
+        "compacted files go before a checkpoint is without them",
+        "host/data_replica.py",
+        "        self._unsaved_waits.append((saved, lambda: None))",
+        "        saved()",
+    ),
+    Mutant(
+        "a merge leaves deletes out",
+        "data/compaction.py",
+        "(t for t in c.tombstones if oldest < t.order)",
+        "(t for t in c.tombstones if False)",
+    ),
+    Mutant(
         "a release takes an open slot along",
         "data/state.py",
         "        gone = self.slots.release(command.operation)",

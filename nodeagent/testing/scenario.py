@@ -16,7 +16,16 @@ from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import from_slots
 from nodeagent.testing.checks import Safety, check_converged
 from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim, SimNode, configs
-from nodeagent.testing.workload import History, Reader, View, Writer, schema_of
+from nodeagent.testing.workload import (
+    EXPIRING,
+    TTL_MS,
+    ExpiringWriter,
+    History,
+    Reader,
+    View,
+    Writer,
+    schema_of,
+)
 
 LIMIT_MS = 120_000
 PLAIN = Options()
@@ -34,6 +43,11 @@ class Report(msgspec.Struct):
     kills: int
     operations: list[str]
     longest_write_ms: int
+    compactions: int
+    """Files made of files, on all members."""
+
+    expired: int
+    """Rows that were found gone by their TTL."""
 
 
 class Scenario:
@@ -53,6 +67,7 @@ class Scenario:
         self.writers = [
             Writer(self.sim, f"w{i}", self.view, self.history, self.storage_groups) for i in range(2)
         ]
+        self.writers.append(ExpiringWriter(self.sim, "w2", self.view, self.history, []))
         self.reader = Reader(self.sim, self.view, self.history, self.storage_groups)
         self.kills = 0
         self.kills_at: list[tuple[str, str]] = []
@@ -131,6 +146,7 @@ class Scenario:
     def schemas(self) -> None:
         for group in self.storage_groups:
             self.request(q.PutSchema(schema_of(group)), q.SchemaInForce)
+        self.request(q.PutSchema(schema_of(EXPIRING), TTL_MS), q.SchemaInForce)
 
     def change(
         self, kind: str, node: str, options: Options = PLAIN, *, replaces: str = "", after: str | None = None
@@ -223,6 +239,7 @@ class Scenario:
                 self.sim.faults.delay_ms = rng.choice([(1, 3), (1, 30), (5, 80)])
                 self.sim.faults.sync_ms = rng.choice([(1, 3), (1, 40)])
                 self.sim.faults.job_ms = rng.choice([(1, 10), (1, 10), (20, 900)])
+                self.sim.faults.compact_ms = rng.choice([None, (500, 4_000)])
             if rng.random() < 0.3:
                 self._cut(names)
             if rng.random() < 0.3:
@@ -326,6 +343,10 @@ class Scenario:
             not r.state.slot_of
             and not r.state.pending
             and not r.state.adopting
+            and not r.state.compacting
+            and not r.leaving
+            and not (r.leads and r.state.changed)
+            and not any(f.partition.storage_group == EXPIRING for f in r.state.manifest.files())
             and not r.state.slots.sealed
             and r.seen == r.raft.log.last_index == r.raft.commit
             for n in self._members()
@@ -333,9 +354,9 @@ class Scenario:
         )
 
     def read_everything(self) -> None:
-        left = [(g, w) for g in self.storage_groups for w in range(4)]
-        done: list[bool] = []
         self.view.refresh()
+        left = self.reader.partitions()
+        done: list[bool] = []
         for group, week in left:
             self.reader.read(group, week, done.append, retry=True)
         self.until(lambda: len(done) == len(left), "every slot can be read")
@@ -371,6 +392,8 @@ class Scenario:
             self.kills,
             self.operations,
             self.history.longest_gap_ms,
+            self.sim.jobs["CompactFiles"],
+            len(self.history.expired),
         )
 
 

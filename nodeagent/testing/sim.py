@@ -8,6 +8,7 @@ import errno
 import heapq
 import random
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -24,7 +25,7 @@ from nodeagent.model.entries import Base, Config, HardState, LogOp
 from nodeagent.model.errors import Damaged, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, GroupId, NodeId
-from nodeagent.model.jobs import Failed, InstallSnapshot, Job, JobResult, StageFiles
+from nodeagent.model.jobs import CompactFiles, Failed, InstallSnapshot, Job, JobResult, StageFiles
 from nodeagent.model.requests import Chunk, ErrorReply, FetchChunk, GetStatus, Reply, Request
 from nodeagent.storage import layout
 from nodeagent.storage.engine import InlineEngine
@@ -57,11 +58,14 @@ class Faults:
 
     sync_ms: tuple[int, int] = (1, 3)
     job_ms: tuple[int, int] = (1, 10)
+    compact_ms: tuple[int, int] | None = None
+    """Of compactions alone, when they are to be slower or faster."""
 
     def heal(self) -> None:
         self.drop = self.duplicate = 0.0
         self.cut.clear()
         self.delay_ms, self.sync_ms, self.job_ms = (1, 3), (1, 3), (1, 10)
+        self.compact_ms = None
 
 
 class Sim:
@@ -78,6 +82,9 @@ class Sim:
         """The last things that happened, for a failure's report."""
 
         self.checks: list[Callable[[SimNode, Effects], None]] = []
+        self.jobs: Counter[str] = Counter()
+        """Jobs that were done, by kind."""
+
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
 
     def at(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -312,7 +319,9 @@ class SimNode:
         for token, reply in effects.replies:
             self._tokens.pop(token)(reply)
         for number, job in effects.jobs:
-            self.later(self.sim.between(self.sim.faults.job_ms), lambda n=number, j=job: self._run(n, j))  # type: ignore[misc]
+            faults = self.sim.faults
+            slow = faults.compact_ms if isinstance(job, CompactFiles) else None
+            self.later(self.sim.between(slow or faults.job_ms), lambda n=number, j=job: self._run(n, j))  # type: ignore[misc]
         for call, to, request in effects.calls:
             self._call(call, to, request)
         for event, fields in effects.notes:
@@ -361,6 +370,8 @@ class SimNode:
             result = self.storage.run(job)
         if isinstance(result, Failed):
             self.sim.tell(f"{self.node} job {type(job).__name__} failed: {result.what}")
+        else:
+            self.sim.jobs[type(job).__name__] += 1
         self.host.on_job(number, result, self.sim.now)
         self.wake()
 
@@ -438,6 +449,10 @@ def configs(names: list[NodeId], settings: ClusterSettings, seeds: int) -> list[
             memtable_bytes_max=1 << 16,
             partition_bytes_max=1 << 14,
             idle_close_ms=1_500,
+            compact_files_min=2,
+            compact_every_ms=400,
+            compact_deletes_ms=1_000,
+            expire_every_ms=700,
         )
         for i, name in enumerate(names)
     ]

@@ -21,11 +21,15 @@ from nodeagent.model.schema import Column, TableSchema
 from nodeagent.partition.hash import slot_of
 from nodeagent.table import arrow
 from nodeagent.table.merge import merge
-from nodeagent.testing.sim import CLIENT, Sim
+from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim
 
 TABLE = "m"
 RETRY_MS = 25
 DELETES = 0.1
+EXPIRING = "root.expiring"
+"""A storage group whose rows have times of now and go after `TTL_MS`."""
+
+TTL_MS = 6_000
 NEWEST = 1 << 62
 
 Pages = Callable[[list[RowsScanned] | None], None]
@@ -50,6 +54,9 @@ class History:
     acked: dict[Cell, int] = field(default_factory=dict)
     deleted: dict[Cell, int] = field(default_factory=dict)
     """The newest delete that was sent; it has a number of its own in the same series of values."""
+
+    expired: set[Cell] = field(default_factory=set)
+    """What a strong read no longer gave though it was acknowledged before and not deleted."""
 
     change_began: int = 0
     """When the newest change was asked for."""
@@ -149,8 +156,8 @@ class Writer:
             return
         rng = self.sim.rng
         interval = meta.settings.time_partition_interval_ms
-        week = rng.randrange(4)
-        cell = Cell(rng.choice(self.groups), self.name, week * interval + rng.randrange(2))
+        cell = self._choose(interval)
+        week = cell.time // interval
         partition = PartitionKey(cell.storage_group, week, 0)
         slot = slot_of(cell.storage_group, week, 0, meta.settings)
         self._value += 1
@@ -159,6 +166,10 @@ class Writer:
         if delete:
             self.history.deleted[cell] = self._value
         self._send(_Op(cell, self._value, partition, slot, delete, since=self.sim.now))
+
+    def _choose(self, interval: int) -> Cell:
+        week = self.sim.rng.randrange(4)
+        return Cell(self.sim.rng.choice(self.groups), self.name, week * interval + self.sim.rng.randrange(2))
 
     def _send(self, op: _Op) -> None:
         place = self.view.group(op.slot)
@@ -246,6 +257,13 @@ class Writer:
         self.sim.at(RETRY_MS, lambda: self._send(op))
 
 
+class ExpiringWriter(Writer):
+    """Writes each cell once, with the time it is."""
+
+    def _choose(self, interval: int) -> Cell:
+        return Cell(EXPIRING, self.name, WALL_START_MS + self.sim.now)
+
+
 def _rows(op: _Op) -> bytes:
     return arrow.encode(
         pa.record_batch(
@@ -275,8 +293,14 @@ class Reader:
                 self.view.refresh()
                 self.sim.at(RETRY_MS, self.start)
                 return
-            self.read(self.sim.rng.choice(self.groups), self.sim.rng.randrange(4), lambda _: None)
+            self.read(*self.sim.rng.choice(self.partitions()), lambda _: None)
             self.sim.at(self.sim.rng.randint(20, 120), self.start)
+
+    def partitions(self) -> list[tuple[str, int]]:
+        """(storage group, week) of all that is written."""
+        assert self.view.meta is not None
+        now = (WALL_START_MS + self.sim.now) // self.view.meta.settings.time_partition_interval_ms
+        return [(EXPIRING, now), *((g, w) for g in self.groups for w in range(4))]
 
     def read(self, storage_group: str, week: int, then: Callable[[bool], None], retry: bool = False) -> None:
         """Read one partition and check it against the history; `then(ok)`."""
@@ -286,6 +310,7 @@ class Reader:
         slot = slot_of(storage_group, week, 0, meta.settings)
         place = self.view.group(slot)
         floor = dict(self.history.acked)
+        expired = set(self.history.expired)
 
         def again() -> None:
             self.view.refresh()
@@ -310,7 +335,7 @@ class Reader:
                 return again()
             rows = pa.concat_tables([arrow.decode(p.ipc) for p in pages])
             if not pages[0].handover:
-                self._check(storage_group, week, interval, floor, rows)
+                self._check(storage_group, week, interval, floor, expired, rows)
                 return then(True)
             hand = pages[0].handover[0]
 
@@ -321,7 +346,7 @@ class Reader:
                 parts = [((), pa.concat_tables([arrow.decode(p.ipc) for p in older])), ((NEWEST,), rows)]
                 deletes = [t for t in pages[0].tombstones if t.partition == partition]
                 whole = merge(parts, deletes, spec.schema, spec)
-                self._check(storage_group, week, interval, floor, whole)
+                self._check(storage_group, week, interval, floor, expired, whole)
                 return then(True)
 
             old = q.ScanRows(hand.source, storage_group, spec, slots=slots, operation=hand.operation)
@@ -345,8 +370,15 @@ class Reader:
         self.sim.call(CLIENT, node, request, on_page)
 
     def _check(
-        self, storage_group: str, week: int, interval: int, floor: dict[Cell, int], rows: pa.Table
+        self,
+        storage_group: str,
+        week: int,
+        interval: int,
+        floor: dict[Cell, int],
+        expired: set[Cell],
+        rows: pa.Table,
     ) -> None:
+        """`floor` and `expired` are what was known when the read began."""
         found = {
             Cell(storage_group, d, t): v
             for t, d, v in zip(
@@ -357,8 +389,13 @@ class Reader:
         for cell, value in floor.items():
             if cell.storage_group == storage_group and cell.time // interval == week:
                 got = found.get(cell, self.history.deleted.get(cell, 0))
+                if storage_group == EXPIRING and cell.time < WALL_START_MS + self.sim.now - TTL_MS:
+                    if not got:
+                        self.history.expired.add(cell)
+                    continue
                 assert got >= value, (
                     f"S6: {cell} was acknowledged as {value}, a later strong read gave {found.get(cell)}"
                 )
         for cell, value in found.items():
             assert value <= self.history.sent.get(cell, 0), f"S6: {cell} = {value} was never sent"
+            assert cell not in expired, f"S6: {cell} = {value} had expired and is back"

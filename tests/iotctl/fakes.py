@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 
 from iotctl.cli.main import run
@@ -266,6 +267,12 @@ class FakeCluster:
 
     def schemas(self) -> list[TableSchema]:
         return list(self.tables)
+
+    def put_schema(self, schema: TableSchema, ttl_ms: int | None = None) -> TableSchema:
+        at = [(t.storage_group, t.table) for t in self.tables].index((schema.storage_group, schema.table))
+        if ttl_ms is not None:
+            self.tables[at] = msgspec.structs.replace(self.tables[at], ttl_ms=ttl_ms)
+        return self.tables[at]
 
     def write(
         self, storage_group: str, table: str, data: pa.Table, *, tags: Sequence[str] | None = None

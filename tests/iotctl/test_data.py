@@ -274,3 +274,23 @@ def test_export_can_be_imported_again(spec: Path, name: str) -> None:
     back = iotctl(spec, "data", "import", name, *where, "--tag", "device", cluster=cluster)
     assert back.code == 0, back.err
     assert cluster.written[0][2].to_pylist() == rows.to_pylist()
+
+
+def test_a_ttl_is_set_shown_and_taken_back(spec: Path) -> None:
+    """It needs a table by name that is there, and a duration that keeps something."""
+    columns = (Column("device", "STRING", True), Column("v", "INT32", False))
+    cluster = FakeCluster(tables=[TableSchema("root.plant", t, 1, columns) for t in ("m", "n")])
+    named = ("data", "schema", "--storage-group", "root.plant", "--table", "m")
+    done = iotctl(spec, *named, "--set-ttl", "30d", "-o", "json", cluster=cluster)
+    assert done.code == 0 and json.loads(done.out)["tables"][0]["ttl_ms"] == 30 * 86_400_000
+    assert [t.ttl_ms for t in cluster.tables] == [30 * 86_400_000, 0]
+    assert "root.plant.m: rows are kept for" in iotctl(spec, *named, cluster=cluster).out
+    for words, code in (
+        ((*named, "--set-ttl", "soon"), Exit.USAGE),
+        ((*named, "--set-ttl", "0s"), Exit.USAGE),
+        (("data", "schema", "--set-ttl", "30d"), Exit.USAGE),
+        ((*named[:-1], "x", "--set-ttl", "30d"), Exit.INPUT),
+    ):
+        assert iotctl(spec, *words, cluster=cluster).code == code, words
+    assert iotctl(spec, *named, "--set-ttl", "none", cluster=cluster).code == 0
+    assert [t.ttl_ms for t in cluster.tables] == [0, 0]

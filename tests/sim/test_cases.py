@@ -349,3 +349,117 @@ def _forgeable(scenario: Scenario) -> list[tuple[SimNode, str, FileMeta]]:
         for file in replica.state.manifest.files()
         if file.slot in replica.state.slots.open
     ]
+
+
+def compacting(scenario: Scenario, slots: set[int] | None = None) -> list[tuple[str, str]]:
+    """(node, group) of replicas with a compaction under way, of these slots when given."""
+    return [
+        (node.node, group)
+        for node in scenario.sim.nodes.values()
+        if node.alive
+        for group, replica in node.host.data.items()
+        if any(slots is None or c.command.slot in slots for c in replica.state.compacting)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", ["add-node", "remove-node"])
+def test_slots_move_while_their_files_are_compacted(kind: str, seed: int) -> None:
+    """Compactions take far longer than the stages that must wait for them."""
+    scenario = formed(seed)
+    newcomer = scenario.newcomers[0]
+    if kind == "remove-node":
+        joined(scenario)
+    else:
+        scenario.sim.nodes[newcomer].start()
+    scenario.sim.faults.compact_ms = (2_000, 5_000)
+    losing = "node" if kind == "add-node" else "node2."
+
+    def begun() -> bool:
+        return sum(group.startswith(losing) for _, group in compacting(scenario)) >= 3
+
+    scenario.until(begun, "what is to leave is compacted")
+    operation = scenario.change(kind, newcomer if kind == "add-node" else "node2")
+    met: set[str] = set()
+
+    def over() -> bool:
+        record = scenario.record(operation)
+        assert record is not None
+        moved = {s for m in record.moves for a, b in m.slots for s in range(a, b)}
+        if compacting(scenario, moved if kind == "remove-node" else None):
+            met.add(record.stage.value)
+        return record.stage.value == "DONE"
+
+    if seed % 2:
+        scenario.sim.at(500, lambda: scenario.kill("node3", 300, power=True))
+    scenario.until(over, f"{operation} is over")
+    assert met & {"SEALED", "OPEN", "FORMAL", "MOVING"}, met
+    if kind == "remove-node":
+        scenario.sim.nodes["node2"].alive = False
+    scenario.sim.faults.heal()
+    finish_all(scenario)
+
+
+def test_no_good_copy_goes_while_a_damaged_one_is_left() -> None:
+    """Files of which a member has a damaged copy stay apart and are named; mended, they are compacted."""
+    scenario = formed(3)
+    joined(scenario)
+
+    def lasting() -> list[tuple[SimNode, str, FileMeta]]:
+        return [f for f in _forgeable(scenario) if f[2].partition.storage_group in scenario.storage_groups]
+
+    scenario.until(lambda: bool(lasting()), "a follower has files")
+    victim, group, file = lasting()[0]
+    path = layout.file_path(group, file.slot, file.name)
+    good = victim.disk.read(path)
+    victim.disk.flip(path, file.size // 2)
+
+    def trouble() -> str:
+        led = (n.host.data[group] for n in scenario.sim.nodes.values() if n.alive and group in n.host.data)
+        return next((r.trouble for r in led if r.leads), "")
+
+    scenario.until(lambda: file.name in trouble(), "the leader names it")
+    assert victim.node in trouble()
+    scenario.sim.pause(15_000)
+    for node in scenario.sim.nodes.values():
+        if node.alive and group in node.host.data:
+            assert file.name in node.host.data[group].state.manifest, "still there"
+    victim.disk.write_atomic(path, good)
+    scenario.until(lambda: not trouble(), "the leader is content")
+    finish_all(scenario)
+
+
+def test_a_copy_that_goes_bad_after_the_check_holds_up_its_own_files_alone() -> None:
+    """The member goes on with everything else, across a restart too, and with these when it is mended."""
+    scenario = formed(5)
+    joined(scenario)
+    scenario.sim.faults.compact_ms = (400, 800)
+    found: list[tuple[SimNode, str, FileMeta, str]] = []
+
+    def begun() -> bool:
+        for node in scenario.sim.nodes.values():
+            for group, replica in node.host.data.items() if node.alive else ():
+                for c in replica.state.compacting:
+                    if not replica.leads and c.job is not None:
+                        found.append((node, group, c.job.unit.inputs[0], c.job.unit.spec.name))
+                        return True
+        return False
+
+    scenario.until(begun, "a follower compacts")
+    victim, group, file, output = found[0]
+    path = layout.file_path(group, file.slot, file.name)
+    good = victim.disk.read(path)
+    victim.disk.flip(path, file.size // 2)
+    scenario.until(lambda: output in victim.host.data[group].stuck, "it fails")
+    before = len(victim.host.data[group].state.manifest)
+    victim.stop(power=True)
+    victim.start()
+    scenario.until(lambda: output in victim.host.data[group].stuck, "it fails again")
+    assert before
+    scenario.sim.pause(8_000)
+    state = victim.host.data[group].state
+    assert file.name in state.manifest and output not in state.manifest
+    assert {c.key for c in state.compacting if c.job is not None and c.job.unit.spec.name in output}
+    victim.disk.write_atomic(path, good)
+    scenario.until(lambda: not victim.host.data[group].stuck, "it is done")
+    finish_all(scenario)

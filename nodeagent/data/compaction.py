@@ -1,0 +1,163 @@
+"""Many files of one table and partition made into one: what to merge, and when it takes effect.
+
+    leader     `pick` chooses neighbours in age; the host has every member that is up hash them, so that no
+               good copy goes while a damaged one is left, and proposes `Compact`
+    apply      every member notes it as `Compacting`, with the deletes and the schema of that instant
+    its turn   when all that was logged before it is in the manifest: are the inputs there? Else it is over
+    job        a worker checks the inputs' hashes, merges them and makes the output (law 6)
+    the end    the output takes the inputs' place in the manifest, and when a durable checkpoint says so and
+               nobody reads them, the inputs are unlinked
+
+Turns are taken per (partition, table), so that a member that cannot read an input holds up nothing else. It
+keeps the compaction, tries again, and until then its manifest counts as not materialised. A `Seal` does not
+void what was logged before it: the slot is no source here before the compaction is done. A `Release` does.
+
+The output has the order of its newest input. That is right because the inputs are neighbours: whatever is
+older or newer than one of them and not among them is so for all. Deletes logged before the entry are carried
+out in it (`FileMeta.clean`), so that they end.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from nodeagent.data.commands import Compact
+from nodeagent.model.files import CloseSpec, FileMeta, Order, Tombstone
+from nodeagent.model.ids import GroupId, PartitionKey
+from nodeagent.model.jobs import CompactFiles, CompactUnit
+from nodeagent.model.limits import COMPACT_BYTES_MAX, COMPACT_INPUTS_MAX, EXPIRY_STEPS, KIB
+from nodeagent.model.schema import TableSchema
+from nodeagent.table.manifest import Manifest
+
+Key = tuple[PartitionKey, str]
+"""(partition, table)"""
+
+SIZE_FLOOR = 4 * KIB
+"""Smaller files count as this large: their own overhead outweighs their rows."""
+
+
+class Compacting(msgspec.Struct):
+    """A `Compact` that is logged and not over."""
+
+    index: int
+    command: Compact
+    schema: TableSchema
+    tombstones: list[Tombstone]
+    """Those of the table and partition logged before it."""
+
+    job: CompactFiles | None = None
+    """Since its turn came."""
+
+    gone: bool = False
+    """The slot was released while the job ran: what it makes is deleted."""
+
+    @property
+    def key(self) -> Key:
+        return self.command.partition, self.command.table
+
+
+def find_inputs(manifest: Manifest, command: Compact) -> tuple[FileMeta, ...]:
+    """The files a `Compact` names, if they are there and neighbours in age; else none."""
+    files = manifest.of_partition(command.partition, command.table)
+    wanted = [name for name, _ in command.inputs]
+    first = next((i for i, f in enumerate(files) if f.name == wanted[0]), 0)
+    found = files[first : first + len(wanted)]
+    return found if [f.name for f in found] == wanted else ()
+
+
+def job_of(group: GroupId, c: Compacting, inputs: Sequence[FileMeta]) -> CompactFiles:
+    """What is made follows from the log alone; the hashes are the log's and not those of this manifest."""
+    hashes = dict(c.command.inputs)
+    oldest, newest = inputs[0].order, inputs[-1].order
+    spec = CloseSpec(
+        name=f"{c.command.slot:05d}-{c.index:012d}-0000.tsfile",
+        slot=c.command.slot,
+        partition=c.command.partition,
+        order=newest,
+        schema=c.schema,
+        compression=c.command.compression,
+        memory_threshold=c.command.memory_threshold,
+        format_version=c.command.format_version,
+    )
+    deletes = sorted((t for t in c.tombstones if oldest < t.order), key=lambda t: t.order)
+    files = tuple(msgspec.structs.replace(f, xxh3=hashes[f.name]) for f in inputs)
+    return CompactFiles(group, CompactUnit(spec, (c.index,), files, tuple(deletes)))
+
+
+def expired(
+    files: Sequence[FileMeta], cuts: Sequence[Tombstone], pinned: dict[str, int]
+) -> tuple[FileMeta, ...]:
+    """Files wholly behind a cut-off.
+
+    `pinned` are inputs of compactions under way with the index of the earliest: a cut-off logged after that
+    must find the output, on every member, however far each of them is.
+    """
+
+    def behind(file: FileMeta, cut: Tombstone) -> bool:
+        waits = file.name in pinned and (pinned[file.name],) < cut.order
+        return cut.masks(file) and file.time_max <= cut.time_to and not waits
+
+    return tuple(f for f in files if any(behind(f, c) for c in cuts))
+
+
+# --- what the leader proposes ----------------------------------------------------------------------
+
+
+def pick_small(files: Sequence[FileMeta], files_min: int) -> Sequence[FileMeta]:
+    """Neighbours in age worth merging, of files given oldest first; none if there are none.
+
+    From the newest on, an older file joins while it is no larger than all newer ones together. So a row is
+    rewritten only into a file at least twice as large: a number of times that grows with the logarithm of
+    the size, up to `COMPACT_BYTES_MAX`.
+    """
+    for end in range(len(files), files_min - 1, -1):
+        start, total, counted = end, 0, 0
+        while start and end - start < COMPACT_INPUTS_MAX:
+            file = files[start - 1]
+            size = max(file.size, SIZE_FLOOR)
+            if total + file.size > COMPACT_BYTES_MAX or (start < end and size > counted):
+                break
+            start, total, counted = start - 1, total + file.size, counted + size
+        if end - start >= files_min:
+            return files[start:end]
+    return ()
+
+
+def deletes_on(files: Sequence[FileMeta], tombstones: Sequence[Tombstone]) -> list[Tombstone]:
+    """Range deletes that rewriting the files would end. What expires ends by itself."""
+    return [t for t in tombstones if not t.expiry and any(t.masks(f) for f in files)]
+
+
+def pick_masked(files: Sequence[FileMeta], tombstones: Sequence[Tombstone]) -> Sequence[FileMeta]:
+    """The oldest neighbours that range deletes mask, of files given oldest first."""
+    run: list[FileMeta] = []
+    for file in files:
+        hit = any(not t.expiry and t.masks(file) for t in tombstones)
+        full = len(run) == COMPACT_INPUTS_MAX or sum(f.size for f in run) + file.size > COMPACT_BYTES_MAX
+        if run and (not hit or full):
+            break
+        if hit:
+            run.append(file)
+    return run
+
+
+def cut_off(ttl_ms: int, wall_ms: int) -> int:
+    """Rows before this time are past the TTL. It moves in steps, so that few entries say so."""
+    step = max(ttl_ms // EXPIRY_STEPS, 1)
+    return (wall_ms - ttl_ms) // step * step
+
+
+def needs_expiry(
+    before: int, ages: Sequence[tuple[Order, int, int]], tombstones: Sequence[Tombstone]
+) -> bool:
+    """Whether rows before `before` would still be read.
+
+    Args:
+        ages: (order, first time, last time) of every file and batch of the table and partition.
+        tombstones: of the same.
+    """
+    cuts = [t for t in tombstones if t.expiry]
+    return any(
+        first < before and not any(order < t.order and t.time_to >= min(before - 1, last) for t in cuts)
+        for order, first, last in ages
+    )

@@ -1,0 +1,247 @@
+"""What the leaders on this node propose for the files of their groups: `Compact` and `Expire`.
+
+What these entries mean is in `nodeagent/data/compaction.py`. Before a compaction is logged, every member that
+is up hashes the inputs: once the others have merged them, a damaged copy could not be repaired any more. A
+copy that is found damaged keeps the files of its table and partition apart, and is named in the status, until
+`iotctl verify --repair`; writes go on.
+
+Slots of an open operation are left alone, for their files are copied and compared; so is, for a while, a
+group whose files somebody compares.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nodeagent.data import commands, compaction
+from nodeagent.data.compaction import Key
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.model.errors import LogCorrupt
+from nodeagent.model.files import FileMeta, Order, Tombstone
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.jobs import FilesHashed, HashFiles, JobResult
+from nodeagent.model.limits import (
+    COMPACT_BYTES_MAX,
+    COMPACTIONS_MAX,
+    DELETES_KEPT_MAX,
+    EXPIRIES_PER_LOOK_MAX,
+)
+from nodeagent.model.requests import CheckFiles, ErrorReply, FilesChecked, Reply
+from nodeagent.partition.ranges import from_slots, to_slots
+
+if TYPE_CHECKING:
+    from nodeagent.host.host import Host
+
+CHECK_AGAIN_MS = 10_000
+"""After a check that failed, before the next of the same files."""
+
+COMPARE_QUIET_MS = 30_000
+"""Nothing is compacted in a group so long after somebody began or went on to compare its files."""
+
+UP_TIMEOUTS = 5
+"""A member not heard for so many election timeouts is not waited for."""
+
+Runs = dict[Key, Sequence[FileMeta]]
+
+
+class Compactor:
+    """See the module. Nothing here is lost with the process but how long deletes have waited."""
+
+    def __init__(self, host: "Host") -> None:
+        self.host = host
+        self._look_at = host.desk.now
+        self._expire_at = host.desk.now
+        self._proposed: dict[GroupId, tuple[int, int]] = {}
+        """group -> (term, index) of the last entry proposed; no other before it is applied"""
+
+        self._checking: set[GroupId] = set()
+        self._masked_since: dict[tuple[GroupId, Key], int] = {}
+        self._not_before: dict[tuple[GroupId, Key], int] = {}
+        self._last: dict[GroupId, Key] = {}
+        """Where the last look at a group ended; the next goes on behind it, so that each key has its turn."""
+
+    def keep(self) -> None:
+        """Called now and then."""
+        now, config = self.host.desk.now, self.host.config
+        if now >= self._look_at:
+            self._look_at = now + config.compact_every_ms
+            for replica in self._led():
+                self._compact(replica)
+        if now >= self._expire_at:
+            self._expire_at = now + config.expire_every_ms
+            for replica in self._led():
+                self._expire(replica)
+
+    def _led(self) -> list[DataReplica]:
+        """Replicas here that lead, have seen all earlier leaders logged, and wait for no entry of ours."""
+        return [
+            r
+            for r in self.host.data.values()
+            if r.leads and r.state.recovered and r.seen >= r.led_from and not self._is_waiting(r)
+        ]
+
+    def _is_waiting(self, replica: DataReplica) -> bool:
+        term, index = self._proposed.get(replica.group, (0, 0))
+        return term == replica.raft.term and replica.seen < index
+
+    def _moving(self, group: GroupId) -> set[int]:
+        """Slots of the open operation."""
+        op = self.host.meta.open_operation()
+        moves = op.moves if op is not None else ()
+        return set[int]().union(*(to_slots(m.slots) for m in moves if group in (m.source, m.target)))
+
+    # --- compaction --------------------------------------------------------------------------------
+
+    def _compact(self, replica: DataReplica) -> None:
+        now = self.host.desk.now
+        if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
+            return
+        runs = self._choose(replica, COMPACTIONS_MAX - len(replica.state.compacting))
+        if runs:
+            self._check(replica, runs)
+
+    def _choose(self, replica: DataReplica, room: int) -> Runs:
+        """What to compact now, of where something changed; what has nothing to compact is forgotten."""
+        state, group, now = replica.state, replica.group, self.host.desk.now
+        moving = self._moving(group)
+        under_way = {c.key for c in state.compacting}
+        deletes = _by_key(state.tombstones)
+        runs: Runs = {}
+        total = 0
+        keys = sorted(state.changed - under_way)
+        at = bisect_right(keys, self._last[group]) if group in self._last else 0
+        for key in keys[at:] + keys[:at]:
+            if len(runs) >= room or total >= COMPACT_BYTES_MAX:
+                break
+            if now < self._not_before.get((group, key), now):
+                continue
+            files = state.manifest.of_partition(*key)
+            if files and (files[0].slot in moving or not state.is_settled(files[0].slot)):
+                continue
+            run = compaction.pick_small(files, self.host.config.compact_files_min)
+            masked, due = self._deletes_due(group, key, files, deletes[key])
+            if not run and due:
+                run = compaction.pick_masked(files, deletes[key])
+            if run:
+                runs[key] = run
+                self._last[group] = key
+                total += sum(f.size for f in run)
+            elif not masked:
+                state.changed.discard(key)
+        return runs
+
+    def _deletes_due(
+        self, group: GroupId, key: Key, files: Sequence[FileMeta], tombstones: list[Tombstone]
+    ) -> tuple[bool, bool]:
+        """Whether range deletes mask files, and whether that is to be ended now."""
+        masking = compaction.deletes_on(files, tombstones) if tombstones else []
+        if not masking:
+            self._masked_since.pop((group, key), None)
+            return False, False
+        waited = self.host.desk.now - self._masked_since.setdefault((group, key), self.host.desk.now)
+        return True, len(masking) > DELETES_KEPT_MAX or waited >= self.host.config.compact_deletes_ms
+
+    def _check(self, replica: DataReplica, runs: Runs) -> None:
+        """Have every member that is up hash the inputs, then go on with those that are good everywhere."""
+        me, now, desk = self.host.node, self.host.desk.now, self.host.desk
+        group, term = replica.group, replica.raft.term
+        files = [f for run in runs.values() for f in run]
+        recent = now - UP_TIMEOUTS * self.host.config.raft.election_timeout_ms
+        up = [n for n in replica.raft.log.config.members if n != me and self.host.heard.get(n, 0) > recent]
+        found: dict[NodeId, dict[str, str]] = {}
+        heard = 0
+        self._checking.add(group)
+
+        def answered(node: NodeId, reply: Reply | JobResult) -> None:
+            nonlocal heard
+            heard += 1
+            if not isinstance(reply, ErrorReply) or reply.code != LogCorrupt.code:  # a lost replica has none
+                found[node] = dict(reply.found) if isinstance(reply, FilesChecked | FilesHashed) else {}
+            if heard > len(up):
+                self._checking.discard(group)
+                if self.host.data.get(group) is replica and replica.leads and replica.raft.term == term:
+                    self._propose(replica, self._good(replica, runs, found))
+
+        request = CheckFiles(group, from_slots(f.slot for f in files), tuple(f.name for f in files))
+        replica.read_files(HashFiles(group, tuple(files)), files, lambda r: answered(me, r))
+        for node in up:
+            desk.call(node, request, lambda r, n=node: answered(n, r))  # type: ignore[misc]
+
+    def _good(self, replica: DataReplica, runs: Runs, found: dict[NodeId, dict[str, str]]) -> Runs:
+        """Those whose files every member has as they should be. One that has not made them yet will."""
+        good: Runs = {}
+        for key, run in runs.items():
+            bad = [(n, f.name) for n, names in found.items() for f in run if names.get(f.name) != f.xxh3]
+            damaged = [(n, name) for n, name in bad if name in found[n]]
+            replica.damaged.pop(key, None)
+            if damaged:
+                node, name = damaged[0]
+                replica.damaged[key] = f"{name} on {node} is damaged or missing and keeps files apart"
+                self.host.desk.note("compaction_waits", group=replica.group, node=node, file=name)
+            if bad:
+                self._not_before[replica.group, key] = self.host.desk.now + CHECK_AGAIN_MS
+            else:
+                self._not_before.pop((replica.group, key), None)
+                good[key] = run
+        return good
+
+    def _propose(self, replica: DataReplica, runs: Runs) -> None:
+        state, meta = replica.state, self.host.meta
+        moving = self._moving(replica.group)
+        batch: list[bytes] = []
+        for (partition, table), run in runs.items():
+            if run[0].slot in moving or not state.is_settled(run[0].slot):
+                continue
+            name = (partition.storage_group, table)
+            wanted, used = meta.schemas.get(name), state.schemas.get(name)
+            if wanted is not None and (used is None or used.version < wanted.version):
+                batch.append(commands.encode(commands.UseSchema(wanted)))
+            inputs = tuple((f.name, f.xxh3) for f in run)
+            batch.append(commands.encode(commands.Compact(run[0].slot, partition, table, inputs)))
+        self._log(replica, batch)
+
+    def _log(self, replica: DataReplica, batch: list[bytes]) -> None:
+        first = replica.propose(batch) if batch else None
+        if first is not None:
+            self._proposed[replica.group] = (replica.raft.term, first + len(batch) - 1)
+
+    # --- expiry ------------------------------------------------------------------------------------
+
+    def _expire(self, replica: DataReplica) -> None:
+        """Log a cut-off where rows past their table's TTL would still be read, by this node's wall clock."""
+        state, wall = replica.state, self.host.desk.wall
+        before = {
+            name: compaction.cut_off(schema.ttl_ms, wall)
+            for name, schema in self.host.meta.schemas.items()
+            if schema.ttl_ms
+        }
+        if not before:
+            return
+        ages: dict[Key, list[tuple[Order, int, int]]] = defaultdict(list)
+        slots: dict[Key, int] = {}
+        for f in state.manifest.files():
+            if (f.partition.storage_group, f.table) in before:
+                ages[f.partition, f.table].append((f.order, f.time_min, f.time_max))
+                slots[f.partition, f.table] = f.slot
+        for partition, rows in state.memtable.partitions().items():
+            for h in rows.held:
+                if (partition.storage_group, h.table) in before:
+                    ages[partition, h.table].append((h.batch.order, h.time_min, h.time_max))
+                    slots[partition, h.table] = state.slot_of[partition]
+        tombstones = _by_key(state.tombstones)
+        moving = self._moving(replica.group)
+        batch = []
+        for key in sorted(ages):
+            cut = before[key[0].storage_group, key[1]]
+            is_ours = slots[key] not in moving and state.is_settled(slots[key])
+            if is_ours and compaction.needs_expiry(cut, ages[key], tombstones[key]):
+                batch.append(commands.encode(commands.Expire(slots[key], *key, cut)))
+        self._log(replica, batch[:EXPIRIES_PER_LOOK_MAX])
+
+
+def _by_key(tombstones: list[Tombstone]) -> dict[Key, list[Tombstone]]:
+    found: dict[Key, list[Tombstone]] = defaultdict(list)
+    for t in tombstones:
+        found[t.partition, t.table].append(t)
+    return found

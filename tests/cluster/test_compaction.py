@@ -1,0 +1,112 @@
+"""Three real agents that close all the time: files stay few, deletes and a TTL end, replicas stay equal."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from iotctl.fleet.local import LocalFleet
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.files import FileMeta
+from tests.cluster.world import World, until
+
+pytestmark = pytest.mark.real
+
+GROUP, TABLE = "root.plant", "m"
+DAY_MS = 86_400_000
+ROUNDS = 10
+OFTEN = {"idle_close_ms": 100, "compact_every_ms": 200, "compact_deletes_ms": 300, "expire_every_ms": 300}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    fleet = LocalFleet(tmp_path_factory.mktemp("compaction") / "fleet")
+    fleet.create(ClusterSettings(name="plant", slots=60, shards=1), 3, node_settings=OFTEN)
+    made = World(fleet)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.close()
+
+
+def replicas(world: World) -> list[list[FileMeta]]:
+    """Every replica's files, group by group."""
+    return [
+        [f for group in world.cluster.meta().groups for f in world.manifest(group.members[i], group.group)]
+        for i in range(3)
+    ]
+
+
+def settled(world: World, rows: int) -> list[FileMeta]:
+    """The files, once all replicas hold the same ones, few a partition, with little more than so many rows
+    in all: those that two files have."""
+
+    def there() -> list[FileMeta] | None:
+        first, *others = [sorted(files, key=lambda f: f.name) for files in replicas(world)]
+        few = max(Counter(f.partition for f in first).values(), default=0) < 4
+        equal = all(files == first for files in others)
+        return first if few and equal and rows <= sum(f.rows for f in first) <= 1.3 * rows else None
+
+    def told() -> str:
+        return str([[(f.name, f.rows, f.clean) for f in files] for files in replicas(world)])
+
+    return until(there, 30.0, told)
+
+
+def found(world: World) -> dict[tuple[str, int], tuple[object, object]]:
+    rows = world.cluster.scan(GROUP, TABLE).to_pylist()
+    return {(r["device"], r["time"]): (r["v"], r["w"]) for r in rows}
+
+
+def test_many_small_closes_leave_few_files_and_every_row(world: World) -> None:
+    """Each round is closed by itself and overwrites a part of the one before; one device is deleted, then
+    all but the rows of today expire."""
+    now = int(time.time() * 1000)
+    start = now - 3 * DAY_MS
+    want: dict[tuple[str, int], tuple[object, object]] = {}
+    made: set[str] = set()
+    for i in range(ROUNDS):
+        times = [start + 1000 * k for k in range(5 * i, 5 * i + 10)]
+        keys = [(device, at) for device in ("a", "b") for at in times]
+        values = [float(i) if k % 3 else None for k in range(len(keys))]
+        others = [i * 100 + k for k in range(len(keys))]
+        columns = {
+            "time": pa.array([at for _, at in keys], pa.int64()),
+            "device": [device for device, _ in keys],
+            "v": pa.array(values, pa.float64()),
+            "w": pa.array(others, pa.int64()),
+        }
+        world.cluster.write(GROUP, TABLE, pa.table(columns), tags=["device"])
+        for key, v, w in zip(keys, values, others, strict=True):
+            before = want.get(key, (None, None))
+            want[key] = (before[0] if v is None else v, w)
+        until(
+            lambda: all(g.memtable_bytes == 0 for s in world.statuses().values() for g in s.groups),
+            20.0,
+            lambda: "not closed",
+        )
+        made |= {f.name for f in replicas(world)[0]}
+    assert len(made) > ROUNDS / 2
+    files = settled(world, len(want))
+    assert any(f.clean for f in files), "nothing was compacted"
+    assert found(world) == want
+
+    world.cluster.delete(GROUP, TABLE, tags={"device": "b"})
+    want = {k: v for k, v in want.items() if k[0] != "b"}
+    settled(world, len(want))
+    assert found(world) == want
+    checked = world.iotctl("verify", "--depth", "hash")
+    assert checked.code == 0, checked.err
+
+    fresh = pa.table({"time": pa.array([now], pa.int64()), "device": ["a"], "v": [1.5], "w": [7]})
+    world.cluster.write(GROUP, TABLE, fresh)
+    named = ("data", "schema", "--storage-group", GROUP, "--table", TABLE)
+    assert world.iotctl(*named, "--set-ttl", "1d").code == 0
+    (files_left,) = {tuple(f.rows for f in settled(world, 1))}
+    assert files_left == (1,) and found(world) == {("a", now): (1.5, 7)}
+    assert world.iotctl(*named, "-o", "json").json["tables"][0]["ttl_ms"] == DAY_MS
+    checked = world.iotctl("verify", "--depth", "hash")
+    assert checked.code == 0, checked.err

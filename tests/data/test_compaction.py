@@ -1,0 +1,554 @@
+"""Compaction and expiry: whatever a member's pace, its restarts and its snapshots, the log decides alone."""
+
+import random
+
+import msgspec
+import pytest
+import xxhash
+
+from nodeagent.data import commands as c
+from nodeagent.data import compaction
+from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
+from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.files import FileMeta, Tombstone
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import AdoptFiles, Adoption, CloseFiles, CompactFiles, DeleteFiles, Job
+from nodeagent.model.limits import COMPACT_BYTES_MAX, MIB, SMALL_FILES_MAX
+from nodeagent.model.schema import Column, TableSchema
+
+PARTITIONS = tuple(PartitionKey("root.a", i, 0) for i in range(3))
+SLOTS = {p: p.time_partition for p in PARTITIONS}
+SCHEMA = TableSchema("root.a", "m", 1, (Column("device", "STRING", True), Column("v", "INT64", False)))
+P = PARTITIONS[0]
+
+
+def digest(*parts: object) -> str:
+    return xxhash.xxh3_128_hexdigest(repr(parts).encode())
+
+
+def made(job: CloseFiles) -> tuple[FileMeta | None, ...]:
+    """What a worker would make: bytes that depend on the unit alone, nothing where all is deleted."""
+    out: list[FileMeta | None] = []
+    for u in job.units:
+        times = [
+            b.ipc[0]
+            for b in u.batches
+            if not any(b.order < t.order and t.time_from <= b.ipc[0] <= t.time_to for t in u.tombstones)
+        ]
+        s = u.spec
+        xxh3 = digest(s, times)
+        out.append(
+            FileMeta(
+                s.name,
+                s.slot,
+                s.partition,
+                "m",
+                s.order,
+                len(times),
+                xxh3,
+                1,
+                min(times),
+                max(times),
+                (1, 1, 1),
+            )
+            if times
+            else None
+        )
+    return tuple(out)
+
+
+def merged(job: CompactFiles) -> FileMeta | None:
+    u = job.unit
+    left = [
+        f
+        for f in u.inputs
+        if not any(t.masks(f) and t.time_from <= f.time_min and f.time_max <= t.time_to for t in u.tombstones)
+    ]
+    deletes = [t for t in u.tombstones if any(t.masks(f) for f in u.inputs)]
+    if not left:
+        return None
+    return FileMeta(
+        u.spec.name,
+        u.spec.slot,
+        u.spec.partition,
+        "m",
+        u.spec.order,
+        sum(f.size for f in left),
+        digest(u.spec, [f.xxh3 for f in u.inputs], deletes),
+        1,
+        min(f.time_min for f in left),
+        max(f.time_max for f in left),
+        (1, 1, 1),
+        u.clean,
+    )
+
+
+class Member:
+    """A state, how far it is in the log, and the jobs it has begun."""
+
+    def __init__(self, log: list[Entry]) -> None:
+        self.log = log
+        self.state = initial("g.1", ((0, 3),))
+        self.first = self.state.applied + 1
+        self.saved = self.save()
+        self.jobs: list[Job] = []
+        self.compacted = 0
+
+    def save(self) -> tuple[bytes, int]:
+        self.saved = encode_checkpoint(self.state.checkpoint()), self.state.base()
+        return self.saved
+
+    def restore(self, saved: tuple[bytes, int]) -> None:
+        """As after a crash or an install: what was under way is gone."""
+        self.saved = saved
+        self.jobs = []
+        self.state = DataState.restore(decode_checkpoint(saved[0]), saved[1])
+        while not self.state.recovered:
+            self.step()
+        self.gather()
+
+    def gather(self) -> None:
+        self.jobs += self.state.jobs
+        self.state.jobs = []
+
+    def step(self) -> bool:
+        """Apply the next entry, if there is one."""
+        at = self.state.delivered + 1
+        if at - self.first >= len(self.log):
+            return False
+        self.state.apply(at, [self.log[at - self.first]], 0)
+        self.gather()
+        return True
+
+    def finish(self, which: int) -> None:
+        job = self.jobs.pop(which)
+        if isinstance(job, CloseFiles):
+            self.state.on_closed(job, made(job))
+        elif isinstance(job, CompactFiles):
+            self.compacted += 1
+            if self.state.wants(job):
+                self.state.on_compacted(job, merged(job))
+        elif isinstance(job, AdoptFiles):
+            self.state.on_adopted(job)
+        self.gather()
+
+    def settle(self) -> None:
+        while self.step() or self.jobs:
+            if self.jobs:
+                self.finish(0)
+
+    @property
+    def files(self) -> tuple[FileMeta, ...]:
+        return self.state.manifest.files()
+
+
+class Cluster:
+    """Member 0 is ahead of the others and writes the log."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.log: list[Entry] = []
+        self.members = [Member(self.log) for _ in range(3)]
+        self.leader = self.members[0]
+        self.operations = 0
+        self.sequence = 0
+        self.do(c.UseSchema(SCHEMA))
+        self.session = f"g.1:{self.leader.state.applied + 1}"
+        self.do(c.OpenSession())
+
+    def do(self, command: c.Command) -> None:
+        self.log.append(Entry(1, int(EntryKind.COMMAND), c.encode(command)))
+        while self.leader.step():
+            pass
+
+    def write(self, p: PartitionKey = P, time: int = 5) -> None:
+        self.sequence += 1
+        self.do(
+            c.WriteRows(self.session, self.sequence, 0, SLOTS[p], p, "m", 1, 1, time, time, bytes([time]))
+        )
+
+    def delete(self, p: PartitionKey = P, first: int = 0, last: int = 9) -> None:
+        self.sequence += 1
+        self.do(c.DeleteRange(self.session, self.sequence, 0, SLOTS[p], p, "m", (), first, last))
+
+    def close(self, *ps: PartitionKey) -> None:
+        self.do(c.CloseFile(tuple((SLOTS[p], p) for p in ps or (P,))))
+
+    def compact(self, files: list[FileMeta] | tuple[FileMeta, ...]) -> None:
+        f = files[0]
+        self.do(c.Compact(f.slot, f.partition, "m", tuple((f.name, f.xxh3) for f in files)))
+
+    def some_files(self, n: int, p: PartitionKey = P) -> tuple[FileMeta, ...]:
+        """So many files at the leader, each of one row with its own time."""
+        for time in range(n):
+            self.write(p, time)
+            self.close(p)
+        self.leader.settle()
+        return self.leader.state.manifest.of_partition(p)
+
+    def step(self) -> None:
+        """One random command."""
+        rng = self.rng
+        p = rng.choice(PARTITIONS)
+        files = self.leader.state.manifest.of_partition(p)
+        slots = self.leader.state.slots
+        match rng.randrange(15):
+            case 0 | 1 | 2 | 3:
+                self.write(p, rng.randrange(10))
+            case 4 | 5 | 6:
+                self.close(*rng.sample(PARTITIONS, rng.randint(1, 3)))
+            case 7:
+                self.delete(p, rng.randrange(6), rng.randint(3, 9))
+            case 8:
+                self.do(c.Expire(SLOTS[p], p, "m", rng.randrange(11)))
+            case 9 | 10 | 11 if files:
+                at = rng.randrange(len(files))
+                self.compact(files[at : at + rng.randint(1, 4)])
+            case 12:
+                self.operations += 1
+                slot = SLOTS[p]
+                self.do(c.Seal(f"op-{self.operations}", 1, ((slot, slot + 1),)))
+            case 13 if slots.sealed:
+                operation = rng.choice(sorted(slots.sealed))
+                self.do(rng.choice((c.Unseal, c.Release))(operation, 1))
+            case 14:
+                self.move_in(rng)
+
+    def move_in(self, rng: random.Random) -> None:
+        """A slot comes, or the older rows of one that came."""
+        slots = self.leader.state.slots
+        gone = [p for p in PARTITIONS if SLOTS[p] not in slots.open and not slots.sealed_by(SLOTS[p])]
+        if slots.arriving:
+            operation = sorted(slots.arriving)[0]
+            arrival = slots.arriving[operation]
+            if not arrival.slots:
+                return
+            slot = min(arrival.slots)
+            p = next(q for q in PARTITIONS if SLOTS[q] == slot)
+            metas = [
+                FileMeta(
+                    f"{slot:05d}-{arrival.index:012d}-{i:04d}.tsfile",
+                    *(slot, p, "m", (arrival.index, 10 * i), 1, digest(i), 1, i, 2 * i, (1, 1, 1)),
+                )
+                for i in range(3)
+            ]
+            deletes = (Tombstone((arrival.index, 15), p, "m", (), 0, 4),)
+            adoptions = tuple(Adoption(f.name, f) for f in metas)
+            for _ in range(rng.randint(1, 2)):
+                self.do(c.Adopt(operation, ((slot, slot + 1),), adoptions, deletes))
+        elif gone:
+            self.operations += 1
+            slot = SLOTS[gone[0]]
+            self.do(c.Open(f"op-{self.operations}", 1, ((slot, slot + 1),), ()))
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
+    """Random logs; jobs end late and in any order, members restart from old checkpoints and install."""
+    cluster = Cluster(seed)
+    rng = cluster.rng
+    for _ in range(150):
+        cluster.step()
+        for member in cluster.members:
+            for _ in range(rng.randrange(4)):
+                if rng.random() < 0.5:
+                    member.step()
+                elif member.jobs:
+                    member.finish(rng.randrange(len(member.jobs)))
+            if rng.random() < 0.05:
+                member.save()
+            if rng.random() < 0.03:
+                member.restore(member.saved)
+        follower = rng.choice(cluster.members[1:])
+        if rng.random() < 0.02 and not cluster.leader.state.adopting:
+            follower.restore(cluster.leader.save())
+        while cluster.leader.step():
+            pass
+    for member in cluster.members:
+        member.settle()
+    first = cluster.leader
+    for member in cluster.members[1:]:
+        assert member.files == first.files
+        assert member.state.materialised == first.state.materialised == first.state.applied
+        assert not member.state.compacting
+        for p in PARTITIONS:
+            files = first.state.manifest.of_partition(p)
+            mine, theirs = (
+                [t for t in m.state.tombstones if t.partition == p and any(t.masks(f) for f in files)]
+                for m in (member, first)
+            )
+            assert sorted(mine, key=lambda t: t.order) == sorted(theirs, key=lambda t: t.order)
+
+
+def test_the_random_logs_do_compact() -> None:
+    """Else the test above shows nothing."""
+    done = 0
+    for seed in range(10):
+        cluster = Cluster(seed)
+        for _ in range(150):
+            cluster.step()
+            cluster.leader.settle()
+        done += cluster.leader.compacted
+    assert done > 100
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return Cluster(0)
+
+
+def test_the_output_has_the_place_of_its_newest_input(cluster: Cluster) -> None:
+    """Rows written before the entry and closed after it stay newer, deletes before it are carried out."""
+    files = cluster.some_files(4)
+    cluster.delete(P, 1, 1)
+    cluster.write(P, 7)
+    cluster.compact(files[1:3])
+    cluster.close()
+    job = next(j for j in cluster.leader.jobs if isinstance(j, CompactFiles))
+    assert job.unit.spec.order == files[2].order
+    assert [t.time_from for t in job.unit.tombstones] == [1]
+    cluster.leader.settle()
+    names = [f.name for f in cluster.leader.state.manifest.of_partition(P)]
+    assert names[0] == files[0].name and names[1] == job.unit.spec.name and names[2] == files[3].name
+    assert len(names) == 4 and not cluster.leader.state.tombstones
+    assert [f.name for f in cluster.leader.state.doomed] == [f.name for f in files[1:3]]
+
+
+@pytest.mark.parametrize("which", ["absent", "apart", "backwards"])
+def test_inputs_that_are_not_there_as_neighbours_void_it(cluster: Cluster, which: str) -> None:
+    files = cluster.some_files(4)
+    chosen = {
+        "absent": [files[0], msgspec.structs.replace(files[1], name="00000-000000000099-0000.tsfile")],
+        "apart": [files[0], files[2]],
+        "backwards": [files[1], files[0]],
+    }[which]
+    cluster.compact(chosen)
+    assert not cluster.leader.state.compacting and not cluster.leader.jobs
+    assert cluster.leader.state.manifest.of_partition(P) == files
+
+
+def test_a_slot_that_is_sealed_or_not_adopted_is_not_compacted(cluster: Cluster) -> None:
+    files = cluster.some_files(3)
+    cluster.do(c.Seal("op-1", 1, ((0, 1),)))
+    cluster.compact(files)
+    assert not cluster.leader.state.compacting
+    cluster.do(c.Release("op-1", 1))
+    cluster.do(c.Open("op-2", 1, ((0, 1),), ()))
+    new = cluster.some_files(2)
+    cluster.compact(new)
+    assert not cluster.leader.state.compacting
+    cluster.do(c.Adopt("op-2", ((0, 1),), (), ()))
+    cluster.compact(new)
+    assert len(cluster.leader.state.compacting) == 1  # though the adopted files are not in place yet
+
+
+def test_a_seal_waits_for_what_was_logged_before_it(cluster: Cluster) -> None:
+    """Else members would give different files away, each as far as it is."""
+    state = cluster.leader.state
+    cluster.compact(cluster.some_files(3))
+    cluster.do(c.Seal("op-1", 1, ((0, 1),)))
+    assert not state.sealed_ready("op-1") and state.sealed_whole("op-1", {0})
+    cluster.leader.settle()
+    assert state.sealed_ready("op-1") and len(state.manifest) == 1
+
+
+def test_a_release_voids_it_and_what_it_still_makes_goes(cluster: Cluster) -> None:
+    state = cluster.leader.state
+    cluster.compact(cluster.some_files(3))
+    job = cluster.leader.jobs.pop()
+    assert isinstance(job, CompactFiles)
+    cluster.do(c.Seal("op-1", 1, ((0, 1),)))
+    cluster.do(c.Release("op-1", 1))
+    assert state.materialised == state.applied
+    out = merged(job)
+    state.on_compacted(job, out)
+    assert state.doomed == [out] and not len(state.manifest) and not state.compacting
+
+
+def test_a_compaction_that_fails_holds_up_its_own_files_alone(cluster: Cluster) -> None:
+    q = PARTITIONS[1]
+    stuck, other = cluster.some_files(2), cluster.some_files(2, q)
+    cluster.compact(stuck)
+    index = cluster.leader.state.applied
+    cluster.leader.jobs.pop()  # it cannot read an input
+    cluster.write()
+    cluster.close()
+    cluster.compact(other)
+    cluster.leader.settle()
+    state = cluster.leader.state
+    assert len(state.manifest.of_partition(q)) == 1 and len(state.manifest.of_partition(P)) == 3
+    assert state.materialised == index - 1
+
+
+def test_the_next_of_the_same_files_waits_for_the_one_before(cluster: Cluster) -> None:
+    """A member that lags knows the inputs of the second only when the first is done."""
+    cluster.compact(cluster.some_files(2))
+    cluster.leader.settle()
+    cluster.write()
+    cluster.close()
+    cluster.leader.settle()
+    cluster.compact(cluster.leader.state.manifest.of_partition(P))
+    follower = cluster.members[1]
+    while follower.step():
+        pass
+    assert [type(j) for j in follower.jobs] == [CloseFiles] * 3  # it has made none of the inputs
+    cluster.leader.settle()
+    follower.settle()
+    assert follower.files == cluster.leader.files and len(follower.files) == 1
+
+
+def test_a_crash_before_the_checkpoint_finds_the_inputs_again(cluster: Cluster) -> None:
+    """They leave the manifest, not the disk: that is the host's, after the next durable checkpoint."""
+    files = cluster.some_files(3)
+    saved = cluster.leader.save()
+    cluster.compact(files)
+    cluster.leader.settle()
+    output = cluster.leader.files
+    assert not [j for j in cluster.leader.state.jobs if isinstance(j, DeleteFiles)]
+    cluster.leader.restore(saved)
+    cluster.leader.settle()
+    assert cluster.leader.files == output
+
+
+def test_an_installed_state_names_what_may_go(cluster: Cluster) -> None:
+    """An output that the new state is yet to make stays; inputs it no longer has go, also those that had
+    left the old manifest and were not unlinked."""
+    files = cluster.some_files(2)
+    cluster.compact(files)
+    ahead = decode_checkpoint(encode_checkpoint(cluster.leader.state.checkpoint()))
+    waiting = DataState.restore(ahead, cluster.leader.state.base())
+    cluster.leader.settle()
+    old = cluster.leader.state
+    assert waiting.superseded(old, old.doomed) == ()
+    done = DataState.restore(decode_checkpoint(encode_checkpoint(old.checkpoint())), old.base())
+    assert {f.name for f in done.superseded(waiting)} == {f.name for f in files}
+    assert {f.name for f in done.superseded(old, old.doomed)} == {f.name for f in files}
+
+
+def test_a_new_member_is_not_told_to_compact_files_it_was_not_given(cluster: Cluster) -> None:
+    cluster.compact(cluster.some_files(2))
+    cluster.do(c.Seal("op-1", 1, ((0, 1),)))
+    state = cluster.leader.state
+    saved = decode_checkpoint(encode_checkpoint(state.checkpoint({"op-1"})))
+    assert not saved.compacting and not saved.files
+    assert DataState.restore(saved, state.base()).materialised == state.applied
+
+
+def test_a_cut_off_hides_old_rows_and_drops_old_files(cluster: Cluster) -> None:
+    """Rows written later are not touched, however old they say they are."""
+    cluster.some_files(6)
+    cluster.do(c.Expire(0, P, "m", 4))
+    state = cluster.leader.state
+    assert [f.time_min for f in state.manifest.of_partition(P)] == [4, 5]
+    assert len(state.doomed) == 4 and not state.tombstones
+    cluster.write(P, 1)
+    cluster.close()
+    cluster.leader.settle()
+    assert [f.time_min for f in state.manifest.of_partition(P)] == [4, 5, 1]
+
+
+def test_a_cut_off_after_a_compaction_finds_its_output(cluster: Cluster) -> None:
+    """One member has merged the old file by then, the other not: both must end alike."""
+    cluster.compact(cluster.some_files(3))
+    cluster.do(c.Expire(0, P, "m", 2))
+    slow, fast = cluster.members[1], cluster.members[2]
+    fast.settle()
+    while slow.step():
+        pass
+    slow.settle()
+    assert slow.files == fast.files and len(slow.files) == 1
+
+
+def test_a_compaction_after_a_cut_off_does_not_find_what_it_dropped(cluster: Cluster) -> None:
+    """Also on a member that makes the dropped file only after both entries are applied."""
+    files = cluster.some_files(3)
+    cluster.do(c.Expire(0, P, "m", 1))
+    cluster.compact(files[:2])
+    slow = cluster.members[1]
+    while slow.step():
+        pass
+    slow.settle()
+    assert slow.files == cluster.leader.files == files[1:]
+
+
+def test_a_cut_off_in_a_sealed_slot_has_no_effect(cluster: Cluster) -> None:
+    cluster.some_files(2)
+    cluster.do(c.Seal("op-1", 1, ((0, 1),)))
+    cluster.do(c.Expire(0, P, "m", 9))
+    assert len(cluster.leader.state.manifest) == 2 and not cluster.leader.state.tombstones
+
+
+def test_adopting_again_does_not_bring_compacted_files_back(cluster: Cluster) -> None:
+    """A new leader may send an `Adopt` again while other units of the operation are still to come."""
+    cluster.do(c.Seal("op-1", 1, ((0, 2),)))
+    cluster.do(c.Release("op-1", 1))
+    cluster.do(c.Open("op-2", 1, ((0, 2),), ()))
+    index = cluster.leader.state.slots.arriving["op-2"].index
+    metas = [
+        FileMeta(
+            f"00000-{index:012d}-{i:04d}.tsfile", 0, P, "m", (index, i), 1, digest(i), 1, i, i, (1, 1, 1)
+        )
+        for i in range(2)
+    ]
+    adopt = c.Adopt("op-2", ((0, 1),), tuple(Adoption(f.name, f) for f in metas), ())
+    cluster.do(adopt)
+    cluster.leader.settle()
+    cluster.compact(metas)
+    cluster.leader.settle()
+    assert "op-2" in cluster.leader.state.slots.arriving and len(cluster.leader.files) == 1
+    cluster.do(adopt)
+    cluster.leader.settle()
+    assert len(cluster.leader.files) == 1
+
+
+# --- what the leader chooses -----------------------------------------------------------------------
+
+
+def file(i: int, size: int, first: int = 0, last: int = 9, clean: tuple[int, ...] = ()) -> FileMeta:
+    return FileMeta(
+        f"00000-{i:012d}-0000.tsfile", 0, P, "m", (i,), size, "", 1, first, last, (1, 1, 1), clean
+    )
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_files_stay_few_and_rows_are_seldom_rewritten(seed: int) -> None:
+    """Files per table stay under the bound, and the bytes written are a few times the bytes that came."""
+    rng = random.Random(seed)
+    files: list[FileMeta] = []
+    came = rewritten = 0
+    largest = rng.choice((2_000, 200_000, 8 * MIB))
+    for i in range(3_000):
+        files.append(file(i, rng.randint(1_000, largest)))
+        came += files[-1].size
+        while run := compaction.pick_small(files, 4):
+            at = files.index(run[0])
+            total = sum(f.size for f in run)
+            assert total <= COMPACT_BYTES_MAX and list(run) == files[at : at + len(run)]
+            files[at : at + len(run)] = [msgspec.structs.replace(run[-1], size=total)]
+            rewritten += total
+        large = sum(f.size >= COMPACT_BYTES_MAX // 4 for f in files)
+        assert len(files) - large <= SMALL_FILES_MAX
+    assert large <= 4 + 2 * came / (COMPACT_BYTES_MAX // 2)
+    assert rewritten <= 8 * came
+
+
+def test_files_that_deletes_mask_are_rewritten_until_none_does() -> None:
+    """What expires ends by itself; a file that was rewritten after the delete is not looked at again."""
+    files = [file(1, 10), file(2, 10, 20, 30), file(3, 10), file(9, 10)]
+    delete = Tombstone((5,), P, "m", (), 0, 5)
+    assert compaction.deletes_on(files, [delete]) == [delete]
+    assert list(compaction.pick_masked(files, [delete])) == [files[0]]
+    clean = [msgspec.structs.replace(files[0], clean=(10,)), *files[1:]]
+    assert list(compaction.pick_masked(clean, [delete])) == [files[2]]
+    expiry = msgspec.structs.replace(delete, expiry=True)
+    assert not compaction.deletes_on(files, [expiry]) and not compaction.pick_masked(files, [expiry])
+
+
+def test_cut_offs_move_in_steps_and_are_logged_where_rows_would_be_read() -> None:
+    assert compaction.cut_off(32_000, 100_999) == 68_000 == compaction.cut_off(32_000, 100_000)
+    assert compaction.cut_off(5, 1_000) == 995
+    cut = Tombstone((5,), P, "m", (), -(1 << 63), 9, expiry=True)
+    assert compaction.needs_expiry(10, [((7,), 3, 20)], [cut])  # newer than the cut-off
+    assert not compaction.needs_expiry(10, [((4,), 3, 20)], [cut])
+    assert compaction.needs_expiry(12, [((4,), 3, 20)], [cut])
+    assert not compaction.needs_expiry(12, [((4,), 3, 8), ((9,), 12, 20)], [cut])

@@ -1,0 +1,170 @@
+"""What a leader does for its files, one step after the other, on a node that is alone in its group."""
+
+import random
+
+import msgspec
+
+from nodeagent.data.state import encode_checkpoint, initial
+from nodeagent.host.host import Host
+from nodeagent.host.replica import Saved
+from nodeagent.log import GroupLog
+from nodeagent.model.entries import Base, Config, HardState
+from nodeagent.model.files import FileMeta, ScanSpec
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import (
+    CompactFiles,
+    DeleteFiles,
+    Done,
+    Failed,
+    FilesClosed,
+    FilesHashed,
+    HashFiles,
+    Job,
+    SaveCheckpoint,
+    Scan,
+    Scanned,
+)
+from nodeagent.model.requests import CloseAll, RowsScanned, ScanRows
+from nodeagent.model.schema import Column, TableSchema
+from tests.host.test_host import CONFIG
+
+GROUP = "a.1"
+ALONE = Config(("a",))
+P = PartitionKey("sg", 1, 0)
+SCHEMA = TableSchema("sg", "t", 1, (Column("v", "INT64", False),))
+FILES = tuple(
+    FileMeta(f"00003-{i:012d}-0000.tsfile", 3, P, "t", (i,), 10, f"{i:032x}", 1, i, i, (1, 1, 1))
+    for i in (2, 3)
+)
+GOOD = FilesHashed(tuple((f.name, f.xxh3) for f in FILES))
+
+
+class Node:
+    """Leads a group of one that holds `FILES`; jobs end when a test says so, the log is always durable."""
+
+    def __init__(self) -> None:
+        state = initial(GROUP, ((0, 5),))
+        state.manifest.add(FILES)
+        state.schemas["sg", "t"] = SCHEMA
+        saved = Saved(Base(1, 0, ALONE), encode_checkpoint(state.checkpoint()))
+        log = GroupLog(Base(1, 0, ALONE), HardState(1), [])
+        groups = {GROUP: (log, msgspec.msgpack.encode(saved))}
+        self.host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0)
+        self.jobs: list[tuple[int, Job]] = []
+        self.replies: list[object] = []
+        self.now = 0
+        self.pass_ms(3_000)
+        assert self.replica.leads
+
+    @property
+    def replica(self):  # type: ignore[no-untyped-def]
+        return self.host.data[GROUP]
+
+    def take(self) -> None:
+        while not self.host.idle or self.host.deadline() <= self.now:
+            if self.host.deadline() <= self.now:
+                self.host.tick(self.now, self.now)
+            effects = self.host.take()
+            self.jobs += effects.jobs
+            self.replies += [r for _, r in effects.replies]
+            if effects.persist is not None:
+                self.host.on_persisted(effects.persist[0], self.now)
+
+    def pass_ms(self, ms: int) -> None:
+        for _ in range(0, ms, 50):
+            self.now += 50
+            self.take()
+
+    def under_way(self, kind: type) -> list[Job]:
+        return [j for _, j in self.jobs if isinstance(j, kind)]
+
+    def finish(self, kind: type, result: object) -> Job:
+        """End the oldest job of this kind."""
+        number, job = next((n, j) for n, j in self.jobs if isinstance(j, kind))
+        self.jobs.remove((number, job))
+        self.host.on_job(number, result, self.now)  # type: ignore[arg-type]
+        self.take()
+        return job
+
+    def save(self) -> None:
+        """Every checkpoint that is begun becomes durable."""
+        self.pass_ms(1_000)
+        while self.under_way(SaveCheckpoint):
+            self.finish(SaveCheckpoint, Done())
+            self.pass_ms(1_000)
+
+
+def output(job: CompactFiles) -> FileMeta:
+    spec = job.unit.spec
+    return FileMeta(spec.name, 3, P, "t", spec.order, 15, "f" * 32, 2, 2, 3, (2, 2, 2), job.unit.clean)
+
+
+def test_inputs_go_after_the_checkpoint_and_the_last_reader() -> None:
+    """A restart finds what its checkpoint names; a scan finds what it was told to read."""
+    node = Node()
+    node.save()
+    node.finish(HashFiles, GOOD)
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles) and job.unit.inputs == FILES
+    node.host.on_request(1, ScanRows(GROUP, "sg", ScanSpec(SCHEMA), "weak"), node.now, node.now)
+    node.take()
+    node.finish(CompactFiles, FilesClosed((output(job),)))
+    assert node.replica.state.manifest.files() == (output(job),)
+    assert not node.under_way(DeleteFiles)
+    node.save()
+    assert not node.under_way(DeleteFiles), "a scan still reads them"
+    assert node.replica.leaving
+    node.finish(Scan, Scanned(b"", 0))
+    assert isinstance(node.replies[-1], RowsScanned)
+    (deleted,) = node.under_way(DeleteFiles)
+    assert isinstance(deleted, DeleteFiles) and deleted.files == FILES and not node.replica.leaving
+
+
+def test_inputs_stay_while_no_checkpoint_is_without_them() -> None:
+    node = Node()
+    node.save()
+    node.finish(HashFiles, GOOD)
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles)
+    node.pass_ms(1_000)  # a checkpoint is begun that names them
+    assert node.under_way(SaveCheckpoint)
+    node.finish(CompactFiles, FilesClosed((output(job),)))
+    node.finish(SaveCheckpoint, Done())
+    assert not node.under_way(DeleteFiles)
+    node.save()
+    assert node.under_way(DeleteFiles)
+
+
+def test_a_damaged_input_is_named_and_nothing_is_logged() -> None:
+    node = Node()
+    for found in ("missing", "0" * 31 + "f"):
+        node.finish(HashFiles, FilesHashed(((FILES[0].name, found), (FILES[1].name, FILES[1].xxh3))))
+        (status,) = [g for g in node.host.node_status(node.now, node.now).groups if g.group == GROUP]
+        assert FILES[0].name in status.error and "on a" in status.error
+        assert status.hint == "iotctl verify --repair"
+        node.pass_ms(12_000)
+    assert not node.under_way(CompactFiles) and not node.replica.state.compacting
+    node.finish(HashFiles, GOOD)
+    assert node.under_way(CompactFiles) and not node.replica.trouble
+
+
+def test_a_compaction_that_fails_is_named_and_tried_again() -> None:
+    node = Node()
+    node.finish(HashFiles, GOOD)
+    job = node.finish(CompactFiles, Failed("file_corrupt", "not what it was"))
+    assert "not what it was" in node.replica.trouble and not node.under_way(CompactFiles)
+    node.pass_ms(11_000)
+    assert node.under_way(CompactFiles) == [job]
+    assert isinstance(job, CompactFiles)
+    node.finish(CompactFiles, FilesClosed((output(job),)))
+    assert not node.replica.trouble and len(node.replica.state.manifest) == 1
+
+
+def test_while_files_are_compared_none_is_compacted() -> None:
+    node = Node()
+    node.finish(HashFiles, FilesHashed(()))
+    node.host.on_request(1, CloseAll(GROUP), node.now, node.now)
+    node.pass_ms(25_000)
+    assert not node.under_way(HashFiles)
+    node.pass_ms(10_000)
+    assert node.under_way(HashFiles)
