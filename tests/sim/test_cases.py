@@ -292,6 +292,9 @@ def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
     scenario = formed(3)
     sim = scenario.sim
     joined(scenario)
+    compacted_after(scenario, 1 << 60)
+    sim.pause(500)
+    scenario.until(lambda: not compacting(scenario), "what was begun is done")
     scenario.until(lambda: bool(_forgeable(scenario)), "a follower has files")
     victim, group, mine = _forgeable(scenario)[0]
     replica = victim.host.data[group]
@@ -335,6 +338,7 @@ def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
     assert victim.storage.files.hash(group, mine) == mine.xxh3
     directory = layout.quarantine_dir(group)
     assert [victim.disk.read(f"{directory}/{n}") for n in victim.disk.listdir(directory)] == [forged]
+    compacted_after(scenario, 0)
     finish_all(scenario)
 
 
@@ -347,8 +351,15 @@ def _forgeable(scenario: Scenario) -> list[tuple[SimNode, str, FileMeta]]:
         for group, replica in node.host.data.items()
         if not replica.leads
         for file in replica.state.manifest.files()
-        if file.slot in replica.state.slots.open
+        if file.slot in replica.state.slots.open and file.partition.storage_group in scenario.storage_groups
     ]
+
+
+def compacted_after(scenario: Scenario, now: int) -> None:
+    """Nothing is compacted before then, as while somebody compares files."""
+    for node in scenario.sim.nodes.values():
+        for replica in node.host.data.values() if node.alive else ():
+            replica.compared_at = now
 
 
 def compacting(scenario: Scenario, slots: set[int] | None = None) -> list[tuple[str, str]]:
@@ -404,12 +415,8 @@ def test_no_good_copy_goes_while_a_damaged_one_is_left() -> None:
     """Files of which a member has a damaged copy stay apart and are named; mended, they are compacted."""
     scenario = formed(3)
     joined(scenario)
-
-    def lasting() -> list[tuple[SimNode, str, FileMeta]]:
-        return [f for f in _forgeable(scenario) if f[2].partition.storage_group in scenario.storage_groups]
-
-    scenario.until(lambda: bool(lasting()), "a follower has files")
-    victim, group, file = lasting()[0]
+    scenario.until(lambda: bool(_forgeable(scenario)), "a follower has files")
+    victim, group, file = _forgeable(scenario)[0]
     path = layout.file_path(group, file.slot, file.name)
     good = victim.disk.read(path)
     victim.disk.flip(path, file.size // 2)
