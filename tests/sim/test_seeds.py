@@ -62,5 +62,5 @@ def test_every_mutant_still_fits_the_code() -> None:
 def test_a_planted_bug_is_found(name: str) -> None:
     """A simulator that cannot see a bug proves nothing; `make mutants` plants all of them."""
     mutant = next(m for m in MUTANTS if m.name == name)
-    needed, _ = hunt(mutant, 4)
+    needed, _ = hunt(mutant, 12)
     assert needed, f"{name}: survived"
