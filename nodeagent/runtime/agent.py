@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
+import pyarrow as pa
 
 from nodeagent.client.identity import certificate_facts
 from nodeagent.model.errors import InvalidInput, NodeAgentError
@@ -190,6 +191,9 @@ class Agent:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        # The first conversion makes pyarrow import pandas. That takes up to a second, which must not be the
+        # first one of the first write.
+        pa.array([0]).to_numpy()
         if config.tls:
             self._load_identity()
         self._host = self._make_host(opened, self._clock.now(), self._clock.wall())
