@@ -394,14 +394,19 @@ class Host:
         addresses.pop(self.node, None)
         self.addresses = addresses
 
-    def _sync_groups(self) -> None:
-        """Create and remove replicas so that they are what the meta state says (and only that).
+    @property
+    def is_current(self) -> bool:
+        """Whether the meta state is as new as it ever was here.
 
-        After a start the meta state is that of its checkpoint: until it is as new as it ever was here, it
-        may not know of a group that was made later, or believe in one that this node has left.
+        After a start it is that of its checkpoint: it may not know of a group that was made later, or believe
+        in one that this node has left.
         """
-        assert self.meta_replica is not None
-        if self.meta.applied < min(self._meta_known, self.meta_replica.raft.log.last_index):
+        replica = self.meta_replica
+        return replica is not None and self.meta.applied >= min(self._meta_known, replica.raft.log.last_index)
+
+    def _sync_groups(self) -> None:
+        """Create and remove replicas so that they are what the meta state says (and only that)."""
+        if not self.is_current:
             return
         op = self.meta.open_operation()
         joining = {c.group for c in op.changes if c.joins == self.node} if op else set()
@@ -525,6 +530,7 @@ class Host:
             last=status.last,
             lag={n: max(0, status.last - p.match) for n, p in status.progress.items()},
             error=replica.error,
+            last_term=replica.raft.log.last_term,
         )
         if not isinstance(replica, DataReplica):
             return base

@@ -160,13 +160,26 @@ class Driver:
                 next_step="start with a new directory and add the node with `iotctl cluster add-node`",
             )
 
+    def _is_retired(self, connection: Connection) -> bool:
+        """Whether the peer was retired since it said hello; then the connection is closed.
+
+        A process that stood still goes on with the connections it had.
+        """
+        assert connection.peer is not None
+        try:
+            self.check_peer(connection.peer)
+        except Forbidden as error:
+            connection.close(error)
+            return True
+        return False
+
     def on_open(self, connection: Connection) -> None:
         if connection.name in self._refused:
             del self._refused[connection.name]
             self._notes.write("peer_connected", {"peer": connection.name})
 
     def on_raft(self, connection: Connection, messages: list[Routed]) -> None:
-        if self._stopped:
+        if self._stopped or self._is_retired(connection):
             return
         self.frames += 1
         self._host.on_raft(connection.name, messages, self._clock.now())
@@ -175,6 +188,8 @@ class Driver:
     def on_request(self, connection: Connection, number: int, request: Request) -> None:
         peer = connection.peer
         assert peer is not None
+        if self._is_retired(connection):
+            return
         self.requests += 1
         try:
             check_right(peer.role, peer.name, request)
