@@ -36,6 +36,8 @@ class Handlers:
             return self._check_status(token, request)
         if self.host.admission.refused:
             return desk.refuse(token, "refused", self.host.admission.refused)
+        if self.host.outcast:
+            return desk.refuse(token, "unavailable", self.host.outcast, "ask another node")
         if isinstance(request, q.GetMeta | q.PutSchema | q.BeginChange | q.Steer):
             return self._to_meta(token, request)
         if isinstance(request, q.Drain | q.GiveUp | q.Forward):

@@ -46,6 +46,8 @@ DRIVE_MS = 100
 HOUSEKEEPING_MS = 200
 EXPIRE_MS = 60_000
 CREATE_AGAIN_MS = 1_000
+RETIRED_MS = 10_000
+"""A retired node dials again, and is told again, more often than this."""
 
 
 class Found(Protocol):
@@ -98,6 +100,7 @@ class Host:
         self._meta_known = 0
         """End of the meta log at the start; up to there groups came and went that this state knows not of."""
 
+        self._retired_until, self._retired_why = now, ""
         self._bootstrap_due = False
         self.addresses: dict[NodeId, tuple[str, int]] = {}
         self.heard: dict[NodeId, int] = {}
@@ -288,6 +291,20 @@ class Host:
         self.desk.now = now
         for replica in self.replicas():
             replica.snapshots_expired(names)
+
+    def on_retired(self, why: str, now: int) -> None:
+        """A peer will not hear this node, because its incarnation was retired.
+
+        Several that were given up together may still be a majority among themselves: what they let a client
+        write would be lost, so they serve nobody. Not for ever: a removal that is cancelled takes it back.
+        """
+        self.desk.now = now
+        self._retired_until, self._retired_why = now + RETIRED_MS, why
+
+    @property
+    def outcast(self) -> str:
+        """Why this node serves nobody for now; "" when it does."""
+        return self._retired_why if self.desk.now < self._retired_until else ""
 
     def on_reply(self, call: int, reply: Reply, now: int) -> None:
         self.desk.now = now
@@ -489,7 +506,7 @@ class Host:
         if self.meta_replica is None or not self.cluster_id:
             return "joining" if self.config.join else "forming"
         record = self.meta.image.nodes.get(self.node)
-        if self.incarnation in self.meta.image.retired:
+        if self.incarnation in self.meta.image.retired or self.outcast:
             return "removed"
         if record is None:
             return "joining"

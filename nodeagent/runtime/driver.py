@@ -143,6 +143,8 @@ class Driver:
 
     def on_refused(self, node: NodeId, error: NodeAgentError) -> None:
         """A connection to `node` failed; said once for each reason."""
+        if error.details.get("retired") == self._incarnation:
+            self._host.on_retired(error.what, self._clock.now())
         if self._refused.get(node) != error.what:
             self._refused[node] = error.what
             self._notes.write("peer_unreachable", {"peer": node, "code": error.code, "what": error.what})
@@ -158,6 +160,7 @@ class Driver:
             raise Forbidden(
                 f"incarnation {hello.incarnation} of {hello.name} was retired from this cluster",
                 next_step="start with a new directory and add the node with `iotctl cluster add-node`",
+                retired=hello.incarnation,
             )
 
     def _is_retired(self, connection: Connection) -> bool:

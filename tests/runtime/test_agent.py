@@ -93,6 +93,9 @@ class ScriptedHost:
     def on_reply(self, call: int, reply: Reply, now: int) -> None:
         self.events.append(f"reply {call} {reply.code if isinstance(reply, ErrorReply) else 'ok'}")
 
+    def on_retired(self, why: str, now: int) -> None:
+        self.events.append(f"retired: {why}")
+
     def tick(self, now: int, wall: int) -> None:
         pass
 
