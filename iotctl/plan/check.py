@@ -53,7 +53,7 @@ def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Re
         moving = [h for m in change.moves for h in (m.source, m.target)]
         for header in moving + [g.group for g in change.members]:
             if header in facts.table.ring:
-                affected[header] = facts.table.ring.members(header, facts.replicas)
+                affected[header] = facts.members_of(header)
     for header, members in affected.items():
         live = [n for n in members if facts.node(n).live]
         if len(live) <= len(members) // 2:

@@ -254,6 +254,13 @@ class Probes:
 
     def _ask(self, group: str, members: tuple[NodeId, ...], attempt: int) -> None:
         node = members[attempt % len(members)]
+        own = self.host.data.get(group)
+        if node == self.host.node and own is not None:  # a recovered group may have no other member
+            own.read(
+                lambda: self._on_reply(group, members, attempt, q.Accepted()),
+                lambda why: self._on_reply(group, members, attempt, q.ErrorReply("unavailable", why)),
+            )
+            return
         self.host.desk.call(node, q.ProbeGroup(group), lambda r: self._on_reply(group, members, attempt, r))
 
     def _on_reply(self, group: str, members: tuple[NodeId, ...], attempt: int, reply: q.Reply) -> None:

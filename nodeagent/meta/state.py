@@ -31,6 +31,7 @@ from nodeagent.model.requests import (
     SchemaInForce,
 )
 from nodeagent.model.schema import TableSchema
+from nodeagent.partition.recovery import lost_groups
 from nodeagent.partition.table import PartitionTable, TableWire
 
 DEAD = "dead"
@@ -210,18 +211,9 @@ class MetaState:
         return None
 
     def lost_groups(self, nodes: Collection[NodeId]) -> dict[GroupId, tuple[NodeId, ...]]:
-        """Groups without a living majority once `nodes` are dead too, and who is left of each.
-
-        Also one whose recovery waits for a head that died meanwhile.
-        """
+        """Of each group that has no living majority once `nodes` are dead too: who is left."""
         dead = {n for n, r in self.image.nodes.items() if r.state == DEAD} | set(nodes)
-        left = {g.group: tuple(n for n in g.members if n not in dead) for g in self.image.groups.values()}
-        return {
-            g.group: left[g.group]
-            for g in self.image.groups.values()
-            if 2 * len(left[g.group]) <= len(g.members)
-            or (g.recovery is not None and g.recovery.head in dead)
-        }
+        return lost_groups(self.image.groups.values(), dead)
 
     def _give_up(self, index: int, g: commands.GiveUp) -> Reply:
         refusal = self.check_give_up(g)
@@ -271,7 +263,7 @@ class MetaState:
             return ErrorReply(
                 "refused",
                 f"group {waiting.group} is being recovered and not led by {waiting.recovery.head} yet",
-                "iotctl cluster wait --for healthy",
+                "try again shortly (`iotctl cluster groups`)",
             )
         if b.kind != "remove-node" and b.node.incarnation in self.image.retired:
             return ErrorReply(

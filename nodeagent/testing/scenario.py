@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from nodeagent.client.recover import heir_of
 from nodeagent.data.commands import DeleteRange, WriteRows, decode
 from nodeagent.data.sessions import Seen
 from nodeagent.meta.state import MetaState
@@ -18,6 +17,7 @@ from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.operation import Operation, Options
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import from_slots
+from nodeagent.partition.recovery import heir_of
 from nodeagent.testing.checks import Safety, check_converged
 from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim, SimNode, configs
 from nodeagent.testing.workload import History, Reader, View, Writer, schema_of
