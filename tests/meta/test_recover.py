@@ -12,6 +12,7 @@ from nodeagent.meta.state import DEAD, MetaState
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.operation import Options
 from nodeagent.model.requests import Accepted, ErrorReply, GroupRecord, Heir, OperationReply, Recovery, Reply
+from nodeagent.partition.recovery import lost_groups
 from nodeagent.partition.ring import initial_ring
 from nodeagent.partition.table import initial_table
 
@@ -138,3 +139,20 @@ def test_a_second_recovery_takes_the_place_of_one_whose_head_died() -> None:
     assert meta.state.image.retired == ["i-d", "i-e", "i-f", "i-g", "i-a"], "each once"
     meta.do(c.LedAgain(6, record(meta, "a").group, first.operation))
     assert record(meta, "a").recovery == second
+
+
+@pytest.mark.parametrize(
+    ("members", "dead", "left"),
+    [
+        ("ab", "b", "a"),
+        ("abc", "c", None),
+        ("abc", "bc", "a"),
+        ("abcd", "cd", "ab"),
+        ("a", "a", ""),
+        ("a", "b", None),
+    ],
+)
+def test_half_is_no_majority(members: str, dead: str, left: str | None) -> None:
+    """With R = 2 one dead member is enough."""
+    found = lost_groups([GroupRecord("g", members[0], tuple(members), ())], set(dead))
+    assert found == ({} if left is None else {"g": tuple(left)})
