@@ -190,6 +190,40 @@ def _drain(session: Session, name: str, draining: bool) -> None:
         session.output.note(f"next: iotctl cluster undrain {name}")
 
 
+@app.command()
+def recover(
+    ctx: typer.Context,
+    names: Nodes,
+    accept_data_loss: Annotated[
+        bool, typer.Option("--accept-data-loss", help="Do it; without this only show what is lost.")
+    ] = False,
+    confirm: Confirm = None,
+) -> int:
+    """Go on without nodes that are gone for ever and took the majority of groups with them.
+
+    Each such group goes on from the living member with the newest entries. What the lost nodes alone had
+    acknowledged is lost. Without --accept-data-loss nothing is changed (exit 5).
+    """
+    from iotctl.cli import views
+    from iotctl.errors import Exit
+    from iotctl.execute import recover as recovering
+
+    session = session_of(ctx)
+    found = recovering.look(session.cluster, session.source, names, now_ms=int(time.time() * 1000))
+    if accept_data_loss and not found.gone:
+        for part in views.recover_tables(found):
+            wide = session.options.format == "wide"
+            session.output.note(part if isinstance(part, str) else part.render(wide=wide))
+        question = f"give up {', '.join(found.nodes)} and what they alone held ({session.source.name})"
+        session.confirm_name(question, name=session.source.name, given=confirm)
+        found = recovering.recover(
+            session.cluster, found, session.operator, timeout_s=session.options.timeout_s
+        )
+    session.output.emit("cluster-recover", found, lambda: views.recover_tables(found))
+    session.output.note(f"next: {found.next}")
+    return Exit.DONE if found.done else Exit.REFUSED
+
+
 @app.command("add-node")
 def add_node(
     ctx: typer.Context,
@@ -322,10 +356,12 @@ def _bury(session: Session, node: str, what: str, confirm: str | None, *, dry_ru
     """Before a change without `node`: it must be silent, and an open operation must go on without it."""
     from iotctl.execute.change import check_silent
     from iotctl.execute.operations import open_operations, wait_operation
+    from iotctl.execute.status import DEAD
     from nodeagent.model.requests import Steer
 
-    members = {n.node: n.incarnation for n in session.cluster.meta().nodes}
-    check_silent(session.cluster.statuses(), node, members.get(node, ""))
+    known = next((n for n in session.cluster.meta().nodes if n.node == node), None)
+    if known is None or known.state != DEAD:  # one that was given up before may still answer us
+        check_silent(session.cluster.statuses(), node, known.incarnation if known else "")
     if dry_run:
         return
     session.confirm_name(f"{what} {node} ({session.source.name})", name=session.source.name, given=confirm)

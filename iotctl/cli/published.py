@@ -15,6 +15,7 @@ from iotctl.execute.draining import Drained
 from iotctl.execute.events import Events
 from iotctl.execute.layout import RingView, SlotsView
 from iotctl.execute.operations import Operations
+from iotctl.execute.recover import Recovery
 from iotctl.execute.status import ClusterStatus, GroupRow, MetaRow, NodeRow
 from iotctl.execute.stopping import OkToStop
 from iotctl.fleet.local import FleetNode
@@ -104,6 +105,7 @@ BODIES: dict[str, Any] = {
     "cluster-groups": ClusterGroups,
     "cluster-nodes": ClusterNodes,
     "cluster-ok-to-stop": OkToStop,
+    "cluster-recover": Recovery,
     "cluster-ring": RingView,
     "cluster-slots": SlotsView,
     "cluster-status": ClusterStatus,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from iotctl.execute.events import Events
     from iotctl.execute.layout import RingView, SlotsView
     from iotctl.execute.operations import OperationRow
+    from iotctl.execute.recover import Recovery
     from iotctl.execute.status import ClusterStatus
     from iotctl.execute.stopping import OkToStop
     from iotctl.plan.model import Plan
@@ -212,6 +213,37 @@ def stop_tables(s: OkToStop) -> list[Table | str]:
         ),
         f"may stop at the same time: {subset}",
     ]
+
+
+def recover_tables(r: Recovery) -> list[Table | str]:
+    parts: list[Table | str] = []
+    if r.groups:
+        rows = [
+            (
+                g.group,
+                " ".join(g.lost),
+                g.head,
+                max(s.last for s in g.survivors if s.node == g.head),
+                " ".join(f"{s.node} -{s.behind}" for s in g.survivors if s.node != g.head) or "-",
+                sum(b - a for a, b in g.slots),
+            )
+            for g in r.groups
+        ]
+        title = "go on again" if r.done else "lost their majority"
+        parts.append(
+            Table(
+                ("group", "lost", "goes on from", "last entry", "others behind", "slots"), rows, title=title
+            )
+        )
+        parts.append(
+            "lost: whatever the lost nodes alone acknowledged after that last entry; nobody can tell how much"
+        )
+    if r.gone:
+        ranges = [(g.group, " ".join(g.lost), " ".join(f"{a}-{b - 1}" for a, b in g.slots)) for g in r.gone]
+        parts.append(
+            Table(("group", "members, all lost", "slots"), ranges, title="nobody is left: rows are gone")
+        )
+    return parts
 
 
 def plan_tables(plan: Plan) -> list[Table]:

@@ -31,6 +31,9 @@ DAY_MS = 86_400_000
 CERT_WARN_MS = 30 * DAY_MS
 META_TRIES_MAX = 2
 
+DEAD = "dead"
+"""State of a node that was given up and is still on the ring."""
+
 
 class MetaRow(msgspec.Struct, frozen=True):
     leader: str | None
@@ -360,9 +363,12 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
             continue
         if not node.reachable:
             detail = f": {node.error}" if node.error else ""
-            found.append(
-                Problem("error", "node_unreachable", node.id, "", f"{node.id} does not answer{detail}", start)
-            )
+            message = f"{node.id} does not answer{detail}"
+            helps = start
+            if node.state == DEAD:
+                message = f"{node.id} was given up and is still in the cluster"
+                helps = f"iotctl cluster remove-node {node.id} --dead"
+            found.append(Problem("error", "node_unreachable", node.id, "", message, helps))
             continue
         if node.state == "not_joined":
             add = f"iotctl cluster add-node {node.id}"
@@ -403,13 +409,16 @@ def _group_problems(
     elif meta.leader is None:
         message = "the meta group has a quorum and no leader yet"
         found.append(Problem("error", "no_leader", "", META, message, "iotctl cluster wait --for healthy"))
+    lost = [m for g in groups if not g.quorum for m in g.members if m in down]
+    recover = f"iotctl cluster recover {' '.join(dict.fromkeys(lost))}"
     for group in groups:
         if not group.quorum:
             absent = [m for m in group.members if m not in group.live]
             message = (
                 f"group {group.group} ({', '.join(group.members)}) has no quorum: start {', '.join(absent)}"
             )
-            found.append(Problem("error", "quorum_lost", "", group.group, message, start))
+            helps = f"{start}; gone for ever: {recover}" if lost and not meta_lost else start
+            found.append(Problem("error", "quorum_lost", "", group.group, message, helps))
         elif group.leader is None:
             message = f"group {group.group} has a quorum and no leader yet"
             wait = "iotctl cluster wait --for healthy"

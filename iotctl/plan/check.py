@@ -53,13 +53,15 @@ def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Re
         moving = [h for m in change.moves for h in (m.source, m.target)]
         for header in moving + [g.group for g in change.members]:
             if header in facts.table.ring:
-                affected[header] = facts.table.ring.members(header, facts.replicas)
+                affected[header] = facts.members_of(header)
     for header, members in affected.items():
         live = [n for n in members if facts.node(n).live]
         if len(live) <= len(members) // 2:
-            down = ", ".join(n for n in members if n not in live)
-            reason = f"group {header} has {len(live)} of {len(members)} members live (down: {down})"
-            yield Refusal("no_quorum", header, reason, facts.start or f"start {down}")
+            down = [n for n in members if n not in live]
+            names = ", ".join(down)
+            reason = f"group {header} has {len(live)} of {len(members)} members live (down: {names})"
+            recover = f"gone for ever: iotctl cluster recover {' '.join(down)}"
+            yield Refusal("no_quorum", header, reason, f"{facts.start or f'start {names}'}; {recover}")
 
 
 def check_newcomers(facts: ClusterFacts, nodes: Sequence[NodeId]) -> Iterator[Refusal]:

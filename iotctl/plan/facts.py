@@ -31,8 +31,15 @@ class ClusterFacts:
     rate_bytes_per_s: int = RATE_BYTES_PER_S
     spec_hash: str = ""
     write_rates: Mapping[int, float] = field(default_factory=dict)
+    members: Mapping[NodeId, tuple[NodeId, ...]] = field(default_factory=dict)
+    """By header, where they are known not to be the ring's: of a group that was recovered."""
+
     start: str = ""
     """How nodes that are down are started here."""
+
+    def members_of(self, header: NodeId) -> tuple[NodeId, ...]:
+        """As they are now."""
+        return self.members.get(header) or self.table.ring.members(header, self.replicas)
 
     def node(self, name: NodeId) -> NodeFacts:
         return self.nodes.get(name, NodeFacts())

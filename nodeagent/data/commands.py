@@ -26,7 +26,7 @@ class WriteRows(msgspec.Struct, array_like=True, frozen=True, tag=1):
 
 
 class OpenSession(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """The session's id is made of the group and this entry's index, so it is never used twice."""
+    """The session's id is made of the group and this entry's index and term, so it is never used twice."""
 
 
 class ExpireSessions(msgspec.Struct, array_like=True, frozen=True, tag=3):

@@ -124,17 +124,17 @@ class DataState:
             assert index == self.applied + 1, (self.group, index, self.applied)
             self.applied = index
             if entry.kind == EntryKind.COMMAND:
-                replies.append((index, self._apply(index, commands.decode(entry.data), now)))
+                replies.append((index, self._apply(index, entry.term, commands.decode(entry.data), now)))
         return replies
 
-    def _apply(self, index: int, command: Command, now: int) -> Reply:
+    def _apply(self, index: int, term: int, command: Command, now: int) -> Reply:
         match command:
             case commands.WriteRows():
                 return self._write(index, command, now)
             case commands.Opaque():
                 return Accepted(index)
             case commands.OpenSession():
-                return self._open_session(index)
+                return self._open_session(index, term)
             case commands.ExpireSessions():
                 self.sessions.expire(command.sessions)
             case commands.UseSchema():
@@ -241,8 +241,9 @@ class DataState:
         self.changed.add((d.partition, d.table))
         return Written(index)
 
-    def _open_session(self, index: int) -> Reply:
-        session = f"{self.group}:{index}"
+    def _open_session(self, index: int, term: int) -> Reply:
+        # The term too: after a recovery (`Raft.force`) indexes that the lost nodes gave out come again.
+        session = f"{self.group}:{index}.{term}"
         if not self.sessions.open(session):
             return ErrorReply(
                 "overloaded", f"group {self.group} has {limits.SESSIONS_PER_GROUP_MAX} sessions"

@@ -10,7 +10,7 @@ from nodeagent.host.desk import Desk
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
 from nodeagent.model.config import NodeConfig
-from nodeagent.model.entries import Entry
+from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.jobs import (
@@ -303,16 +303,23 @@ class DataReplica(Replica):
         """A member that holds the files of sealed slots must not be given a state that lacks them.
 
         Nor a newcomer a state from before an `Adopt` that is logged: what it adopts is staged at the members
-        of its own time alone. A voter that lags is one of them, for it had caught up with all earlier ones
-        when it became a voter; and it must not wait, since this leader may need it to commit anything.
+        of its own time alone. A voter is one of them, for it had caught up with all earlier ones when it
+        became a voter. Other entries ahead of the state do not matter, and waiting for them could be for
+        ever: they may need this very peer to be committed.
         """
         state = self.state
-        inherited = self.seen < self.led_from and peer not in self.raft.log.config.voters
-        if state.adopting or inherited:
+        newcomer = peer not in self.raft.log.config.voters
+        if state.adopting or (newcomer and self._has_adopt_ahead()):
             return False
         return not any(
             state.is_hollow(op) and self._is_source(op, self.group, peer) for op in state.slots.sealed
         )
+
+    def _has_adopt_ahead(self) -> bool:
+        log = self.raft.log
+        ahead = log.slice(max(self.seen + 1, log.first_index), log.last_index, 1 << 62)
+        payloads = (commands.decode(e.data) for e in ahead if e.kind == EntryKind.COMMAND)
+        return any(isinstance(p, commands.Adopt) for p in payloads)
 
     def _not_for(self, peer: NodeId | None) -> set[str]:
         """Operations whose sealed slots `peer` has no use for, as it is no source of them."""

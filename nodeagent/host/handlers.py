@@ -9,7 +9,7 @@ from nodeagent.host import reads, writes
 from nodeagent.host.admission import check_status
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.meta_replica import MetaReplica
-from nodeagent.host.operations import plan_begin
+from nodeagent.host.operations import plan_begin, plan_give_up
 from nodeagent.meta import commands as meta
 from nodeagent.model import requests as q
 from nodeagent.model.entries import Config
@@ -19,6 +19,10 @@ from nodeagent.model.schema import TYPES
 
 if TYPE_CHECKING:
     from nodeagent.host.host import Host
+
+
+Leading = q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.GiveUp | q.Forward
+"""What the leader of the meta group answers."""
 
 
 class Handlers:
@@ -32,7 +36,11 @@ class Handlers:
             return self._check_status(token, request)
         if self.host.admission.refused:
             return desk.refuse(token, "refused", self.host.admission.refused)
-        if isinstance(request, q.GetMeta | q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.Forward):
+        if self.host.outcast:
+            return desk.refuse(token, "unavailable", self.host.outcast, "ask another node")
+        if isinstance(request, q.GetMeta | q.PutSchema | q.BeginChange | q.Steer):
+            return self._to_meta(token, request)
+        if isinstance(request, q.Drain | q.GiveUp | q.Forward):
             return self._to_meta(token, request)
         if isinstance(request, q.GetStatus | q.GetEvents | q.FetchChunk):
             return desk.refuse(token, "invalid_input", "the shell answers this request")
@@ -54,9 +62,7 @@ class Handlers:
 
     # --- meta --------------------------------------------------------------------------------------
 
-    def _to_meta(
-        self, token: int, request: q.GetMeta | q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.Forward
-    ) -> None:
+    def _to_meta(self, token: int, request: q.GetMeta | Leading) -> None:
         host = self.host
         replica = host.meta_replica
         if replica is None or not host.meta.cluster_id:
@@ -91,7 +97,7 @@ class Handlers:
         self,
         token: int,
         replica: MetaReplica,
-        request: q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.Forward,
+        request: Leading,
     ) -> None:
         desk = self.host.desk
         now = desk.wall
@@ -121,6 +127,11 @@ class Handlers:
             case q.Drain():
                 drain = meta.SetDraining(now, request.node, request.draining, request.by)
                 replica.propose([meta.encode(drain)], token)
+            case q.GiveUp():
+                given_up = plan_give_up(self.host, request)
+                if not isinstance(given_up, meta.GiveUp):
+                    return desk.reply(token, given_up)
+                replica.propose([meta.encode(given_up)], token)
             case q.BeginChange():
                 self._begin(token, replica, request)
         return None
@@ -139,7 +150,8 @@ class Handlers:
         host = self.host
         assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetEvents | q.GetMeta)
         assert not isinstance(request, q.PutSchema | q.BeginChange)
-        assert not isinstance(request, q.Steer | q.SetHolds | q.Drain | q.Forward | q.FetchChunk | q.PullUnit)
+        assert not isinstance(request, q.Steer | q.SetHolds | q.Drain | q.GiveUp | q.Forward)
+        assert not isinstance(request, q.FetchChunk | q.PullUnit)
         replica = host.data.get(request.group)
         if replica is None:
             damage = host.damaged.get(request.group)
@@ -242,6 +254,13 @@ class Probes:
 
     def _ask(self, group: str, members: tuple[NodeId, ...], attempt: int) -> None:
         node = members[attempt % len(members)]
+        own = self.host.data.get(group)
+        if node == self.host.node and own is not None:  # a recovered group may have no other member
+            own.read(
+                lambda: self._on_reply(group, members, attempt, q.Accepted()),
+                lambda why: self._on_reply(group, members, attempt, q.ErrorReply("unavailable", why)),
+            )
+            return
         self.host.desk.call(node, q.ProbeGroup(group), lambda r: self._on_reply(group, members, attempt, r))
 
     def _on_reply(self, group: str, members: tuple[NodeId, ...], attempt: int, reply: q.Reply) -> None:
@@ -274,7 +293,8 @@ def is_evidence(command: bytes) -> bool:
         decoded = meta.decode(command)
     except msgspec.MsgspecError:
         return False
-    return not isinstance(decoded, meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.Begin)
+    people = meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.GiveUp | meta.Begin
+    return not isinstance(decoded, people)
 
 
 def check_schema(host: "Host", request: q.PutSchema) -> q.ErrorReply | None:

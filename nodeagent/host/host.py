@@ -47,6 +47,8 @@ DRIVE_MS = 100
 HOUSEKEEPING_MS = 200
 EXPIRE_MS = 60_000
 CREATE_AGAIN_MS = 1_000
+RETIRED_MS = 10_000
+"""A retired node dials again, and is told again, more often than this."""
 
 
 class Found(Protocol):
@@ -99,6 +101,7 @@ class Host:
         self._meta_known = 0
         """End of the meta log at the start; up to there groups came and went that this state knows not of."""
 
+        self._retired_until, self._retired_why = now, ""
         self._bootstrap_due = False
         self.addresses: dict[NodeId, tuple[str, int]] = {}
         self.heard: dict[NodeId, int] = {}
@@ -291,6 +294,20 @@ class Host:
         for replica in self.replicas():
             replica.snapshots_expired(names)
 
+    def on_retired(self, why: str, now: int) -> None:
+        """A peer will not hear this node, because its incarnation was retired.
+
+        Several that were given up together may still be a majority among themselves: what they let a client
+        write would be lost, so they serve nobody. Not for ever: a removal that is cancelled takes it back.
+        """
+        self.desk.now = now
+        self._retired_until, self._retired_why = now + RETIRED_MS, why
+
+    @property
+    def outcast(self) -> str:
+        """Why this node serves nobody for now; "" when it does."""
+        return self._retired_why if self.desk.now < self._retired_until else ""
+
     def on_reply(self, call: int, reply: Reply, now: int) -> None:
         self.desk.now = now
         self.desk.on_reply(call, reply)
@@ -396,14 +413,19 @@ class Host:
         addresses.pop(self.node, None)
         self.addresses = addresses
 
-    def _sync_groups(self) -> None:
-        """Create and remove replicas so that they are what the meta state says (and only that).
+    @property
+    def is_current(self) -> bool:
+        """Whether the meta state is as new as it ever was here.
 
-        After a start the meta state is that of its checkpoint: until it is as new as it ever was here, it
-        may not know of a group that was made later, or believe in one that this node has left.
+        After a start it is that of its checkpoint: it may not know of a group that was made later, or believe
+        in one that this node has left.
         """
-        assert self.meta_replica is not None
-        if self.meta.applied < min(self._meta_known, self.meta_replica.raft.log.last_index):
+        replica = self.meta_replica
+        return replica is not None and self.meta.applied >= min(self._meta_known, replica.raft.log.last_index)
+
+    def _sync_groups(self) -> None:
+        """Create and remove replicas so that they are what the meta state says (and only that)."""
+        if not self.is_current:
             return
         op = self.meta.open_operation()
         joining = {c.group for c in op.changes if c.joins == self.node} if op else set()
@@ -487,7 +509,7 @@ class Host:
         if self.meta_replica is None or not self.cluster_id:
             return "joining" if self.config.join else "forming"
         record = self.meta.image.nodes.get(self.node)
-        if self.incarnation in self.meta.image.retired:
+        if self.incarnation in self.meta.image.retired or self.outcast:
             return "removed"
         if record is None:
             return "joining"
@@ -528,6 +550,7 @@ class Host:
             last=status.last,
             lag={n: max(0, status.last - p.match) for n, p in status.progress.items()},
             error=replica.error,
+            last_term=replica.raft.log.last_term,
         )
         if not isinstance(replica, DataReplica):
             return base

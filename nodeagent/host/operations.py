@@ -11,10 +11,11 @@ from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.replica import as_reply
 from nodeagent.meta import commands as meta
 from nodeagent.meta.state import DEAD, MetaState
-from nodeagent.model.errors import NodeAgentError
-from nodeagent.model.ids import GroupId
+from nodeagent.model.entries import Config
+from nodeagent.model.errors import NodeAgentError, Refused
+from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Operation, Stage
-from nodeagent.model.requests import BeginChange, ErrorReply, Forward, NodeRecord, Reply
+from nodeagent.model.requests import BeginChange, ErrorReply, Forward, GiveUp, NodeRecord, Reply
 from nodeagent.partition.change import Change, ChangeKind, change_between
 from nodeagent.partition.planner import plan_add, plan_remove, plan_replace
 from nodeagent.partition.table import PartitionTable
@@ -90,8 +91,35 @@ class Operations:
             groups_here = host.meta.image.groups.values()
             mine = {g.group for g in groups_here if host.node in g.members}
             host.mover.drive(host.meta.image.operations, wanted, mine)
+        if host.is_current:
+            self._recover()
         if host.meta_replica is not None and host.meta_replica.leads:
             self._drive_meta(op)
+
+    def _recover(self) -> None:
+        """Groups that lost their majority and were given up: this node may be the one to go on with.
+
+        The log itself tells whether it was done: its last config is the recovery's, or of a later operation.
+        """
+        host = self.host
+        for group, record in host.meta.image.groups.items():
+            replica = host.data.get(group)
+            if record.recovery is None or replica is None or replica.installing or replica.rebasing:
+                continue
+            recovery = record.recovery
+            done = groups.op_number(replica.raft.log.config.operation) >= groups.op_number(recovery.operation)
+            if done and replica.leads and replica.raft.can_change():
+                self.report(meta.LedAgain(host.desk.wall, group, recovery.operation))
+            elif not done and recovery.head == host.node:
+                config = Config(record.members, (), recovery.operation)
+                try:
+                    replica.raft.force(config, recovery.term, host.desk.now)
+                except Refused as error:  # a lost leader is heard for an election timeout longer
+                    host.desk.note("recover_later", group=group, why=error.what)
+                else:
+                    host.desk.note(
+                        "recovered", group=group, term=replica.raft.term, first=replica.raft.log.last_index
+                    )
 
     # --- data groups -------------------------------------------------------------------------------
 
@@ -365,12 +393,16 @@ def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: 
         return ErrorReply(
             "refused", f"{leaves} is dead: an earlier change went on without it", "repeat with --dead"
         )
-    silent_ms = host.desk.now - host.heard.get(leaves, -(1 << 62))
+    return _check_silent(host, leaves) if request.options.dead else None
+
+
+def _check_silent(host: "Host", node: NodeId) -> ErrorReply | None:
+    silent_ms = host.desk.now - host.heard.get(node, -(1 << 62))
     limit_ms = SILENT_TIMEOUTS * host.config.raft.election_timeout_ms
-    if request.options.dead and (leaves == host.node or silent_ms < limit_ms):
+    if node == host.node or silent_ms < limit_ms:
         return ErrorReply(
             "refused",
-            f"{leaves} is not dead: {host.node} heard from it {max(0, silent_ms)} ms ago",
+            f"{node} is not dead: {host.node} heard from it {max(0, silent_ms)} ms ago",
             "leave --dead out",
         )
     return None
@@ -392,3 +424,10 @@ def schemas_due(known: MetaState, state: DataState, adopt: list[bytes]) -> list[
         if (used := state.schemas.get((schema.storage_group, schema.table))) is None
         or used.version < schema.version
     ]
+
+
+def plan_give_up(host: "Host", request: GiveUp) -> meta.GiveUp | ErrorReply:
+    """The entry that gives nodes up, or why not."""
+    command = meta.GiveUp(host.desk.wall, request.nodes, request.heirs, request.table_version, request.by)
+    silent = (_check_silent(host, n) for n in request.nodes)
+    return host.meta.check_give_up(command) or next(filter(None, silent), None) or command

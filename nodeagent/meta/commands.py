@@ -5,7 +5,7 @@ import msgspec
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import CopyRecord, Options, Ranges, SealResult
-from nodeagent.model.requests import NodeRecord
+from nodeagent.model.requests import Heir, NodeRecord
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition.table import TableWire
 
@@ -36,6 +36,22 @@ class SetDraining(_Command, frozen=True):
     node: NodeId
     draining: bool
     by: str
+
+
+class GiveUp(_Command, frozen=True):
+    """As `requests.GiveUp`; what is lost is checked again when the entry is applied."""
+
+    nodes: tuple[NodeId, ...]
+    heirs: tuple[Heir, ...]
+    table_version: int
+    by: str
+
+
+class LedAgain(_Command, frozen=True):
+    """The recovery `operation` of `group` is committed there."""
+
+    group: GroupId
+    operation: str
 
 
 class PlannedMove(msgspec.Struct, frozen=True):
@@ -166,6 +182,8 @@ Command = (
     Bootstrap
     | PutSchema
     | SetDraining
+    | GiveUp
+    | LedAgain
     | Begin
     | MetaReady
     | GroupReady

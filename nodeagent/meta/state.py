@@ -9,6 +9,7 @@ The table switches to the new ring and owners with the entry that enters OPEN: u
 group could accept a write, and a cancelled change leaves the table untouched.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,10 +26,12 @@ from nodeagent.model.requests import (
     GroupRecord,
     NodeRecord,
     OperationReply,
+    Recovery,
     Reply,
     SchemaInForce,
 )
 from nodeagent.model.schema import TableSchema
+from nodeagent.partition.recovery import lost_groups
 from nodeagent.partition.table import PartitionTable, TableWire
 
 DEAD = "dead"
@@ -110,6 +113,10 @@ class MetaState:
                 return self._put_schema(command)
             case commands.SetDraining():
                 return self._set_draining(index, command)
+            case commands.GiveUp():
+                return self._give_up(index, command)
+            case commands.LedAgain():
+                return self._led_again(index, command)
             case Begin():
                 return self._begin(index, command)
             case _:
@@ -160,6 +167,83 @@ class MetaState:
             self._note(d.now, d.by, f"{'drain' if d.draining else 'undrain'} {d.node}")
         return Accepted(index)
 
+    # --- lost majorities ---------------------------------------------------------------------------
+
+    def check_give_up(self, g: commands.GiveUp) -> ErrorReply | None:
+        """Why these nodes cannot be given up with these groups, if so."""
+        im = self.image
+        if (op := self.open_operation()) is not None:
+            return ErrorReply(
+                "refused",
+                f"{op.id} ({op.title}, stage {op.stage}) is open: recover works outside of changes",
+                f"iotctl ops show {op.id}",
+            )
+        if g.table_version != self.table_version:
+            return ErrorReply(
+                "refused",
+                f"the look was at table version {g.table_version}, it is {self.table_version} now",
+                "look again",
+            )
+        unknown = next((n for n in g.nodes if n not in im.nodes), None)
+        if unknown is not None or not g.nodes:
+            return ErrorReply("not_found", f"no node {unknown or ''}".rstrip(), "iotctl cluster nodes")
+        lost = self.lost_groups(g.nodes)
+        if not lost:
+            return ErrorReply(
+                "refused",
+                f"no group lost its majority by {', '.join(g.nodes)}",
+                "iotctl cluster remove-node NODE --dead",
+            )
+        heirs = {h.group: h for h in g.heirs}
+        for group, survivors in lost.items():
+            if not survivors:
+                return ErrorReply(
+                    "refused",
+                    f"nobody is left of group {group}: its rows are gone",
+                    f"start {' or '.join(im.groups[group].members)}",
+                )
+            if group not in heirs or heirs[group].head not in survivors:
+                return ErrorReply(
+                    "refused",
+                    f"group {group} needs one of {', '.join(survivors)} to go on with",
+                    "look again",
+                )
+        extra = next((h for h in heirs if h not in lost), None)
+        if extra is not None:
+            return ErrorReply("refused", f"group {extra} has not lost its majority", "look again")
+        return None
+
+    def lost_groups(self, nodes: Collection[NodeId]) -> dict[GroupId, tuple[NodeId, ...]]:
+        """Of each group that has no living majority once `nodes` are dead too: who is left."""
+        dead = {n for n, r in self.image.nodes.items() if r.state == DEAD} | set(nodes)
+        return lost_groups(self.image.groups.values(), dead)
+
+    def _give_up(self, index: int, g: commands.GiveUp) -> Reply:
+        refusal = self.check_give_up(g)
+        if refusal is not None:
+            return refusal
+        im = self.image
+        lost = self.lost_groups(g.nodes)
+        for node in g.nodes:
+            if im.nodes[node].state != DEAD:
+                self._retire(node)
+        for heir in g.heirs:
+            recovery = Recovery(heir.head, heir.term, f"op-{index}")
+            record = im.groups[heir.group]
+            im.groups[heir.group] = msgspec.structs.replace(
+                record, members=lost[heir.group], recovery=recovery
+            )
+        heirs = ", ".join(f"{h.group} goes on from {h.head}" for h in g.heirs)
+        self._note(g.now, g.by, f"recover, data loss accepted: {', '.join(g.nodes)} given up; {heirs}")
+        return Accepted(index)
+
+    def _led_again(self, index: int, e: commands.LedAgain) -> Reply:
+        record = self.image.groups.get(e.group)
+        if record is not None and record.recovery is not None and record.recovery.operation == e.operation:
+            self.image.groups[e.group] = msgspec.structs.replace(record, recovery=None)
+            self._note(e.now, "", f"{e.group} is led again by {', '.join(record.members)}")
+        return Accepted(index)
+
     # --- operations --------------------------------------------------------------------------------
 
     def check_begin(self, b: Begin) -> ErrorReply | None:
@@ -176,6 +260,13 @@ class MetaState:
                 "refused",
                 f"the plan was made for table version {b.base_version}, it is {self.table_version} now",
                 "plan again",
+            )
+        waiting = next((g for g in self.image.groups.values() if g.recovery is not None), None)
+        if waiting is not None and waiting.recovery is not None:
+            return ErrorReply(
+                "refused",
+                f"group {waiting.group} is being recovered and not led by {waiting.recovery.head} yet",
+                "try again shortly (`iotctl cluster groups`)",
             )
         if b.kind != "remove-node" and b.node.incarnation in self.image.retired:
             return ErrorReply(
@@ -272,6 +363,9 @@ class MetaState:
             return  # an earlier operation gave it up
         op.dead.append(node)
         op.fenced.append(node)
+        self._retire(node)
+
+    def _retire(self, node: NodeId) -> None:
         self._set_state(node, DEAD)
         self.image.retired.append(self.image.nodes[node].incarnation)
 

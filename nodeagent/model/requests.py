@@ -89,6 +89,8 @@ class GroupStatus(msgspec.Struct, frozen=True):
     error: str = ""
     hint: str = ""
     """The command that helps with `error`; "" where the node's log must be looked at."""
+    last_term: int = 0
+    """Of the entry at `last`."""
 
 
 class NodeStatus(_Tagged, frozen=True):
@@ -156,8 +158,20 @@ class NodeRecord(msgspec.Struct, frozen=True):
     """It should lead no group, until undrained; its slots stay."""
 
 
+class Recovery(msgspec.Struct, frozen=True):
+    """A group whose majority was given up: `head` is to lead it from `term` on, with those that live.
+
+    Config entries of a group name the operation they belong to; that of the recovery is `operation`.
+    """
+
+    head: NodeId
+    term: int
+    operation: str
+
+
 class GroupRecord(msgspec.Struct, frozen=True):
-    """A data group that exists. `members` is the ring's derivation (or the last one, when dissolving).
+    """A data group that exists. `members` is the ring's derivation (or the last one, when dissolving), less
+    those it lost for ever.
 
     A replica is created with `initial_members` and `initial_slots`, what the entry that made the
     group says; a node that joins later starts empty.
@@ -169,6 +183,8 @@ class GroupRecord(msgspec.Struct, frozen=True):
     initial_members: tuple[NodeId, ...]
     initial_slots: Ranges = ()
     dissolving: bool = False
+    recovery: Recovery | None = None
+    """Until a leader of the group reports that it took place."""
 
 
 class MetaView(_Tagged, frozen=True):
@@ -263,6 +279,27 @@ class Drain(_Tagged, frozen=True):
 
     node: NodeId
     draining: bool
+    by: str
+
+
+class Heir(msgspec.Struct, frozen=True):
+    """Who goes on with a group that lost its majority, and from which term: see `Raft.force`."""
+
+    group: GroupId
+    head: NodeId
+    term: int
+
+
+class GiveUp(_Tagged, frozen=True):
+    """`nodes` are gone for ever, and with them the majority of the groups in `heirs`, which go on with the
+    members that live. What the lost nodes alone had acknowledged is lost. `Accepted` when recorded.
+
+    `table_version` is the one the caller looked at.
+    """
+
+    nodes: tuple[NodeId, ...]
+    heirs: tuple[Heir, ...]
+    table_version: int
     by: str
 
 
@@ -546,6 +583,7 @@ Request = (
     | Steer
     | SetHolds
     | Drain
+    | GiveUp
     | Forward
     | ProbeGroup
     | OpenSession

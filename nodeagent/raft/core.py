@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from nodeagent.model.config import RaftSettings
 from nodeagent.model.entries import Base, Config, HardState
-from nodeagent.model.errors import NotLeader
+from nodeagent.model.errors import NotLeader, Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import APPLY_BYTES_PER_TURN
 from nodeagent.model.raft_messages import (
@@ -327,6 +327,38 @@ class Raft(State):
             NotLeader, Refused (`can_change` is false, or not a single step).
         """
         return self._leading(now).change(config)
+
+    def force(self, config: Config, term: int, now: int) -> None:
+        """Lead without votes, with `config`'s voters as members: the way on when most are lost for ever.
+
+        What it gives up: entries that the lost ones alone held are lost, also committed ones; what this log
+        holds beyond its commit index becomes committed, also what its proposer gave up. What it keeps: two
+        living logs never hold different entries under one (index, term), and no living member loses an entry
+        it knows to be committed, provided that
+            - the members not in `config` are heard by nobody ever again (their incarnations are retired);
+            - of those that live, this one has the last entry by (term, index);
+            - `term` is above every term any member can have come to, the lost ones among themselves too.
+        The term and the config are in the same Ready, and nothing leaves before they are durable. After a
+        crash before that nothing has happened and the call is repeated; after it the log's last config tells.
+        Followers take the term and the log by the ordinary rules.
+
+        Args:
+            config: voters, this node among them; no learners.
+
+        Raises:
+            Refused: this node leads or hears a leader, so nothing is lost; or it is no voter by its own log.
+        """
+        self.clock = now
+        if self._hears_leader():
+            raise Refused(f"{self.node} hears {self.leader} lead", next_step="nothing is lost")
+        if self.node not in config.voters or self.node not in self.log.config.voters:
+            raise Refused(f"{self.node} is no voter of this group", next_step="choose a voter that lives")
+        self._become_follower(max(term, self.term + 1), None)
+        self.vote = self.node
+        self.hard_changed = True
+        self._become_leader(alone=True)
+        assert self._lead is not None
+        self._lead.impose(config)
 
     def can_change(self) -> bool:
         """Whether we lead, an entry of our term and the last config are committed, nothing is handed over."""

@@ -113,6 +113,11 @@ class Leader:
                 next_step="retry shortly",
             )
         check_step(state.log.config, config)
+        return self.impose(config)
+
+    def impose(self, config: Config) -> int:
+        """Append a config whatever the last one was (`Raft.force`); effective at once. Returns its index."""
+        state = self.state
         index = state.log.last_index + 1
         state.append(index, [Entry(state.term, int(EntryKind.CONFIG), encode_config(config))])
         self._update_peers(index)

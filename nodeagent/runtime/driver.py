@@ -143,6 +143,8 @@ class Driver:
 
     def on_refused(self, node: NodeId, error: NodeAgentError) -> None:
         """A connection to `node` failed; said once for each reason."""
+        if error.details.get("retired") == self._incarnation:
+            self._host.on_retired(error.what, self._clock.now())
         if self._refused.get(node) != error.what:
             self._refused[node] = error.what
             self._notes.write("peer_unreachable", {"peer": node, "code": error.code, "what": error.what})
@@ -158,7 +160,21 @@ class Driver:
             raise Forbidden(
                 f"incarnation {hello.incarnation} of {hello.name} was retired from this cluster",
                 next_step="start with a new directory and add the node with `iotctl cluster add-node`",
+                retired=hello.incarnation,
             )
+
+    def _is_retired(self, connection: Connection) -> bool:
+        """Whether the peer was retired since it said hello; then the connection is closed.
+
+        A process that stood still goes on with the connections it had.
+        """
+        assert connection.peer is not None
+        try:
+            self.check_peer(connection.peer)
+        except Forbidden as error:
+            connection.close(error)
+            return True
+        return False
 
     def on_open(self, connection: Connection) -> None:
         if connection.name in self._refused:
@@ -166,7 +182,7 @@ class Driver:
             self._notes.write("peer_connected", {"peer": connection.name})
 
     def on_raft(self, connection: Connection, messages: list[Routed]) -> None:
-        if self._stopped:
+        if self._stopped or self._is_retired(connection):
             return
         self.frames += 1
         self._host.on_raft(connection.name, messages, self._clock.now())
@@ -175,6 +191,8 @@ class Driver:
     def on_request(self, connection: Connection, number: int, request: Request) -> None:
         peer = connection.peer
         assert peer is not None
+        if self._is_retired(connection):
+            return
         self.requests += 1
         try:
             check_right(peer.role, peer.name, request)

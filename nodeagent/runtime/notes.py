@@ -25,6 +25,7 @@ NOTABLE = frozenset(
         *("peer_unreachable", "peer_connected", "connection_refused"),
         *("job_failed", "install_failed", "installed", "replica_removed", "handing_over"),
         "compaction_waits",
+        *("recovered", "recover_later"),
     )
 )
 

@@ -10,6 +10,7 @@ from nodeagent.model.requests import (
     GetMeta,
     GetStatus,
     GetWriteRates,
+    GiveUp,
     ListPartitions,
     ProbeGroup,
     RepairFile,
@@ -22,7 +23,7 @@ _READS = (
     *(ScanRows, ListPartitions, GetManifest, CheckFiles),
 )
 _NODES_ONLY = (Forward, CheckStatus)
-_ADMINS_ONLY = (RepairFile,)
+_ADMINS_ONLY = (RepairFile, GiveUp)
 
 
 def may_ask(role: str, kind: type) -> bool:

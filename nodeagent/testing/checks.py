@@ -7,9 +7,11 @@ from collections.abc import Collection
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Effects
 from nodeagent.host.replica import Replica
+from nodeagent.model.entries import Entry
 from nodeagent.model.ids import META
 from nodeagent.model.raft_messages import VoteReply, VoteRequest
 from nodeagent.partition.ranges import to_slots
+from nodeagent.raft.log import RaftLog
 from nodeagent.storage.leftovers import LINKED, QUARANTINED, SNAPSHOT, leftovers
 from nodeagent.testing.sim import Sim, SimNode
 
@@ -21,13 +23,15 @@ class Safety:
 
     def __init__(self) -> None:
         self._leaders: dict[tuple[str, int], str] = {}
-        self._applied: dict[tuple[str, int], tuple[int, int]] = {}
-        """(group, index) -> (term, checksum) of what was applied there"""
+        self._applied: dict[tuple[str, int], Entry] = {}
+        """By group and index."""
 
         self._checked: dict[tuple[str, str, int], int] = {}
         self._tables: dict[int, int] = {}
         self._version: dict[str, int] = {}
         self._votes: dict[tuple[str, str, int], str] = {}
+        self._outside: set[tuple[str, str]] = set()
+        """(node, group): given up, so that nobody else goes by what they hold"""
 
     def __call__(self, node: SimNode, effects: Effects) -> None:
         host = node.host
@@ -62,6 +66,8 @@ class Safety:
                 assert first == candidate, f"S5: {node.node} voted for {first} and {candidate} in {key}"
 
     def _same_entries(self, node: SimNode, replica: Replica) -> None:
+        if (node.node, replica.group) in self._outside:
+            return
         if replica.rebasing:
             return  # the state is already that of a snapshot, the log still what it replaces
         log = replica.raft.log
@@ -71,10 +77,19 @@ class Safety:
         if first > last:
             return
         for index, entry in enumerate(log.slice(first, last, 1 << 60), first):
-            mine = (entry.term, zlib.crc32(entry.data))
-            known = self._applied.setdefault((replica.group, index), mine)
-            assert known == mine, f"S4: {node.node} applied {mine} at {replica.group}/{index}, others {known}"
+            known = self._applied.setdefault((replica.group, index), entry)
+            same = known.term == entry.term and known.data == entry.data
+            assert same, f"S4: {node.node} applied {entry} at {replica.group}/{index}, others {known}"
         self._checked[key] = last
+
+    def forget(self, group: str, log: RaftLog, lost: list[str]) -> dict[int, Entry]:
+        """The group goes on with `log`, without the nodes `lost`: what was applied that it does not hold."""
+        self._outside.update((node, group) for node in lost)
+        applied = {index: e for (name, index), e in self._applied.items() if name == group}
+        gone = {i: e for i, e in applied.items() if i > log.base.index and log.term(i) != e.term}
+        for index in gone:
+            del self._applied[group, index]
+        return gone
 
     def _table(self, node: SimNode) -> None:
         state = node.host.meta

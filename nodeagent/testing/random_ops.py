@@ -73,9 +73,10 @@ class RandomOps(Scenario):
         self.dead = [n for n in self.dead if n is not node]
         self.view.nodes = self._names()
 
-    def die(self, node: str) -> None:
-        self.sim.nodes[node].gone = True
-        super().die(node)
+    def die(self, *nodes: str) -> None:
+        for node in nodes:
+            self.sim.nodes[node].gone = True
+        super().die(*nodes)
 
     # --- operations --------------------------------------------------------------------------------
 

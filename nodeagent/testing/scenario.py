@@ -8,12 +8,16 @@ from collections.abc import Callable
 
 import msgspec
 
+from nodeagent.data.commands import DeleteRange, WriteRows, decode
+from nodeagent.data.sessions import Seen
 from nodeagent.meta.state import MetaState
 from nodeagent.model import requests as q
 from nodeagent.model.config import ClusterSettings
+from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.operation import Operation, Options
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import from_slots
+from nodeagent.partition.recovery import heir_of
 from nodeagent.testing.checks import Safety, check_converged
 from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim, SimNode, configs
 from nodeagent.testing.workload import (
@@ -52,11 +56,20 @@ class Report(msgspec.Struct):
 
 class Scenario:
     def __init__(
-        self, seed: int, *, nodes: int = 4, slots: int = 40, groups: int = 6, spares: int = 2
+        self,
+        seed: int,
+        *,
+        nodes: int = 4,
+        slots: int = 40,
+        groups: int = 6,
+        spares: int = 2,
+        replicas: int = 3,
     ) -> None:
         self.sim = Sim(seed)
         self.seed = seed
-        settings = ClusterSettings(name="sim", replicas=3, slots=slots, shards=1)
+        settings = ClusterSettings(
+            name="sim", replicas=replicas, slots=slots, shards=1, meta_voters=max(5, 2 * replicas - 3)
+        )
         names = [f"node{i}" for i in range(1, nodes + spares + 1)]
         self.newcomers = names[nodes:]
         for config in configs(names, settings, nodes):
@@ -78,7 +91,8 @@ class Scenario:
         """They died for good."""
 
         self.operations: list[str] = []
-        self.sim.checks.append(Safety())
+        self.safety = Safety()
+        self.sim.checks.append(self.safety)
 
     # --- steps -------------------------------------------------------------------------------------
 
@@ -220,11 +234,54 @@ class Scenario:
             victim.stop(power=power)
             self.sim.at(back_after_ms, lambda: None if victim.alive else victim.start())
 
-    def die(self, node: str) -> None:
-        """The node goes for good, after a while in which everybody learns that it is silent."""
-        self.sim.nodes[node].stop(power=True)
-        self.dead.append(self.sim.nodes[node])
+    def die(self, *nodes: str) -> None:
+        """They go for good, at once; then a while in which everybody learns that they are silent."""
+        for node in nodes:
+            self.sim.nodes[node].stop(power=True)
+            self.dead.append(self.sim.nodes[node])
         self.sim.pause(6_000)
+
+    def recover(self, *nodes: str) -> int:
+        """Give up `nodes`, which died, and the majorities that died with them.
+
+        The history forgets what they alone had applied, and nothing else, so that everything that is held by
+        a node that lives must still be there. Returns how many acknowledged writes were lost.
+        """
+        meta = self.newest()
+        heirs = []
+        lost: set[tuple[str, int, int]] = set()
+        for group, left in meta.lost_groups(nodes).items():
+            said = {n: self.sim.nodes[n].host.node_status(0, 0).groups for n in left}
+            heirs.append(heir_of(group, {n: next(g for g in said[n] if g.group == group) for n in left}))
+            lost |= self._lost(group, self.sim.nodes[heirs[-1].head], list(nodes))
+        gone = self.history.lose(sorted(lost))
+        self.request(q.GiveUp(nodes, tuple(heirs), meta.table_version, "sim"), q.Accepted)
+        return gone
+
+    def _lost(self, group: str, head: SimNode, dead: list[str]) -> set[tuple[str, int, int]]:
+        """Writes of `group` that were applied by some of `dead` and that `head` does not hold."""
+        replica = head.host.data[group]
+        log = replica.raft.log
+        lost: set[tuple[str, int, int]] = set()
+        for index, entry in self.safety.forget(group, log, dead).items():
+            lost |= self._write_in(entry)
+            self.history.lost_sessions.add(f"{group}:{index}.{entry.term}")
+        for entry in log.slice(log.first_index, log.last_index, 1 << 60):
+            lost -= self._write_in(entry)
+        seen = replica.state.sessions.seen
+        return {(s, slot, n) for s, slot, n in lost if not seen.get(slot, {}).get(s, Seen()).has(n)}
+
+    @staticmethod
+    def _write_in(entry: Entry) -> set[tuple[str, int, int]]:
+        command = decode(entry.data) if entry.kind == EntryKind.COMMAND else None
+        if isinstance(command, WriteRows | DeleteRange):
+            return {(command.session, command.slot, command.sequence)}
+        return set()
+
+    def recovered(self) -> bool:
+        """Whether every group that was given up is led again, as everybody who lives knows."""
+        alive = [n.host.meta for n in self.sim.nodes.values() if n.alive]
+        return not any(g.recovery for m in alive for g in m.image.groups.values())
 
     def harass(self, names: list[str], operation: str) -> None:
         """Kill one node after the other, at random moments, while the operation is open."""

@@ -399,6 +399,8 @@ class SimNode:
     def on_raft(self, sender: NodeId, messages: list) -> None:  # type: ignore[type-arg]
         peer = self.sim.nodes.get(sender)
         if peer is not None and peer.incarnation in self.host.retired:
+            why = f"the incarnation of {sender} was retired"
+            self.sim.carry(self.node, sender, lambda n: n.host.on_retired(why, self.sim.now))
             return
         self.host.on_raft(sender, messages, self.sim.now)
         self.wake()

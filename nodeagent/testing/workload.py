@@ -7,7 +7,7 @@ than the last one sent: linearizability per cell, checked as it happens. A delet
 value; after it nothing is right until something newer is written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -61,9 +61,28 @@ class History:
     change_began: int = 0
     """When the newest change was asked for."""
 
+    acks: dict[Cell, list[int]] = field(default_factory=dict)
+    """Everything acknowledged, rising."""
+
+    ops: dict[tuple[str, int, int], tuple[Cell, int]] = field(default_factory=dict)
+    """By (session, slot, sequence), as the log has it: which cell, and its value."""
+
+    lost_sessions: set[str] = field(default_factory=set)
+    """Opened by entries that nobody who lives has."""
+
     reads: int = 0
     writes: int = 0
     longest_gap_ms: int = 0
+
+    def lose(self, ops: Iterable[tuple[str, int, int]]) -> int:
+        """These may be gone, and nothing else. Returns how many had been acknowledged."""
+        before = sum(map(len, self.acks.values()))
+        for cell, value in (self.ops[op] for op in ops):
+            left = self.acks[cell] = [v for v in self.acks.get(cell, ()) if v != value]
+            self.acked.pop(cell, None)
+            if left:
+                self.acked[cell] = left[-1]
+        return before - sum(map(len, self.acks.values()))
 
 
 class View:
@@ -186,6 +205,7 @@ class Writer:
             op.session, op.opened = session
             key = (op.session, op.slot)
             op.sequence = self._sequences[key] = self._sequences.get(key, 0) + 1
+            self.history.ops[op.session, op.slot, op.sequence] = (op.cell, op.value)
         meta = self.view.meta
         assert meta is not None
         request: q.Request
@@ -232,6 +252,7 @@ class Writer:
     def _on(self, op: _Op, group: GroupId, reply: Reply) -> None:
         if isinstance(reply, q.Written):
             self.history.acked[op.cell] = op.value
+            self.history.acks.setdefault(op.cell, []).append(op.value)
             self.history.writes += 1
             self.history.longest_gap_ms = max(self.history.longest_gap_ms, self.sim.now - op.since)
             self.sim.at(self.sim.rng.randint(1, 20), self._next)
@@ -239,7 +260,8 @@ class Writer:
         assert isinstance(reply, ErrorReply), reply
         if reply.code == "session_expired":
             # Opened after the seal, where nothing of it can have counted; an older one moves along.
-            assert op.opened >= self.history.change_began, reply
+            lost = op.session in self.history.lost_sessions
+            assert lost or op.opened >= self.history.change_began, reply
             self._sessions = {g: s for g, s in self._sessions.items() if s[0] != op.session}
             op.session = ""
             self.sim.at(RETRY_MS, lambda: self._send(op))
@@ -388,6 +410,7 @@ class Reader:
         self.history.reads += 1
         for cell, value in floor.items():
             if cell.storage_group == storage_group and cell.time // interval == week:
+                value = min(value, self.history.acked.get(cell, 0))  # it may have been lost since
                 got = found.get(cell, self.history.deleted.get(cell, 0))
                 if storage_group == EXPIRING and cell.time < WALL_START_MS + self.sim.now - TTL_MS:
                     if not got:

@@ -345,3 +345,12 @@ def test_what_was_released_is_not_settled_while_files_are_still_adopted() -> Non
     assert slots.settled() == set()
     slots.adopted("op-1", ((7, 8),))
     assert slots.settled() == {"op-1"} and slots.open == {2, 7}
+
+
+def test_an_index_that_comes_again_after_a_recovery_names_another_session(group: Group) -> None:
+    """Else two clients would share one, and the writes of one count as repetitions of the other's."""
+    replies = [
+        DataState("g").apply(1, [Entry(term, int(EntryKind.COMMAND), c.encode(c.OpenSession()))], 0)
+        for term in (3, 1003)
+    ]
+    assert len({reply for ((_, reply),) in replies}) == 2

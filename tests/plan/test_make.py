@@ -131,6 +131,15 @@ def test_group_without_quorum_is_refused_by_name() -> None:
     down = NodeFacts(live=False)
     plan = make_add(facts_of(7, nodes={"n2": down, "n3": down}), ["n8"])
     assert {("no_quorum", "n1"), ("no_quorum", "n2")} <= set(codes(plan))
+
+
+def test_a_recovered_group_is_judged_by_the_members_it_has() -> None:
+    """n2 and n3 were given up: n1 and n4 are all of their groups, and alive."""
+    down = NodeFacts(live=False)
+    facts = facts_of(7, nodes={"n2": down, "n3": down})
+    assert {("no_quorum", "n1"), ("no_quorum", "n2")} <= set(codes(make_remove(facts, ["n2"])))
+    recovered = replace(facts, members={"n1": ("n1",), "n2": ("n4",)})
+    assert not make_remove(recovered, ["n2"]).refusals
     assert not make_remove(facts_of(5, nodes={"n2": down}), ["n2"]).refusals
     assert codes(make_add(facts_of(5, nodes={"n6": down}), ["n6"])) == [("unreachable", "n6")]
 

@@ -16,7 +16,7 @@ from nodeagent.client.identity import issue, write_identity
 from nodeagent.host.desk import Effects
 from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
 from nodeagent.model.entries import HardState, SetHard
-from nodeagent.model.errors import Forbidden, InvalidInput, OutcomeUnknown, Refused
+from nodeagent.model.errors import Forbidden, InvalidInput, NodeAgentError, OutcomeUnknown, Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import JobResult, SaveCheckpoint
 from nodeagent.model.limits import EVENTS_KEPT
@@ -92,6 +92,9 @@ class ScriptedHost:
 
     def on_reply(self, call: int, reply: Reply, now: int) -> None:
         self.events.append(f"reply {call} {reply.code if isinstance(reply, ErrorReply) else 'ok'}")
+
+    def on_retired(self, why: str, now: int) -> None:
+        self.events.append(f"retired: {why}")
 
     def tick(self, now: int, wall: int) -> None:
         pass
@@ -420,3 +423,22 @@ def test_process_forms_a_cluster_of_one_and_ends_cleanly_on_sigterm(tmp_path: Pa
         assert process.wait(10) == 0, process.stderr.read()
     whole = subprocess.run([*command, "log", "check", str(directory)], capture_output=True, text=True)
     assert whole.returncode == 0 and "0 damaged" in whole.stdout
+
+
+def test_who_is_retired_while_connected_is_heard_no_longer(tmp_path: Path) -> None:
+    """A process that stood still goes on with the connections it had; nothing it sends on them counts."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            link = await running.reach("node")
+            link.send_raft([Routed("meta", Heartbeat(1, 0))])
+            await link.call(GetMeta(), 5)
+            assert link.peer is not None
+            running.host.retired.add("i1")
+            link.send_raft([Routed("meta", Heartbeat(1, 0))])
+            with pytest.raises(NodeAgentError):
+                await link.call(GetMeta(), 5)
+            heard = [e for e in running.host.events if e.startswith(("raft", "request"))]
+            assert heard == ["raft node2 1", "request GetMeta"]
+
+    run(test())

@@ -15,8 +15,8 @@ from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import CLIENT, SNAPSHOT_TTL_MS, SimNode
 
 
-def formed(seed: int) -> Scenario:
-    scenario = Scenario(seed)
+def formed(seed: int, nodes: int = 4, replicas: int = 3) -> Scenario:
+    scenario = Scenario(seed, nodes=nodes, replicas=replicas)
     scenario.form()
     scenario.schemas()
     for writer in scenario.writers:
@@ -469,4 +469,52 @@ def test_a_copy_that_goes_bad_after_the_check_holds_up_its_own_files_alone() -> 
     assert {c.key for c in state.compacting if c.job is not None and c.job.unit.spec.name in output}
     victim.disk.write_atomic(path, good)
     scenario.until(lambda: not victim.host.data[group].stuck, "it is done")
+    finish_all(scenario)
+
+
+@pytest.mark.parametrize(
+    ("seed", "nodes", "replicas"), [*((s, 6, 3) for s in range(7)), *((s, 8, 5) for s in range(7, 11))]
+)
+def test_groups_that_lost_their_majority_go_on_with_what_their_survivors_hold(
+    seed: int, nodes: int, replicas: int
+) -> None:
+    """Neighbours die for good under writes: two of six with R = 3, so that the groups they share keep one
+    member; three of eight with R = 5, so that those keep two, of which one may lag.
+
+    Those that die are heard by each other alone for a while before, so that they acknowledge writes nobody
+    else has: these may be lost. Every other seed the survivors lose power around the moment at which they are
+    told to go on alone.
+    """
+    scenario = formed(seed, nodes, replicas)
+    sim, rng = scenario.sim, scenario.sim.rng
+    sim.faults.sync_ms = rng.choice([(1, 3), (1, 40)])
+    sim.faults.delay_ms = rng.choice([(1, 3), (1, 30)])
+    sim.pause(rng.randint(0, 3_000))
+    first = rng.randrange(nodes)
+    dead = tuple(f"node{(first + i) % nodes + 1}" for i in range(replicas // 2 + 1))
+    left = [n for n in sim.nodes if n not in dead]
+    sim.faults.cut |= {(n, rng.choice(left)) for n in dead for _ in left}
+    sim.pause(rng.randint(100, 500))
+    sim.faults.cut |= {(n, other) for n in dead for other in left}
+    sim.pause(rng.randint(100, 2_000))
+    scenario.die(*dead)
+    sim.faults.heal()
+    lost = scenario.recover(*dead)
+    if seed % 2:
+        for node in [n for n in scenario.sim.nodes.values() if n.alive]:
+            sim.at(
+                rng.randint(0, 60), lambda n=node.node: scenario.kill(n, rng.randint(50, 2_000), power=True)
+            )  # type: ignore[misc]
+    sim.tell(f"{lost} acknowledged writes are lost")
+    scenario.until(scenario.recovered, "every group is led again")
+    writes = scenario.history.writes
+    scenario.until(lambda: scenario.history.writes > writes + 50, "writers go on")
+    for name in rng.sample(dead, len(dead)):
+        scenario.finish(scenario.change("remove-node", name, Options(dead=True)))
+    for node in scenario.dead:
+        node.start()
+    sim.pause(6_000)
+    for node in scenario.dead:
+        assert node.host.outcast and node.host.state() == "removed"
+        node.stop(power=False)
     finish_all(scenario)

@@ -1,0 +1,61 @@
+"""Two of five nodes are gone, and with them the majority of two groups; later they turn out to be alive."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from iotctl.execute.change import SILENT_MS
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.requests import GetMeta
+from tests.cluster.conftest import MakeWorld
+from tests.cluster.world import World, until
+
+pytestmark = pytest.mark.real
+
+
+@pytest.fixture(scope="module")
+def world(make_world: MakeWorld) -> Iterator[World]:
+    yield make_world("recover")
+
+
+def test_two_groups_go_on_with_one_member_each_and_what_returns_is_not_heard(world: World) -> None:
+    """The two stand still instead of dying: their connections outlive it. Every row was on the others too."""
+    world.close_memtables()
+    rows = world.rows()
+    ring = world.cluster.meta().ring
+    dead = ring[1:3]
+    confirm = ("--accept-data-loss", "--confirm", "plant")
+    with world.frozen(dead):
+        early = world.iotctl("cluster", "recover", *dead, *confirm)
+        assert early.code == 5 and "is not dead" in early.err, early.err
+        time.sleep(SILENT_MS / 1000)
+        look = world.iotctl("cluster", "recover", *dead, "-o", "json")
+        assert look.code == 5, look.err
+        heads = {g["header"]: g["head"] for g in look.json["groups"]}
+        assert heads == {ring[0]: ring[0], ring[1]: ring[3]} and not look.json["gone"]
+        assert {p.code for p in world.status().problems} >= {"quorum_lost"}
+        done = world.iotctl("cluster", "recover", *dead, *confirm)
+        assert done.code == 0, done.err
+        members = world.members()
+        assert {h: members[h] for h in heads} == {h: (head,) for h, head in heads.items()}
+    load = world.load()
+    until(
+        lambda: [s.state for n, s in world.statuses().items() if n in dead] == ["removed"] * 2,
+        20.0,
+        lambda: str({n: s.state for n, s in world.statuses().items()}),
+    )
+    for name in dead:
+        with pytest.raises(NodeAgentError, match="retired"):
+            world.cluster.call(name, GetMeta())
+    assert world.members().keys() == set(ring), "nobody was disturbed"
+    for name in dead:
+        removed = world.iotctl("cluster", "remove-node", name, "--dead", "--confirm", "plant")
+        assert removed.code == 0, removed.err
+    world.reconnect()
+    assert world.check_load(load) > 0
+    until(lambda: world.status().healthy, 60.0, lambda: str(world.status().problems))
+    assert all(set(m) == set(ring) - set(dead) for m in world.members().values()), world.members()
+    said = world.iotctl("verify", "--depth", "hash")
+    assert said.code == 0, said.out + said.err
+    assert world.rows() >= rows

@@ -1,0 +1,158 @@
+"""Giving up nodes with which groups lost their majority: what is refused, what is recorded.
+
+Six nodes a to f, R = 3: the group of each is itself and the next two.
+"""
+
+from collections.abc import Collection
+
+import pytest
+
+from nodeagent.meta import commands as c
+from nodeagent.meta.state import DEAD, MetaState
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.operation import Options
+from nodeagent.model.requests import Accepted, ErrorReply, GroupRecord, Heir, OperationReply, Recovery, Reply
+from nodeagent.partition.recovery import lost_groups
+from nodeagent.partition.ring import initial_ring
+from nodeagent.partition.table import initial_table
+
+from .test_changes import Meta, evidence, node, steer
+
+
+@pytest.fixture
+def meta(monkeypatch: pytest.MonkeyPatch) -> Meta:
+    monkeypatch.setattr("tests.meta.test_changes.NAMES", list("abcdef"))
+    return Meta()
+
+
+def record(meta: Meta, header: str) -> GroupRecord:
+    found = meta.state.group_of(header)
+    assert found is not None
+    return found
+
+
+def heirs(meta: Meta, heads: dict[str, str]) -> tuple[Heir, ...]:
+    return tuple(Heir(record(meta, header).group, head, 40) for header, head in heads.items())
+
+
+BC = {"a": "a", "b": "d"}
+"""Without b and c, the groups of a and b are lost, and who is left of them."""
+
+
+def give_up(meta: Meta, nodes: Collection[str] = "bc", heads: dict[str, str] = BC, version: int = 0) -> Reply:
+    return meta.do(c.GiveUp(5, tuple(nodes), heirs(meta, heads), version or meta.state.table_version, "me"))
+
+
+def refused(reply: Reply, text: str) -> None:
+    assert isinstance(reply, ErrorReply) and text in f"{reply.what} {reply.next_step}", reply
+
+
+def test_lost_groups_go_on_with_those_that_live_and_the_dead_are_fenced(meta: Meta) -> None:
+    reply = give_up(meta)
+    assert isinstance(reply, Accepted)
+    recovery = Recovery("a", 40, f"op-{reply.index}")
+    assert (record(meta, "a").members, record(meta, "a").recovery) == (("a",), recovery)
+    assert record(meta, "b").members == ("d",) and record(meta, "b").recovery is not None
+    kept = record(meta, "c")  # c, d, e: it has a majority, so the ordinary way takes c out of it
+    assert kept.members == ("c", "d", "e") and kept.recovery is None
+    assert {n: r.state for n, r in meta.state.image.nodes.items() if r.state == DEAD} == {
+        "b": DEAD,
+        "c": DEAD,
+    }
+    assert meta.state.image.retired == ["i-b", "i-c"]
+    note = meta.state.image.audit[-1]
+    assert note[1] == "me" and "data loss accepted: b, c given up" in note[2] and "goes on from d" in note[2]
+    again = MetaState.decode(meta.state.encode())
+    assert again.image.groups == meta.state.image.groups
+
+
+def test_nothing_else_begins_before_every_group_is_led_again_and_then_the_dead_go(meta: Meta) -> None:
+    """A recovery that was forgotten while its head may still carry it out would be carried out too late."""
+    reply = give_up(meta)
+    assert isinstance(reply, Accepted)
+    refused(meta.begin("remove-node", "b", Options(dead=True)), "is being recovered")
+    one, two = record(meta, "a").group, record(meta, "b").group
+    meta.do(c.LedAgain(6, one, "op-1"))  # of another recovery: late, and of no account
+    assert record(meta, "a").recovery is not None
+    for group in (one, one, two):
+        meta.do(c.LedAgain(6, group, f"op-{reply.index}"))
+    assert record(meta, "a").recovery is None and record(meta, "b").recovery is None
+    begun = meta.begin("remove-node", "b", Options(dead=True))
+    assert isinstance(begun, OperationReply)
+    assert begun.operation.dead == ["b", "c"] and meta.state.image.retired == ["i-b", "i-c"]
+    source = next(m for m in begun.operation.moves if m.source == two)
+    assert source.source_members == ("d",), "the members as they are, not as the ring has them"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "heads", "text"),
+    [
+        ("", {}, "no node"),
+        ("bz", BC, "no node z"),
+        ("b", {}, "no group lost its majority by b"),
+        ("bc", {"a": "a"}, "needs one of d"),
+        ("bc", {"a": "b", "b": "d"}, "needs one of a"),
+        ("bc", {"a": "d", "b": "d"}, "needs one of a"),
+        ("bc", {**BC, "d": "e"}, "has not lost its majority"),
+        ("abc", {"b": "d", "f": "f"}, "nobody is left of group a"),
+    ],
+)
+def test_refused_by_the_state(meta: Meta, nodes: str, heads: dict[str, str], text: str) -> None:
+    """Nothing is changed by any of them."""
+    before = (dict(meta.state.image.groups), dict(meta.state.image.nodes), list(meta.state.image.retired))
+    refused(give_up(meta, nodes, heads), text)
+    assert before == (meta.state.image.groups, meta.state.image.nodes, meta.state.image.retired)
+
+
+def test_refused_while_a_change_is_open_and_after_one(meta: Meta) -> None:
+    """The members a change is about to give a group are not those that the look was at."""
+    looked = meta.state.table_version
+    meta.begin("add-node", "g")
+    refused(give_up(meta), "is open")
+    steer(meta, "cancel", "")
+    for one in evidence(meta.op, meta.op.stage):
+        meta.do(one)
+    assert isinstance(give_up(meta, version=looked), Accepted)
+    refused(give_up(meta, version=looked + 7), "table version")
+
+
+def test_a_second_recovery_takes_the_place_of_one_whose_head_died() -> None:
+    """R = 7. The two that are left are a majority of three, but the three never came to lead the group."""
+    names = "abcdefgh"
+    meta = Meta()
+    meta.state = MetaState()
+    settings = ClusterSettings("c", replicas=7, slots=16)
+    table = initial_table(initial_ring(list(names)), 16).to_wire()
+    meta.do(c.Bootstrap(1, "id", settings, tuple(node(n) for n in names), table))
+    lost = meta.state.lost_groups("defg")
+    heads = {meta.state.image.groups[g].header: left[0] for g, left in lost.items()}
+    assert isinstance(give_up(meta, "defg", heads), Accepted)
+    first = record(meta, "a").recovery
+    assert first is not None and first.head == "a"
+    assert meta.state.lost_groups("") == {}, "the first one is still to be carried out"
+    lost = meta.state.lost_groups("a")
+    assert lost[record(meta, "a").group] == ("b", "c")
+    heads = {meta.state.image.groups[g].header: left[0] for g, left in lost.items()}
+    assert isinstance(give_up(meta, "adefg", heads), Accepted)
+    second = record(meta, "a").recovery
+    assert second is not None and second.head == "b" and second.operation != first.operation
+    assert meta.state.image.retired == ["i-d", "i-e", "i-f", "i-g", "i-a"], "each once"
+    meta.do(c.LedAgain(6, record(meta, "a").group, first.operation))
+    assert record(meta, "a").recovery == second
+
+
+@pytest.mark.parametrize(
+    ("members", "dead", "left"),
+    [
+        ("ab", "b", "a"),
+        ("abc", "c", None),
+        ("abc", "bc", "a"),
+        ("abcd", "cd", "ab"),
+        ("a", "a", ""),
+        ("a", "b", None),
+    ],
+)
+def test_half_is_no_majority(members: str, dead: str, left: str | None) -> None:
+    """With R = 2 one dead member is enough."""
+    found = lost_groups([GroupRecord("g", members[0], tuple(members), ())], set(dead))
+    assert found == ({} if left is None else {"g": tuple(left)})

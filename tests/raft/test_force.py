@@ -1,0 +1,120 @@
+"""`Raft.force`: leading without votes after the majority was given up."""
+
+import pytest
+
+from nodeagent.model.entries import Base, Config, HardState
+from nodeagent.model.errors import Refused
+from nodeagent.model.raft_messages import AppendReply, AppendRequest, Heartbeat, HeartbeatReply, VoteRequest
+from nodeagent.raft import Raft, RaftLog, Role
+
+from .network import SETTINGS
+from .single import flush, hold, leader, replica, sent
+
+ALONE = Config(("a",), (), "op-9")
+TWO = Config(("a", "b"), (), "op-9")
+
+
+def test_one_that_is_left_commits_what_it_has_under_a_new_term_and_config() -> None:
+    """Term and config are in one Ready; the entries of its log are kept, also those nobody had committed."""
+    raft = replica(1, 1, 2)
+    raft.force(ALONE, 40, 500)
+    assert (raft.role, raft.term, raft.vote) == (Role.LEADER, 40, "a")
+    ready = raft.take()
+    assert ready.hard == HardState(40, "a") and ready.append is not None
+    first, added = ready.append
+    assert first == 4 and [e.term for e in added] == [40, 40], "a no-op and the config"
+    assert ready.committed is None, "nothing is committed before it is durable"
+    raft.persisted(5, 40)
+    committed = raft.take().committed
+    assert committed is not None and committed[0] == 1
+    assert [e.data for e in committed[1][:3]] == [b"1", b"2", b"3"] and len(committed[1]) == 5
+    assert raft.log.config == ALONE and raft.can_change()
+
+
+def test_the_term_is_above_its_own_whatever_is_asked_for() -> None:
+    raft = replica(7)
+    raft.force(ALONE, 3, 500)
+    assert raft.term == 8
+
+
+def test_nothing_leaves_before_term_and_config_are_durable() -> None:
+    """Else a crash would bring it back under the same term with another log."""
+    raft = replica(1, 1, voters="abcde")
+    raft.force(TWO, 9, 500)
+    ready = flush(raft, durable=False)
+    assert not ready.now and sent(ready, AppendRequest, "b"), ready
+    again = replica(1, 1, voters="abcde")  # it crashed: the same again
+    again.force(TWO, 9, 500)
+    assert again.term == 9
+
+
+def test_the_others_follow_and_count_by_the_config_alone() -> None:
+    """Two of five are left: b is needed, c to e are neither asked nor counted."""
+    raft = replica(1, 1, voters="abcde")
+    raft.force(TWO, 9, 500)
+    ready = flush(raft)
+    assert {peer for peer, _ in ready.now + ready.after} == {"b"}
+    assert raft.commit == 0
+    hold(raft, "cde", 4)
+    assert raft.commit == 0, "they are not in the config"
+    hold(raft, "b", 4)
+    assert raft.commit == 4
+
+
+def test_a_follower_gives_up_what_only_it_had_and_takes_the_config() -> None:
+    raft = replica(1, 1, 1, voters="abcde", node="b")
+    head = replica(1, 2, voters="abcde")
+    head.force(TWO, 9, 500)
+    (append,) = (m for m in sent(flush(head), AppendRequest, "b") if isinstance(m, AppendRequest))
+    for _ in range(4):
+        raft.step("a", append, 600)
+        reply = next(m for _, m in flush(raft).after if isinstance(m, AppendReply))
+        head.step("b", reply, 600)
+        append = next((m for m in sent(flush(head), AppendRequest, "b") if m.entries), append)  # type: ignore[union-attr, assignment]
+    assert raft.log.config == TWO and raft.term == 9
+    assert [raft.log.term(i) for i in range(1, 5)] == [1, 2, 9, 9]
+
+
+def test_refused_while_it_leads_or_hears_a_leader() -> None:
+    """Then the group is not lost, whoever says so; a leader that fell silent is in nobody's way."""
+    with pytest.raises(Refused):
+        leader(1).force(ALONE, 40, 150)
+    follower = replica(1)
+    follower.step("b", Heartbeat(1, 0, 0, 0), 200)
+    with pytest.raises(Refused):
+        follower.force(ALONE, 40, 250)
+    assert (follower.term, follower.role, follower.log.last_index) == (1, Role.FOLLOWER, 1)
+    follower.force(ALONE, 40, 200 + SETTINGS.election_timeout_ms)
+    assert follower.role is Role.LEADER
+
+
+def test_refused_to_one_that_is_no_voter_by_its_own_log() -> None:
+    """A replica that just joined holds nothing of the group."""
+    joined = Raft("a", RaftLog(Base(0, 0, Config()), []), HardState(), SETTINGS, lambda: 0.0, 0, 0)
+    for raft in (joined, replica(1, voters="bc", learners="a")):
+        with pytest.raises(Refused):
+            raft.force(ALONE, 40, 500)
+        assert raft.role is Role.FOLLOWER and raft.term < 40
+
+
+def test_a_candidate_can_be_forced_and_a_vote_of_before_changes_nothing() -> None:
+    raft = replica(1)
+    raft.tick(100)
+    assert raft.role is Role.PRE_CANDIDATE
+    raft.force(ALONE, 40, 150)
+    flush(raft)
+    raft.step("b", VoteRequest(2, 9, 1, False, False), 160)
+    raft.step("b", HeartbeatReply(1), 160)
+    assert raft.role is Role.LEADER and raft.term == 40
+
+
+def test_after_a_restart_the_log_tells_that_it_was_done() -> None:
+    raft = replica(1, 1)
+    raft.force(ALONE, 40, 500)
+    flush(raft)
+    base = raft.log.base
+    entries = raft.log.slice(1, raft.log.last_index, 1 << 20)
+    again = Raft("a", RaftLog(base, entries), HardState(40, "a"), SETTINGS, lambda: 0.0, 0, 0)
+    assert again.log.config == ALONE
+    again.tick(1)
+    assert again.role is Role.LEADER, "it is alone and waits for nobody"
