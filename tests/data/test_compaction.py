@@ -153,7 +153,7 @@ class Cluster:
         self.operations = 0
         self.sequence = 0
         self.do(c.UseSchema(SCHEMA))
-        self.session = f"g.1:{self.leader.state.applied + 1}"
+        self.session = f"g.1:{self.leader.state.applied + 1}.1"
         self.do(c.OpenSession())
 
     def do(self, command: c.Command) -> None:
