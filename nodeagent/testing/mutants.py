@@ -122,8 +122,8 @@ MUTANTS = (
     Mutant(
         "an old meta state removes groups after a start",
         "host/host.py",
-        "if self.meta.applied < min(self._meta_known, self.meta_replica.raft.log.last_index):",
-        "if False:",
+        "self.meta.applied >= min(self._meta_known, replica.raft.log.last_index)",
+        "True",
     ),
     Mutant(
         "messages do not wait for the disk",

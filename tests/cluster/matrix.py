@@ -116,8 +116,8 @@ def run_case(fleet: Fleet, case: Case) -> float:
     world, began = fleet.world, time.monotonic()
     fleet.turn(case.kind)
     load = world.load()
-    fleet.prepare(case.kind)
     fleet.hold(case.point)
+    fleet.prepare(case.kind)  # the newcomer, which nobody knows yet, starts with the point
     iotctl = world.process("cluster", case.kind, NODE, "--yes")
     operation = world.open_operation()
     world.reconnect()
