@@ -1,6 +1,7 @@
 """Points per second into three agents, sustained: files are closed, checked and counted while it runs."""
 
 import time
+from collections.abc import Sequence
 
 from nodeagent.client.blocking import BlockingCluster
 from nodeagent.model.ids import META, GroupId, NodeId
@@ -22,6 +23,7 @@ FLOOR = 1_500_000
 CLOSES_MIN = 3
 FULL_S = 60.0
 SETTLE_S = 180.0
+LOOK_S = 2.0
 
 
 def run(*, seconds: float, nodes: int) -> Report:
@@ -33,10 +35,16 @@ def run(*, seconds: float, nodes: int) -> Report:
             cluster.put_schema(schema_of(storage_group(number), FIELDS))
         load = Load(tuple(range(GROUPS)), DEVICES, FIELDS, ROWS, IN_FLIGHT, seconds)
         before = agents.cpu_seconds()
+        closed: dict[str, set[tuple[GroupId, int]]] = {name: set() for name in groups}
+        closed |= {storage_group(number): set() for number in range(GROUPS)}
         with clients(agents.spec, [load], groups) as queues:
+            while queues[0].empty():
+                _note_closes(cluster, groups, closed)
+                time.sleep(LOOK_S)
             written = wait_written(queues[0], seconds + 120)
+        _note_closes(cluster, groups, closed)
         used = sum(agents.cpu_seconds().values()) - sum(before.values())
-        closes = _closes(cluster, groups)
+        closes = min(map(len, closed.values()))
         waiting = max(g.memtable_bytes for g in agents.groups(cluster).values())
         settled_s = _settle(agents, cluster, groups)
         _check_rows(cluster, groups, written)
@@ -70,25 +78,25 @@ def run(*, seconds: float, nodes: int) -> Report:
     return Report("ingest", workload, (figure, sustained), time.monotonic() - started)
 
 
-def _closes(cluster: BlockingCluster, groups: dict[GroupId, NodeId]) -> int:
-    """Fewest closes of any data or storage group while it was written to."""
-    closed: dict[str, set[tuple[GroupId, int]]] = {name: set() for name in groups}
-    closed |= {storage_group(number): set() for number in range(GROUPS)}
+def _note_closes(
+    cluster: BlockingCluster, groups: dict[GroupId, NodeId], closed: dict[str, set[tuple[GroupId, int]]]
+) -> None:
+    """Closes of each data and storage group that have files now. Looked at again and again, as compaction
+    makes one file of many."""
     for group, leader in groups.items():
         for file in cluster.manifest(leader, group).files:
             close = (group, file.order[0])
             closed[group].add(close)
             closed[file.partition.storage_group].add(close)
-    return min(map(len, closed.values()))
 
 
 def _settle(agents: Agents, cluster: BlockingCluster, groups: dict[GroupId, NodeId]) -> float:
-    """Close what is open and wait until every replica has made its files."""
+    """Close what is open and wait until every replica has made its files, compacted ones too."""
     start = time.monotonic()
     for group in groups:
         cluster.close_all(group)
     while time.monotonic() - start < SETTLE_S:
-        if all(g.memtable_bytes == 0 for g in agents.groups(cluster).values()):
+        if _is_settled(agents, cluster):
             return time.monotonic() - start
         time.sleep(0.2)
     raise TimeoutError("the replicas did not finish their files")
@@ -99,10 +107,23 @@ def _check_rows(cluster: BlockingCluster, groups: dict[GroupId, NodeId], written
     members = {g.group: g.members for g in cluster.meta().groups}
     rows = 0
     for group in groups:
-        held = {
-            n: {(f.name, f.xxh3): f.rows for f in cluster.manifest(n, group).files} for n in members[group]
-        }
-        first = next(iter(held.values()))
-        assert all(h == first for h in held.values()), f"replicas of {group} differ"
-        rows += sum(first.values())
+        rows += _rows_of(cluster, group, members[group])
     assert rows == written.rows_all, (rows, written.rows_all)
+
+
+def _rows_of(cluster: BlockingCluster, group: GroupId, members: Sequence[NodeId]) -> int:
+    """Rows in the group's files, which every member has; compared when nobody is in the middle of a merge."""
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        held = [cluster.manifest(n, group) for n in members]
+        files = [{(f.name, f.xxh3): f.rows for f in h.files} for h in held]
+        if all(f == files[0] for f in files):
+            return sum(files[0].values())
+        even = len({h.materialised for h in held}) == 1 and not any(h.pending for h in held)
+        assert not even, f"replicas of {group} differ"
+        assert time.monotonic() < deadline, f"replicas of {group} do not settle"
+        time.sleep(0.2)
+
+
+def _is_settled(agents: Agents, cluster: BlockingCluster) -> bool:
+    return not any(g.memtable_bytes or g.compacting for g in agents.groups(cluster).values())
