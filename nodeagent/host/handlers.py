@@ -38,9 +38,7 @@ class Handlers:
             return desk.refuse(token, "refused", self.host.admission.refused)
         if self.host.outcast:
             return desk.refuse(token, "unavailable", self.host.outcast, "ask another node")
-        if isinstance(request, q.GetMeta | q.PutSchema | q.BeginChange | q.Steer):
-            return self._to_meta(token, request)
-        if isinstance(request, q.Drain | q.GiveUp | q.Forward):
+        if isinstance(request, q.GetMeta | Leading):
             return self._to_meta(token, request)
         if isinstance(request, q.GetStatus | q.GetEvents | q.FetchChunk):
             return desk.refuse(token, "invalid_input", "the shell answers this request")
@@ -148,10 +146,8 @@ class Handlers:
 
     def _to_data(self, token: int, request: q.Request) -> None:
         host = self.host
-        assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetEvents | q.GetMeta)
-        assert not isinstance(request, q.PutSchema | q.BeginChange)
-        assert not isinstance(request, q.Steer | q.SetHolds | q.Drain | q.GiveUp | q.Forward)
-        assert not isinstance(request, q.FetchChunk | q.PullUnit)
+        assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetEvents | q.GetMeta | Leading)
+        assert not isinstance(request, q.SetHolds | q.FetchChunk | q.PullUnit)
         replica = host.data.get(request.group)
         if replica is None:
             damage = host.damaged.get(request.group)

@@ -245,8 +245,9 @@ class Host:
         return self.meta.table_version
 
     @property
-    def retired(self) -> set[str]:
-        return set(self.meta.image.retired)
+    def retired(self) -> Collection[str]:
+        """Incarnations that are heard no more. Looked at for every frame, so nothing is copied."""
+        return self.meta.image.retired
 
     @property
     def audit(self) -> Sequence[tuple[int, str, str]]:
