@@ -31,6 +31,7 @@ from nodeagent.meta import commands as meta_commands
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, Entry, Forget, HardState, Rebase
+from nodeagent.model.errors import retired_sentence
 from nodeagent.model.ids import META, GroupId, NodeId, header_of
 from nodeagent.model.jobs import Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.raft_messages import Routed
@@ -306,7 +307,12 @@ class Host:
 
     @property
     def outcast(self) -> str:
-        """Why this node serves nobody for now; "" when it does."""
+        """Why this node serves nobody for now; "" when it does.
+
+        It may read in its own log that it was retired before a peer tells it so.
+        """
+        if self.incarnation in self.retired:
+            return retired_sentence(self.incarnation, self.node)
         return self._retired_why if self.desk.now < self._retired_until else ""
 
     def on_reply(self, call: int, reply: Reply, now: int) -> None:
@@ -510,7 +516,7 @@ class Host:
         if self.meta_replica is None or not self.cluster_id:
             return "joining" if self.config.join else "forming"
         record = self.meta.image.nodes.get(self.node)
-        if self.incarnation in self.meta.image.retired or self.outcast:
+        if self.outcast:
             return "removed"
         if record is None:
             return "joining"

@@ -25,6 +25,8 @@ from nodeagent.scaling.moving import Unit
 
 PARALLEL_UNITS = 4
 RETRY_MS = 300
+OWN_WAIT_MS = 5_000
+"""A previous holder waits so long for its own files to be made before it pulls them from another."""
 RECORD_AGAIN_MS = 1_000
 
 Key = tuple[str, GroupId, Ranges]
@@ -45,6 +47,9 @@ class _Order:
 @dataclass(slots=True)
 class _Pull:
     unit: Unit
+    own_until: int
+    """ms; until then files this node itself will have are waited for."""
+
     attempt: int = 0
     busy: bool = False
     not_before: int = 0
@@ -201,7 +206,7 @@ class Mover:
         self.desk.reply(order.token, UnitPulled(copy))
 
     def _ensure(self, unit: Unit) -> _Pull:
-        return self._pulls.setdefault(unit.key, _Pull(unit))
+        return self._pulls.setdefault(unit.key, _Pull(unit, self.desk.now + OWN_WAIT_MS))
 
     def _start(self) -> None:
         if self._paused:
@@ -221,9 +226,12 @@ class Mover:
         unit = pull.unit
         local = self._replicas.get(unit.move.source)
         # An own copy that turned out damaged is replaced from the other holders, in turn.
-        if self._has_own(unit) and local is not None and pull.attempt % len(unit.move.source_members) == 0:
-            slots = source_slots(local, set(to_slots(unit.slots)))
-            return self._stage(pull, slots, "", self.node)
+        if local is not None and pull.attempt % len(unit.move.source_members) == 0:
+            if self._has_own(unit):
+                slots = source_slots(local, set(to_slots(unit.slots)))
+                return self._stage(pull, slots, "", self.node)
+            if self.node in unit.move.source_members and self.desk.now < pull.own_until:
+                return self._later(pull)
         useless = {self.node, *self._dead}
         candidates = [n for n in moving.sources(unit.move, self.node, pull.attempt) if n not in useless]
         if not candidates:
@@ -295,10 +303,13 @@ class Mover:
         return self._start()
 
     def _again(self, pull: _Pull, why: str) -> None:
-        pull.busy = False
         pull.attempt += 1
-        pull.not_before = self.desk.now + RETRY_MS
         self.desk.note("pull_again", unit=str(pull.unit.key), attempt=pull.attempt, why=why)
+        self._later(pull)
+
+    def _later(self, pull: _Pull) -> None:
+        pull.busy = False
+        pull.not_before = self.desk.now + RETRY_MS
         self.desk.later(RETRY_MS, self._start)
 
     def _record_again(self, unit: Unit) -> None:

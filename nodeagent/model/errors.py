@@ -102,6 +102,11 @@ class Forbidden(Definite):
     code = "forbidden"
 
 
+def retired_sentence(incarnation: str, node: str) -> str:
+    """Why `node` under this incarnation is neither heard nor serves."""
+    return f"incarnation {incarnation} of {node} was retired from this cluster"
+
+
 class Unavailable(NodeAgentError):
     code = "unavailable"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from nodeagent.model.entries import LogOp
-from nodeagent.model.errors import Forbidden, NodeAgentError
+from nodeagent.model.errors import Forbidden, NodeAgentError, retired_sentence
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job, JobResult
 from nodeagent.model.raft_messages import Routed
@@ -158,7 +158,7 @@ class Driver:
     def check_peer(self, hello: Hello) -> None:
         if hello.incarnation and hello.incarnation in self._host.retired:
             raise Forbidden(
-                f"incarnation {hello.incarnation} of {hello.name} was retired from this cluster",
+                retired_sentence(hello.incarnation, hello.name),
                 next_step="start with a new directory and add the node with `iotctl cluster add-node`",
                 retired=hello.incarnation,
             )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from iotctl.execute.operations import steer
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.partition.ranges import to_slots
 from tests.cluster.conftest import MakeWorld
@@ -12,7 +13,10 @@ from tests.cluster.world import World, flip, gaining_members, until
 
 pytestmark = pytest.mark.real
 
-SLOW, FAST = "6KB/s", "200MB/s"
+SLOW, MEDIUM, FAST = "6KB/s", "60KB/s", "200MB/s"
+PLAN = "removal.yaml"
+TAKERS = {"node3": "node1", "node4": "node4"}
+"""Who holds damaged files -> whose copies begin there."""
 DAMAGED_EACH = 3
 
 
@@ -48,7 +52,11 @@ def story(make_world: MakeWorld) -> Iterator[Story]:
     damaged = _damage_sources(world)
     load = world.load()
 
-    removal = _begin(world, "remove-node", "node3")
+    removal = _begin(world, "apply", PLAN, rate=MEDIUM)
+    until(
+        lambda: all(_asked_again(world, n) for n in TAKERS.values()), 30.0, lambda: "the damage was not found"
+    )
+    _set_rate(world, removal, SLOW)
     move = removal.operation.moves[0]
     overlapping = next(n for m in removal.operation.moves for n in m.target_members if n in m.source_members)
     _kill(world, removal, "losing leader", world.leader(move.source))
@@ -56,7 +64,7 @@ def story(make_world: MakeWorld) -> Iterator[Story]:
     _finish(world, removal)
     world.fleet.stop(["node3"])
 
-    adding = _begin(world, "add-node", "node6")
+    adding = _begin(world, "cluster", "add-node", "node6")
     world.reconnect()
     _kill(world, adding, "newcomer", "node6")
     _kill(world, adding, "meta leader", world.leader("meta"))
@@ -66,13 +74,16 @@ def story(make_world: MakeWorld) -> Iterator[Story]:
 
 
 def _damage_sources(world: World) -> dict[str, set[int]]:
-    """Flip a byte in files of D(node3), as node3 and node4 have them, in slots that are about to move."""
+    """Flip a byte in files of D(node3), as node3 and node4 have them, in slots that are about to move.
+
+    The plan is kept: one made again may move other slots, since it goes by the sizes of that moment.
+    """
     group = world.group_of("node3")
-    plan = world.iotctl("plan", "remove-node", "node3", "-o", "json")
+    plan = world.iotctl("plan", "remove-node", "node3", "--out", PLAN, "-o", "json")
     assert plan.code == 0, plan.err
     moves = {m["slot"]: m["to"] for m in plan.json["moves"]}
     out: dict[str, set[int]] = {}
-    for node, target in (("node3", "node1"), ("node4", "node4")):
+    for node, target in TAKERS.items():
         files = [f for f in world.manifest(node, group) if moves.get(f.slot) == target][:DAMAGED_EACH]
         assert len(files) == DAMAGED_EACH, f"{target} gains too few files"
         for meta in files:
@@ -81,13 +92,22 @@ def _damage_sources(world: World) -> dict[str, set[int]]:
     return out
 
 
-def _begin(world: World, verb: str, node: str) -> Changed:
-    said = world.iotctl("cluster", verb, node, "--yes", "--no-wait", "-o", "json")
+def _begin(world: World, *words: str, rate: str = SLOW) -> Changed:
+    """Slots begin to move when the rate is set, not before."""
+    said = world.iotctl(*words, "--yes", "--no-wait", "--no-migrate", "-o", "json")
     assert said.code == 0, said.err
-    operation = said.json["operations"][0]
-    found = world.wait_stage(operation, Stage.MOVING)
-    assert world.iotctl("ops", "set", operation, "--rate", SLOW).code == 0
-    return Changed(found)
+    begun = Changed(world.wait_stage(said.json["operations"][0], Stage.MOVING))
+    _set_rate(world, begun, rate)
+    steer(world.cluster, begun.operation.id, "go", "tester")
+    return begun
+
+
+def _set_rate(world: World, changed: Changed, rate: str) -> None:
+    assert world.iotctl("ops", "set", changed.operation.id, "--rate", rate).code == 0
+
+
+def _asked_again(world: World, node: str) -> bool:
+    return "pull_again" in (world.fleet.directory / node / "agent.log").read_text()
 
 
 def _kill(world: World, changed: Changed, role: str, node: str) -> None:
@@ -107,7 +127,7 @@ def _kill(world: World, changed: Changed, role: str, node: str) -> None:
 def _finish(world: World, changed: Changed) -> None:
     before = world.operation(changed.operation.id)
     assert before is not None and before.stage is Stage.MOVING, "everybody died while slots moved"
-    assert world.iotctl("ops", "set", changed.operation.id, "--rate", FAST).code == 0
+    _set_rate(world, changed, FAST)
     changed.operation = world.wait_stage(changed.operation.id, Stage.DONE, 120.0)
 
 
@@ -147,11 +167,10 @@ def test_copies_of_damaged_files_came_from_another_holder(story: Story) -> None:
     """A wrong hash is fetched again, from elsewhere; an own copy that is damaged is replaced likewise."""
     copies = story.removal.operation.copies
     for node, slots in story.damaged.items():
-        taker = "node1" if node == "node3" else "node4"
+        taker = TAKERS[node]
         mine = [c for c in copies if c.node == taker and slots & set(to_slots(c.slots))]
         assert mine, (taker, slots)
-        log = (story.world.fleet.directory / taker / "agent.log").read_text()
-        assert "pull_again" in log, taker
+        assert _asked_again(story.world, taker), taker
 
 
 def test_replicas_are_equal_at_hash_depth_after_deaths(story: Story) -> None:

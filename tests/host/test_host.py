@@ -23,6 +23,7 @@ from nodeagent.model.requests import (
     Accepted,
     CheckStatus,
     ErrorReply,
+    GetMeta,
     NodeRecord,
     OpenSource,
     ScanRows,
@@ -111,6 +112,17 @@ def test_slots_that_do_not_exist_are_refused_before_they_are_expanded(
         host.on_request(7, request, 0, 0)
         (token, reply) = host.take().replies[0]
         assert token == 7 and isinstance(reply, ErrorReply) and reply.code == "invalid_input"
+
+
+def test_a_node_that_reads_of_its_own_retirement_serves_nobody() -> None:
+    """What others send it still arrives, so it may learn this before any of them refuses it."""
+    host = open_host(1)
+    host.meta.image.retired.append("i")
+    host.on_request(7, GetMeta(), 0, 0)
+    (_, reply) = host.take().replies[0]
+    assert isinstance(reply, ErrorReply) and reply.code == "unavailable" and "retired" in reply.what
+    host.meta.image.retired.remove("i")  # the removal was cancelled
+    assert not host.outcast
 
 
 COLUMNS = (Column("d", "STRING", True), Column("v", "DOUBLE", False))

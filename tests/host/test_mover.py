@@ -1,7 +1,10 @@
-"""Pulls of one node while the operation is paused, and their share of its rate."""
+"""Pulls of one node: from where, while the operation is paused, and their share of its rate."""
+
+from types import SimpleNamespace
+from typing import Any
 
 from nodeagent.host.desk import Desk
-from nodeagent.host.mover import PARALLEL_UNITS, Mover
+from nodeagent.host.mover import OWN_WAIT_MS, PARALLEL_UNITS, Mover
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SlotMove, Stage
 from nodeagent.model.requests import ErrorReply, OpenSource, SourceOpened, UnitPulled
 from nodeagent.scaling.moving import UNIT_SLOTS, rate_share
@@ -28,9 +31,9 @@ def operation(**more: object) -> Operation:
     )
 
 
-def moving(node: str = "d") -> tuple[Mover, Desk]:
+def moving(node: str = "d", **replicas: Any) -> tuple[Mover, Desk]:
     desk = Desk(0, 0)
-    return Mover(node, f"i-{node}", desk, {}, lambda command: None), desk
+    return Mover(node, f"i-{node}", desk, replicas, lambda command: None), desk
 
 
 def drive(mover: Mover, op: Operation) -> None:
@@ -57,6 +60,20 @@ def test_a_pause_starts_no_pull_and_lets_those_under_way_finish() -> None:
     drive(mover, op)
     assert len(desk.calls) > PARALLEL_UNITS
     assert all(isinstance(request, OpenSource) for _, _, request in desk.calls)
+
+
+def test_files_this_node_will_have_itself_are_waited_for_but_not_for_ever() -> None:
+    """A member whose last files are still being made would pull all of them over the network."""
+    late = SimpleNamespace(state=SimpleNamespace(sealed_ready=lambda operation: False))
+    mover, desk = moving("a", **{"a.1": late})
+    op = operation()
+    drive(mover, op)
+    desk.now = OWN_WAIT_MS - 1
+    desk.fire()
+    assert not desk.calls
+    desk.now += 1_000
+    desk.fire()
+    assert len(desk.calls) == PARALLEL_UNITS and {to for _, to, _ in desk.calls} <= {"b", "c"}
 
 
 def test_orders_are_refused_while_paused_with_the_way_out() -> None:
