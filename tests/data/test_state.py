@@ -222,6 +222,16 @@ def test_a_member_that_still_adopts_is_no_source(group: Group) -> None:
     assert group.state.sealed_ready("op2")
 
 
+def test_a_member_that_still_makes_files_of_sealed_slots_is_no_source(group: Group) -> None:
+    """Rows closed by the seal are in no file yet: a copy of the files would be without them."""
+    group.write(P)
+    group.do(c.Seal("op", 1, ((3, 4),)))
+    assert group.state.jobs and group.state.sealed_whole("op", {3})
+    assert not group.state.sealed_ready("op")
+    group.finish()
+    assert group.state.sealed_ready("op")
+
+
 def test_adopting_twice_is_adopting_once(group: Group) -> None:
     group.do(c.Open("op", 1, ((20, 21),), ()))
     command = adopt(group)

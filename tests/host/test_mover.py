@@ -3,8 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from nodeagent.host.desk import Desk
 from nodeagent.host.mover import OWN_WAIT_MS, PARALLEL_UNITS, Mover
+from nodeagent.model.jobs import DropStaging
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SlotMove, Stage
 from nodeagent.model.requests import ErrorReply, OpenSource, SourceOpened, UnitPulled
 from nodeagent.scaling.moving import UNIT_SLOTS, rate_share
@@ -74,6 +77,18 @@ def test_files_this_node_will_have_itself_are_waited_for_but_not_for_ever() -> N
     desk.now += 1_000
     desk.fire()
     assert len(desk.calls) == PARALLEL_UNITS and {to for _, to, _ in desk.calls} <= {"b", "c"}
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_staged_files_stay_until_the_replica_here_has_settled_them(settled: bool) -> None:
+    """The meta group is done when the leaders have adopted; this member may still need its staged files."""
+    mover, desk = moving("d", **{"d.2": SimpleNamespace(settled={"op-1"} if settled else set())})
+    op = operation()
+    drive(mover, op)
+    op.stage = Stage.DONE
+    mover.drive([op], set(), {"d.2"})
+    dropped = [job for _, job in desk.jobs if isinstance(job, DropStaging)]
+    assert dropped == ([DropStaging("op-1")] if settled else [])
 
 
 def test_orders_are_refused_while_paused_with_the_way_out() -> None:

@@ -23,6 +23,7 @@ def walk(config: Config, joins: str | None, leaves: str | None, me: str) -> list
             me = step.target
             continue
         check_step(config, step.config)
+        assert me in step.config.voters, "a leader never removes itself"
         config = step.config
         seen.append(config)
     raise AssertionError("it does not arrive")
@@ -72,6 +73,7 @@ def test_the_meta_group_arrives_from_any_start(count: int, voters_max: int) -> N
                 me = step.target
                 continue
             check_step(config, step.config)
+            assert me in step.config.voters, "a leader never removes itself"
             config = step.config
         else:
             raise AssertionError("it does not arrive")
