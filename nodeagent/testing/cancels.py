@@ -60,11 +60,7 @@ def cases() -> Iterator[Cancel]:
 def run_case(case: Cancel, seed: int) -> None:
     """Raises `AssertionError` when the end is neither the old nor the new state, or something is left."""
     scenario = Scenario(seed)
-    scenario.form()
-    scenario.schemas()
-    for writer in scenario.writers:
-        writer.start()
-    scenario.reader.start()
+    scenario.begin()
     scenario.sim.pause(1_500)
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
@@ -161,18 +157,8 @@ def _cancel(scenario: Scenario, case: Cancel, operation: str) -> Reply:
             return scenario.request(cancel, OperationReply)
 
 
-def outcome(job: tuple[Cancel, int]) -> str:
-    """ "" when the case passes."""
-    case, seed = job
-    try:
-        run_case(case, seed)
-    except AssertionError as error:
-        return f"seed {seed}: {str(error)[:300]}"
-    return ""
-
-
 def main() -> int:
-    return 1 if run_all(cases(), outcome, int(sys.argv[1]) if len(sys.argv) > 1 else 1) else 0
+    return 1 if run_all(cases(), run_case, int(sys.argv[1]) if len(sys.argv) > 1 else 1) else 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 when one failed. A case is skipped only with the sentence that says why.
 """
 
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from nodeagent.model.ids import META
 from nodeagent.model.operation import Operation
 from nodeagent.scaling.holds import POINTS
 from nodeagent.testing.checks import check_converged
+from nodeagent.testing.parallel import whys
 from nodeagent.testing.scenario import Scenario
 
 KINDS = ("add-node", "remove-node", "replace-node")
@@ -66,11 +66,7 @@ def cases() -> Iterator[Case]:
 def run_case(case: Case, seed: int) -> None:
     """Raises `AssertionError` when an invariant breaks, or the kill did not fall at the point."""
     scenario = Scenario(seed)
-    scenario.form()
-    scenario.schemas()
-    for writer in scenario.writers:
-        writer.start()
-    scenario.reader.start()
+    scenario.begin()
     scenario.sim.pause(1_500)
     newcomer = scenario.newcomers[0]
     if case.kind != "remove-node":
@@ -136,26 +132,15 @@ def _victim(scenario: Scenario, op: Operation, role: str) -> str:
             return shared[0]
 
 
-def outcome(job: tuple[Case, int]) -> str:
-    """ "" when the case passes."""
-    case, seed = job
-    try:
-        run_case(case, seed)
-    except AssertionError as error:
-        return f"seed {seed}: {str(error)[:300]}"
-    return ""
-
-
-def run_all(cases: Iterable[C], outcome: Callable[[tuple[C, int]], str], seeds: int) -> int:
+def run_all(cases: Iterable[C], run_case: Callable[[C, int], None], seeds: int) -> int:
     """Run every case with every seed and print what came of each; how many failed."""
     every = list(cases)
     jobs = [(case, seed) for seed in range(1, seeds + 1) for case in every if not case.skipped]
     failed = 0
-    with multiprocessing.get_context("spawn").Pool() as pool:
-        results = dict(zip(jobs, pool.imap(outcome, jobs, chunksize=4), strict=True))
+    results = dict(zip(jobs, whys(run_case, jobs), strict=True))
     for case in every:
-        whys = [results[case, seed] for seed in range(1, seeds + 1)] if not case.skipped else []
-        bad = [why for why in whys if why]
+        runs = [(seed, results.get((case, seed), "")) for seed in range(1, seeds + 1)]
+        bad = [f"seed {seed}: {why[:300]}" for seed, why in runs if why]
         failed += len(bad)
         said = f"skipped: {case.skipped}" if case.skipped else bad[0] if bad else "passed"
         print(f"{case} {said}", flush=True)
@@ -164,7 +149,7 @@ def run_all(cases: Iterable[C], outcome: Callable[[tuple[C, int]], str], seeds: 
 
 
 def main() -> int:
-    return 1 if run_all(cases(), outcome, int(sys.argv[1]) if len(sys.argv) > 1 else 1) else 0
+    return 1 if run_all(cases(), run_case, int(sys.argv[1]) if len(sys.argv) > 1 else 1) else 0
 
 
 if __name__ == "__main__":

@@ -180,11 +180,7 @@ class RandomOps(Scenario):
     # --- the run -----------------------------------------------------------------------------------
 
     def run_operations(self) -> Outcome:
-        self.form()
-        self.schemas()
-        for writer in self.writers:
-            writer.start()
-        self.reader.start()
+        self.begin()
         self.sim.pause(1_000)
         for _ in range(OPERATIONS):
             self.sim.faults.duplicate = 0.05

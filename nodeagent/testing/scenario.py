@@ -108,6 +108,15 @@ class Scenario:
             self.kill(self.sim.rng.choice(first).node, self.sim.rng.randint(50, 1000), power=True)
         self.until(lambda: self._ask_meta() is not None, "the cluster forms")
 
+    def begin(self, *, reads: bool = True) -> None:
+        """A formed cluster that is written, and read, from now on."""
+        self.form()
+        self.schemas()
+        for writer in self.writers:
+            writer.start()
+        if reads:
+            self.reader.start()
+
     def _ask_meta(self) -> object:
         if self.view.meta is None:
             self.view.refresh()
@@ -421,11 +430,7 @@ class Scenario:
     # --- the run -----------------------------------------------------------------------------------
 
     def run(self) -> Report:
-        self.form()
-        self.schemas()
-        for writer in self.writers:
-            writer.start()
-        self.reader.start()
+        self.begin()
         self.sim.faults.duplicate = 0.05
         self.sim.faults.sync_ms = self.sim.rng.choice([(1, 3), (1, 60)])
         self.sim.faults.job_ms = self.sim.rng.choice([(1, 10), (1, 200), (50, 900)])

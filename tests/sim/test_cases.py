@@ -17,10 +17,7 @@ from nodeagent.testing.sim import CLIENT, SNAPSHOT_TTL_MS, SimNode
 
 def formed(seed: int, nodes: int = 4, replicas: int = 3) -> Scenario:
     scenario = Scenario(seed, nodes=nodes, replicas=replicas)
-    scenario.form()
-    scenario.schemas()
-    for writer in scenario.writers:
-        writer.start()
+    scenario.begin(reads=False)
     scenario.sim.pause(1_500)
     return scenario
 

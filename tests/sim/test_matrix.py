@@ -1,9 +1,8 @@
 """Kills at hold points in the simulator; `make matrix` runs every case."""
 
-import multiprocessing
-
 from nodeagent.scaling.holds import POINTS
-from nodeagent.testing.matrix import cases, outcome
+from nodeagent.testing.matrix import cases, run_case
+from nodeagent.testing.parallel import whys
 
 EVERY = 29
 
@@ -11,8 +10,7 @@ EVERY = 29
 def test_a_spread_of_the_kill_matrix_passes() -> None:
     chosen = [case for case in cases() if not case.skipped][::EVERY]
     assert {c.kind for c in chosen} == {"add-node", "remove-node", "replace-node"} and len(chosen) >= 12
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        results = pool.map(outcome, [(case, 1) for case in chosen], chunksize=1)
+    results = whys(run_case, [(case, 1) for case in chosen], 2)
     failed = [f"{case}: {why}" for case, why in zip(chosen, results, strict=True) if why]
     assert not failed, "\n".join(failed)
 

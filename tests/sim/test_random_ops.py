@@ -1,40 +1,26 @@
 """Ten random operations; then all replicas are equal and no disk keeps what nothing names."""
 
-import multiprocessing
-
 import pytest
 
 from nodeagent.model.files import FileMeta
 from nodeagent.storage import layout
 from nodeagent.testing.checks import check_clean, check_converged
+from nodeagent.testing.parallel import whys
 from nodeagent.testing.random_ops import RandomOps, run
 from nodeagent.testing.sim import SimNode
 
 SEEDS = (6, 10, 11)
 
 
-def outcome(seed: int) -> str:
-    """ "" when the seed passes."""
-    try:
-        run(seed)
-    except AssertionError as error:
-        return str(error)
-    return ""
-
-
 def test_nothing_is_left_after_ten_random_operations() -> None:
     """Also not after a power cut of all nodes; `python -m nodeagent.testing.random_ops` runs more seeds."""
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        failed = [why for why in pool.map(outcome, SEEDS, chunksize=1) if why]
+    failed = [why for why in whys(run, [(seed,) for seed in SEEDS], 2) if why]
     assert not failed, "\n\n".join(failed)
 
 
 def formed(seed: int) -> RandomOps:
     scenario = RandomOps(seed)
-    scenario.form()
-    scenario.schemas()
-    for writer in scenario.writers:
-        writer.start()
+    scenario.begin(reads=False)
     scenario.sim.pause(2_000)
     return scenario
 

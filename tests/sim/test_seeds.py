@@ -1,6 +1,5 @@
 """Whole clusters under faults. A failure prints the command that replays it."""
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import pytest
 
 import nodeagent
 from nodeagent.testing.mutants import MUTANTS, hunt
+from nodeagent.testing.parallel import whys
 from nodeagent.testing.scenario import run
 
 PINNED = (
@@ -20,19 +20,9 @@ PINNED = (
 SEEDS = sorted({*range(1, 51), *PINNED})
 
 
-def outcome(seed: int) -> str:
-    """ "" when the seed passes."""
-    try:
-        run(seed)
-    except AssertionError as error:
-        return str(error)
-    return ""
-
-
 def test_no_seed_breaks_an_invariant() -> None:
     """Safety after every event, convergence and nothing left over at the end, for each seed."""
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        failed = [why for why in pool.map(outcome, SEEDS, chunksize=1) if why]
+    failed = [why for why in whys(run, [(seed,) for seed in SEEDS], 2) if why]
     assert not failed, "\n\n".join(failed)
 
 

@@ -16,10 +16,7 @@ SETTLE_MS = 7_000
 
 def formed(seed: int) -> Scenario:
     scenario = Scenario(seed)
-    scenario.form()
-    scenario.schemas()
-    for writer in scenario.writers:
-        writer.start()
+    scenario.begin(reads=False)
     scenario.sim.pause(SETTLE_MS)
     return scenario
 
