@@ -347,7 +347,7 @@ class Host:
         """Everything to do now. One persist batch and one frame per peer, however much happened."""
         for _ in range(16):
             worked = [r.drain() for r in list(self.replicas())]
-            if self._drive_at <= self.desk.now:
+            if self._drive_at <= self.desk.now or self.operations.is_due():
                 self._drive_at = self.desk.now + DRIVE_MS
                 self.operations.drive()
                 worked.append(True)

@@ -51,6 +51,9 @@ class Operations:
         self._proposed: dict[GroupId, tuple[int, int]] = {}
         """group -> (term, index) of the last command proposed; no other before it is applied"""
 
+        self._awaited: dict[GroupId, tuple[int, int]] = {}
+        """Those of `_proposed` that were not seen applied yet."""
+
         self.holds: frozenset[str] = frozenset()
         """Points of `scaling.holds`."""
 
@@ -123,6 +126,20 @@ class Operations:
 
     # --- data groups -------------------------------------------------------------------------------
 
+    def is_due(self) -> bool:
+        """Whether an entry that `drive` proposed was applied since the last call: the next step waits for it.
+
+        Slots stand closed between these steps, so they do not wait for the clock.
+        """
+        due = [g for g, at in self._awaited.items() if self._has_applied(g, at)]
+        for group in due:
+            del self._awaited[group]
+        return bool(due)
+
+    def _has_applied(self, group: GroupId, proposed: tuple[int, int]) -> bool:
+        replica = self.host.data.get(group)
+        return replica is None or (replica.raft.term, replica.seen) >= proposed
+
     def _drive_group(self, op: Operation, replica: DataReplica, wanted: set[GroupId]) -> None:
         term, index = self._proposed.get(replica.group, (0, 0))
         if (term == replica.raft.term and replica.seen < index) or not replica.state.recovered:
@@ -162,7 +179,8 @@ class Operations:
     def _propose(self, replica: DataReplica, batch: list[bytes]) -> None:
         first = replica.propose(batch)
         if first is not None:
-            self._proposed[replica.group] = (replica.raft.term, first + len(batch) - 1)
+            at = (replica.raft.term, first + len(batch) - 1)
+            self._proposed[replica.group] = self._awaited[replica.group] = at
 
     def _reconfigure(self, replica: DataReplica, step: membership.Change | membership.Transfer) -> None:
         try:

@@ -16,7 +16,7 @@ from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.operation import Operation, Options
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
-from nodeagent.partition.ranges import from_slots
+from nodeagent.partition.ranges import from_slots, to_slots
 from nodeagent.partition.recovery import heir_of
 from nodeagent.testing.checks import Safety, check_converged
 from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim, SimNode, configs
@@ -212,6 +212,12 @@ class Scenario:
             name = str(reply.details["operation"])
         self.operations.append(f"{begin.kind} {begin.node}".rstrip())
         self.operation = name
+        self.until(lambda: self.record(name) is not None, f"{name} is known")
+        record = self.record(name)
+        assert record is not None
+        for move in record.moves:
+            for slot in to_slots(move.slots):
+                self.history.left.setdefault((move.source, slot), self.history.change_began)
         return name
 
     def stage(self, operation: str) -> str:

@@ -61,6 +61,9 @@ class History:
     change_began: int = 0
     """When the newest change was asked for."""
 
+    left: dict[tuple[GroupId, int], int] = field(default_factory=dict)
+    """(group, slot) -> when the first change was asked for that took the slot from the group."""
+
     acks: dict[Cell, list[int]] = field(default_factory=dict)
     """Everything acknowledged, rising."""
 
@@ -261,7 +264,8 @@ class Writer:
         if reply.code == "session_expired":
             # Opened after the seal, where nothing of it can have counted; an older one moves along.
             lost = op.session in self.history.lost_sessions
-            assert lost or op.opened >= self.history.change_began, reply
+            left = self.history.left.get((op.session.partition(":")[0], op.slot))
+            assert lost or (left is not None and op.opened >= left), reply
             self._sessions = {g: s for g, s in self._sessions.items() if s[0] != op.session}
             op.session = ""
             self.sim.at(RETRY_MS, lambda: self._send(op))

@@ -33,6 +33,10 @@ STORED_MIB = 200
 EVERY_S = 0.02
 STREAMS_PER_GROUP = 80
 READERS = 4
+READ_PAUSE_S = 0.25
+"""Between two reads of one reader. Without it the readers take what the writers leave of two processors, and
+every gap is that of a busy box."""
+
 DEADLINE_S = 10.0
 """Of one write, with all its retries."""
 
@@ -132,7 +136,7 @@ class Writer:
             if value < least:
                 self.seen.stale.append((stream, least, value))
             count += 1
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(READ_PAUSE_S)
         self.seen = msgspec.structs.replace(self.seen, reads=self.seen.reads + count)
 
     async def run(self, stop: Event) -> Seen:
