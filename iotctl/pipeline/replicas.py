@@ -174,12 +174,17 @@ def compare_manifests(
             if not any(m.found == MISSING or m.expected == NOT_THERE for m in found):
                 break
             time.sleep(RECHECK_DELAY_S)
-            fresh = [_manifest(cluster, view, r.node, chosen) for r in view.replicas]
-            unread += [f for f in fresh if isinstance(f, Unread)]
-            view.replicas = [f for f in fresh if isinstance(f, Replica)]
+            unread += _list_again(cluster, view, chosen)
             found = manifest_mismatches(view)
         mismatches += found
     return mismatches, unread
+
+
+def _list_again(cluster: Cluster, view: GroupView, chosen: Chosen) -> list[Unread]:
+    """Bring the view's replicas up to date; those that gave nothing leave it."""
+    fresh = [_manifest(cluster, view, r.node, chosen) for r in view.replicas]
+    view.replicas = [f for f in fresh if isinstance(f, Replica)]
+    return [f for f in fresh if isinstance(f, Unread)]
 
 
 def manifest_mismatches(view: GroupView) -> list[Mismatch]:
@@ -218,26 +223,81 @@ def _other_text(entries: Sequence[FileMeta | None], own: FileMeta | None) -> str
     return others.pop() if len(others) == 1 else NO_MAJORITY
 
 
-def check_hashes(
-    cluster: Cluster, views: Sequence[GroupView], progress: Progress
-) -> tuple[list[Mismatch], list[Unread], int, int]:
+@dataclass(slots=True)
+class Hashed:
+    """What reading bytes again found; `files` and `bytes` are those that were read."""
+
+    mismatches: list[Mismatch] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+
+
+def check_hashes(cluster: Cluster, views: Sequence[GroupView], chosen: Chosen, progress: Progress) -> Hashed:
     """Have every replica re-read its bytes.
 
-    Returns:
-        Mismatches, what could not be read, and the files and bytes that were.
+    A file that is gone when its turn comes was merged with others into a new one, or its slot has moved:
+    what the replicas hold of its slot now is listed, compared and read instead.
     """
-    mismatches: list[Mismatch] = []
-    unread: list[Unread] = []
-    files = size = 0
+    total = Hashed()
+    gone = _hash_once(cluster, views, total, progress)
+    for _ in range(RECHECKS):
+        if not gone:
+            break
+        time.sleep(RECHECK_DELAY_S)
+        views = [_again(cluster, view, gone, chosen, total, progress) for view in views]
+        gone = _hash_once(cluster, views, total, progress)
+    total.unread += gone
+    return total
+
+
+def _again(
+    cluster: Cluster,
+    view: GroupView,
+    gone: Sequence[Unread],
+    chosen: Chosen,
+    total: Hashed,
+    progress: Progress,
+) -> GroupView:
+    """The view of those slots alone of which a file is gone, as they are now."""
+    slots = {u.slot for u in gone if u.group == view.group and u.slot is not None}
+    fresh = GroupView(view.group, view.cut, view.members, view.replicas if slots else [])
+    if slots:
+        wanted = Chosen(ranges.from_slots(slots), chosen.storage_groups)
+        total.unread += _list_again(cluster, fresh, wanted)
+        mismatches, unread = compare_manifests(cluster, [fresh], wanted, progress)
+        total.mismatches += mismatches
+        total.unread += unread
+        moved = slots - {f.slot for r in fresh.replicas for f in r.files.values()}
+        total.unread += [u for u in gone if u.group == view.group and u.slot in moved]
+    return fresh
+
+
+def _hash_once(
+    cluster: Cluster, views: Sequence[GroupView], total: Hashed, progress: Progress
+) -> list[Unread]:
+    """Add to `total` what the replicas find, except in slots of which a file is gone: those are returned."""
+    gone: list[Unread] = []
+    read: list[tuple[NodeId, FileMeta, str]] = []
     for replica, part, reply in hash_files(cluster, views, progress):
         if isinstance(reply, Unread):
-            unread.append(reply)
+            total.unread.append(reply)
             continue
         found = dict(reply.found)
         for meta in part:
-            files, size = files + 1, size + meta.size
-            _judge(replica, meta, found.get(meta.name), mismatches, unread)
-    return mismatches, unread, files, size
+            if meta.name in found:
+                read.append((replica.node, meta, found[meta.name]))
+            else:
+                reason = f"{meta.name} was released while it was checked"
+                gone.append(Unread(replica.node, replica.group, meta.slot, reason))
+    slots = {u.slot for u in gone}
+    for node, meta, xxh3 in read:
+        if meta.slot in slots:
+            continue
+        total.files, total.bytes = total.files + 1, total.bytes + meta.size
+        if xxh3 != meta.xxh3:
+            total.mismatches.append(Mismatch(node, meta.slot, meta.name, "", None, meta.xxh3, xxh3))
+    return gone
 
 
 def hash_files(
@@ -274,17 +334,3 @@ def _check(cluster: Cluster, replica: Replica, part: Sequence[FileMeta]) -> File
         return expect(cluster.call(replica.node, request, HASH_TIMEOUT_S), FilesChecked)
     except NodeAgentError as error:
         return Unread(replica.node, replica.group, None, error.what)
-
-
-def _judge(
-    replica: Replica,
-    meta: FileMeta,
-    found: str | None,
-    mismatches: list[Mismatch],
-    unread: list[Unread],
-) -> None:
-    if found is None:
-        reason = f"{meta.name} was released while it was checked"
-        unread.append(Unread(replica.node, replica.group, meta.slot, reason))
-    elif found != meta.xxh3:
-        mismatches.append(Mismatch(replica.node, meta.slot, meta.name, "", None, meta.xxh3, found))

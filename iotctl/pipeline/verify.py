@@ -151,16 +151,17 @@ class _Comparison:
         report.unread += unread
         _record(report, views)
         if self.depth == "hash":
-            self._hashes(views, report)
+            self._hashes(views, chosen, report)
         elif self.depth == "content":
             self._content(views, storage_groups, report)
         report.add_mismatches(_unexplained(recorded, report.mismatches))
         return report, views
 
-    def _hashes(self, views: Sequence[GroupView], report: VerifyReport) -> None:
-        mismatches, unread, report.files, report.bytes = check_hashes(self.cluster, views, self.progress)
-        report.add_mismatches(mismatches)
-        report.unread += unread
+    def _hashes(self, views: Sequence[GroupView], chosen: Chosen, report: VerifyReport) -> None:
+        found = check_hashes(self.cluster, views, chosen, self.progress)
+        report.files, report.bytes = found.files, found.bytes
+        report.add_mismatches(found.mismatches)
+        report.unread += found.unread
 
     def _content(
         self, views: Sequence[GroupView], storage_groups: tuple[str, ...], report: VerifyReport

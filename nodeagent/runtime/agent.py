@@ -225,8 +225,8 @@ class Agent:
         self._log_thread.start()
         self._handle_signals(loop)
         self._expire_later(loop)
-        # What is there now stays. Walking it, half a million objects of imported modules, would stop this
-        # node for some 0.4 s whenever the collector thinks it is time.
+        # What is there now stays. Walking it, some hundred thousand objects of imported modules, would stop
+        # this node for up to 0.4 s on a busy machine whenever the collector thinks it is time.
         gc.collect()
         gc.freeze()
         driver.start()

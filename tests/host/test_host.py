@@ -1,6 +1,8 @@
 """What a host does with what it finds on its disk and with requests no honest peer sends."""
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,6 +12,7 @@ from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host.admission import check_status
 from nodeagent.host.handlers import is_evidence
 from nodeagent.host.host import Host
+from nodeagent.host.operations import Operations
 from nodeagent.host.replica import Saved
 from nodeagent.log import Damage, GroupLog
 from nodeagent.meta import commands as meta
@@ -159,6 +162,17 @@ def test_a_seed_that_was_late_is_known_by_its_incarnation(
     asked = CheckStatus("a", incarnation, "a", 1, 2, CONFIG.cluster, CONFIG.seeds, False)
     answer = check_status(CONFIG, "i-b", state, True, asked)
     assert (answer.member, answer.known) == (member, known)
+
+
+def test_the_next_step_of_a_change_follows_the_entry_it_waits_for() -> None:
+    """Slots stand closed between the steps: the host goes on when the entry is applied, not at a tick."""
+    replica: Any = SimpleNamespace(group="a.1", raft=SimpleNamespace(term=2), seen=4, propose=lambda batch: 5)
+    host: Any = SimpleNamespace(data={"a.1": replica})
+    operations = Operations(host)
+    operations._propose(replica, [b"seal", b"open"])
+    assert not operations.is_due()
+    replica.seen = 6
+    assert operations.is_due() and not operations.is_due()
 
 
 @pytest.mark.parametrize("may_hold", [False, True])

@@ -12,6 +12,7 @@ from iotctl.pipeline.report import VerifyReport
 from iotctl.pipeline.verify import Filters
 from nodeagent.model.errors import Refused
 from nodeagent.model.operation import Operation, Stage
+from nodeagent.model.requests import CheckFiles, Reply, Request
 from nodeagent.storage.format import ClosedUnit
 from tests.pipeline.fake import DirectoryCluster, DirectorySpec, Maker, create, one_move
 from tests.pipeline.rows import MACHINES, machines, with_cell
@@ -67,6 +68,39 @@ def test_equal_replicas_pass(built: Built, depth: str) -> None:
     assert report.passed and report.replicas_compared == 6
     assert (report.files, report.rows) == (9, 450)
     assert report.bytes == 3 * sum(f.meta.size for f in built.files.values())
+
+
+@pytest.mark.parametrize("merged_on", [NODES, ("n2",), ()])
+def test_files_merged_while_bytes_are_read_are_looked_at_again(
+    built: Built, maker: Maker, monkeypatch: pytest.MonkeyPatch, merged_on: tuple[str, ...]
+) -> None:
+    """A slot's files become one between listing and reading. The report does not pass where replicas then
+    differ, or where nothing of the slot is left."""
+    monkeypatch.setattr(replicas, "ASKS_MAX", 1)  # one after the other: the first question changes the files
+    merged = maker.file(MACHINES, machines(seed=4), 4, (6,))
+    asked = DirectoryCluster.call
+    done = []
+
+    def call(self: DirectoryCluster, node: str, request: Request, timeout_s: float | None = None) -> Reply:
+        if isinstance(request, CheckFiles) and not done:
+            done.append(node)
+            for holder in merged_on or NODES:
+                replica = self.load(holder, "n1.1")
+                replica.files = [f for f in replica.files if f.slot != 4]
+                self.save(holder, "n1.1", replica)
+                if merged_on:
+                    self.put(holder, "n1.1", merged)
+        return asked(self, node, request, timeout_s)
+
+    monkeypatch.setattr(DirectoryCluster, "call", call)
+    report = run(built, "hash")
+    assert done and report.passed == (merged_on == NODES), (report.mismatches, report.unread)
+    if merged_on == NODES:
+        assert report.files == 9
+    elif merged_on:
+        assert {m.slot for m in report.mismatches} == {4}
+    else:
+        assert {u.slot for u in report.unread} == {4}
 
 
 @pytest.mark.spark

@@ -1,6 +1,7 @@
 """The agent as a whole, over a host that does what the test says."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -199,6 +200,17 @@ def test_roles_decide_what_may_be_asked(tmp_path: Path) -> None:
             with pytest.raises(Forbidden, match="may not ask for Forward"):
                 await admin.call(Forward(b""), 5)
             assert [e for e in running.host.events if "request" in e] == ["request PutSchema"]
+
+    run(test())
+
+
+def test_no_later_collection_walks_what_an_agent_started_with(tmp_path: Path) -> None:
+    """Some hundred thousand objects of imported modules: a pass over them stops every group of the node."""
+    gc.unfreeze()
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)):
+            assert gc.get_freeze_count() > len(gc.get_objects())
 
     run(test())
 
