@@ -225,8 +225,8 @@ class Agent:
         self._log_thread.start()
         self._handle_signals(loop)
         self._expire_later(loop)
-        # What is there now stays. Walking it, some hundred thousand objects of imported modules, would stop
-        # this node for up to 0.4 s on a busy machine whenever the collector thinks it is time.
+        # What is there now stays. Walking it, some hundred thousand objects of imported modules, takes 0.07 s
+        # on a quiet machine, several times that on a busy one, and stops every group of this node meanwhile.
         gc.collect()
         gc.freeze()
         driver.start()

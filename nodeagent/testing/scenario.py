@@ -16,7 +16,7 @@ from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.operation import Operation, Options
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
-from nodeagent.partition.ranges import from_slots, to_slots
+from nodeagent.partition.ranges import from_slots
 from nodeagent.partition.recovery import heir_of
 from nodeagent.testing.checks import Safety, check_converged
 from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim, SimNode, configs
@@ -215,9 +215,7 @@ class Scenario:
         self.until(lambda: self.record(name) is not None, f"{name} is known")
         record = self.record(name)
         assert record is not None
-        for move in record.moves:
-            for slot in to_slots(move.slots):
-                self.history.left.setdefault((move.source, slot), self.history.change_began)
+        self.history.note_moves(record)
         return name
 
     def stage(self, operation: str) -> str:
@@ -344,7 +342,10 @@ class Scenario:
             ),
             f"{operation} is over",
         )
-        return self.stage(operation) == "DONE"
+        done = self.stage(operation) == "DONE"
+        if not done:
+            self.history.forget_moves(operation)
+        return done
 
     def maybe_cancel(self, operation: str) -> bool:
         """Cancel at a random moment, which may be too late; whether the change came about all the same."""

@@ -16,9 +16,11 @@ import pyarrow as pa
 from nodeagent.model import requests as q
 from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
+from nodeagent.model.operation import Operation
 from nodeagent.model.requests import ErrorReply, MetaView, Reply, RowsScanned
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.partition.hash import slot_of
+from nodeagent.partition.ranges import to_slots
 from nodeagent.table import arrow
 from nodeagent.table.merge import merge
 from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim
@@ -61,8 +63,9 @@ class History:
     change_began: int = 0
     """When the newest change was asked for."""
 
-    left: dict[tuple[GroupId, int], int] = field(default_factory=dict)
-    """(group, slot) -> when the first change was asked for that took the slot from the group."""
+    moves: dict[tuple[GroupId, int], list[tuple[int, str, bool]]] = field(default_factory=dict)
+    """(group, slot) -> (when asked for, operation, whether the slot left) of each change that moved the slot
+    from or to the group and was not cancelled."""
 
     acks: dict[Cell, list[int]] = field(default_factory=dict)
     """Everything acknowledged, rising."""
@@ -76,6 +79,24 @@ class History:
     reads: int = 0
     writes: int = 0
     longest_gap_ms: int = 0
+
+    def note_moves(self, operation: Operation) -> None:
+        """The newest change is this one."""
+        for move in operation.moves:
+            for slot in to_slots(move.slots):
+                for group, left in ((move.source, True), (move.target, False)):
+                    event = (self.change_began, operation.id, left)
+                    self.moves.setdefault((group, slot), []).append(event)
+
+    def forget_moves(self, operation: str) -> None:
+        """It was cancelled: every slot stayed where it was."""
+        for key, events in self.moves.items():
+            self.moves[key] = [e for e in events if e[1] != operation]
+
+    def had_left(self, group: GroupId, slot: int, at: int) -> bool:
+        """Whether the slot's last move that was asked for by `at` took it from the group."""
+        lefts = [left for began, _, left in self.moves.get((group, slot), ()) if began <= at]
+        return bool(lefts) and lefts[-1]
 
     def lose(self, ops: Iterable[tuple[str, int, int]]) -> int:
         """These may be gone, and nothing else. Returns how many had been acknowledged."""
@@ -264,8 +285,7 @@ class Writer:
         if reply.code == "session_expired":
             # Opened after the seal, where nothing of it can have counted; an older one moves along.
             lost = op.session in self.history.lost_sessions
-            left = self.history.left.get((op.session.partition(":")[0], op.slot))
-            assert lost or (left is not None and op.opened >= left), reply
+            assert lost or self.history.had_left(op.session.partition(":")[0], op.slot, op.opened), reply
             self._sessions = {g: s for g, s in self._sessions.items() if s[0] != op.session}
             op.session = ""
             self.sim.at(RETRY_MS, lambda: self._send(op))

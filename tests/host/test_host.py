@@ -11,7 +11,7 @@ from nodeagent.data import commands as data
 from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host.admission import check_status
 from nodeagent.host.handlers import is_evidence
-from nodeagent.host.host import Host
+from nodeagent.host.host import DRIVE_MS, Host
 from nodeagent.host.operations import Operations
 from nodeagent.host.replica import Saved
 from nodeagent.log import Damage, GroupLog
@@ -173,6 +173,20 @@ def test_the_next_step_of_a_change_follows_the_entry_it_waits_for() -> None:
     assert not operations.is_due()
     replica.seen = 6
     assert operations.is_due() and not operations.is_due()
+
+
+def test_the_host_drives_between_two_ticks_when_a_step_is_due() -> None:
+    host = open_host(1)
+    host.take()  # the first tick
+    driven: list[int] = []
+    due = [True]
+    operations: Any = host.operations
+    operations.drive = lambda: driven.append(1)
+    operations.is_due = lambda: bool(due) and due.pop()
+    host.take()
+    assert driven == [1] and host.desk.now < DRIVE_MS
+    host.take()
+    assert driven == [1]
 
 
 @pytest.mark.parametrize("may_hold", [False, True])

@@ -470,7 +470,7 @@ def test_a_copy_that_goes_bad_after_the_check_holds_up_its_own_files_alone() -> 
 
 
 @pytest.mark.parametrize(
-    ("seed", "nodes", "replicas"), [*((s, 6, 3) for s in range(4)), *((s, 8, 5) for s in (7, 8))]
+    ("seed", "nodes", "replicas"), [*((s, 6, 3) for s in range(7)), *((s, 8, 5) for s in range(7, 11))]
 )
 def test_groups_that_lost_their_majority_go_on_with_what_their_survivors_hold(
     seed: int, nodes: int, replicas: int
