@@ -28,6 +28,10 @@ from nodeagent.raft.core import Raft
 
 CLOSE_PARTITIONS_MAX = 256
 JOB_RETRY_MS = 1_000
+SEALED_CLOSE_MS = 1_000
+"""Files of sealed slots are made so long after the seal. Nobody serves from them; made at once, on all
+members, they slow down the very moment in which writers wait for the slots to open elsewhere."""
+
 COMPACT_RETRY_MS = 10_000
 """A compaction that fails reads all of its inputs each time."""
 
@@ -94,9 +98,19 @@ class DataReplica(Replica):
     def start_jobs(self) -> None:
         jobs, self.state.jobs = self.state.jobs, []
         for job in jobs:
-            self._start(job)
+            if isinstance(job, CloseFiles) and all(self._is_sealed(u.spec.slot) for u in job.units):
+                self._start_after(SEALED_CLOSE_MS, job)
+            else:
+                self._start(job)
         self._part_with(self.state.doomed)
         self.state.doomed = []
+
+    def _is_sealed(self, slot: int) -> bool:
+        return self.state.slots.sealed_by(slot) is not None
+
+    def _start_after(self, delay_ms: int, job: Job) -> None:
+        state = self.state
+        self.desk.later(delay_ms, lambda: self._start(job) if state is self.state else None)
 
     def _start(self, job: Job) -> None:
         if not self.removed:
@@ -112,8 +126,7 @@ class DataReplica(Replica):
             # Rows stay in memory and their log stays: nothing is lost, only late.
             self.error = f"{type(job).__name__}: {result.what}"
             self.desk.note("job_failed", group=self.group, job=type(job).__name__, why=result.what)
-            self.desk.later(JOB_RETRY_MS, lambda: self._start(job) if state is self.state else None)
-            return
+            return self._start_after(JOB_RETRY_MS, job)
         self.error = ""
         if isinstance(job, CloseFiles):
             assert isinstance(result, FilesClosed)

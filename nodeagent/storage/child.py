@@ -1,6 +1,6 @@
 """The worker process: requests on stdin, replies on stdout, until stdin ends.
 
-Started as `python -m nodeagent.storage.child <root> <timeout_s> <nice> <kind of work>`. Native code may
+Started as `python -m nodeagent.storage.child <root> <timeout_s> <kind of work>`. Native code may
 print: descriptor 1 is kept for replies under another number and points to stderr for everybody else. A
 request that takes longer than the timeout ends the process even if nobody is left to kill it; the watchdog
 is a native thread, since a hanging native call may hold the interpreter lock.
@@ -39,9 +39,8 @@ class _RootPlace:
         return path
 
 
-def main(root: str, timeout_s: float, nice: int, work: str) -> None:
+def main(root: str, timeout_s: float, work: str) -> None:
     """Serve until stdin ends."""
-    os.nice(nice)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the parent to handle
     requests, replies = 0, os.dup(1)
     os.dup2(2, 1)
@@ -56,4 +55,4 @@ def main(root: str, timeout_s: float, nice: int, work: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], float(sys.argv[2]), sys.argv[3])

@@ -119,7 +119,6 @@ class TsFileWorker:
                 "nodeagent.storage.child",
                 self._root,
                 str(self._timeout_s * _WATCHDOG_FACTOR),
-                str(self._nice),
                 self._work,
             ],
             stdin=subprocess.PIPE,
@@ -128,6 +127,7 @@ class TsFileWorker:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
         assert process.stdin is not None and process.stdout is not None
+        os.setpriority(os.PRIO_PROCESS, process.pid, self._nice)  # from here, for its imports cost much too
         os.set_blocking(process.stdin.fileno(), False)
         os.set_blocking(process.stdout.fileno(), False)
         self._process, self._files = process, 0
@@ -161,7 +161,7 @@ class WorkerEngine:
     compacts starts when first needed, and the system runs it when the others leave it time."""
 
     def __init__(self, root: str, timeout_s: float = 120.0) -> None:
-        self.closer = TsFileWorker(root, timeout_s)
+        self.closer = TsFileWorker(root, timeout_s, 0)
         self.scanner = TsFileWorker(root, timeout_s, work=SCAN)
         self.compactor = TsFileWorker(root, timeout_s * COMPACT_PATIENCE, COMPACT_NICE, COMPACT)
 
