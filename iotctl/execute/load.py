@@ -39,13 +39,24 @@ class Seen:
 
 
 class Load:
-    """Runs until `stop`; the places to write to are (storage group, time) pairs, each in its own slot."""
+    """Runs until `stop`; the places to write to are (storage group, time) pairs, each in its own slot.
 
-    def __init__(self, connect: Connect, table: str, tag: str, places: Mapping[tuple[str, int], str]) -> None:
+    The writer rests `pause_s` after each row.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        table: str,
+        tag: str,
+        places: Mapping[tuple[str, int], str],
+        pause_s: float = 0.0,
+    ) -> None:
         self._connect = connect
         self._table = table
         self._tag = tag
         self._places = dict(places)
+        self._pause_s = pause_s
         self.seen = Seen()
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=t, daemon=True) for t in (self._write, self._read)]
@@ -66,7 +77,7 @@ class Load:
         try:
             while not self._stop.is_set():
                 for (storage_group, at), header in self._places.items():
-                    if self._stop.is_set():
+                    if self._stop.wait(self._pause_s):
                         return
                     value += 1.0
                     self._write_one(cluster, storage_group, at, header, value)

@@ -33,7 +33,11 @@ from nodeagent.raft.progress import ProgressState
 from nodeagent.raft.state import Ready, Role
 
 CHECKPOINT_MIN_MS = 500
-CHECKPOINT_RETRY_MS = 1_000
+CHECKPOINT_RETRY_MS = 1_500
+CHECKPOINT_BYTES_PER_MS = 2_000
+"""On average. A checkpoint names every file: written twice a second, a hundred thousand of them would be
+35 MB/s of disk writes in each group."""
+
 INSTALL_KEEP_MS = 10_000
 
 
@@ -91,7 +95,7 @@ class Replica:
         self._working = 0
         self._at_rest: Callable[[], None] | None = None
         self._saving = False
-        self._saved_at = desk.now
+        self._save_from = desk.now + CHECKPOINT_MIN_MS
         self.unsaved = 0
         """Entries applied or files made since the last checkpoint."""
 
@@ -254,13 +258,15 @@ class Replica:
         """Save the state when it changed; then the log before it may go."""
         if self._saving or self._installing or not self.unsaved or self.seen < self.state_index:
             return
-        if not force and self.desk.now - self._saved_at < CHECKPOINT_MIN_MS:
+        if not force and self.desk.now < self._save_from:
             return
         saved = Saved(self._base_at(self.log_needed_after()), self.encode_state(None))
         self._saving = True
         self.unsaved = 0
-        self._saved_at = self.desk.now
-        job = SaveJob(self.group, msgspec.msgpack.encode(saved))
+        payload = msgspec.msgpack.encode(saved)
+        rest_ms = max(CHECKPOINT_MIN_MS, len(payload) // CHECKPOINT_BYTES_PER_MS)
+        self._save_from = self.desk.now + rest_ms
+        job = SaveJob(self.group, payload)
         self.job(job, lambda r: self._on_saved(saved.base.index, r))
 
     def _base_at(self, index: int) -> Base:
@@ -273,7 +279,7 @@ class Replica:
         self._saving = False
         if isinstance(result, Failed):
             self.unsaved += 1
-            self._saved_at = self.desk.now + CHECKPOINT_RETRY_MS
+            self._save_from = self.desk.now + CHECKPOINT_RETRY_MS
             self.error = f"checkpoint: {result.what}"
             return
         self.error = ""

@@ -5,7 +5,6 @@ import fcntl
 import os
 import shutil
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 from typing import Self
 
 from nodeagent.model.disk import Buffer, File, FileStat
@@ -106,7 +105,7 @@ class RealDisk:
         return self._at(path)
 
     def _at(self, path: str) -> str:
-        if path.startswith("/") or "\0" in path or ".." in PurePosixPath(path).parts:
+        if path.startswith("/") or "\0" in path or ".." in path.split("/"):
             raise ValueError(f"path {path!r} is not below the root")
         return os.path.join(self._root, path) if path else self._root
 

@@ -273,7 +273,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.cluster.matrix", description=__doc__)
     parser.add_argument("first", nargs="?", type=int, default=0, help="number of the first case")
     parser.add_argument("count", nargs="?", type=int, default=100_000, help="how many cases (all)")
-    parser.add_argument("--jobs", type=int, default=2, help="fleets at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="fleets at a time; one fills two processors")
     parser.add_argument("--runs", type=int, default=1, help="how often every case is run")
     return parser.parse_args()
 

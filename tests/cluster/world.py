@@ -35,6 +35,9 @@ from nodeagent.partition.hash import shard_of, slot_of, time_partition
 DATA = Fleet(storage_groups=40, weeks=52, step_ms=12 * 3_600_000)
 NONEMPTY_MIN = 1_500
 PLACES = 48
+WRITE_PAUSE_S = 0.01
+"""Of a test's writer after each row: several fleets share two processors."""
+
 POLL_S = 0.05
 
 
@@ -272,7 +275,7 @@ class World:
             week = time_partition(at, meta.settings.time_partition_interval_ms)
             slot = slot_of(group, week, shard_of(["probe"], meta.settings.shards), meta.settings)
             places[group, at] = table.route(slot)
-        load = Load(self.connect, TABLE, TAG, places)
+        load = Load(self.connect, TABLE, TAG, places, WRITE_PAUSE_S)
         self._loads.append(load)
         load.start()
         return load

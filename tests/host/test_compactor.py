@@ -1,6 +1,7 @@
 """What a leader does for its files, one step after the other, on a node that is alone in its group."""
 
 import random
+from collections.abc import Iterable
 
 import msgspec
 
@@ -40,11 +41,11 @@ GOOD = FilesHashed(tuple((f.name, f.xxh3) for f in FILES))
 
 
 class Node:
-    """Leads a group of one that holds `FILES`; jobs end when a test says so, the log is always durable."""
+    """Leads a group of one that holds `files`; jobs end when a test says so, the log is always durable."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Iterable[FileMeta] = FILES) -> None:
         state = initial(GROUP, ((0, 5),))
-        state.manifest.add(FILES)
+        state.manifest.add(files)
         state.schemas["sg", "t"] = SCHEMA
         saved = Saved(Base(1, 0, ALONE), encode_checkpoint(state.checkpoint()))
         log = GroupLog(Base(1, 0, ALONE), HardState(1), [])

@@ -1,0 +1,29 @@
+"""How often a replica saves its state."""
+
+import pytest
+
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import SaveCheckpoint
+from tests.host.test_compactor import FILES, Node
+
+
+def files(number: int) -> list[FileMeta]:
+    """Each of a time partition of its own."""
+    keys = [PartitionKey("sg", i, 0) for i in range(number)]
+    return [
+        FileMeta(f"00003-{i:012d}-0000.tsfile", 3, key, "t", (i,), 10, "f" * 32, 1, i, i, (1, 1, 1))
+        for i, key in enumerate(keys)
+    ]
+
+
+@pytest.mark.parametrize(("held", "early"), [(FILES, 1), (files(45_000), 0)], ids=["small", "large"])
+def test_a_large_state_is_saved_less_often(held: list[FileMeta], early: int) -> None:
+    node = Node(held)
+    node.replica.unsaved += 1
+    node.save()
+    node.replica.unsaved += 1
+    node.pass_ms(600)
+    assert len(node.under_way(SaveCheckpoint)) == early
+    node.pass_ms(8_000)
+    assert len(node.under_way(SaveCheckpoint)) == 1
