@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iotctl.execute.generate import TAG, generate
+from iotctl.execute.generate import Fleet as Devices
 from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.model.requests import SetHolds
-from tests.cluster.world import DATA, World, copy_of, kill_session, until
+from tests.cluster.world import World, copy_of, kill_session, until
 
 KINDS = ("add-node", "remove-node")
 STAGES = ("PLANNED", "SEALED", "OPEN", "FORMAL", "MOVING", "RELEASED", "DONE")
@@ -37,6 +38,9 @@ ROLES = (
 )
 RETURNS = ("early", "late")
 NODE = "node6"
+DATA = Devices(storage_groups=40, weeks=13, step_ms=12 * 3_600_000)
+"""Enough for some eighty slots with rows to move; more would only take time in every case."""
+
 HELD_S, LATE_S = 0.7, 3.0
 
 
@@ -84,7 +88,7 @@ class Fleet:
     world: World = field(init=False)
 
     def __post_init__(self) -> None:
-        self.world = World(LocalFleet(self.directory, self._command))
+        self.world = World(LocalFleet(self.directory, self._command), DATA)
 
     def _command(self, home: Path) -> Sequence[str]:
         return (sys.executable, "-m", "nodeagent", "run", str(home), "--test-holds", ",".join(self.points))

@@ -59,6 +59,9 @@ class World:
     """See the module. The cluster client is made when first used and lives until `close`."""
 
     fleet: LocalFleet
+    data: Fleet = DATA
+    """What was written before."""
+
     rows_before: int = 0
     victim: str = ""
     _cluster: BlockingCluster | None = None
@@ -270,8 +273,8 @@ class World:
         table = facts.table_of(meta)
         places: dict[tuple[str, int], str] = {}
         for i in range(PLACES):
-            group = storage_group_name(i % DATA.storage_groups)
-            at = EPOCH_MS + (i * 7 % DATA.weeks) * WEEK_MS + 1_800_000
+            group = storage_group_name(i % self.data.storage_groups)
+            at = EPOCH_MS + (i * 7 % self.data.weeks) * WEEK_MS + 1_800_000
             week = time_partition(at, meta.settings.time_partition_interval_ms)
             slot = slot_of(group, week, shard_of(["probe"], meta.settings.shards), meta.settings)
             places[group, at] = table.route(slot)
