@@ -35,6 +35,7 @@ from nodeagent.storage.handler import (
 FILES_MAX = 5_000
 """Files made or read by one process before it is replaced."""
 
+NICE_MAX = 19
 COMPACT_NICE = 15
 COMPACT_PATIENCE = 5
 """Times the usual timeout: it works with what time is left over."""
@@ -127,7 +128,9 @@ class TsFileWorker:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
         assert process.stdin is not None and process.stdout is not None
-        os.setpriority(os.PRIO_PROCESS, process.pid, self._nice)  # from here, for its imports cost much too
+        # From here, for its imports cost much too; below our own priority, which nobody but root may raise.
+        nice = min(NICE_MAX, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
+        os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         os.set_blocking(process.stdin.fileno(), False)
         os.set_blocking(process.stdout.fileno(), False)
         self._process, self._files = process, 0
@@ -161,7 +164,7 @@ class WorkerEngine:
     compacts starts when first needed, and the system runs it when the others leave it time."""
 
     def __init__(self, root: str, timeout_s: float = 120.0) -> None:
-        self.closer = TsFileWorker(root, timeout_s, 0)
+        self.closer = TsFileWorker(root, timeout_s)
         self.scanner = TsFileWorker(root, timeout_s, work=SCAN)
         self.compactor = TsFileWorker(root, timeout_s * COMPACT_PATIENCE, COMPACT_NICE, COMPACT)
 

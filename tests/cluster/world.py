@@ -36,7 +36,7 @@ DATA = Fleet(storage_groups=40, weeks=52, step_ms=12 * 3_600_000)
 NONEMPTY_MIN = 1_500
 PLACES = 48
 WRITE_PAUSE_S = 0.01
-"""Of a test's writer after each row: several fleets share two processors."""
+"""Of a test's writer after each row: it shares its processors with the fleet."""
 
 POLL_S = 0.05
 

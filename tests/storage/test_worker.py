@@ -157,3 +157,23 @@ def test_close_scan_and_hash_on_a_real_disk(worker: TsFileWorker, tmp_path: Path
     assert [found == m.xxh3 for (_, found), m in zip(hashed.found, files, strict=True)] == [False, True]
     with pytest.raises(FileCorrupt):
         storage.files.read_verified(GROUP, files[0])
+
+
+def test_its_priority_is_below_that_of_its_node(tmp_path: Path) -> None:
+    """An agent that itself runs at a lower priority may not give a child a higher one: the kernel refuses."""
+    found: list[int] = []
+
+    def start() -> None:  # niceness is a thread's own
+        os.nice(2)
+        for nice in (0, 4, 30):
+            worker = TsFileWorker(str(tmp_path), nice=nice)
+            worker.start()
+            assert worker.pid is not None
+            found.append(os.getpriority(os.PRIO_PROCESS, worker.pid))
+            worker.stop()
+
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert found == [min(19, own + n) for n in (2, 6, 32)]
