@@ -30,6 +30,7 @@ BACKOFF_S = 0.2
 HANDSHAKES_PER_GATEWAY = 4
 """At a time: sshd drops some of more than ten (`MaxStartups 10:30:100`)."""
 
+THREADS_MAX = 1_000
 CHUNK = 32_768
 
 T = TypeVar("T")
@@ -95,8 +96,9 @@ class Connector:
         self._env = env
         self._timeout_s = timeout_s
         self._gateways: dict[tuple[str, ...], fabric.Connection] = {}
-        self._opening = threading.Lock()
+        self._lock = threading.Lock()
         self._handshakes: dict[tuple[str, ...], threading.Semaphore] = {}
+        self._opening: dict[tuple[str, ...], threading.Lock] = {}
 
     def route(self, target: Target) -> Route:
         return route_of(target, self._env)
@@ -145,17 +147,17 @@ class Connector:
                     raise changed_key(name, route, error) from None
                 except paramiko.AuthenticationException as error:
                     raise refused_login(name, route, error) from None
+                except _UnknownKey:
+                    raise unknown_key(name, route) from None
                 except (paramiko.SSHException, OSError, EOFError) as error:
-                    if "not found in known_hosts" in str(error):
-                        raise unknown_key(name, route) from None
                     if attempt == ATTEMPTS - 1 or not _is_dropped(error):
                         raise unreachable(name, route, error) from None
                 time.sleep(random.uniform(0.5, 1.5) * BACKOFF_S * 2**attempt)
         raise AssertionError("the last attempt raises")
 
     def _handshakes_of(self, jump: tuple[str, ...]) -> threading.Semaphore:
-        with self._opening:
-            free = HANDSHAKES_PER_GATEWAY if jump else 1_000
+        with self._lock:
+            free = HANDSHAKES_PER_GATEWAY if jump else THREADS_MAX
             return self._handshakes.setdefault(jump, threading.Semaphore(free))
 
     def _dial(self, route: Route, name: str) -> Dial:
@@ -169,18 +171,16 @@ class Connector:
         return lambda: _socket(route.host, route.port, self._timeout_s)
 
     def _gateway(self, jump: tuple[str, ...], name: str) -> fabric.Connection:
-        """Opened once for all hosts behind it."""
-        with self._opening:
+        """Opened once for all hosts behind it; who comes meanwhile waits."""
+        with self._lock:
+            opening = self._opening.setdefault(jump, threading.Lock())
+        with opening:
             found = self._gateways.get(jump)
-        if found is not None and found.is_connected:
+            if found is None or not found.is_connected:
+                target = jump_target(jump[-1], jump[:-1])
+                found = self._connect(self.route(target), f"{name} (through {target.host})")
+                self._gateways[jump] = found
             return found
-        target = jump_target(jump[-1], jump[:-1])
-        opened = self._connect(self.route(target), f"{name} (through {target.host})")
-        with self._opening:
-            kept = self._gateways.setdefault(jump, opened)
-        if kept is not opened:
-            opened.close()
-        return kept
 
 
 def jump_target(word: str, before: Sequence[str] = ()) -> Target:
@@ -219,12 +219,20 @@ def _connection(route: Route, known: KnownHosts, dial: Dial, timeout_s: float) -
         },
     )
     client = connection.client
-    client.set_missing_host_key_policy(paramiko.RejectPolicy())
-    for file in (*route.known_hosts, *known.files):
+    client.set_missing_host_key_policy(_Refuse())
+    for file in (*known.files, *route.known_hosts):  # the first one that knows a host is believed
         if Path(file).is_file():
-            client.load_host_keys(file)
-    client._host_keys_filename = None  # it would write what it has read to the last one
+            client.load_system_host_keys(file)
     return connection
+
+
+class _UnknownKey(Exception):
+    """Nobody has accepted a key of this host."""
+
+
+class _Refuse(paramiko.MissingHostKeyPolicy):
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        raise _UnknownKey(hostname)
 
 
 def _socket(host: str, port: int, timeout_s: float) -> socket.socket:

@@ -8,26 +8,12 @@ from pathlib import Path
 import pytest
 
 from iotctl.errors import Unreachable
-from iotctl.fleet.known_hosts import KnownHosts
+from iotctl.fleet.known_hosts import HostKey, KnownHosts
 from iotctl.fleet.ssh import Connector
 from iotctl.fleet.ssh_config import CONFIG, Target, route_of
 from tests.fleet.sshd import Sshd, make_key
 
 pytestmark = pytest.mark.real
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Sshd]]:
-    key = make_key(tmp_path / "id")
-    made: list[Sshd] = []
-
-    def begin(name: str = "a", **options: object) -> Sshd:
-        made.append(Sshd(tmp_path / name, key, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield begin
-    for sshd in made:
-        sshd.stop()
 
 
 @pytest.fixture
@@ -95,6 +81,22 @@ def test_an_unknown_and_a_changed_host_key_stop_before_any_login(
     assert "Accepted" not in (tmp_path / "b" / "log").read_text()
 
 
+def test_the_clusters_own_file_is_believed_before_the_operators(
+    start: Callable[..., Sshd], connector: Connector, tmp_path: Path
+) -> None:
+    """After `trust --replace` an old key in `~/.ssh/known_hosts` does not matter; alone it does."""
+    sshd, other = start("a"), start("b")
+    key = connector.host_key(target(sshd))
+    old = KnownHosts(tmp_path / "b")
+    wrong = connector.host_key(target(other))
+    old.put([HostKey(key.host, wrong.type, wrong.blob)])
+    (tmp_path / "ssh_config").write_text(f"UserKnownHostsFile {old.path}\n")
+    with pytest.raises(Unreachable, match="has CHANGED"):
+        connector.open(target(sshd))
+    KnownHosts(tmp_path).put([key])
+    connector.open(target(sshd)).close()
+
+
 def test_a_login_that_is_refused_says_so(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
@@ -116,7 +118,8 @@ def test_through_a_jump_host(start: Callable[..., Sshd], connector: Connector, t
     trust(connector, tmp_path, gate)
     behind = target(inner, jump="gate")
     KnownHosts(tmp_path).put([connector.host_key(behind)])
-    hosts = [connector.open(behind) for _ in range(3)]
+    with ThreadPoolExecutor(12) as pool:
+        hosts = list(pool.map(lambda _: connector.open(behind), range(12)))
     assert all(h.run(["echo", "inside"]).out == b"inside\n" for h in hosts)
     assert (tmp_path / "gateway" / "log").read_text().count("Accepted") == 1
 
