@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.options import Yes
-from iotctl.cli.session import session_of
+from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
-    from iotctl.execute.hosts import Enrolment, HostsChecked
+    from iotctl.execute.hosts import EnrolledHost, Enrolment, HostsChecked
     from iotctl.output.table import Table
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NODE…]", help="Only these nodes.")]
@@ -32,35 +32,48 @@ def trust(
     yes: Yes = False,
 ) -> int:
     """Show the machines' SSH host keys and keep those you accept beside cluster.yaml."""
-    from iotctl.errors import Exit
+    from iotctl.errors import Exit, Partly, RefusedProblem
     from iotctl.execute import hosts
     from iotctl.fleet.known_hosts import KnownHosts
 
     session = session_of(ctx)
     source = session.source
     shown = hosts.Enrolment(str(KnownHosts(source.directory).path), [])
-    for targets in hosts.targets_of(source, nodes or (), session.env):
+    timeout_s = session.options.timeout_s
+    accepted = 0
+    for targets in hosts.stages_of(source, nodes or (), session.env):
         with session.progress() as progress:
             tell = partial(progress.update, "machines", total=len(targets))
-            found = hosts.look_at_keys(source, targets, session.env, tell)
+            found = hosts.look_at_keys(source, targets, session.env, tell, timeout_s)
         rows = [row for row, _ in found]
         shown.hosts.extend(rows)
-        hosts.check_unchanged(rows, replace or ())
-        new = [r for r in rows if r.state in ("new", "changed")]
-        if new:
-            for row in new:
-                session.output.note(f"{row.node}: {row.host} {row.type} {row.fingerprint} ({row.state})")
-            session.confirm(
-                f"trust {'this key' if len(new) == 1 else f'these {len(new)} keys'}, compared with what"
-                " the machines' consoles show?",
-                yes=yes,
-            )
-            hosts.accept(source, found)
+        try:
+            hosts.check_unchanged(rows, replace or ())
+            _ask(session, [r for r in rows if r.state in ("new", "changed")], yes)
+        except RefusedProblem as error:
+            if not accepted:
+                raise
+            raise Partly(
+                f"{accepted} keys of jump hosts were accepted and written; then: {error.what}",
+                why=error.why,
+                next=error.next or "iotctl cluster trust",
+            ) from None
+        hosts.accept(source, found)
+        accepted += sum(r.state in ("new", "changed") for r in rows)
     session.output.emit("cluster-trust", shown, lambda: _trust_tables(shown))
     if any(h.state == "unreachable" for h in shown.hosts):
         return Exit.UNREACHABLE
     session.output.note("next: iotctl cluster check")
     return Exit.DONE
+
+
+def _ask(session: Session, new: list[EnrolledHost], yes: bool) -> None:
+    if not new:
+        return
+    for row in new:
+        session.output.note(f"{row.node}: {row.host} {row.type} {row.fingerprint} ({row.state})")
+    these = "this key" if len(new) == 1 else f"these {len(new)} keys"
+    session.confirm(f"trust {these}, compared with what the machines' consoles show?", yes=yes)
 
 
 def check(ctx: typer.Context, nodes: Names = None) -> int:
@@ -72,7 +85,7 @@ def check(ctx: typer.Context, nodes: Names = None) -> int:
     source = session.source
     with session.progress() as progress:
         tell = partial(progress.update, "machines", total=len(nodes or source.file.nodes))
-        found = check_hosts(source, nodes or (), session.env, tell)
+        found = check_hosts(source, nodes or (), session.env, tell, session.options.timeout_s)
     session.output.emit("cluster-check", found, lambda: _check_tables(found))
     if found.unreachable:
         return Exit.UNREACHABLE
@@ -107,7 +120,7 @@ def _check_tables(c: HostsChecked) -> list[Table | str]:
                 str(f.cpus),
                 bytes_text(f.memory_bytes),
                 bytes_text(f.data_free_bytes),
-                f"{f.clock_ms:+.0f} ms",
+                "?" if f.clock_ms is None else f"{f.clock_ms:+.0f} ms",
                 f.user,
                 f.release,
             )

@@ -9,10 +9,10 @@ from iotctl.errors import IotctlError, RefusedProblem, UsageProblem
 from iotctl.fleet.facts import Facts, read_facts
 from iotctl.fleet.findings import Finding, Place, findings
 from iotctl.fleet.host import Host, ThisHost
-from iotctl.fleet.known_hosts import HostKey, KnownHosts
+from iotctl.fleet.known_hosts import HostKey, Known, KnownHosts
 from iotctl.fleet.many import each
-from iotctl.fleet.ssh import Connector, jump_target
-from iotctl.fleet.ssh_config import Target, route_of
+from iotctl.fleet.ssh import CONNECT_TIMEOUT_S, Connector
+from iotctl.fleet.ssh_config import Target
 from iotctl.spec.cluster import ClusterSource, NodeEntry
 
 OnDone = Callable[[int], None]
@@ -42,7 +42,8 @@ class HostsChecked(msgspec.Struct, frozen=True):
 
 
 class EnrolledHost(msgspec.Struct, frozen=True):
-    """`state`: `known` (the same key as before), `new`, `changed`, or `unreachable` with `error`."""
+    """`state`: `known` (in the cluster's file), `yours` (in the operator's own), `new`, `changed`, or
+    `unreachable` with `error`."""
 
     node: str
     host: str
@@ -60,7 +61,11 @@ class Enrolment(msgspec.Struct, frozen=True):
 
 
 def check_hosts(
-    source: ClusterSource, names: Sequence[str], env: Mapping[str, str], done: OnDone = lambda count: None
+    source: ClusterSource,
+    names: Sequence[str],
+    env: Mapping[str, str],
+    done: OnDone = lambda count: None,
+    timeout_s: float | None = None,
 ) -> HostsChecked:
     """Ask every machine for its facts, all at once; nothing is changed on any."""
     nodes = _chosen(source, names)
@@ -70,7 +75,7 @@ def check_hosts(
         with _opened(source, node, connector) as host:
             return read_facts(host, place.data_dir, place.ports)
 
-    connector = Connector(KnownHosts(source.directory), env)
+    connector = Connector(KnownHosts(source.directory), env, timeout_s=timeout_s or CONNECT_TIMEOUT_S)
     try:
         answers = each(nodes, ask, done)
     finally:
@@ -88,24 +93,26 @@ def check_hosts(
     return HostsChecked(hosts, [*silent, *findings(asked)])
 
 
-def targets_of(source: ClusterSource, names: Sequence[str], env: Mapping[str, str]) -> list[list[Target]]:
+def stages_of(source: ClusterSource, names: Sequence[str], env: Mapping[str, str]) -> list[list[Target]]:
     """The machines of these nodes, each one once, after the jump hosts on the way: an outer one must be
     trusted before an inner one can be asked.
 
     Raises:
         UsageProblem: a local fleet has no host keys.
+        InputProblem: the way to a machine leads in a circle.
     """
     if source.is_local:
         raise UsageProblem("a local fleet has no host keys", why="its transport is local")
-    targets = {t: None for t in (_target(source, n) for n in _chosen(source, names))}
-    places = {(t.host, t.user, t.port, t.jump): t for t in reversed(targets)}
-    jumps = {route_of(t, env).jump for t in places.values()}
-    ways = sorted(
-        {jump[: i + 1] for jump in jumps for i in range(len(jump))}, key=lambda way: (len(way), way)
-    )
-    depth = max(map(len, ways), default=0)
-    outer = [[jump_target(w[-1], w[:-1]) for w in ways if len(w) == i + 1] for i in range(depth)]
-    return [*outer, [t for t in targets if t in places.values()]]
+    connector = Connector(KnownHosts(source.directory), env)
+    targets: dict[tuple[str, str, int, str], Target] = {}
+    for node in _chosen(source, names):
+        target = _target(source, node)
+        targets.setdefault((target.host, target.user, target.port, target.jump), target)
+    depth: dict[Target, int] = {}
+    for target in targets.values():
+        ways = connector.gateways(target)
+        depth |= {gate: len(connector.gateways(gate)) for gate in ways} | {target: len(ways)}
+    return [[t for t, d in depth.items() if d == level] for level in sorted(set(depth.values()))]
 
 
 def look_at_keys(
@@ -113,24 +120,32 @@ def look_at_keys(
     targets: Sequence[Target],
     env: Mapping[str, str],
     done: OnDone = lambda count: None,
+    timeout_s: float | None = None,
 ) -> list[tuple[EnrolledHost, HostKey | None]]:
     """The host keys the machines show now, beside those that are known; nothing is accepted."""
-    known = KnownHosts(source.directory)
-    connector = Connector(known, env)
+    connector = Connector(KnownHosts(source.directory), env, timeout_s=timeout_s or CONNECT_TIMEOUT_S)
     try:
         answers = each(targets, connector.host_key, done)
     finally:
         connector.close()
     found: list[tuple[EnrolledHost, HostKey | None]] = []
-    for target, key in zip(targets, answers, strict=True):
-        if isinstance(key, IotctlError):
-            row = EnrolledHost(target.name, target.host, "", "", "unreachable", _said(key))
+    for target, answer in zip(targets, answers, strict=True):
+        if isinstance(answer, IotctlError):
+            row = EnrolledHost(target.name, target.host, "", "", "unreachable", _said(answer))
             found.append((row, None))
             continue
-        before = known.of(key.host)
-        state = "known" if key in before else "changed" if before else "new"
+        key, known = answer
+        state = _state(key, known)
         found.append((EnrolledHost(target.name, key.host, key.type, key.fingerprint, state, ""), key))
     return found
+
+
+def _state(key: HostKey, known: Known) -> str:
+    if key.blob in known.revoked:
+        return "changed"
+    if key in known.keys:
+        return "known" if known.own else "yours"
+    return "changed" if known.keys else "new"
 
 
 def check_unchanged(hosts: Sequence[EnrolledHost], replace: Sequence[str]) -> None:
@@ -146,7 +161,7 @@ def check_unchanged(hosts: Sequence[EnrolledHost], replace: Sequence[str]) -> No
 
 
 def accept(source: ClusterSource, found: Sequence[tuple[EnrolledHost, HostKey | None]]) -> None:
-    """Write the keys that are new or have changed."""
+    """Write the keys that the cluster's file lacks or has otherwise."""
     keys = [key for row, key in found if key is not None and row.state != "known"]
     if keys:
         KnownHosts(source.directory).put(keys)

@@ -1,5 +1,6 @@
 """What a machine says about itself: one script, one answer."""
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ say system "$(uname -s)"
 say release "$(uname -r)"
 say arch "$(uname -m)"
 say hostname "$(uname -n)"
-say machine "$(cat /etc/machine-id 2>/dev/null)"
+say machine "$(cat /etc/machine-id /proc/sys/kernel/random/boot_id 2>/dev/null | tr '\n' ' ')"
 say user "$(id -un)"
 say cpus "$(getconf _NPROCESSORS_ONLN)"
 say memory_kib "$(awk '/^MemTotal:/ {print $2}' /proc/meminfo 2>/dev/null)"
@@ -48,9 +49,10 @@ say end yes
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """`python`: the newest there is, `name version`, or "". `clock_ms`: how far the machine's clock is
-    ahead of ours; it is known to within `clock_error_ms`. `data_free_bytes`: where the data would lie.
-    `agent`: the node's own runs there."""
+    """`machine`: equal for two looks at one machine since it was started. `python`: the newest there is,
+    `name version`, or "". `clock_ms`: how far the machine's clock is ahead of ours, known to within
+    `clock_error_ms`; None when its `date` told nothing. `data_free_bytes`: where the data would lie. `agent`:
+    the node's own runs there."""
 
     system: str
     release: str
@@ -68,7 +70,7 @@ class Facts(msgspec.Struct, frozen=True):
     data_writable: bool
     ports_taken: tuple[int, ...]
     agent: bool
-    clock_ms: float
+    clock_ms: float | None
     clock_error_ms: float
 
 
@@ -91,7 +93,7 @@ def read_facts(host: Host, data_dir: str, ports: Sequence[int]) -> Facts:
             next="the login shell must run `sh`, and print nothing by itself",
             where=host.name,
         )
-    offset, error = _clock(host)
+    clock, error = _clock(host)
 
     def one(key: str) -> str:
         return said.get(key, [""])[0]
@@ -104,7 +106,7 @@ def read_facts(host: Host, data_dir: str, ports: Sequence[int]) -> Facts:
         release=one("release"),
         arch=one("arch"),
         hostname=one("hostname"),
-        machine=one("machine"),
+        machine=one("machine").strip(),
         user=one("user"),
         sudo="sudo" in said,
         cpus=number("cpus"),
@@ -116,7 +118,7 @@ def read_facts(host: Host, data_dir: str, ports: Sequence[int]) -> Facts:
         data_writable="data_writable" in said,
         ports_taken=tuple(int(p) for p in said.get("taken", ())),
         agent="agent" in said,
-        clock_ms=round(offset, 1),
+        clock_ms=None if clock is None else round(clock, 1),
         clock_error_ms=round(error, 1),
     )
 
@@ -127,16 +129,20 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(p) for p in parts) if all(p.isdigit() for p in parts) else ()
 
 
-def _clock(host: Host) -> tuple[float, float]:
+def _clock(host: Host) -> tuple[float | None, float]:
     """(ms ahead of ours, known to within so many ms): the look with the shortest way there and back."""
     looks = []
     for _ in range(CLOCK_LOOKS):
         before = time.time()
-        ran = host.run(["date", "+%s%N"])
+        ran = host.run(["date", "+clock=%s.%N"])
         after = time.time()
-        if ran.code or not ran.out.strip().isdigit():  # a `date` without nanoseconds
-            continue
-        theirs = int(ran.out) / 1e9
-        looks.append(((after - before) / 2 * 1e3, (theirs - (before + after) / 2) * 1e3))
-    error, offset = min(looks, default=(0.0, 0.0))
+        found = re.search(rb"clock=(\d+)\.(\d{9})?", ran.out)  # what a login shell printed comes before it
+        if found is not None:
+            exact = found[2] is not None  # some know no nanoseconds
+            theirs = float(found[1] + b"." + (found[2] or b"5"))
+            error = (after - before) / 2 + (0.0 if exact else 0.5)
+            looks.append((error * 1e3, (theirs - (before + after) / 2) * 1e3))
+    if not looks:
+        return None, 0.0
+    error, offset = min(looks)
     return offset, error

@@ -56,14 +56,17 @@ def _of_one(place: Place, facts: Facts) -> Iterator[Finding]:
         yield at(
             "error", "python", f"{has}; Python 3.11 or newer is needed", "apt-get install python3.11-venv"
         )
-    ahead = abs(facts.clock_ms) - facts.clock_error_ms
-    yield from graded(
-        "clock",
-        ahead > CLOCK_MAX_MS,
-        ahead > CLOCK_WARN_MS,
-        f"its clock is {facts.clock_ms / 1e3:+.1f} s from this machine's",
-        "timedatectl set-ntp true",
-    )
+    if facts.clock_ms is None:
+        yield at("warning", "clock", "its clock could not be read", "compare `date` by hand")
+    else:
+        ahead = abs(facts.clock_ms) - facts.clock_error_ms
+        yield from graded(
+            "clock",
+            ahead > CLOCK_MAX_MS,
+            ahead > CLOCK_WARN_MS,
+            f"its clock is {facts.clock_ms / 1e3:+.1f} s from this machine's",
+            "timedatectl set-ntp true",
+        )
     yield from graded(
         "disk",
         facts.data_free_bytes < DISK_MIN_BYTES,
@@ -91,15 +94,15 @@ def _of_one(place: Place, facts: Facts) -> Iterator[Finding]:
 
 def _shared(facts: Mapping[str, tuple[Place, Facts]]) -> Iterator[Finding]:
     """Nodes that turn out to be on one machine."""
-    first: dict[str, Place] = {}
+    there: dict[str, list[Place]] = {}
     for place, one in facts.values():
-        if not one.machine:
-            continue
-        other = first.setdefault(one.machine, place)
-        if other is place:
-            continue
-        message = f"is on the same machine as {other.node}: one failure takes both"
-        yield Finding("warning", "machine", place.node, message, "spread the nodes over machines")
-        if place.data_dir == other.data_dir or set(place.ports) & set(other.ports):
-            message = f"has the data_dir or a port of {other.node}, on the same machine"
-            yield Finding("error", "same_place", place.node, message, "set data_dir, port and http_port")
+        others = there.setdefault(one.machine, []) if one.machine else []
+        if others:
+            names = ", ".join(o.node for o in others)
+            message = f"is on the same machine as {names}: one failure takes all of them"
+            yield Finding("warning", "machine", place.node, message, "spread the nodes over machines")
+        for other in others:
+            if place.data_dir == other.data_dir or set(place.ports) & set(other.ports):
+                message = f"has the data_dir or a port of {other.node}, on the same machine"
+                yield Finding("error", "same_place", place.node, message, "set data_dir, port and http_port")
+        others.append(place)

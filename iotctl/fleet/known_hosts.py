@@ -1,18 +1,23 @@
-"""Host keys the operator has accepted for one cluster: a file beside `cluster.yaml`, in OpenSSH's format.
+"""Host keys an operator has accepted: the cluster's own file beside `cluster.yaml`, then his own files.
 
-It holds no secret and belongs into version control with the spec, so that everybody who operates the
-cluster checks the same keys.
+The cluster's file holds no secret and belongs into version control with the spec, so that everybody who
+operates the cluster checks the same keys. The format is OpenSSH's; read here line by line, so that an odd
+line in somebody's file costs that line alone.
 """
 
 import base64
+import binascii
+import fnmatch
 import hashlib
+import hmac
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 NAME = "known_hosts"
+REVOKED = "@revoked"
 
 
 class HostKey(msgspec.Struct, frozen=True):
@@ -33,35 +38,109 @@ class HostKey(msgspec.Struct, frozen=True):
         return f"{self.host} {self.type} {self.blob}"
 
 
+class Known(msgspec.Struct, frozen=True):
+    """What is known of one host: the keys of the first file that names it, and keys nobody may show."""
+
+    keys: tuple[HostKey, ...]
+    revoked: tuple[str, ...]
+    own: bool
+    """Whether the cluster's own file names it."""
+
+
 class KnownHosts:
-    """The cluster's own file; the operator's are read too, where his configuration says."""
+    """The cluster's own file; `of` reads the operator's after it."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / NAME
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (str(self.path),)
-
-    def keys(self) -> list[HostKey]:
-        """Every key of the file; lines of another form are left alone."""
-        found = []
-        for line in self._lines():
-            parts = line.split()
-            if len(parts) >= 3 and not line.startswith(("#", "@", "|")):
-                found.append(HostKey(parts[0], parts[1], parts[2]))
-        return found
-
-    def of(self, host: str) -> list[HostKey]:
-        return [k for k in self.keys() if k.host == host]
+    def of(self, host: str, files: Sequence[str] = ()) -> Known:
+        """`files`: the operator's, in the order his configuration names them."""
+        keys: tuple[HostKey, ...] = ()
+        revoked: list[str] = []
+        own = False
+        for path in (self.path, *map(Path, files)):
+            found = [line for line in map(_parse, _lines(path)) if line is not None and line.names(host)]
+            revoked += [line.blob for line in found if line.marker == REVOKED]
+            plain = tuple(HostKey(host, line.type, line.blob) for line in found if not line.marker)
+            if plain and not keys:
+                keys, own = plain, path == self.path
+        return Known(keys, tuple(revoked), own)
 
     def put(self, keys: Iterable[HostKey]) -> None:
-        """Take these as the only keys of their hosts; other lines stay."""
+        """Take these as the only keys of their hosts; everything else in the file stays."""
         new = {k.host: k for k in keys}
-        kept = [line for line in self._lines() if not line.split()[:1] or line.split()[0] not in new]
+        kept = [k for line in _lines(self.path) if (k := _without(line, new)) is not None]
         temporary = self.path.with_name(f".{NAME}.tmp")
-        temporary.write_text("".join(f"{line}\n" for line in [*kept, *(k.line for k in new.values())]))
+        text = "".join(f"{line}\n" for line in [*kept, *(k.line for k in new.values())])
+        temporary.write_bytes(text.encode(errors="surrogateescape"))
         os.replace(temporary, self.path)
 
-    def _lines(self) -> list[str]:
-        return self.path.read_text().splitlines() if self.path.is_file() else []
+
+class _Line(msgspec.Struct, frozen=True):
+    marker: str
+    hosts: str
+    type: str
+    blob: str
+
+    def names(self, host: str) -> bool:
+        """Patterns with * and ?, a ! before one excludes; or one hashed name."""
+        if self.hosts.startswith("|"):
+            return _is_hash_of(self.hosts, host)
+        words = self.hosts.split(",")
+        if any(w.startswith("!") and fnmatch.fnmatchcase(host, _pattern(w[1:])) for w in words):
+            return False
+        return any(fnmatch.fnmatchcase(host, _pattern(w)) for w in words if not w.startswith("!"))
+
+
+def _pattern(word: str) -> str:
+    """Only * and ? mean something in OpenSSH's patterns."""
+    return word.replace("[", "[[]")
+
+
+def _parse(line: str) -> _Line | None:
+    """None for a comment and for what is no line of such a file."""
+    parts = line.split()
+    marker = parts.pop(0) if parts and parts[0].startswith("@") else ""
+    if len(parts) < 3 or parts[0].startswith("#"):
+        return None
+    try:
+        raw = base64.b64decode(parts[2], validate=True)
+    except binascii.Error:
+        return None
+    if not raw[4:].startswith(parts[1].encode(errors="replace")):
+        return None  # cut off, or not what it says it is
+    return _Line(marker, parts[0], parts[1], parts[2])
+
+
+def _is_hash_of(hashed: str, host: str) -> bool:
+    """`|1|salt|digest`: HMAC-SHA1 of the name, keyed by the salt."""
+    parts = hashed.split("|")
+    if len(parts) != 4 or parts[1] != "1":
+        return False
+    try:
+        salt, digest = base64.b64decode(parts[2]), base64.b64decode(parts[3])
+    except binascii.Error:
+        return False
+    return hmac.compare_digest(hmac.new(salt, host.encode(), hashlib.sha1).digest(), digest)
+
+
+def _without(line: str, hosts: Iterable[str]) -> str | None:
+    """The line without these names; None when nobody is left in it."""
+    parsed = _parse(line)
+    if parsed is None or parsed.marker:
+        return line
+    if parsed.hosts.startswith("|"):
+        return None if any(_is_hash_of(parsed.hosts, h) for h in hosts) else line
+    words = parsed.hosts.split(",")
+    left = [w for w in words if w not in hosts]
+    if len(left) == len(words):
+        return line
+    return line.replace(parsed.hosts, ",".join(left), 1) if left else None
+
+
+def _lines(path: Path) -> list[str]:
+    """None of a file that is not there."""
+    try:
+        return path.read_bytes().decode(errors="surrogateescape").splitlines()
+    except (FileNotFoundError, NotADirectoryError):
+        return []

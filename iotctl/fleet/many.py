@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from iotctl.errors import IotctlError
+from iotctl.errors import Unreachable
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -14,21 +14,26 @@ THREADS = 32
 
 def each(
     items: Sequence[A], work: Callable[[A], B], done: Callable[[int], None] = lambda count: None
-) -> list[B | IotctlError]:
-    """What came of each item, in their order; a failure is its error. `done` hears how many are over."""
-    over = 0
+) -> list[B | Unreachable]:
+    """What came of each item, in their order; `done` hears how many are over.
 
-    def one(item: A) -> B | IotctlError:
+    A machine that cannot be reached is its error; any other error ends the whole.
+    """
+
+    def one(item: A) -> B | Unreachable:
         try:
             return work(item)
-        except IotctlError as error:
+        except Unreachable as error:
             return error
 
-    with ThreadPoolExecutor(min(THREADS, max(1, len(items)))) as pool:
+    pool = ThreadPoolExecutor(min(THREADS, max(1, len(items))))
+    try:
         futures = [pool.submit(one, item) for item in items]
         found = []
-        for future in futures:
+        for count, future in enumerate(futures, 1):
             found.append(future.result())
-            over += 1
-            done(over)
-    return found
+            done(count)
+        return found
+    finally:
+        # After an error or Ctrl-C what waits is not begun, and what runs ends with its connection.
+        pool.shutdown(wait=False, cancel_futures=True)

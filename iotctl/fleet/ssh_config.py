@@ -4,9 +4,12 @@
 else paramiko's reader of the same file does, which knows no Include.
 """
 
+import getpass
+import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,6 +19,10 @@ from iotctl.errors import InputProblem
 ASK_TIMEOUT_S = 10.0
 CONFIG = "IOTCTL_SSH_CONFIG"
 """Environment: a file read instead of `~/.ssh/config`."""
+
+KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
+"""What OpenSSH takes when the configuration is silent."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -30,8 +37,8 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """One connection. `keys` are tried after the agent's, or alone with `only_keys`; `jump` is as `ssh -J`
-    takes it, the first one first."""
+    """One connection. `keys` are the files offered after the agent's keys; with `only_keys` the agent offers
+    those of these files alone. `jump` is as `ssh -J` takes it, the first one first."""
 
     host: str
     port: int
@@ -54,8 +61,30 @@ class Route(msgspec.Struct, frozen=True):
 
 
 def route_of(target: Target, env: Mapping[str, str]) -> Route:
-    """Raises `InputProblem` when the operator's SSH configuration cannot be read."""
-    return _of_settings(target, _asked(target, env) if shutil.which("ssh") else _read(target, env))
+    """Raises `InputProblem` when the operator's SSH configuration cannot be read, or the key is no file."""
+    if target.key and not Path(target.key).is_file():
+        raise InputProblem(f"{target.name}: the SSH key {target.key} is not there", where=target.name)
+    try:
+        settings = _asked(target, env) if shutil.which("ssh") else _read(target, env)
+        return _of_settings(target, settings)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise InputProblem(
+            f"{target.name}: the SSH configuration for {target.host} cannot be read",
+            why=str(error),
+            next=f"ssh -G {target.host}",
+            where=target.name,
+        ) from None
+
+
+def jump_target(word: str, before: Sequence[str] = ()) -> Target:
+    """`[user@]host[:port]` as `ssh -J` takes it, reached through those `before` it."""
+    user, _, place = word.rpartition("@")
+    if place.startswith("["):
+        host, _, port = place[1:].partition("]")
+        port = port.removeprefix(":")
+    else:
+        host, _, port = place.partition(":")
+    return Target(word, host, user, int(port or 0), jump=",".join(before))
 
 
 def _asked(target: Target, env: Mapping[str, str]) -> dict[str, list[str]]:
@@ -67,16 +96,10 @@ def _asked(target: Target, env: Mapping[str, str]) -> dict[str, list[str]]:
             words += [option, value]
     if target.jump:
         words += ["-J", target.jump]
-    done = subprocess.run(
-        [*words, "--", target.host], capture_output=True, timeout=ASK_TIMEOUT_S, env={**env}
-    )
+    command = [*words, "--", target.host]
+    done = subprocess.run(command, capture_output=True, timeout=ASK_TIMEOUT_S, env={**env})
     if done.returncode:
-        raise InputProblem(
-            f"{target.name}: the SSH configuration for {target.host} cannot be read",
-            why=done.stderr.decode(errors="replace").strip(),
-            next=f"ssh -G {target.host}",
-            where=target.name,
-        )
+        raise ValueError(done.stderr.decode(errors="replace").strip())
     settings: dict[str, list[str]] = {}
     for line in done.stdout.decode(errors="replace").splitlines():
         key, _, value = line.partition(" ")
@@ -87,13 +110,19 @@ def _asked(target: Target, env: Mapping[str, str]) -> dict[str, list[str]]:
 def _read(target: Target, env: Mapping[str, str]) -> dict[str, list[str]]:
     from iotctl.fleet.ssh import read_config
 
-    settings = read_config(Path(env.get(CONFIG) or Path.home() / ".ssh" / "config"), target.host)
-    given = {"user": target.user, "port": str(target.port or ""), "proxyjump": target.jump}
-    return (
-        settings
-        | {k: [v] for k, v in given.items() if v}
-        | ({"identityfile": [target.key]} if target.key else {})
-    )
+    settings: dict[str, list[str]] = {
+        "user": [getpass.getuser()],
+        "identityfile": list(KEYS),
+        "userknownhostsfile": [" ".join(KNOWN_HOSTS)],
+    }
+    settings |= read_config(Path(env.get(CONFIG) or Path.home() / ".ssh" / "config"), target.host)
+    given = {
+        "user": target.user,
+        "port": str(target.port or ""),
+        "proxyjump": target.jump,
+        "identityfile": target.key,
+    }
+    return settings | {k: [v] for k, v in given.items() if v}
 
 
 def _of_settings(target: Target, settings: Mapping[str, list[str]]) -> Route:
@@ -101,14 +130,32 @@ def _of_settings(target: Target, settings: Mapping[str, list[str]]) -> Route:
         value = (settings.get(key) or [default])[0]
         return "" if value == "none" else value
 
+    host, port, user = one("hostname", target.host), int(one("port", "22")), one("user")
+    tokens = {
+        "h": host,
+        "p": str(port),
+        "r": user,
+        "n": target.host,
+        "u": getpass.getuser(),
+        "d": str(Path.home()),
+    }
+
+    def filled(text: str) -> str:
+        """`ssh -G` leaves %h and the like as they are."""
+        return re.sub(r"%(.)", lambda m: "%" if m[1] == "%" else tokens.get(m[1], m[0]), text)
+
+    def path(text: str) -> str:
+        return str(Path(filled(text)).expanduser())
+
+    files = shlex.split(f"{one('userknownhostsfile')} {one('globalknownhostsfile')}")
     return Route(
-        host=one("hostname", target.host),
-        port=int(one("port", "22")),
-        user=one("user"),
-        keys=tuple(str(Path(k).expanduser()) for k in settings.get("identityfile", []) if k != "none"),
+        host=host,
+        port=port,
+        user=user,
+        keys=tuple(path(k) for k in settings.get("identityfile", []) if k != "none"),
         only_keys=one("identitiesonly") == "yes",
-        jump=tuple(j for j in one("proxyjump").split(",") if j),
-        proxy_command=one("proxycommand"),
-        known_hosts=tuple(str(Path(p).expanduser()) for p in one("userknownhostsfile").split()),
+        jump=tuple(j.strip() for j in one("proxyjump").split(",") if j.strip()),
+        proxy_command=filled(one("proxycommand")),
+        known_hosts=tuple(path(f) for f in files),
         alias=one("hostkeyalias"),
     )

@@ -100,6 +100,55 @@ def test_a_changed_key_is_refused_until_its_node_is_named(start: Start, tmp_path
     assert iotctl(tmp_path, "cluster", "check")[0] == 0
 
 
+def test_a_key_that_differs_from_the_operators_own_is_a_changed_one(start: Start, tmp_path: Path) -> None:
+    """`trust`, which `check` advises, does not wave through what `check` refused."""
+    a, b = start("a"), start("b", address="127.0.0.2")
+    spec(tmp_path, a, b)
+    name = f"[{a.address}]:{a.port}"
+    mine = tmp_path / "mine"
+    mine.write_text(f"{name} {(tmp_path / 'b' / 'host_key.pub').read_text()}")
+    (tmp_path / "ssh_config").write_text(f"UserKnownHostsFile {mine}\n")
+    assert iotctl(tmp_path, "cluster", "check")[0] == 4
+    code, _, err = iotctl(tmp_path, "cluster", "trust", "--yes")
+    assert code == 5 and "--replace node1" in err and not (tmp_path / "known_hosts").exists()
+    mine.write_text(f"{name} {(tmp_path / 'a' / 'host_key.pub').read_text()}")
+    code, out, _ = iotctl(tmp_path, "cluster", "trust", "--yes", "-o", "json")
+    assert code == 0 and [h["state"] for h in json.loads(out)["hosts"]] == ["yours", "new"]
+    mine.write_text("")
+    assert iotctl(tmp_path, "cluster", "check")[0] == 0  # it is in the cluster's file now
+
+
+def test_an_unreadable_configuration_and_a_key_that_is_not_there_are_input(
+    start: Start, tmp_path: Path
+) -> None:
+    spec(tmp_path, start("a"))
+    (tmp_path / "ssh_config").write_text("Nonsense yes\n")
+    for verb in ("check", "trust"):
+        code, _, err = iotctl(tmp_path, "cluster", verb)
+        assert code == 3 and "ssh -G" in err, err
+    spec(tmp_path, start("b", address="127.0.0.2"), ssh="x")
+    assert iotctl(tmp_path, "cluster", "check")[0] == 3
+
+
+def test_jump_hosts_behind_jump_hosts_are_trusted_from_outside_in(start: Start, tmp_path: Path) -> None:
+    outer, gate, inner = (
+        start("outer"),
+        start("gate", address="127.0.0.2"),
+        start("inner", address="127.0.0.3"),
+    )
+    spec(tmp_path, inner, ssh=", jump: gate")
+    config = "".join(
+        f"Host {name}\n  HostName {one.address}\n  Port {one.port}\n  User {one.user}\n  {more}\n"
+        for name, one, more in (("outer", outer, ""), ("gate", gate, "ProxyJump outer"))
+    )
+    (tmp_path / "ssh_config").write_text(
+        f"{config}Host *\n  IdentityFile {inner.user_key}\n  UserKnownHostsFile none\n"
+    )
+    code, out, _ = iotctl(tmp_path, "cluster", "trust", "--yes", "-o", "json")
+    assert code == 0 and [h["node"] for h in json.loads(out)["hosts"]] == ["outer", "gate", "node1"]
+    assert iotctl(tmp_path, "cluster", "check")[0] == 0
+
+
 def test_the_jump_host_is_trusted_first(start: Start, tmp_path: Path) -> None:
     gate, inner = start("gate"), start("inner", address="127.0.0.2")
     spec(tmp_path, inner, ssh=", jump: gate")

@@ -1,13 +1,20 @@
 """The SSH transport against a real sshd: whom it trusts, what it runs, how it fails."""
 
 import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import paramiko
 import pytest
 
-from iotctl.errors import Unreachable
+from iotctl.errors import InputProblem, Unreachable
 from iotctl.fleet.known_hosts import HostKey, KnownHosts
 from iotctl.fleet.ssh import Connector
 from iotctl.fleet.ssh_config import CONFIG, Target, route_of
@@ -30,7 +37,7 @@ def target(sshd: Sshd, **more: str) -> Target:
 
 
 def trust(connector: Connector, tmp_path: Path, *targets: Target) -> None:
-    KnownHosts(tmp_path).put([connector.host_key(t) for t in targets])
+    KnownHosts(tmp_path).put([connector.host_key(t)[0] for t in targets])
 
 
 def test_a_command_runs_with_its_input_output_and_code(
@@ -48,6 +55,7 @@ def test_a_command_runs_with_its_input_output_and_code(
     assert (ran.code, ran.out, ran.err) == (7, b"out\n", b"err\n")
     assert host.run(["sh", "-c", "head -c 8000000 /dev/zero >&2"]).code == 0
     assert host.run(["true"], stdin=data).code == 0  # it does not read it
+    assert host.run(["sh", "-c", "kill -9 $$"]).code == -1
     host.close()
 
 
@@ -86,9 +94,9 @@ def test_the_clusters_own_file_is_believed_before_the_operators(
 ) -> None:
     """After `trust --replace` an old key in `~/.ssh/known_hosts` does not matter; alone it does."""
     sshd, other = start("a"), start("b")
-    key = connector.host_key(target(sshd))
+    key, _ = connector.host_key(target(sshd))
     old = KnownHosts(tmp_path / "b")
-    wrong = connector.host_key(target(other))
+    wrong, _ = connector.host_key(target(other))
     old.put([HostKey(key.host, wrong.type, wrong.blob)])
     (tmp_path / "ssh_config").write_text(f"UserKnownHostsFile {old.path}\n")
     with pytest.raises(Unreachable, match="has CHANGED"):
@@ -117,7 +125,7 @@ def test_through_a_jump_host(start: Callable[..., Sshd], connector: Connector, t
     gate = Target("gate", "gate")
     trust(connector, tmp_path, gate)
     behind = target(inner, jump="gate")
-    KnownHosts(tmp_path).put([connector.host_key(behind)])
+    trust(connector, tmp_path, behind)
     with ThreadPoolExecutor(12) as pool:
         hosts = list(pool.map(lambda _: connector.open(behind), range(12)))
     assert all(h.run(["echo", "inside"]).out == b"inside\n" for h in hosts)
@@ -135,6 +143,106 @@ def test_fifty_connections_at_once_with_the_default_limits(
     assert {h.run(["echo", "x"]).out for h in hosts} == {b"x\n"}
     for host in hosts:
         host.close()
+
+
+def test_a_server_that_never_answers_a_command_is_given_up(connector: Connector, tmp_path: Path) -> None:
+    class Silent(paramiko.ServerInterface):
+        def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+            return paramiko.AUTH_SUCCESSFUL
+
+        def get_allowed_auths(self, username: str) -> str:
+            return "publickey"
+
+        def check_channel_request(self, kind: str, chanid: int) -> int:
+            return paramiko.OPEN_SUCCEEDED
+
+        def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+            time.sleep(3.0)
+            return False
+
+    key = make_key(tmp_path / "id")
+    listener = socket.create_server(("127.0.0.1", 0))
+    serving = []
+
+    def serve() -> None:
+        for _ in range(2):  # the key is asked for, then a command runs
+            transport = paramiko.Transport(listener.accept()[0])
+            transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(str(key)))
+            transport.start_server(server=Silent())
+            serving.append(transport)
+
+    threading.Thread(target=serve, daemon=True).start()
+    there = Target("node1", "127.0.0.1", "me", listener.getsockname()[1], str(key))
+    trust(connector, tmp_path, there)
+    host = connector.open(there)
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match="did not end within 0.5 s"):
+        host.run(["true"], timeout_s=0.5)
+    assert time.monotonic() - began < 2.0
+    host.close()
+    for transport in serving:
+        transport.close()
+    listener.close()
+
+
+def test_a_gateway_that_refuses_is_asked_once_for_all_behind_it(
+    start: Callable[..., Sshd], connector: Connector, tmp_path: Path
+) -> None:
+    gateway, inner = start("gateway"), start("inner", address="127.0.0.2")
+    stranger = make_key(tmp_path / "stranger")
+    (tmp_path / "ssh_config").write_text(
+        f"Host gate\n  HostName {gateway.address}\n  Port {gateway.port}\n  User {gateway.user}\n"
+        f"  IdentityFile {stranger}\n  IdentitiesOnly yes\nHost *\n  UserKnownHostsFile none\n"
+    )
+    trust(connector, tmp_path, Target("gate", "gate"))
+
+    def attempt(_: int) -> str:
+        with pytest.raises(Unreachable) as error:
+            connector.open(target(inner, jump="gate"))
+        return error.value.what
+
+    with ThreadPoolExecutor(8) as pool:
+        said = set(pool.map(attempt, range(8)))
+    assert len(said) == 1 and "refuses the login" in said.pop()
+    log = (tmp_path / "gateway" / "log").read_text()
+    assert log.count("Connection closed by authenticating user") == 1, log
+
+
+def test_jump_hosts_in_a_circle_are_an_error(connector: Connector, tmp_path: Path) -> None:
+    (tmp_path / "ssh_config").write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
+    for work in (connector.open, connector.gateways):
+        with pytest.raises(InputProblem, match="in a circle"):
+            work(Target("node1", "a"))
+
+
+def test_keys_with_a_passphrase_come_from_the_agent(
+    start: Callable[..., Sshd], connector: Connector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with `IdentitiesOnly`, when the agent holds the key of that file; other keys of it stay back."""
+    sshd = start()
+    trust(connector, tmp_path, target(sshd))
+    other = make_key(tmp_path / "other")
+    said = subprocess.run(["ssh-agent", "-s"], capture_output=True, text=True, check=True).stdout
+    agent = dict(re.findall(r"(SSH_\w+)=([^;]+);", said))
+    try:
+        monkeypatch.setenv("SSH_AUTH_SOCK", agent["SSH_AUTH_SOCK"])
+        for file in (other, sshd.user_key):
+            subprocess.run(["ssh-add", "-q", str(file)], check=True)
+        subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(sshd.user_key)], check=True)
+        (tmp_path / "ssh_config").write_text("IdentitiesOnly yes\nUserKnownHostsFile none\n")
+        connector.open(target(sshd)).close()
+        assert "Failed publickey" not in (tmp_path / "a" / "log").read_text()
+        subprocess.run(["ssh-add", "-q", "-D"], check=True)
+        with pytest.raises(Unreachable, match="refuses the login") as error:
+            connector.open(target(sshd))
+        assert error.value.next == f"ssh-add {sshd.user_key}"
+    finally:
+        os.kill(int(agent["SSH_AGENT_PID"]), signal.SIGTERM)
+
+
+def test_a_key_that_is_not_there_is_the_files_mistake(connector: Connector, tmp_path: Path) -> None:
+    with pytest.raises(InputProblem, match="absent is not there"):
+        connector.open(Target("node1", "127.0.0.1", key=str(tmp_path / "absent")))
 
 
 def test_a_connection_that_breaks_is_told(
@@ -159,3 +267,27 @@ def test_the_operators_configuration_counts(tmp_path: Path) -> None:
     assert route.jump == ("gate", "second") and route.known_as == "[plant-1.example.org]:2222"
     mine = route_of(Target("n", "plant-1", user="me", port=22, jump="other"), env)
     assert (mine.user, mine.port, mine.jump) == ("me", 22, ("other",))
+
+
+def test_tokens_of_the_configuration_are_filled_in(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text(
+        "Host plant\n  HostName 10.0.0.1\n  Port 2200\n  User ops\n  ProxyCommand nc %h %p\n"
+        '  IdentityFile /keys/%r@%n\n  UserKnownHostsFile "/a b" /c\n'
+    )
+    route = route_of(Target("n", "plant"), {**os.environ, CONFIG: str(tmp_path / "config")})
+    assert route.proxy_command == "nc 10.0.0.1 2200" and "/keys/ops@plant" in route.keys
+    assert route.known_hosts[:2] == ("/a b", "/c")
+
+
+def test_through_a_proxy_command(start: Callable[..., Sshd], connector: Connector, tmp_path: Path) -> None:
+    """It runs in a shell, as OpenSSH has it."""
+    sshd = start()
+    (tmp_path / "ssh_config").write_text(
+        f"Host inner\n  HostName 127.0.0.1\n"
+        f"  ProxyCommand ssh -F none -i {sshd.user_key} -o StrictHostKeyChecking=no"
+        f" -o UserKnownHostsFile=/dev/null -p {sshd.port} -W %h:{sshd.port} {sshd.address} 2>/dev/null\n"
+        f"  User {sshd.user}\n  IdentityFile {sshd.user_key}\nHost *\n  UserKnownHostsFile none\n"
+    )
+    there = Target("node1", "inner")
+    trust(connector, tmp_path, there)
+    assert connector.open(there).run(["echo", "x"]).out == b"x\n"
