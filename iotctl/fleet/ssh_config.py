@@ -6,7 +6,6 @@ else paramiko's reader of the same file does, which knows no Include.
 
 import getpass
 import re
-import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -147,7 +146,7 @@ def _of_settings(target: Target, settings: Mapping[str, list[str]]) -> Route:
     def path(text: str) -> str:
         return str(Path(filled(text)).expanduser())
 
-    files = shlex.split(f"{one('userknownhostsfile')} {one('globalknownhostsfile')}")
+    files = f"{one('userknownhostsfile')} {one('globalknownhostsfile')}".split()  # `ssh -G` quotes nothing
     return Route(
         host=host,
         port=port,

@@ -188,7 +188,8 @@ def test_a_server_that_never_answers_a_command_is_given_up(connector: Connector,
 def test_a_gateway_that_refuses_is_asked_once_for_all_behind_it(
     start: Callable[..., Sshd], connector: Connector, tmp_path: Path
 ) -> None:
-    gateway, inner = start("gateway"), start("inner", address="127.0.0.2")
+    gateway = start("gateway", options=("LogLevel VERBOSE",))
+    inner = start("inner", address="127.0.0.2")
     stranger = make_key(tmp_path / "stranger")
     (tmp_path / "ssh_config").write_text(
         f"Host gate\n  HostName {gateway.address}\n  Port {gateway.port}\n  User {gateway.user}\n"
@@ -205,7 +206,7 @@ def test_a_gateway_that_refuses_is_asked_once_for_all_behind_it(
         said = set(pool.map(attempt, range(8)))
     assert len(said) == 1 and "refuses the login" in said.pop()
     log = (tmp_path / "gateway" / "log").read_text()
-    assert log.count("Connection closed by authenticating user") == 1, log
+    assert log.count("Connection from") == 3, log  # is it up, which key has it, and one login
 
 
 def test_jump_hosts_in_a_circle_are_an_error(connector: Connector, tmp_path: Path) -> None:
@@ -272,11 +273,11 @@ def test_the_operators_configuration_counts(tmp_path: Path) -> None:
 def test_tokens_of_the_configuration_are_filled_in(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(
         "Host plant\n  HostName 10.0.0.1\n  Port 2200\n  User ops\n  ProxyCommand nc %h %p\n"
-        '  IdentityFile /keys/%r@%n\n  UserKnownHostsFile "/a b" /c\n'
+        "  IdentityFile /keys/%r@%n\n  UserKnownHostsFile /a/%h /c\n"
     )
     route = route_of(Target("n", "plant"), {**os.environ, CONFIG: str(tmp_path / "config")})
     assert route.proxy_command == "nc 10.0.0.1 2200" and "/keys/ops@plant" in route.keys
-    assert route.known_hosts[:2] == ("/a b", "/c")
+    assert route.known_hosts[:2] == ("/a/10.0.0.1", "/c")
 
 
 def test_through_a_proxy_command(start: Callable[..., Sshd], connector: Connector, tmp_path: Path) -> None:
