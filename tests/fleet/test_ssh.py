@@ -168,7 +168,7 @@ def test_a_server_that_never_answers_a_command_is_given_up(connector: Connector,
         for _ in range(2):  # the key is asked for, then a command runs
             transport = paramiko.Transport(listener.accept()[0])
             transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(str(key)))
-            transport.start_server(server=Silent())
+            transport.start_server(threading.Event(), Silent())
             serving.append(transport)
 
     threading.Thread(target=serve, daemon=True).start()
