@@ -13,6 +13,7 @@ from iotctl.execute.change import Executed
 from iotctl.execute.data import ImportReport
 from iotctl.execute.draining import Drained
 from iotctl.execute.events import Events
+from iotctl.execute.hosts import Enrolment, HostsChecked
 from iotctl.execute.layout import RingView, SlotsView
 from iotctl.execute.operations import Operations
 from iotctl.execute.recover import Recovery
@@ -100,6 +101,7 @@ class DataExport(msgspec.Struct):
 
 BODIES: dict[str, Any] = {
     "change": Executed,
+    "cluster-check": HostsChecked,
     "cluster-drain": Drained,
     "cluster-events": Events,
     "cluster-groups": ClusterGroups,
@@ -109,6 +111,7 @@ BODIES: dict[str, Any] = {
     "cluster-ring": RingView,
     "cluster-slots": SlotsView,
     "cluster-status": ClusterStatus,
+    "cluster-trust": Enrolment,
     "data-count": DataCount,
     "data-export": DataExport,
     "data-import": ImportReport,

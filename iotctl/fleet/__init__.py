@@ -1,4 +1,4 @@
-"""Machines and the processes on them: today the local fleet; SSH hosts get the same verbs.
+"""Machines, over SSH or this one, and the processes on them; agents are started in the local fleet alone.
 
 Only this room starts or stops agents.
 """

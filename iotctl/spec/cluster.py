@@ -35,8 +35,13 @@ class ClusterSection(msgspec.Struct, frozen=True):
 
 
 class SshSection(msgspec.Struct, frozen=True):
+    """How a machine is reached; 0 and "" leave it to the operator's own SSH configuration.
+
+    `key` is the path of a private key, relative to the file; `jump` is as `ssh -J` takes it.
+    """
+
     user: str = ""
-    port: int = 22
+    port: int = 0
     key: str = ""
     jump: str = ""
 
@@ -113,6 +118,26 @@ class ClusterSource(msgspec.Struct, frozen=True):
 
     def port_of(self, node: NodeEntry) -> int:
         return node.port or self.file.defaults.port
+
+    def http_port_of(self, node: NodeEntry) -> int:
+        return node.http_port or self.file.defaults.http_port
+
+    def data_dir_of(self, node: NodeEntry) -> str:
+        """Where its agent lives; of a local fleet a directory beside the file."""
+        if self.is_local:
+            return str(self.directory / node.name)
+        return node.data_dir or self.file.defaults.data_dir
+
+    def ssh_of(self, node: NodeEntry) -> SshSection:
+        """The node's own section over that of `defaults`; `key` is a path as it stands."""
+        own, rest = node.ssh or SshSection(), self.file.defaults.ssh
+        key = own.key or rest.key
+        return SshSection(
+            user=own.user or rest.user,
+            port=own.port or rest.port,
+            key=str(self.directory / Path(key).expanduser()) if key else "",
+            jump=own.jump or rest.jump,
+        )
 
 
 def load_cluster(path: Path) -> ClusterSource:

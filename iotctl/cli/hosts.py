@@ -1,0 +1,135 @@
+"""`iotctl cluster trust` and `check`: the machines themselves, before and beside the cluster."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iotctl.cli.options import Yes
+from iotctl.cli.session import Session, session_of
+
+if TYPE_CHECKING:
+    from iotctl.execute.hosts import EnrolledHost, Enrolment, HostsChecked
+    from iotctl.output.table import Table
+
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NODE…]", help="Only these nodes.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(trust)
+    app.command()(check)
+
+
+def trust(
+    ctx: typer.Context,
+    nodes: Names = None,
+    replace: Annotated[
+        list[str] | None,
+        typer.Option("--replace", metavar="NODE", help="Accept the changed key of this node."),
+    ] = None,
+    yes: Yes = False,
+) -> int:
+    """Show the machines' SSH host keys and keep those you accept beside cluster.yaml."""
+    from iotctl.errors import Exit, Partly, RefusedProblem
+    from iotctl.execute import hosts
+    from iotctl.fleet.known_hosts import KnownHosts
+
+    session = session_of(ctx)
+    source = session.source
+    shown = hosts.Enrolment(str(KnownHosts(source.directory).path), [])
+    timeout_s = session.options.timeout_s
+    accepted = 0
+    for targets in hosts.stages_of(source, nodes or (), session.env):
+        with session.progress() as progress:
+            tell = partial(progress.update, "machines", total=len(targets))
+            found = hosts.look_at_keys(source, targets, session.env, tell, timeout_s)
+        rows = [row for row, _ in found]
+        shown.hosts.extend(rows)
+        try:
+            hosts.check_unchanged(rows, replace or ())
+            _ask(session, [r for r in rows if r.state in ("new", "changed")], yes)
+        except RefusedProblem as error:
+            if not accepted:
+                raise
+            raise Partly(
+                f"{accepted} keys of jump hosts were accepted and written; then: {error.what}",
+                why=error.why,
+                next=error.next or "iotctl cluster trust",
+            ) from None
+        hosts.accept(source, found)
+        accepted += sum(r.state in ("new", "changed") for r in rows)
+    session.output.emit("cluster-trust", shown, lambda: _trust_tables(shown))
+    if any(h.state == "unreachable" for h in shown.hosts):
+        return Exit.UNREACHABLE
+    session.output.note("next: iotctl cluster check")
+    return Exit.DONE
+
+
+def _ask(session: Session, new: list[EnrolledHost], yes: bool) -> None:
+    if not new:
+        return
+    for row in new:
+        session.output.note(f"{row.node}: {row.host} {row.type} {row.fingerprint} ({row.state})")
+    these = "this key" if len(new) == 1 else f"these {len(new)} keys"
+    session.confirm(f"trust {these}, compared with what the machines' consoles show?", yes=yes)
+
+
+def check(ctx: typer.Context, nodes: Names = None) -> int:
+    """Whether every machine can run its node: clock, disk, ports, Python, limits. Changes nothing."""
+    from iotctl.errors import Exit
+    from iotctl.execute.hosts import check_hosts
+
+    session = session_of(ctx)
+    source = session.source
+    with session.progress() as progress:
+        tell = partial(progress.update, "machines", total=len(nodes or source.file.nodes))
+        found = check_hosts(source, nodes or (), session.env, tell, session.options.timeout_s)
+    session.output.emit("cluster-check", found, lambda: _check_tables(found))
+    if found.unreachable:
+        return Exit.UNREACHABLE
+    return Exit.REFUSED if found.errors else Exit.DONE
+
+
+def _trust_tables(e: Enrolment) -> list[Table | str]:
+    from iotctl.output.table import Table
+
+    rows = [(h.node, h.host, h.type or "-", h.fingerprint or "-", h.state) for h in e.hosts]
+    lines = [f"{h.node}: {h.error}" for h in e.hosts if h.error]
+    table = Table(("node", "host", "key", "fingerprint", "state"), rows)
+    return [table, *(["\n".join(lines)] if lines else []), f"kept in {e.file}"]
+
+
+def _check_tables(c: HostsChecked) -> list[Table | str]:
+    from iotctl.humanize import bytes_text
+    from iotctl.output.table import Table
+
+    rows = []
+    for h in c.hosts:
+        f = h.facts
+        if f is None:
+            rows.append((h.node, h.host, "unreachable", *["-"] * 7))
+            continue
+        rows.append(
+            (
+                h.node,
+                h.host,
+                f"{f.system} {f.arch}",
+                f.python.partition(" ")[2] or "-",
+                str(f.cpus),
+                bytes_text(f.memory_bytes),
+                bytes_text(f.data_free_bytes),
+                "?" if f.clock_ms is None else f"{f.clock_ms:+.0f} ms",
+                f.user,
+                f.release,
+            )
+        )
+    headers = ("node", "host", "system", "python", "cpus", "memory", "disk free", "clock", "user", "kernel")
+    shown: list[Table | str] = [Table(headers, rows, wide=2)]
+    if c.findings:
+        problems = [(f.severity, f.node, f.message, f.next) for f in c.findings]
+        shown.append(Table(("severity", "node", "what", "next"), problems))
+    else:
+        shown.append(f"nothing stands in the way on {len(c.hosts)} machines")
+    return shown

@@ -1,0 +1,202 @@
+"""The machines of a cluster, before there is a cluster: their host keys, and whether nodes can run there."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from iotctl.errors import IotctlError, RefusedProblem, UsageProblem
+from iotctl.fleet.facts import Facts, read_facts
+from iotctl.fleet.findings import Finding, Place, findings
+from iotctl.fleet.host import Host, ThisHost
+from iotctl.fleet.known_hosts import HostKey, Known, KnownHosts
+from iotctl.fleet.many import each
+from iotctl.fleet.ssh import CONNECT_TIMEOUT_S, Connector
+from iotctl.fleet.ssh_config import Target
+from iotctl.spec.cluster import ClusterSource, NodeEntry
+
+OnDone = Callable[[int], None]
+"""Hears how many machines are over."""
+
+
+class CheckedHost(msgspec.Struct, frozen=True):
+    """`facts` is None when nobody could ask it; `error` says why."""
+
+    node: str
+    host: str
+    facts: Facts | None
+    error: str
+
+
+class HostsChecked(msgspec.Struct, frozen=True):
+    hosts: list[CheckedHost]
+    findings: list[Finding]
+
+    @property
+    def unreachable(self) -> list[str]:
+        return [h.node for h in self.hosts if h.facts is None]
+
+    @property
+    def errors(self) -> int:
+        return sum(f.severity == "error" for f in self.findings)
+
+
+class EnrolledHost(msgspec.Struct, frozen=True):
+    """`state`: `known` (in the cluster's file), `yours` (in the operator's own), `new`, `changed`, or
+    `unreachable` with `error`."""
+
+    node: str
+    host: str
+    type: str
+    fingerprint: str
+    state: str
+    error: str
+
+
+class Enrolment(msgspec.Struct, frozen=True):
+    """`file`: where accepted keys are kept."""
+
+    file: str
+    hosts: list[EnrolledHost]
+
+
+def check_hosts(
+    source: ClusterSource,
+    names: Sequence[str],
+    env: Mapping[str, str],
+    done: OnDone = lambda count: None,
+    timeout_s: float | None = None,
+) -> HostsChecked:
+    """Ask every machine for its facts, all at once; nothing is changed on any."""
+    nodes = _chosen(source, names)
+
+    def ask(node: NodeEntry) -> Facts:
+        place = _place(source, node)
+        with _opened(source, node, connector) as host:
+            return read_facts(host, place.data_dir, place.ports)
+
+    connector = Connector(KnownHosts(source.directory), env, timeout_s=timeout_s or CONNECT_TIMEOUT_S)
+    try:
+        answers = each(nodes, ask, done)
+    finally:
+        connector.close()
+    asked = {
+        n.name: (_place(source, n), a) for n, a in zip(nodes, answers, strict=True) if isinstance(a, Facts)
+    }
+    hosts, silent = [], []
+    for node, answer in zip(nodes, answers, strict=True):
+        error = answer if isinstance(answer, IotctlError) else None
+        facts = None if isinstance(answer, IotctlError) else answer
+        hosts.append(CheckedHost(node.name, node.host, facts, _said(error)))
+        if error is not None:
+            silent.append(Finding("error", "unreachable", node.name, _said(error), error.next))
+    return HostsChecked(hosts, [*silent, *findings(asked)])
+
+
+def stages_of(source: ClusterSource, names: Sequence[str], env: Mapping[str, str]) -> list[list[Target]]:
+    """The machines of these nodes, each one once, after the jump hosts on the way: an outer one must be
+    trusted before an inner one can be asked.
+
+    Raises:
+        UsageProblem: a local fleet has no host keys.
+        InputProblem: the way to a machine leads in a circle.
+    """
+    if source.is_local:
+        raise UsageProblem("a local fleet has no host keys", why="its transport is local")
+    connector = Connector(KnownHosts(source.directory), env)
+    targets: dict[tuple[str, str, int, str], Target] = {}
+    for node in _chosen(source, names):
+        target = _target(source, node)
+        targets.setdefault((target.host, target.user, target.port, target.jump), target)
+    depth: dict[Target, int] = {}
+    for target in targets.values():
+        ways = connector.gateways(target)
+        depth |= {gate: len(connector.gateways(gate)) for gate in ways} | {target: len(ways)}
+    return [[t for t, d in depth.items() if d == level] for level in sorted(set(depth.values()))]
+
+
+def look_at_keys(
+    source: ClusterSource,
+    targets: Sequence[Target],
+    env: Mapping[str, str],
+    done: OnDone = lambda count: None,
+    timeout_s: float | None = None,
+) -> list[tuple[EnrolledHost, HostKey | None]]:
+    """The host keys the machines show now, beside those that are known; nothing is accepted."""
+    connector = Connector(KnownHosts(source.directory), env, timeout_s=timeout_s or CONNECT_TIMEOUT_S)
+    try:
+        answers = each(targets, connector.host_key, done)
+    finally:
+        connector.close()
+    found: list[tuple[EnrolledHost, HostKey | None]] = []
+    for target, answer in zip(targets, answers, strict=True):
+        if isinstance(answer, IotctlError):
+            row = EnrolledHost(target.name, target.host, "", "", "unreachable", _said(answer))
+            found.append((row, None))
+            continue
+        key, known = answer
+        state = _state(key, known)
+        found.append((EnrolledHost(target.name, key.host, key.type, key.fingerprint, state, ""), key))
+    return found
+
+
+def _state(key: HostKey, known: Known) -> str:
+    if key.blob in known.revoked:
+        return "changed"
+    if key in known.keys:
+        return "known" if known.own else "yours"
+    return "changed" if known.keys else "new"
+
+
+def check_unchanged(hosts: Sequence[EnrolledHost], replace: Sequence[str]) -> None:
+    """Raises `RefusedProblem` when a key has changed and its node is not named in `replace`."""
+    unnamed = [h.node for h in hosts if h.state == "changed" and h.node not in replace]
+    if unnamed:
+        raise RefusedProblem(
+            f"the host key of {', '.join(unnamed)} has CHANGED; nothing was written",
+            why="another machine may answer under this address",
+            next="if it was installed anew: iotctl cluster trust "
+            + " ".join(f"--replace {n}" for n in unnamed),
+        )
+
+
+def accept(source: ClusterSource, found: Sequence[tuple[EnrolledHost, HostKey | None]]) -> None:
+    """Write the keys that the cluster's file lacks or has otherwise."""
+    keys = [key for row, key in found if key is not None and row.state != "known"]
+    if keys:
+        KnownHosts(source.directory).put(keys)
+
+
+def _target(source: ClusterSource, node: NodeEntry) -> Target:
+    ssh = source.ssh_of(node)
+    return Target(node.name, node.host, ssh.user, ssh.port, ssh.key, ssh.jump)
+
+
+def _place(source: ClusterSource, node: NodeEntry) -> Place:
+    ports = (source.port_of(node), source.http_port_of(node))
+    return Place(node.name, source.data_dir_of(node), ports)
+
+
+@contextmanager
+def _opened(source: ClusterSource, node: NodeEntry, connector: Connector) -> Iterator[Host]:
+    host: Host = ThisHost() if source.is_local else connector.open(_target(source, node))
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+def _chosen(source: ClusterSource, names: Sequence[str]) -> list[NodeEntry]:
+    """Raises `UsageProblem` for a name that is not in the file."""
+    unknown = [n for n in names if n not in source.node_names]
+    if unknown:
+        raise UsageProblem(
+            f"{', '.join(unknown)}: not in {source.path}", next=f"nodes are {', '.join(source.node_names)}"
+        )
+    return [n for n in source.file.nodes if not names or n.name in names]
+
+
+def _said(error: IotctlError | None) -> str:
+    if error is None:
+        return ""
+    return f"{error.what}: {error.why}" if error.why else error.what

@@ -1,0 +1,108 @@
+"""What stands in the way of running a node on a machine, with the fix. Pure."""
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from iotctl.fleet.facts import Facts, version_of
+from iotctl.humanize import bytes_text
+
+PYTHON_MIN = (3, 11)
+CLOCK_WARN_MS, CLOCK_MAX_MS = 500.0, 10_000.0
+"""Certificates and TTLs go by the wall clock; consensus does not."""
+
+DISK_WARN_BYTES, DISK_MIN_BYTES = 10 << 30, 1 << 30
+FILES_WARN, FILES_MIN = 65_536, 4_096
+MEMORY_WARN_BYTES = 1 << 30
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a node wants of its machine."""
+
+    node: str
+    data_dir: str
+    ports: tuple[int, ...]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """`severity`: `error` keeps a node from running, `warning` does not. `next`: the fix."""
+
+    severity: str
+    code: str
+    node: str
+    message: str
+    next: str
+
+
+def findings(facts: Mapping[str, tuple[Place, Facts]]) -> list[Finding]:
+    """Of all machines, by node; errors first."""
+    found = [f for place, one in facts.values() for f in _of_one(place, one)]
+    found += _shared(facts)
+    return sorted(found, key=lambda f: (f.severity != "error", f.node, f.code))
+
+
+def _of_one(place: Place, facts: Facts) -> Iterator[Finding]:
+    def at(severity: str, code: str, message: str, fix: str) -> Finding:
+        return Finding(severity, code, place.node, message, fix)
+
+    def graded(code: str, is_error: bool, is_warning: bool, message: str, fix: str) -> Iterator[Finding]:
+        if is_error or is_warning:
+            yield at("error" if is_error else "warning", code, message, fix)
+
+    if facts.system != "Linux":
+        yield at("error", "system", f"{facts.system} is not supported", "use a Linux machine")
+    if version_of(facts.python.partition(" ")[2]) < PYTHON_MIN:
+        has = f"has {facts.python}" if facts.python else "has none"
+        yield at(
+            "error", "python", f"{has}; Python 3.11 or newer is needed", "apt-get install python3.11-venv"
+        )
+    if facts.clock_ms is None:
+        yield at("warning", "clock", "its clock could not be read", "compare `date` by hand")
+    else:
+        ahead = abs(facts.clock_ms) - facts.clock_error_ms
+        yield from graded(
+            "clock",
+            ahead > CLOCK_MAX_MS,
+            ahead > CLOCK_WARN_MS,
+            f"its clock is {facts.clock_ms / 1e3:+.1f} s from this machine's",
+            "timedatectl set-ntp true",
+        )
+    yield from graded(
+        "disk",
+        facts.data_free_bytes < DISK_MIN_BYTES,
+        facts.data_free_bytes < DISK_WARN_BYTES,
+        f"{bytes_text(facts.data_free_bytes)} are free for {place.data_dir}",
+        "free or add disk, or set data_dir",
+    )
+    if not facts.data_writable and not facts.sudo:
+        fix = f"sudo install -d -o {facts.user} {place.data_dir}"
+        yield at("error", "data_dir", f"{facts.user} may not write {place.data_dir}, and has no sudo -n", fix)
+    taken = [p for p in place.ports if p in facts.ports_taken]
+    if taken and not facts.agent:
+        ports = " and ".join(map(str, taken))
+        yield at("error", "port", f"something else listens on {ports}", f"ss -ltnp | grep :{taken[0]}")
+    yield from graded(
+        "files",
+        facts.files_max < FILES_MIN,
+        facts.files_max < FILES_WARN,
+        f"a process may open {facts.files_max} files",
+        "raise nofile in /etc/security/limits.conf",
+    )
+    if facts.memory_bytes < MEMORY_WARN_BYTES:
+        yield at("warning", "memory", f"has {bytes_text(facts.memory_bytes)} of memory", "1 GiB or more")
+
+
+def _shared(facts: Mapping[str, tuple[Place, Facts]]) -> Iterator[Finding]:
+    """Nodes that turn out to be on one machine."""
+    there: dict[str, list[Place]] = {}
+    for place, one in facts.values():
+        others = there.setdefault(one.machine, []) if one.machine else []
+        if others:
+            names = ", ".join(o.node for o in others)
+            message = f"is on the same machine as {names}: one failure takes all of them"
+            yield Finding("warning", "machine", place.node, message, "spread the nodes over machines")
+        for other in others:
+            if place.data_dir == other.data_dir or set(place.ports) & set(other.ports):
+                message = f"has the data_dir or a port of {other.node}, on the same machine"
+                yield Finding("error", "same_place", place.node, message, "set data_dir, port and http_port")
+        others.append(place)

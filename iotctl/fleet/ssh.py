@@ -1,0 +1,439 @@
+"""SSH; the only importer of fabric and paramiko.
+
+What differs from fabric's defaults, and why: a host key must be known (fabric takes every one); the socket
+has TCP_NODELAY, without which each short command waits 40 ms for a delayed acknowledgement; every wait has
+an end; one connection per host and gateway is kept for the whole run; keys of the agent come first.
+"""
+
+import base64
+import logging
+import random
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fabric
+import paramiko
+from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
+
+from iotctl.errors import InputProblem, Unreachable
+from iotctl.fleet.host import RUN_TIMEOUT_S, Ran, late
+from iotctl.fleet.known_hosts import HostKey, Known, KnownHosts
+from iotctl.fleet.ssh_config import Route, Target, jump_target, route_of
+
+CONNECT_TIMEOUT_S = 10.0
+KEEPALIVE_S = 20
+ATTEMPTS = 6
+BACKOFF_S = 0.2
+HANDSHAKES_PER_GATEWAY = 4
+"""At a time: sshd drops some of more than ten (`MaxStartups 10:30:100`)."""
+
+CHUNK = 32_768
+
+T = TypeVar("T")
+Jump = tuple[str, ...]
+Dial = Callable[[], Any]
+"""Gives a socket, or what paramiko takes for one."""
+
+# Its errors are raised too; what it logs besides is tracebacks.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+logging.getLogger("paramiko").propagate = False
+
+
+class SshHost:
+    """An open connection; commands may run on it from several threads, up to sshd's `MaxSessions` (10)."""
+
+    def __init__(self, name: str, connection: fabric.Connection) -> None:
+        self.name = name
+        self._connection = connection
+
+    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = RUN_TIMEOUT_S) -> Ran:
+        """As `Host.run`; a command that a signal ended has the code -1."""
+        transport = self._connection.transport
+        end = time.monotonic() + timeout_s
+        out, err = bytearray(), bytearray()
+        try:
+            channel = transport.open_session(timeout=timeout_s)
+            with _closed_after(channel, end - time.monotonic()):
+                channel.exec_command(shlex.join(argv))
+                reader = _beside(_drain, channel.recv_stderr, err)
+                _beside(_send, channel, stdin)  # its answer may come before all of it was taken
+                while part := channel.recv(CHUNK):
+                    out += part
+                channel.status_event.wait(max(0.0, end - time.monotonic()))
+                reader.join(max(0.0, end - time.monotonic()))
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            if time.monotonic() >= end:
+                raise late(self.name, argv, timeout_s) from None
+            raise lost(self.name, error) from None
+        if channel.exit_status < 0 and time.monotonic() >= end:
+            raise late(self.name, argv, timeout_s)
+        if channel.exit_status < 0 and not transport.is_active():
+            raise lost(self.name, EOFError("it ended before the command did"))
+        return Ran(channel.exit_status, bytes(out), bytes(err))
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self._connection.close()
+
+
+class Connector:
+    """Opens hosts; keeps the gateways that several of them share. Threads may use it together."""
+
+    def __init__(
+        self, known: KnownHosts, env: Mapping[str, str], *, timeout_s: float = CONNECT_TIMEOUT_S
+    ) -> None:
+        self._known = known
+        self._env = env
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._handshakes: dict[Jump, threading.Semaphore] = {}
+        self._opening: dict[Jump, threading.Lock] = {}
+        self._gateways: dict[Jump, fabric.Connection | Unreachable] = {}
+
+    def open(self, target: Target) -> SshHost:
+        """Raises `Unreachable`, which tells an unknown or changed host key from a refused login."""
+        return SshHost(target.name, self._connect(target, ()))
+
+    def host_key(self, target: Target) -> tuple[HostKey, Known]:
+        """The key a host shows now, before anybody logs in, and what is known of it; its gateways must be
+        trusted already."""
+        route = route_of(target, self._env)
+        known = self._known.of(route.known_as, route.known_hosts)
+        dial = self._dial(target, route, ())
+
+        def ask() -> HostKey:
+            transport = paramiko.Transport(dial())
+            try:
+                options = transport.get_security_options()
+                wanted = [k.type for k in known.keys if k.type in options.key_types]
+                options.key_types = [*wanted, *(t for t in options.key_types if t not in wanted)]
+                transport.start_client(timeout=self._timeout_s)
+                key = transport.get_remote_server_key()
+                return HostKey(route.known_as, key.get_name(), key.get_base64())
+            finally:
+                transport.close()
+
+        return self._again(ask, route, target.name), known
+
+    def gateways(self, target: Target, via: tuple[Target, ...] = ()) -> list[Target]:
+        """The jump hosts on the way to a host, the first one first, with those on the way to them.
+
+        Raises:
+            InputProblem: the way leads in a circle.
+        """
+        found: dict[Target, None] = {}
+        jump = route_of(target, self._env).jump
+        for i, word in enumerate(jump):
+            gate = jump_target(word, jump[:i])
+            _check_circle(gate, via)
+            found |= dict.fromkeys([*self.gateways(gate, (*via, gate)), gate])
+        return list(found)
+
+    def close(self) -> None:
+        for connection in self._gateways.values():
+            if not isinstance(connection, Unreachable):
+                with suppress(Exception):
+                    connection.close()
+        self._gateways.clear()
+
+    def _connect(self, target: Target, via: tuple[Target, ...]) -> fabric.Connection:
+        route = route_of(target, self._env)
+        known = self._known.of(route.known_as, route.known_hosts)
+        dial = self._dial(target, route, via)
+
+        def connect() -> fabric.Connection:
+            connection = _connection(route, known, dial(), self._timeout_s)
+            connection.open()
+            connection.transport.set_keepalive(KEEPALIVE_S)
+            return connection
+
+        return self._again(connect, route, target.name)
+
+    def _again(self, work: Callable[[], T], route: Route, name: str) -> T:
+        """A handshake that sshd dropped as too many at once is tried again, later and later."""
+        with self._handshakes_of(route.jump):
+            for attempt in range(ATTEMPTS):
+                began = time.monotonic()
+                try:
+                    return work()
+                except _ChangedKey as error:
+                    raise changed_key(name, route, error) from None
+                except _UnknownKey:
+                    raise unknown_key(name, route) from None
+                except AuthFailure as error:
+                    raise refused_login(name, route, error) from None
+                except (paramiko.SSHException, OSError, EOFError) as error:
+                    silent = time.monotonic() - began >= self._timeout_s
+                    if attempt == ATTEMPTS - 1 or silent or not _is_dropped(error):
+                        raise unreachable(name, route, error) from None
+                time.sleep(random.uniform(0.5, 1.5) * BACKOFF_S * 2**attempt)
+        raise AssertionError("the last attempt raises")
+
+    @contextmanager
+    def _handshakes_of(self, jump: Jump) -> Iterator[None]:
+        """Through one gateway only some at a time; each direct one is another sshd's."""
+        if not jump:
+            yield
+            return
+        with self._lock:
+            free = self._handshakes.setdefault(jump, threading.Semaphore(HANDSHAKES_PER_GATEWAY))
+        with free:
+            yield
+
+    def _dial(self, target: Target, route: Route, via: tuple[Target, ...]) -> Dial:
+        if route.jump:
+            gateway = self._gateway(route.jump, via)
+            place = (route.host, route.port)
+            return lambda: gateway.transport.open_channel(
+                "direct-tcpip", place, ("", 0), timeout=self._timeout_s
+            )
+        if route.proxy_command:
+            return lambda: paramiko.ProxyCommand(shlex.join(["sh", "-c", f"exec {route.proxy_command}"]))
+        return lambda: _socket(route.host, route.port, self._timeout_s)
+
+    def _gateway(self, jump: Jump, via: tuple[Target, ...]) -> fabric.Connection:
+        """Opened once for all hosts behind it, and its failure is told to all; who comes meanwhile waits."""
+        target = jump_target(jump[-1], jump[:-1])
+        _check_circle(target, via)
+        with self._lock:
+            opening = self._opening.setdefault(jump, threading.Lock())
+        with opening:
+            found = self._gateways.get(jump)
+            if found is None or (isinstance(found, fabric.Connection) and not found.is_connected):
+                try:
+                    found = self._connect(target, (*via, target))
+                except Unreachable as error:
+                    found = error
+                self._gateways[jump] = found
+        if isinstance(found, Unreachable):
+            raise found
+        return found
+
+
+def read_config(path: Path, host: str) -> dict[str, list[str]]:
+    """Without an OpenSSH client: what `path` says of a host.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    config = paramiko.SSHConfig()
+    if path.is_file():
+        with path.open() as file:
+            try:
+                config.parse(file)
+            except (paramiko.SSHException, paramiko.ssh_exception.ConfigParseError) as error:
+                raise ValueError(str(error)) from None
+    return {k: v if isinstance(v, list) else [str(v)] for k, v in config.lookup(host).items()}
+
+
+class _UnknownKey(Exception):
+    """Nobody has accepted a key of this host."""
+
+
+class _ChangedKey(Exception):
+    def __init__(self, shown: HostKey, known: Sequence[HostKey]) -> None:
+        super().__init__(shown.host)
+        self.shown = shown
+        self.known = known
+
+
+class _Check(paramiko.MissingHostKeyPolicy):
+    """Asked about every key paramiko does not find equal to a known one of its type."""
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+
+    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        shown = HostKey(hostname, key.get_name(), key.get_base64())
+        if shown.blob in self._known.revoked or self._known.keys:
+            raise _ChangedKey(shown, self._known.keys)
+        raise _UnknownKey(hostname)
+
+
+class _Connection(fabric.Connection):  # type: ignore[misc] # fabric has no types
+    """Checks a key that is known, too: it may be revoked."""
+
+    known: Known
+
+    def open(self) -> Any:
+        try:
+            return super().open()
+        except paramiko.BadHostKeyException as error:
+            shown = HostKey(error.hostname, error.key.get_name(), error.key.get_base64())
+            raise _ChangedKey(shown, self.known.keys) from None
+
+
+class _Keys(AuthStrategy):
+    """The agent's keys, then those in files; with `only_keys` the agent's of those files alone."""
+
+    def __init__(self, route: Route) -> None:
+        super().__init__(ssh_config=paramiko.SSHConfig())
+        self._route = route
+        self.locked: list[str] = []
+        """Files that need a passphrase, which only an agent can know."""
+
+    def get_sources(self) -> Iterator[AuthSource]:
+        user = self._route.user
+        public = {_public(k) for k in self._route.keys}
+        offered = set()
+        for key in paramiko.Agent().get_keys():
+            if not self._route.only_keys or key.get_base64() in public:
+                offered.add(key.get_base64())
+                yield InMemoryPrivateKey(user, key)
+        for file in self._route.keys:
+            loaded = self._load(file)
+            if loaded is not None and loaded.get_base64() not in offered:
+                yield InMemoryPrivateKey(user, loaded)
+
+    def _load(self, file: str) -> paramiko.PKey | None:
+        if not Path(file).is_file():
+            return None  # a default name
+        try:
+            return paramiko.PKey.from_path(file)
+        except (paramiko.SSHException, OSError, ValueError, TypeError):
+            self.locked.append(file)
+            return None
+
+
+def _public(file: str) -> str:
+    """The blob in `FILE.pub`, "" when there is none."""
+    with suppress(OSError, IndexError, UnicodeDecodeError):
+        return Path(f"{file}.pub").read_text().split()[1]
+    return ""
+
+
+def _connection(route: Route, known: Known, sock: Any, timeout_s: float) -> fabric.Connection:
+    config = fabric.Config(ssh_config=paramiko.SSHConfig(), lazy=True)  # `route` has all of it
+    connection = _Connection(
+        route.alias or route.host,  # and the port: only to look the key up, since the socket is given
+        user=route.user,
+        port=22 if route.alias else route.port,
+        config=config,
+        connect_kwargs={
+            "sock": sock,
+            "auth_strategy": _Keys(route),
+            "timeout": timeout_s,
+            "banner_timeout": timeout_s,
+            "auth_timeout": timeout_s,
+            "channel_timeout": timeout_s,
+        },
+    )
+    connection.known = known
+    connection.client.set_missing_host_key_policy(_Check(known))
+    for key in known.keys:
+        if key.blob not in known.revoked:
+            with suppress(paramiko.SSHException, ValueError):
+                data = paramiko.PKey.from_type_string(key.type, base64.b64decode(key.blob))
+                connection.client.get_host_keys().add(route.known_as, key.type, data)
+    return connection
+
+
+def _socket(host: str, port: int, timeout_s: float) -> socket.socket:
+    made = socket.create_connection((host, port), timeout_s)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return made
+
+
+@contextmanager
+def _closed_after(channel: paramiko.Channel, timeout_s: float) -> Iterator[None]:
+    """Some of paramiko's waits have no end of their own; a channel that is closed ends them all."""
+    timer = threading.Timer(max(0.0, timeout_s), channel.close)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        channel.close()
+
+
+def _beside(work: Callable[..., None], *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=work, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def _drain(receive: Callable[[int], bytes], into: bytearray) -> None:
+    with suppress(Exception):
+        while part := receive(CHUNK):
+            into += part
+
+
+def _send(channel: paramiko.Channel, data: bytes) -> None:
+    with suppress(OSError):  # a command that does not read its input
+        channel.sendall(data)
+        channel.shutdown_write()
+
+
+def _is_dropped(error: Exception) -> bool:
+    return isinstance(error, ConnectionResetError | EOFError) or "banner" in str(error)
+
+
+def _check_circle(gate: Target, via: Sequence[Target]) -> None:
+    if gate in via:
+        names = " -> ".join(t.name for t in (*via, gate))
+        raise InputProblem(
+            f"jump hosts lead in a circle: {names}",
+            next=f"ssh -G {gate.host}, and end it with `ProxyJump none` for one of them",
+        )
+
+
+def lost(name: str, error: Exception) -> Unreachable:
+    return Unreachable(
+        f"{name}: the SSH connection was lost",
+        why=f"{error or type(error).__name__}; the command may have run",
+        next="run the command again: it changes nothing twice",
+        where=name,
+    )
+
+
+def unreachable(name: str, route: Route, error: Exception) -> Unreachable:
+    return Unreachable(
+        f"{name}: no SSH connection to {route}",
+        why=str(error) or type(error).__name__,
+        next=f"ssh -p {route.port} {route.user}@{route.host}",
+        where=name,
+    )
+
+
+def unknown_key(name: str, route: Route) -> Unreachable:
+    return Unreachable(
+        f"{name}: the host key of {route.known_as} is not known", next="iotctl cluster trust", where=name
+    )
+
+
+def changed_key(name: str, route: Route, error: _ChangedKey) -> Unreachable:
+    known = " or ".join(k.fingerprint for k in error.known) or "revoked"
+    return Unreachable(
+        f"{name}: the host key of {route.known_as} has CHANGED",
+        why=f"it shows {error.shown.fingerprint}, known is {known}: another machine may answer under this"
+        " address",
+        next=f"if it was installed anew: iotctl cluster trust --replace {name}",
+        where=name,
+    )
+
+
+def refused_login(name: str, route: Route, error: AuthFailure) -> Unreachable:
+    tried = len(error.result)
+    locked = getattr(error.result.strategy, "locked", [])
+    why = f"{tried} keys were offered" if tried else "there is no key to offer"
+    if locked:
+        return Unreachable(
+            f"{name}: {route} refuses the login",
+            why=f"{why}; {', '.join(locked)} cannot be read without a passphrase, or not at all",
+            next=f"ssh-add {locked[0]}",
+            where=name,
+        )
+    return Unreachable(
+        f"{name}: {route} refuses the login",
+        why=why,
+        next="add your key to the agent (ssh-add), or name it: `ssh: {key: …}` in cluster.yaml",
+        where=name,
+    )

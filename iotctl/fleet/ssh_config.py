@@ -1,0 +1,160 @@
+"""Where an SSH connection goes: what the spec and the operator's `~/.ssh/config` say together.
+
+`ssh -G` answers when there is an OpenSSH client, with its exact meaning of Include, Match and the like;
+else paramiko's reader of the same file does, which knows no Include.
+"""
+
+import getpass
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from iotctl.errors import InputProblem
+
+ASK_TIMEOUT_S = 10.0
+CONFIG = "IOTCTL_SSH_CONFIG"
+"""Environment: a file read instead of `~/.ssh/config`."""
+
+KEYS = ("~/.ssh/id_ed25519", "~/.ssh/id_ecdsa", "~/.ssh/id_rsa")
+KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
+"""What OpenSSH takes when the configuration is silent."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A machine as the spec names it; 0 and "" leave the choice to the operator's SSH configuration."""
+
+    name: str
+    host: str
+    user: str = ""
+    port: int = 0
+    key: str = ""
+    jump: str = ""
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One connection. `keys` are the files offered after the agent's keys; with `only_keys` the agent offers
+    those of these files alone. `jump` is as `ssh -J` takes it, the first one first."""
+
+    host: str
+    port: int
+    user: str
+    keys: tuple[str, ...] = ()
+    only_keys: bool = False
+    jump: tuple[str, ...] = ()
+    proxy_command: str = ""
+    known_hosts: tuple[str, ...] = ()
+    alias: str = ""
+
+    @property
+    def known_as(self) -> str:
+        """Its name in a known_hosts file."""
+        name = self.alias or self.host
+        return name if self.port == 22 or self.alias else f"[{name}]:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.host}:{self.port}"
+
+
+def route_of(target: Target, env: Mapping[str, str]) -> Route:
+    """Raises `InputProblem` when the operator's SSH configuration cannot be read, or the key is no file."""
+    if target.key and not Path(target.key).is_file():
+        raise InputProblem(f"{target.name}: the SSH key {target.key} is not there", where=target.name)
+    try:
+        settings = _asked(target, env) if shutil.which("ssh") else _read(target, env)
+        return _of_settings(target, settings)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise InputProblem(
+            f"{target.name}: the SSH configuration for {target.host} cannot be read",
+            why=str(error),
+            next=f"ssh -G {target.host}",
+            where=target.name,
+        ) from None
+
+
+def jump_target(word: str, before: Sequence[str] = ()) -> Target:
+    """`[user@]host[:port]` as `ssh -J` takes it, reached through those `before` it."""
+    user, _, place = word.rpartition("@")
+    if place.startswith("["):
+        host, _, port = place[1:].partition("]")
+        port = port.removeprefix(":")
+    else:
+        host, _, port = place.partition(":")
+    return Target(word, host, user, int(port or 0), jump=",".join(before))
+
+
+def _asked(target: Target, env: Mapping[str, str]) -> dict[str, list[str]]:
+    words = ["ssh", "-G"]
+    if file := env.get(CONFIG):
+        words += ["-F", file]
+    for option, value in (("-l", target.user), ("-p", str(target.port or "")), ("-i", target.key)):
+        if value:
+            words += [option, value]
+    if target.jump:
+        words += ["-J", target.jump]
+    command = [*words, "--", target.host]
+    done = subprocess.run(command, capture_output=True, timeout=ASK_TIMEOUT_S, env={**env})
+    if done.returncode:
+        raise ValueError(done.stderr.decode(errors="replace").strip())
+    settings: dict[str, list[str]] = {}
+    for line in done.stdout.decode(errors="replace").splitlines():
+        key, _, value = line.partition(" ")
+        settings.setdefault(key, []).append(value)
+    return settings
+
+
+def _read(target: Target, env: Mapping[str, str]) -> dict[str, list[str]]:
+    from iotctl.fleet.ssh import read_config
+
+    settings: dict[str, list[str]] = {
+        "user": [getpass.getuser()],
+        "identityfile": list(KEYS),
+        "userknownhostsfile": [" ".join(KNOWN_HOSTS)],
+    }
+    settings |= read_config(Path(env.get(CONFIG) or Path.home() / ".ssh" / "config"), target.host)
+    given = {
+        "user": target.user,
+        "port": str(target.port or ""),
+        "proxyjump": target.jump,
+        "identityfile": target.key,
+    }
+    return settings | {k: [v] for k, v in given.items() if v}
+
+
+def _of_settings(target: Target, settings: Mapping[str, list[str]]) -> Route:
+    def one(key: str, default: str = "") -> str:
+        value = (settings.get(key) or [default])[0]
+        return "" if value == "none" else value
+
+    host, port, user = one("hostname", target.host), int(one("port", "22")), one("user")
+    tokens = {
+        "h": host,
+        "p": str(port),
+        "r": user,
+        "n": target.host,
+        "u": getpass.getuser(),
+        "d": str(Path.home()),
+    }
+
+    def filled(text: str) -> str:
+        """`ssh -G` leaves %h and the like as they are."""
+        return re.sub(r"%(.)", lambda m: "%" if m[1] == "%" else tokens.get(m[1], m[0]), text)
+
+    def path(text: str) -> str:
+        return str(Path(filled(text)).expanduser())
+
+    files = f"{one('userknownhostsfile')} {one('globalknownhostsfile')}".split()  # `ssh -G` quotes nothing
+    return Route(
+        host=host,
+        port=port,
+        user=user,
+        keys=tuple(path(k) for k in settings.get("identityfile", []) if k != "none"),
+        only_keys=one("identitiesonly") == "yes",
+        jump=tuple(j.strip() for j in one("proxyjump").split(",") if j.strip()),
+        proxy_command=filled(one("proxycommand")),
+        known_hosts=tuple(path(f) for f in files),
+        alias=one("hostkeyalias"),
+    )

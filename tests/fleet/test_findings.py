@@ -1,0 +1,75 @@
+"""What is said of a machine, from its facts alone."""
+
+import msgspec
+import pytest
+
+from iotctl.fleet.facts import Facts, version_of
+from iotctl.fleet.findings import Place, findings
+
+GOOD = Facts(
+    system="Linux",
+    release="6.1",
+    arch="x86_64",
+    hostname="a",
+    machine="m1",
+    user="ops",
+    sudo=True,
+    cpus=4,
+    memory_bytes=8 << 30,
+    files_max=1 << 20,
+    init="systemd",
+    python="python3.11 3.11.2",
+    data_free_bytes=100 << 30,
+    data_writable=False,
+    ports_taken=(),
+    agent=False,
+    clock_ms=3.0,
+    clock_error_ms=1.0,
+)
+PLACE = Place("node1", "/var/lib/nodeagent", (9003, 9004))
+
+
+def said(**changes: object) -> list[tuple[str, str]]:
+    facts = msgspec.structs.replace(GOOD, **changes)
+    return [(f.severity, f.code) for f in findings({"node1": (PLACE, facts)})]
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, []),
+        ({"system": "Darwin"}, [("error", "system")]),
+        ({"python": ""}, [("error", "python")]),
+        ({"python": "python3 3.9.2"}, [("error", "python")]),
+        ({"python": "python3.12 3.12.0"}, []),
+        ({"clock_ms": -700.0}, [("warning", "clock")]),
+        ({"clock_ms": 700.0, "clock_error_ms": 300.0}, []),  # the way there may be as slow as that
+        ({"clock_ms": 11_000.0}, [("error", "clock")]),
+        ({"clock_ms": None}, [("warning", "clock")]),
+        ({"data_free_bytes": 5 << 30}, [("warning", "disk")]),
+        ({"data_free_bytes": 1 << 20}, [("error", "disk")]),
+        ({"sudo": False}, [("error", "data_dir")]),
+        ({"sudo": False, "data_writable": True}, []),
+        ({"ports_taken": (9004,)}, [("error", "port")]),
+        ({"ports_taken": (9004,), "agent": True}, []),
+        ({"files_max": 1_024}, [("error", "files")]),
+        ({"files_max": 10_000}, [("warning", "files")]),
+        ({"memory_bytes": 1 << 29}, [("warning", "memory")]),
+    ],
+)
+def test_each_finding(changes: dict[str, object], wanted: list[tuple[str, str]]) -> None:
+    assert said(**changes) == wanted
+
+
+def test_nodes_on_one_machine() -> None:
+    there = Place("node2", "/srv/other", (9013, 9014))
+    found = findings({"node1": (PLACE, GOOD), "node2": (there, GOOD)})
+    assert [(f.severity, f.code, f.node) for f in found] == [("warning", "machine", "node2")]
+    same = Place("node3", "/srv/third", (9014, 9015))
+    found = findings({"node1": (PLACE, GOOD), "node2": (there, GOOD), "node3": (same, GOOD)})
+    assert [(f.node, f.code) for f in found if f.severity == "error"] == [("node3", "same_place")]
+
+
+def test_versions() -> None:
+    assert version_of("3.11.2") > version_of("3.9.18") > version_of("")
+    assert version_of("3.11rc1") == ()
