@@ -119,6 +119,7 @@ def run_case(fleet: Fleet, case: Case) -> float:
     """One case; how many seconds it took. Raises `AssertionError`, which says what did not hold."""
     world, began = fleet.world, time.monotonic()
     fleet.turn(case.kind)
+    served_by = world.places()
     load = world.load()
     fleet.hold(case.point)
     fleet.prepare(case.kind)  # the newcomer, which nobody knows yet, starts with the point
@@ -152,6 +153,7 @@ def run_case(fleet: Fleet, case: Case) -> float:
     if case.kind == "remove-node":
         _tidy(world)
     until(lambda: world.status().healthy, 60.0, lambda: str(world.status().problems))
+    assert world.places() != served_by, "the writer wrote to no slot that moved"
     world.check_load(load)
     said = world.iotctl("verify", "--depth", "hash")
     assert said.code == 0, said.out + said.err

@@ -269,6 +269,13 @@ class World:
 
     def load(self) -> Load:
         """A writer and a reader over slots of every group; stopped with the world at the latest."""
+        load = Load(self.connect, TABLE, TAG, self.places(), WRITE_PAUSE_S)
+        self._loads.append(load)
+        load.start()
+        return load
+
+    def places(self) -> dict[tuple[str, int], str]:
+        """Where a writer writes, (storage group, time), and the data group that serves the slot now."""
         meta = self.cluster.meta()
         table = facts.table_of(meta)
         places: dict[tuple[str, int], str] = {}
@@ -278,10 +285,7 @@ class World:
             week = time_partition(at, meta.settings.time_partition_interval_ms)
             slot = slot_of(group, week, shard_of(["probe"], meta.settings.shards), meta.settings)
             places[group, at] = table.route(slot)
-        load = Load(self.connect, TABLE, TAG, places, WRITE_PAUSE_S)
-        self._loads.append(load)
-        load.start()
-        return load
+        return places
 
     def check_load(self, load: Load) -> int:
         """Stop it; every acknowledged row is there. Returns how many there are."""
