@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli import hosts
+from iotctl.cli import hosts, lifecycle
 from iotctl.cli.options import Confirm, Depth, DryRun, Rate, Verify, Wait, Watch, Yes, checked_depth
 from iotctl.cli.session import Session, session_of
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look at a cluster, change its nodes.", no_args_is_help=True)
 hosts.register(app)
+lifecycle.register(app)
 
 WATCH_S = 2.0
 

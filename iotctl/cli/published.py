@@ -11,9 +11,11 @@ import msgspec
 from iotctl.execute.bundle import Bundle
 from iotctl.execute.change import Executed
 from iotctl.execute.data import ImportReport
+from iotctl.execute.deploy import Deployed, DeployPlan
 from iotctl.execute.draining import Drained
 from iotctl.execute.events import Events
 from iotctl.execute.hosts import Enrolment, HostsChecked
+from iotctl.execute.initialise import Initialised
 from iotctl.execute.layout import RingView, SlotsView
 from iotctl.execute.operations import Operations
 from iotctl.execute.recover import Recovery
@@ -99,16 +101,45 @@ class DataExport(msgspec.Struct):
     rows: int
 
 
+class ClusterAgents(msgspec.Struct):
+    """`what` was done to `nodes`: `started` or `stopped`; those left out were so already."""
+
+    what: str
+    nodes: list[str]
+
+
+class ClusterRolled(msgspec.Struct):
+    """`order`: which nodes were down together, one list after the other."""
+
+    restarted: list[str]
+    order: list[list[str]]
+
+
+class NodeLog(msgspec.Struct):
+    node: str
+    lines: list[str]
+
+
+class ClusterLogs(msgspec.Struct):
+    nodes: list[NodeLog]
+
+
 BODIES: dict[str, Any] = {
     "change": Executed,
+    "cluster-agents": ClusterAgents,
     "cluster-check": HostsChecked,
+    "cluster-deploy": Deployed,
+    "cluster-deploy-plan": DeployPlan,
     "cluster-drain": Drained,
     "cluster-events": Events,
     "cluster-groups": ClusterGroups,
+    "cluster-init": Initialised,
+    "cluster-logs": ClusterLogs,
     "cluster-nodes": ClusterNodes,
     "cluster-ok-to-stop": OkToStop,
     "cluster-recover": Recovery,
     "cluster-ring": RingView,
+    "cluster-rolled": ClusterRolled,
     "cluster-slots": SlotsView,
     "cluster-status": ClusterStatus,
     "cluster-trust": Enrolment,

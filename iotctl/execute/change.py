@@ -335,7 +335,7 @@ def probe_newcomer(
             why=f"{reason}; its log ends: {tail}" if tail else reason,
             next=f"see {fleet.directory / entry.name / 'agent.log'}"
             if fleet
-            else f"start the agent on {entry.host}: nodeagent run DIRECTORY",
+            else f"iotctl cluster deploy {entry.name}",
         )
 
     return probe

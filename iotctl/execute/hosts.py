@@ -1,22 +1,20 @@
 """The machines of a cluster, before there is a cluster: their host keys, and whether nodes can run there."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 
-from iotctl.errors import IotctlError, RefusedProblem, UsageProblem
+from iotctl.errors import IotctlError, RefusedProblem, Unreachable, UsageProblem
+from iotctl.execute.machines import Machines, OnDone, chosen, target_of
 from iotctl.fleet.facts import Facts, read_facts
 from iotctl.fleet.findings import Finding, Place, findings
-from iotctl.fleet.host import Host, ThisHost
+from iotctl.fleet.host import Host
 from iotctl.fleet.known_hosts import HostKey, Known, KnownHosts
 from iotctl.fleet.many import each
 from iotctl.fleet.ssh import CONNECT_TIMEOUT_S, Connector
 from iotctl.fleet.ssh_config import Target
 from iotctl.spec.cluster import ClusterSource, NodeEntry
-
-OnDone = Callable[[int], None]
-"""Hears how many machines are over."""
 
 
 class CheckedHost(msgspec.Struct, frozen=True):
@@ -68,28 +66,31 @@ def check_hosts(
     timeout_s: float | None = None,
 ) -> HostsChecked:
     """Ask every machine for its facts, all at once; nothing is changed on any."""
-    nodes = _chosen(source, names)
+    nodes = chosen(source, names)
+    with Machines(source, env, timeout_s) as machines:
+        return checked(source, nodes, machines.each(nodes, partial(ask, source), done))
 
-    def ask(node: NodeEntry) -> Facts:
-        place = _place(source, node)
-        with _opened(source, node, connector) as host:
-            return read_facts(host, place.data_dir, place.ports)
 
-    connector = Connector(KnownHosts(source.directory), env, timeout_s=timeout_s or CONNECT_TIMEOUT_S)
-    try:
-        answers = each(nodes, ask, done)
-    finally:
-        connector.close()
-    asked = {
-        n.name: (_place(source, n), a) for n, a in zip(nodes, answers, strict=True) if isinstance(a, Facts)
-    }
+def ask(source: ClusterSource, node: NodeEntry, host: Host) -> Facts:
+    """Raises `Unreachable`."""
+    place = _place(source, node)
+    return read_facts(host, place.data_dir, place.ports)
+
+
+def checked(
+    source: ClusterSource, nodes: Sequence[NodeEntry], answers: Mapping[str, Facts | Unreachable]
+) -> HostsChecked:
+    """What was heard, with what stands in the way. Pure."""
+    asked: dict[str, tuple[Place, Facts]] = {}
     hosts, silent = [], []
-    for node, answer in zip(nodes, answers, strict=True):
-        error = answer if isinstance(answer, IotctlError) else None
-        facts = None if isinstance(answer, IotctlError) else answer
-        hosts.append(CheckedHost(node.name, node.host, facts, _said(error)))
-        if error is not None:
-            silent.append(Finding("error", "unreachable", node.name, _said(error), error.next))
+    for node in nodes:
+        answer = answers[node.name]
+        if isinstance(answer, Unreachable):
+            hosts.append(CheckedHost(node.name, node.host, None, _said(answer)))
+            silent.append(Finding("error", "unreachable", node.name, _said(answer), answer.next))
+        else:
+            hosts.append(CheckedHost(node.name, node.host, answer, ""))
+            asked[node.name] = (_place(source, node), answer)
     return HostsChecked(hosts, [*silent, *findings(asked)])
 
 
@@ -105,8 +106,8 @@ def stages_of(source: ClusterSource, names: Sequence[str], env: Mapping[str, str
         raise UsageProblem("a local fleet has no host keys", why="its transport is local")
     connector = Connector(KnownHosts(source.directory), env)
     targets: dict[tuple[str, str, int, str], Target] = {}
-    for node in _chosen(source, names):
-        target = _target(source, node)
+    for node in chosen(source, names):
+        target = target_of(source, node)
         targets.setdefault((target.host, target.user, target.port, target.jump), target)
     depth: dict[Target, int] = {}
     for target in targets.values():
@@ -167,33 +168,9 @@ def accept(source: ClusterSource, found: Sequence[tuple[EnrolledHost, HostKey | 
         KnownHosts(source.directory).put(keys)
 
 
-def _target(source: ClusterSource, node: NodeEntry) -> Target:
-    ssh = source.ssh_of(node)
-    return Target(node.name, node.host, ssh.user, ssh.port, ssh.key, ssh.jump)
-
-
 def _place(source: ClusterSource, node: NodeEntry) -> Place:
     ports = (source.port_of(node), source.http_port_of(node))
     return Place(node.name, source.data_dir_of(node), ports)
-
-
-@contextmanager
-def _opened(source: ClusterSource, node: NodeEntry, connector: Connector) -> Iterator[Host]:
-    host: Host = ThisHost() if source.is_local else connector.open(_target(source, node))
-    try:
-        yield host
-    finally:
-        host.close()
-
-
-def _chosen(source: ClusterSource, names: Sequence[str]) -> list[NodeEntry]:
-    """Raises `UsageProblem` for a name that is not in the file."""
-    unknown = [n for n in names if n not in source.node_names]
-    if unknown:
-        raise UsageProblem(
-            f"{', '.join(unknown)}: not in {source.path}", next=f"nodes are {', '.join(source.node_names)}"
-        )
-    return [n for n in source.file.nodes if not names or n.name in names]
 
 
 def _said(error: IotctlError | None) -> str:

@@ -203,7 +203,7 @@ def start_command(source: ClusterSource, nodes: list[str]) -> str:
     """The command that starts nodes that are down."""
     if source.is_local:
         return f"iotctl local up --dir {source.directory}"
-    return f"start the agent on {', '.join(nodes)}: nodeagent run DIRECTORY"
+    return f"iotctl cluster start {' '.join(nodes)}"
 
 
 def _meta_applied(status: NodeStatus) -> int:

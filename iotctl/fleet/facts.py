@@ -42,7 +42,10 @@ for port in "$@"; do
     then say taken "$port"; fi
 done
 if ps -eo args 2>/dev/null |
-    awk -v own="nodeagent run $data" 'index($0, own) && !/awk/ {found = 1} END {exit !found}'
+    awk -v own="nodeagent run $data" '
+        {at = index($0, own)}
+        at && !/awk/ && substr($0, at + length(own), 1) ~ /^( |$)/ {found = 1}
+        END {exit !found}'
 then say agent yes; fi
 say end yes
 """.replace("PYTHONS", " ".join(PYTHONS))

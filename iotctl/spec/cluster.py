@@ -1,5 +1,6 @@
 """`cluster.yaml`: the desired cluster, and how a node is reached."""
 
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +20,8 @@ class _Fail(Protocol):
 
 
 API_VERSION = "iotctl/v1"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_PLACE = re.compile(r"(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+")
 PORT = 9003
 HTTP_PORT = 9004
 
@@ -56,6 +59,7 @@ class Defaults(msgspec.Struct, frozen=True):
     port: int = PORT
     http_port: int = HTTP_PORT
     data_dir: str = "/var/lib/nodeagent"
+    install_dir: str = "/opt/nodeagent"
     ssh: SshSection = SshSection()
 
 
@@ -128,6 +132,10 @@ class ClusterSource(msgspec.Struct, frozen=True):
             return str(self.directory / node.name)
         return node.data_dir or self.file.defaults.data_dir
 
+    def install_dir_of(self, node: NodeEntry) -> str:
+        """Where its machine keeps the software, shared by all nodes there."""
+        return self.file.defaults.install_dir
+
     def ssh_of(self, node: NodeEntry) -> SshSection:
         """The node's own section over that of `defaults`; `key` is a path as it stands."""
         own, rest = node.ssh or SshSection(), self.file.defaults.ssh
@@ -174,7 +182,27 @@ def check_cluster(loaded: Loaded[ClusterFile]) -> None:
         fail(f"defaults.transport: unknown {file.defaults.transport!r}{near}", "defaults", "transport")
     _check_section(file.cluster, fail)
     _check_nodes(file, fail)
+    if file.defaults.transport == "ssh":
+        _check_places(file, fail)
     raise_problems(problems)
+
+
+def _check_places(file: ClusterFile, fail: _Fail) -> None:
+    """What becomes part of file names and units."""
+    if not _NAME.fullmatch(file.cluster.name):
+        fail(
+            f"cluster.name: {file.cluster.name!r} has more than letters, digits, '.', '_', '-'",
+            "cluster",
+            "name",
+        )
+    places: list[tuple[str, tuple[str | int, ...]]] = [
+        (file.defaults.data_dir, ("defaults", "data_dir")),
+        (file.defaults.install_dir, ("defaults", "install_dir")),
+        *((n.data_dir, ("nodes", i, "data_dir")) for i, n in enumerate(file.nodes) if n.data_dir),
+    ]
+    for value, path in places:
+        if not _PLACE.fullmatch(value):
+            fail(f"{path[-1]}: {value!r} is not an absolute path of letters, digits and '._/+-'", *path)
 
 
 def _check_section(section: ClusterSection, fail: _Fail) -> None:

@@ -38,14 +38,27 @@ def find_cluster(explicit: str | None, env: Mapping[str, str], cwd: Path) -> tup
 def find_identity(
     explicit: str | None, env: Mapping[str, str], source: ClusterSource, cwd: Path
 ) -> Path | None:
-    """The directory with the operator's `cert.pem`, `key.pem` and `ca.pem`; None when there is none."""
+    """The directory with the operator's certificate; None when there is none."""
     if explicit:
         return cwd / explicit
     if named := env.get("IOTCTL_IDENTITY"):
         return cwd / named
     if source.file.identity:
         return source.directory / source.file.identity
-    return None
+    own = credentials_dir(source.name, env) / "operator"
+    return own if own.is_dir() and not env.get("IOTCTL_CERT") else None
+
+
+def credentials_dir(cluster: str, env: Mapping[str, str]) -> Path:
+    """Where this user keeps what proves who they are to `cluster`."""
+    home = Path(env.get("HOME") or Path.home())
+    return Path(env.get("XDG_DATA_HOME") or home / ".local" / "share") / "iotctl" / cluster
+
+
+def cache_dir(env: Mapping[str, str]) -> Path:
+    """What can be made again."""
+    home = Path(env.get("HOME") or Path.home())
+    return Path(env.get("XDG_CACHE_HOME") or home / ".cache") / "iotctl"
 
 
 def _spec_of(path: Path) -> Path:

@@ -339,7 +339,7 @@ def test_a_lost_quorum_is_called_so(spec: Path) -> None:
     assert (done.code, failure["code"]) == (Exit.UNREACHABLE, Exit.UNREACHABLE)
     assert failure["what"] == "the meta group has no quorum: down are node1, node2, node3"
     assert failure["why"] == "none of 5 nodes answered within 2.5 s"
-    assert failure["next"].startswith("start the agent on node1, node2, node3")
+    assert failure["next"].startswith("iotctl cluster start node1 node2 node3")
     done = iotctl(spec, "data", "count", cluster=Mute())
     assert "error: none of 5 nodes answered" in done.err
 

@@ -44,7 +44,7 @@ def test_one_dead_node_keeps_the_quorum_and_is_a_problem(spec: Path) -> None:
     assert found["quorum"] and not found["healthy"] and found["lost_groups"] == []
     (problem,) = found["problems"]
     assert (problem["code"], problem["node"]) == ("node_unreachable", "node2")
-    assert problem["next"] == "start the agent on node2: nodeagent run DIRECTORY"
+    assert problem["next"] == "iotctl cluster start node2"
     dead = next(n for n in found["nodes"] if n["id"] == "node2")
     assert dead["reachable"] is False and dead["bytes"] is None and "refused" in dead["error"]
 

@@ -1,0 +1,291 @@
+"""`iotctl cluster init`, `deploy`, `start`, `stop`, `restart`, `upgrade`, `logs`: agents on machines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iotctl.cli.hosts import Names
+from iotctl.cli.options import DryRun, Wait, Yes
+from iotctl.cli.session import Session, session_of
+
+if TYPE_CHECKING:
+    from iotctl.execute.deploy import Deployment, DeployPlan
+    from iotctl.execute.machines import Machines
+    from iotctl.execute.rolling import Rolled
+    from iotctl.output.progress import Progress
+    from iotctl.output.table import Table
+
+HEALTHY_S = 180.0
+AtOnce = Annotated[
+    int, typer.Option("--max-unavailable", min=1, help="At most so many nodes down at the same time.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (init, deploy, start, stop, restart, upgrade, logs):
+        app.command()(command)
+
+
+def init(
+    ctx: typer.Context,
+    hosts: Annotated[list[str], typer.Argument(metavar="HOST…", help="[user@]host[:ssh-port], one a node.")],
+    name: Annotated[str, typer.Option(help="Name of the cluster.")] = "plant",
+    replicas: Annotated[int, typer.Option(min=1, max=9, help="Copies of every row.")] = 3,
+) -> None:
+    """Write cluster.yaml for these machines, and make the cluster's certificate authority."""
+    from iotctl.execute.initialise import initialise
+
+    session = session_of(ctx)
+    made = initialise(session.cwd, hosts, name=name, replicas=replicas, env=session.env)
+    session.output.emit("cluster-init", made, lambda: [f"{made.file}\n{made.authority}"])
+    session.output.note("next: iotctl cluster trust, then iotctl cluster deploy")
+
+
+def deploy(
+    ctx: typer.Context, nodes: Names = None, wait: Wait = True, dry_run: DryRun = False, yes: Yes = False
+) -> int:
+    """Bring cluster.yaml to its machines: software, certificates, settings, running agents.
+
+    Nothing changes where nothing differs. What running agents read only at their start waits for `upgrade`.
+    """
+    from iotctl.execute import deploy as deploying
+
+    session = session_of(ctx)
+    with _machines(session) as machines:
+        todo = _prepared(session, machines, nodes or ())
+        if dry_run:
+            session.output.emit("cluster-deploy-plan", todo.plan, lambda: _plan_tables(todo.plan))
+            return 0
+        if todo.plan.has_changes:
+            _show_plan(session, todo.plan)
+            new = " as a new cluster" if todo.plan.new_cluster else ""
+            session.confirm(f"deploy {session.source.name}{new}?", yes=yes)
+            with session.progress() as progress:
+                deploying.execute(
+                    session.source, todo, session.env, machines, partial(_step, progress), now_ms=_now_ms()
+                )
+        healthy = wait and _wait_healthy(session, todo.plan)
+    done = deploying.deployed(todo.plan, healthy)
+    session.output.emit("cluster-deploy", done, lambda: _plan_tables(todo.plan, done=True))
+    if todo.plan.is_behind:
+        session.output.note(f"next: iotctl cluster upgrade ({', '.join(todo.plan.is_behind)})")
+    else:
+        session.output.note("next: iotctl cluster status")
+    return 0
+
+
+def start(ctx: typer.Context, nodes: Names = None) -> None:
+    """Start the agents that are down."""
+    from iotctl.execute.agents import agents_of
+
+    session = session_of(ctx)
+    with _machines(session) as machines:
+        begun = agents_of(session.source, machines).start(nodes or session.source.node_names)
+    _emit_agents(session, "started", begun)
+    session.output.note("next: iotctl cluster wait --for healthy")
+
+
+def stop(ctx: typer.Context, nodes: Names = None, yes: Yes = False) -> None:
+    """Stop agents: all of them, or those named while every group keeps its quorum without them."""
+    from iotctl.errors import RefusedProblem
+    from iotctl.execute.agents import agents_of
+    from iotctl.execute.stopping import ok_to_stop
+
+    session = session_of(ctx)
+    names = list(nodes or session.source.node_names)
+    whole = set(names) == set(session.source.node_names)
+    if not whole:
+        found = ok_to_stop(session.cluster, names, now_ms=_now_ms())
+        if not found.ok:
+            lost = found.lost[0]
+            raise RefusedProblem(
+                f"{lost.group} would lose its quorum; nothing was stopped",
+                why=f"{len(lost.left)} voters would be left, {lost.needed} are needed",
+                next=f"iotctl cluster ok-to-stop {' '.join(names)}",
+            )
+    what = f"all {len(names)} nodes; the cluster is down then" if whole else ", ".join(names)
+    session.confirm(f"stop {what} ({session.source.name})?", yes=yes)
+    with _machines(session) as machines:
+        ended = agents_of(session.source, machines).stop(names)
+    _emit_agents(session, "stopped", ended)
+    session.output.note("next: iotctl cluster start")
+
+
+def restart(ctx: typer.Context, nodes: Names = None, at_once: AtOnce = 1, yes: Yes = False) -> None:
+    """Restart agents one after the other, each once every group can do without it. Leaders move off first."""
+    session = session_of(ctx)
+    names = list(nodes or session.source.node_names)
+    session.confirm(f"restart {', '.join(names)} of {session.source.name}, one by one?", yes=yes)
+    with _machines(session) as machines:
+        rolled = _roll(session, machines, names, "iotctl cluster restart", at_once)
+    _emit_rolled(session, rolled)
+
+
+def upgrade(
+    ctx: typer.Context, nodes: Names = None, at_once: AtOnce = 1, dry_run: DryRun = False, yes: Yes = False
+) -> int:
+    """Bring this machine's version and cluster.yaml's settings to running nodes, restarted one by one."""
+    from iotctl.execute import deploy as deploying
+
+    session = session_of(ctx)
+    with _machines(session) as machines:
+        todo = _prepared(session, machines, nodes or ())
+        behind = todo.plan.is_behind
+        if dry_run:
+            session.output.emit("cluster-deploy-plan", todo.plan, lambda: _plan_tables(todo.plan))
+            return 0
+        if not behind and not todo.plan.has_changes:
+            session.output.note(f"every node runs {todo.plan.version} with its settings")
+            _emit_rolled(session, None)
+            return 0
+        _show_plan(session, todo.plan)
+        session.confirm(f"upgrade {session.source.name} to {todo.plan.version}?", yes=yes)
+        with session.progress() as progress:
+            deploying.execute(
+                session.source, todo, session.env, machines, partial(_step, progress), now_ms=_now_ms()
+            )
+
+        def between(node: str) -> None:
+            deploying.configure(todo, node, machines.of(todo.entries[node]))
+
+        rolled = _roll(session, machines, behind, "iotctl cluster upgrade", at_once, between)
+    _emit_rolled(session, rolled)
+    return 0
+
+
+def logs(
+    ctx: typer.Context,
+    nodes: Names = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Of each node.")] = 50,
+) -> None:
+    """The last lines the agents wrote, also of those that are down."""
+    from iotctl.execute.agents import logs as logs_of
+
+    session = session_of(ctx)
+    with _machines(session) as machines:
+        found = logs_of(session.source, machines, nodes or (), lines)
+    body = {"nodes": [{"node": n, "lines": text.splitlines()} for n, text in found.items()]}
+    session.output.emit(
+        "cluster-logs",
+        body,
+        lambda: [f"{n}:\n{text}" if len(found) > 1 else text for n, text in found.items()],
+    )
+
+
+# --- shared ----------------------------------------------------------------------------------------
+
+
+def _machines(session: Session) -> Machines:
+    from iotctl.execute.machines import Machines
+
+    return Machines(session.source, session.env, session.options.timeout_s)
+
+
+def _prepared(session: Session, machines: Machines, names: list[str] | tuple[str, ...]) -> Deployment:
+    from iotctl.errors import UsageProblem
+    from iotctl.execute.deploy import prepare
+
+    if session.source.is_local:
+        raise UsageProblem(
+            "a local fleet has no machines to deploy to",
+            why="its agents run from this installation",
+            next=f"iotctl local up --dir {session.source.directory}",
+        )
+    with session.progress() as progress:
+        todo = prepare(
+            session.source, names, session.env, machines, partial(_step, progress), now_ms=_now_ms()
+        )
+    for finding in todo.plan.findings:
+        session.output.warn(f"{finding.node}: {finding.message}")
+    return todo
+
+
+def _roll(
+    session: Session,
+    machines: Machines,
+    names: list[str],
+    command: str,
+    at_once: int,
+    between: Callable[[str], None] = lambda node: None,
+) -> Rolled:
+    from iotctl.execute.agents import agents_of
+    from iotctl.execute.rolling import rolling
+
+    session.on_interrupt = lambda: ("a node may be drained or down", "iotctl cluster status")
+    with session.progress() as progress:
+        return rolling(
+            session.cluster,
+            agents_of(session.source, machines),
+            names,
+            by=session.operator,
+            command=command,
+            at_once=at_once,
+            between=between,
+            on_step=partial(_step_of, progress),
+        )
+
+
+def _wait_healthy(session: Session, plan: DeployPlan) -> bool:
+    """A node that is to join is no part of the cluster yet; the others must be well."""
+    from iotctl.execute.wait import wait_healthy
+
+    with session.progress() as progress:
+        wait_healthy(
+            session.cluster,
+            session.source,
+            on_status=lambda s: progress.update(
+                "nodes answering", sum(n.reachable for n in s.nodes), len(s.nodes)
+            ),
+            timeout_s=session.options.timeout_s or HEALTHY_S,
+        )
+    return True
+
+
+def _show_plan(session: Session, plan: DeployPlan) -> None:
+    for part in _plan_tables(plan):
+        session.output.note(part if isinstance(part, str) else part.render(wide=False))
+
+
+def _plan_tables(plan: DeployPlan, *, done: bool = False) -> list[Table | str]:
+    from iotctl.output.table import Table
+
+    rows = []
+    for n in plan.nodes:
+        now = [c.detail for c in n.changes] + (["start"] if n.start else [])
+        rows.append(
+            (n.node, n.host, "\n".join(now) or "nothing", "\n".join(c.detail for c in n.later) or "-")
+        )
+    made = " (with a new certificate authority)" if plan.new_authority else ""
+    return [
+        Table(("node", "host", "done" if done else "now", "with `upgrade`"), rows),
+        f"version {plan.version}{made}",
+    ]
+
+
+def _emit_agents(session: Session, what: str, names: list[str]) -> None:
+    said = f"{what} {', '.join(names)}" if names else f"nothing was {what}"
+    session.output.emit("cluster-agents", {"what": what, "nodes": names}, lambda: [said])
+
+
+def _emit_rolled(session: Session, rolled: Rolled | None) -> None:
+    names = rolled.restarted if rolled else []
+    body = {"restarted": names, "order": rolled.order if rolled else []}
+    said = f"restarted {', '.join(names)}" if names else "nothing was restarted"
+    session.output.emit("cluster-rolled", body, lambda: [said])
+
+
+def _step(progress: Progress, phase: str, done: int, total: int) -> None:
+    progress.update(phase, done, total)
+
+
+def _step_of(progress: Progress, phase: str, done: int, total: int, node: str) -> None:
+    progress.update(phase, done, total, note=node)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

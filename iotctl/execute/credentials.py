@@ -1,0 +1,93 @@
+"""The cluster's certificate authority and the operator's certificate, in the user's own data directory.
+
+    $XDG_DATA_HOME/iotctl/CLUSTER/authority/   ca.pem, ca.key
+    $XDG_DATA_HOME/iotctl/CLUSTER/operator/    ca.pem, node.pem, node.key
+
+Never beside cluster.yaml, which is made to be shared.
+"""
+
+from collections.abc import Mapping
+
+from iotctl.errors import RefusedProblem
+from iotctl.fleet.deployment import CA, CERT, KEY, Found
+from iotctl.fleet.upload import File
+from iotctl.spec.cluster import ClusterSource, NodeEntry
+from iotctl.spec.find import credentials_dir
+from nodeagent.client import identity
+from nodeagent.client.identity import KeyPair
+from nodeagent.model.errors import NodeAgentError
+
+FILES = (CA, KEY, CERT)
+RENEW_MS = 30 * 86_400_000
+"""A certificate that ends sooner is made anew."""
+
+
+def has_authority(source: ClusterSource, env: Mapping[str, str]) -> bool:
+    return (credentials_dir(source.name, env) / "authority" / identity.CA_KEY_FILE).is_file()
+
+
+def make_authority(source: ClusterSource, env: Mapping[str, str]) -> KeyPair:
+    """A new authority and the operator's certificate from it. The caller knows that there is none yet."""
+    authority = identity.create_authority(source.name)
+    identity.write_authority(credentials_dir(source.name, env) / "authority", authority)
+    make_operator(source, env, authority)
+    return authority
+
+
+def make_operator(source: ClusterSource, env: Mapping[str, str], authority: KeyPair) -> None:
+    name = env.get("USER") or env.get("LOGNAME") or "operator"
+    pair = identity.issue(authority, name, "admin")
+    identity.write_identity(credentials_dir(source.name, env) / "operator", pair, authority.cert)
+
+
+def authority_of(source: ClusterSource, env: Mapping[str, str], found: Mapping[str, Found]) -> KeyPair | None:
+    """The authority that is here; None when neither this machine nor any node has one.
+
+    Raises:
+        RefusedProblem: the nodes' certificates are another authority's.
+    """
+    directory = credentials_dir(source.name, env) / "authority"
+    there = {n: f.text(CA) for n, f in found.items() if f.text(CA)}
+    if not has_authority(source, env):
+        if there:
+            raise RefusedProblem(
+                f"the authority of {source.name} is not on this machine; nothing was changed",
+                why=f"{', '.join(there)} have certificates already",
+                next=f"copy {directory} from the machine where the cluster was made",
+            )
+        return None
+    authority = identity.read_authority(directory)
+    other = [n for n, text in there.items() if text != authority.cert]
+    if other:
+        raise RefusedProblem(
+            f"{', '.join(other)}: their authority is not the one in {directory}; nothing was changed",
+            why="another cluster of this name was made elsewhere",
+            next="give this cluster another name, or bring its authority here",
+        )
+    return authority
+
+
+def node_files(entry: NodeEntry, found: Found, authority: KeyPair, now_ms: int) -> tuple[File, ...]:
+    """The files of a new certificate; () while the present one is good."""
+    if found.key and _is_good(entry, found.text(CERT), authority, now_ms):
+        return ()
+    pair = identity.issue(authority, entry.name, "node", hosts=(entry.host,))
+    return (
+        File(CA, authority.cert.encode()),
+        File(KEY, pair.key.encode(), 0o600),
+        File(CERT, pair.cert.encode()),
+    )
+
+
+def _is_good(entry: NodeEntry, pem: str, authority: KeyPair, now_ms: int) -> bool:
+    try:
+        facts = identity.certificate_facts(pem)
+    except NodeAgentError:
+        return False
+    return (
+        facts.name == entry.name
+        and facts.role == "node"
+        and entry.host in facts.hosts
+        and facts.expires_ms - now_ms > RENEW_MS
+        and identity.is_issued_by(pem, authority.cert)
+    )

@@ -1,0 +1,97 @@
+"""Open connections to the machines of a cluster's nodes, for the length of one command."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar
+
+from iotctl.errors import Unreachable, UsageProblem
+from iotctl.fleet.host import Host, ThisHost
+from iotctl.fleet.known_hosts import KnownHosts
+from iotctl.fleet.many import each
+from iotctl.fleet.ssh import CONNECT_TIMEOUT_S, Connector
+from iotctl.fleet.ssh_config import Target
+from iotctl.spec.cluster import ClusterSource, NodeEntry
+
+B = TypeVar("B")
+
+OnDone = Callable[[int], None]
+"""Hears how many machines are over."""
+
+
+class Machines:
+    """One connection for each node, opened when it is first used and kept until the end."""
+
+    def __init__(self, source: ClusterSource, env: Mapping[str, str], timeout_s: float | None = None) -> None:
+        self.source = source
+        self._connector = Connector(
+            KnownHosts(source.directory), env, timeout_s=timeout_s or CONNECT_TIMEOUT_S
+        )
+        self._open: dict[str, Host] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for host in self._open.values():
+            with suppress(Exception):
+                host.close()
+        self._connector.close()
+
+    def of(self, node: NodeEntry) -> Host:
+        """Raises `Unreachable`."""
+        found = self._open.get(node.name)
+        if found is None:
+            local = self.source.is_local
+            found = ThisHost() if local else self._connector.open(target_of(self.source, node))
+            with self._lock:
+                self._open[node.name] = found
+        return found
+
+    def each(
+        self,
+        nodes: Sequence[NodeEntry],
+        work: Callable[[NodeEntry, Host], B],
+        done: OnDone = lambda count: None,
+    ) -> dict[str, B | Unreachable]:
+        """The same on all machines at once; by node name, in the order of `nodes`."""
+        answers = each(nodes, lambda node: work(node, self.of(node)), done)
+        return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
+
+
+def target_of(source: ClusterSource, node: NodeEntry) -> Target:
+    ssh = source.ssh_of(node)
+    return Target(node.name, node.host, ssh.user, ssh.port, ssh.key, ssh.jump)
+
+
+def chosen(source: ClusterSource, names: Sequence[str]) -> list[NodeEntry]:
+    """The named nodes, all without names; in the order of the file.
+
+    Raises:
+        UsageProblem: a name that is not in the file.
+    """
+    unknown = [n for n in names if n not in source.node_names]
+    if unknown:
+        raise UsageProblem(
+            f"{', '.join(unknown)}: not in {source.path}", next=f"nodes are {', '.join(source.node_names)}"
+        )
+    return [n for n in source.file.nodes if not names or n.name in names]
+
+
+def all_or_raise(answers: Mapping[str, B | Unreachable], what: str) -> dict[str, B]:
+    """The answers when every machine gave one.
+
+    Raises:
+        Unreachable: the first that did not, with the names of all.
+    """
+    silent = {n: a for n, a in answers.items() if isinstance(a, Unreachable)}
+    if silent:
+        first = next(iter(silent.values()))
+        others = list(silent)[1:]
+        why = f"{first.why}; also {', '.join(others)}" if others else first.why
+        raise Unreachable(f"{what}: {first.what}", why=why, next=first.next, where=first.where)
+    return {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}

@@ -1,0 +1,118 @@
+"""The `node.yaml` of every node, from cluster.yaml and from what the nodes have already. Pure.
+
+A cluster is born once: its first nodes carry the same list of seeds for ever, and a node that comes later
+says `join`. So what a node has of both is kept, and only a fleet without any is given them anew.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import yaml
+
+from iotctl.errors import RefusedProblem
+from iotctl.spec.cluster import ClusterSource, NodeEntry
+from nodeagent.model.config import ClusterSettings, Seed
+
+
+def is_new(existing: Mapping[str, str]) -> bool:
+    """Whether no node has been given a cluster yet."""
+    return not any(existing.values())
+
+
+def node_settings(source: ClusterSource, existing: Mapping[str, str]) -> dict[str, str]:
+    """The text that each node of `existing` should have; its own text where it says the same.
+
+    Args:
+        existing: the present node.yaml by node, "" where there is none.
+
+    Raises:
+        RefusedProblem: a node belongs to another cluster, or one with other create-once settings.
+    """
+    told = {node: _read(node, text) for node, text in existing.items() if text}
+    for node, settings in told.items():
+        _check_same(source, node, settings)
+    first = next((t["seeds"] for t in told.values() if not t.get("join")), None)
+    seeds = _seeds(source) if first is None else first
+    entries = {n.name: n for n in source.file.nodes}
+    found = {}
+    for node, text in existing.items():
+        wanted = _wanted(source, entries[node], told.get(node), seeds)
+        present = told.get(node)
+        same = present is not None and all(present.get(k) == v for k, v in wanted.items())
+        kept = {k: v for k, v in (present or {}).items() if k not in wanted}
+        found[node] = text if same else yaml.safe_dump({**wanted, **kept}, sort_keys=False)
+    return found
+
+
+def _wanted(
+    source: ClusterSource, entry: NodeEntry, present: dict[str, Any] | None, seeds: list[dict[str, Any]]
+) -> dict[str, Any]:
+    if present is not None:
+        seeds, join = present["seeds"], bool(present.get("join"))
+    else:
+        join = entry.name not in {s["node"] for s in seeds}
+    return {
+        "node": entry.name,
+        "host": entry.host,
+        "port": source.port_of(entry),
+        "http_port": source.http_port_of(entry),
+        "seeds": seeds,
+        "cluster": msgspec.to_builtins(source.settings()),
+        "join": join,
+    }
+
+
+def _seeds(source: ClusterSource) -> list[dict[str, Any]]:
+    return [msgspec.to_builtins(Seed(n.name, n.host, source.port_of(n))) for n in source.file.nodes]
+
+
+def _read(node: str, text: str) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _unreadable(node, str(error).replace("\n", " ")) from None
+    if not isinstance(found, dict) or not isinstance(found.get("seeds"), list):
+        raise _unreadable(node, "it is no node.yaml")
+    return found
+
+
+def _unreadable(node: str, why: str) -> RefusedProblem:
+    return RefusedProblem(
+        f"{node}: its node.yaml cannot be read; nothing was changed",
+        why=why,
+        next="repair it there, or move it away",
+        where=node,
+    )
+
+
+def _check_same(source: ClusterSource, node: str, settings: dict[str, Any]) -> None:
+    if settings.get("node") != node:
+        raise RefusedProblem(
+            f"the directory of {node} belongs to {settings.get('node')}; nothing was changed",
+            next=f"correct host or data_dir in {source.path}",
+            where=node,
+        )
+    wanted = source.settings()
+    try:
+        present = msgspec.convert(settings.get("cluster"), ClusterSettings)
+    except msgspec.ValidationError as error:
+        raise _unreadable(node, str(error)) from None
+    if present.name != wanted.name:
+        raise RefusedProblem(
+            f"{node} belongs to cluster {present.name!r}, {source.path.name} says {wanted.name!r};"
+            " nothing was changed",
+            next=f"correct host or data_dir in {source.path}",
+            where=node,
+        )
+    differ = [
+        f"{k} is {getattr(present, k)}, not {getattr(wanted, k)}"
+        for k in ClusterSettings.__struct_fields__
+        if getattr(present, k) != getattr(wanted, k)
+    ]
+    if differ:
+        raise RefusedProblem(
+            f"a cluster keeps the settings it was made with; nothing was changed: {'; '.join(differ)}",
+            next=f"write the present values into {source.path}",
+            where=node,
+        )

@@ -1,0 +1,247 @@
+"""What a machine holds of a node, and what must change so that it holds what it should.
+
+    INSTALL_DIR/VERSION/       a virtual environment; `.complete` is written last
+    DATA_DIR/app               link to the one this node runs
+    DATA_DIR/node.yaml, tls/   its settings and certificate
+    DATA_DIR/agent.log         what it says
+
+`look` asks, `changes` decides (pure), `install` and `configure` act; each of them may be repeated.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+
+import msgspec
+
+from iotctl.errors import Unreachable
+from iotctl.fleet.host import Host
+from iotctl.fleet.service import FIND, SUPERVISOR, SYSTEMD, UNITS, as_root, put_unit, unit, unit_name
+from iotctl.fleet.upload import File, put, put_archive
+
+INSTALL_TIMEOUT_S = 900.0
+CONFIG, CA, CERT, KEY = "node.yaml", "tls/ca.pem", "tls/node.pem", "tls/node.key"
+READ = (CONFIG, CA, CERT, SUPERVISOR)
+"""Whose content is compared; that of the key is never read."""
+
+LOOK = (
+    FIND
+    + r"""
+home=$1 install=$2 unit=$3
+shift 3
+say() { printf '%s=%s\n' "$1" "$2"; }
+say libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
+say app "$(readlink "$home/app" 2>/dev/null)"
+for mark in "$install"/*/.complete; do
+    [ ! -e "$mark" ] || say installed "$(basename "$(dirname "$mark")")"
+done
+for file in "$@"; do
+    [ ! -f "$home/$file" ] || say "file:$file" "$(base64 -w 0 <"$home/$file" 2>/dev/null)"
+done
+[ ! -f "$unit" ] || say unit "$(base64 -w 0 <"$unit")"
+[ ! -s "$home/tls/node.key" ] || say key yes
+[ ! -d /run/systemd/system ] || say systemd yes
+pid=$(agent)
+[ -z "$pid" ] || say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | head -n 1)"
+for place in "$home" "$install"; do
+    if [ -d "$place" ]; then
+        [ -w "$place" ] && say ready "$place"
+    else
+        at=$(dirname "$place")
+        while [ ! -d "$at" ]; do at=$(dirname "$at"); done
+        [ -w "$at" ] && say makeable "$place"
+    fi
+done
+say end yes
+"""
+)
+
+MAKE_DIRS = r"""
+set -eu
+user=$1 home=$2 install=$3
+install -d -m 755 -o "$user" "$install"
+install -d -m 750 -o "$user" "$home"
+"""
+
+INSTALL = r"""
+set -eu
+base=$1 version=$2 python=$3
+cd "$base"
+exec 9>.lock
+flock 9
+if [ ! -e "$version/.complete" ]; then
+    rm -rf "$version"
+    "$python" -m venv "$version"
+    "$version/bin/python" -m pip install --quiet --disable-pip-version-check --no-index \
+        --find-links "wheels-$version" "nodeagent==$version"
+    "$version/bin/nodeagent" --help >/dev/null
+    sync -f "$version" 2>/dev/null || sync
+    touch "$version/.complete"
+fi
+rm -rf "wheels-$version"
+"""
+
+LINK = r"""
+set -eu
+home=$1 target=$2
+ln -sfn "$target" "$home/app.new"
+mv -T "$home/app.new" "$home/app"
+"""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What is there. `files`: content by name. `ready`, `makeable`: directories that can be written, or made
+    without root. `running`: the first word of the agent's command line, "" when it is down."""
+
+    libc: str
+    app: str
+    installed: tuple[str, ...]
+    files: dict[str, bytes]
+    unit: bytes
+    key: bool
+    running: str
+    systemd: bool
+    ready: tuple[str, ...]
+    makeable: tuple[str, ...]
+
+    def text(self, name: str) -> str:
+        return self.files.get(name, b"").decode(errors="replace")
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """What should be there; files that are not named stay as they are."""
+
+    node: str
+    home: str
+    install_dir: str
+    version: str
+    service: str
+    user: str
+    files: tuple[File, ...]
+
+    @property
+    def app(self) -> str:
+        return str(PurePosixPath(self.install_dir) / self.version)
+
+    @property
+    def unit(self) -> str:
+        return unit(self.node, self.home, self.user)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One thing that differs. `what`: `dirs` and `software`, which nothing uses yet; `files`, `version` and
+    `unit`, which the agent reads when it starts."""
+
+    what: str
+    detail: str
+
+    @property
+    def needs_restart(self) -> bool:
+        return self.what in ("files", "version", "unit")
+
+
+def look(host: Host, home: str, install_dir: str, node: str) -> Found:
+    """Ask once.
+
+    Raises:
+        Unreachable: the connection was lost, or no POSIX shell answers.
+    """
+    words = ["sh", "-s", "--", home, install_dir, f"{UNITS}/{unit_name(node)}", *READ]
+    ran = host.run(words, stdin=LOOK.encode())
+    said: dict[str, list[str]] = {}
+    for line in ran.out.decode(errors="replace").splitlines():
+        key, _, value = line.partition("=")
+        said.setdefault(key, []).append(value)
+    if "end" not in said:
+        why = ran.err.decode(errors="replace").strip()
+        raise Unreachable(f"{host.name}: cannot be examined", why=why, where=host.name)
+
+    def one(key: str) -> str:
+        return said.get(key, [""])[0]
+
+    return Found(
+        libc=one("libc").removeprefix("glibc").strip(),
+        app=one("app"),
+        installed=tuple(said.get("installed", ())),
+        files={k[5:]: base64.b64decode(v[0]) for k, v in said.items() if k.startswith("file:")},
+        unit=base64.b64decode(one("unit")),
+        key="key" in said,
+        running=one("running"),
+        systemd="systemd" in said,
+        ready=tuple(said.get("ready", ())),
+        makeable=tuple(said.get("makeable", ())),
+    )
+
+
+def changes(wanted: Wanted, found: Found) -> list[Change]:
+    """In the order in which they are made; none when the machine holds what it should. Pure."""
+    made: list[Change] = []
+    places = [p for p in (wanted.home, wanted.install_dir) if p not in found.ready]
+    if places:
+        made.append(Change("dirs", f"make {' and '.join(places)}"))
+    if wanted.version not in found.installed:
+        made.append(Change("software", f"install nodeagent {wanted.version} in {wanted.app}"))
+    different = [f.name for f in wanted.files if found.files.get(f.name) != f.content]
+    if different:
+        made.append(Change("files", f"write {', '.join(different)}"))
+    if found.app != wanted.app:
+        now = f"instead of {PurePosixPath(found.app).name}" if found.app else ""
+        made.append(Change("version", f"run {wanted.version} {now}".rstrip()))
+    if wanted.service == SYSTEMD and found.unit != wanted.unit.encode():
+        made.append(Change("unit", f"write {UNITS}/{unit_name(wanted.node)}"))
+    return made
+
+
+def make_dirs(host: Host, wanted: Wanted, *, sudo: bool) -> None:
+    """Raises `Unreachable` with the machine's own words."""
+    words = ["sh", "-c", MAKE_DIRS, "dirs", wanted.user, wanted.home, wanted.install_dir]
+    _run(host, as_root(words) if sudo else words, "its directories could not be made")
+
+
+def install(host: Host, wanted: Wanted, python: str, wheels: bytes) -> None:
+    """Bring the software; `wheels` is a tar. Nothing runs it yet.
+
+    Raises:
+        Unreachable: with pip's own words.
+    """
+    directory = f"{wanted.install_dir}/wheels-{wanted.version}"
+    _run(host, ["mkdir", "-p", directory], "its directories could not be made")
+    put_archive(host, directory, wheels)
+    words = ["sh", "-c", INSTALL, "install", wanted.install_dir, wanted.version, python]
+    _run(host, words, "the software could not be installed", timeout_s=INSTALL_TIMEOUT_S)
+
+
+def configure(host: Host, wanted: Wanted, made: Sequence[Change], *, sudo: bool) -> None:
+    """Files, the link and the unit; `node.yaml` last, for a directory without it is no node.
+
+    Raises:
+        Unreachable: the machine could not write.
+    """
+    kinds = {c.what for c in made}
+    if "files" in kinds:
+        put(host, wanted.home, sorted(wanted.files, key=lambda f: f.name == CONFIG))
+    if "version" in kinds:
+        link(host, wanted.home, wanted.app)
+    if "unit" in kinds:
+        put_unit(host, wanted.node, wanted.unit, sudo=sudo)
+
+
+def link(host: Host, home: str, app: str) -> None:
+    """Let the node run another version from its next start on."""
+    _run(host, ["sh", "-c", LINK, "link", home, app], "its version could not be set")
+
+
+def machines(wanted: Mapping[str, Wanted], machine_of: Mapping[str, str]) -> list[list[str]]:
+    """Nodes that share software: on one machine and in one directory. Their installation is one."""
+    together: dict[tuple[str, str], list[str]] = {}
+    for node, one in wanted.items():
+        together.setdefault((machine_of[node] or node, one.install_dir), []).append(node)
+    return list(together.values())
+
+
+def _run(host: Host, words: Sequence[str], what: str, *, timeout_s: float = 60.0) -> None:
+    ran = host.run(words, timeout_s=timeout_s)
+    if ran.code:
+        said = ran.err.decode(errors="replace").strip().splitlines()
+        why = " | ".join(said[-3:]) or f"ended with {ran.code}"
+        raise Unreachable(f"{host.name}: {what}", why=why, next="iotctl cluster check", where=host.name)

@@ -1,0 +1,291 @@
+"""From cluster.yaml to a running cluster and through its life, over a real sshd for every node.
+
+One cluster serves all tests of this file, in their order.
+"""
+
+import io
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from iotctl.cli.main import run
+from iotctl.cli.session import Session
+from iotctl.execute import deploy as deploying
+from iotctl.execute.cluster import cluster_spec
+from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, storage_group_name
+from iotctl.execute.load import Load
+from iotctl.fleet.local import free_ports
+from iotctl.fleet.ssh_config import CONFIG
+from iotctl.fleet.wheelhouse import software
+from iotctl.spec.cluster import load_cluster
+from nodeagent.client.blocking import BlockingCluster
+from tests.fleet.sshd import Sshd, make_key
+
+pytestmark = pytest.mark.real
+
+NODES = ("node1", "node2", "node3")
+
+
+@dataclass
+class Plant:
+    """Three machines on loopback addresses, one operator."""
+
+    directory: Path
+    env: dict[str, str]
+
+    def iotctl(self, *words: str) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        session = Session(out, err, io.StringIO(), self.env, self.directory)
+        return run(words, session), out.getvalue(), err.getvalue()
+
+    def json(self, *words: str) -> Any:
+        code, out, err = self.iotctl(*words, "-o", "json")
+        assert code == 0, out + err
+        return json.loads(out)
+
+    def home(self, node: str) -> Path:
+        return self.directory / "nodes" / node
+
+    def pid(self, node: str) -> int:
+        """Of its agent; 0 when there is none."""
+        word = f"nodeagent\0run\0{self.home(node)}\0".encode()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                if path.read_bytes().endswith(word):
+                    return int(path.parent.name)
+            except OSError:
+                continue
+        return 0
+
+    def pids(self) -> dict[str, int]:
+        return {n: self.pid(n) for n in NODES}
+
+    def files(self) -> dict[str, int]:
+        """When what is deployed was last written, in nanoseconds."""
+        names = ("node.yaml", "tls/node.pem", "tls/node.key", "tls/ca.pem", "supervise", "app")
+        return {f"{n}/{f}": (self.home(n) / f).lstat().st_mtime_ns for n in NODES for f in names}
+
+    def connect(self) -> BlockingCluster:
+        identity = Path(self.env["XDG_DATA_HOME"]) / "iotctl" / "plant" / "operator"
+        return BlockingCluster.connect(
+            cluster_spec(load_cluster(self.directory / "cluster.yaml"), identity, {})
+        )
+
+
+@pytest.fixture(scope="module")
+def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
+    directory = tmp_path_factory.mktemp("plant")
+    key = make_key(directory / "id")
+    hosts = [Sshd(directory / n, key, address=f"127.0.0.{i}") for i, n in enumerate(NODES, 1)]
+    ports = free_ports(2 * len(NODES))
+    lines = [
+        "apiVersion: iotctl/v1",
+        "cluster: {name: plant}",
+        "defaults:",
+        f"  install_dir: {directory / 'software'}",
+        "  ssh: {key: id}",
+        "nodes:",
+    ]
+    for i, host in enumerate(hosts):
+        place = (
+            f"port: {ports[2 * i]}, http_port: {ports[2 * i + 1]}, data_dir: {directory / 'nodes' / NODES[i]}"
+        )
+        reach = f"ssh: {{port: {host.port}, user: {host.user}}}"
+        lines.append(f"  - {{name: {NODES[i]}, host: {host.address}, {place}, {reach}}}")
+    (directory / "cluster.yaml").write_text("\n".join(lines) + "\n")
+    (directory / "ssh_config").write_text("UserKnownHostsFile none\n")
+    env = {
+        **os.environ,
+        CONFIG: str(directory / "ssh_config"),
+        "SSH_AUTH_SOCK": "",
+        "XDG_DATA_HOME": str(directory / "share"),
+        "XDG_CACHE_HOME": str(directory / "cache"),
+    }
+    made = Plant(directory, env)
+    try:
+        yield made
+    finally:
+        for node in NODES:
+            for word in ("supervisor", "agent"):
+                _kill(made, node, word)
+        for host in hosts:
+            host.stop()
+
+
+def _kill(plant: Plant, node: str, word: str) -> None:
+    """Whatever a failed test left behind."""
+    try:
+        pid = (
+            int((plant.home(node) / "supervisor.pid").read_text())
+            if word == "supervisor"
+            else plant.pid(node)
+        )
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+    except (OSError, ValueError):
+        pass
+
+
+def test_a_dry_run_shows_everything_and_makes_nothing(plant: Plant) -> None:
+    assert plant.iotctl("cluster", "trust", "--yes")[0] == 0
+    plan = plant.json("cluster", "deploy", "--dry-run")
+    assert plan["new_cluster"] and plan["new_authority"]
+    assert [c["what"] for c in plan["nodes"][0]["changes"]] == ["dirs", "software", "files", "version"]
+    assert all(n["start"] for n in plan["nodes"])
+    assert not (plant.directory / "nodes").exists() and not (plant.directory / "share").exists()
+
+
+def test_without_consent_nothing_is_deployed(plant: Plant) -> None:
+    code, _, err = plant.iotctl("cluster", "deploy")
+    assert code == 5 and "--yes" in err and not (plant.directory / "nodes").exists()
+
+
+def test_one_command_makes_a_healthy_cluster(plant: Plant) -> None:
+    done = plant.json("cluster", "deploy", "--yes")
+    assert done["changed"] == 3 and done["healthy"]
+    status = plant.json("cluster", "status")
+    assert status["healthy"] and [n["id"] for n in status["nodes"]] == list(NODES)
+    assert all(n["reachable"] for n in status["nodes"])
+
+
+def test_secrets_are_for_their_owner_alone(plant: Plant) -> None:
+    keys = [plant.home(n) / "tls" / "node.key" for n in NODES]
+    share = plant.directory / "share" / "iotctl" / "plant"
+    keys += [share / "authority" / "ca.key", share / "operator" / "node.key"]
+    assert {oct(k.stat().st_mode & 0o777) for k in keys} == {"0o600"}
+    assert not list(plant.home("node1").glob(".incoming*")) and not (plant.directory / "ca.key").exists()
+
+
+def test_a_second_deploy_changes_nothing(plant: Plant) -> None:
+    pids, files = plant.pids(), plant.files()
+    done = plant.json("cluster", "deploy")  # nothing to consent to
+    assert done["changed"] == 0 and done["healthy"]
+    assert plant.pids() == pids and plant.files() == files
+
+
+def test_an_agent_that_dies_comes_back(plant: Plant) -> None:
+    old = plant.pid("node2")
+    os.kill(old, signal.SIGKILL)
+    _until(lambda: plant.pid("node2") not in (0, old))
+    assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60")[0] == 0
+
+
+def test_one_node_is_stopped_a_second_one_is_refused_and_start_brings_it_back(plant: Plant) -> None:
+    assert plant.json("cluster", "stop", "node3", "--yes") == {
+        "format_version": 1,
+        "kind": "cluster-agents",
+        "what": "stopped",
+        "nodes": ["node3"],
+    }
+    assert plant.pid("node3") == 0
+    code, _, err = plant.iotctl("cluster", "stop", "node2", "--yes")
+    assert code == 5 and "quorum" in err and plant.pid("node2")
+    assert plant.json("cluster", "start")["nodes"] == ["node3"]
+    assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60")[0] == 0
+
+
+def test_the_last_words_of_an_agent_are_shown(plant: Plant) -> None:
+    found = plant.json("cluster", "logs", "node1", "-n", "3")
+    assert [n["node"] for n in found["nodes"]] == ["node1"] and len(found["nodes"][0]["lines"]) == 3
+
+
+def test_a_rolling_restart_loses_no_write(plant: Plant) -> None:
+    old = plant.pids()
+    places = {(storage_group_name(i), EPOCH_MS + i * WEEK_MS): f"place{i}" for i in range(24)}
+    load = Load(plant.connect, TABLE, TAG, places, 0.01)
+    load.start()
+    try:
+        done = plant.json("cluster", "restart", "--yes")
+    finally:
+        seen = load.stop()
+    assert done["restarted"] == list(NODES) and [len(b) for b in done["order"]] == [1, 1, 1]
+    assert not seen.failed and not seen.missing and len(seen.acked) == 24
+    assert all(plant.pid(n) not in (0, old[n]) for n in NODES)
+    assert not any(n.draining for n in _meta(plant).nodes)
+
+
+def test_upgrade_brings_a_version_node_by_node(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, files = plant.pids(), plant.files()
+    now = software()
+    newer = msgspec.structs.replace(
+        now, version=now.version + "1", code=(*now.code, ("nodeagent/newer.py", b"NEWER = True\n"))
+    )
+    monkeypatch.setattr(deploying, "software", lambda: newer)
+    deployed = plant.json("cluster", "deploy", "--yes")  # what is disruptive waits
+    assert all([c["what"] for c in n["later"]] == ["version"] for n in deployed["nodes"])
+    assert plant.pids() == old and plant.files() == files
+    done = plant.json("cluster", "upgrade", "--yes")
+    assert done["restarted"] == list(NODES)
+    for node in NODES:
+        assert os.readlink(plant.home(node) / "app").endswith(newer.version)
+        assert newer.version in Path(f"/proc/{plant.pid(node)}/cmdline").read_text()
+    assert plant.json("cluster", "status")["healthy"]
+    assert plant.json("cluster", "upgrade")["restarted"] == []
+
+
+def test_a_machine_of_another_cluster_is_left_alone(plant: Plant) -> None:
+    files = plant.files()
+    path = plant.directory / "cluster.yaml"
+    text = path.read_text()
+    try:
+        path.write_text(text.replace("name: plant}", "name: other}"))
+        code, _, err = plant.iotctl("cluster", "deploy", "--yes")
+        assert code == 5 and "belongs to cluster 'plant'" in err
+        path.write_text(text.replace("name: plant}", "name: plant, slots: 500}"))
+        code, _, err = plant.iotctl("cluster", "deploy", "--yes")
+        assert code == 5 and "slots is 10000, not 500" in err
+        path.write_text(text.replace(str(plant.home("node1")), str(plant.home("node9"))))
+        path.write_text(text.replace(str(plant.home("node2")), str(plant.home("node1")), 1))
+        code, _, err = plant.iotctl("cluster", "deploy", "--yes")
+        assert code == 5 and "nothing was changed" in err
+    finally:
+        path.write_text(text)
+    assert plant.files() == files
+
+
+def test_without_the_authority_nothing_is_deployed(plant: Plant) -> None:
+    elsewhere = Plant(plant.directory, {**plant.env, "XDG_DATA_HOME": str(plant.directory / "nobody")})
+    code, _, err = elsewhere.iotctl("cluster", "deploy", "--yes")
+    assert code == 5 and "authority" in err and not (plant.directory / "nobody").exists()
+
+
+def test_a_machine_that_does_not_answer_ends_it_before_anything_is_changed(plant: Plant) -> None:
+    path = plant.directory / "cluster.yaml"
+    text = path.read_text()
+    first = yaml.safe_load(text)["nodes"][0]["ssh"]["port"]
+    try:
+        path.write_text(text.replace(f"port: {first},", f"port: {free_ports(1)[0]},"))
+        code, _, err = plant.iotctl("cluster", "deploy", "--yes")
+        assert code == 4 and "nothing was changed" in err and "node1" in err
+    finally:
+        path.write_text(text)
+
+
+def test_the_whole_cluster_stops(plant: Plant) -> None:
+    assert plant.json("cluster", "stop", "--yes")["nodes"] == list(NODES)
+    assert set(plant.pids().values()) == {0}
+    assert not list(plant.directory.glob("nodes/*/supervisor.pid"))
+
+
+def _meta(plant: Plant) -> Any:
+    cluster = plant.connect()
+    try:
+        return cluster.meta(strong=True)
+    finally:
+        cluster.close()
+
+
+def _until(probe: Any, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not probe():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

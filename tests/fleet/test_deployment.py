@@ -1,0 +1,101 @@
+"""What must change on a machine, decided without one; the wheel of the node's code."""
+
+import ast
+import io
+import zipfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import nodeagent
+from iotctl.fleet.deployment import Found, Wanted, changes, machines
+from iotctl.fleet.service import SUPERVISED, SYSTEMD, kind_of
+from iotctl.fleet.upload import File
+from iotctl.fleet.wheelhouse import NEEDS, Platform, _canonical, _wheel, software
+
+WANTED = Wanted("node1", "/data", "/soft", "1+a", SUPERVISED, "me", (File("node.yaml", b"new"),))
+DONE = Found(
+    "2.36", "/soft/1+a", ("1+a",), {"node.yaml": b"new"}, b"", True, "", False, ("/data", "/soft"), ()
+)
+
+
+def kinds(wanted: Wanted = WANTED, **found: object) -> list[str]:
+    return [c.what for c in changes(wanted, msgspec.structs.replace(DONE, **found))]
+
+
+def test_nothing_differs_nothing_changes() -> None:
+    assert kinds() == []
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({"installed": ("1+b",)}, ["software"]),
+        ({"files": {"node.yaml": b"old"}}, ["files"]),
+        ({"files": {}}, ["files"]),
+        ({"app": "/soft/1+b"}, ["version"]),
+        ({"app": ""}, ["version"]),
+        ({"ready": ("/soft",)}, ["dirs"]),
+    ],
+)
+def test_each_difference_is_one_change(found: dict[str, object], expected: list[str]) -> None:
+    assert kinds(**found) == expected
+
+
+def test_a_unit_is_compared_where_systemd_keeps_the_agent() -> None:
+    wanted = msgspec.structs.replace(WANTED, service=SYSTEMD)
+    assert kinds(wanted) == ["unit"] and kinds(wanted, unit=wanted.unit.encode()) == []
+
+
+def test_systemd_is_used_where_it_may_be_told() -> None:
+    assert kind_of(True, "root", False) == kind_of(True, "me", True) == SYSTEMD
+    assert kind_of(True, "me", False) == kind_of(False, "root", True) == SUPERVISED
+
+
+def test_nodes_of_one_machine_share_one_installation() -> None:
+    wanted = {n: WANTED for n in ("a", "b", "c")}
+    assert machines(wanted, {"a": "m1", "b": "m2", "c": "m1"}) == [["a", "c"], ["b"]]
+    assert machines(wanted, {"a": "", "b": "", "c": ""}) == [["a"], ["b"], ["c"]]
+
+
+def test_a_file_never_shows_its_content() -> None:
+    assert "secret" not in repr(File("tls/node.key", b"secret"))
+
+
+def test_the_node_gets_every_package_it_imports() -> None:
+    """Also inside functions; the names of distributions that differ from those of their packages."""
+    named = {"yaml": "pyyaml", "prometheus_client": "prometheus-client"}
+    imported = set()
+    for path in Path(nodeagent.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {a.name.partition(".")[0] for a in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                imported.add(node.module.partition(".")[0])
+    import sys
+
+    foreign = {named.get(i, i) for i in imported if i not in sys.stdlib_module_names and i != "nodeagent"}
+    assert foreign == set(NEEDS)
+
+
+def test_the_wheel_is_the_code_and_pins_what_it_needs() -> None:
+    made = software()
+    wheel = zipfile.ZipFile(io.BytesIO(_wheel(made)))
+    assert wheel.read("nodeagent/cli.py") == (Path(nodeagent.__file__).parent / "cli.py").read_bytes()
+    (metadata,) = [n for n in wheel.namelist() if n.endswith("METADATA")]
+    needs = {line.split()[1] for line in wheel.read(metadata).decode().splitlines() if "Requires" in line}
+    assert {_canonical(n.partition("==")[0]) for n in needs} == set(NEEDS) and all("==" in n for n in needs)
+    assert not [n for n in wheel.namelist() if n.startswith("iotctl")]
+    assert _wheel(made) == _wheel(software())
+
+
+def test_another_line_of_code_is_another_version() -> None:
+    made = software()
+    assert made.version == software().version and made.version.startswith(nodeagent.__version__ + "+")
+
+
+def test_a_machine_with_an_older_libc_gets_wheels_for_it() -> None:
+    tags = Platform("3.11", "x86_64", "2.28").tags
+    assert tags[0] == "manylinux_2_28_x86_64" and "manylinux2014_x86_64" in tags
+    assert not [t for t in tags if "2_29" in t]

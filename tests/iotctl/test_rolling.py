@@ -1,0 +1,111 @@
+"""Rolling restarts: never more down than every group can do without, and nothing more at the first doubt."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from iotctl.errors import Partly, RefusedProblem
+from iotctl.execute.rolling import Rolled, rolling
+from tests.iotctl.fakes import FakeCluster
+
+
+@dataclass
+class FakeAgents:
+    """Processes are up or down with the fake cluster's nodes; `stuck` ones do not come back."""
+
+    cluster: FakeCluster
+    stuck: set[str] = field(default_factory=set)
+    log: list[str] = field(default_factory=list)
+    most_down: int = 0
+
+    def start(self, names: Sequence[str]) -> list[str]:
+        self.log += [f"start {n}" for n in names]
+        self.cluster.down -= set(names) - self.stuck
+        return list(names)
+
+    def stop(self, names: Sequence[str]) -> list[str]:
+        assert set(names) <= self.cluster.drained, "leaders move off first"
+        self.log += [f"stop {n}" for n in names]
+        self.cluster.down |= set(names)
+        self.most_down = max(self.most_down, len(self.cluster.down))
+        return list(names)
+
+    def log_tail(self, name: str, lines: int) -> str:
+        return ""
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def roll(agents: FakeAgents, names: Sequence[str], at_once: int = 1) -> Rolled:
+    clock = Clock()
+
+    def between(node: str) -> None:
+        assert node in agents.cluster.down
+        agents.log.append(f"change {node}")
+
+    return rolling(
+        agents.cluster,
+        agents,
+        names,
+        by="me",
+        command="iotctl cluster restart",
+        at_once=at_once,
+        between=between,
+        on_step=lambda what, over, total, node: None,
+        clock=clock,
+        sleep=clock.sleep,
+    )
+
+
+def test_one_after_the_other_each_changed_while_it_is_down() -> None:
+    agents = FakeAgents(FakeCluster())
+    done = roll(agents, ["node1", "node2", "node3"])
+    assert done.restarted == ["node1", "node2", "node3"] and agents.most_down == 1
+    assert agents.log[:3] == ["stop node1", "change node1", "start node1"]
+    assert agents.cluster.drained == set(), "they may lead again"
+
+
+def test_no_group_loses_its_quorum_however_many_are_allowed() -> None:
+    """Five nodes, three copies: any two of them share a group."""
+    agents = FakeAgents(FakeCluster())
+    done = roll(agents, agents.cluster.names, at_once=5)
+    assert agents.most_down == 1 and len(done.order) == 5
+
+
+def test_what_may_stop_together_does() -> None:
+    agents = FakeAgents(FakeCluster(names=[f"node{i}" for i in range(1, 10)]))
+    done = roll(agents, agents.cluster.names, at_once=5)
+    assert agents.most_down > 1 and sorted(done.restarted) == agents.cluster.names
+
+
+def test_while_another_node_is_down_nothing_is_stopped() -> None:
+    agents = FakeAgents(FakeCluster(down={"node5"}))
+    with pytest.raises(RefusedProblem, match="nothing was stopped"):
+        roll(agents, ["node1"])
+    assert agents.log == [] and agents.cluster.drained == set()
+
+
+def test_a_node_that_does_not_come_back_ends_it() -> None:
+    """The rest is left alone, and the command that goes on names it."""
+    agents = FakeAgents(FakeCluster(), stuck={"node2"})
+    with pytest.raises(Partly) as caught:
+        roll(agents, ["node1", "node2", "node3"])
+    assert "node1 restarted" in caught.value.what and "node2, node3 left alone" in caught.value.what
+    assert caught.value.next.endswith("iotctl cluster restart node2 node3")
+    assert "stop node3" not in agents.log and agents.cluster.drained == {"node2"}
+
+
+def test_a_node_that_was_draining_before_stays_so() -> None:
+    agents = FakeAgents(FakeCluster(drained={"node4"}))
+    roll(agents, ["node4"])
+    assert agents.cluster.drained == {"node4"}
