@@ -6,8 +6,8 @@ from typing import Protocol
 
 import msgspec
 
-from iotctl.errors import InputProblem, UsageProblem
-from iotctl.spec.typed_yaml import Loaded, load, raise_problems, suggest
+from iotctl.errors import UsageProblem
+from iotctl.spec.typed_yaml import Loaded, load_file, raise_problems, suggest
 from iotctl.spec.units import parse_duration_ms
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import InvalidName
@@ -154,11 +154,7 @@ def load_cluster(path: Path) -> ClusterSource:
     Raises:
         InputProblem: unreadable or invalid, with file:line:col.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputProblem(f"cannot read {path}", why=str(error), where=str(path)) from None
-    loaded = load(text, str(path), ClusterFile)
+    text, loaded = load_file(path, ClusterFile)
     check_cluster(loaded)
     return ClusterSource(path.absolute(), text, loaded.value)
 

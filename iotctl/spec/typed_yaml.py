@@ -1,13 +1,16 @@
 """YAML to typed structs, with the line and column of every value.
 
-Strict on purpose: unknown keys (with the nearest known one), duplicate keys and wrong types are errors,
-and all errors of a file are reported at once. `marks` keeps the place of every value, so that later
-checks ("this node is listed twice") can point at it too.
+Strict on purpose: unknown keys (with the nearest known one), duplicate keys, wrong types, aliases, tags and
+YAML 1.1's surprises (`no` is false, `010` is 8, `22:22` is 1342) are errors, and all errors of a file are
+reported at once. `marks` keeps the place of every value, so that later checks ("this node is listed twice")
+can point at it too.
 """
 
 import difflib
+import re
 import types
 from dataclasses import dataclass, field
+from pathlib import Path as File
 from typing import Any, Generic, TypeVar, Union, get_args, get_origin
 
 import msgspec
@@ -18,12 +21,18 @@ from iotctl.errors import InputProblem
 T = TypeVar("T")
 Path = tuple[str | int, ...]
 
-_SCALARS: dict[type, tuple[str, tuple[str, ...]]] = {
-    str: ("text", ("str", "timestamp")),
-    int: ("a whole number", ("int",)),
-    float: ("a number", ("float", "int")),
-    bool: ("true or false", ("bool",)),
+BYTES_MAX = 4 << 20
+DEPTH_MAX = 32
+
+_SCALARS: dict[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
 }
+_INT = re.compile(r"-?(0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_BOOL = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,8 @@ class _Reader:
                 return None
             kind = options[0]
         origin = get_origin(kind)
+        if kind is Any:
+            return self._any(node, path)
         if kind in _SCALARS:
             return self._scalar(node, kind, path)
         if origin is tuple:
@@ -77,15 +88,35 @@ class _Reader:
         return self._struct(node, kind, path)
 
     def _scalar(self, node: yaml.Node, kind: type, path: Path) -> Any:
-        wanted, tags = _SCALARS[kind]
-        if not isinstance(node, yaml.ScalarNode) or _tag(node) not in tags:
-            hint = "; put it in quotes" if kind is str and isinstance(node, yaml.ScalarNode) else ""
-            self.fail(node, f"{_name(path)}: expected {wanted}, found {_describe(node)}{hint}")
-            return kind()
-        if kind is str:
-            return node.value
-        value = yaml.safe_load(node.value)
-        return kind(value)
+        found = _value(node) if isinstance(node, yaml.ScalarNode) else None
+        if kind is float and type(found) is int:
+            return float(found)
+        if type(found) is kind:
+            return found
+        hint = ""
+        if kind is str and isinstance(node, yaml.ScalarNode) and _tag(node) != "null":
+            hint = "; put it in quotes"
+        elif kind is bool and isinstance(node, yaml.ScalarNode) and _tag(node) == "bool":
+            hint = "; write true or false"
+        elif isinstance(node, yaml.ScalarNode) and _tag(node) in ("int", "float"):
+            hint = "; write it in plain decimal digits"
+        self.fail(node, f"{_name(path)}: expected {_SCALARS[kind]}, found {_describe(node)}{hint}")
+        return kind()
+
+    def _any(self, node: yaml.Node, path: Path) -> Any:
+        """Text, numbers, true, false and nothing, in lists and mappings."""
+        if isinstance(node, yaml.SequenceNode):
+            return [self.read(child, Any, (*path, i)) for i, child in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, Any, path)
+        assert isinstance(node, yaml.ScalarNode)
+        if _tag(node) == "null":
+            return None
+        found = _value(node)
+        if found is None:
+            tag = {"bool": "true or false", "timestamp": "a date"}.get(_tag(node), "another number")
+            self.fail(node, f"{_name(path)}: YAML reads {node.value} as {tag}; put it in quotes")
+        return found
 
     def _sequence(self, node: yaml.Node, item: Any, path: Path) -> tuple[Any, ...]:
         if not isinstance(node, yaml.SequenceNode):
@@ -99,7 +130,11 @@ class _Reader:
             return {}
         found: dict[str, tuple[yaml.Node, yaml.Node]] = {}
         for key, value in node.value:
-            name = str(key.value)
+            if not isinstance(key, yaml.ScalarNode) or _tag(key) != "str":
+                hint = "; put it in quotes" if isinstance(key, yaml.ScalarNode) else ""
+                self.fail(key, f"{_name(path)}: expected a name as key, found {_describe(key)}{hint}")
+                continue
+            name = key.value
             if name in found:
                 first = _mark(found[name][0]).line
                 self.fail(key, f"{_name((*path, name))}: duplicate key (first on line {first})")
@@ -127,26 +162,101 @@ class _Reader:
         return kind(**values)
 
 
+def load_file(path: File, kind: type[T]) -> tuple[str, Loaded[T]]:
+    """The text of `path` and what `load` makes of it.
+
+    Raises:
+        InputProblem: unreadable, not UTF-8, or as `load`.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputProblem(f"cannot read {path}", why=error.strerror or str(error), where=str(path)) from None
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        place = _place(content[: error.start].decode("utf-8"))
+        raise InputProblem(
+            f"not UTF-8 text: byte 0x{content[error.start]:02x}",
+            where=f"{path}:{place}",
+            next="save the file as UTF-8",
+        ) from None
+    return text, load(text, str(path), kind)
+
+
 def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
     """Decode `text` as `kind`, a msgspec struct.
 
     Raises:
         InputProblem: with the place of the first error; the others are listed after it.
     """
+    if len(text) > BYTES_MAX:
+        raise InputProblem(f"the file is larger than {BYTES_MAX >> 20} MiB", where=f"{file}:1:1")
     try:
+        _check_events(text, file)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}:1:1"
         raise InputProblem(f"not valid YAML: {error.problem or error.context}", where=place) from None
-    except yaml.YAMLError as error:
-        raise InputProblem(f"not valid YAML: {error}", where=f"{file}:1:1") from None
+    except yaml.reader.ReaderError as error:
+        raise InputProblem(
+            f"the character U+{error.character:04X} is not allowed in YAML",
+            where=f"{file}:{_place(text[: error.position])}",
+            next="delete it, or write it as an escape in double quotes",
+        ) from None
     if root is None:
         raise InputProblem("the file is empty", where=f"{file}:1:1")
     reader = _Reader(file)
     value = reader.read(root, kind, ())
     raise_problems(reader.problems)
     return Loaded(file, value, reader.marks)
+
+
+def _check_events(text: str, file: str) -> None:
+    """Refuse what could make a small file a large or strange document, before anything is built of it."""
+    depth = documents = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        what = ""
+        if isinstance(event, yaml.AliasEvent):
+            what = f"aliases (*{event.anchor}) are not supported; write the value out"
+        elif isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+            what = f"anchors (&{event.anchor}) are not supported; write the value out where it is used"
+        elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
+            what = f"tags ({event.tag}) are not supported"
+        elif isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+            what = "a second document begins; one file holds one" if documents > 1 else ""
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEPTH_MAX:
+            what = f"nested more than {DEPTH_MAX} deep"
+        if what:
+            mark = event.start_mark
+            place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
+            raise InputProblem(what, where=f"{file}:{place}")
+
+
+def _place(before: str) -> str:
+    """`line:col` of what follows `before`."""
+    line = before.rpartition("\n")[2]
+    return f"{before.count(chr(10)) + 1}:{len(line) + 1}"
+
+
+def _value(node: yaml.ScalarNode) -> str | int | float | bool | None:
+    """What a scalar says and people mean alike; None when the two differ, and for nothing."""
+    text = str(node.value)
+    tag = _tag(node)
+    if node.style in ("'", '"', "|", ">") or tag in ("str", "timestamp", "merge", "value"):
+        if tag == "str" and node.style is None and _FLOAT.fullmatch(text):
+            return float(text)  # 1e3, which YAML 1.1 takes for text
+        return text
+    if tag == "bool":
+        return _BOOL.get(text)
+    if tag == "int" and _INT.fullmatch(text):
+        return int(text)
+    if tag == "float" and _FLOAT.fullmatch(text):
+        return float(text)
+    return None
 
 
 def raise_problems(problems: list[tuple[str, str]]) -> None:
