@@ -50,6 +50,12 @@ class Loaded(Generic[T]):
     file: str
     value: T
     marks: dict[Path, Mark]
+    keys: dict[Path, Mark] = field(default_factory=dict)
+
+    def where_key(self, *path: str | int) -> str:
+        """`file:line:col` of the key at `path`."""
+        mark = self.keys.get(path)
+        return f"{self.file}:{mark.line}:{mark.column}" if mark else self.where(*path)
 
     def where(self, *path: str | int) -> str:
         """`file:line:col` of the value at `path`, or of its nearest parent."""
@@ -63,6 +69,7 @@ class Loaded(Generic[T]):
 class _Reader:
     file: str
     marks: dict[Path, Mark] = field(default_factory=dict)
+    keys: dict[Path, Mark] = field(default_factory=dict)
     problems: list[tuple[str, str]] = field(default_factory=list)
 
     def fail(self, node: yaml.Node, message: str) -> None:
@@ -140,6 +147,7 @@ class _Reader:
                 self.fail(key, f"{_name((*path, name))}: duplicate key (first on line {first})")
                 continue
             found[name] = (key, value)
+            self.keys[(*path, name)] = _mark(key)
         return found
 
     def _mapping(self, node: yaml.Node, item: Any, path: Path) -> dict[str, Any]:
@@ -210,7 +218,7 @@ def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
     reader = _Reader(file)
     value = reader.read(root, kind, ())
     raise_problems(reader.problems)
-    return Loaded(file, value, reader.marks)
+    return Loaded(file, value, reader.marks, reader.keys)
 
 
 def _check_events(text: str, file: str) -> None:

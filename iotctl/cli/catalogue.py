@@ -1,0 +1,91 @@
+"""What a playbook may use: the commands themselves, read from the command line's own definition."""
+
+from typing import Any, get_args
+
+import typer
+
+from iotctl.spec.playbook import Parameter, Verb
+
+LEFT_OUT = ("demo", "completion", "playbook")
+"""Commands that are no steps, with everything below them."""
+
+IMPLIED = ("yes", "dry_run", "watch", "help")
+"""Options a run decides for its steps."""
+
+SAYS = {"rate": "rate", "hold_release": "duration", "since": "duration"}
+"""What a text means, by the name of its option."""
+
+_TYPES = {int: "int", float: "float", bool: "bool"}
+
+BUILT_IN = (
+    Verb("wait_for", ("cluster", "wait"), (Parameter("for", "string", "--for", required=True),)),
+    Verb(
+        "assert", (), (Parameter("that", "string", many=True, required=True), Parameter("message", "string"))
+    ),
+    Verb("approve", (), (Parameter("message", "string", required=True),)),
+    Verb(
+        "exec",
+        (),
+        (
+            Parameter("command", "string", many=True, required=True),
+            Parameter("creates", "string"),
+            Parameter("unless", "string", many=True),
+            Parameter("changed_when", "string"),
+        ),
+    ),
+)
+
+
+def verbs() -> dict[str, Verb]:
+    """By name: every command as `group.command`, and what only playbooks have."""
+    from iotctl.cli.main import app
+
+    found: dict[str, Verb] = {}
+
+    def walk(command: Any, path: tuple[str, ...]) -> None:
+        for name, child in getattr(command, "commands", {}).items():
+            if (*path, name)[0] in LEFT_OUT:
+                continue
+            if hasattr(child, "commands"):
+                walk(child, (*path, name))
+            else:
+                words = (*path, name)
+                found[".".join(words)] = Verb(".".join(words), words, _parameters(child))
+
+    walk(typer.main.get_command(app), ())
+    return found | {v.name: v for v in BUILT_IN}
+
+
+def _parameters(command: Any) -> tuple[Parameter, ...]:
+    made = []
+    for one in command.params:
+        is_option = one.param_type_name == "option"
+        option = max(one.opts, key=len) if is_option else ""
+        name = option.lstrip("-").replace("-", "_") if is_option else _argument_name(one)
+        if name in IMPLIED:
+            continue
+        made.append(
+            Parameter(
+                name=name,
+                type="bool" if getattr(one, "is_flag", False) else SAYS.get(name) or _type(one),
+                option=option,
+                negative=max(one.secondary_opts, key=len) if one.secondary_opts else "",
+                many=bool(getattr(one, "multiple", False)) or one.nargs == -1,
+                required=bool(one.required),
+            )
+        )
+    return tuple(made)
+
+
+def _type(parameter: Any) -> str:
+    """By its annotation; what is optional or a list, by what is inside."""
+    annotation = parameter.type_descriptor.annotation
+    inside = {annotation, *get_args(annotation)}
+    return next((name for kind, name in _TYPES.items() if kind in inside), "string")
+
+
+def _argument_name(argument: Any) -> str:
+    """`NODE…` is `nodes`: as the help shows it, not as the code calls it."""
+    shown = (argument.metavar or argument.name).strip("[]")
+    name = shown.rstrip("…").lower().partition("=")[0].replace("-", "_")
+    return f"{name}s" if shown.endswith("…") and not name.endswith("s") else name

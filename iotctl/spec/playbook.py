@@ -1,0 +1,202 @@
+"""Playbooks: variables and steps, each step one command. Read and checked without a cluster.
+
+A step's `uses` is a command with a dot (`cluster.add-node`), its `with` that command's own arguments and
+options; so what a playbook may say is what the command line takes, and is checked before anything runs.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from iotctl.errors import UsageProblem
+from iotctl.spec.expression import references, substitute
+from iotctl.spec.typed_yaml import Loaded, suggest
+from iotctl.spec.units import parse_duration_ms, parse_rate
+
+TYPES = ("string", "int", "float", "bool", "duration", "rate", "list")
+ON_FAILURE = ("stop", "continue")
+
+
+class VariableEntry(msgspec.Struct, frozen=True):
+    """`default`, else the environment's `env`, else the first line of `file`, else it must be given."""
+
+    type: str = "string"
+    default: Any = None
+    secret: bool = False
+    env: str = ""
+    file: str = ""
+    description: str = ""
+
+
+class StepEntry(msgspec.Struct, frozen=True):
+    """`serial`: how many of its nodes at a time, as numbers or parts such as `50%`; the last one holds for
+    the rest."""
+
+    uses: str
+    id: str = ""
+    name: str = ""
+    arguments: dict[str, Any] = msgspec.field(default_factory=dict, name="with")
+    when: str = ""
+    register: str = ""
+    serial: tuple[Any, ...] = ()
+    max_unavailable: int = 0
+    timeout: str = ""
+    on_failure: str = "stop"
+
+
+class PlaybookFile(msgspec.Struct, frozen=True):
+    apiVersion: str
+    name: str
+    steps: tuple[StepEntry, ...]
+    description: str = ""
+    vars: dict[str, VariableEntry] = {}
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """One argument or option of a verb. `type` is one of `TYPES`; `many`: a list. `option` is "" for an
+    argument by its place; `negative` what says no to a flag."""
+
+    name: str
+    type: str
+    option: str = ""
+    negative: str = ""
+    many: bool = False
+    required: bool = False
+
+
+class Verb(msgspec.Struct, frozen=True):
+    """`words` begin its command line; () for a verb that is no command."""
+
+    name: str
+    words: tuple[str, ...]
+    parameters: tuple[Parameter, ...]
+
+
+class Playbook(msgspec.Struct, frozen=True):
+    """A file without mistakes. `ids` are those of the steps; `marks` tell where everything stands."""
+
+    path: str
+    file: PlaybookFile
+    ids: tuple[str, ...]
+    marks: Loaded[PlaybookFile]
+
+
+def step_ids(steps: Sequence[StepEntry]) -> list[str]:
+    """The id of each: its own, else its verb and how many of those came before."""
+    seen: dict[str, int] = {}
+    found = []
+    for step in steps:
+        seen[step.uses] = seen.get(step.uses, 0) + 1
+        found.append(step.id or f"{step.uses}-{seen[step.uses]}")
+    return found
+
+
+def convert(value: Any, type_name: str) -> Any:
+    """`value`, from YAML or from `--var`, as a variable's type.
+
+    Raises:
+        ValueError: says what is expected.
+    """
+    if type_name == "list":
+        if isinstance(value, str):
+            return [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, list):
+            return value
+        raise ValueError("a list is expected")
+    if isinstance(value, list | dict) or value is None:
+        raise ValueError(f"{article(type_name)} is expected")
+    if type_name == "string":
+        return value if isinstance(value, str) else str(value)
+    if type_name == "bool":
+        found = {"true": True, "false": False}.get(str(value).lower())
+        if found is None:
+            raise ValueError("true or false is expected")
+        return found
+    if type_name in ("int", "float"):
+        if isinstance(value, bool):
+            raise ValueError("a number is expected")
+        try:
+            return int(str(value)) if type_name == "int" else float(str(value))
+        except ValueError:
+            kind = "a whole number" if type_name == "int" else "a number"
+            raise ValueError(f"{kind} is expected, not {value!r}") from None
+    try:
+        parse = parse_duration_ms if type_name == "duration" else parse_rate
+        parse(str(value))
+    except UsageProblem as error:
+        raise ValueError(error.what) from None
+    return str(value)
+
+
+def article(type_name: str) -> str:
+    return {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text"}.get(
+        type_name, f"a {type_name}"
+    )
+
+
+def value_of(
+    name: str, variable: VariableEntry, given: Mapping[str, str], env: Mapping[str, str], directory: Path
+) -> Any:
+    """What a variable is before references in it are followed: `--var`, then `env`, then `file`, then the
+    default.
+
+    Raises:
+        UsageProblem: nobody says it, or it has another type.
+    """
+    value, source = variable.default, "its default"
+    if name in given:
+        value, source = given[name], "--var"
+    elif variable.env and variable.env in env:
+        value, source = env[variable.env], f"the environment's {variable.env}"
+    elif variable.file:
+        try:
+            value, source = (
+                (directory / variable.file).read_text(encoding="utf-8").splitlines()[0],
+                variable.file,
+            )
+        except (OSError, UnicodeDecodeError, IndexError) as error:
+            if value is None:
+                raise UsageProblem(
+                    f"variable {name}: {variable.file} cannot be read", why=str(error)
+                ) from None
+    if value is None:
+        also = f", or set {variable.env}" if variable.env else ""
+        raise UsageProblem(f"variable {name} has no value", next=f"give --var {name}=…{also}")
+    try:
+        return value if any(references(value)) and source == "its default" else convert(value, variable.type)
+    except ValueError as error:
+        shown = "" if variable.secret else f" ({error})"
+        raise UsageProblem(f"variable {name}: {source} is not {article(variable.type)}{shown}") from None
+
+
+def values_of(
+    playbook: Playbook, given: Mapping[str, str], env: Mapping[str, str]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """Every variable's value, and the texts that must never be shown.
+
+    Raises:
+        UsageProblem: a `--var` nobody declared, or as `value_of`.
+    """
+    declared = playbook.file.vars
+    for name in given:
+        if name not in declared:
+            raise UsageProblem(f"--var {name}: no such variable{suggest(name, list(declared))}")
+    directory = Path(playbook.path).parent
+    raw = {n: value_of(n, v, given, env, directory) for n, v in declared.items()}
+    done: dict[str, Any] = {}
+
+    def resolve(name: str) -> Any:
+        if name not in done:
+            done[name] = substitute(raw[name], lambda path: resolve(str(path[0])))
+            try:
+                done[name] = convert(done[name], declared[name].type)
+            except ValueError as error:
+                raise UsageProblem(f"variable {name}: {error}") from None
+        return done[name]
+
+    for name in declared:
+        resolve(name)
+    secrets = frozenset(str(done[n]) for n, v in declared.items() if v.secret and str(done[n]))
+    return done, secrets

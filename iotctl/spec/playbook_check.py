@@ -1,0 +1,240 @@
+"""Everything about a playbook that can be known from the file alone, each mistake with its place."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from iotctl.spec.cluster import API_VERSION
+from iotctl.spec.expression import BadExpression, condition, name_of, references
+from iotctl.spec.playbook import (
+    ON_FAILURE,
+    TYPES,
+    Playbook,
+    PlaybookFile,
+    StepEntry,
+    VariableEntry,
+    Verb,
+    convert,
+    step_ids,
+)
+from iotctl.spec.typed_yaml import Loaded, load_file, raise_problems, suggest
+
+
+def load_playbook(path: Path, verbs: Mapping[str, Verb]) -> Playbook:
+    """Raises `InputProblem` with the place of every mistake."""
+    _, loaded = load_file(path, PlaybookFile)
+    checker = Checker(loaded, verbs)
+    checker.check()
+    raise_problems(checker.problems)
+    return Playbook(str(path), loaded.value, tuple(step_ids(loaded.value.steps)), loaded)
+
+
+class Checker:
+    """Everything that can be known from the file alone."""
+
+    def __init__(self, loaded: Loaded[PlaybookFile], verbs: Mapping[str, Verb]) -> None:
+        self._loaded = loaded
+        self._file = loaded.value
+        self._verbs = verbs
+        self.problems: list[tuple[str, str]] = []
+
+    def fail(self, message: str, *path: str | int) -> None:
+        self.problems.append((self._loaded.where(*path), message))
+
+    def check(self) -> None:
+        file = self._file
+        if file.apiVersion != API_VERSION:
+            self.fail(f"apiVersion: {file.apiVersion!r} is not known; use {API_VERSION}", "apiVersion")
+        for name, variable in file.vars.items():
+            self._variable(name, variable)
+        self._cycles()
+        if not file.steps:
+            self.fail("steps: there is none", "steps")
+        seen: dict[str, int] = {}
+        registered: list[str] = []
+        for i, (step, own) in enumerate(zip(file.steps, step_ids(file.steps), strict=True)):
+            if own in seen:
+                where = "id" if step.id else "uses"
+                self.fail(f"steps[{i}].id: {own!r} is also step {seen[own] + 1}", "steps", i, where)
+            seen.setdefault(own, i)
+            self._step(i, step, registered)
+            if step.register:
+                registered.append(step.register)
+
+    def _variable(self, name: str, variable: VariableEntry) -> None:
+        at = ("vars", name)
+        if not name.isidentifier():
+            what = f"vars.{name}: a name is letters, digits and '_'"
+            self.problems.append((self._loaded.where_key(*at), what))
+        if variable.type not in TYPES:
+            near = suggest(variable.type, list(TYPES))
+            self.fail(f"vars.{name}.type: unknown {variable.type!r}{near}", *at, "type")
+            return
+        if variable.secret and variable.default is not None:
+            self.fail(
+                f"vars.{name}.default: a secret is not written in a file; use env or file", *at, "default"
+            )
+        if variable.default is None:
+            return
+        try:
+            named = list(references(variable.default))
+            if not named:
+                convert(variable.default, variable.type)
+        except ValueError as error:
+            self.fail(f"vars.{name}.default: {error}", *at, "default")
+            return
+        self._known(named, [], f"vars.{name}.default", *at, "default")
+
+    def _cycles(self) -> None:
+        """Defaults that need each other."""
+        needs = {
+            name: [str(p[0]) for p in _quietly(variable.default) if p[0] in self._file.vars]
+            for name, variable in self._file.vars.items()
+        }
+        for name in needs:
+            way = _circle(name, needs)
+            if way and way[0] == min(way):  # told once, at the first of them
+                self.fail(
+                    f"vars.{name}.default: variables need each other: {' -> '.join([*way, name])}",
+                    "vars",
+                    name,
+                    "default",
+                )
+
+    def _step(self, i: int, step: StepEntry, registered: Sequence[str]) -> None:
+        at = ("steps", i)
+        verb = self._verbs.get(step.uses)
+        if verb is None:
+            self.fail(
+                f"steps[{i}].uses: unknown verb {step.uses!r}{suggest(step.uses, list(self._verbs))}",
+                *at,
+                "uses",
+            )
+        else:
+            self._arguments(i, step, verb, registered)
+        if step.on_failure not in ON_FAILURE:
+            near = suggest(step.on_failure, list(ON_FAILURE))
+            self.fail(f"steps[{i}].on_failure: unknown {step.on_failure!r}{near}", *at, "on_failure")
+        if step.timeout:
+            self._typed(step.timeout, "duration", f"steps[{i}].timeout", *at, "timeout")
+        if step.register and (not step.register.isidentifier() or step.register in self._file.vars):
+            what = "is a variable" if step.register in self._file.vars else "is no name"
+            self.fail(f"steps[{i}].register: {step.register!r} {what}", *at, "register")
+        for j, part in enumerate(step.serial):
+            digits = str(part).removesuffix("%")
+            if not digits.isdigit() or int(digits) == 0 or (str(part) != digits and int(digits) > 100):
+                self.fail(
+                    f"steps[{i}].serial[{j}]: {part!r} is neither a number of nodes nor a part such as 50%",
+                    *at,
+                    "serial",
+                    j,
+                )
+        if step.when:
+            self._condition(step.when, registered, f"steps[{i}].when", *at, "when")
+        for key, text in (("name", step.name), ("id", step.id), ("when", step.when)):
+            for path in _quietly(text):
+                if path[0] in self._file.vars and self._file.vars[str(path[0])].secret:
+                    self.fail(f"steps[{i}].{key}: ${{{path[0]}}} is secret, and this is printed", *at, key)
+                elif key == "id":
+                    self.fail(f"steps[{i}].id: an id has no variables", *at, key)
+        self._names(step.name, registered, f"steps[{i}].name", *at, "name")
+
+    def _arguments(self, i: int, step: StepEntry, verb: Verb, registered: Sequence[str]) -> None:
+        known = {p.name: p for p in verb.parameters}
+        at: tuple[str | int, ...] = ("steps", i, "with")
+        for key, value in step.arguments.items():
+            name = f"steps[{i}].with.{key}"
+            parameter = known.get(key)
+            if parameter is None:
+                what = f"{name}: {verb.name} takes no such thing{suggest(key, list(known))}"
+                self.problems.append((self._loaded.where_key(*at, key), what))
+                continue
+            if not self._names(value, registered, name, *at, key) or any(_quietly(value)):
+                continue  # its type is known when the variables are
+            if verb.name == "assert" and key == "that":
+                for j, text in enumerate(value if isinstance(value, list) else [value]):
+                    self._condition(str(text), registered, name, *at, key, j)
+                continue
+            if parameter.many and isinstance(value, list):
+                for j, one in enumerate(value):
+                    self._typed(one, parameter.type, name, *at, key, j)
+            else:
+                self._typed(value, parameter.type, name, *at, key)
+        for parameter in verb.parameters:
+            if parameter.required and parameter.name not in step.arguments:
+                self.fail(f"steps[{i}].with.{parameter.name}: {verb.name} needs it", "steps", i, "with")
+        if verb.name == "exec" and not {"creates", "unless", "changed_when"} & set(step.arguments):
+            self.fail(
+                f"steps[{i}].with: exec needs `creates`, `unless` or `changed_when`, so that a second run"
+                " knows what to do",
+                "steps",
+                i,
+                "with",
+            )
+        nodes = next((p for p in verb.parameters if p.name in ("nodes", "names")), None)
+        if step.serial and nodes is None:
+            self.fail(f"steps[{i}].serial: {verb.name} takes no nodes", "steps", i, "serial")
+        if step.max_unavailable and "max_unavailable" not in known:
+            self.fail(
+                f"steps[{i}].max_unavailable: {verb.name} restarts nothing", "steps", i, "max_unavailable"
+            )
+
+    def _typed(self, value: Any, type_name: str, name: str, *path: str | int) -> None:
+        try:
+            if any(references(value)):
+                return
+            convert(value, type_name)
+        except ValueError as error:
+            self.fail(f"{name}: {error}", *path)
+
+    def _condition(self, text: str, registered: Sequence[str], name: str, *path: str | int) -> None:
+        try:
+            condition(text)
+        except BadExpression as error:
+            self.fail(f"{name}: {error}", *path)
+            return
+        self._names(text, registered, name, *path)
+
+    def _names(self, value: Any, registered: Sequence[str], name: str, *path: str | int) -> bool:
+        try:
+            named = list(references(value))
+        except BadExpression as error:
+            self.fail(f"{name}: {error}", *path)
+            return False
+        return self._known(named, registered, name, *path)
+
+    def _known(
+        self, named: Sequence[tuple[str | int, ...]], registered: Sequence[str], name: str, *path: str | int
+    ) -> bool:
+        known = [*self._file.vars, *registered]
+        unknown = [p for p in named if p[0] not in known]
+        for one in unknown:
+            near = suggest(str(one[0]), known) if known else "; there are none"
+            self.fail(f"{name}: ${{{name_of(one)}}} is not defined before this{near}", *path)
+        deep = [p for p in named if len(p) > 1 and p[0] in self._file.vars]
+        for one in deep:
+            self.fail(f"{name}: ${{{name_of(one)}}}: a variable has no parts", *path)
+        return not unknown and not deep
+
+
+def _quietly(value: Any) -> list[tuple[str | int, ...]]:
+    """References, as far as they can be read."""
+    try:
+        return list(references(value))
+    except BadExpression:
+        return []
+
+
+def _circle(name: str, needs: Mapping[str, Sequence[str]]) -> list[str]:
+    """The way from `name` back to it, [] when there is none."""
+    pending = [[name]]
+    seen: set[str] = set()
+    while pending:
+        way = pending.pop()
+        for following in needs[way[-1]]:
+            if following == name:
+                return way
+            if following not in seen:
+                seen.add(following)
+                pending.append([*way, following])
+    return []

@@ -1,0 +1,212 @@
+"""Playbooks as files: every kind of mistake has its place and a hint, before anything runs."""
+
+from pathlib import Path
+
+import pytest
+
+from iotctl.cli.catalogue import verbs
+from iotctl.errors import InputProblem, UsageProblem
+from iotctl.spec.expression import BadExpression, condition, holds, references, substitute
+from iotctl.spec.playbook import Playbook, values_of
+from iotctl.spec.playbook_check import load_playbook
+
+VERBS = verbs()
+GOOD = """\
+apiVersion: iotctl/v1
+name: add a node
+vars:
+  node: {type: string}
+  rate: {type: rate, default: auto}
+  token: {secret: true, env: TOKEN}
+steps:
+  - id: plan
+    uses: plan.add-node
+    with: {nodes: ["${node}"], rate: "${rate}"}
+    register: plan
+  - uses: cluster.add-node
+    name: Add ${node}
+    when: ${plan.summary.slots_moved} > 0
+    with:
+      nodes: ["${node}"]
+      verify: true
+    timeout: 2h
+  - uses: assert
+    with: {that: ["${plan.summary.bytes_copied} < 1000"]}
+"""
+
+
+def load(directory: Path, text: str) -> Playbook:
+    path = directory / "p.yaml"
+    path.write_text(text)
+    return load_playbook(path, VERBS)
+
+
+def test_a_good_one_is_read(tmp_path: Path) -> None:
+    found = load(tmp_path, GOOD)
+    assert found.ids == ("plan", "cluster.add-node-1", "assert-1")
+    assert found.file.steps[1].arguments == {"nodes": ["${node}"], "verify": True}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "said"),
+    [
+        ("iotctl/v1", "iotctl/v2", "1:13", "not known; use iotctl/v1"),
+        ("apiVersion: iotctl/v1", "version: 1", "1:1", "version: unknown key"),
+        (
+            "plan.add-node",
+            "plan.add-nod",
+            "9:11",
+            "unknown verb 'plan.add-nod'; did you mean 'plan.add-n",
+        ),
+        ("uses: cluster.add-node", "use: cluster.add-node", "12:5", "use: unknown key; did you mean 'uses'"),
+        ("verify: true", "verify: yes", "17:15", "put it in quotes"),
+        ("verify: true", "verify: 1", "17:15", "true or false is expected"),
+        ("verify: true", "verfy: true", "17:7", "takes no such thing; did you mean 'verify'"),
+        ("verify: true", "port: many", "17:13", "a whole number is expected, not 'many'"),
+        ("verify: true", "hold_release: 24 hours", "17:21", "not a duration"),
+        ("verify: true", "rate: fast", "17:13", "fast"),
+        ("verify: true", "verify: true\n      verify: false", "18:7", "duplicate key (first on line 17)"),
+        ('      nodes: ["${node}"]\n', "", "16:7", "with.nodes: cluster.add-node needs it"),
+        ("timeout: 2h", "timeout: 2 hours", "18:14", "not a duration"),
+        ("timeout: 2h", "on_failure: ignore", "18:17", "unknown 'ignore'; known: stop, continue"),
+        ("timeout: 2h", "serial: [0]", "18:14", "neither a number of nodes nor a part"),
+        ("timeout: 2h", "serial: [1, 150%]", "18:17", "neither a number of nodes nor a part"),
+        ("timeout: 2h", "max_unavailable: 2", "18:22", "restarts nothing"),
+        ("timeout: 2h", "register: rate", "18:15", "'rate' is a variable"),
+        ("timeout: 2h", "id: plan", "18:9", "'plan' is also step 1"),
+        ("timeout: 2h", "id: ${node}", "18:9", "an id has no variables"),
+        ("name: Add ${node}", "name: Add ${nod}", "13:11", "${nod} is not defined before this; did you mean"),
+        ("name: Add ${node}", "name: Add ${token}", "13:11", "${token} is secret, and this is printed"),
+        ("name: Add ${node}", "name: Add ${node", "13:11", "no closing brace"),
+        ("name: Add ${node}", "name: Add ${node.id}", "13:11", "a variable has no parts"),
+        ("name: Add ${node}", "name: Add ${1x}", "13:11", "is no name"),
+        ("when: ${plan.summary", "when: ${plna.summary", "14:11", "did you mean 'plan'"),
+        ("when: ${plan", "when: ${node} == 1 and ${plan", "14:11", "`and` and `or` are not known"),
+        ("register: plan", "register: plan-1", "11:15", "is no name"),
+        ("default: auto", "default: 5 parsecs", "5:31", "5 parsecs"),
+        ("type: rate", "type: speed", "5:16", "unknown 'speed'"),
+        ("env: TOKEN", "default: abc", "6:34", "a secret is not written in a file"),
+        ("{type: string}", '{default: "${rate}"}', "", ""),
+        ("{type: string}", '{default: "${node}"}', "4:19", "variables need each other: node -> node"),
+        ("{type: string}", '{default: "${gone}"}', "4:19", "${gone} is not defined"),
+        ("  node: {type: string}", "  no: {type: string}", "4:3", "expected a name as key, found bool 'no'"),
+        ("  node: {type: string}", "  a-b: {type: string}", "4:3", "letters, digits"),
+        ("uses: assert", "uses: exec", "20:12", "takes no such thing"),
+        ("bytes_copied} < 1000", "bytes_copied} <", "", ""),
+        ("steps:", "steps: []\nx:", "8:1", "x: unknown key"),
+        ('nodes: ["${node}"]\n      v', 'nodes: &n ["${node}"]\n      v', "16:14", "anchors"),
+    ],
+)
+def test_each_mistake_has_its_place_and_hint(
+    tmp_path: Path, old: str, new: str, where: str, said: str
+) -> None:
+    assert old in GOOD
+    text = GOOD.replace(old, new, 1)
+    if not where:  # the neighbours of a mistake
+        load(tmp_path, text)
+        return
+    with pytest.raises(InputProblem) as caught:
+        load(tmp_path, text)
+    first = caught.value
+    told = [f"{first.where}: {first.what}", *first.why.split("; " + str(tmp_path))]
+    assert any(f":{where}: " in t and said in t for t in told), told
+
+
+def test_exec_must_know_when_it_has_nothing_to_do(tmp_path: Path) -> None:
+    text = "apiVersion: iotctl/v1\nname: x\nsteps:\n  - uses: exec\n    with: {command: [ls]}\n"
+    with pytest.raises(InputProblem, match="creates"):
+        load(tmp_path, text)
+    assert load(tmp_path, text.replace("[ls]", "[ls], creates: /tmp/x")).ids == ("exec-1",)
+
+
+def test_variables_that_need_each_other_are_told_once(tmp_path: Path) -> None:
+    text = GOOD.replace("{type: string}", '{default: "${b}"}').replace(
+        "  rate:", '  b: {default: "${node}"}\n  rate:'
+    )
+    with pytest.raises(InputProblem) as caught:
+        load(tmp_path, text)
+    assert "b -> node -> b" in caught.value.what and not caught.value.why
+
+
+def test_without_steps_there_is_nothing_to_run(tmp_path: Path) -> None:
+    with pytest.raises(InputProblem, match="there is none"):
+        load(tmp_path, GOOD[: GOOD.index("steps:")] + "steps: []\n")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputProblem, match="cannot read"):
+        load_playbook(tmp_path / "gone.yaml", VERBS)
+
+
+def test_values_come_from_the_command_line_then_the_environment_then_a_file(tmp_path: Path) -> None:
+    text = GOOD.replace("{type: string}", '{file: node.txt, env: NODE, default: "x-${rate}"}')
+    book = load(tmp_path, text)
+    env = {"TOKEN": "s3cret"}
+    assert values_of(book, {}, env)[0]["node"] == "x-auto"
+    (tmp_path / "node.txt").write_text("from-file\n")
+    assert values_of(book, {}, env)[0]["node"] == "from-file"
+    assert values_of(book, {}, {**env, "NODE": "from-env"})[0]["node"] == "from-env"
+    values, secrets = values_of(book, {"node": "given"}, {**env, "NODE": "from-env"})
+    assert values["node"] == "given" and secrets == {"s3cret"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({}, "node has no value"), ({"nod": "x"}, "no such variable"), ({"node": "x", "rate": "fast"}, "rate")],
+)
+def test_values_that_are_missing_or_wrong(tmp_path: Path, given: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageProblem, match=said):
+        values_of(load(tmp_path, GOOD), given, {"TOKEN": "t"})
+
+
+def test_a_wrong_secret_is_not_shown(tmp_path: Path) -> None:
+    book = load(tmp_path, GOOD.replace("{secret: true", "{type: int, secret: true"))
+    with pytest.raises(UsageProblem) as caught:
+        values_of(book, {"node": "n"}, {"TOKEN": "hunter2"})
+    assert "hunter2" not in str(caught.value) + caught.value.why + caught.value.next
+
+
+VALUES = {("a",): 3, ("b",): "text", ("c", "d", 0): [1, 2], ("e",): False}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("${a}", 3),
+        ("${a}x", "3x"),
+        ("${b}/${a}", "text/3"),
+        ("$${a}", "${a}"),
+        ("${c.d[0]}", [1, 2]),
+        ("is ${e}", "is false"),
+        (["${a}", {"k": "${b}"}], [3, {"k": "text"}]),
+    ],
+)
+def test_what_a_reference_becomes(text: object, expected: object) -> None:
+    assert substitute(text, VALUES.__getitem__) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("${a}", True),
+        ("not ${a}", False),
+        ("${e}", False),
+        ("${a} == 3", True),
+        ("${a} != 3", False),
+        ("not ${a} == 3", False),
+        ("${a} >= 3.0", True),
+        ("${a} < 3", False),
+        ("${b} == text", True),
+        ("${b} == 'text'", True),
+        ("${e} == false", True),
+    ],
+)
+def test_conditions(text: str, expected: bool) -> None:
+    assert holds(condition(text), VALUES.__getitem__) is expected
+
+
+def test_what_cannot_be_compared_is_told() -> None:
+    with pytest.raises(BadExpression, match="cannot be compared"):
+        holds(condition("${b} < 3"), VALUES.__getitem__)
+    with pytest.raises(BadExpression, match="no closing"):
+        list(references("${a"))
