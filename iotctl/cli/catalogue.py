@@ -1,5 +1,6 @@
 """What a playbook may use: the commands themselves, read from the command line's own definition."""
 
+from functools import cache
 from typing import Any, get_args
 
 import typer
@@ -17,10 +18,42 @@ SAYS = {"rate": "rate", "hold_release": "duration", "since": "duration"}
 
 _TYPES = {int: "int", float: "float", bool: "bool"}
 
+READING = frozenset(
+    {
+        "cluster.check",
+        "cluster.events",
+        "cluster.groups",
+        "cluster.logs",
+        "cluster.nodes",
+        "cluster.ok-to-stop",
+        "cluster.ring",
+        "cluster.slots",
+        "cluster.status",
+        "cluster.wait",
+        "data.count",
+        "data.export",
+        "data.query",
+        "local.status",
+        "ops.list",
+        "ops.show",
+        "ops.wait",
+        "plan.add-node",
+        "plan.rebalance",
+        "plan.remove-node",
+        "plan.replace-node",
+        "plan.show",
+        "support.bundle",
+    }
+)
+"""Commands that change nothing: run for what they tell, again after every resume."""
+
 BUILT_IN = (
-    Verb("wait_for", ("cluster", "wait"), (Parameter("for", "string", "--for", required=True),)),
+    Verb("wait_for", ("cluster", "wait"), (Parameter("for", "string", "--for", required=True),), True),
     Verb(
-        "assert", (), (Parameter("that", "string", many=True, required=True), Parameter("message", "string"))
+        "assert",
+        (),
+        (Parameter("that", "string", many=True, required=True), Parameter("message", "string")),
+        True,
     ),
     Verb("approve", (), (Parameter("message", "string", required=True),)),
     Verb(
@@ -36,6 +69,7 @@ BUILT_IN = (
 )
 
 
+@cache
 def verbs() -> dict[str, Verb]:
     """By name: every command as `group.command`, and what only playbooks have."""
     from iotctl.cli.main import app
@@ -50,7 +84,8 @@ def verbs() -> dict[str, Verb]:
                 walk(child, (*path, name))
             else:
                 words = (*path, name)
-                found[".".join(words)] = Verb(".".join(words), words, _parameters(child))
+                verb = ".".join(words)
+                found[verb] = Verb(verb, words, _parameters(child), verb in READING)
 
     walk(typer.main.get_command(app), ())
     return found | {v.name: v for v in BUILT_IN}
@@ -89,3 +124,16 @@ def _argument_name(argument: Any) -> str:
     shown = (argument.metavar or argument.name).strip("[]")
     name = shown.rstrip("…").lower().partition("=")[0].replace("-", "_")
     return f"{name}s" if shown.endswith("…") and not name.endswith("s") else name
+
+
+@cache
+def takes_yes(words: tuple[str, ...]) -> bool:
+    """Whether the command that `words` name asks for consent that `--yes` gives."""
+    from iotctl.cli.main import app
+
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            return False
+    return any("--yes" in p.opts for p in getattr(command, "params", ()))

@@ -64,3 +64,9 @@ def cache_dir(env: Mapping[str, str]) -> Path:
 def _spec_of(path: Path) -> Path:
     """A directory means the spec inside it."""
     return Path(os.path.join(path, SPEC_NAME)) if path.is_dir() else path
+
+
+def state_dir(env: Mapping[str, str]) -> Path:
+    """What happened here: records of runs."""
+    home = Path(env.get("HOME") or Path.home())
+    return Path(env.get("XDG_STATE_HOME") or home / ".local" / "state") / "iotctl"

@@ -67,11 +67,13 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Verb(msgspec.Struct, frozen=True):
-    """`words` begin its command line; () for a verb that is no command."""
+    """`words` begin its command line; () for a verb that is no command. `reads`: it changes nothing, so all
+    it tells can be registered; of a verb that changes something only whether it did."""
 
     name: str
     words: tuple[str, ...]
     parameters: tuple[Parameter, ...]
+    reads: bool = False
 
 
 class Playbook(msgspec.Struct, frozen=True):

@@ -51,7 +51,7 @@ class Checker:
         if not file.steps:
             self.fail("steps: there is none", "steps")
         seen: dict[str, int] = {}
-        registered: list[str] = []
+        registered: dict[str, bool] = {}
         for i, (step, own) in enumerate(zip(file.steps, step_ids(file.steps), strict=True)):
             if own in seen:
                 where = "id" if step.id else "uses"
@@ -59,7 +59,8 @@ class Checker:
             seen.setdefault(own, i)
             self._step(i, step, registered)
             if step.register:
-                registered.append(step.register)
+                verb = self._verbs.get(step.uses)
+                registered[step.register] = verb is None or verb.reads
 
     def _variable(self, name: str, variable: VariableEntry) -> None:
         at = ("vars", name)
@@ -83,7 +84,7 @@ class Checker:
         except ValueError as error:
             self.fail(f"vars.{name}.default: {error}", *at, "default")
             return
-        self._known(named, [], f"vars.{name}.default", *at, "default")
+        self._known(named, {}, f"vars.{name}.default", *at, "default")
 
     def _cycles(self) -> None:
         """Defaults that need each other."""
@@ -101,7 +102,7 @@ class Checker:
                     "default",
                 )
 
-    def _step(self, i: int, step: StepEntry, registered: Sequence[str]) -> None:
+    def _step(self, i: int, step: StepEntry, registered: Mapping[str, bool]) -> None:
         at = ("steps", i)
         verb = self._verbs.get(step.uses)
         if verb is None:
@@ -139,7 +140,7 @@ class Checker:
                     self.fail(f"steps[{i}].id: an id has no variables", *at, key)
         self._names(step.name, registered, f"steps[{i}].name", *at, "name")
 
-    def _arguments(self, i: int, step: StepEntry, verb: Verb, registered: Sequence[str]) -> None:
+    def _arguments(self, i: int, step: StepEntry, verb: Verb, registered: Mapping[str, bool]) -> None:
         known = {p.name: p for p in verb.parameters}
         at: tuple[str | int, ...] = ("steps", i, "with")
         for key, value in step.arguments.items():
@@ -187,7 +188,7 @@ class Checker:
         except ValueError as error:
             self.fail(f"{name}: {error}", *path)
 
-    def _condition(self, text: str, registered: Sequence[str], name: str, *path: str | int) -> None:
+    def _condition(self, text: str, registered: Mapping[str, bool], name: str, *path: str | int) -> None:
         try:
             condition(text)
         except BadExpression as error:
@@ -195,7 +196,7 @@ class Checker:
             return
         self._names(text, registered, name, *path)
 
-    def _names(self, value: Any, registered: Sequence[str], name: str, *path: str | int) -> bool:
+    def _names(self, value: Any, registered: Mapping[str, bool], name: str, *path: str | int) -> bool:
         try:
             named = list(references(value))
         except BadExpression as error:
@@ -204,7 +205,11 @@ class Checker:
         return self._known(named, registered, name, *path)
 
     def _known(
-        self, named: Sequence[tuple[str | int, ...]], registered: Sequence[str], name: str, *path: str | int
+        self,
+        named: Sequence[tuple[str | int, ...]],
+        registered: Mapping[str, bool],
+        name: str,
+        *path: str | int,
     ) -> bool:
         known = [*self._file.vars, *registered]
         unknown = [p for p in named if p[0] not in known]
@@ -214,7 +219,14 @@ class Checker:
         deep = [p for p in named if len(p) > 1 and p[0] in self._file.vars]
         for one in deep:
             self.fail(f"{name}: ${{{name_of(one)}}}: a variable has no parts", *path)
-        return not unknown and not deep
+        lost = [p for p in named if not registered.get(str(p[0]), True) and p[1:] != ("changed",)]
+        for one in lost:
+            self.fail(
+                f"{name}: ${{{name_of(one)}}}: of a step that changes something only ${{{one[0]}.changed}} is"
+                " kept when a run is killed; look with a step that reads",
+                *path,
+            )
+        return not (unknown or deep or lost)
 
 
 def _quietly(value: Any) -> list[tuple[str | int, ...]]:

@@ -82,6 +82,12 @@ def test_a_good_one_is_read(tmp_path: Path) -> None:
         ("name: Add ${node}", "name: Add ${1x}", "13:11", "is no name"),
         ("when: ${plan.summary", "when: ${plna.summary", "14:11", "did you mean 'plan'"),
         ("when: ${plan", "when: ${node} == 1 and ${plan", "14:11", "`and` and `or` are not known"),
+        (
+            "timeout: 2h",
+            "register: added\n  - {uses: verify, when: '${added.state} == done'}",
+            "19:26",
+            "${added.changed}",
+        ),
         ("register: plan", "register: plan-1", "11:15", "is no name"),
         ("default: auto", "default: 5 parsecs", "5:31", "5 parsecs"),
         ("type: rate", "type: speed", "5:16", "unknown 'speed'"),

@@ -1,0 +1,322 @@
+"""`iotctl playbook`: commands in a file, checked before they run; a second run changes nothing."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from iotctl.cli.session import Session, session_of
+
+if TYPE_CHECKING:
+    from iotctl.output.table import Table
+    from iotctl.playbook.model import Journal, Ran, Report, StepResult
+    from iotctl.playbook.run import Runner, Values
+    from iotctl.spec.playbook import Playbook
+
+app = typer.Typer(help="Commands in a file, for CI and for nights.", no_args_is_help=True)
+
+EXEC_TIMEOUT_S = 600.0
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="The playbook.")]
+Var = Annotated[
+    list[str] | None, typer.Option("--var", metavar="NAME=VALUE", help="A variable; may be repeated.")
+]
+Junit = Annotated[str | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")]
+
+
+@app.command()
+def validate(ctx: typer.Context, file: File) -> None:
+    """Read the file and nothing else: every mistake with line and column."""
+    session = session_of(ctx)
+    book = _load(session, file)
+    body = {"playbook": book.file.name, "steps": list(book.ids), "valid": True}
+    session.output.emit("playbook-validate", body, lambda: [f"{file} is valid: {len(book.ids)} steps"])
+    session.output.note(f"next: iotctl playbook check {file}")
+
+
+@app.command()
+def check(ctx: typer.Context, file: File, var: Var = None, junit: Junit = None, json: Json = None) -> int:
+    """Ask the cluster what a run would change; change nothing."""
+    session = session_of(ctx)
+    report = _runner(session, _load(session, file), var, None, [], "").check()
+    return _reported(session, file, report, junit, json, "playbook-check")
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    file: File,
+    run_id: Annotated[str, typer.Argument(metavar="[RUN_ID]", help="With --resume: which run.")] = "",
+    var: Var = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the last unfinished run.")] = False,
+    approve: Annotated[
+        list[str] | None, typer.Option("--approve", metavar="STEP", help="Answer this approval with yes.")
+    ] = None,
+    junit: Junit = None,
+    json: Json = None,
+    fail_on_change: Annotated[
+        bool, typer.Option("--fail-on-change", help="In JUnit a change is a failure: finds drift.")
+    ] = False,
+) -> int:
+    """Run it. What is done already is left alone; after a failure `--resume` goes on."""
+    from iotctl.errors import UsageProblem
+    from iotctl.playbook.journal import FileJournal, find_run, new_run_id
+    from iotctl.playbook.run import digest_of
+    from iotctl.spec.find import state_dir
+
+    session = session_of(ctx)
+    book = _load(session, file)
+    if run_id and not resume:
+        raise UsageProblem(f"{run_id}: a run is named with --resume only")
+    runs = state_dir(session.env) / "runs"
+    digest = digest_of(book)
+    journal = find_run(runs, run_id, digest) if resume else FileJournal(runs / f"{new_run_id()}.jsonl")
+    given = "".join(f" --var {v}" for v in var or ())
+    again = f"iotctl playbook run {file}{given} --resume {journal.run_id}"
+    report = _runner(session, book, var, journal, approve or [], again).run()
+    return _reported(session, file, report, junit, json, "playbook-run", fail_on_change=fail_on_change)
+
+
+@app.command()
+def schema(ctx: typer.Context) -> None:
+    """The JSON Schema of playbooks, for editors."""
+    import msgspec
+
+    from iotctl.cli.catalogue import verbs
+    from iotctl.playbook.schema import schema_of
+
+    session = session_of(ctx)
+    session.out.write(msgspec.json.format(msgspec.json.encode(schema_of(verbs())), indent=2).decode() + "\n")
+
+
+def _load(session: Session, file: str) -> Playbook:
+    from iotctl.cli.catalogue import verbs
+    from iotctl.spec.playbook_check import load_playbook
+
+    return load_playbook(session.cwd / file, verbs())
+
+
+def _runner(
+    session: Session,
+    book: Playbook,
+    var: list[str] | None,
+    journal: Journal | None,
+    approved: Sequence[str],
+    again: str,
+) -> Runner:
+    from iotctl.cli.catalogue import verbs
+    from iotctl.playbook.inspect import Inspector
+    from iotctl.playbook.model import Entry
+    from iotctl.playbook.run import Runner, Values
+    from iotctl.spec.playbook import values_of
+
+    class Nowhere:
+        def append(self, entry: Entry) -> None:
+            pass
+
+        def entries(self) -> Sequence[Entry]:
+            return ()
+
+    variables, secrets = values_of(book, _given(var), session.env)
+    command = _Commands(session)
+    return Runner(
+        book,
+        verbs(),
+        Values(variables, secrets),
+        run_id=getattr(journal, "run_id", ""),
+        command=command,
+        inspect=Inspector(verbs(), lambda: session.cluster, command, session.cwd),
+        built_in={
+            "assert": _assert,
+            "approve": lambda a, v: _approve(session, a, v, approved),
+            "exec": lambda a, v: _exec(session, a),
+        },
+        journal=journal or Nowhere(),
+        by=session.operator,
+        again=again,
+        on_step=lambda result, number, total: _tell(session, result, number, total),
+    )
+
+
+def _given(var: list[str] | None) -> dict[str, str]:
+    from iotctl.errors import UsageProblem
+
+    found = {}
+    for word in var or ():
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise UsageProblem(f"--var {word!r} is not NAME=VALUE")
+        found[name] = value
+    return found
+
+
+class _Both(io.StringIO):
+    """Keeps what is written, and shows it."""
+
+    def __init__(self, shown: TextIO | None) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def write(self, text: str) -> int:
+        if self._shown is not None:
+            self._shown.write(text)
+        return super().write(text)
+
+    def flush(self) -> None:
+        if self._shown is not None:
+            self._shown.flush()
+
+
+class _Commands:
+    """Runs command lines of ours in this process, with the global options of this run."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __call__(self, words: Sequence[str], timeout: str = "") -> Ran:
+        import msgspec
+
+        from iotctl.cli.catalogue import takes_yes
+        from iotctl.cli.main import run as run_command
+        from iotctl.playbook.model import Ran
+
+        outer = self._session
+        options = outer.options
+        front = ["-o", "json", "--no-input"]
+        front += ["--cluster", options.cluster] if options.cluster else []
+        front += ["--identity", options.identity] if options.identity else []
+        front += ["--timeout", timeout] if timeout else []
+        name = _command_words(words)
+        looks = "--dry-run" in words or "--no-input" in words
+        yes = ["--yes"] if takes_yes(name) and not looks else []
+        out, err = io.StringIO(), _Both(outer.err if options.verbose else None)
+        inner = Session(out, err, io.StringIO(), outer.env, outer.cwd, outer.connect)
+        code = run_command([*front, *name, *yes, *words[len(name) :]], inner)
+        try:
+            document = msgspec.json.decode(out.getvalue()) if out.getvalue() else None
+        except msgspec.DecodeError:
+            document = out.getvalue()
+        return Ran(code, document, err.getvalue())
+
+
+def _command_words(words: Sequence[str]) -> tuple[str, ...]:
+    """The leading words that name the command."""
+    from iotctl.cli.catalogue import verbs
+
+    names = {v.words for v in verbs().values() if v.words}
+    return tuple(words[:2]) if tuple(words[:2]) in names else tuple(words[:1])
+
+
+def _assert(arguments: dict[str, Any], values: Values) -> Ran:
+    from iotctl.playbook.model import Ran
+    from iotctl.spec.expression import BadExpression, condition, holds
+
+    that = arguments["that"]
+    for text in that if isinstance(that, list) else [that]:
+        try:
+            if holds(condition(str(text)), values):
+                continue
+            what = arguments.get("message") or f"{text} does not hold"
+        except (BadExpression, KeyError) as error:
+            what = str(error.args[0])
+        return Ran(5, {"error": {"what": what}}, what)
+    return Ran(0, {"changed": False}, "")
+
+
+def _approve(session: Session, arguments: dict[str, Any], values: Values, approved: Sequence[str]) -> Ran:
+    from iotctl.errors import RefusedProblem
+    from iotctl.playbook.model import Ran
+
+    message = values.redact(str(arguments["message"]))
+    try:
+        session.confirm(message, yes=message in approved)
+    except RefusedProblem as error:
+        return Ran(5, {"error": {"what": error.what, "next": "--approve with the message of the step"}}, "")
+    return Ran(0, {"changed": False}, "")
+
+
+def _exec(session: Session, arguments: dict[str, Any]) -> Ran:
+    from iotctl.playbook.model import Ran
+
+    def execute(words: Any) -> tuple[int, str, str]:
+        argv = [str(w) for w in (words if isinstance(words, list) else [words])]
+        try:
+            done = subprocess.run(
+                argv, cwd=session.cwd, env={**session.env}, capture_output=True, timeout=EXEC_TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return 127, "", str(error)
+        return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+
+    if arguments.get("unless") and execute(arguments["unless"])[0] == 0:
+        return Ran(0, {"changed": False, "code": 0, "out": ""}, "")
+    code, out, err = execute(arguments["command"])
+    if code:
+        tail = "\n".join(err.splitlines()[-40:])
+        return Ran(6, {"error": {"what": f"{arguments['command']} ended with {code}", "why": tail}}, err)
+    pattern = arguments.get("changed_when")
+    changed = bool(re.search(pattern, out)) if pattern else True
+    return Ran(0, {"changed": changed, "code": 0, "out": out}, err)
+
+
+def _tell(session: Session, result: StepResult, number: int, total: int) -> None:
+    seconds = f" in {result.seconds:.1f} s" if result.seconds else ""
+    detail = f": {result.message}" if result.message else ""
+    state = "…" if result.state == "pending" else f"{result.state}{seconds}{detail}"
+    session.output.note(f"[{number}/{total}] {result.name}: {state}")
+
+
+def _reported(
+    session: Session,
+    file: str,
+    report: Report,
+    junit: str | None,
+    json: str | None,
+    kind: str,
+    *,
+    fail_on_change: bool = False,
+) -> int:
+    from iotctl.errors import Exit
+    from iotctl.output.document import document, to_json
+    from iotctl.playbook import report as reports
+
+    if junit:
+        _write(session.cwd / junit, reports.junit(report, file, fail_on_change=fail_on_change))
+    if json:
+        _write(session.cwd / json, to_json(document(kind, report)))
+    if session.env.get("GITHUB_ACTIONS") == "true":
+        session.err.write("".join(line + "\n" for line in reports.annotations(report, file)))
+    if path := session.env.get("GITHUB_STEP_SUMMARY"):
+        with Path(path).open("a", encoding="utf-8") as out:
+            out.write(reports.summary(report))
+    session.output.emit(kind, report, lambda: _tables(report))
+    if report.resume:
+        session.output.note(f"next: {report.resume}")
+    failed = next((s for s in report.steps if s.state == "failed"), None)
+    if failed is not None:
+        return failed.code or Exit.PARTLY
+    return Exit.PARTLY if report.resume else Exit.DONE
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def _tables(report: Report) -> list[Table | str]:
+    from iotctl.output.table import Table
+
+    rows = [(s.id, s.state, f"{s.seconds:.1f}", s.message or "-") for s in report.steps]
+    return [
+        Table(("step", "state", "seconds", ""), rows),
+        f"changed: {report.changed}, failed: {report.failed}",
+    ]

@@ -1,0 +1,1 @@
+"""Playbooks: what is read, decided, run, recorded and reported."""

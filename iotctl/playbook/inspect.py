@@ -1,0 +1,159 @@
+"""What a verb would do now, from what the cluster says; it looks and changes nothing.
+
+This is what makes check mode exact and a second run quiet: each verb that changes something names here the
+state in which its work is done.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from iotctl.errors import Unreachable
+from iotctl.execute.cluster import Cluster
+from iotctl.execute.operations import open_operations
+from iotctl.playbook.model import NO_CHANGE, READS, UNKNOWN, WOULD_CHANGE, Command, Inspection
+from iotctl.spec.playbook import Verb
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.requests import MetaView, NodeStatus
+
+Arguments = dict[str, Any]
+
+
+class Inspector:
+    """`cluster` is opened when the first verb needs it; there may be none yet."""
+
+    def __init__(
+        self, verbs: Mapping[str, Verb], cluster: Callable[[], Cluster], command: Command, directory: Path
+    ) -> None:
+        self._verbs = verbs
+        self._cluster = cluster
+        self._command = command
+        self._directory = directory
+        self._known: Mapping[str, Callable[[Arguments], Inspection]] = {
+            "cluster.add-node": self._add,
+            "cluster.remove-node": self._remove,
+            "cluster.replace-node": self._replace,
+            "cluster.drain": lambda a: self._drain(a, True),
+            "cluster.undrain": lambda a: self._drain(a, False),
+            "cluster.start": self._start,
+            "cluster.stop": self._stop,
+            "cluster.restart": lambda a: _would("its agents are restarted one by one"),
+            "cluster.deploy": lambda a: self._dry_run("cluster", "deploy", a),
+            "cluster.upgrade": lambda a: self._dry_run("cluster", "upgrade", a),
+            "cluster.init": lambda a: self._file("cluster.yaml"),
+            "cluster.trust": self._trust,
+            "apply": self._apply,
+            "approve": lambda a: Inspection(READS),
+            "migrate": self._migrate,
+            "verify": lambda a: _would("damage is repaired") if a.get("repair") else Inspection(READS),
+            "data.schema": lambda a: _would("a TTL is set") if a.get("set_ttl") else Inspection(READS),
+            "exec": self._exec,
+        }
+
+    def __call__(self, verb: str, arguments: Arguments) -> Inspection:
+        """Raises `IotctlError` when the state cannot be known."""
+        if self._verbs[verb].reads:
+            return Inspection(READS)
+        known = self._known.get(verb)
+        if known is None:
+            return Inspection(UNKNOWN, f"{verb} cannot tell before it runs")
+        try:
+            return known(arguments)
+        except NodeAgentError as error:
+            raise Unreachable(error.what, next=error.next_step) from None
+
+    def _meta(self) -> MetaView:
+        return self._cluster().meta(strong=True)
+
+    def _add(self, arguments: Arguments) -> Inspection:
+        meta = self._meta()
+        new = [n for n in _list(arguments["nodes"]) if n not in meta.ring]
+        open_now = [o for o in open_operations(meta) if o.node in _list(arguments["nodes"])]
+        if open_now:
+            return _would(f"{open_now[0].id} goes on")
+        return _would(f"{', '.join(new)} come") if new else _done("all of them are in the cluster")
+
+    def _remove(self, arguments: Arguments) -> Inspection:
+        meta = self._meta()
+        there = [n for n in _list(arguments["nodes"]) if n in meta.ring]
+        return _would(f"{', '.join(there)} leave") if there else _done("none of them is in the cluster")
+
+    def _replace(self, arguments: Arguments) -> Inspection:
+        ring = self._meta().ring
+        old, new = arguments["old"], arguments["new"]
+        if new in ring and old not in ring:
+            return _done(f"{new} is there, {old} is gone")
+        return _would(f"{new} takes the place of {old}")
+
+    def _drain(self, arguments: Arguments, draining: bool) -> Inspection:
+        node = next((n for n in self._meta().nodes if n.node == arguments["node"]), None)
+        if node is not None and node.draining == draining:
+            return _done("it is draining" if draining else "it is not draining")
+        return _would("it hands over what it leads" if draining else "it may lead again")
+
+    def _start(self, arguments: Arguments) -> Inspection:
+        down = [n for n, up in self._up(arguments).items() if not up]
+        return _would(f"{', '.join(down)} are started") if down else _done("every agent answers")
+
+    def _stop(self, arguments: Arguments) -> Inspection:
+        running = [n for n, up in self._up(arguments).items() if up]
+        return _would(f"{', '.join(running)} are stopped") if running else _done("no agent answers")
+
+    def _up(self, arguments: Arguments) -> dict[str, bool]:
+        named = _list(arguments.get("nodes") or [])
+        statuses = self._cluster().statuses()
+        return {n: isinstance(s, NodeStatus) for n, s in statuses.items() if not named or n in named}
+
+    def _dry_run(self, group: str, name: str, arguments: Arguments) -> Inspection:
+        ran = self._command([group, name, "--dry-run", *_list(arguments.get("nodes") or [])])
+        if ran.code:
+            return Inspection(UNKNOWN, ran.told.strip().splitlines()[0] if ran.told.strip() else "")
+        nodes = ran.document["nodes"]
+        changing = [
+            n["node"] for n in nodes if n["changes"] or n["start"] or (name == "upgrade" and n["later"])
+        ]
+        return _would(f"{', '.join(changing)} change") if changing else _done("nothing differs")
+
+    def _file(self, name: str) -> Inspection:
+        return (
+            _done(f"{name} is there") if (self._directory / name).exists() else _would(f"{name} is written")
+        )
+
+    def _trust(self, arguments: Arguments) -> Inspection:
+        ran = self._command(["cluster", "trust", "--no-input", *_list(arguments.get("nodes") or [])])
+        if ran.code == 0:
+            return _done("every host key is known")
+        return _would("host keys are accepted") if ran.code == 5 else Inspection(UNKNOWN, ran.told.strip())
+
+    def _apply(self, arguments: Arguments) -> Inspection:
+        plan = [arguments["plan"]] if arguments.get("plan") else []
+        ran = self._command(["apply", "--dry-run", *plan])
+        if ran.code:
+            return Inspection(UNKNOWN, ran.told.strip())
+        moves = isinstance(ran.document, dict) and ran.document.get("moves")
+        return _would("the plan is carried out") if moves else _done("there is nothing to apply")
+
+    def _migrate(self, arguments: Arguments) -> Inspection:
+        there = open_operations(self._meta())
+        return _would(f"{there[0].id} is brought to its end") if there else _done("no operation is open")
+
+    def _exec(self, arguments: Arguments) -> Inspection:
+        creates = arguments.get("creates")
+        if creates:
+            there = (self._directory / creates).exists()
+            return _done(f"{creates} is there") if there else _would(f"{creates} is made")
+        if arguments.get("unless"):
+            return Inspection(UNKNOWN, "`unless` is asked when the step is run")
+        return Inspection(UNKNOWN, "`changed_when` tells after the step was run")
+
+
+def _would(message: str) -> Inspection:
+    return Inspection(WOULD_CHANGE, message)
+
+
+def _done(message: str) -> Inspection:
+    return Inspection(NO_CHANGE, message)
+
+
+def _list(value: Any) -> list[str]:
+    return [str(v) for v in value] if isinstance(value, list | tuple) else [str(value)]

@@ -1,0 +1,102 @@
+"""A run for machines and people: JUnit XML, GitHub annotations, a Markdown summary. Pure."""
+
+import re
+from xml.etree import ElementTree
+
+from iotctl.playbook.model import CHANGED, FAILED, PENDING, SKIPPED, UNKNOWN, Report, StepResult
+
+ANNOTATIONS_MAX = 10
+"""GitHub shows no more of a kind for one step."""
+
+SUMMARY_BYTES_MAX = 1_000_000
+"""GitHub drops a larger one whole."""
+
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+
+
+def junit(report: Report, file: str, *, fail_on_change: bool = False) -> str:
+    """One suite, one case a step; what changed is a property, and with `fail_on_change` a failure."""
+    suite = ElementTree.Element(
+        "testsuite",
+        name=_clean(report.playbook),
+        tests=str(len(report.steps)),
+        failures=str(sum(_fails(s, fail_on_change) for s in report.steps)),
+        errors="0",
+        skipped=str(sum(s.state in (SKIPPED, PENDING) for s in report.steps)),
+        time=f"{sum(s.seconds for s in report.steps):.3f}",
+    )
+    for step in report.steps:
+        case = ElementTree.SubElement(
+            suite,
+            "testcase",
+            classname=_clean(f"{report.playbook}.{step.uses}"),
+            name=_clean(step.name),
+            file=_clean(file),
+            line=str(step.line),
+            time=f"{step.seconds:.3f}",
+        )
+        properties = ElementTree.SubElement(case, "properties")
+        ElementTree.SubElement(properties, "property", name="state", value=step.state)
+        if _fails(step, fail_on_change):
+            what = step.message if step.state == FAILED else "something changed"
+            failure = ElementTree.SubElement(case, "failure", message=_clean(what), type=step.state)
+            failure.text = _clean("\n".join([what, *([f"next: {step.next}"] if step.next else [])]))
+        elif step.state in (SKIPPED, PENDING):
+            ElementTree.SubElement(case, "skipped", message=_clean(step.message or step.state))
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def annotations(report: Report, file: str) -> list[str]:
+    """`::error` and `::warning` lines at the places of the steps; the worst first."""
+    lines = []
+    for kind, states in (("error", (FAILED,)), ("warning", (UNKNOWN,))):
+        there = [s for s in report.steps if s.state in states]
+        shown = there if len(there) <= ANNOTATIONS_MAX else there[: ANNOTATIONS_MAX - 1]
+        for step in shown:
+            text = step.message + (f"\nnext: {step.next}" if step.next else "")
+            place = f"file={_property(file)},line={step.line},title={_property(step.name)}"
+            lines.append(f"::{kind} {place}::{_data(text)}")
+        if len(there) > len(shown):
+            lines.append(f"::{kind} file={_property(file)}::{len(there) - len(shown)} more")
+    return lines
+
+
+def summary(report: Report) -> str:
+    """Markdown for `$GITHUB_STEP_SUMMARY`."""
+    lines = [f"### {_cell(report.playbook)}", "", "| step | state | seconds | |", "|---|---|---|---|"]
+    for step in report.steps:
+        mark = f"**{step.state}**" if step.state in (FAILED, CHANGED) else step.state
+        lines.append(f"| {_cell(step.name)} | {mark} | {step.seconds:.1f} | {_cell(step.message)} |")
+    lines += ["", f"changed: {report.changed}, failed: {report.failed}"]
+    if report.resume:
+        lines += ["", f"go on with `{report.resume}`"]
+    text = "\n".join(lines) + "\n"
+    if len(text.encode()) > SUMMARY_BYTES_MAX:
+        text = (
+            text.encode()[:SUMMARY_BYTES_MAX].decode(errors="ignore").rpartition("\n")[0] + "\n\ncut here\n"
+        )
+    return text
+
+
+def _fails(step: StepResult, fail_on_change: bool) -> bool:
+    return step.state == FAILED or (fail_on_change and step.state == CHANGED)
+
+
+def _clean(text: str) -> str:
+    """What XML 1.0 can hold."""
+    return _CONTROL.sub("?", text)
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

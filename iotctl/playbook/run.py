@@ -1,0 +1,375 @@
+"""Run or check the steps of a playbook, one after the other.
+
+Every step is looked at before it is run, so a step whose work is done already changes nothing; this is also
+what makes a run that was killed resumable: an intent without outcome is looked at again, never assumed.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from iotctl.errors import InputProblem, IotctlError
+from iotctl.playbook.model import (
+    CHANGED,
+    FAILED,
+    NO_CHANGE,
+    OK,
+    PENDING,
+    READS,
+    SKIPPED,
+    UNKNOWN,
+    WOULD_CHANGE,
+    Command,
+    Entry,
+    Inspect,
+    Inspection,
+    Journal,
+    Ran,
+    Report,
+    StepResult,
+)
+from iotctl.spec.expression import BadExpression, at, condition, holds, substitute, text_of
+from iotctl.spec.playbook import Playbook, StepEntry, Verb
+
+REDACTED = "***"
+OnStep = Callable[[StepResult, int, int], None]
+"""Hears a step's state, when it begins (`pending`) and when it is over, its number and how many there are."""
+
+BuiltIn = Callable[[dict[str, Any], "Values"], Ran]
+
+
+class Values:
+    """Variables and what steps registered, by path."""
+
+    def __init__(self, variables: Mapping[str, Any], secrets: frozenset[str]) -> None:
+        self._values: dict[str, Any] = dict(variables)
+        self._secrets = secrets
+
+    def register(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+    def __call__(self, path: tuple[str | int, ...]) -> Any:
+        if path[0] not in self._values:
+            raise KeyError(f"{path[0]} is not known: the step that registers it did not run")
+        return at(self._values[str(path[0])], path[1:])
+
+    def redact(self, text: str) -> str:
+        for secret in sorted(self._secrets, key=len, reverse=True):
+            text = text.replace(secret, REDACTED)
+        return text
+
+
+class Runner:
+    """One run of one playbook."""
+
+    def __init__(
+        self,
+        playbook: Playbook,
+        verbs: Mapping[str, Verb],
+        values: Values,
+        *,
+        run_id: str,
+        command: Command,
+        inspect: Inspect,
+        built_in: Mapping[str, BuiltIn],
+        journal: Journal,
+        by: str,
+        again: str,
+        on_step: OnStep = lambda result, number, total: None,
+        clock: Callable[[], float] = time.time,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._playbook = playbook
+        self._verbs = verbs
+        self._values = values
+        self._run_id = run_id
+        self._command = command
+        self._inspect = inspect
+        self._built_in = built_in
+        self._journal = journal
+        self._by = by
+        self._again = again
+        self._on_step = on_step
+        self._clock = clock
+        self._should_stop = should_stop
+
+    def check(self) -> Report:
+        """What a run would do now; changes nothing. What depends on an earlier step's change is unknown."""
+        results = []
+        for i, step in enumerate(self._playbook.file.steps):
+            result = self._checked(i, step)
+            results.append(result)
+            self._on_step(result, i + 1, len(self._playbook.file.steps))
+        would = sum(r.state == WOULD_CHANGE for r in results)
+        return Report(
+            self._playbook.file.name, "", results, would, sum(r.state == FAILED for r in results), ""
+        )
+
+    def run(self) -> Report:
+        """Run what is not done yet. Stops at the first failure, unless the step says `continue`.
+
+        Raises:
+            InputProblem: a step that was run before has other arguments now.
+        """
+        done = self._done()
+        steps = self._playbook.file.steps
+        if not self._journal.entries():
+            self._append(Entry("begun", self._now(), playbook=digest_of(self._playbook), by=self._by))
+        results: list[StepResult] = []
+        stopped = False
+        for i, step in enumerate(steps):
+            own = self._playbook.ids[i]
+            earlier = done.get(own)
+            if stopped or self._should_stop():
+                stopped = True
+                results.append(self._result(i, step, PENDING))
+                continue
+            self._on_step(self._result(i, step, PENDING), i + 1, len(steps))
+            if earlier is not None and earlier.result is not None:
+                self._check_same(i, step, earlier)
+                if step.register:
+                    self._values.register(step.register, {"changed": earlier.result.state == CHANGED})
+                result = earlier.result
+            else:
+                result = self._run_step(i, step)
+            results.append(result)
+            self._on_step(result, i + 1, len(steps))
+            stopped = result.state == FAILED and step.on_failure != "continue"
+        failed = sum(r.state == FAILED for r in results)
+        pending = sum(r.state == PENDING for r in results)
+        if not failed and not pending:
+            self._append(Entry("ended", self._now()))
+        changed = sum(r.state == CHANGED for r in results)
+        resume = self._again if failed or pending else ""
+        return Report(self._playbook.file.name, self._run_id, results, changed, failed, resume)
+
+    # --- one step --------------------------------------------------------------------------------
+
+    def _checked(self, i: int, step: StepEntry) -> StepResult:
+        try:
+            if step.when and not holds(condition(step.when), self._values):
+                return self._result(i, step, SKIPPED, message=f"when {step.when}")
+            arguments = substitute(step.arguments, self._values)
+        except KeyError as error:  # a step before it has not run
+            return self._result(i, step, UNKNOWN, message=str(error.args[0]))
+        except BadExpression as error:
+            return self._result(i, step, FAILED, message=str(error))
+        try:
+            found = self._inspect(step.uses, arguments)
+            if step.register and found.state == READS:
+                ran = self._apply(self._verbs[step.uses], step, arguments)
+                if ran.code == 0:
+                    self._values.register(step.register, ran.document)
+        except IotctlError as error:
+            return self._result(i, step, UNKNOWN, message=error.what, next=error.next)
+        state = NO_CHANGE if found.state == READS else found.state
+        return self._result(i, step, state, message=found.message)
+
+    def _run_step(self, i: int, step: StepEntry) -> StepResult:
+        began = self._clock()
+        try:
+            if step.when and not holds(condition(step.when), self._values):
+                return self._result(i, step, SKIPPED, message=f"when {step.when}")
+            arguments = substitute(step.arguments, self._values)
+        except (KeyError, BadExpression) as error:
+            message = str(error.args[0])
+            return self._result(i, step, FAILED, message=message, code=5)
+        digest = _digest(step.uses, arguments)
+        try:
+            found = self._inspect(step.uses, arguments)
+        except IotctlError as error:
+            return self._result(i, step, FAILED, message=error.what, next=error.next, code=int(error.exit))
+        verb = self._verbs[step.uses]
+        own = self._playbook.ids[i]
+        if found.state == NO_CHANGE:
+            # Begun by this run before it was killed, and done since: it did change something.
+            state = CHANGED if own in self._begun() else OK
+            result = self._result(i, step, state, began=began, message=found.message, digest=digest)
+            return self._over(step, own, digest, result, None)
+        if not verb.reads:
+            self._append(Entry("intent", self._now(), own, digest))
+        ran = self._apply(verb, step, arguments)
+        result = self._outcome(i, step, found, ran, began, digest)
+        if result.state == FAILED:
+            return result  # no outcome: resume looks again
+        return self._over(step, own, digest, result, ran.document)
+
+    def _over(self, step: StepEntry, own: str, digest: str, result: StepResult, document: Any) -> StepResult:
+        told = document if self._verbs[step.uses].reads else {"changed": result.state == CHANGED}
+        if step.register:
+            self._values.register(step.register, told)
+        self._append(Entry("outcome", self._now(), own, digest, result))
+        return result
+
+    def _apply(self, verb: Verb, step: StepEntry, arguments: dict[str, Any]) -> Ran:
+        if not verb.words:
+            return self._built_in[verb.name](arguments, self._values)
+        last = Ran(0, None, "")
+        for words in self._batches(verb, step, arguments):
+            last = self._command(words, step.timeout)
+            if last.code:
+                break
+        return last
+
+    def _batches(self, verb: Verb, step: StepEntry, arguments: dict[str, Any]) -> list[list[str]]:
+        """One command line, or one for each part of its nodes with `serial`."""
+        nodes = arguments.get("nodes")
+        if not step.serial or not isinstance(nodes, list):
+            return [self._words(step, arguments)]
+        made = []
+        for part in parts(nodes, step.serial):
+            made.append(self._words(step, {**arguments, "nodes": part}))
+        return made
+
+    def _words(self, step: StepEntry, arguments: Mapping[str, Any]) -> list[str]:
+        given = dict(arguments)
+        if step.max_unavailable:
+            given["max_unavailable"] = step.max_unavailable
+        return command_line(self._verbs[step.uses], given)
+
+    def _outcome(
+        self, i: int, step: StepEntry, found: Inspection, ran: Ran, began: float, digest: str
+    ) -> StepResult:
+        if ran.code:
+            message, following = _failure(ran)
+            return self._result(
+                i, step, FAILED, began=began, message=message, next=following, code=ran.code, digest=digest
+            )
+        if found.state == READS:
+            state = OK
+        elif isinstance(ran.document, dict) and "changed" in ran.document:
+            state = CHANGED if ran.document["changed"] else OK
+        else:
+            state = CHANGED
+        return self._result(i, step, state, began=began, message=found.message, digest=digest)
+
+    def _result(
+        self,
+        i: int,
+        step: StepEntry,
+        state: str,
+        *,
+        began: float | None = None,
+        message: str = "",
+        next: str = "",
+        code: int = 0,
+        digest: str = "",
+    ) -> StepResult:
+        try:
+            name = text_of(substitute(step.name, self._values))
+        except (KeyError, BadExpression):
+            name = step.name
+        mark = self._playbook.marks.marks.get(("steps", i))
+        return StepResult(
+            id=self._playbook.ids[i],
+            name=name or self._playbook.ids[i],
+            uses=step.uses,
+            state=state,
+            seconds=round(self._clock() - began, 3) if began is not None else 0.0,
+            message=self._values.redact(message),
+            next=self._values.redact(next),
+            code=code,
+            line=mark.line if mark else 0,
+            digest=digest,
+        )
+
+    # --- the journal -----------------------------------------------------------------------------
+
+    def _done(self) -> dict[str, Entry]:
+        """Outcomes that stand; what was only read is read again."""
+        uses = dict(zip(self._playbook.ids, self._playbook.file.steps, strict=True))
+        return {
+            e.step: e
+            for e in self._journal.entries()
+            if e.event == "outcome" and e.step in uses and not self._verbs[uses[e.step].uses].reads
+        }
+
+    def _begun(self) -> set[str]:
+        return {e.step for e in self._journal.entries() if e.event == "intent"}
+
+    def _check_same(self, i: int, step: StepEntry, earlier: Entry) -> None:
+        """What was run must be what the file says; a later step may have been mended."""
+        try:
+            now = _digest(step.uses, substitute(step.arguments, self._values))
+        except (KeyError, BadExpression):
+            now = ""
+        if now != earlier.digest:
+            raise InputProblem(
+                f"step {self._playbook.ids[i]} was run with other arguments; nothing was run",
+                why="the file or a variable has changed since",
+                next="undo that change, or begin a new run without --resume",
+                where=self._playbook.marks.where("steps", i),
+            )
+
+    def _append(self, entry: Entry) -> None:
+        text = self._values.redact(msgspec.json.encode(entry).decode())
+        self._journal.append(msgspec.json.decode(text, type=Entry))
+
+    def _now(self) -> int:
+        return int(self._clock() * 1000)
+
+
+def command_line(verb: Verb, arguments: Mapping[str, Any]) -> list[str]:
+    """The words of `iotctl` for a verb: options first, then what stands by its place."""
+    words, placed = list(verb.words), []
+    for parameter in verb.parameters:
+        value = arguments.get(parameter.name)
+        if value is None:
+            continue
+        if parameter.type == "bool":
+            option = parameter.option if _true(value) else parameter.negative
+            words += [option] if option else []
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        if not parameter.option:
+            placed += [text_of(v) for v in values]
+        elif parameter.many:
+            words += [w for v in values for w in (parameter.option, text_of(v))]
+        else:
+            words += [parameter.option, text_of(value)]
+    return [*words, *(["--", *placed] if any(p.startswith("-") for p in placed) else placed)]
+
+
+def parts(nodes: Sequence[Any], serial: Sequence[Any]) -> list[list[Any]]:
+    """`nodes` cut as `serial` says; its last part holds for the rest.
+
+    >>> parts(["a", "b", "c", "d", "e"], [1, "50%"])
+    [['a'], ['b', 'c'], ['d', 'e']]
+    """
+    made: list[list[Any]] = []
+    left = list(nodes)
+    sizes = [_size(s, len(nodes)) for s in serial]
+    while left:
+        size = sizes[min(len(made), len(sizes) - 1)]
+        made.append(left[:size])
+        left = left[size:]
+    return made
+
+
+def digest_of(playbook: Playbook) -> str:
+    return hashlib.sha256(msgspec.json.encode(playbook.file)).hexdigest()[:16]
+
+
+def _size(part: Any, total: int) -> int:
+    text = str(part)
+    return max(1, total * int(text[:-1]) // 100) if text.endswith("%") else int(text)
+
+
+def _digest(uses: str, arguments: Any) -> str:
+    return hashlib.sha256(msgspec.json.encode([uses, arguments], order="sorted")).hexdigest()[:16]
+
+
+def _true(value: Any) -> bool:
+    return value if isinstance(value, bool) else str(value).lower() == "true"
+
+
+def _failure(ran: Ran) -> tuple[str, str]:
+    """(what and why, the next command)."""
+    error = ran.document.get("error") if isinstance(ran.document, dict) else None
+    if not isinstance(error, dict):
+        return ran.told.strip() or f"exit code {ran.code}", ""
+    why = f": {error['why']}" if error.get("why") else ""
+    return f"{error.get('what', '')}{why}", str(error.get("next", ""))

@@ -1,0 +1,372 @@
+"""Runs: what is done is left alone, a killed run goes on, nothing happens twice, reports can be read."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from iotctl.cli.catalogue import verbs
+from iotctl.errors import InputProblem
+from iotctl.playbook.journal import FileJournal
+from iotctl.playbook.model import Entry, Inspection, Journal, Ran, Report, StepResult
+from iotctl.playbook.report import annotations, junit, summary
+from iotctl.playbook.run import Runner, Values, command_line, parts
+from iotctl.spec.playbook import values_of
+from iotctl.spec.playbook_check import load_playbook
+from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
+
+VERBS = verbs()
+TEXT = """\
+apiVersion: iotctl/v1
+name: two nodes
+vars:
+  nodes: {type: list, default: [node6, node7]}
+  token: {secret: true, env: TOKEN}
+steps:
+  - id: drain
+    uses: cluster.drain
+    with: {node: node1}
+  - id: add
+    name: Add ${nodes}
+    uses: cluster.add-node
+    with: {nodes: "${nodes}", verify: true}
+    serial: [1]
+    register: added
+  - id: undrain
+    uses: cluster.undrain
+    with: {node: node1}
+    when: ${added.changed}
+"""
+
+
+class Killed(BaseException):
+    """As SIGKILL: nothing catches it."""
+
+
+@dataclass
+class Plant:
+    """What commands do: each effect is counted, and seen by who looks."""
+
+    effects: list[str] = field(default_factory=list)
+    drained: bool = False
+    nodes: set[str] = field(default_factory=set)
+    fails: str = ""
+    looks: int = 0
+
+    def command(self, words: Sequence[str], timeout: str = "") -> Ran:
+        line = " ".join(words)
+        if self.fails and self.fails in line:
+            return Ran(4, {"error": {"what": "unreachable", "why": "s3cret refused", "next": "look"}}, "")
+        self.effects.append(line)
+        if "drain" in words[1]:
+            self.drained = words[1] == "drain"
+        else:
+            self.nodes |= {w for w in words[2:] if w.startswith("node")}
+        return Ran(0, {"state": "done"}, "")
+
+    def inspect(self, verb: str, arguments: dict[str, Any]) -> Inspection:
+        self.looks += 1
+        match verb:
+            case "cluster.drain":
+                done = self.drained
+            case "cluster.undrain":
+                done = not self.drained
+            case _:
+                done = set(arguments["nodes"]) <= self.nodes
+        return Inspection("no_change" if done else "would_change", "")
+
+
+def runner(directory: Path, plant: Plant, journal: Journal, text: str = TEXT) -> Runner:
+    path = directory / "p.yaml"
+    path.write_text(text)
+    book = load_playbook(path, VERBS)
+    values, secrets = values_of(book, {}, {"TOKEN": "s3cret"})
+    return Runner(
+        book,
+        VERBS,
+        Values(values, secrets),
+        run_id="r1",
+        command=plant.command,
+        inspect=plant.inspect,
+        built_in={},
+        journal=journal,
+        by="me",
+        again="again",
+    )
+
+
+def states(report: Report) -> list[str]:
+    return [s.state for s in report.steps]
+
+
+def test_every_step_runs_once_in_its_parts(tmp_path: Path) -> None:
+    plant = Plant()
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
+    assert plant.effects == [
+        "cluster drain node1",
+        "cluster add-node --verify node6",
+        "cluster add-node --verify node7",
+        "cluster undrain node1",
+    ]
+    assert states(report) == ["changed"] * 3 and report.changed == 3 and not report.resume
+    assert report.steps[1].name == "Add node6,node7"
+
+
+def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
+    plant = Plant()
+    text = TEXT.replace("cluster.drain", "cluster.undrain")
+    runner(tmp_path, plant, FileJournal(tmp_path / "j1"), text).run()
+    done = list(plant.effects)
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j2"), text).run()
+    assert plant.effects == done and report.changed == 0 and states(report) == ["ok", "ok", "skipped"]
+
+
+def test_a_check_changes_nothing_and_says_what_it_cannot_know(tmp_path: Path) -> None:
+    plant = Plant()
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).check()
+    assert states(report) == ["would_change", "would_change", "unknown"]
+    assert not plant.effects and not (tmp_path / "j").exists()
+
+
+def test_after_a_failure_the_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    plant = Plant(fails="add-node")
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
+    assert states(report) == ["changed", "failed", "pending"] and report.resume == "again"
+    assert report.steps[1].code == 4 and "look" in report.steps[1].next
+    plant.fails = ""
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
+    assert states(report) == ["changed"] * 3 and not report.resume
+    assert plant.effects.count("cluster drain node1") == 1
+
+
+def test_a_step_that_may_fail_does_not_end_the_run(tmp_path: Path) -> None:
+    plant = Plant(fails="drain node1")
+    text = TEXT.replace(
+        "with: {node: node1}\n  - id: add", "with: {node: node1}\n    on_failure: continue\n  - id: add"
+    )
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j"), text).run()
+    assert states(report)[:2] == ["failed", "changed"] and report.failed >= 1
+
+
+@dataclass
+class Mortal:
+    """A journal whose machine dies at one of its writes, before or after it is durable."""
+
+    inner: FileJournal
+    at: int
+    after: bool
+    written: int = 0
+
+    def append(self, entry: Entry) -> None:
+        self.written += 1
+        if self.written == self.at and not self.after:
+            raise Killed
+        self.inner.append(entry)
+        if self.written == self.at:
+            raise Killed
+
+    def entries(self) -> Sequence[Entry]:
+        return self.inner.entries()
+
+
+def test_killed_at_every_record_and_resumed_nothing_happens_twice(tmp_path: Path) -> None:
+    """Also with an empty home: the record is lost, the cluster is not."""
+    whole = Plant()
+    counting = Mortal(FileJournal(tmp_path / "whole"), 0, False)
+    runner(tmp_path, whole, counting).run()
+    assert counting.written == 8
+    for at in range(1, counting.written + 1):
+        for after in (False, True):
+            for lost in (False, True):
+                # Without its record nobody knows what a run changed, so nothing may hang on that.
+                text = TEXT.replace("    when: ${added.changed}\n", "") if lost else TEXT
+                plant, path = Plant(), tmp_path / f"j-{at}-{after}-{lost}"
+                with pytest.raises(Killed):
+                    runner(tmp_path, plant, Mortal(FileJournal(path), at, after), text).run()
+                if lost:
+                    path.unlink(missing_ok=True)
+                    if "cluster undrain node1" in plant.effects:
+                        continue  # a whole new run of a playbook that drains would drain again
+                report = runner(tmp_path, plant, FileJournal(path), text).run()
+                assert sorted(plant.effects) == sorted(whole.effects), (at, after, lost)
+                assert not report.failed and not report.resume
+
+
+def test_a_record_torn_by_a_crash_is_cut_and_a_damaged_one_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    runner(tmp_path, Plant(), FileJournal(path)).run()
+    content = path.read_bytes()
+    path.write_bytes(content[:-7])
+    assert len(FileJournal(path).entries()) == content.count(b"\n") - 1
+    path.write_bytes(content[:20] + b"#" + content[21:])
+    with pytest.raises(InputProblem) as caught:
+        FileJournal(path)
+    assert caught.value.where == f"{path}:1:1"
+
+
+def test_a_step_that_was_run_cannot_be_changed(tmp_path: Path) -> None:
+    plant = Plant(fails="add-node")
+    runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
+    with pytest.raises(InputProblem, match="drain was run with other arguments"):
+        runner(
+            tmp_path, plant, FileJournal(tmp_path / "j"), TEXT.replace("{node: node1}", "{node: node2}", 1)
+        ).run()
+
+
+def test_a_step_that_failed_may_be_mended(tmp_path: Path) -> None:
+    plant = Plant(fails="node7")
+    runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j"), TEXT.replace(", node7]", "]")).run()
+    assert not report.failed and not report.resume
+
+
+def test_secrets_are_in_no_record_and_no_report(tmp_path: Path) -> None:
+    plant = Plant(fails="add-node")
+    text = TEXT.replace("verify: true", 'after: "${token}"')
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j"), text).run()
+    assert "***" in report.steps[1].message and "s3cret" not in repr(report)
+    assert "s3cret" not in (tmp_path / "j").read_text()
+
+
+def test_command_lines() -> None:
+    verb = VERBS["cluster.add-node"]
+    assert command_line(verb, {"nodes": ["a", "b"], "wait": False, "rate": "5MB/s", "verify": False}) == [
+        "cluster",
+        "add-node",
+        "--rate",
+        "5MB/s",
+        "--no-wait",
+        "a",
+        "b",
+    ]
+    assert command_line(VERBS["verify"], {"slot": [1, 2], "depth": "hash"}) == [
+        "verify",
+        "--depth",
+        "hash",
+        "--slot",
+        "1",
+        "--slot",
+        "2",
+    ]
+    assert command_line(VERBS["cluster.drain"], {"node": "-x"}) == ["cluster", "drain", "--", "-x"]
+
+
+@pytest.mark.parametrize(
+    ("serial", "sizes"),
+    [([1], [1] * 7), ([1, "50%"], [1, 3, 3]), (["100%"], [7]), ([2, 3], [2, 3, 2]), (["1%"], [1] * 7)],
+)
+def test_parts(serial: list[Any], sizes: list[int]) -> None:
+    assert [len(p) for p in parts(list("abcdefg"), serial)] == sizes
+
+
+REPORT = Report(
+    "a <b> & c",
+    "r1",
+    [
+        StepResult("s1", "one", "cluster.drain", "changed", 1.5, line=7),
+        StepResult("s2", "two, with: %", "verify", "failed", 0.5, "bad\x00 byte\n2 lines", "look", 7, 12),
+        StepResult("s3", "three", "verify", "pending", line=15),
+    ],
+    1,
+    1,
+    "again",
+)
+
+
+def test_junit_can_be_read(tmp_path: Path) -> None:
+    suite = ElementTree.fromstring(junit(REPORT, "p.yaml"))[0]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("3", "1", "1")
+    case = suite.findall("testcase")[1]
+    failure = case.find("failure")
+    assert failure is not None and "2 lines" in (failure.text or "") and "next: look" in (failure.text or "")
+    assert case.get("file") == "p.yaml" and case.get("line") == "12"
+    drift = ElementTree.fromstring(junit(REPORT, "p.yaml", fail_on_change=True))[0]
+    assert drift.get("failures") == "2"
+
+
+def test_annotations_are_escaped_and_few() -> None:
+    (line,) = annotations(REPORT, "a,b:c.yaml")
+    assert line.startswith("::error file=a%2Cb%3Ac.yaml,line=12,title=two%2C with%3A %25::bad")
+    assert "\n" not in line and "%0A2 lines%0Anext: look" in line
+    many = Report("p", "r", [REPORT.steps[1]] * 30, 0, 30, "")
+    assert len(annotations(many, "f")) == 10 and annotations(many, "f")[-1].endswith("21 more")
+
+
+def test_the_summary_is_a_table_and_never_too_large() -> None:
+    text = summary(REPORT)
+    assert "| two, with: % | **failed** |" in text and "`again`" in text
+    many = Report("p", "r", [REPORT.steps[1]] * 30_000, 0, 1, "")
+    assert len(summary(many).encode()) < 1_048_576
+
+
+# --- the command -----------------------------------------------------------------------------------
+
+SIMPLE = """\
+apiVersion: iotctl/v1
+name: maintenance
+vars:
+  node: {type: string}
+steps:
+  - {id: look, uses: cluster.status, register: status}
+  - {uses: assert, with: {that: ["${status.healthy} == true", "${status.quorum}"]}}
+  - {id: drain, uses: cluster.drain, with: {node: "${node}"}}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    (tmp_path / "p.yaml").write_text(SIMPLE)
+    return tmp_path
+
+
+def test_validate_check_run_and_run_again(place: Path) -> None:
+    cluster, env = FakeCluster(), {"XDG_STATE_HOME": str(place / "state")}
+    assert iotctl(place, "playbook", "validate", "p.yaml").code == 0
+    given = ("p.yaml", "--var", "node=node2")
+    found = iotctl(place, "playbook", "check", *given, "-o", "json", cluster=cluster, env=env)
+    assert [s["state"] for s in json.loads(found.out)["steps"]] == ["no_change", "no_change", "would_change"]
+    assert not cluster.drained and not (place / "state").exists()
+    done = iotctl(
+        place, "playbook", "run", *given, "--junit", "out/j.xml", "-o", "json", cluster=cluster, env=env
+    )
+    assert done.code == 0 and cluster.drained == {"node2"}, done.err
+    assert json.loads(done.out)["changed"] == 1 and ElementTree.parse(place / "out/j.xml")
+    again = iotctl(place, "playbook", "run", *given, "-o", "json", cluster=cluster, env=env)
+    assert json.loads(again.out)["changed"] == 0
+    assert (
+        json.loads(iotctl(place, "playbook", "check", *given, "-o", "json", cluster=cluster, env=env).out)[
+            "changed"
+        ]
+        == 0
+    )
+
+
+def test_a_failed_run_says_how_to_go_on_and_does(place: Path) -> None:
+    cluster, env = FakeCluster(down={"node1", "node2", "node3"}), {"XDG_STATE_HOME": str(place / "state")}
+    summary_file = place / "summary.md"
+    env |= {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary_file)}
+    words = ("playbook", "run", "p.yaml", "--var", "node=node2")
+    failed = iotctl(place, *words, cluster=cluster, env=env)
+    assert failed.code == 4 and "::error file=p.yaml,line=6" in failed.err
+    assert "failed" in summary_file.read_text()
+    (line,) = [x for x in failed.err.splitlines() if x.startswith("next: iotctl playbook run")]
+    cluster.down = set()
+    resumed = iotctl(place, *line.split()[2:], cluster=cluster, env=env)
+    assert resumed.code == 0 and cluster.drained == {"node2"}, resumed.err
+
+
+def test_a_schema_is_printed(tmp_path: Path) -> None:
+    printed = json.loads(iotctl(tmp_path, "playbook", "schema").out)
+    assert printed["properties"]["steps"]["items"]["properties"]["uses"]["enum"]
+
+
+def test_an_invalid_file_is_exit_3_with_its_place(place: Path) -> None:
+    (place / "p.yaml").write_text(SIMPLE.replace("cluster.drain", "cluster.drian"))
+    done = iotctl(place, "playbook", "run", "p.yaml", "-o", "json")
+    error = json.loads(done.out)["error"]
+    assert done.code == 3 and error["where"].endswith("p.yaml:8:23") and "cluster.drain" in error["what"]
