@@ -13,7 +13,7 @@ LEFT_OUT = ("demo", "completion", "playbook")
 IMPLIED = ("yes", "dry_run", "watch", "help")
 """Options a run decides for its steps."""
 
-SAYS = {"rate": "rate", "hold_release": "duration", "since": "duration"}
+SAYS = {"rate": "rate", "hold_release": "duration", "since": "duration", "older_than": "duration"}
 """What a text means, by the name of its option."""
 
 _TYPES = {int: "int", float: "float", bool: "bool"}

@@ -56,6 +56,8 @@ def deploy(
     from iotctl.execute import deploy as deploying
 
     session = session_of(ctx)
+    if session.fleet is not None:
+        return _deploy_local(session, session.fleet, nodes or [], wait=wait, dry_run=dry_run)
     with _machines(session) as machines:
         todo = _prepared(session, machines, nodes or ())
         if dry_run:
@@ -69,13 +71,36 @@ def deploy(
                 deploying.execute(
                     session.source, todo, session.env, machines, partial(_step, progress), now_ms=_now_ms()
                 )
-        healthy = wait and _wait_healthy(session, todo.plan)
+        healthy = wait and _wait_healthy(session)
     done = deploying.deployed(todo.plan, healthy)
     session.output.emit("cluster-deploy", done, lambda: _plan_tables(todo.plan, done=True))
     if todo.plan.is_behind:
         session.output.note(f"next: iotctl cluster upgrade ({', '.join(todo.plan.is_behind)})")
     else:
         session.output.note("next: iotctl cluster status")
+    return 0
+
+
+def _deploy_local(session: Session, fleet: LocalFleet, names: list[str], *, wait: bool, dry_run: bool) -> int:
+    """Its agents run from this installation, so there is nothing to bring: only start what is down."""
+    from iotctl.execute.deploy import DeployPlan, NodePlan, deployed
+
+    listed = [n for n in fleet.nodes() if n.name in session.source.node_names]
+    picked = [n for n in listed if not names or n.name in names]
+    plan = DeployPlan(
+        version="local",
+        new_cluster=False,
+        new_authority=False,
+        nodes=[NodePlan(n.name, n.host, [], [], n.pid is None) for n in picked],
+        findings=[],
+    )
+    if dry_run:
+        session.output.emit("cluster-deploy-plan", plan, lambda: _plan_tables(plan))
+        return 0
+    if plan.has_changes:
+        fleet.start([n.node for n in plan.nodes if n.start])
+    healthy = wait and _wait_healthy(session)
+    session.output.emit("cluster-deploy", deployed(plan, healthy), lambda: _plan_tables(plan, done=True))
     return 0
 
 
@@ -116,10 +141,27 @@ def stop(ctx: typer.Context, nodes: Names = None, yes: Yes = False) -> None:
     session.output.note("next: iotctl cluster start")
 
 
-def restart(ctx: typer.Context, nodes: Names = None, at_once: AtOnce = 1, yes: Yes = False) -> None:
+def restart(
+    ctx: typer.Context,
+    nodes: Names = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="1h", help="Only agents that have been running longer."),
+    ] = None,
+    at_once: AtOnce = 1,
+    yes: Yes = False,
+) -> None:
     """Restart agents one after the other, each once every group can do without it. Leaders move off first."""
+    from iotctl.execute.rolling import running_longer
+    from iotctl.spec.units import parse_duration_ms
+
     session = session_of(ctx)
     names = list(nodes or session.source.node_names)
+    if older_than is not None:
+        names = running_longer(session.cluster, names, parse_duration_ms(older_than), now_ms=_now_ms())
+    if not names:
+        _emit_rolled(session, None)
+        return
     session.confirm(f"restart {', '.join(names)} of {session.source.name}, one by one?", yes=yes)
     with _machines(session) as machines:
         rolled = _roll(session, machines, names, "iotctl cluster restart", at_once)
@@ -230,8 +272,8 @@ def _roll(
         )
 
 
-def _wait_healthy(session: Session, plan: DeployPlan) -> bool:
-    """A node that is to join is no part of the cluster yet; the others must be well."""
+def _wait_healthy(session: Session) -> bool:
+    """Raises `Partly` when the time is up."""
     from iotctl.execute.wait import wait_healthy
 
     with session.progress() as progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -132,7 +133,9 @@ def _runner(
         Values(variables, secrets),
         run_id=getattr(journal, "run_id", ""),
         command=command,
-        inspect=Inspector(verbs(), lambda: session.cluster, command, session.cwd),
+        inspect=Inspector(
+            verbs(), lambda: session.cluster, command, session.cwd, lambda: int(time.time() * 1000)
+        ),
         built_in={
             "assert": _assert,
             "approve": lambda a, v: _approve(session, a, v, approved),

@@ -33,6 +33,17 @@ class Rolled(msgspec.Struct, frozen=True):
     order: list[list[str]]
 
 
+def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int, *, now_ms: int) -> list[str]:
+    """Those of `names` whose agent was started more than `age_ms` ago, or does not answer."""
+    statuses = cluster.statuses()
+    found = []
+    for name in names:
+        status = statuses.get(name)
+        if not isinstance(status, NodeStatus) or now_ms - status.started_ms > age_ms:
+            found.append(name)
+    return found
+
+
 def rolling(
     cluster: Cluster,
     agents: Agents,

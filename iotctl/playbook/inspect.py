@@ -11,8 +11,10 @@ from typing import Any
 from iotctl.errors import Unreachable
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.operations import open_operations
+from iotctl.execute.rolling import running_longer
 from iotctl.playbook.model import NO_CHANGE, READS, UNKNOWN, WOULD_CHANGE, Command, Inspection
 from iotctl.spec.playbook import Verb
+from iotctl.spec.units import parse_duration_ms
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.requests import MetaView, NodeStatus
 
@@ -23,8 +25,14 @@ class Inspector:
     """`cluster` is opened when the first verb needs it; there may be none yet."""
 
     def __init__(
-        self, verbs: Mapping[str, Verb], cluster: Callable[[], Cluster], command: Command, directory: Path
+        self,
+        verbs: Mapping[str, Verb],
+        cluster: Callable[[], Cluster],
+        command: Command,
+        directory: Path,
+        now_ms: Callable[[], int],
     ) -> None:
+        self._now_ms = now_ms
         self._verbs = verbs
         self._cluster = cluster
         self._command = command
@@ -37,7 +45,7 @@ class Inspector:
             "cluster.undrain": lambda a: self._drain(a, False),
             "cluster.start": self._start,
             "cluster.stop": self._stop,
-            "cluster.restart": lambda a: _would("its agents are restarted one by one"),
+            "cluster.restart": self._restart,
             "cluster.deploy": lambda a: self._dry_run("cluster", "deploy", a),
             "cluster.upgrade": lambda a: self._dry_run("cluster", "upgrade", a),
             "cluster.init": lambda a: self._file("cluster.yaml"),
@@ -94,6 +102,14 @@ class Inspector:
     def _start(self, arguments: Arguments) -> Inspection:
         down = [n for n, up in self._up(arguments).items() if not up]
         return _would(f"{', '.join(down)} are started") if down else _done("every agent answers")
+
+    def _restart(self, arguments: Arguments) -> Inspection:
+        cluster = self._cluster()
+        names = _list(arguments.get("nodes") or []) or list(cluster.statuses())
+        if age := arguments.get("older_than"):
+            names = running_longer(cluster, names, parse_duration_ms(age), now_ms=self._now_ms())
+        many = f"{', '.join(names)} are restarted one by one"
+        return _would(many) if names else _done(f"none has been running for {age}")
 
     def _stop(self, arguments: Arguments) -> Inspection:
         running = [n for n, up in self._up(arguments).items() if up]
