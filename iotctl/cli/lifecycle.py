@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from iotctl.execute.deploy import Deployment, DeployPlan
     from iotctl.execute.machines import Machines
     from iotctl.execute.rolling import Rolled
+    from iotctl.fleet.local import LocalFleet
     from iotctl.output.progress import Progress
     from iotctl.output.table import Table
 
