@@ -26,6 +26,7 @@ from iotctl.output.document import FORMAT_VERSION
 from iotctl.output.failure import Failure
 from iotctl.pipeline.report import MigrateReport, VerifyReport
 from iotctl.plan.model import Plan
+from iotctl.playbook.model import Report
 
 DIRECTORY = Path(__file__).parent.parent / "output" / "schemas"
 
@@ -124,6 +125,12 @@ class ClusterLogs(msgspec.Struct):
     nodes: list[NodeLog]
 
 
+class PlaybookValid(msgspec.Struct):
+    playbook: str
+    steps: list[str]
+    valid: bool
+
+
 BODIES: dict[str, Any] = {
     "change": Executed,
     "cluster-agents": ClusterAgents,
@@ -156,6 +163,9 @@ BODIES: dict[str, Any] = {
     "migrate": MigrateReport,
     "operations": Operations,
     "plan": Plan,
+    "playbook-check": Report,
+    "playbook-run": Report,
+    "playbook-validate": PlaybookValid,
     "support-bundle": Bundle,
     "verify": VerifyReport,
 }
