@@ -180,7 +180,7 @@ def changes(wanted: Wanted, found: Found) -> list[Change]:
     if places:
         made.append(Change("dirs", f"make {' and '.join(places)}"))
     if wanted.version not in found.installed:
-        made.append(Change("software", f"install nodeagent {wanted.version} in {wanted.app}"))
+        made.append(Change("software", f"install version {wanted.version}: {wanted.app}"))
     different = [f.name for f in wanted.files if found.files.get(f.name) != f.content]
     if different:
         made.append(Change("files", f"write {', '.join(different)}"))

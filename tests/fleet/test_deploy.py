@@ -176,7 +176,7 @@ def test_an_agent_that_dies_comes_back(plant: Plant) -> None:
     old = plant.pid("node2")
     os.kill(old, signal.SIGKILL)
     _until(lambda: plant.pid("node2") not in (0, old))
-    assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60")[0] == 0
+    assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
 
 
 def test_one_node_is_stopped_a_second_one_is_refused_and_start_brings_it_back(plant: Plant) -> None:
@@ -190,7 +190,7 @@ def test_one_node_is_stopped_a_second_one_is_refused_and_start_brings_it_back(pl
     code, _, err = plant.iotctl("cluster", "stop", "node2", "--yes")
     assert code == 5 and "quorum" in err and plant.pid("node2")
     assert plant.json("cluster", "start")["nodes"] == ["node3"]
-    assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60")[0] == 0
+    assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
 
 
 def test_the_last_words_of_an_agent_are_shown(plant: Plant) -> None:
