@@ -20,6 +20,7 @@ _TYPES = {int: "int", float: "float", bool: "bool"}
 
 READING = frozenset(
     {
+        "cert.show",
         "cluster.check",
         "cluster.events",
         "cluster.groups",

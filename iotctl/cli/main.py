@@ -19,7 +19,20 @@ import typer
 from typer import TyperException
 
 from iotctl import __version__
-from iotctl.cli import apply, cluster, completion, data, demo, local, migrate, ops, plan, playbook, support
+from iotctl.cli import (
+    apply,
+    cert,
+    cluster,
+    completion,
+    data,
+    demo,
+    local,
+    migrate,
+    ops,
+    plan,
+    playbook,
+    support,
+)
 from iotctl.cli.options import format_of, hoist, is_csv_refused
 from iotctl.cli.session import FORMATS, GlobalOptions, Session, default_session, session_of
 from iotctl.errors import Exit, UsageProblem
@@ -51,6 +64,7 @@ apply.register(app)
 migrate.register(app)
 app.add_typer(ops.app, name="ops")
 app.add_typer(data.app, name="data")
+app.add_typer(cert.app, name="cert")
 app.add_typer(playbook.app, name="playbook")
 app.add_typer(support.app, name="support")
 completion.register(app)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from iotctl.execute.bundle import Bundle
+from iotctl.execute.certificates import Certificates
 from iotctl.execute.change import Executed
 from iotctl.execute.data import ImportReport
 from iotctl.execute.deploy import Deployed, DeployPlan
@@ -132,6 +133,7 @@ class PlaybookValid(msgspec.Struct):
 
 
 BODIES: dict[str, Any] = {
+    "certificates": Certificates,
     "change": Executed,
     "cluster-agents": ClusterAgents,
     "cluster-check": HostsChecked,

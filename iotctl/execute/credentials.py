@@ -12,7 +12,7 @@ from iotctl.errors import RefusedProblem
 from iotctl.fleet.deployment import CA, CERT, KEY, Found
 from iotctl.fleet.upload import File
 from iotctl.spec.cluster import ClusterSource, NodeEntry
-from iotctl.spec.find import credentials_dir
+from iotctl.spec.find import authority_dir, operator_dir
 from nodeagent.client import identity
 from nodeagent.client.identity import KeyPair
 from nodeagent.model.errors import NodeAgentError
@@ -23,13 +23,13 @@ RENEW_MS = 30 * 86_400_000
 
 
 def has_authority(source: ClusterSource, env: Mapping[str, str]) -> bool:
-    return (credentials_dir(source.name, env) / "authority" / identity.CA_KEY_FILE).is_file()
+    return (authority_dir(source, env) / identity.CA_KEY_FILE).is_file()
 
 
 def make_authority(source: ClusterSource, env: Mapping[str, str]) -> KeyPair:
     """A new authority and the operator's certificate from it. The caller knows that there is none yet."""
     authority = identity.create_authority(source.name)
-    identity.write_authority(credentials_dir(source.name, env) / "authority", authority)
+    identity.write_authority(authority_dir(source, env), authority)
     make_operator(source, env, authority)
     return authority
 
@@ -37,7 +37,7 @@ def make_authority(source: ClusterSource, env: Mapping[str, str]) -> KeyPair:
 def make_operator(source: ClusterSource, env: Mapping[str, str], authority: KeyPair) -> None:
     name = env.get("USER") or env.get("LOGNAME") or "operator"
     pair = identity.issue(authority, name, "admin")
-    identity.write_identity(credentials_dir(source.name, env) / "operator", pair, authority.cert)
+    identity.write_identity(operator_dir(source, env), pair, authority.cert)
 
 
 def authority_of(source: ClusterSource, env: Mapping[str, str], found: Mapping[str, Found]) -> KeyPair | None:
@@ -46,7 +46,7 @@ def authority_of(source: ClusterSource, env: Mapping[str, str], found: Mapping[s
     Raises:
         RefusedProblem: the nodes' certificates are another authority's.
     """
-    directory = credentials_dir(source.name, env) / "authority"
+    directory = authority_dir(source, env)
     there = {n: f.text(CA) for n, f in found.items() if f.text(CA)}
     if not has_authority(source, env):
         if there:
@@ -67,9 +67,11 @@ def authority_of(source: ClusterSource, env: Mapping[str, str], found: Mapping[s
     return authority
 
 
-def node_files(entry: NodeEntry, found: Found, authority: KeyPair, now_ms: int) -> tuple[File, ...]:
-    """The files of a new certificate; () while the present one is good."""
-    if found.key and _is_good(entry, found.text(CERT), authority, now_ms):
+def node_files(
+    entry: NodeEntry, found: Found, authority: KeyPair, now_ms: int, *, within_ms: int = RENEW_MS
+) -> tuple[File, ...]:
+    """The files of a new certificate; () while the present one is good for longer than `within_ms`."""
+    if found.key and _is_good(entry, found.text(CERT), authority, now_ms + within_ms):
         return ()
     pair = identity.issue(authority, entry.name, "node", hosts=(entry.host,))
     return (
@@ -79,7 +81,7 @@ def node_files(entry: NodeEntry, found: Found, authority: KeyPair, now_ms: int) 
     )
 
 
-def _is_good(entry: NodeEntry, pem: str, authority: KeyPair, now_ms: int) -> bool:
+def _is_good(entry: NodeEntry, pem: str, authority: KeyPair, until_ms: int) -> bool:
     try:
         facts = identity.certificate_facts(pem)
     except NodeAgentError:
@@ -88,6 +90,6 @@ def _is_good(entry: NodeEntry, pem: str, authority: KeyPair, now_ms: int) -> boo
         facts.name == entry.name
         and facts.role == "node"
         and entry.host in facts.hosts
-        and facts.expires_ms - now_ms > RENEW_MS
+        and facts.expires_ms > until_ms
         and identity.is_issued_by(pem, authority.cert)
     )

@@ -11,7 +11,7 @@ from iotctl.errors import RefusedProblem, UsageProblem
 from iotctl.execute import credentials
 from iotctl.fleet.ssh_config import jump_target
 from iotctl.spec.cluster import API_VERSION, load_cluster
-from iotctl.spec.find import SPEC_NAME, credentials_dir
+from iotctl.spec.find import SPEC_NAME, authority_dir
 
 
 class Initialised(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ def initialise(
     temporary.write_text(_text(hosts, name, replicas), encoding="utf-8")
     try:
         source = load_cluster(temporary)
-        authority = credentials_dir(name, env) / "authority"
+        authority = authority_dir(source, env)
         if credentials.has_authority(source, env):
             raise RefusedProblem(
                 f"a cluster {name} was made here before: {authority}",

@@ -381,8 +381,7 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
         if node.cert_expires_ms and node.cert_expires_ms - now_ms < CERT_WARN_MS:
             days = max(0, node.cert_expires_ms - now_ms) // DAY_MS
             message = f"the certificate of {node.id} ends in {days} days"
-            renew = f"put a new one into the tls directory of {node.id} and send its agent SIGHUP"
-            found.append(Problem("warning", "cert_expiring", node.id, "", message, renew))
+            found.append(Problem("warning", "cert_expiring", node.id, "", message, "iotctl cert renew"))
         if node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_LOW_BYTES:
             message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
             found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node NODE"))

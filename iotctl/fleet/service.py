@@ -100,6 +100,16 @@ done
 )
 
 
+_RELOAD = (
+    FIND
+    + r"""
+pid=$(agent)
+[ -n "$pid" ] || exit 0
+kill -HUP "$pid" && echo told
+"""
+)
+
+
 def unit_name(node: str) -> str:
     return f"nodeagent-{node}.service"
 
@@ -162,6 +172,18 @@ def stop(host: Host, kind: str, node: str, home: str, *, sudo: bool) -> bool:
         ran = host.run(["sh", "-c", _STOP, "stop", home, str(STOP_S)], timeout_s=timeout_s)
     _check(host, ran, "its agent did not stop", next=f"iotctl cluster logs {node}")
     return b"killed" in ran.out
+
+
+def reload(host: Host, kind: str, node: str, home: str, *, sudo: bool) -> bool:
+    """Let the agent load a renewed certificate; False when it does not run.
+
+    Raises:
+        Unreachable: it could not be told.
+    """
+    words = ["sh", "-c", _RELOAD, "reload", home]
+    ran = host.run(as_root(words) if sudo and kind == SYSTEMD else words)
+    _check(host, ran, "its agent could not be told of its certificate", next=f"iotctl cluster restart {node}")
+    return b"told" in ran.out
 
 
 def log_tail(host: Host, kind: str, node: str, home: str, lines: int, *, sudo: bool) -> str:

@@ -45,8 +45,22 @@ def find_identity(
         return cwd / named
     if source.file.identity:
         return source.directory / source.file.identity
-    own = credentials_dir(source.name, env) / "operator"
+    own = operator_dir(source, env)
     return own if own.is_dir() and not env.get("IOTCTL_CERT") else None
+
+
+def operator_dir(source: ClusterSource, env: Mapping[str, str]) -> Path:
+    """Of the certificate that `local up` or `deploy` made for this user."""
+    return _kept(source, env) / "operator"
+
+
+def authority_dir(source: ClusterSource, env: Mapping[str, str]) -> Path:
+    """Of the cluster's certificate authority: of a local fleet beside its file, else never."""
+    return _kept(source, env) / "authority"
+
+
+def _kept(source: ClusterSource, env: Mapping[str, str]) -> Path:
+    return source.directory if source.is_local else credentials_dir(source.name, env)
 
 
 def credentials_dir(cluster: str, env: Mapping[str, str]) -> Path:

@@ -27,6 +27,7 @@ from iotctl.fleet.local import free_ports
 from iotctl.fleet.ssh_config import CONFIG
 from iotctl.fleet.wheelhouse import software
 from iotctl.spec.cluster import load_cluster
+from nodeagent.client import identity
 from nodeagent.client.blocking import BlockingCluster
 from tests.fleet.sshd import Sshd, make_key
 
@@ -230,6 +231,37 @@ def test_upgrade_brings_a_version_node_by_node(plant: Plant, monkeypatch: pytest
         assert newer.version in Path(f"/proc/{plant.pid(node)}/cmdline").read_text()
     assert plant.json("cluster", "status")["healthy"]
     assert plant.json("cluster", "upgrade")["restarted"] == []
+
+
+def test_all_certificates_have_expired_and_one_command_heals_it(plant: Plant) -> None:
+    """Agents and operator cannot speak to each other any more; SSH still can, and no data is touched."""
+    share = plant.directory / "share" / "iotctl" / "plant"
+    authority = identity.read_authority(share / "authority")
+    for node in NODES:
+        pair = identity.issue(authority, node, "node", hosts=("127.0.0.1",), days=-1)
+        identity.write_identity(plant.home(node) / "tls", pair, authority.cert)
+    identity.write_identity(
+        share / "operator", identity.issue(authority, "me", "admin", days=-1), authority.cert
+    )
+    assert plant.iotctl("cluster", "stop", "--yes")[0] == 0  # as if they had been started anew since
+    assert plant.iotctl("cluster", "start")[0] == 0
+    pids = plant.pids()
+    code, out, _ = plant.iotctl("cluster", "status", "--timeout", "5s")
+    assert code == 4
+    shown = plant.json("cert", "show")["certificates"]
+    assert [c["state"] for c in shown] == ["good", "expired", "expired", "expired", "expired"]
+    assert plant.json("cert", "renew", "--yes")["changed"] == 4
+    assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
+    assert plant.pids() == pids, "nothing was restarted"
+    assert plant.json("cert", "renew", "--yes")["changed"] == 0
+
+
+def test_a_certificate_for_a_reader(plant: Plant) -> None:
+    made = plant.json("cert", "issue", "eve", "--out", "eve")["certificates"][0]
+    assert (made["name"], made["role"], made["state"]) == ("eve", "reader", "good")
+    assert plant.iotctl("--identity", "eve", "cluster", "status")[0] == 0
+    code, _, err = plant.iotctl("--identity", "eve", "cluster", "drain", "node1")
+    assert code not in (0, 1) and "reader" in err
 
 
 def test_a_machine_of_another_cluster_is_left_alone(plant: Plant) -> None:

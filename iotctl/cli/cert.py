@@ -1,0 +1,96 @@
+"""`iotctl cert`: certificates of nodes and operators."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iotctl.cli.hosts import Names
+from iotctl.cli.options import Yes
+from iotctl.cli.session import session_of
+
+if TYPE_CHECKING:
+    from iotctl.execute.certificates import CertificateRow
+    from iotctl.output.table import Table
+
+app = typer.Typer(help="Certificates of nodes and operators.", no_args_is_help=True)
+
+
+@app.command()
+def show(ctx: typer.Context) -> None:
+    """Every certificate and when it ends; asked over SSH, so also when the cluster refuses you."""
+    from iotctl.execute import certificates
+    from iotctl.execute.machines import Machines
+
+    session = session_of(ctx)
+    source = session.source
+    with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
+        tell = partial(progress.update, "machines", total=len(source.file.nodes))
+        found = certificates.show(source, machines, session.env, _now_ms(), tell)
+    session.output.emit("certificates", found, lambda: [_table(found.certificates)])
+
+
+@app.command()
+def renew(
+    ctx: typer.Context,
+    nodes: Names = None,
+    within: Annotated[
+        str, typer.Option("--within", metavar="30d", help="Renew what ends sooner than this.")
+    ] = "30d",
+    yes: Yes = False,
+) -> None:
+    """Renew what has ended or ends soon, yours too. Agents load it at once; nothing is restarted."""
+    from iotctl.execute import certificates
+    from iotctl.execute.machines import Machines
+    from iotctl.spec.units import parse_duration_ms
+
+    session = session_of(ctx)
+    source = session.source
+    within_ms = parse_duration_ms(within)
+    session.confirm(f"renew certificates of {source.name} that end within {within}?", yes=yes)
+    with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
+        tell = partial(progress.update, "machines", total=len(nodes or source.file.nodes))
+        found = certificates.renew(
+            source, nodes or (), machines, session.env, within_ms=within_ms, now_ms=_now_ms(), done=tell
+        )
+    session.output.emit("certificates", found, lambda: [_table(found.certificates)])
+    session.output.note("next: iotctl cluster status")
+
+
+@app.command()
+def issue(
+    ctx: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the operator.")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Where it is written.")],
+    role: Annotated[str, typer.Option("--role", metavar="admin|reader", help="What it allows.")] = "reader",
+) -> None:
+    """A certificate for another operator."""
+    from iotctl.errors import UsageProblem
+    from iotctl.execute import certificates
+
+    session = session_of(ctx)
+    if role not in ("admin", "reader"):
+        raise UsageProblem(f"--role {role}: admin or reader")
+    directory = session.cwd / out
+    row = certificates.issue(session.source, name, role, directory, session.env, _now_ms())
+    body = {"certificates": [row], "changed": 1}
+    session.output.emit("certificates", body, lambda: [_table([row])])
+    session.output.note(f"next: iotctl --identity {out} cluster status")
+
+
+def _table(rows: list[CertificateRow]) -> Table:
+    from iotctl.humanize import time_text
+    from iotctl.output.table import Table
+
+    shown = [
+        (r.name, r.role, r.state, time_text(r.expires_ms) if r.expires_ms else "-", r.fingerprint[:16])
+        for r in rows
+    ]
+    return Table(("name", "role", "state", "ends", "fingerprint"), shown)
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,174 @@
+"""Certificates of nodes and operators: looked at and renewed over SSH, so also when all have expired."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from iotctl.errors import RefusedProblem
+from iotctl.execute import credentials
+from iotctl.execute.machines import Machines, OnDone, all_or_raise, chosen
+from iotctl.fleet import deployment, service
+from iotctl.fleet.deployment import CERT, Found
+from iotctl.fleet.facts import Facts, read_facts
+from iotctl.fleet.host import Host
+from iotctl.fleet.upload import put
+from iotctl.spec.cluster import ClusterSource, NodeEntry
+from iotctl.spec.find import authority_dir, operator_dir
+from nodeagent.client import identity
+from nodeagent.client.identity import KeyPair
+from nodeagent.model.errors import NodeAgentError
+
+
+class CertificateRow(msgspec.Struct, frozen=True):
+    """`name` of a node or operator. `state`: `good`, `ending`, `expired`, `missing`, `foreign` (of another
+    authority), or `renewed`. Times in milliseconds, 0 when there is none."""
+
+    name: str
+    role: str
+    state: str
+    fingerprint: str
+    expires_ms: int
+    hosts: list[str]
+
+
+class Certificates(msgspec.Struct, frozen=True):
+    """The authority first, then the operator's, then those of the nodes. `changed`: how many were renewed."""
+
+    certificates: list[CertificateRow]
+    changed: int
+
+
+def show(
+    source: ClusterSource, machines: Machines, env: Mapping[str, str], now_ms: int, done: OnDone
+) -> Certificates:
+    """Ask every machine; nothing is changed.
+
+    Raises:
+        Unreachable: a machine does not answer.
+        RefusedProblem: the authority is not here.
+    """
+    nodes = list(source.file.nodes)
+    answers = machines.each(nodes, lambda n, h: _look(source, n, h)[0], done)
+    found = all_or_raise(answers, "certificates are not known")
+    authority = _authority(source, env, found)
+    rows = [
+        _row("authority", authority.cert, authority.cert, now_ms, role="authority"),
+        _operator(source, env, authority, now_ms),
+    ]
+    rows += [_row(n.name, found[n.name].text(CERT), authority.cert, now_ms) for n in nodes]
+    return Certificates(rows, 0)
+
+
+def renew(
+    source: ClusterSource,
+    names: Sequence[str],
+    machines: Machines,
+    env: Mapping[str, str],
+    *,
+    within_ms: int,
+    now_ms: int,
+    done: OnDone,
+) -> Certificates:
+    """New certificates for what ends within `within_ms`, the operator's first; running agents load theirs at
+    once. No data is touched and nothing is restarted.
+
+    Raises:
+        Unreachable: a machine did not do it; the others have.
+        RefusedProblem: the authority is not here, or has expired itself.
+    """
+    nodes = chosen(source, names)
+    looked = all_or_raise(machines.each(nodes, lambda n, h: _look(source, n, h)), "nothing was renewed")
+    authority = _authority(source, env, {n: f for n, (f, _) in looked.items()})
+    ends = identity.certificate_facts(authority.cert).expires_ms
+    if ends <= now_ms:
+        raise RefusedProblem(
+            "the certificate authority itself has expired; nothing was renewed",
+            why="every node must learn a new one at the same time",
+            next="iotctl cluster stop, move the authority's directory away, iotctl cluster deploy",
+        )
+    operator = _operator(source, env, authority, now_ms)
+    renewed = operator.state == "missing" or operator.expires_ms <= now_ms + within_ms
+    if renewed:
+        credentials.make_operator(source, env, authority)
+        operator = msgspec.structs.replace(_operator(source, env, authority, now_ms), state="renewed")
+
+    def one(node: NodeEntry, host: Host) -> CertificateRow:
+        found, facts = looked[node.name]
+        files = credentials.node_files(node, found, authority, now_ms, within_ms=within_ms)
+        if not files:
+            return _row(node.name, found.text(CERT), authority.cert, now_ms)
+        home = source.data_dir_of(node)
+        put(host, home, files)
+        kind = service.kind_of(found.systemd, facts.user, facts.sudo)
+        service.reload(host, kind, node.name, home, sudo=facts.sudo and facts.user != "root")
+        text = next(f.content for f in files if f.name == CERT).decode()
+        return msgspec.structs.replace(_row(node.name, text, authority.cert, now_ms), state="renewed")
+
+    rows = all_or_raise(machines.each(nodes, one, done), "the others were renewed")
+    every = [operator, *rows.values()]
+    return Certificates(every, sum(r.state == "renewed" for r in every))
+
+
+def issue(
+    source: ClusterSource, name: str, role: str, out: Path, env: Mapping[str, str], now_ms: int
+) -> CertificateRow:
+    """A certificate for another operator, in the directory `out`.
+
+    Raises:
+        RefusedProblem: the authority is not here, or `out` holds one already.
+        InvalidName: a name or role that is not allowed.
+    """
+    authority = _authority(source, env, {})
+    if (out / identity.CERT_FILE).exists():
+        raise RefusedProblem(f"{out} holds a certificate already", next="name another directory with --out")
+    pair = identity.issue(authority, name, role)
+    identity.write_identity(out, pair, authority.cert)
+    return _row(name, pair.cert, authority.cert, now_ms)
+
+
+def _look(source: ClusterSource, node: NodeEntry, host: Host) -> tuple[Found, Facts]:
+    home = source.data_dir_of(node)
+    facts = read_facts(host, home, ())
+    return deployment.look(host, home, source.install_dir_of(node), node.name), facts
+
+
+def _authority(source: ClusterSource, env: Mapping[str, str], found: Mapping[str, Found]) -> KeyPair:
+    authority = credentials.authority_of(source, env, found)
+    if authority is None:
+        raise RefusedProblem(
+            f"no certificate authority in {authority_dir(source, env)}",
+            next="copy it from the machine where the cluster was made",
+        )
+    return authority
+
+
+def _operator(
+    source: ClusterSource, env: Mapping[str, str], authority: KeyPair, now_ms: int
+) -> CertificateRow:
+    try:
+        pem = (operator_dir(source, env) / identity.CERT_FILE).read_text()
+    except OSError:
+        pem = ""
+    return _row("operator", pem, authority.cert, now_ms, role="admin")
+
+
+def _row(name: str, pem: str, authority: str, now_ms: int, *, role: str = "node") -> CertificateRow:
+    try:
+        facts = identity.certificate_facts(pem)
+    except NodeAgentError:
+        return CertificateRow(name, role, "missing", "", 0, [])
+    if not identity.is_issued_by(pem, authority):
+        state = "foreign"
+    elif facts.expires_ms <= now_ms:
+        state = "expired"
+    else:
+        state = "ending" if facts.expires_ms - now_ms <= credentials.RENEW_MS else "good"
+    return CertificateRow(
+        facts.name if role == "admin" else name,
+        facts.role or role,
+        state,
+        facts.fingerprint,
+        facts.expires_ms,
+        list(facts.hosts),
+    )
