@@ -35,7 +35,7 @@ from nodeagent.model.requests import BeginChange
 from nodeagent.partition.hash import shard_of, slot_of, time_partition
 from nodeagent.partition.ranges import from_slots, to_slots
 from nodeagent.storage.leftovers import KINDS
-from tests.cluster.world import DATA, NONEMPTY_MIN, POLL_S, World, copy_of, until
+from tests.cluster.world import DATA, NONEMPTY_MIN, POLL_S, WRITE_PAUSE_S, World, copy_of, until
 
 OPERATIONS = 10
 NODES_MIN, NODES_MAX = 4, 6
@@ -196,7 +196,7 @@ class Run:
             week = time_partition(at, meta.settings.time_partition_interval_ms)
             slot = slot_of(group, week, shard_of([DEVICE], meta.settings.shards), meta.settings)
             places[group, at] = table.route(slot)
-        load = Load(self.world.connect, TABLE, TAG, places)
+        load = Load(self.world.connect, TABLE, TAG, places, WRITE_PAUSE_S)
         load.start()
         return load
 
