@@ -26,14 +26,14 @@ from nodeagent.host.mover import Mover
 from nodeagent.host.operations import Operations
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.repairs import Repairs
-from nodeagent.host.replica import Replica, Saved
+from nodeagent.host.replica import INSTALL_KEEP_MS, Replica, Saved
 from nodeagent.meta import commands as meta_commands
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, Entry, Forget, HardState, Rebase
 from nodeagent.model.errors import retired_sentence
 from nodeagent.model.ids import META, GroupId, NodeId, header_of
-from nodeagent.model.jobs import Failed, JobResult, RemoveGroup, SaveCheckpoint
+from nodeagent.model.jobs import INSTALL, DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import GroupStatus, NodeStatus, Reply, Request
 from nodeagent.partition.ring import initial_ring
@@ -131,12 +131,14 @@ class Host:
         rng: "random.Random",
         now: int,
         wall: int,
+        staged: Sequence[str] = (),
     ) -> "Host":
         """From what the log and the checkpoints held.
 
         Args:
             groups: log and checkpoint payload of every group on this disk.
             damaged: such groups do not run: they neither vote nor acknowledge.
+            staged: staging areas that an earlier life has left.
         """
         host = cls(config, incarnation, rng, now, wall)
         host.damaged = {d.group: d.message for d in damaged if d.group}
@@ -152,7 +154,15 @@ class Host:
             host._on_meta()
         elif META not in host.damaged:
             host.admission.start()
+        for area in staged:
+            if area.startswith(INSTALL):
+                host.desk.later(INSTALL_KEEP_MS, partial(host._drop_install, area))
         return host
+
+    def _drop_install(self, area: str) -> None:
+        """A snapshot half fetched by an earlier life goes, unless its leader offered it again."""
+        if not any(r.is_installing(area) for r in self.replicas()):
+            self.desk.job(DropStaging(area), lambda _: None)
 
     def _reopen_meta(self, found: Found, payload: bytes | None) -> None:
         saved = msgspec.msgpack.decode(payload, type=Saved) if payload else None

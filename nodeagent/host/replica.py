@@ -24,6 +24,7 @@ from nodeagent.model.jobs import (
     Job,
     JobResult,
     MakeSnapshot,
+    install_area,
 )
 from nodeagent.model.jobs import SaveCheckpoint as SaveJob
 from nodeagent.model.raft_messages import AppendRequest, RaftMessage, SnapshotOffer
@@ -367,10 +368,14 @@ class Replica:
         job = InstallSnapshot(self.group, source, offer.snapshot)
         self.job(job, lambda r: self._on_pulled(offer.snapshot, r))
 
+    def is_installing(self, area: str) -> bool:
+        """Whether a snapshot's files are arriving there now."""
+        return self._installing is not None and install_area(self._installing) == area
+
     def _drop_pulled(self, snapshot: str) -> None:
         """Forget what came of it, unless it is being pulled again; a try before that goes on where it was."""
         if self._installing != snapshot:
-            self.desk.job(DropStaging(f"install-{snapshot}"), lambda _: None)
+            self.desk.job(DropStaging(install_area(snapshot)), lambda _: None)
 
     def _on_pulled(self, snapshot: str, result: JobResult) -> None:
         """Checkpoint and files are durable: now the log may begin where they end.

@@ -125,8 +125,13 @@ class StageFiles(_Tagged, frozen=True):
     files: tuple[StagedFile, ...]
 
 
-REPAIR = "repair-"
-"""How staging areas of repairs begin; no operation is called so."""
+REPAIR, INSTALL = "repair-", "install-"
+"""How staging areas of repairs and of snapshots begin; no operation is called so."""
+
+
+def install_area(snapshot: str) -> str:
+    """Where the files of a snapshot arrive."""
+    return f"{INSTALL}{snapshot}"
 
 
 def repair_area(group: GroupId) -> str:

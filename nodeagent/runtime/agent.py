@@ -258,7 +258,16 @@ class Agent:
         from nodeagent.host.host import Host
 
         damaged = [msgspec.structs.replace(damage, message=damage.text) for damage in opened.damaged]
-        host = Host.open(opened.config, opened.incarnation, opened.groups, damaged, fresh_random(), now, wall)
+        host = Host.open(
+            opened.config,
+            opened.incarnation,
+            opened.groups,
+            damaged,
+            fresh_random(),
+            now,
+            wall,
+            opened.storage.staging.operations(),
+        )
         if self._holds is not None:
             host.operations.may_hold = True
             refusal = host.operations.hold(self._holds)

@@ -41,6 +41,7 @@ from nodeagent.model.jobs import (
     Scan,
     Scanned,
     StageFiles,
+    install_area,
 )
 from nodeagent.model.limits import KIB, MIB
 from nodeagent.storage import layout
@@ -56,7 +57,6 @@ from nodeagent.storage.pull import (
     Tally,
     drive,
     fetch_snapshot,
-    install_operation,
     stage_files,
 )
 from nodeagent.storage.quarantine import replace_file
@@ -219,7 +219,7 @@ class Storage:
         Files the new state does not name stay: whether it takes effect is the group's to decide, and if
         its own state is newer it still needs them. It deletes them, or a later `sweep` does.
         """
-        operation = install_operation(snapshot)
+        operation = install_area(snapshot)
         self.staging.adopt(operation, group, [Adoption(meta.name, meta) for meta in files])
         self._save_checkpoint(group, payload)
         self.staging.drop(operation)

@@ -19,7 +19,7 @@ import xxhash
 from nodeagent.model.errors import Damaged, FileCorrupt, NodeAgentError, NotFound
 from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.jobs import FilesStaged, InstallSnapshot, StagedFile, StageFiles
+from nodeagent.model.jobs import FilesStaged, InstallSnapshot, StagedFile, StageFiles, install_area
 from nodeagent.model.limits import CHUNK_BYTES, MIB
 from nodeagent.storage import layout
 from nodeagent.storage.snapshot import SnapshotIndex, decode_index
@@ -146,11 +146,6 @@ class Fetched:
     operation: str
 
 
-def install_operation(snapshot: str) -> str:
-    """The staging operation under which a snapshot's files arrive."""
-    return f"install-{layout.check_snapshot(snapshot)}"
-
-
 def fetch_snapshot(staging: Staging, job: InstallSnapshot, tally: Tally) -> Pull[Fetched]:
     """Stage all files of a snapshot and read its payload.
 
@@ -158,7 +153,7 @@ def fetch_snapshot(staging: Staging, job: InstallSnapshot, tally: Tally) -> Pull
         Damaged: the index or the payload does not verify.
         NodeAgentError: the source's own error, or `NotFound` with the files that did not come.
     """
-    operation = install_operation(job.snapshot)
+    operation = install_area(layout.check_snapshot(job.snapshot))
     sealed = yield from _fetch_whole(job, layout.INDEX, tally)
     index = decode_index(sealed, f"index of snapshot {job.snapshot}")
     payload = yield from _fetch_whole(job, layout.PAYLOAD, tally)

@@ -21,7 +21,7 @@ from nodeagent.scaling.holds import POINTS
 from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.matrix import OLD, run_all, stage_at
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import CLIENT, SNAPSHOT_TTL_MS, UPKEEP_MS
+from nodeagent.testing.sim import CLEAN_MS, CLIENT
 
 KINDS = ("add-node", "remove-node", "replace-node", "rebalance")
 WAYS = ("plain", "paused", "at once by three", "newcomer killed")
@@ -88,7 +88,7 @@ def run_case(case: Cancel, seed: int) -> None:
     if done and record.leaving is not None:
         scenario.sim.nodes[record.leaving].stop(power=False)
     scenario.quiet()
-    scenario.sim.pause(SNAPSHOT_TTL_MS + 2 * UPKEEP_MS)
+    scenario.sim.pause(CLEAN_MS)
     check_converged(scenario.sim)
     check_clean(scenario.sim)
     if done:

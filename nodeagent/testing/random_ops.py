@@ -19,7 +19,7 @@ from nodeagent.model.operation import Options
 from nodeagent.model.requests import OperationReply
 from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import SNAPSHOT_TTL_MS, UPKEEP_MS, SimNode
+from nodeagent.testing.sim import CLEAN_MS, SimNode
 
 OPERATIONS = 10
 NODES_MAX = 6
@@ -211,7 +211,7 @@ class RandomOps(Scenario):
 
     def check(self) -> None:
         """All of it, when nobody has read from a snapshot for as long as they are kept."""
-        self.sim.pause(SNAPSHOT_TTL_MS + 2 * UPKEEP_MS)
+        self.sim.pause(CLEAN_MS)
         check_converged(self.sim)
         check_clean(self.sim)
         self.read_everything()

@@ -17,7 +17,7 @@ import msgspec
 from nodeagent.data.state import decode_checkpoint
 from nodeagent.host.desk import Effects
 from nodeagent.host.host import Host
-from nodeagent.host.replica import Saved
+from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
 from nodeagent.log import Log, LogSettings, Recovered
 from nodeagent.model.config import ClusterSettings, NodeConfig, RaftSettings, Seed
 from nodeagent.model.disk import Disk
@@ -44,6 +44,8 @@ LOOK_MS = 10
 
 UPKEEP_MS = 1_000
 SNAPSHOT_TTL_MS = 6_000
+CLEAN_MS = max(SNAPSHOT_TTL_MS, INSTALL_KEEP_MS) + 2 * UPKEEP_MS
+"""So long after the last event nothing may be left that no manifest names."""
 
 
 @dataclass(slots=True)
@@ -210,6 +212,7 @@ class SimNode:
             random.Random(self.sim.rng.getrandbits(64)),
             self.sim.now,
             self.wall,
+            self.storage.staging.operations(),
         )
         self.host.operations.may_hold = True
         self.host.operations.hold(self.holds)
@@ -237,9 +240,6 @@ class SimNode:
                 for meta in files:
                     slots.setdefault(meta.slot, set()).add(meta.name)
         self.storage.sweep(known)
-        for operation in self.storage.staging.operations():
-            if operation.startswith("install-"):
-                self.storage.staging.drop(operation)
         self.later(UPKEEP_MS, self._upkeep)
 
     def saved(self, group: GroupId) -> list[FileMeta] | None:

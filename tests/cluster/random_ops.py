@@ -1,4 +1,4 @@
-"""Ten random operations on real agents: `python -m tests.cluster.random_ops [RUNS] [--seed N]`.
+"""Ten random operations on real agents: `python -m tests.cluster.random_ops [RUNS] [--seed N] [--weeks N]`.
 
 Each run has a fleet of its own, a writer and a reader which get around to every slot with rows, another
 tenth in every operation, and operations drawn by its seed: nodes are added, removed, replaced (some of them
@@ -9,6 +9,7 @@ with its directory kept.
 """
 
 import argparse
+import dataclasses
 import random
 import shutil
 import signal
@@ -25,6 +26,7 @@ import msgspec
 from iotctl.execute import facts
 from iotctl.execute.change import SILENT_MS
 from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, generate, storage_group_name
+from iotctl.execute.generate import Fleet as Devices
 from iotctl.execute.load import DEVICE, FIELD, Load
 from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
@@ -33,11 +35,14 @@ from nodeagent.model.requests import BeginChange
 from nodeagent.partition.hash import shard_of, slot_of, time_partition
 from nodeagent.partition.ranges import from_slots, to_slots
 from nodeagent.storage.leftovers import KINDS
-from tests.cluster.world import DATA, NONEMPTY_MIN, POLL_S, World, copy_of, until
+from tests.cluster.world import DATA, NONEMPTY_MIN, POLL_S, WRITE_PAUSE_S, World, copy_of, until
 
 OPERATIONS = 10
 NODES_MIN, NODES_MAX = 4, 6
 SNAPSHOT_TTL_MS = 5_000
+PASSING = ("snapshots", "staging")
+"""Directories of a node that empty some time after the last change."""
+
 COMMAND_S, VERIFY_S, REST_S, AROUND_S = 120.0, 300.0, 60.0, 10.0
 PROBE_MS = 1_800_000
 """Where in its week the writer's row lies: between rows of the generated data."""
@@ -185,15 +190,16 @@ class Run:
         meta = self.world.cluster.meta()
         table = facts.table_of(meta)
         if not self.places:
-            weeks = [EPOCH_MS + i * WEEK_MS + PROBE_MS for i in range(DATA.weeks)]
-            self.places = [(storage_group_name(n), at) for n in range(DATA.storage_groups) for at in weeks]
+            data = self.world.data
+            weeks = [EPOCH_MS + i * WEEK_MS + PROBE_MS for i in range(data.weeks)]
+            self.places = [(storage_group_name(n), at) for n in range(data.storage_groups) for at in weeks]
             self.rng.shuffle(self.places)
         places: dict[Place, str] = {}
         for group, at in self.places[len(self.done) :: OPERATIONS]:
             week = time_partition(at, meta.settings.time_partition_interval_ms)
             slot = slot_of(group, week, shard_of([DEVICE], meta.settings.shards), meta.settings)
             places[group, at] = table.route(slot)
-        load = Load(self.world.connect, TABLE, TAG, places)
+        load = Load(self.world.connect, TABLE, TAG, places, WRITE_PAUSE_S)
         load.start()
         return load
 
@@ -225,9 +231,9 @@ class Run:
         members = self.members()
         homes = {n: world.fleet.directory / n for n in members}
         until(
-            lambda: not any(any((h / "data" / "snapshots").iterdir()) for h in homes.values()),
+            lambda: not any(any((h / "data" / d).iterdir()) for h in homes.values() for d in PASSING),
             REST_S,
-            lambda: "snapshots that nobody reads from stay",
+            lambda: "snapshots that nobody reads from stay, or what was staged",
         )
         time.sleep(1.5)  # checkpoints follow twice a second
         world.fleet.stop()
@@ -237,15 +243,16 @@ class Run:
     def check_rows(self) -> None:
         """Every acknowledged row, and all that was there before."""
         found: dict[Place, float] = {}
-        for number in range(DATA.storage_groups):
+        data = self.world.data
+        for number in range(data.storage_groups):
             group = storage_group_name(number)
             rows = self.world.cluster.scan(group, TABLE, fields=[FIELD], tags={TAG: DEVICE})
             times, values = rows.column("time").to_pylist(), rows.column(FIELD).to_pylist()
             found |= {(group, at): value for at, value in zip(times, values, strict=True)}
         wrong = [(p, v, found.get(p)) for p, v in self.acked.items() if found.get(p) != v]
         assert not wrong, f"{len(wrong)} of {len(self.acked)} acknowledged rows: {wrong[:3]}"
-        assert len(self.acked) >= NONEMPTY_MIN, f"the writer got around to {len(self.acked)} slots"
-        assert self.world.rows() == DATA.rows + len(found), (self.world.rows(), len(found))
+        assert len(self.acked) >= nonempty_min(data), f"the writer got around to {len(self.acked)} slots"
+        assert self.world.rows() == data.rows + len(found), (self.world.rows(), len(found))
 
 
 def leftovers_of(home: Path) -> list[str]:
@@ -258,25 +265,30 @@ def leftovers_of(home: Path) -> list[str]:
     return bad
 
 
-def make_template(directory: Path) -> LocalFleet:
-    """Five stopped nodes with rows in at least 1 500 slots."""
+def nonempty_min(data: Devices) -> int:
+    """Of a year's data 1 500 slots."""
+    return NONEMPTY_MIN * data.weeks // DATA.weeks
+
+
+def make_template(directory: Path, data: Devices) -> LocalFleet:
+    """Five stopped nodes with rows in many slots."""
     fleet = LocalFleet(directory)
     fleet.create(ClusterSettings(name="plant"), 5, node_settings={"snapshot_ttl_ms": SNAPSHOT_TTL_MS})
-    world = World(fleet)
+    world = World(fleet, data)
     try:
         world.up()
-        assert world.cluster.write_many(generate(DATA), tags=[TAG]).rows == DATA.rows
+        assert world.cluster.write_many(generate(data), tags=[TAG]).rows == data.rows
         world.close_memtables()
-        assert world.nonempty_slots() >= NONEMPTY_MIN
+        assert world.nonempty_slots() >= nonempty_min(data)
         fleet.stop()
     finally:
         world.close()
     return fleet
 
 
-def run_once(template: LocalFleet, directory: Path, seed: int) -> tuple[Run, str]:
+def run_once(template: LocalFleet, directory: Path, seed: int, data: Devices) -> tuple[Run, str]:
     """One run in `directory`; what failed, "" when nothing did."""
-    run = Run(World(copy_of(template, directory / "fleet")), random.Random(seed))
+    run = Run(World(copy_of(template, directory / "fleet"), data), random.Random(seed))
     try:
         run.world.up()
         for _ in range(OPERATIONS):
@@ -293,16 +305,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="random_ops")
     parser.add_argument("runs", type=int, nargs="?", default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first run; the next has the next")
+    parser.add_argument(
+        "--weeks", type=int, default=DATA.weeks, help="how much data; a year takes 4 min a run"
+    )
     given = parser.parse_args()
+    data = dataclasses.replace(DATA, weeks=given.weeks)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the fleet is ended
     root = Path(tempfile.mkdtemp(prefix="random-ops-"))
     print(f"in {root}; a template is loaded", flush=True)
-    template = make_template(root / "template")
+    template = make_template(root / "template", data)
     for seed in range(given.seed, given.seed + given.runs):
         began = time.monotonic()
         directory = root / f"run-{seed}"
         directory.mkdir()
-        run, why = run_once(template, directory, seed)
+        run, why = run_once(template, directory, seed, data)
         print(
             f"{seed:4} {'FAILED' if why else 'passed'} in {time.monotonic() - began:.0f} s:"
             f" {len(run.done)} operations, {len(run.acked)} places written,"

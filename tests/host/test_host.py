@@ -13,7 +13,7 @@ from nodeagent.host.admission import check_status
 from nodeagent.host.handlers import is_evidence
 from nodeagent.host.host import DRIVE_MS, Host
 from nodeagent.host.operations import Operations
-from nodeagent.host.replica import Saved
+from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
 from nodeagent.log import Damage, GroupLog
 from nodeagent.meta import commands as meta
 from nodeagent.meta.state import MetaState
@@ -21,7 +21,7 @@ from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
 from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import META
-from nodeagent.model.jobs import Done, RemoveGroup, SaveCheckpoint
+from nodeagent.model.jobs import Done, DropStaging, RemoveGroup, SaveCheckpoint, install_area
 from nodeagent.model.requests import (
     Accepted,
     CheckStatus,
@@ -91,6 +91,18 @@ def test_a_checkpoint_before_a_leader_is_heard_purges_nothing() -> None:
     host.on_job(saves[0], Done(), 1_100)
     assert replica.state.applied == 4
     assert replica.raft.log.base.index == replica.raft.commit == 1
+
+
+def test_a_snapshot_half_fetched_by_an_earlier_life_goes_unless_it_is_fetched_again() -> None:
+    """Its leader may offer it once more, so it has some time. What an operation staged is not its affair."""
+    groups = {"a.1": (found(1), checkpoint())}
+    areas = (install_area("s1"), install_area("s2"), "op-3")
+    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0, areas)
+    host.tick(INSTALL_KEEP_MS - 1, 0)
+    assert not [j for _, j in host.take().jobs if isinstance(j, DropStaging)]
+    host.data["a.1"]._installing = "s2"
+    host.tick(INSTALL_KEEP_MS + 1, 0)
+    assert [j for _, j in host.take().jobs if isinstance(j, DropStaging)] == [DropStaging(install_area("s1"))]
 
 
 @pytest.mark.parametrize(
