@@ -20,7 +20,7 @@ from iotctl.fleet.facts import Facts
 from iotctl.fleet.findings import Finding
 from iotctl.fleet.host import Host
 from iotctl.fleet.upload import File
-from iotctl.fleet.wheelhouse import Platform, Software, packed, software, wheelhouse
+from iotctl.fleet.wheelhouse import Platform, Software, software, wheelhouse
 from iotctl.spec.cluster import ClusterSource, NodeEntry
 from iotctl.spec.find import cache_dir
 from nodeagent.client.identity import KeyPair
@@ -254,7 +254,7 @@ def _wheelhouses(
     platforms = list(dict.fromkeys(platform_of(todo, n) for n in nodes))
     for count, platform in enumerate(platforms):
         on_step("fetching packages", count, len(platforms))
-        made[platform] = packed(wheelhouse(todo.software, platform, cache))
+        made[platform] = wheelhouse(todo.software, platform, cache)
     return made
 
 

@@ -71,9 +71,10 @@ exec 9>.lock
 flock 9
 if [ ! -e "$version/.complete" ]; then
     rm -rf "$version"
-    "$python" -m venv "$version"
-    "$version/bin/python" -m pip install --quiet --disable-pip-version-check --no-index \
-        --find-links "wheels-$version" "nodeagent==$version"
+    # Without pip a virtual environment needs no further package of the system; pip runs from its own wheel.
+    "$python" -m venv --without-pip "$version"
+    "$version/bin/python" "$(echo "wheels-$version"/pip-*.whl)/pip" install --quiet --no-index --no-compile \
+        --disable-pip-version-check --find-links "wheels-$version" "nodeagent==$version"
     "$version/bin/nodeagent" --help >/dev/null
     sync -f "$version" 2>/dev/null || sync
     touch "$version/.complete"

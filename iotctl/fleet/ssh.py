@@ -33,7 +33,7 @@ BACKOFF_S = 0.2
 HANDSHAKES_PER_GATEWAY = 4
 """At a time: sshd drops some of more than ten (`MaxStartups 10:30:100`)."""
 
-CHUNK = 32_768
+CHUNK, SEND = 32_768, 1 << 18
 
 T = TypeVar("T")
 Jump = tuple[str, ...]
@@ -368,7 +368,9 @@ def _drain(receive: Callable[[int], bytes], into: bytearray) -> None:
 
 def _send(channel: paramiko.Channel, data: bytes) -> None:
     with suppress(OSError):  # a command that does not read its input
-        channel.sendall(data)
+        # `sendall` copies what is left after every packet: of 100 MB at once that is terabytes.
+        for at in range(0, len(data), SEND):
+            channel.sendall(data[at : at + SEND])
         channel.shutdown_write()
 
 

@@ -1,7 +1,8 @@
 """The node's software as wheels: `nodeagent` itself, and what it needs in the versions this machine runs.
 
-A wheelhouse is made once per version, Python and platform, and kept in the user's cache. The version ends
-with a hash of the code and of every pinned dependency, so machines that have it have the same software.
+What must be fetched is fetched once per set of versions and platform, and kept in the user's cache. The
+version ends with a hash of the code and of every pinned dependency, so machines that have it have the same
+software.
 """
 
 import base64
@@ -88,24 +89,36 @@ def software() -> Software:
     return Software(f"{nodeagent.__version__}+{digest.hexdigest()[:12]}", pins, code)
 
 
-def wheelhouse(which: Software, platform: Platform, cache: Path) -> Path:
-    """The directory with all wheels; made when it is not there yet.
+def wheelhouse(which: Software, platform: Platform, cache: Path) -> bytes:
+    """All wheels as one tar: the node's own, and its dependencies, which are fetched once.
 
     Raises:
         Unreachable: the package index does not give a wheel for this platform.
     """
-    directory = cache / "wheelhouse" / f"{which.version}-{platform}"
-    if (directory / DONE).is_file():
-        return directory
+    pins = "".join(f"{name}=={version}\n" for name, version in which.pins)
+    key = xxhash.xxh3_64_hexdigest(pins)[:12]
+    directory = cache / "wheelhouse" / f"{key}-{platform}"
+    if not (directory / DONE).is_file():
+        _fetch(pins, platform, directory)
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for path in sorted(directory.glob("*.whl")):
+            tar.add(path, path.name)
+        own = _wheel(which)
+        entry = tarfile.TarInfo(f"nodeagent-{which.version}-py3-none-any.whl")
+        entry.size = len(own)
+        tar.addfile(entry, io.BytesIO(own))
+    return out.getvalue()
+
+
+def _fetch(pins: str, platform: Platform, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    own = directory / f"nodeagent-{which.version}-py3-none-any.whl"
-    own.write_bytes(_wheel(which))
-    pins = directory / "constraints.txt"
-    pins.write_text("".join(f"{name}=={version}\n" for name, version in which.pins))
+    constraints = directory / "constraints.txt"
+    constraints.write_text(pins)
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     words += ["--only-binary=:all:", "--implementation=cp", f"--python-version={platform.python}"]
     words += [f"--platform={tag}" for tag in platform.tags]
-    words += ["--constraint", str(pins), "--dest", str(directory), str(own)]
+    words += ["--constraint", str(constraints), "--dest", str(directory), "pip", *NEEDS]
     try:
         done = subprocess.run(words, capture_output=True, timeout=DOWNLOAD_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -114,16 +127,6 @@ def wheelhouse(which: Software, platform: Platform, cache: Path) -> Path:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise _not_fetched(platform, said[-1] if said else f"pip ended with {done.returncode}")
     (directory / DONE).touch()
-    return directory
-
-
-def packed(directory: Path) -> bytes:
-    """The wheels as one tar."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for path in sorted(directory.glob("*.whl")):
-            tar.add(path, path.name)
-    return out.getvalue()
 
 
 def _closure() -> dict[str, str]:
