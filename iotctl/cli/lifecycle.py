@@ -176,6 +176,10 @@ def upgrade(
     from iotctl.execute import deploy as deploying
 
     session = session_of(ctx)
+    if session.fleet is not None:
+        session.output.note("a local fleet runs from this installation; iotctl cluster restart loads it")
+        _emit_rolled(session, None)
+        return 0
     with _machines(session) as machines:
         todo = _prepared(session, machines, nodes or ())
         behind = todo.plan.is_behind
@@ -230,15 +234,8 @@ def _machines(session: Session) -> Machines:
 
 
 def _prepared(session: Session, machines: Machines, names: list[str] | tuple[str, ...]) -> Deployment:
-    from iotctl.errors import UsageProblem
     from iotctl.execute.deploy import prepare
 
-    if session.source.is_local:
-        raise UsageProblem(
-            "a local fleet has no machines to deploy to",
-            why="its agents run from this installation",
-            next=f"iotctl local up --dir {session.source.directory}",
-        )
     with session.progress() as progress:
         todo = prepare(
             session.source, names, session.env, machines, partial(_step, progress), now_ms=_now_ms()

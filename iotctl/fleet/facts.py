@@ -8,11 +8,14 @@ import msgspec
 
 from iotctl.errors import Unreachable
 from iotctl.fleet.host import Host
+from iotctl.fleet.service import FIND
 
 PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3")
 CLOCK_LOOKS = 3
 
-SCRIPT = r"""
+SCRIPT = (
+    FIND
+    + r"""
 say() { printf '%s=%s\n' "$1" "$2"; }
 data=$1; shift
 say system "$(uname -s)"
@@ -41,14 +44,10 @@ for port in "$@"; do
         awk -v port="$hex" '$4 == "0A" && substr($2, length($2) - 4) == port {found = 1} END {exit !found}'
     then say taken "$port"; fi
 done
-if ps -eo args 2>/dev/null |
-    awk -v own="nodeagent run $data" '
-        {at = index($0, own)}
-        at && !/awk/ && substr($0, at + length(own), 1) ~ /^( |$)/ {found = 1}
-        END {exit !found}'
-then say agent yes; fi
+[ -z "$(agent)" ] || say agent yes
 say end yes
-""".replace("PYTHONS", " ".join(PYTHONS))
+"""
+).replace("PYTHONS", " ".join(PYTHONS))
 
 
 class Facts(msgspec.Struct, frozen=True):

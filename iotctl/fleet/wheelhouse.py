@@ -96,7 +96,7 @@ def wheelhouse(which: Software, platform: Platform, cache: Path) -> bytes:
         Unreachable: the package index does not give a wheel for this platform.
     """
     pins = "".join(f"{name}=={version}\n" for name, version in which.pins)
-    key = xxhash.xxh3_64_hexdigest(pins)[:12]
+    key = xxhash.xxh3_64_hexdigest(pins.encode())[:12]
     directory = cache / "wheelhouse" / f"{key}-{platform}"
     if not (directory / DONE).is_file():
         _fetch(pins, platform, directory)

@@ -124,7 +124,7 @@ class Inspector:
         ran = self._command([group, name, "--dry-run", *_list(arguments.get("nodes") or [])])
         if ran.code:
             return Inspection(UNKNOWN, ran.told.strip().splitlines()[0] if ran.told.strip() else "")
-        nodes = ran.document["nodes"]
+        nodes = ran.document.get("nodes", [])
         changing = [
             n["node"] for n in nodes if n["changes"] or n["start"] or (name == "upgrade" and n["later"])
         ]

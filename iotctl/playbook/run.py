@@ -370,6 +370,19 @@ def _failure(ran: Ran) -> tuple[str, str]:
     """(what and why, the next command)."""
     error = ran.document.get("error") if isinstance(ran.document, dict) else None
     if not isinstance(error, dict):
-        return ran.told.strip() or f"exit code {ran.code}", ""
+        return _first_problem(ran.document) or (f"it ended with exit code {ran.code}", "")
     why = f": {error['why']}" if error.get("why") else ""
     return f"{error.get('what', '')}{why}", str(error.get("next", ""))
+
+
+def _first_problem(document: Any) -> tuple[str, str] | None:
+    """Of a document that tells of problems itself, such as those of `check`, `status` and `verify`."""
+    if not isinstance(document, dict):
+        return None
+    for key in ("findings", "problems", "mismatches", "unread"):
+        for one in document.get(key) or ():
+            if isinstance(one, dict) and one.get("severity", "error") == "error":
+                where = one.get("node") or one.get("file") or ""
+                what = one.get("message") or one.get("why") or key
+                return f"{where}: {what}" if where else str(what), str(one.get("next", ""))
+    return None

@@ -73,6 +73,6 @@ def test_every_command_a_message_names_can_be_typed() -> None:
 
 
 def test_the_check_sees_what_it_is_for() -> None:
-    assert problem_of("iotctl cert renew") == "iotctl has no command cert"
+    assert problem_of("iotctl spark up") == "iotctl has no command spark"
     assert problem_of("iotctl ops show --op x") == "iotctl ops show has no option --op"
     assert not problem_of(f"iotctl cluster wait --for op={HOLE}")
