@@ -276,7 +276,7 @@ class World:
 
     def places(self) -> dict[tuple[str, int], str]:
         """Where a writer writes, (storage group, time), and the data group that serves the slot now."""
-        meta = self.cluster.meta()
+        meta = self.cluster.meta(strong=True)  # a node that lags still has the table before the last change
         table = facts.table_of(meta)
         places: dict[tuple[str, int], str] = {}
         for i in range(PLACES):
