@@ -7,14 +7,18 @@ compact files made of files (a third, of low priority)
 scan    reads (a second worker process)
 hash    re-reading every byte
 chunks  parts of snapshot files for other nodes
-pull    files from other nodes; several, they wait for the network
+meta    the meta group's snapshot: it tells what all else goes by, the rate of pulls too, so it never waits
+        for a pull
+install snapshots of data groups, several: a member that lags does not wait for files of moved slots
+pull    files of moved slots; several, they wait for the network
 """
 
 from collections.abc import Callable
+from itertools import chain
 
 from nodeagent.model.disk import Disk
 from nodeagent.model.errors import NodeAgentError, Overloaded
-from nodeagent.model.ids import GroupId
+from nodeagent.model.ids import META, GroupId
 from nodeagent.model.jobs import (
     CloseFiles,
     CompactFiles,
@@ -37,6 +41,7 @@ JOBS_QUEUED_MAX = 65_536
 SCANS_QUEUED_MAX = 512
 CHUNKS_QUEUED_MAX = 1024
 PULLS = 4
+"""Lanes of each kind that has several."""
 PULLS_QUEUED_MAX = 4096
 CATCH_UP = "catch-up"
 """Under this name the file bytes of group snapshots are counted that belong to no operation."""
@@ -74,8 +79,12 @@ class Jobs:
             "scan": Lane("scan", SCANS_QUEUED_MAX),
             "hash": Lane("hash", SCANS_QUEUED_MAX),
             "chunks": Lane("chunks", CHUNKS_QUEUED_MAX),
+            "meta": Lane("meta", PULLS_QUEUED_MAX),
         }
-        self._pulls = [Lane(f"pull-{i}", PULLS_QUEUED_MAX) for i in range(PULLS)]
+        self._pools = {
+            kind: [Lane(f"{kind}-{i}", PULLS_QUEUED_MAX) for i in range(PULLS)]
+            for kind in ("install", "pull")
+        }
         self.done = 0
         self.failed = 0
 
@@ -110,13 +119,12 @@ class Jobs:
 
     def queued(self) -> dict[str, int]:
         """Per lane."""
-        return {name: lane.queued for name, lane in self._lanes.items()} | {
-            "pull": sum(lane.queued for lane in self._pulls)
-        }
+        pools = {kind: sum(lane.queued for lane in pool) for kind, pool in self._pools.items()}
+        return {name: lane.queued for name, lane in self._lanes.items()} | pools
 
     def stop(self, timeout_s: float) -> None:
         """What runs is waited for, what waits is dropped: jobs are idempotent and come again."""
-        for lane in (*self._lanes.values(), *self._pulls):
+        for lane in chain(self._lanes.values(), *self._pools.values()):
             lane.stop(timeout_s)
 
     def _lane_of(self, job: Job) -> Lane:
@@ -128,9 +136,14 @@ class Jobs:
             return self._lanes["scan"]
         if isinstance(job, HashFiles):
             return self._lanes["hash"]
-        if isinstance(job, InstallSnapshot | StageFiles):
-            return min(self._pulls, key=lambda lane: lane.queued)
+        if isinstance(job, InstallSnapshot):
+            return self._lanes["meta"] if job.group == META else self._free_of("install")
+        if isinstance(job, StageFiles):
+            return self._free_of("pull")
         return self._lanes["disk"]
+
+    def _free_of(self, pool: str) -> Lane:
+        return min(self._pools[pool], key=lambda lane: lane.queued)
 
     def _counted_under(self, job: Job) -> str:
         """What the bytes of a pull are counted for. Asked on the loop, before the job waits in a lane."""

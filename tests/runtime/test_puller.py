@@ -12,6 +12,7 @@ from nodeagent.model.errors import NodeAgentError, NotFound, OutcomeUnknown
 from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import NodeId, PartitionKey
 from nodeagent.model.jobs import (
+    Done,
     FilesStaged,
     Installed,
     InstallSnapshot,
@@ -24,7 +25,7 @@ from nodeagent.model.jobs import (
 from nodeagent.model.limits import CHUNK_BYTES
 from nodeagent.model.requests import Chunk, ErrorReply, FetchChunk, Reply
 from nodeagent.runtime.disk import RealDisk
-from nodeagent.runtime.jobs import Jobs
+from nodeagent.runtime.jobs import PULLS, Jobs
 from nodeagent.runtime.puller import Puller
 from nodeagent.runtime.rate import Rate
 from nodeagent.storage import layout
@@ -167,6 +168,18 @@ def test_snapshot_is_installed(nodes: list[Node]) -> None:
     assert isinstance(result, Installed) and result.payload == b"state"
     assert nodes[2].storage.checkpoint("a.1") == b"state"
     assert nodes[2].disk.read(layout.file_path("a.1", 7, "f2")) == CONTENT
+
+
+@pytest.mark.parametrize("group", ["meta", "a.1"])
+def test_no_snapshot_waits_for_files_of_moved_slots(nodes: list[Node], group: str) -> None:
+    """At a low rate those take very long, and that the rate was raised may stand in the very snapshot."""
+    a, _, c = nodes
+    c.puller.rate.bytes_per_s = 1
+    for number in range(2, 2 + 2 * PULLS):
+        c.jobs.submit(number, StageFiles(f"op{number}", "c.9", (wanted("f1", "a"),)))
+    assert isinstance(a.run(MakeSnapshot("cd34", group, (), b"newer")), Done)
+    result = c.run(InstallSnapshot(group, "a", "cd34"))
+    assert isinstance(result, Installed) and result.payload == b"newer"
 
 
 def test_chunk_of_an_unknown_snapshot_is_not_found(nodes: list[Node]) -> None:
