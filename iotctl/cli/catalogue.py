@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import typer
 
-from iotctl.spec.playbook import Parameter, Verb
+from iotctl.spec.playbook import CONDITION, Parameter, Verb
 
 LEFT_OUT = ("demo", "completion", "playbook")
 """Commands that are no steps, with everything below them."""
@@ -53,7 +53,7 @@ BUILT_IN = (
     Verb(
         "assert",
         (),
-        (Parameter("that", "string", many=True, required=True), Parameter("message", "string")),
+        (Parameter("that", CONDITION, many=True, required=True), Parameter("message", "string")),
         True,
     ),
     Verb("approve", (), (Parameter("message", "string", required=True),)),
@@ -86,7 +86,8 @@ def verbs() -> dict[str, Verb]:
             else:
                 words = (*path, name)
                 verb = ".".join(words)
-                found[verb] = Verb(verb, words, _parameters(child), verb in READING)
+                asks = any("--yes" in p.opts for p in child.params)
+                found[verb] = Verb(verb, words, _parameters(child), verb in READING, asks)
 
     walk(typer.main.get_command(app), ())
     return found | {v.name: v for v in BUILT_IN}
@@ -125,16 +126,3 @@ def _argument_name(argument: Any) -> str:
     shown = (argument.metavar or argument.name).strip("[]")
     name = shown.rstrip("…").lower().partition("=")[0].replace("-", "_")
     return f"{name}s" if shown.endswith("…") and not name.endswith("s") else name
-
-
-@cache
-def takes_yes(words: tuple[str, ...]) -> bool:
-    """Whether the command that `words` name asks for consent that `--yes` gives."""
-    from iotctl.cli.main import app
-
-    command: Any = typer.main.get_command(app)
-    for word in words:
-        command = getattr(command, "commands", {}).get(word)
-        if command is None:
-            return False
-    return any("--yes" in p.opts for p in getattr(command, "params", ()))

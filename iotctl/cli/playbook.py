@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import re
+import shlex
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -45,8 +46,10 @@ def validate(ctx: typer.Context, file: File) -> None:
 @app.command()
 def check(ctx: typer.Context, file: File, var: Var = None, junit: Junit = None, json: Json = None) -> int:
     """Ask the cluster what a run would change; change nothing."""
+    from iotctl.playbook.journal import NoJournal
+
     session = session_of(ctx)
-    report = _runner(session, _load(session, file), var, None, [], "").check()
+    report = _runner(session, _load(session, file), var, NoJournal(), [], "").check()
     return _reported(session, file, report, junit, json, "playbook-check")
 
 
@@ -69,18 +72,17 @@ def run(
     """Run it. What is done already is left alone; after a failure `--resume` goes on."""
     from iotctl.errors import UsageProblem
     from iotctl.playbook.journal import FileJournal, find_run, new_run_id
-    from iotctl.playbook.run import digest_of
-    from iotctl.spec.find import state_dir
+    from iotctl.spec.find import runs_dir
 
     session = session_of(ctx)
     book = _load(session, file)
     if run_id and not resume:
         raise UsageProblem(f"{run_id}: a run is named with --resume only")
-    runs = state_dir(session.env) / "runs"
-    digest = digest_of(book)
-    journal = find_run(runs, run_id, digest) if resume else FileJournal(runs / f"{new_run_id()}.jsonl")
-    given = "".join(f" --var {v}" for v in var or ())
-    again = f"iotctl playbook run {file}{given} --resume {journal.run_id}"
+    runs = runs_dir(session.options.cluster, session.env, session.cwd)
+    path = runs / f"{new_run_id()}.jsonl"
+    journal = find_run(runs, run_id, book.file.name) if resume else FileJournal(path)
+    again = shlex.join(["iotctl", "playbook", "run", file, *_said(book, var), "--resume", journal.run_id])
+    session.on_interrupt = lambda: ("the step that was running is looked at again", again)
     report = _runner(session, book, var, journal, approve or [], again).run()
     return _reported(session, file, report, junit, json, "playbook-run", fail_on_change=fail_on_change)
 
@@ -108,30 +110,21 @@ def _runner(
     session: Session,
     book: Playbook,
     var: list[str] | None,
-    journal: Journal | None,
+    journal: Journal,
     approved: Sequence[str],
     again: str,
 ) -> Runner:
     from iotctl.cli.catalogue import verbs
     from iotctl.playbook.inspect import Inspector
-    from iotctl.playbook.model import Entry
     from iotctl.playbook.run import Runner, Values
     from iotctl.spec.playbook import values_of
 
-    class Nowhere:
-        def append(self, entry: Entry) -> None:
-            pass
-
-        def entries(self) -> Sequence[Entry]:
-            return ()
-
-    variables, secrets = values_of(book, _given(var), session.env)
-    command = _Commands(session)
+    values = Values(*values_of(book, _given(var), session.env))
+    command = _Commands(session, values.redact)
     return Runner(
         book,
         verbs(),
-        Values(variables, secrets),
-        run_id=getattr(journal, "run_id", ""),
+        values,
         command=command,
         inspect=Inspector(
             verbs(), lambda: session.cluster, command, session.cwd, lambda: int(time.time() * 1000)
@@ -141,7 +134,7 @@ def _runner(
             "approve": lambda a, v: _approve(session, a, v, approved),
             "exec": lambda a, v: _exec(session, a),
         },
-        journal=journal or Nowhere(),
+        journal=journal,
         by=session.operator,
         again=again,
         on_step=lambda result, number, total: _tell(session, result, number, total),
@@ -160,16 +153,26 @@ def _given(var: list[str] | None) -> dict[str, str]:
     return found
 
 
-class _Both(io.StringIO):
-    """Keeps what is written, and shows it."""
+def _said(book: Playbook, var: list[str] | None) -> list[str]:
+    """The `--var` options again, to go on with; a secret's value is printed nowhere."""
+    words = []
+    for name, value in _given(var).items():
+        shown = "…" if book.file.vars[name].secret else value
+        words += ["--var", f"{name}={shown}"]
+    return words
 
-    def __init__(self, shown: TextIO | None) -> None:
+
+class _Both(io.StringIO):
+    """Keeps what is written, and shows it without secrets."""
+
+    def __init__(self, shown: TextIO | None, redact: Callable[[str], str]) -> None:
         super().__init__()
         self._shown = shown
+        self._redact = redact
 
     def write(self, text: str) -> int:
         if self._shown is not None:
-            self._shown.write(text)
+            self._shown.write(self._redact(text))
         return super().write(text)
 
     def flush(self) -> None:
@@ -180,13 +183,13 @@ class _Both(io.StringIO):
 class _Commands:
     """Runs command lines of ours in this process, with the global options of this run."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, redact: Callable[[str], str]) -> None:
         self._session = session
+        self._redact = redact
 
     def __call__(self, words: Sequence[str], timeout: str = "") -> Ran:
         import msgspec
 
-        from iotctl.cli.catalogue import takes_yes
         from iotctl.cli.main import run as run_command
         from iotctl.playbook.model import Ran
 
@@ -196,25 +199,14 @@ class _Commands:
         front += ["--cluster", options.cluster] if options.cluster else []
         front += ["--identity", options.identity] if options.identity else []
         front += ["--timeout", timeout] if timeout else []
-        name = _command_words(words)
-        looks = "--dry-run" in words or "--no-input" in words
-        yes = ["--yes"] if takes_yes(name) and not looks else []
-        out, err = io.StringIO(), _Both(outer.err if options.verbose else None)
+        out, err = io.StringIO(), _Both(outer.err if options.verbose else None, self._redact)
         inner = Session(out, err, io.StringIO(), outer.env, outer.cwd, outer.connect)
-        code = run_command([*front, *name, *yes, *words[len(name) :]], inner)
+        code = run_command([*front, *words], inner)
         try:
             document = msgspec.json.decode(out.getvalue()) if out.getvalue() else None
         except msgspec.DecodeError:
             document = out.getvalue()
         return Ran(code, document, err.getvalue())
-
-
-def _command_words(words: Sequence[str]) -> tuple[str, ...]:
-    """The leading words that name the command."""
-    from iotctl.cli.catalogue import verbs
-
-    names = {v.words for v in verbs().values() if v.words}
-    return tuple(words[:2]) if tuple(words[:2]) in names else tuple(words[:1])
 
 
 def _assert(arguments: dict[str, Any], values: Values) -> Ran:
@@ -230,7 +222,7 @@ def _assert(arguments: dict[str, Any], values: Values) -> Ran:
         except (BadExpression, KeyError) as error:
             what = str(error.args[0])
         return Ran(5, {"error": {"what": what}}, what)
-    return Ran(0, {"changed": False}, "")
+    return Ran(0, None, "")
 
 
 def _approve(session: Session, arguments: dict[str, Any], values: Values, approved: Sequence[str]) -> Ran:

@@ -4,7 +4,7 @@ This is what makes check mode exact and a second run quiet: each verb that chang
 state in which its work is done.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,22 +74,25 @@ class Inspector:
         return self._cluster().meta(strong=True)
 
     def _add(self, arguments: Arguments) -> Inspection:
-        meta = self._meta()
-        new = [n for n in _list(arguments["nodes"]) if n not in meta.ring]
-        open_now = [o for o in open_operations(meta) if o.node in _list(arguments["nodes"])]
-        if open_now:
-            return _would(f"{open_now[0].id} goes on")
-        return _would(f"{', '.join(new)} come") if new else _done("all of them are in the cluster")
+        meta, nodes = self._meta(), _list(arguments["nodes"])
+        new = [n for n in nodes if n not in meta.ring]
+        return _under_way(meta, nodes) or (
+            _would(f"{', '.join(new)} come", new) if new else _done("all of them are in the cluster")
+        )
 
     def _remove(self, arguments: Arguments) -> Inspection:
-        meta = self._meta()
-        there = [n for n in _list(arguments["nodes"]) if n in meta.ring]
-        return _would(f"{', '.join(there)} leave") if there else _done("none of them is in the cluster")
+        meta, nodes = self._meta(), _list(arguments["nodes"])
+        there = [n for n in nodes if n in meta.ring]
+        return _under_way(meta, nodes) or (
+            _would(f"{', '.join(there)} leave", there) if there else _done("none of them is in the cluster")
+        )
 
     def _replace(self, arguments: Arguments) -> Inspection:
-        ring = self._meta().ring
+        meta = self._meta()
         old, new = arguments["old"], arguments["new"]
-        if new in ring and old not in ring:
+        if under_way := _under_way(meta, [old, new]):
+            return under_way
+        if new in meta.ring and old not in meta.ring:
             return _done(f"{new} is there, {old} is gone")
         return _would(f"{new} takes the place of {old}")
 
@@ -163,8 +166,14 @@ class Inspector:
         return Inspection(UNKNOWN, "`changed_when` tells after the step was run")
 
 
-def _would(message: str) -> Inspection:
-    return Inspection(WOULD_CHANGE, message)
+def _under_way(meta: MetaView, nodes: Sequence[str]) -> Inspection | None:
+    """An open change of one of these nodes, begun by whoever it was."""
+    found = next((o for o in open_operations(meta) if o.node in nodes or o.leaving in nodes), None)
+    return Inspection(WOULD_CHANGE, f"{found.id} goes on", operation=found.id) if found else None
+
+
+def _would(message: str, left: Sequence[str] | None = None) -> Inspection:
+    return Inspection(WOULD_CHANGE, message, None if left is None else tuple(left))
 
 
 def _done(message: str) -> Inspection:

@@ -12,6 +12,18 @@ from iotctl.errors import InputProblem, UsageProblem
 from iotctl.playbook.model import Entry
 
 
+class NoJournal:
+    """Of a check, which records nothing."""
+
+    run_id = ""
+
+    def append(self, entry: Entry) -> None:
+        pass
+
+    def entries(self) -> Sequence[Entry]:
+        return ()
+
+
 class FileJournal:
     """Entries after a torn last line are none; a damaged line before that is an error."""
 
@@ -26,13 +38,16 @@ class FileJournal:
         return self._path.stem
 
     def append(self, entry: Entry) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not self._entries:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.write(handle, msgspec.json.encode(entry) + b"\n")
             os.fsync(handle)
         finally:
             os.close(handle)
+        if not self._entries:  # its name must be durable too
+            _sync_directory(self._path.parent)
         self._entries.append(entry)
 
     def entries(self) -> Sequence[Entry]:
@@ -56,14 +71,22 @@ class FileJournal:
                 ) from None
 
 
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def new_run_id(now: float | None = None) -> str:
     """Sorts by time; no two are equal."""
     moment = time.gmtime(time.time() if now is None else now)
     return f"{time.strftime('%Y%m%dT%H%M%S', moment)}-{secrets.token_hex(3)}"
 
 
-def find_run(directory: Path, run_id: str, digest: str) -> FileJournal:
-    """The named run, or with "" the last one of this playbook that did not end.
+def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
+    """The named run, or with "" the last one of the playbook of this name that did not end.
 
     Raises:
         UsageProblem: there is none.
@@ -76,7 +99,7 @@ def find_run(directory: Path, run_id: str, digest: str) -> FileJournal:
     for path in sorted(directory.glob("*.jsonl"), reverse=True):
         found = FileJournal(path)
         events = [e.event for e in found.entries()]
-        if "ended" not in events and any(e.playbook == digest for e in found.entries()):
+        if "ended" not in events and any(e.playbook == playbook for e in found.entries()):
             return found
     raise UsageProblem(
         "no run of this playbook was left unfinished", why=f"looked in {directory}", next="leave --resume out"

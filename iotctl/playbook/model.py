@@ -19,10 +19,13 @@ class Ran(msgspec.Struct, frozen=True):
 
 class Inspection(msgspec.Struct, frozen=True):
     """What a step would do now. `state` is `would_change`, `no_change` (its work is done already), `unknown`,
-    or `reads`: it never changes anything and is run for what it tells."""
+    or `reads`: it never changes anything and is run for what it tells. `left`: of its nodes those with
+    something left to do, None for all. `operation`: an open one that is doing it; it is waited for first."""
 
     state: str
     message: str = ""
+    left: tuple[str, ...] | None = None
+    operation: str = ""
 
 
 class Command(Protocol):
@@ -78,6 +81,9 @@ class Entry(msgspec.Struct, frozen=True):
 
 class Journal(Protocol):
     """Kept so that `append` has returned only when the entry is durable."""
+
+    @property
+    def run_id(self) -> str: ...
 
     def append(self, entry: Entry) -> None: ...
 

@@ -32,7 +32,7 @@ from iotctl.playbook.model import (
     StepResult,
 )
 from iotctl.spec.expression import BadExpression, at, condition, holds, substitute, text_of
-from iotctl.spec.playbook import Playbook, StepEntry, Verb
+from iotctl.spec.playbook import CONDITION, Playbook, StepEntry, Verb
 
 REDACTED = "***"
 OnStep = Callable[[StepResult, int, int], None]
@@ -71,7 +71,6 @@ class Runner:
         verbs: Mapping[str, Verb],
         values: Values,
         *,
-        run_id: str,
         command: Command,
         inspect: Inspect,
         built_in: Mapping[str, BuiltIn],
@@ -80,12 +79,10 @@ class Runner:
         again: str,
         on_step: OnStep = lambda result, number, total: None,
         clock: Callable[[], float] = time.time,
-        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._playbook = playbook
         self._verbs = verbs
         self._values = values
-        self._run_id = run_id
         self._command = command
         self._inspect = inspect
         self._built_in = built_in
@@ -94,7 +91,6 @@ class Runner:
         self._again = again
         self._on_step = on_step
         self._clock = clock
-        self._should_stop = should_stop
 
     def check(self) -> Report:
         """What a run would do now; changes nothing. What depends on an earlier step's change is unknown."""
@@ -117,14 +113,13 @@ class Runner:
         done = self._done()
         steps = self._playbook.file.steps
         if not self._journal.entries():
-            self._append(Entry("begun", self._now(), playbook=digest_of(self._playbook), by=self._by))
+            self._journal.append(Entry("begun", self._now(), playbook=self._playbook.file.name, by=self._by))
         results: list[StepResult] = []
         stopped = False
         for i, step in enumerate(steps):
             own = self._playbook.ids[i]
             earlier = done.get(own)
-            if stopped or self._should_stop():
-                stopped = True
+            if stopped:
                 results.append(self._result(i, step, PENDING))
                 continue
             self._on_step(self._result(i, step, PENDING), i + 1, len(steps))
@@ -141,10 +136,10 @@ class Runner:
         failed = sum(r.state == FAILED for r in results)
         pending = sum(r.state == PENDING for r in results)
         if not failed and not pending:
-            self._append(Entry("ended", self._now()))
+            self._journal.append(Entry("ended", self._now()))
         changed = sum(r.state == CHANGED for r in results)
         resume = self._again if failed or pending else ""
-        return Report(self._playbook.file.name, self._run_id, results, changed, failed, resume)
+        return Report(self._playbook.file.name, self._journal.run_id, results, changed, failed, resume)
 
     # --- one step --------------------------------------------------------------------------------
 
@@ -152,7 +147,7 @@ class Runner:
         try:
             if step.when and not holds(condition(step.when), self._values):
                 return self._result(i, step, SKIPPED, message=f"when {step.when}")
-            arguments = substitute(step.arguments, self._values)
+            arguments = self._arguments(step)
         except KeyError as error:  # a step before it has not run
             return self._result(i, step, UNKNOWN, message=str(error.args[0]))
         except BadExpression as error:
@@ -160,7 +155,7 @@ class Runner:
         try:
             found = self._inspect(step.uses, arguments)
             if step.register and found.state == READS:
-                ran = self._apply(self._verbs[step.uses], step, arguments)
+                ran = self._apply(step, arguments, found)
                 if ran.code == 0:
                     self._values.register(step.register, ran.document)
         except IotctlError as error:
@@ -173,13 +168,13 @@ class Runner:
         try:
             if step.when and not holds(condition(step.when), self._values):
                 return self._result(i, step, SKIPPED, message=f"when {step.when}")
-            arguments = substitute(step.arguments, self._values)
+            arguments = self._arguments(step)
         except (KeyError, BadExpression) as error:
             message = str(error.args[0])
             return self._result(i, step, FAILED, message=message, code=5)
         digest = _digest(step.uses, arguments)
         try:
-            found = self._inspect(step.uses, arguments)
+            found = self._settled(step, arguments)
         except IotctlError as error:
             return self._result(i, step, FAILED, message=error.what, next=error.next, code=int(error.exit))
         verb = self._verbs[step.uses]
@@ -190,8 +185,8 @@ class Runner:
             result = self._result(i, step, state, began=began, message=found.message, digest=digest)
             return self._over(step, own, digest, result, None)
         if not verb.reads:
-            self._append(Entry("intent", self._now(), own, digest))
-        ran = self._apply(verb, step, arguments)
+            self._journal.append(Entry("intent", self._now(), own, digest))
+        ran = self._apply(step, arguments, found)
         result = self._outcome(i, step, found, ran, began, digest)
         if result.state == FAILED:
             return result  # no outcome: resume looks again
@@ -201,28 +196,37 @@ class Runner:
         told = document if self._verbs[step.uses].reads else {"changed": result.state == CHANGED}
         if step.register:
             self._values.register(step.register, told)
-        self._append(Entry("outcome", self._now(), own, digest, result))
+        self._journal.append(Entry("outcome", self._now(), own, digest, result))
         return result
 
-    def _apply(self, verb: Verb, step: StepEntry, arguments: dict[str, Any]) -> Ran:
+    def _arguments(self, step: StepEntry) -> dict[str, Any]:
+        """With every value in its place; a condition stays as it is written, for who evaluates it."""
+        conditions = {p.name for p in self._verbs[step.uses].parameters if p.type == CONDITION}
+        return {k: v if k in conditions else substitute(v, self._values) for k, v in step.arguments.items()}
+
+    def _settled(self, step: StepEntry, arguments: dict[str, Any]) -> Inspection:
+        """The look, after an operation that is doing this step's work already has ended."""
+        found = self._inspect(step.uses, arguments)
+        if not found.operation:
+            return found
+        self._command(["ops", "wait", found.operation], step.timeout)
+        return self._inspect(step.uses, arguments)
+
+    def _apply(self, step: StepEntry, arguments: dict[str, Any], found: Inspection) -> Ran:
+        """One command, or one for each part of its nodes with `serial`; nodes that are done are left out."""
+        verb = self._verbs[step.uses]
         if not verb.words:
             return self._built_in[verb.name](arguments, self._values)
+        if found.left is not None:
+            arguments = {**arguments, "nodes": list(found.left)}
+        nodes = arguments.get("nodes")
+        batches = parts(nodes, step.serial) if step.serial and isinstance(nodes, list) else [nodes]
         last = Ran(0, None, "")
-        for words in self._batches(verb, step, arguments):
-            last = self._command(words, step.timeout)
+        for batch in batches:
+            last = self._command(self._words(step, {**arguments, "nodes": batch}), step.timeout)
             if last.code:
                 break
         return last
-
-    def _batches(self, verb: Verb, step: StepEntry, arguments: dict[str, Any]) -> list[list[str]]:
-        """One command line, or one for each part of its nodes with `serial`."""
-        nodes = arguments.get("nodes")
-        if not step.serial or not isinstance(nodes, list):
-            return [self._words(step, arguments)]
-        made = []
-        for part in parts(nodes, step.serial):
-            made.append(self._words(step, {**arguments, "nodes": part}))
-        return made
 
     def _words(self, step: StepEntry, arguments: Mapping[str, Any]) -> list[str]:
         given = dict(arguments)
@@ -265,7 +269,7 @@ class Runner:
         mark = self._playbook.marks.marks.get(("steps", i))
         return StepResult(
             id=self._playbook.ids[i],
-            name=name or self._playbook.ids[i],
+            name=self._values.redact(name) or self._playbook.ids[i],
             uses=step.uses,
             state=state,
             seconds=round(self._clock() - began, 3) if began is not None else 0.0,
@@ -293,28 +297,25 @@ class Runner:
     def _check_same(self, i: int, step: StepEntry, earlier: Entry) -> None:
         """What was run must be what the file says; a later step may have been mended."""
         try:
-            now = _digest(step.uses, substitute(step.arguments, self._values))
+            now = _digest(step.uses, self._arguments(step))
         except (KeyError, BadExpression):
             now = ""
         if now != earlier.digest:
             raise InputProblem(
-                f"step {self._playbook.ids[i]} was run with other arguments; nothing was run",
+                f"step {self._playbook.ids[i]} was run with other arguments; it and what follows was not run",
                 why="the file or a variable has changed since",
                 next="undo that change, or begin a new run without --resume",
                 where=self._playbook.marks.where("steps", i),
             )
-
-    def _append(self, entry: Entry) -> None:
-        text = self._values.redact(msgspec.json.encode(entry).decode())
-        self._journal.append(msgspec.json.decode(text, type=Entry))
 
     def _now(self) -> int:
         return int(self._clock() * 1000)
 
 
 def command_line(verb: Verb, arguments: Mapping[str, Any]) -> list[str]:
-    """The words of `iotctl` for a verb: options first, then what stands by its place."""
-    words, placed = list(verb.words), []
+    """The words of `iotctl` for a verb: options first, then what stands by its place. Running a playbook is
+    the consent that `--yes` gives."""
+    words, placed = [*verb.words, *(["--yes"] if verb.asks else [])], list[str]()
     for parameter in verb.parameters:
         value = arguments.get(parameter.name)
         if value is None:
@@ -347,10 +348,6 @@ def parts(nodes: Sequence[Any], serial: Sequence[Any]) -> list[list[Any]]:
         made.append(left[:size])
         left = left[size:]
     return made
-
-
-def digest_of(playbook: Playbook) -> str:
-    return hashlib.sha256(msgspec.json.encode(playbook.file)).hexdigest()[:16]
 
 
 def _size(part: Any, total: int) -> int:

@@ -1,5 +1,6 @@
 """Which cluster is meant: `--cluster`, then IOTCTL_CLUSTER, `./cluster.yaml`, `./iotctl-local`."""
 
+import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -80,7 +81,15 @@ def _spec_of(path: Path) -> Path:
     return Path(os.path.join(path, SPEC_NAME)) if path.is_dir() else path
 
 
-def state_dir(env: Mapping[str, str]) -> Path:
-    """What happened here: records of runs."""
+def runs_dir(explicit: str | None, env: Mapping[str, str], cwd: Path) -> Path:
+    """Where runs of playbooks against this cluster are recorded, apart from those against others.
+
+    A cluster is its file here; one that is not made yet is the directory it will be made in.
+    """
+    try:
+        place = find_cluster(explicit, env, cwd)[0].path
+    except InputProblem:
+        place = cwd / SPEC_NAME
+    key = hashlib.sha256(str(place.absolute()).encode()).hexdigest()[:12]
     home = Path(env.get("HOME") or Path.home())
-    return Path(env.get("XDG_STATE_HOME") or home / ".local" / "state") / "iotctl"
+    return Path(env.get("XDG_STATE_HOME") or home / ".local" / "state") / "iotctl" / "runs" / key

@@ -16,6 +16,7 @@ from iotctl.spec.typed_yaml import Loaded, suggest
 from iotctl.spec.units import parse_duration_ms, parse_rate
 
 TYPES = ("string", "int", "float", "bool", "duration", "rate", "list")
+CONDITION = "condition"
 ON_FAILURE = ("stop", "continue")
 
 
@@ -55,8 +56,11 @@ class PlaybookFile(msgspec.Struct, frozen=True):
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One argument or option of a verb. `type` is one of `TYPES`; `many`: a list. `option` is "" for an
-    argument by its place; `negative` what says no to a flag."""
+    """One argument or option of a verb.
+
+    `type` is one of `TYPES`, or `CONDITION`, whose text is evaluated, not replaced by values; `many`: a list.
+    `option` is "" for an argument by its place; `negative` what says no to a flag.
+    """
 
     name: str
     type: str
@@ -68,12 +72,14 @@ class Parameter(msgspec.Struct, frozen=True):
 
 class Verb(msgspec.Struct, frozen=True):
     """`words` begin its command line; () for a verb that is no command. `reads`: it changes nothing, so all
-    it tells can be registered; of a verb that changes something only whether it did."""
+    it tells can be registered; of a verb that changes something only whether it did. `asks`: for consent that
+    `--yes` gives."""
 
     name: str
     words: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     reads: bool = False
+    asks: bool = False
 
 
 class Playbook(msgspec.Struct, frozen=True):

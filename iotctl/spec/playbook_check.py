@@ -7,6 +7,7 @@ from typing import Any
 from iotctl.spec.cluster import API_VERSION
 from iotctl.spec.expression import BadExpression, condition, name_of, references
 from iotctl.spec.playbook import (
+    CONDITION,
     ON_FAILURE,
     TYPES,
     Playbook,
@@ -150,12 +151,12 @@ class Checker:
                 what = f"{name}: {verb.name} takes no such thing{suggest(key, list(known))}"
                 self.problems.append((self._loaded.where_key(*at, key), what))
                 continue
-            if not self._names(value, registered, name, *at, key) or any(_quietly(value)):
-                continue  # its type is known when the variables are
-            if verb.name == "assert" and key == "that":
+            if parameter.type == CONDITION:
                 for j, text in enumerate(value if isinstance(value, list) else [value]):
                     self._condition(str(text), registered, name, *at, key, j)
                 continue
+            if not self._names(value, registered, name, *at, key) or any(_quietly(value)):
+                continue  # its type is known when the variables are
             if parameter.many and isinstance(value, list):
                 for j, one in enumerate(value):
                     self._typed(one, parameter.type, name, *at, key, j)

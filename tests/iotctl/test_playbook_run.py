@@ -56,11 +56,17 @@ class Plant:
     nodes: set[str] = field(default_factory=set)
     fails: str = ""
     looks: int = 0
+    open: str = ""
+    """An operation that somebody began; it adds both nodes."""
 
     def command(self, words: Sequence[str], timeout: str = "") -> Ran:
         line = " ".join(words)
         if self.fails and self.fails in line:
             return Ran(4, {"error": {"what": "unreachable", "why": "s3cret refused", "next": "look"}}, "")
+        if words[:2] == ["ops", "wait"]:
+            self.nodes |= {"node6", "node7"}
+            self.open = ""
+            return Ran(0, None, "")
         self.effects.append(line)
         if "drain" in words[1]:
             self.drained = words[1] == "drain"
@@ -76,7 +82,10 @@ class Plant:
             case "cluster.undrain":
                 done = not self.drained
             case _:
-                done = set(arguments["nodes"]) <= self.nodes
+                left = tuple(n for n in arguments["nodes"] if n not in self.nodes)
+                if left:
+                    return Inspection("would_change", "", left, self.open)
+                done = True
         return Inspection("no_change" if done else "would_change", "")
 
 
@@ -89,7 +98,6 @@ def runner(directory: Path, plant: Plant, journal: Journal, text: str = TEXT) ->
         book,
         VERBS,
         Values(values, secrets),
-        run_id="r1",
         command=plant.command,
         inspect=plant.inspect,
         built_in={},
@@ -108,8 +116,8 @@ def test_every_step_runs_once_in_its_parts(tmp_path: Path) -> None:
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     assert plant.effects == [
         "cluster drain node1",
-        "cluster add-node --verify node6",
-        "cluster add-node --verify node7",
+        "cluster add-node --yes --verify node6",
+        "cluster add-node --yes --verify node7",
         "cluster undrain node1",
     ]
     assert states(report) == ["changed"] * 3 and report.changed == 3 and not report.resume
@@ -161,6 +169,10 @@ class Mortal:
     after: bool
     written: int = 0
 
+    @property
+    def run_id(self) -> str:
+        return self.inner.run_id
+
     def append(self, entry: Entry) -> None:
         self.written += 1
         if self.written == self.at and not self.after:
@@ -194,6 +206,21 @@ def test_killed_at_every_record_and_resumed_nothing_happens_twice(tmp_path: Path
                 report = runner(tmp_path, plant, FileJournal(path), text).run()
                 assert sorted(plant.effects) == sorted(whole.effects), (at, after, lost)
                 assert not report.failed and not report.resume
+
+
+def test_nodes_that_are_done_are_left_out(tmp_path: Path) -> None:
+    """Killed between two parts of a step: adding the first one again would be refused."""
+    plant = Plant(nodes={"node6"})
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
+    assert "cluster add-node --yes --verify node7" in plant.effects and not report.failed
+    assert not [e for e in plant.effects if "node6" in e]
+
+
+def test_an_operation_that_does_it_already_is_waited_for(tmp_path: Path) -> None:
+    """The iotctl that began it was killed; the agents go on by themselves."""
+    plant = Plant(open="op-7")
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
+    assert not report.failed and not [e for e in plant.effects if "add-node" in e]
 
 
 def test_a_record_torn_by_a_crash_is_cut_and_a_damaged_one_is_told(tmp_path: Path) -> None:
@@ -237,6 +264,7 @@ def test_command_lines() -> None:
     assert command_line(verb, {"nodes": ["a", "b"], "wait": False, "rate": "5MB/s", "verify": False}) == [
         "cluster",
         "add-node",
+        "--yes",
         "--rate",
         "5MB/s",
         "--no-wait",
@@ -245,6 +273,7 @@ def test_command_lines() -> None:
     ]
     assert command_line(VERBS["verify"], {"slot": [1, 2], "depth": "hash"}) == [
         "verify",
+        "--yes",
         "--depth",
         "hash",
         "--slot",
@@ -358,6 +387,50 @@ def test_a_failed_run_says_how_to_go_on_and_does(place: Path) -> None:
     cluster.down = set()
     resumed = iotctl(place, *line.split()[2:], cluster=cluster, env=env)
     assert resumed.code == 0 and cluster.drained == {"node2"}, resumed.err
+
+
+@pytest.mark.parametrize(
+    ("that", "code"),
+    [
+        ("${status.healthy}", 0),
+        ("not ${status.healthy}", 5),
+        ("${status.healthy} == false", 5),
+        ("${status.name} == plant", 0),
+        ("${status.operations}", 5),
+        ("${status.table_version} < 5", 5),
+    ],
+)
+def test_what_is_asserted_must_hold(place: Path, that: str, code: int) -> None:
+    """A value by itself too: what is false fails, however it would look as text."""
+    (place / "p.yaml").write_text(SIMPLE.replace('"${status.healthy} == true"', f'"{that}"'))
+    env = {"XDG_STATE_HOME": str(place / "state")}
+    words = ("playbook", "run", "p.yaml", "--var", "node=node2")
+    assert iotctl(place, *words, cluster=FakeCluster(), env=env).code == code
+
+
+def test_a_run_that_was_mended_goes_on_without_its_name_but_never_on_another_cluster(place: Path) -> None:
+    cluster, env = FakeCluster(), {"XDG_STATE_HOME": str(place / "state"), "TOKEN": ""}
+    broken = SIMPLE.replace("${status.quorum}", "not ${status.quorum}")
+    (place / "p.yaml").write_text(broken)
+    words = ("playbook", "run", "p.yaml", "--var", "node=node2")
+    assert iotctl(place, *words, cluster=cluster, env=env).code == 5
+    (place / "p.yaml").write_text(SIMPLE)
+    other = place / "other"
+    other.mkdir()
+    for name in ("cluster.yaml", "p.yaml"):
+        (other / name).write_text((place / name).read_text())
+    assert iotctl(other, *words, "--resume", cluster=cluster, env=env).code == 2
+    assert iotctl(place, *words, "--resume", cluster=cluster, env=env).code == 0
+
+
+def test_a_secret_that_was_given_is_not_printed_to_go_on_with(place: Path) -> None:
+    text = SIMPLE.replace("vars:", "vars:\n  token: {secret: true}").replace("${status.quorum}", "1 > 2")
+    (place / "p.yaml").write_text(text)
+    env = {"XDG_STATE_HOME": str(place / "state")}
+    words = ("playbook", "run", "p.yaml", "--var", "node=a b", "--var", "token=s3cret", "--json", "r.json")
+    done = iotctl(place, *words, cluster=FakeCluster(), env=env)
+    assert done.code == 5 and "s3cret" not in done.out + done.err + (place / "r.json").read_text()
+    assert "--var 'node=a b'" in done.err
 
 
 def test_a_schema_is_printed(tmp_path: Path) -> None:

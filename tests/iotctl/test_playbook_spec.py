@@ -88,6 +88,7 @@ def test_a_good_one_is_read(tmp_path: Path) -> None:
             "19:26",
             "${added.changed}",
         ),
+        ("bytes_copied} < 1000", "bytes_copied} < 1 and 2 > 1", "20:19", "`and` and `or` are not known"),
         ("register: plan", "register: plan-1", "11:15", "is no name"),
         ("default: auto", "default: 5 parsecs", "5:31", "5 parsecs"),
         ("type: rate", "type: speed", "5:16", "unknown 'speed'"),
