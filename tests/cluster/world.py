@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,9 @@ WRITE_PAUSE_S = 0.01
 """Of a test's writer after each row: it shares its processors with the fleet."""
 
 POLL_S = 0.05
+
+Place = tuple[str, int]
+"""Storage group and time (ms) of a row."""
 
 
 @dataclass(slots=True)
@@ -267,25 +270,38 @@ class World:
 
     # --- a running writer --------------------------------------------------------------------------
 
-    def load(self) -> Load:
-        """A writer and a reader over slots of every group; stopped with the world at the latest."""
-        load = Load(self.connect, TABLE, TAG, self.places(), WRITE_PAUSE_S)
+    def load(self, moving: Collection[int] = ()) -> Load:
+        """A writer and a reader over slots of every group, half of them in `moving` if there are any; stopped
+        with the world at the latest."""
+        load = Load(self.connect, TABLE, TAG, self._places(moving), WRITE_PAUSE_S)
         self._loads.append(load)
         load.start()
         return load
 
-    def places(self) -> dict[tuple[str, int], str]:
-        """Where a writer writes, (storage group, time), and the data group that serves the slot now."""
-        meta = self.cluster.meta(strong=True)  # a node that lags still has the table before the last change
-        table = facts.table_of(meta)
-        places: dict[tuple[str, int], str] = {}
-        for i in range(PLACES):
-            group = storage_group_name(i % self.data.storage_groups)
-            at = EPOCH_MS + (i * 7 % self.data.weeks) * WEEK_MS + 1_800_000
-            week = time_partition(at, meta.settings.time_partition_interval_ms)
-            slot = slot_of(group, week, shard_of(["probe"], meta.settings.shards), meta.settings)
-            places[group, at] = table.route(slot)
-        return places
+    def _places(self, moving: Collection[int]) -> dict[Place, str]:
+        """Where a writer writes, and the data group that serves the slot now."""
+        # A node that lags still has the table before the last change.
+        table = facts.table_of(self.cluster.meta(strong=True))
+        groups, weeks = self.data.storage_groups, self.data.weeks
+        slots = self.slots(
+            (storage_group_name(i % groups), EPOCH_MS + (i * 7 % weeks) * WEEK_MS + 1_800_000)
+            for i in range(groups * weeks)
+        )
+        moved = [place for place, slot in slots.items() if slot in moving][: PLACES // 2]
+        assert bool(moved) == bool(moving), "no row could be written to a slot that moves"
+        stay = [place for place, slot in slots.items() if slot not in moving][: PLACES - len(moved)]
+        return {place: table.route(slots[place]) for place in (*moved, *stay)}
+
+    def slots(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Those that a writer's rows belong to."""
+        settings = self.cluster.meta().settings
+        shard = shard_of(["probe"], settings.shards)
+        return {
+            (group, at): slot_of(
+                group, time_partition(at, settings.time_partition_interval_ms), shard, settings
+            )
+            for group, at in places
+        }
 
     def check_load(self, load: Load) -> int:
         """Stop it; every acknowledged row is there. Returns how many there are."""
