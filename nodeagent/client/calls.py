@@ -332,8 +332,8 @@ class Calls:
                 done, running = await asyncio.wait(
                     running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
                 )
-                for task in done:
-                    error = task.exception()
+                errors = {task: task.exception() for task in done}  # of all: one not looked at is a warning
+                for task, error in errors.items():
                     if error is None:
                         return task.result()
                     if not isinstance(error, NodeAgentError):
@@ -389,17 +389,21 @@ async def pause(delay_s: float, deadline: Deadline) -> None:
 async def run_bounded(jobs: Iterable[Coroutine[object, object, None]], running_max: int) -> None:
     """Run all, `running_max` at a time; the first failure cancels the others and is raised."""
     running: set[asyncio.Task[None]] = set()
+
+    async def wait_for_one() -> None:
+        nonlocal running
+        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        errors = [error for task in done if (error := task.exception()) is not None]
+        if errors:
+            raise errors[0]
+
     try:
         for job in jobs:
             running.add(asyncio.create_task(job))
             if len(running) >= running_max:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
+                await wait_for_one()
         while running:
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await wait_for_one()
     finally:
         for task in running:
             task.cancel()

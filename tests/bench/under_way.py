@@ -30,7 +30,7 @@ from tests.bench.migrate import add_request, fill, first_status, start_node
 
 NODES = 5
 STORED_MIB = 200
-EVERY_S = 0.02
+EVERY_S = 0.018
 STREAMS_PER_GROUP = 80
 READERS = 4
 READ_PAUSE_S = 0.25

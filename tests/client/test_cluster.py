@@ -1,6 +1,7 @@
 """Statuses in the dark, changes, files."""
 
 import asyncio
+import gc
 
 import pytest
 
@@ -48,6 +49,34 @@ def test_meta_comes_from_the_first_node_that_answers() -> None:
         assert asyncio.get_running_loop().time() - started < 1
 
     run(scenario())
+
+
+def test_refusals_that_come_with_an_answer_leave_no_warning_behind() -> None:
+    """asyncio prints an exception that nobody looked at, on the operator's terminal."""
+
+    async def scenario() -> list[str]:
+        fake, cluster = make()
+        together, asked, unseen = asyncio.Event(), list[str](), list[str]()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, what: unseen.append(what["message"]))
+        ask = fake.call
+
+        async def call(target: str, request: Request, timeout_s: float) -> Reply:
+            asked.append(target)
+            if len(asked) > 1:
+                together.set()
+            await together.wait()
+            if target == asked[0]:
+                return await ask(target, request, timeout_s)
+            raise Unavailable("the cluster is not formed yet")
+
+        fake.faults.delay_max_s = 0.0
+        fake.call = call  # type: ignore[method-assign]
+        await cluster.meta()
+        gc.collect()
+        return unseen
+
+    for _ in range(8):  # which task of a set is looked at first differs from run to run
+        assert run(scenario()) == []
 
 
 def test_an_older_view_never_replaces_a_newer_one() -> None:
