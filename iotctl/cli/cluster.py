@@ -108,21 +108,12 @@ def wait_for(
     goal: Annotated[str, typer.Option("--for", metavar="healthy|op=ID", help="What to wait for.")],
 ) -> None:
     """Wait until the cluster is healthy, or an operation is over (or waits for you)."""
-    from iotctl.cli.watching import watch_operation
-    from iotctl.execute.wait import wait_healthy
+    from iotctl.cli.watching import watch_healthy, watch_operation
     from iotctl.output.table import Table
 
     session = session_of(ctx)
     if goal == "healthy":
-        with session.progress() as progress:
-            found = wait_healthy(
-                session.cluster,
-                session.source,
-                on_status=lambda s: progress.update(
-                    "waiting until healthy", note=s.problems[0].message if s.problems else ""
-                ),
-                timeout_s=session.options.timeout_s,
-            )
+        found = watch_healthy(session)
         session.output.emit(
             "cluster-status", found, lambda: [Table(("cluster", "healthy"), [(found.name, "yes")])]
         )

@@ -12,6 +12,7 @@ import typer
 from iotctl.cli.hosts import Names
 from iotctl.cli.options import DryRun, Wait, Yes
 from iotctl.cli.session import Session, session_of
+from iotctl.cli.watching import watch_healthy
 
 if TYPE_CHECKING:
     from iotctl.execute.deploy import Deployment, DeployPlan
@@ -209,19 +210,27 @@ def logs(
     ctx: typer.Context,
     nodes: Names = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Of each node.")] = 50,
-) -> None:
+) -> int:
     """The last lines the agents wrote, also of those that are down."""
+    from iotctl.errors import Exit, Unreachable
     from iotctl.execute.agents import logs as logs_of
 
     session = session_of(ctx)
     with _machines(session) as machines:
-        found = logs_of(session.source, machines, nodes or (), lines)
+        answers = logs_of(session.source, machines, nodes or (), lines)
+    found = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
+    for node, error in answers.items():
+        if isinstance(error, Unreachable):
+            session.output.warn(
+                f"{node}: {error.what}: {error.why}" if error.why else f"{node}: {error.what}"
+            )
     body = {"nodes": [{"node": n, "lines": text.splitlines()} for n, text in found.items()]}
     session.output.emit(
         "cluster-logs",
         body,
-        lambda: [f"{n}:\n{text}" if len(found) > 1 else text for n, text in found.items()],
+        lambda: [f"{n}:\n{text}" if len(answers) > 1 else text for n, text in found.items()],
     )
+    return 0 if len(found) == len(answers) else Exit.UNREACHABLE
 
 
 # --- shared ----------------------------------------------------------------------------------------
@@ -272,17 +281,7 @@ def _roll(
 
 def _wait_healthy(session: Session) -> bool:
     """Raises `Partly` when the time is up."""
-    from iotctl.execute.wait import wait_healthy
-
-    with session.progress() as progress:
-        wait_healthy(
-            session.cluster,
-            session.source,
-            on_status=lambda s: progress.update(
-                "nodes answering", sum(n.reachable for n in s.nodes), len(s.nodes)
-            ),
-            timeout_s=session.options.timeout_s or HEALTHY_S,
-        )
+    watch_healthy(session, timeout_s=HEALTHY_S, fleet=session.fleet)
     return True
 
 
@@ -313,10 +312,11 @@ def _emit_agents(session: Session, what: str, names: list[str]) -> None:
 
 
 def _emit_rolled(session: Session, rolled: Rolled | None) -> None:
-    names = rolled.restarted if rolled else []
-    body = {"restarted": names, "order": rolled.order if rolled else []}
-    said = f"restarted {', '.join(names)}" if names else "nothing was restarted"
-    session.output.emit("cluster-rolled", body, lambda: [said])
+    from iotctl.execute.rolling import Rolled
+
+    done = rolled or Rolled([], [])
+    said = f"restarted {', '.join(done.restarted)}" if done.restarted else "nothing was restarted"
+    session.output.emit("cluster-rolled", done, lambda: [said])
 
 
 def _step(progress: Progress, phase: str, done: int, total: int) -> None:

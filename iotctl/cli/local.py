@@ -8,6 +8,7 @@ import typer
 
 from iotctl.cli.options import Confirm, Wait, Yes
 from iotctl.cli.session import Session, session_of
+from iotctl.cli.watching import watch_healthy
 
 if TYPE_CHECKING:
     from iotctl.fleet.local import LocalFleet
@@ -32,7 +33,6 @@ def up(
     wait: Wait = True,
 ) -> None:
     """Start a fleet, or what is down of one that exists (which changes nothing else)."""
-    from iotctl.execute.wait import wait_healthy
     from iotctl.fleet.local import LocalFleet
     from nodeagent.model.config import ClusterSettings
 
@@ -51,16 +51,7 @@ def up(
     started = fleet.start()
     session.output.note(f"started {', '.join(started)}" if started else "everything is running already")
     if wait:
-        with session.progress() as progress:
-            wait_healthy(
-                session.cluster,
-                session.source,
-                on_status=lambda s: progress.update(
-                    "nodes answering", sum(n.reachable for n in s.nodes), len(s.nodes)
-                ),
-                timeout_s=session.options.timeout_s or UP_TIMEOUT_S,
-                fleet=fleet,
-            )
+        watch_healthy(session, timeout_s=UP_TIMEOUT_S, fleet=fleet)
     _print(session, fleet, "local-up", hints=True)
 
 

@@ -20,6 +20,7 @@ from iotctl.execute.initialise import Initialised
 from iotctl.execute.layout import RingView, SlotsView
 from iotctl.execute.operations import Operations
 from iotctl.execute.recover import Recovery
+from iotctl.execute.rolling import Rolled
 from iotctl.execute.status import ClusterStatus, GroupRow, MetaRow, NodeRow
 from iotctl.execute.stopping import OkToStop
 from iotctl.fleet.local import FleetNode
@@ -110,13 +111,6 @@ class ClusterAgents(msgspec.Struct):
     nodes: list[str]
 
 
-class ClusterRolled(msgspec.Struct):
-    """`order`: which nodes were down together, one list after the other."""
-
-    restarted: list[str]
-    order: list[list[str]]
-
-
 class NodeLog(msgspec.Struct):
     node: str
     lines: list[str]
@@ -148,7 +142,7 @@ BODIES: dict[str, Any] = {
     "cluster-ok-to-stop": OkToStop,
     "cluster-recover": Recovery,
     "cluster-ring": RingView,
-    "cluster-rolled": ClusterRolled,
+    "cluster-rolled": Rolled,
     "cluster-slots": SlotsView,
     "cluster-status": ClusterStatus,
     "cluster-trust": Enrolment,

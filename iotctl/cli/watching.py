@@ -1,4 +1,4 @@
-"""Watching an operation until it is over or waits for the operator."""
+"""Watching an operation until it is over or waits for the operator, and a cluster until it is healthy."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from iotctl.errors import RefusedProblem
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from iotctl.execute.status import ClusterStatus
+    from iotctl.fleet.local import LocalFleet
     from iotctl.output.progress import Progress
     from nodeagent.model.operation import Operation
 
@@ -51,3 +53,32 @@ def watch_operation(session: Session, operation: str) -> None:
         raise RefusedProblem(f"operation {row.id} was cancelled", why=row.last_error, next="iotctl ops list")
     if row.next:
         session.output.note(f"next: {row.next}")
+
+
+def watch_healthy(
+    session: Session, *, timeout_s: float | None = None, fleet: LocalFleet | None = None
+) -> ClusterStatus:
+    """Wait until no problem is an error, `--timeout` or else `timeout_s` long.
+
+    Args:
+        fleet: its agents must go on running.
+
+    Raises:
+        Partly: the time ended first.
+        Unreachable: a local agent has ended.
+    """
+    from iotctl.execute.wait import wait_healthy
+
+    with session.progress() as progress:
+        return wait_healthy(
+            session.cluster,
+            session.source,
+            on_status=lambda s: progress.update(
+                "nodes answering",
+                sum(n.reachable for n in s.nodes),
+                len(s.nodes),
+                note=s.problems[0].message if s.problems else "",
+            ),
+            timeout_s=session.options.timeout_s or timeout_s,
+            fleet=fleet,
+        )

@@ -1,14 +1,14 @@
 """The agents of a cluster as processes: started, stopped, asked for their last words, wherever they run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from iotctl.execute.machines import Machines, all_or_raise, chosen
-from iotctl.fleet import service
-from iotctl.fleet.deployment import Found, look
-from iotctl.fleet.facts import Facts, read_facts
+from iotctl.errors import Unreachable
+from iotctl.execute.machines import Machines, all_or_raise, chosen, look
+from iotctl.fleet.deployment import Found
 from iotctl.fleet.host import Host
 from iotctl.fleet.local import LocalFleet
+from iotctl.fleet.service import Service
 from iotctl.spec.cluster import ClusterSource, NodeEntry
 
 
@@ -21,7 +21,8 @@ class Agents(Protocol):
     def stop(self, names: Sequence[str]) -> list[str]:
         """Stop those that run; returns them."""
 
-    def log_tail(self, name: str, lines: int) -> str: ...
+    def log_tail(self, name: str, lines: int) -> str:
+        """The last lines it wrote."""
 
 
 class RemoteAgents:
@@ -33,9 +34,9 @@ class RemoteAgents:
 
     def start(self, names: Sequence[str]) -> list[str]:
         def begin(node: NodeEntry, host: Host) -> bool:
-            found, kind, sudo = self._look(node, host)
+            found, service = self._look(node, host)
             if not found.running:
-                service.start(host, kind, node.name, self._home(node), sudo=sudo)
+                service.start()
             return not found.running
 
         answers = self._machines.each(chosen(self._source, names), begin)
@@ -43,8 +44,8 @@ class RemoteAgents:
 
     def stop(self, names: Sequence[str]) -> list[str]:
         def end(node: NodeEntry, host: Host) -> bool:
-            found, kind, sudo = self._look(node, host)
-            service.stop(host, kind, node.name, self._home(node), sudo=sudo)
+            found, service = self._look(node, host)
+            service.stop()
             return bool(found.running)
 
         answers = self._machines.each(chosen(self._source, names), end)
@@ -52,24 +53,20 @@ class RemoteAgents:
 
     def log_tail(self, name: str, lines: int) -> str:
         (node,) = chosen(self._source, [name])
-        host = self._machines.of(node)
-        _, kind, sudo = self._look(node, host)
-        return service.log_tail(host, kind, name, self._home(node), lines, sudo=sudo)
+        return self._look(node, self._machines.of(node))[1].log_tail(lines)
 
-    def _home(self, node: NodeEntry) -> str:
-        return self._source.data_dir_of(node)
-
-    def _look(self, node: NodeEntry, host: Host) -> tuple[Found, str, bool]:
-        facts: Facts = read_facts(host, self._home(node), ())
-        found = look(host, self._home(node), self._source.install_dir_of(node), node.name)
-        kind = service.kind_of(found.systemd, facts.user, facts.sudo)
-        return found, kind, facts.sudo and facts.user != "root"
+    def _look(self, node: NodeEntry, host: Host) -> tuple[Found, Service]:
+        found = look(self._source, node, host)
+        return found, found.service(host, node.name, self._source.data_dir_of(node))
 
 
 def agents_of(source: ClusterSource, machines: Machines) -> Agents:
     return LocalFleet(source.directory) if source.is_local else RemoteAgents(source, machines)
 
 
-def logs(source: ClusterSource, machines: Machines, names: Sequence[str], lines: int) -> Mapping[str, str]:
+def logs(
+    source: ClusterSource, machines: Machines, names: Sequence[str], lines: int
+) -> dict[str, str | Unreachable]:
+    """By node the last lines of its agent, or why there are none."""
     agents = agents_of(source, machines)
-    return {n.name: agents.log_tail(n.name, lines) for n in chosen(source, names)}
+    return machines.each(chosen(source, names), lambda node, _: agents.log_tail(node.name, lines))

@@ -7,10 +7,8 @@ import msgspec
 
 from iotctl.errors import RefusedProblem
 from iotctl.execute import credentials
-from iotctl.execute.machines import Machines, OnDone, all_or_raise, chosen
-from iotctl.fleet import deployment, service
+from iotctl.execute.machines import Machines, OnDone, all_or_raise, chosen, look
 from iotctl.fleet.deployment import CERT, Found
-from iotctl.fleet.facts import Facts, read_facts
 from iotctl.fleet.host import Host
 from iotctl.fleet.upload import put
 from iotctl.spec.cluster import ClusterSource, NodeEntry
@@ -49,7 +47,7 @@ def show(
         RefusedProblem: the authority is not here.
     """
     nodes = list(source.file.nodes)
-    answers = machines.each(nodes, lambda n, h: _look(source, n, h)[0], done)
+    answers = machines.each(nodes, lambda n, h: look(source, n, h), done)
     found = all_or_raise(answers, "certificates are not known")
     authority = _authority(source, env, found)
     rows = [
@@ -78,8 +76,8 @@ def renew(
         RefusedProblem: the authority is not here, or has expired itself.
     """
     nodes = chosen(source, names)
-    looked = all_or_raise(machines.each(nodes, lambda n, h: _look(source, n, h)), "nothing was renewed")
-    authority = _authority(source, env, {n: f for n, (f, _) in looked.items()})
+    looked = all_or_raise(machines.each(nodes, lambda n, h: look(source, n, h)), "nothing was renewed")
+    authority = _authority(source, env, looked)
     ends = identity.certificate_facts(authority.cert).expires_ms
     if ends <= now_ms:
         raise RefusedProblem(
@@ -94,14 +92,13 @@ def renew(
         operator = msgspec.structs.replace(_operator(source, env, authority, now_ms), state="renewed")
 
     def one(node: NodeEntry, host: Host) -> CertificateRow:
-        found, facts = looked[node.name]
+        found = looked[node.name]
         files = credentials.node_files(node, found, authority, now_ms, within_ms=within_ms)
         if not files:
             return _row(node.name, found.text(CERT), authority.cert, now_ms)
         home = source.data_dir_of(node)
         put(host, home, files)
-        kind = service.kind_of(found.systemd, facts.user, facts.sudo)
-        service.reload(host, kind, node.name, home, sudo=facts.sudo and facts.user != "root")
+        found.service(host, node.name, home).reload()
         text = next(f.content for f in files if f.name == CERT).decode()
         return msgspec.structs.replace(_row(node.name, text, authority.cert, now_ms), state="renewed")
 
@@ -125,12 +122,6 @@ def issue(
     pair = identity.issue(authority, name, role)
     identity.write_identity(out, pair, authority.cert)
     return _row(name, pair.cert, authority.cert, now_ms)
-
-
-def _look(source: ClusterSource, node: NodeEntry, host: Host) -> tuple[Found, Facts]:
-    home = source.data_dir_of(node)
-    facts = read_facts(host, home, ())
-    return deployment.look(host, home, source.install_dir_of(node), node.name), facts
 
 
 def _authority(source: ClusterSource, env: Mapping[str, str], found: Mapping[str, Found]) -> KeyPair:

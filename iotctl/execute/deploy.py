@@ -12,13 +12,14 @@ import msgspec
 from iotctl.errors import RefusedProblem, Unreachable
 from iotctl.execute import credentials
 from iotctl.execute.hosts import ask, checked
-from iotctl.execute.machines import Machines, all_or_raise, chosen
+from iotctl.execute.machines import Machines, all_or_raise, chosen, look
 from iotctl.execute.node_settings import is_new, node_settings
-from iotctl.fleet import deployment, service
+from iotctl.fleet import deployment
 from iotctl.fleet.deployment import CONFIG, Change, Found, Wanted
 from iotctl.fleet.facts import Facts
 from iotctl.fleet.findings import Finding
 from iotctl.fleet.host import Host
+from iotctl.fleet.service import Service, files_of, kind_of
 from iotctl.fleet.upload import File
 from iotctl.fleet.wheelhouse import Platform, Software, software, wheelhouse
 from iotctl.spec.cluster import ClusterSource, NodeEntry
@@ -100,13 +101,13 @@ def prepare(
     which = software()
 
     def examine(node: NodeEntry, host: Host) -> tuple[Facts, Found]:
-        facts = ask(source, node, host)
-        return facts, deployment.look(host, source.data_dir_of(node), source.install_dir_of(node), node.name)
+        return ask(source, node, host), look(source, node, host)
 
     answers = machines.each(everyone, examine, lambda n: on_step("asking machines", n, len(everyone)))
     silent = [n.name for n in everyone if isinstance(answers[n.name], Unreachable)]
     heard = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
-    if silent and (is_new({n: f.text(CONFIG) for n, (_, f) in heard.items()}) or not names):
+    existing = {n: f.text(CONFIG) for n, (_, f) in heard.items()}
+    if silent and (is_new(existing) or not names):
         all_or_raise(answers, "nothing was changed")
     all_or_raise({n.name: answers[n.name] for n in picked}, "nothing was changed")
     facts = {n: a[0] for n, a in heard.items()}
@@ -114,34 +115,34 @@ def prepare(
     seen = checked(source, picked, {n.name: facts[n.name] for n in picked})
     _check_findings(seen.findings)
 
-    settings = node_settings(source, {n: f.text(CONFIG) for n, f in found.items()})
+    settings = node_settings(source, existing)
     authority = credentials.authority_of(source, env, found)
     wanted: dict[str, Wanted] = {}
     plans = []
     for node in picked:
-        one, fact = found[node.name], facts[node.name]
-        kind = service.kind_of(one.systemd, fact.user, fact.sudo)
+        one = found[node.name]
+        kind = kind_of(one.systemd, one.user, one.sudo)
         wanted[node.name] = Wanted(
             node=node.name,
             home=source.data_dir_of(node),
             install_dir=source.install_dir_of(node),
             version=which.version,
             service=kind,
-            user=fact.user,
+            user=one.user,
             files=(
                 *_certificate(node, one, authority, now_ms),
-                *service.files_of(kind),
+                *files_of(kind),
                 File(CONFIG, settings[node.name].encode()),
             ),
         )
-        _check_writable(wanted[node.name], one, fact)
+        _check_writable(wanted[node.name], one)
         differs = deployment.changes(wanted[node.name], one)
         runs = bool(one.running)
         now = [c for c in differs if not (runs and c.needs_restart)]
         plans.append(NodePlan(node.name, node.host, now, [c for c in differs if c not in now], not runs))
     plan = DeployPlan(
         version=which.version,
-        new_cluster=is_new({n: f.text(CONFIG) for n, f in found.items()}),
+        new_cluster=is_new(existing),
         new_authority=authority is None,
         nodes=plans,
         findings=seen.findings,
@@ -179,7 +180,9 @@ def execute(
     run(
         "making directories",
         on("dirs"),
-        lambda node, host: deployment.make_dirs(host, wanted[node.name], sudo=_sudo(todo, node.name)),
+        lambda node, host: deployment.make_dirs(
+            host, wanted[node.name], sudo=todo.found[node.name].needs_sudo
+        ),
     )
     lacking = {n.name: wanted[n.name] for n in on("software")}
     if lacking:
@@ -198,13 +201,7 @@ def execute(
     run(
         "starting",
         started,
-        lambda node, host: service.start(
-            host,
-            wanted[node.name].service,
-            node.name,
-            wanted[node.name].home,
-            sudo=_sudo(todo, node.name),
-        ),
+        lambda node, host: _service(todo, node.name, host).start(),
     )
 
 
@@ -222,7 +219,7 @@ def configure(todo: Deployment, node: str, host: Host) -> None:
     """
     wanted = todo.wanted[node]
     differs = deployment.changes(wanted, todo.found[node])
-    deployment.configure(host, wanted, differs, sudo=_sudo(todo, node))
+    deployment.configure(_service(todo, node, host), wanted, differs)
 
 
 def platform_of(todo: Deployment, node: str) -> Platform:
@@ -270,21 +267,20 @@ def _check_findings(found: Sequence[Finding]) -> None:
         )
 
 
-def _check_writable(wanted: Wanted, found: Found, facts: Facts) -> None:
+def _check_writable(wanted: Wanted, found: Found) -> None:
     """Raises `RefusedProblem` when a directory is somebody else's and there is no sudo."""
     places = (wanted.home, wanted.install_dir)
     blocked = [p for p in places if p not in (*found.ready, *found.makeable)]
-    if blocked and not facts.sudo:
+    if blocked and not found.sudo:
         raise RefusedProblem(
-            f"{wanted.node}: {facts.user} may not write {blocked[0]}; nothing was changed",
-            next=f"sudo install -d -o {facts.user} {' '.join(blocked)}",
+            f"{wanted.node}: {found.user} may not write {blocked[0]}; nothing was changed",
+            next=f"sudo install -d -o {found.user} {' '.join(blocked)}",
             where=wanted.node,
         )
 
 
-def _sudo(todo: Deployment, node: str) -> bool:
-    facts = todo.facts[node]
-    return facts.sudo and facts.user != "root"
+def _service(todo: Deployment, node: str, host: Host) -> Service:
+    return todo.found[node].service(host, node, todo.wanted[node].home)
 
 
 def _python(todo: Deployment, node: str) -> str:

@@ -7,6 +7,8 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from iotctl.errors import Unreachable, UsageProblem
+from iotctl.fleet import deployment
+from iotctl.fleet.deployment import Found
 from iotctl.fleet.host import Host, ThisHost
 from iotctl.fleet.known_hosts import KnownHosts
 from iotctl.fleet.many import each
@@ -66,6 +68,11 @@ class Machines:
 def target_of(source: ClusterSource, node: NodeEntry) -> Target:
     ssh = source.ssh_of(node)
     return Target(node.name, node.host, ssh.user, ssh.port, ssh.key, ssh.jump)
+
+
+def look(source: ClusterSource, node: NodeEntry, host: Host) -> Found:
+    """What the machine holds of `node`. Raises `Unreachable`."""
+    return deployment.look(host, source.data_dir_of(node), source.install_dir_of(node), node.name)
 
 
 def chosen(source: ClusterSource, names: Sequence[str]) -> list[NodeEntry]:

@@ -71,7 +71,7 @@ def rolling(
     left, order = list(names), list[list[str]]()
     drained = {n.node for n in cluster.meta().nodes if n.draining}
     while left:
-        over = len(names) - len(left)
+        over, batch = len(names) - len(left), list[str]()
         try:
             batch = _gate(cluster, left, gate_s, clock, sleep)[:at_once]
             for node in batch:
@@ -87,7 +87,8 @@ def rolling(
                 if node not in drained:
                     set_draining(cluster, node, False, by)
         except (RefusedProblem, Partly, Unreachable, NodeAgentError) as error:
-            raise _stopped(error, names, left, command) from None
+            still = _undrain(cluster, [n for n in batch if n not in drained], by)
+            raise _stopped(error, names, left, command, still) from None
         order.append(batch)
         left = [n for n in left if n not in batch]
         on_step("restarted", len(names) - len(left), len(names), ", ".join(batch))
@@ -145,14 +146,29 @@ def _serves(status: NodeStatus | NodeAgentError | None) -> bool:
     )
 
 
-def _stopped(error: Exception, names: Sequence[str], left: Sequence[str], command: str) -> Exception:
+def _undrain(cluster: Cluster, nodes: Sequence[str], by: str) -> list[str]:
+    """Let them lead again, when they are back; those for which that could not be recorded."""
+    still = []
+    for node in nodes:
+        try:
+            set_draining(cluster, node, False, by)
+        except NodeAgentError:
+            still.append(node)
+    return still
+
+
+def _stopped(
+    error: Exception, names: Sequence[str], left: Sequence[str], command: str, draining: Sequence[str]
+) -> Exception:
     what = getattr(error, "what", str(error))
     why = getattr(error, "why", "")
     if len(left) == len(names) and isinstance(error, RefusedProblem):
         return RefusedProblem(f"{what}; nothing was stopped", why=why, next=error.next)
     over = [n for n in names if n not in left]
+    steps = ["iotctl cluster status", *(f"iotctl cluster undrain {n}" for n in draining)]
     return Partly(
-        f"{what}; {', '.join(over) or 'nothing'} restarted, {', '.join(left)} left alone",
+        f"{what}; {', '.join(over) or 'nothing'} restarted, {', '.join(left)} left alone"
+        + (f"; {', '.join(draining)} still draining" if draining else ""),
         why=why,
-        next=f"iotctl cluster status, then {command} {' '.join(left)}",
+        next=f"{', '.join(steps)}, then {command} {' '.join(left)}",
     )

@@ -16,7 +16,17 @@ import msgspec
 
 from iotctl.errors import Unreachable
 from iotctl.fleet.host import Host
-from iotctl.fleet.service import FIND, SUPERVISOR, SYSTEMD, UNITS, as_root, put_unit, unit, unit_name
+from iotctl.fleet.service import (
+    FIND,
+    SUPERVISOR,
+    SYSTEMD,
+    UNITS,
+    Service,
+    as_root,
+    kind_of,
+    unit,
+    unit_name,
+)
 from iotctl.fleet.upload import File, put, put_archive
 
 INSTALL_TIMEOUT_S = 900.0
@@ -30,6 +40,8 @@ LOOK = (
 home=$1 install=$2 unit=$3
 shift 3
 say() { printf '%s=%s\n' "$1" "$2"; }
+say user "$(id -un)"
+! sudo -n true 2>/dev/null || say sudo yes
 say libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
 say app "$(readlink "$home/app" 2>/dev/null)"
 for mark in "$install"/*/.complete; do
@@ -91,9 +103,15 @@ mv -T "$home/app.new" "$home/app"
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What is there. `files`: content by name. `ready`, `makeable`: directories that can be written, or made
-    without root. `running`: the first word of the agent's command line, "" when it is down."""
+    """What is there.
 
+    `user`: who we are there; `sudo`: without a password. `files`: content by name. `ready`, `makeable`:
+    directories that can be written, or made without root. `running`: the first word of the agent's command
+    line, "" when it is down.
+    """
+
+    user: str
+    sudo: bool
     libc: str
     app: str
     installed: tuple[str, ...]
@@ -104,6 +122,14 @@ class Found(msgspec.Struct, frozen=True):
     systemd: bool
     ready: tuple[str, ...]
     makeable: tuple[str, ...]
+
+    @property
+    def needs_sudo(self) -> bool:
+        """Whether root's part is done with `sudo -n`."""
+        return self.sudo and self.user != "root"
+
+    def service(self, host: Host, node: str, home: str) -> Service:
+        return Service(host, kind_of(self.systemd, self.user, self.sudo), node, home, self.needs_sudo)
 
     def text(self, name: str) -> str:
         return self.files.get(name, b"").decode(errors="replace")
@@ -161,6 +187,8 @@ def look(host: Host, home: str, install_dir: str, node: str) -> Found:
         return said.get(key, [""])[0]
 
     return Found(
+        user=one("user"),
+        sudo="sudo" in said,
         libc=one("libc").removeprefix("glibc").strip(),
         app=one("app"),
         installed=tuple(said.get("installed", ())),
@@ -212,7 +240,7 @@ def install(host: Host, wanted: Wanted, python: str, wheels: bytes) -> None:
     _run(host, words, "the software could not be installed", timeout_s=INSTALL_TIMEOUT_S)
 
 
-def configure(host: Host, wanted: Wanted, made: Sequence[Change], *, sudo: bool) -> None:
+def configure(service: Service, wanted: Wanted, made: Sequence[Change]) -> None:
     """Files, the link and the unit; `node.yaml` last, for a directory without it is no node.
 
     Raises:
@@ -220,11 +248,11 @@ def configure(host: Host, wanted: Wanted, made: Sequence[Change], *, sudo: bool)
     """
     kinds = {c.what for c in made}
     if "files" in kinds:
-        put(host, wanted.home, sorted(wanted.files, key=lambda f: f.name == CONFIG))
+        put(service.host, wanted.home, sorted(wanted.files, key=lambda f: f.name == CONFIG))
     if "version" in kinds:
-        link(host, wanted.home, wanted.app)
+        link(service.host, wanted.home, wanted.app)
     if "unit" in kinds:
-        put_unit(host, wanted.node, wanted.unit, sudo=sudo)
+        service.put_unit(wanted.unit)
 
 
 def link(host: Host, home: str, app: str) -> None:

@@ -4,8 +4,8 @@ Where systemd runs and may be told (root, or `sudo -n`), it is a unit; elsewhere
 node's directory, which starts the agent again when it ends, later and later.
 """
 
-import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from iotctl.errors import Unreachable
 from iotctl.fleet.host import Host, Ran
@@ -136,6 +136,88 @@ WantedBy=multi-user.target
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The agent of one node, as its machine keeps it up. `kind` is `SYSTEMD` or `SUPERVISED`; `sudo`: root's
+    part is done with `sudo -n`."""
+
+    host: Host
+    kind: str
+    node: str
+    home: str
+    sudo: bool
+
+    def start(self) -> None:
+        """Start the agent unless it runs; returns when it was begun, not when it serves.
+
+        Raises:
+            Unreachable: it could not be begun; its last words say why.
+        """
+        if self.kind == SYSTEMD:
+            ran = self._systemctl("enable", "--now", unit_name(self.node))
+        else:
+            ran = self.host.run(["sh", "-c", _START, "start", self.home])
+        self._check(ran, "its agent did not start")
+
+    def stop(self) -> bool:
+        """Stop the agent; True when it had to be killed.
+
+        Raises:
+            Unreachable: it still runs.
+        """
+        timeout_s = STOP_S + 30.0
+        if self.kind == SYSTEMD:
+            ran = self._systemctl("stop", unit_name(self.node), timeout_s=timeout_s)
+        else:
+            words = ["sh", "-c", _STOP, "stop", self.home, str(STOP_S)]
+            ran = self.host.run(words, timeout_s=timeout_s)
+        self._check(ran, "its agent did not stop")
+        return b"killed" in ran.out
+
+    def reload(self) -> bool:
+        """Let the agent load a renewed certificate; False when it does not run.
+
+        Raises:
+            Unreachable: it could not be told.
+        """
+        words = ["sh", "-c", _RELOAD, "reload", self.home]
+        ran = self.host.run(as_root(words) if self.sudo and self.kind == SYSTEMD else words)
+        self._check(ran, "its agent could not be told of its certificate", "restart")
+        return b"told" in ran.out
+
+    def log_tail(self, lines: int) -> str:
+        """The last lines its agent wrote."""
+        if self.kind == SYSTEMD:
+            unit = f"--unit={unit_name(self.node)}"
+            words = ["journalctl", "--no-pager", "--output=cat", f"--lines={lines}", unit]
+            ran = self.host.run(as_root(words) if self.sudo else words)
+        else:
+            ran = self.host.run(["tail", "-n", str(lines), f"{self.home}/agent.log"])
+        return ran.out.decode(errors="replace")
+
+    def put_unit(self, text: str) -> None:
+        """Write the unit and let systemd read it. Raises `Unreachable`."""
+        path = f"{UNITS}/{unit_name(self.node)}"
+        script = f"cat >{path}.new && mv {path}.new {path} && systemctl daemon-reload"
+        words = ["sh", "-c", script]
+        ran = self.host.run(as_root(words) if self.sudo else words, stdin=text.encode())
+        self._check(ran, f"{path} could not be written")
+
+    def _systemctl(self, *words: str, timeout_s: float = 60.0) -> Ran:
+        command = ["systemctl", *words]
+        return self.host.run(as_root(command) if self.sudo else command, timeout_s=timeout_s)
+
+    def _check(self, ran: Ran, what: str, verb: str = "logs") -> None:
+        if ran.code:
+            said = ran.err.decode(errors="replace").strip().replace("\n", " | ")
+            raise Unreachable(
+                f"{self.host.name}: {what}",
+                why=said or f"ended with {ran.code}",
+                next=f"iotctl cluster {verb} {self.node}",
+                where=self.host.name,
+            )
+
+
 def kind_of(systemd: bool, user: str, sudo: bool) -> str:
     """How an agent is kept up on a machine, `systemd`: it runs there."""
     return SYSTEMD if systemd and (user == "root" or sudo) else SUPERVISED
@@ -146,77 +228,5 @@ def files_of(kind: str) -> tuple[File, ...]:
     return (File(SUPERVISOR, SUPERVISE.encode(), 0o755),) if kind == SUPERVISED else ()
 
 
-def start(host: Host, kind: str, node: str, home: str, *, sudo: bool) -> None:
-    """Start the agent unless it runs; returns when it was begun, not when it serves.
-
-    Raises:
-        Unreachable: it could not be begun; its last words say why.
-    """
-    if kind == SYSTEMD:
-        ran = _systemctl(host, ["enable", "--now", unit_name(node)], sudo=sudo)
-    else:
-        ran = host.run(["sh", "-c", _START, "start", home])
-    _check(host, ran, "its agent did not start", next=f"iotctl cluster logs {node}")
-
-
-def stop(host: Host, kind: str, node: str, home: str, *, sudo: bool) -> bool:
-    """Stop the agent; True when it had to be killed.
-
-    Raises:
-        Unreachable: it still runs.
-    """
-    timeout_s = STOP_S + 30.0
-    if kind == SYSTEMD:
-        ran = _systemctl(host, ["stop", unit_name(node)], sudo=sudo, timeout_s=timeout_s)
-    else:
-        ran = host.run(["sh", "-c", _STOP, "stop", home, str(STOP_S)], timeout_s=timeout_s)
-    _check(host, ran, "its agent did not stop", next=f"iotctl cluster logs {node}")
-    return b"killed" in ran.out
-
-
-def reload(host: Host, kind: str, node: str, home: str, *, sudo: bool) -> bool:
-    """Let the agent load a renewed certificate; False when it does not run.
-
-    Raises:
-        Unreachable: it could not be told.
-    """
-    words = ["sh", "-c", _RELOAD, "reload", home]
-    ran = host.run(as_root(words) if sudo and kind == SYSTEMD else words)
-    _check(host, ran, "its agent could not be told of its certificate", next=f"iotctl cluster restart {node}")
-    return b"told" in ran.out
-
-
-def log_tail(host: Host, kind: str, node: str, home: str, lines: int, *, sudo: bool) -> str:
-    """The last lines its agent wrote."""
-    if kind == SYSTEMD:
-        words = ["journalctl", "--no-pager", "--output=cat", f"--lines={lines}", f"--unit={unit_name(node)}"]
-        ran = host.run(as_root(words) if sudo else words)
-    else:
-        ran = host.run(["tail", "-n", str(lines), f"{home}/agent.log"])
-    return ran.out.decode(errors="replace")
-
-
 def as_root(words: Sequence[str]) -> list[str]:
     return ["sudo", "-n", *words]
-
-
-def put_unit(host: Host, node: str, text: str, *, sudo: bool) -> None:
-    """Write the unit and let systemd read it."""
-    path = f"{UNITS}/{unit_name(node)}"
-    script = f"cat >{path}.new && mv {path}.new {path} && systemctl daemon-reload"
-    words = ["sh", "-c", script]
-    ran = host.run(as_root(words) if sudo else words, stdin=text.encode())
-    _check(host, ran, f"{path} could not be written", next=f"sudo -n {shlex.join(['ls', UNITS])}")
-
-
-def _systemctl(host: Host, words: list[str], *, sudo: bool, timeout_s: float = 60.0) -> Ran:
-    command = ["systemctl", *words]
-    return host.run(as_root(command) if sudo else command, timeout_s=timeout_s)
-
-
-def _check(host: Host, ran: Ran, what: str, *, next: str) -> None:
-    if ran.code:
-        said = ran.err.decode(errors="replace").strip().replace("\n", " | ")
-        raise Unreachable(
-            f"{host.name}: {what}", why=said or f"ended with {ran.code}", next=next, where=host.name
-        )

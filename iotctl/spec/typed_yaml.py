@@ -170,6 +170,36 @@ class _Reader:
         return kind(**values)
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses what could make a small file a large or strange document, before anything is built of it."""
+
+    _depth = _documents = 0
+
+    def get_event(self) -> Any:
+        event: Any = super().get_event()  # type: ignore[no-untyped-call]  # so are its stubs
+        what = ""
+        if isinstance(event, yaml.AliasEvent):
+            what = f"aliases (*{event.anchor}) are not supported; write the value out"
+        elif isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+            what = f"anchors (&{event.anchor}) are not supported; write the value out where it is used"
+        elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
+            what = f"tags ({event.tag}) are not supported"
+        elif isinstance(event, yaml.DocumentStartEvent):
+            self._documents += 1
+            what = "a second document begins; one file holds one" if self._documents > 1 else ""
+        self._depth += isinstance(event, yaml.CollectionStartEvent)
+        self._depth -= isinstance(event, yaml.CollectionEndEvent)
+        if self._depth > DEPTH_MAX:
+            what = f"nested more than {DEPTH_MAX} deep"
+        if what:
+            raise _Refused(None, None, what, event.start_mark)
+        return event
+
+
+class _Refused(yaml.MarkedYAMLError):
+    """Valid YAML that is not supported."""
+
+
 def load_file(path: File, kind: type[T]) -> tuple[str, Loaded[T]]:
     """The text of `path` and what `load` makes of it.
 
@@ -201,12 +231,12 @@ def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
     if len(text) > BYTES_MAX:
         raise InputProblem(f"the file is larger than {BYTES_MAX >> 20} MiB", where=f"{file}:1:1")
     try:
-        _check_events(text, file)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_PlainLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}:1:1"
-        raise InputProblem(f"not valid YAML: {error.problem or error.context}", where=place) from None
+        said = "" if isinstance(error, _Refused) else "not valid YAML: "
+        raise InputProblem(f"{said}{error.problem or error.context}", where=place) from None
     except yaml.reader.ReaderError as error:
         raise InputProblem(
             f"the character U+{error.character:04X} is not allowed in YAML",
@@ -219,29 +249,6 @@ def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
     value = reader.read(root, kind, ())
     raise_problems(reader.problems)
     return Loaded(file, value, reader.marks, reader.keys)
-
-
-def _check_events(text: str, file: str) -> None:
-    """Refuse what could make a small file a large or strange document, before anything is built of it."""
-    depth = documents = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        what = ""
-        if isinstance(event, yaml.AliasEvent):
-            what = f"aliases (*{event.anchor}) are not supported; write the value out"
-        elif isinstance(event, yaml.NodeEvent) and event.anchor is not None:
-            what = f"anchors (&{event.anchor}) are not supported; write the value out where it is used"
-        elif isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
-            what = f"tags ({event.tag}) are not supported"
-        elif isinstance(event, yaml.DocumentStartEvent):
-            documents += 1
-            what = "a second document begins; one file holds one" if documents > 1 else ""
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEPTH_MAX:
-            what = f"nested more than {DEPTH_MAX} deep"
-        if what:
-            mark = event.start_mark
-            place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
-            raise InputProblem(what, where=f"{file}:{place}")
 
 
 def _place(before: str) -> str:

@@ -199,6 +199,14 @@ def test_the_last_words_of_an_agent_are_shown(plant: Plant) -> None:
     assert [n["node"] for n in found["nodes"]] == ["node1"] and len(found["nodes"][0]["lines"]) == 3
 
 
+def test_one_machine_that_is_gone_does_not_hide_the_words_of_the_others(plant: Plant) -> None:
+    more = plant.directory / "more.yaml"
+    gone = "  - {name: node4, host: 127.0.0.4, data_dir: /nowhere, ssh: {port: 1}}\n"
+    more.write_text((plant.directory / "cluster.yaml").read_text() + gone)
+    code, out, err = plant.iotctl("cluster", "logs", "-n", "2", "--cluster", str(more))
+    assert code == 4 and "node4" in err and all(f"{n}:\n" in out for n in NODES), out + err
+
+
 def test_a_rolling_restart_loses_no_write(plant: Plant) -> None:
     old = plant.pids()
     places = {(storage_group_name(i), EPOCH_MS + i * WEEK_MS): f"place{i}" for i in range(24)}

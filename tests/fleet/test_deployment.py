@@ -16,7 +16,18 @@ from iotctl.fleet.wheelhouse import NEEDS, Platform, _canonical, _wheel, softwar
 
 WANTED = Wanted("node1", "/data", "/soft", "1+a", SUPERVISED, "me", (File("node.yaml", b"new"),))
 DONE = Found(
-    "2.36", "/soft/1+a", ("1+a",), {"node.yaml": b"new"}, b"", True, "", False, ("/data", "/soft"), ()
+    user="me",
+    sudo=False,
+    libc="2.36",
+    app="/soft/1+a",
+    installed=("1+a",),
+    files={"node.yaml": b"new"},
+    unit=b"",
+    key=True,
+    running="",
+    systemd=False,
+    ready=("/data", "/soft"),
+    makeable=(),
 )
 
 
