@@ -378,8 +378,9 @@ def execute_plan(
 ) -> int:
     """Show, ask, execute, watch: what add-node, remove-node and apply share."""
     from iotctl.cli import views
+    from iotctl.cli.provisioning import provisioning
     from iotctl.cli.watching import operation_progress
-    from iotctl.execute.change import check_plan, execute, probe_newcomer
+    from iotctl.execute.change import check_plan, execute
     from iotctl.execute.facts import spec_hash
     from iotctl.output.table import Table
     from iotctl.plan.apply import check_fresh
@@ -397,17 +398,15 @@ def execute_plan(
     if request.options.hold_release_ms:
         session.output.note("the previous copies are held: no other change can begin until they are released")
     session.confirm(question, yes=yes)
-    probe = probe_newcomer(session.source, session.identity, session.env, session.fleet)
-    with session.progress() as progress:
+    with session.progress() as progress, provisioning(session, progress) as provisioner:
         done = execute(
             session.cluster,
             session.source,
             plan,
             request,
-            probe=probe,
+            provisioner=provisioner,
             on_note=session.output.note,
             on_update=operation_progress(progress),
-            fleet=session.fleet,
         )
     rows = [(o, s.node or "-") for o, s in zip(done.operations, plan.steps, strict=True)]
     session.output.emit("change", done, lambda: [Table(("operation", "node"), rows), f"state: {done.state}"])

@@ -79,6 +79,7 @@ def migrate(
 
 def _end_removal(session: Session, operation: str) -> None:
     """The last copies are released within moments; then the node leaves `cluster.yaml`, its agent stops."""
+    from iotctl.cli.provisioning import provisioning
     from iotctl.errors import Partly
     from iotctl.execute.change import finish_removal
     from iotctl.execute.operations import wait_operation
@@ -90,7 +91,8 @@ def _end_removal(session: Session, operation: str) -> None:
     except Partly as error:
         session.output.note(f"{error.what}; next: {error.next}")
     else:
-        finish_removal(session.cluster, session.source, session.fleet, ended, session.output.note)
+        with session.progress() as progress, provisioning(session, progress) as provisioner:
+            finish_removal(session.cluster, session.source, provisioner, ended, session.output.note)
 
 
 def verify(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from iotctl.cli.provisioning import provisioning
 from iotctl.cli.session import Session
 from iotctl.errors import RefusedProblem
 
@@ -46,7 +47,8 @@ def watch_operation(session: Session, operation: str) -> None:
             on_update=operation_progress(progress),
             timeout_s=session.options.timeout_s,
         )
-    finish_removal(session.cluster, session.source, session.fleet, found, session.output.note)
+    with session.progress() as progress, provisioning(session, progress) as provisioner:
+        finish_removal(session.cluster, session.source, provisioner, found, session.output.note)
     row = describe_operation(found, now_ms=int(time.time() * 1000))
     session.output.emit("operations", Operations([row]), lambda: views.operation_tables([row]))
     if row.state == "cancelled":

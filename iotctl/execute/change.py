@@ -5,17 +5,14 @@ table version it was made for. Once the meta group has the operation, the agents
 waiting here only watches.
 """
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from iotctl.errors import BusyProblem, InputProblem, RefusedProblem, Unreachable, UsageProblem
-from iotctl.execute.cluster import Cluster, cluster_spec, connect
+from iotctl.errors import BusyProblem, RefusedProblem, UsageProblem
+from iotctl.execute.cluster import Cluster
 from iotctl.execute.facts import spec_hash, table_of
 from iotctl.execute.operations import (
     OnOperation,
@@ -24,13 +21,13 @@ from iotctl.execute.operations import (
     open_operations,
     wait_operation,
 )
-from iotctl.fleet.local import LocalFleet
+from iotctl.execute.provision import Provisioner, started
 from iotctl.plan.apply import changes_of, check_fresh
 from iotctl.plan.model import Plan, Step
 from iotctl.spec.cluster import ClusterSource, NodeEntry, load_cluster
 from iotctl.spec.edit import add_node, diff, remove_node
 from nodeagent.model.config import RaftSettings
-from nodeagent.model.errors import Definite, NodeAgentError
+from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import Operation, Options, Ranges, Stage
 from nodeagent.model.requests import BeginChange, NodeStatus
 from nodeagent.partition.change import Change
@@ -74,16 +71,11 @@ def execute(
     plan: Plan,
     request: ChangeRequest,
     *,
-    probe: Probe,
+    provisioner: Provisioner,
     on_note: OnNote,
     on_update: OnOperation,
-    fleet: LocalFleet | None = None,
 ) -> Executed:
     """Begin every step of `plan`, each after the one before it is over.
-
-    Args:
-        probe: asks a newcomer for its status, waiting for its start.
-        fleet: the local fleet when the cluster is one.
 
     Raises:
         RefusedProblem: the plan is stale or was refused.
@@ -104,9 +96,9 @@ def execute(
         leaves = {"remove": step.node, "replace": step.replaces}.get(step.kind)
         if step.kind in ("add", "replace"):
             _check_idle(cluster)
-            entry = _newcomer(source, fleet, step, request)
-            with _started(fleet, step.node) as starting:
-                status = probe(entry)
+            entry = provisioner.place(step, request.host, request.port)
+            with started(provisioner, entry) as starting:
+                status = provisioner.status(entry)
                 begin = _begin(step, change, request, version, entry, status)
                 starting.asked = True
                 operation = cluster.begin_change(begin)
@@ -131,7 +123,7 @@ def execute(
                 next=f"iotctl ops show {operation.id}",
             )
         if leaves is not None and state == "done":
-            _removed(source, fleet, leaves, request, on_note)
+            _removed(source, provisioner, leaves, request, on_note)
         version = cluster.meta(strong=True).table_version
     return Executed(begun, state, [s.node for s in plan.steps if s.node])
 
@@ -182,57 +174,6 @@ def _begin(
     )
 
 
-def _newcomer(
-    source: ClusterSource, fleet: LocalFleet | None, step: Step, request: ChangeRequest
-) -> NodeEntry:
-    """Where the node listens: the local fleet makes and starts it, else cluster.yaml or --host tell."""
-    if fleet is not None:
-        made = fleet.add(step.node)
-        return msgspec.structs.replace(made, weight=step.weight)
-    defaults = source.file.defaults
-    for node in source.file.nodes:
-        if node.name == step.node:
-            return msgspec.structs.replace(
-                node,
-                host=request.host or node.host,
-                port=request.port or source.port_of(node),
-                http_port=node.http_port or defaults.http_port,
-            )
-    if not request.host:
-        raise InputProblem(
-            f"where does {step.node} run?",
-            why=f"{source.path} does not list it",
-            next=f"add it to {source.path.name}, or give --host",
-        )
-    return NodeEntry(
-        name=step.node,
-        host=request.host,
-        port=request.port or defaults.port,
-        http_port=defaults.http_port,
-        weight=step.weight,
-    )
-
-
-@dataclass(slots=True)
-class _Starting:
-    """`asked`: the meta group may know the change, so that the newcomer may be needed."""
-
-    asked: bool = False
-
-
-@contextlib.contextmanager
-def _started(fleet: LocalFleet | None, name: str) -> Iterator[_Starting]:
-    """Start a local newcomer for the block; what did not come to be a change leaves no agent behind."""
-    starting = _Starting()
-    started = fleet.start([name]) if fleet else []
-    try:
-        yield starting
-    except BaseException as error:
-        if fleet and started and (not starting.asked or isinstance(error, Definite)):
-            fleet.stop(started)
-        raise
-
-
 def _check_idle(cluster: Cluster) -> None:
     """Raise `BusyProblem` while another change is open: before a newcomer is started for nothing."""
     for operation in open_operations(cluster.meta(strong=True)):
@@ -245,7 +186,11 @@ def _check_idle(cluster: Cluster) -> None:
 
 
 def finish_removal(
-    cluster: Cluster, source: ClusterSource, fleet: LocalFleet | None, operation: Operation, on_note: OnNote
+    cluster: Cluster,
+    source: ClusterSource,
+    provisioner: Provisioner,
+    operation: Operation,
+    on_note: OnNote,
 ) -> None:
     """What is left to do here once a removal is over, whoever waited for it: `cluster.yaml` and the agent.
 
@@ -255,15 +200,16 @@ def finish_removal(
     if node is None or operation.stage is not Stage.DONE or node not in load_cluster(source.path).node_names:
         return
     if node not in cluster.meta(strong=True).ring:
-        _removed(source, fleet, node, ChangeRequest(operation.by), on_note)
+        _removed(source, provisioner, node, ChangeRequest(operation.by), on_note)
 
 
 def _removed(
-    source: ClusterSource, fleet: LocalFleet | None, node: str, request: ChangeRequest, on_note: OnNote
+    source: ClusterSource, provisioner: Provisioner, node: str, request: ChangeRequest, on_note: OnNote
 ) -> None:
     _spec_edit(source, partial(remove_node, name=node), request, on_note)
-    if fleet is not None:
-        fleet.retire(node)
+    said = provisioner.retire(node)
+    if said:
+        on_note(said)
 
 
 def _with(text: str, entry: NodeEntry) -> str:
@@ -295,50 +241,6 @@ def update_spec(path: Path, change: Callable[[str], str]) -> str:
     load_cluster(temporary)
     temporary.replace(path)
     return diff(old, new, str(path))
-
-
-def probe_newcomer(
-    source: ClusterSource,
-    identity: Path | None,
-    env: Mapping[str, str],
-    fleet: LocalFleet | None,
-    *,
-    timeout_s: float = START_TIMEOUT_S,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Probe:
-    """A probe that asks the newcomer's own address until it answers.
-
-    Raises (when called):
-        Unreachable: it does not answer in time; a local agent's last log lines say why.
-    """
-
-    def probe(entry: NodeEntry) -> NodeStatus:
-        spec = cluster_spec(source, identity, env)
-        endpoint = type(spec.endpoints[0])(entry.name, entry.host, entry.port)
-        alone = connect(msgspec.structs.replace(spec, endpoints=(endpoint,)))
-        deadline = clock() + timeout_s
-        reason = "no answer"
-        try:
-            while clock() < deadline:
-                answer = alone.statuses(2.0).get(entry.name)
-                if isinstance(answer, NodeStatus):
-                    return answer
-                if isinstance(answer, NodeAgentError):
-                    reason = answer.what
-                sleep(POLL_S)
-        finally:
-            alone.close()
-        tail = fleet.log_tail(entry.name) if fleet else ""
-        raise Unreachable(
-            f"{entry.name} at {entry.host}:{entry.port} does not answer",
-            why=f"{reason}; its log ends: {tail}" if tail else reason,
-            next=f"see {fleet.directory / entry.name / 'agent.log'}"
-            if fleet
-            else f"iotctl cluster deploy {entry.name}",
-        )
-
-    return probe
 
 
 def check_silent(

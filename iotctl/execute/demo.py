@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from iotctl.errors import VerificationFailed
-from iotctl.execute import change, facts
+from iotctl.execute import change, facts, provision
 from iotctl.execute.cluster import Cluster, cluster_spec, connect
 from iotctl.execute.examples import named_file
 from iotctl.execute.generate import (
@@ -327,16 +327,15 @@ class Demo:
     def _begin(self, plan: Plan, options: Options) -> str:
         source = self.fleet.source()
         request = change.ChangeRequest(by="demo", options=options, wait=False)
-        probe = change.probe_newcomer(source, self.identity, os.environ, self.fleet)
+        ask = provision.asks(source, self.identity, os.environ)
         executed = change.execute(
             self.cluster,
             source,
             plan,
             request,
-            probe=probe,
+            provisioner=provision.LocalProvisioner(self.fleet, ask),
             on_note=lambda _: None,
             on_update=lambda _: None,
-            fleet=self.fleet,
         )
         return executed.operations[0]
 

@@ -89,8 +89,12 @@ def prepare(
     on_step: OnStep,
     *,
     now_ms: int,
+    joins: bool = False,
 ) -> Deployment:
     """Ask every machine and decide; nothing is changed anywhere.
+
+    Args:
+        joins: these nodes are about to be added to a cluster that is there.
 
     Raises:
         Unreachable: a machine does not answer, so what is there is not known.
@@ -115,7 +119,7 @@ def prepare(
     seen = checked(source, picked, {n.name: facts[n.name] for n in picked})
     _check_findings(seen.findings)
 
-    settings = node_settings(source, existing)
+    settings = node_settings(source, existing, [n.name for n in picked] if joins else ())
     authority = credentials.authority_of(source, env, found)
     wanted: dict[str, Wanted] = {}
     plans = []

@@ -4,7 +4,7 @@ A cluster is born once: its first nodes carry the same list of seeds for ever, a
 says `join`. So what a node has of both is kept, and only a fleet without any is given them anew.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,11 +20,14 @@ def is_new(existing: Mapping[str, str]) -> bool:
     return not any(existing.values())
 
 
-def node_settings(source: ClusterSource, existing: Mapping[str, str]) -> dict[str, str]:
+def node_settings(
+    source: ClusterSource, existing: Mapping[str, str], joining: Collection[str] = ()
+) -> dict[str, str]:
     """The text that each node of `existing` should have; its own text where it says the same.
 
     Args:
         existing: the present node.yaml by node, "" where there is none.
+        joining: these come to a cluster that is there, whatever its first nodes were called.
 
     Raises:
         RefusedProblem: a node belongs to another cluster, or one with other create-once settings.
@@ -33,11 +36,15 @@ def node_settings(source: ClusterSource, existing: Mapping[str, str]) -> dict[st
     for node, settings in told.items():
         _check_same(source, node, settings)
     first = next((t["seeds"] for t in told.values() if not t.get("join")), None)
-    seeds = _seeds(source) if first is None else first
+    seeds = _seeds(source.file.nodes, source) if first is None else first
     entries = {n.name: n for n in source.file.nodes}
     found = {}
     for node, text in existing.items():
-        wanted = _wanted(source, entries[node], told.get(node), seeds)
+        if node in joining:
+            members = [n for n in source.file.nodes if n.name in told and n.name != node]
+            wanted = _wanted(source, entries[node], None, _seeds(members, source), joins=True)
+        else:
+            wanted = _wanted(source, entries[node], told.get(node), seeds)
         present = told.get(node)
         same = present is not None and all(present.get(k) == v for k, v in wanted.items())
         kept = {k: v for k, v in (present or {}).items() if k not in wanted}
@@ -46,12 +53,17 @@ def node_settings(source: ClusterSource, existing: Mapping[str, str]) -> dict[st
 
 
 def _wanted(
-    source: ClusterSource, entry: NodeEntry, present: dict[str, Any] | None, seeds: list[dict[str, Any]]
+    source: ClusterSource,
+    entry: NodeEntry,
+    present: dict[str, Any] | None,
+    seeds: list[dict[str, Any]],
+    *,
+    joins: bool = False,
 ) -> dict[str, Any]:
     if present is not None:
         seeds, join = present["seeds"], bool(present.get("join"))
     else:
-        join = entry.name not in {s["node"] for s in seeds}
+        join = joins or entry.name not in {s["node"] for s in seeds}
     return {
         "node": entry.name,
         "host": entry.host,
@@ -63,8 +75,8 @@ def _wanted(
     }
 
 
-def _seeds(source: ClusterSource) -> list[dict[str, Any]]:
-    return [msgspec.to_builtins(Seed(n.name, n.host, source.port_of(n))) for n in source.file.nodes]
+def _seeds(nodes: Iterable[NodeEntry], source: ClusterSource) -> list[dict[str, Any]]:
+    return [msgspec.to_builtins(Seed(n.name, n.host, source.port_of(n))) for n in nodes]
 
 
 def _read(node: str, text: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from iotctl.errors import Unreachable
-from iotctl.fleet.host import Host
+from iotctl.fleet.host import Host, Ran
 from iotctl.fleet.service import (
     FIND,
     SUPERVISOR,
@@ -100,6 +100,23 @@ home=$1 target=$2
 ln -sfn "$target" "$home/app.new"
 mv -T "$home/app.new" "$home/app"
 """
+
+
+ASIDE = r"""
+set -eu
+home=$1
+[ -e "$home/node.yaml" ] || [ -e "$home/removing" ] || exit 0
+n=1
+while [ -e "$home/removed-$n" ]; do n=$((n + 1)); done
+mkdir -p "$home/removing"
+[ ! -e "$home/node.yaml" ] || mv "$home/node.yaml" "$home/removing/"
+for file in "$home"/*; do
+    case ${file##*/} in removing | removed-*) ;; *) mv "$file" "$home/removing/" ;; esac
+done
+mv -T "$home/removing" "$home/removed-$n"
+echo "aside=$home/removed-$n"
+"""
+"""Its settings first: a directory without them is no node. Stopped half-way it goes on when repeated."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -255,6 +272,18 @@ def configure(service: Service, wanted: Wanted, made: Sequence[Change]) -> None:
         service.put_unit(wanted.unit)
 
 
+def put_aside(host: Host, home: str) -> str:
+    """Keep the files of a node that has left where no agent finds them; the place, or "" without any.
+
+    They stay on their file system, so nothing is copied, and a new node can be made in `home`.
+
+    Raises:
+        Unreachable: the machine could not do it.
+    """
+    ran = _run(host, ["sh", "-c", ASIDE, "aside", home], "the files of its node could not be put aside")
+    return ran.out.decode(errors="replace").partition("aside=")[2].strip()
+
+
 def link(host: Host, home: str, app: str) -> None:
     """Let the node run another version from its next start on."""
     _run(host, ["sh", "-c", LINK, "link", home, app], "its version could not be set")
@@ -268,9 +297,10 @@ def machines(wanted: Mapping[str, Wanted], machine_of: Mapping[str, str]) -> lis
     return list(together.values())
 
 
-def _run(host: Host, words: Sequence[str], what: str, *, timeout_s: float = 60.0) -> None:
+def _run(host: Host, words: Sequence[str], what: str, *, timeout_s: float = 60.0) -> Ran:
     ran = host.run(words, timeout_s=timeout_s)
     if ran.code:
         said = ran.err.decode(errors="replace").strip().splitlines()
         why = " | ".join(said[-3:]) or f"ended with {ran.code}"
         raise Unreachable(f"{host.name}: {what}", why=why, next="iotctl cluster check", where=host.name)
+    return ran

@@ -203,6 +203,16 @@ class Service:
         ran = self.host.run(as_root(words) if self.sudo else words, stdin=text.encode())
         self._check(ran, f"{path} could not be written")
 
+    def remove(self) -> None:
+        """Stop the agent and let nothing start it again. Raises `Unreachable`."""
+        self.stop()
+        if self.kind == SYSTEMD:
+            name = unit_name(self.node)
+            script = f"systemctl disable --quiet {name}; rm -f {UNITS}/{name}; systemctl daemon-reload"
+            words = ["sh", "-c", script]
+            ran = self.host.run(as_root(words) if self.sudo else words)
+            self._check(ran, f"{UNITS}/{name} could not be removed")
+
     def _systemctl(self, *words: str, timeout_s: float = 60.0) -> Ran:
         command = ["systemctl", *words]
         return self.host.run(as_root(command) if self.sudo else command, timeout_s=timeout_s)

@@ -34,6 +34,8 @@ from tests.fleet.sshd import Sshd, make_key
 pytestmark = pytest.mark.real
 
 NODES = ("node1", "node2", "node3")
+SPARE = "node4"
+"""A machine that gets a node later."""
 
 
 @dataclass
@@ -42,6 +44,8 @@ class Plant:
 
     directory: Path
     env: dict[str, str]
+    spare: str = ""
+    """The line of the spare machine in cluster.yaml."""
 
     def iotctl(self, *words: str) -> tuple[int, str, str]:
         out, err = io.StringIO(), io.StringIO()
@@ -86,8 +90,8 @@ class Plant:
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
     directory = tmp_path_factory.mktemp("plant")
     key = make_key(directory / "id")
-    hosts = [Sshd(directory / n, key, address=f"127.0.0.{i}") for i, n in enumerate(NODES, 1)]
-    ports = free_ports(2 * len(NODES))
+    hosts = [Sshd(directory / n, key, address=f"127.0.0.{i}") for i, n in enumerate((*NODES, SPARE), 1)]
+    ports = free_ports(2 * len(hosts))
     lines = [
         "apiVersion: iotctl/v1",
         "cluster: {name: plant}",
@@ -97,11 +101,11 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
         "nodes:",
     ]
     for i, host in enumerate(hosts):
-        place = (
-            f"port: {ports[2 * i]}, http_port: {ports[2 * i + 1]}, data_dir: {directory / 'nodes' / NODES[i]}"
-        )
+        name = (*NODES, SPARE)[i]
+        place = f"port: {ports[2 * i]}, http_port: {ports[2 * i + 1]}, data_dir: {directory / 'nodes' / name}"
         reach = f"ssh: {{port: {host.port}, user: {host.user}}}"
-        lines.append(f"  - {{name: {NODES[i]}, host: {host.address}, {place}, {reach}}}")
+        lines.append(f"  - {{name: {name}, host: {host.address}, {place}, {reach}}}")
+    spare = lines.pop()
     (directory / "cluster.yaml").write_text("\n".join(lines) + "\n")
     (directory / "ssh_config").write_text("UserKnownHostsFile none\n")
     env = {
@@ -111,11 +115,11 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
         "XDG_DATA_HOME": str(directory / "share"),
         "XDG_CACHE_HOME": str(directory / "cache"),
     }
-    made = Plant(directory, env)
+    made = Plant(directory, env, spare)
     try:
         yield made
     finally:
-        for node in NODES:
+        for node in (*NODES, SPARE):
             for word in ("supervisor", "agent"):
                 _kill(made, node, word)
         for host in hosts:
@@ -239,6 +243,38 @@ def test_upgrade_brings_a_version_node_by_node(plant: Plant, monkeypatch: pytest
         assert newer.version in Path(f"/proc/{plant.pid(node)}/cmdline").read_text()
     assert plant.json("cluster", "status")["healthy"]
     assert plant.json("cluster", "upgrade")["restarted"] == []
+
+
+def test_a_node_is_deployed_added_removed_and_its_agent_ended(plant: Plant) -> None:
+    """Twice: what the first node of that name left is put aside and does not stand in the way."""
+    path, others = plant.directory / "cluster.yaml", plant.pids()
+    text = path.read_text()
+    for time_number in (1, 2):
+        path.write_text(text + plant.spare + "\n")
+        assert plant.iotctl("cluster", "trust", "--yes")[0] == 0
+        done = plant.json("cluster", "add-node", SPARE, "--yes")
+        assert done["state"] == "done" and plant.pid(SPARE)
+        status = plant.json("cluster", "status")
+        assert status["healthy"] and SPARE in [n["id"] for n in status["nodes"]]
+        assert plant.json("cluster", "deploy")["changed"] == 0, "it is like any other node now"
+        assert plant.json("cluster", "remove-node", SPARE, "--yes")["state"] == "done"
+        assert plant.pid(SPARE) == 0 and path.read_text() == text
+        kept = plant.home(SPARE) / f"removed-{time_number}"
+        assert (kept / "node.yaml").is_file() and (kept / "data").is_dir()
+        assert not (plant.home(SPARE) / "node.yaml").exists()
+    assert plant.pids() == others and plant.json("cluster", "status")["healthy"]
+
+
+def test_a_newcomer_that_cannot_be_deployed_changes_nothing(plant: Plant) -> None:
+    path = plant.directory / "cluster.yaml"
+    text = path.read_text()
+    try:
+        path.write_text(text + "  - {name: node5, host: 127.0.0.9, data_dir: /nowhere, ssh: {port: 1}}\n")
+        code, _, err = plant.iotctl("cluster", "add-node", "node5", "--yes")
+        assert code == 4 and "node5 does not answer" in err and "cannot be deployed" in err
+    finally:
+        path.write_text(text)
+    assert not plant.json("cluster", "status")["operations"]
 
 
 def test_all_certificates_have_expired_and_one_command_heals_it(plant: Plant) -> None:

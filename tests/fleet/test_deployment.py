@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 import nodeagent
-from iotctl.fleet.deployment import Found, Wanted, changes, machines
+from iotctl.fleet.deployment import Found, Wanted, changes, machines, put_aside
+from iotctl.fleet.host import ThisHost
 from iotctl.fleet.service import SUPERVISED, SYSTEMD, kind_of
 from iotctl.fleet.upload import File
 from iotctl.fleet.wheelhouse import NEEDS, Platform, _canonical, _wheel, software
@@ -68,6 +69,28 @@ def test_nodes_of_one_machine_share_one_installation() -> None:
     wanted = {n: WANTED for n in ("a", "b", "c")}
     assert machines(wanted, {"a": "m1", "b": "m2", "c": "m1"}) == [["a", "c"], ["b"]]
     assert machines(wanted, {"a": "", "b": "", "c": ""}) == [["a"], ["b"], ["c"]]
+
+
+def test_files_of_a_node_that_left_are_put_aside_whole_also_after_an_interruption(tmp_path: Path) -> None:
+    """Each time to a place of their own; a directory without a node is left alone."""
+    home = tmp_path / "home"
+    home.mkdir()
+    assert put_aside(ThisHost(), str(home)) == "" and list(home.iterdir()) == []
+    for number in (1, 2):
+        for name in ("node.yaml", "agent.log", "data/groups/g/f.tsfile"):
+            path = home / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{number} {name}")
+        if number == 2:  # killed after the first rename
+            (home / "removing").mkdir()
+            (home / "node.yaml").rename(home / "removing" / "node.yaml")
+        assert put_aside(ThisHost(), str(home)) == str(home / f"removed-{number}")
+    for number in (1, 2):
+        kept = home / f"removed-{number}"
+        found = {str(p.relative_to(kept)): p.read_text() for p in kept.rglob("*") if p.is_file()}
+        names = ("node.yaml", "agent.log", "data/groups/g/f.tsfile")
+        assert found == {n: f"{number} {n}" for n in names}
+    assert sorted(p.name for p in home.iterdir()) == ["removed-1", "removed-2"]
 
 
 def test_a_file_never_shows_its_content() -> None:

@@ -12,8 +12,9 @@ import pytest
 import yaml
 
 from iotctl.errors import BusyProblem, Exit, RefusedProblem
-from iotctl.execute.change import ChangeRequest, Probe, execute
+from iotctl.execute.change import ChangeRequest, execute
 from iotctl.execute.facts import spec_hash, table_of
+from iotctl.execute.provision import Ask, LocalProvisioner
 from iotctl.fleet import process
 from iotctl.fleet.local import MARKER, LocalFleet
 from iotctl.plan.facts import ClusterFacts
@@ -208,7 +209,7 @@ def test_fewer_nodes_than_replicas_are_said(tmp_path: Path, monkeypatch: pytest.
     assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0
 
 
-def add_node4(fleet: LocalFleet, cluster: FakeCluster, probe: Probe) -> None:
+def add_node4(fleet: LocalFleet, cluster: FakeCluster, ask: Ask) -> None:
     source = fleet.source()
     facts = ClusterFacts(table_of(cluster.view()), 3, {}, spec_hash=spec_hash(source))
     execute(
@@ -216,10 +217,9 @@ def add_node4(fleet: LocalFleet, cluster: FakeCluster, probe: Probe) -> None:
         source,
         make_add(facts, ["node4"]),
         ChangeRequest("tester"),
-        probe=probe,
+        provisioner=LocalProvisioner(fleet, ask),
         on_note=lambda _: None,
         on_update=lambda _: None,
-        fleet=fleet,
     )
 
 
@@ -251,9 +251,9 @@ def test_a_newcomer_that_does_not_join_is_stopped_again(fleet: LocalFleet) -> No
         assert fleet.nodes()[-1].pid is not None
         raise KeyboardInterrupt
 
-    for probe, error in ((interrupted, KeyboardInterrupt), (lambda _: refused.status("node1"), Refused)):
+    for ask, error in ((interrupted, KeyboardInterrupt), (lambda _: refused.status("node1"), Refused)):
         with pytest.raises(error):
-            add_node4(fleet, refused, probe)
+            add_node4(fleet, refused, ask)
         assert fleet.nodes()[-1].name == "node4" and fleet.nodes()[-1].pid is None
 
 

@@ -45,6 +45,15 @@ def test_a_node_that_comes_later_joins_and_changes_nobody(tmp_path: Path) -> Non
     assert joins["join"] and [s["node"] for s in joins["seeds"]] == ["a", "b", "c"]
 
 
+def test_a_node_that_takes_the_name_of_a_first_one_joins_those_that_are_there(tmp_path: Path) -> None:
+    """As a seed it would ask for a cluster to be made; its leftover settings do not matter either."""
+    spec = source(tmp_path, "a", "b", "c")
+    first = node_settings(spec, {"a": "", "b": "", "c": ""})
+    for left in ("", first["b"]):
+        joins = yaml.safe_load(node_settings(spec, {**first, "b": left}, ["b"])["b"])
+        assert joins["join"] and [s["node"] for s in joins["seeds"]] == ["a", "c"]
+
+
 def test_a_first_node_that_got_nothing_yet_is_still_one_of_the_first(tmp_path: Path) -> None:
     """The first deploy was interrupted."""
     spec = source(tmp_path, "a", "b", "c")
