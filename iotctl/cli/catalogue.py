@@ -48,6 +48,9 @@ READING = frozenset(
 )
 """Commands that change nothing: run for what they tell, again after every resume."""
 
+WORKING = frozenset({"cluster.wait", "data.export", "ops.wait", "support.bundle"})
+"""Of those the ones that write a file or take their time."""
+
 BUILT_IN = (
     Verb("wait_for", ("cluster", "wait"), (Parameter("for", "string", "--for", required=True),), True),
     Verb(
@@ -87,7 +90,8 @@ def verbs() -> dict[str, Verb]:
                 words = (*path, name)
                 verb = ".".join(words)
                 asks = any("--yes" in p.opts for p in child.params)
-                found[verb] = Verb(verb, words, _parameters(child), verb in READING, asks)
+                looks = verb in READING - WORKING
+                found[verb] = Verb(verb, words, _parameters(child), verb in READING, looks, asks)
 
     walk(typer.main.get_command(app), ())
     return found | {v.name: v for v in BUILT_IN}

@@ -13,14 +13,14 @@ from iotctl.cli.options import Yes
 from iotctl.cli.session import session_of
 
 if TYPE_CHECKING:
-    from iotctl.execute.certificates import CertificateRow
+    from iotctl.execute.certificates import CertificateRow, Certificates
     from iotctl.output.table import Table
 
 app = typer.Typer(help="Certificates of nodes and operators.", no_args_is_help=True)
 
 
 @app.command()
-def show(ctx: typer.Context) -> None:
+def show(ctx: typer.Context) -> int:
     """Every certificate and when it ends; asked over SSH, so also when the cluster refuses you."""
     from iotctl.execute import certificates
     from iotctl.execute.machines import Machines
@@ -31,6 +31,7 @@ def show(ctx: typer.Context) -> None:
         tell = partial(progress.update, "machines", total=len(source.file.nodes))
         found = certificates.show(source, machines, session.env, _now_ms(), tell)
     session.output.emit("certificates", found, lambda: [_table(found.certificates)])
+    return _code(found)
 
 
 @app.command()
@@ -41,7 +42,7 @@ def renew(
         str, typer.Option("--within", metavar="30d", help="Renew what ends sooner than this.")
     ] = "30d",
     yes: Yes = False,
-) -> None:
+) -> int:
     """Renew what has ended or ends soon, yours too. Agents load it at once; nothing is restarted."""
     from iotctl.execute import certificates
     from iotctl.execute.machines import Machines
@@ -57,7 +58,9 @@ def renew(
             source, nodes or (), machines, session.env, within_ms=within_ms, now_ms=_now_ms(), done=tell
         )
     session.output.emit("certificates", found, lambda: [_table(found.certificates)])
-    session.output.note("next: iotctl cluster status")
+    code = _code(found)
+    session.output.note("next: iotctl cluster check" if code else "next: iotctl cluster status")
+    return code
 
 
 @app.command()
@@ -79,6 +82,13 @@ def issue(
     body = {"certificates": [row], "changed": 1}
     session.output.emit("certificates", body, lambda: [_table([row])])
     session.output.note(f"next: iotctl --identity {out} cluster status")
+
+
+def _code(found: Certificates) -> int:
+    """4 when a machine did not tell, or did not take its own."""
+    from iotctl.errors import Exit
+
+    return Exit.UNREACHABLE if any(r.state == "unreachable" for r in found.certificates) else Exit.DONE
 
 
 def _table(rows: list[CertificateRow]) -> Table:

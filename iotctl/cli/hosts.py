@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.options import Yes
+from iotctl.cli.options import DryRun, Yes
 from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def trust(
         list[str] | None,
         typer.Option("--replace", metavar="NODE", help="Accept the changed key of this node."),
     ] = None,
+    dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
     """Show the machines' SSH host keys and keep those you accept beside cluster.yaml."""
@@ -47,6 +48,8 @@ def trust(
             found = hosts.look_at_keys(source, targets, session.env, tell, timeout_s)
         rows = [row for row, _ in found]
         shown.hosts.extend(rows)
+        if dry_run:
+            continue
         try:
             hosts.check_unchanged(rows, replace or ())
             _ask(session, [r for r in rows if r.state in ("new", "changed")], yes)
@@ -63,7 +66,7 @@ def trust(
     session.output.emit("cluster-trust", shown, lambda: _trust_tables(shown))
     if any(h.state == "unreachable" for h in shown.hosts):
         return Exit.UNREACHABLE
-    session.output.note("next: iotctl cluster check")
+    session.output.note(f"next: iotctl cluster {'trust' if dry_run else 'check'}")
     return Exit.DONE
 
 

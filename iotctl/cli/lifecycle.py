@@ -69,10 +69,10 @@ def deploy(
             _show_plan(session, todo.plan)
             new = " as a new cluster" if todo.plan.new_cluster else ""
             session.confirm(f"deploy {session.source.name}{new}?", yes=yes)
-            with session.progress() as progress:
-                deploying.execute(
-                    session.source, todo, session.env, machines, partial(_step, progress), now_ms=_now_ms()
-                )
+        with session.progress() as progress:
+            deploying.execute(
+                session.source, todo, session.env, machines, partial(_step, progress), now_ms=_now_ms()
+            )
         healthy = wait and _wait_healthy(session)
     done = deploying.deployed(todo.plan, healthy)
     session.output.emit("cluster-deploy", done, lambda: _plan_tables(todo.plan, done=True))
@@ -127,7 +127,8 @@ def stop(ctx: typer.Context, nodes: Names = None, yes: Yes = False) -> None:
     names = list(nodes or session.source.node_names)
     whole = set(names) == set(session.source.node_names)
     if not whole:
-        found = ok_to_stop(session.cluster, names, now_ms=_now_ms())
+        members = {n.node for n in session.cluster.meta().nodes}
+        found = ok_to_stop(session.cluster, [n for n in names if n in members], now_ms=_now_ms())
         if not found.ok:
             lost = found.lost[0]
             raise RefusedProblem(
@@ -194,7 +195,7 @@ def upgrade(
         _show_plan(session, todo.plan)
         session.confirm(f"upgrade {session.source.name} to {todo.plan.version}?", yes=yes)
         with session.progress() as progress:
-            deploying.execute(
+            todo = deploying.execute(
                 session.source, todo, session.env, machines, partial(_step, progress), now_ms=_now_ms()
             )
 
@@ -317,6 +318,8 @@ def _emit_rolled(session: Session, rolled: Rolled | None) -> None:
     done = rolled or Rolled([], [])
     said = f"restarted {', '.join(done.restarted)}" if done.restarted else "nothing was restarted"
     session.output.emit("cluster-rolled", done, lambda: [said])
+    for node in done.draining:
+        session.output.warn(f"{node} was draining before and still is: iotctl cluster undrain {node}")
 
 
 def _step(progress: Progress, phase: str, done: int, total: int) -> None:

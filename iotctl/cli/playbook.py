@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from iotctl.output.table import Table
     from iotctl.playbook.model import Journal, Ran, Report, StepResult
     from iotctl.playbook.run import Runner, Values
-    from iotctl.spec.playbook import Playbook
+    from iotctl.spec.playbook import Playbook, StepEntry
 
 app = typer.Typer(help="Commands in a file, for CI and for nights.", no_args_is_help=True)
 
@@ -81,9 +81,13 @@ def run(
     runs = runs_dir(session.options.cluster, session.env, session.cwd)
     path = runs / f"{new_run_id()}.jsonl"
     journal = find_run(runs, run_id, book.file.name) if resume else FileJournal(path)
-    again = shlex.join(["iotctl", "playbook", "run", file, *_said(book, var), "--resume", journal.run_id])
+    words = ["iotctl", *_global_options(session), "playbook", "run", file, *_said(book, var)]
+    again = shlex.join([*words, "--resume", journal.run_id])
     session.on_interrupt = lambda: ("the step that was running is looked at again", again)
-    report = _runner(session, book, var, journal, approve or [], again).run()
+    try:
+        report = _runner(session, book, var, journal, approve or [], again).run()
+    finally:
+        journal.close()
     return _reported(session, file, report, junit, json, "playbook-run", fail_on_change=fail_on_change)
 
 
@@ -131,8 +135,8 @@ def _runner(
         ),
         built_in={
             "assert": _assert,
-            "approve": lambda a, v: _approve(session, a, v, approved),
-            "exec": lambda a, v: _exec(session, a),
+            "approve": lambda a, v, step, own: _approve(session, a, v, own, approved),
+            "exec": lambda a, v, step, own: _exec(session, a, step.timeout),
         },
         journal=journal,
         by=session.operator,
@@ -157,9 +161,17 @@ def _said(book: Playbook, var: list[str] | None) -> list[str]:
     """The `--var` options again, to go on with; a secret's value is printed nowhere."""
     words = []
     for name, value in _given(var).items():
-        shown = "…" if book.file.vars[name].secret else value
+        known = book.file.vars.get(name)
+        shown = "…" if known is None or known.secret else value
         words += ["--var", f"{name}={shown}"]
     return words
+
+
+def _global_options(session: Session) -> list[str]:
+    """Which cluster and whose certificate, as they were given."""
+    options = session.options
+    words = ["--cluster", options.cluster] if options.cluster else []
+    return words + (["--identity", options.identity] if options.identity else [])
 
 
 class _Both(io.StringIO):
@@ -190,18 +202,22 @@ class _Commands:
     def __call__(self, words: Sequence[str], timeout: str = "") -> Ran:
         import msgspec
 
+        from iotctl.cli.main import Terminated
         from iotctl.cli.main import run as run_command
+        from iotctl.errors import Exit
         from iotctl.playbook.model import Ran
 
         outer = self._session
-        options = outer.options
-        front = ["-o", "json", "--no-input"]
-        front += ["--cluster", options.cluster] if options.cluster else []
-        front += ["--identity", options.identity] if options.identity else []
+        front = ["-o", "json", "--no-input", *_global_options(outer)]
         front += ["--timeout", timeout] if timeout else []
-        out, err = io.StringIO(), _Both(outer.err if options.verbose else None, self._redact)
+        out, err = io.StringIO(), _Both(outer.err if outer.options.verbose else None, self._redact)
         inner = Session(out, err, io.StringIO(), outer.env, outer.cwd, outer.connect)
         code = run_command([*front, *words], inner)
+        # The signal was for all of us: nothing more may begin.
+        if code == Exit.INTERRUPTED:
+            raise KeyboardInterrupt
+        if code == Exit.TERMINATED:
+            raise Terminated
         try:
             document = msgspec.json.decode(out.getvalue()) if out.getvalue() else None
         except msgspec.DecodeError:
@@ -209,7 +225,7 @@ class _Commands:
         return Ran(code, document, err.getvalue())
 
 
-def _assert(arguments: dict[str, Any], values: Values) -> Ran:
+def _assert(arguments: dict[str, Any], values: Values, step: StepEntry, own: str) -> Ran:
     from iotctl.playbook.model import Ran
     from iotctl.spec.expression import BadExpression, condition, holds
 
@@ -225,26 +241,33 @@ def _assert(arguments: dict[str, Any], values: Values) -> Ran:
     return Ran(0, None, "")
 
 
-def _approve(session: Session, arguments: dict[str, Any], values: Values, approved: Sequence[str]) -> Ran:
+def _approve(
+    session: Session, arguments: dict[str, Any], values: Values, own: str, approved: Sequence[str]
+) -> Ran:
     from iotctl.errors import RefusedProblem
     from iotctl.playbook.model import Ran
 
     message = values.redact(str(arguments["message"]))
     try:
-        session.confirm(message, yes=message in approved)
+        session.confirm(message, yes=own in approved)
     except RefusedProblem as error:
-        return Ran(5, {"error": {"what": error.what, "next": "--approve with the message of the step"}}, "")
+        return Ran(5, {"error": {"what": error.what, "next": f"repeat with --approve {own}"}}, "")
     return Ran(0, {"changed": False}, "")
 
 
-def _exec(session: Session, arguments: dict[str, Any]) -> Ran:
+def _exec(session: Session, arguments: dict[str, Any], timeout: str) -> Ran:
     from iotctl.playbook.model import Ran
+    from iotctl.spec.units import parse_duration_ms
+
+    timeout_s = parse_duration_ms(timeout) / 1000 if timeout else EXEC_TIMEOUT_S
+
+    def argv_of(words: Any) -> list[str]:
+        return [str(w) for w in (words if isinstance(words, list) else [words])]
 
     def execute(words: Any) -> tuple[int, str, str]:
-        argv = [str(w) for w in (words if isinstance(words, list) else [words])]
         try:
             done = subprocess.run(
-                argv, cwd=session.cwd, env={**session.env}, capture_output=True, timeout=EXEC_TIMEOUT_S
+                argv_of(words), cwd=session.cwd, env={**session.env}, capture_output=True, timeout=timeout_s
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return 127, "", str(error)
@@ -255,7 +278,8 @@ def _exec(session: Session, arguments: dict[str, Any]) -> Ran:
     code, out, err = execute(arguments["command"])
     if code:
         tail = "\n".join(err.splitlines()[-40:])
-        return Ran(6, {"error": {"what": f"{arguments['command']} ended with {code}", "why": tail}}, err)
+        what = f"{shlex.join(argv_of(arguments['command']))} ended with {code}"
+        return Ran(6, {"error": {"what": what, "why": tail}}, err)
     pattern = arguments.get("changed_when")
     changed = bool(re.search(pattern, out)) if pattern else True
     return Ran(0, {"changed": changed, "code": 0, "out": out}, err)
@@ -292,9 +316,11 @@ def _reported(
         with Path(path).open("a", encoding="utf-8") as out:
             out.write(reports.summary(report))
     session.output.emit(kind, report, lambda: _tables(report))
+    failed = next((s for s in report.steps if s.state == "failed"), None)
+    if failed is not None and failed.next:
+        session.output.note(f"next for {failed.id}: {failed.next}")
     if report.resume:
         session.output.note(f"next: {report.resume}")
-    failed = next((s for s in report.steps if s.state == "failed"), None)
     if failed is not None:
         return failed.code or Exit.PARTLY
     return Exit.PARTLY if report.resume else Exit.DONE

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from iotctl.errors import Unreachable
-from iotctl.execute.machines import Machines, all_or_raise, chosen, look
+from iotctl.execute.machines import Machines, all_or_raise, chosen, look, service
 from iotctl.fleet.deployment import Found
 from iotctl.fleet.host import Host
 from iotctl.fleet.local import LocalFleet
@@ -34,9 +34,9 @@ class RemoteAgents:
 
     def start(self, names: Sequence[str]) -> list[str]:
         def begin(node: NodeEntry, host: Host) -> bool:
-            found, service = self._look(node, host)
+            found, agent = self._look(node, host)
             if not found.running:
-                service.start()
+                agent.start()
             return not found.running
 
         answers = self._machines.each(chosen(self._source, names), begin)
@@ -44,8 +44,8 @@ class RemoteAgents:
 
     def stop(self, names: Sequence[str]) -> list[str]:
         def end(node: NodeEntry, host: Host) -> bool:
-            found, service = self._look(node, host)
-            service.stop()
+            found, agent = self._look(node, host)
+            agent.stop()
             return bool(found.running)
 
         answers = self._machines.each(chosen(self._source, names), end)
@@ -57,7 +57,7 @@ class RemoteAgents:
 
     def _look(self, node: NodeEntry, host: Host) -> tuple[Found, Service]:
         found = look(self._source, node, host)
-        return found, found.service(host, node.name, self._source.data_dir_of(node))
+        return found, service(self._source, node, host, found)
 
 
 def agents_of(source: ClusterSource, machines: Machines) -> Agents:

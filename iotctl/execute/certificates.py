@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from iotctl.errors import RefusedProblem
+from iotctl.errors import RefusedProblem, Unreachable
 from iotctl.execute import credentials
-from iotctl.execute.machines import Machines, OnDone, all_or_raise, chosen, look
+from iotctl.execute.machines import Machines, OnDone, chosen, look, service
 from iotctl.fleet.deployment import CERT, Found
 from iotctl.fleet.host import Host
 from iotctl.fleet.upload import put
@@ -19,8 +19,11 @@ from nodeagent.model.errors import NodeAgentError
 
 
 class CertificateRow(msgspec.Struct, frozen=True):
-    """`name` of a node or operator. `state`: `good`, `ending`, `expired`, `missing`, `foreign` (of another
-    authority), or `renewed`. Times in milliseconds, 0 when there is none."""
+    """`name` of a node or operator. Times in milliseconds, 0 when there is none.
+
+    `state`: `good`, `ending`, `expired`, `missing`, `foreign` (of another authority), `renewed`, or
+    `unreachable` when its machine does not tell.
+    """
 
     name: str
     role: str
@@ -43,18 +46,19 @@ def show(
     """Ask every machine; nothing is changed.
 
     Raises:
-        Unreachable: a machine does not answer.
         RefusedProblem: the authority is not here.
     """
     nodes = list(source.file.nodes)
     answers = machines.each(nodes, lambda n, h: look(source, n, h), done)
-    found = all_or_raise(answers, "certificates are not known")
+    found = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
     authority = _authority(source, env, found)
     rows = [
         _row("authority", authority.cert, authority.cert, now_ms, role="authority"),
         _operator(source, env, authority, now_ms),
     ]
-    rows += [_row(n.name, found[n.name].text(CERT), authority.cert, now_ms) for n in nodes]
+    for node in nodes:
+        one = found.get(node.name)
+        rows.append(_row(node.name, one.text(CERT), authority.cert, now_ms) if one else _silent(node))
     return Certificates(rows, 0)
 
 
@@ -69,21 +73,22 @@ def renew(
     done: OnDone,
 ) -> Certificates:
     """New certificates for what ends within `within_ms`, the operator's first; running agents load theirs at
-    once. No data is touched and nothing is restarted.
+    once. No data is touched and nothing is restarted. A machine that does not do it holds up no other.
 
     Raises:
-        Unreachable: a machine did not do it; the others have.
         RefusedProblem: the authority is not here, or has expired itself.
     """
     nodes = chosen(source, names)
-    looked = all_or_raise(machines.each(nodes, lambda n, h: look(source, n, h)), "nothing was renewed")
+    answers = machines.each(nodes, lambda n, h: look(source, n, h))
+    looked = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
     authority = _authority(source, env, looked)
     ends = identity.certificate_facts(authority.cert).expires_ms
     if ends <= now_ms:
         raise RefusedProblem(
             "the certificate authority itself has expired; nothing was renewed",
             why="every node must learn a new one at the same time",
-            next="iotctl cluster stop, move the authority's directory away, iotctl cluster deploy",
+            next=f"iotctl cluster stop, move {authority_dir(source, env)} and the directory tls of every node"
+            " away, then iotctl cluster deploy",
         )
     operator = _operator(source, env, authority, now_ms)
     renewed = operator.state == "missing" or operator.expires_ms <= now_ms + within_ms
@@ -98,12 +103,15 @@ def renew(
             return _row(node.name, found.text(CERT), authority.cert, now_ms)
         home = source.data_dir_of(node)
         put(host, home, files)
-        found.service(host, node.name, home).reload()
+        service(source, node, host, found).reload()
         text = next(f.content for f in files if f.name == CERT).decode()
         return msgspec.structs.replace(_row(node.name, text, authority.cert, now_ms), state="renewed")
 
-    rows = all_or_raise(machines.each(nodes, one, done), "the others were renewed")
-    every = [operator, *rows.values()]
+    rows = machines.each([n for n in nodes if n.name in looked], one, done)
+    every = [operator]
+    for node in nodes:
+        row = rows.get(node.name)
+        every.append(row if isinstance(row, CertificateRow) else _silent(node))
     return Certificates(every, sum(r.state == "renewed" for r in every))
 
 
@@ -122,6 +130,10 @@ def issue(
     pair = identity.issue(authority, name, role)
     identity.write_identity(out, pair, authority.cert)
     return _row(name, pair.cert, authority.cert, now_ms)
+
+
+def _silent(node: NodeEntry) -> CertificateRow:
+    return CertificateRow(node.name, "node", "unreachable", "", 0, [])
 
 
 def _authority(source: ClusterSource, env: Mapping[str, str], found: Mapping[str, Found]) -> KeyPair:

@@ -12,10 +12,10 @@ from iotctl.errors import RefusedProblem
 from iotctl.fleet.deployment import CA, CERT, KEY, Found
 from iotctl.fleet.upload import File
 from iotctl.spec.cluster import ClusterSource, NodeEntry
-from iotctl.spec.find import authority_dir, operator_dir
+from iotctl.spec.find import authority_dir, find_identity, operator_dir
 from nodeagent.client import identity
 from nodeagent.client.identity import KeyPair
-from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.errors import InvalidName, NodeAgentError
 
 FILES = (CA, KEY, CERT)
 RENEW_MS = 30 * 86_400_000
@@ -27,7 +27,16 @@ def has_authority(source: ClusterSource, env: Mapping[str, str]) -> bool:
 
 
 def make_authority(source: ClusterSource, env: Mapping[str, str]) -> KeyPair:
-    """A new authority and the operator's certificate from it. The caller knows that there is none yet."""
+    """A new authority and the operator's certificate from it.
+
+    Raises:
+        RefusedProblem: there is one by now; every certificate of the cluster may be its own.
+    """
+    if has_authority(source, env):
+        raise RefusedProblem(
+            f"an authority was made meanwhile in {authority_dir(source, env)}; nothing was changed",
+            next="iotctl cluster deploy",
+        )
     authority = identity.create_authority(source.name)
     identity.write_authority(authority_dir(source, env), authority)
     make_operator(source, env, authority)
@@ -36,8 +45,17 @@ def make_authority(source: ClusterSource, env: Mapping[str, str]) -> KeyPair:
 
 def make_operator(source: ClusterSource, env: Mapping[str, str], authority: KeyPair) -> None:
     name = env.get("USER") or env.get("LOGNAME") or "operator"
-    pair = identity.issue(authority, name, "admin")
+    try:
+        pair = identity.issue(authority, name, "admin")
+    except InvalidName:  # a login of a directory service may hold what a certificate's name may not
+        pair = identity.issue(authority, "operator", "admin")
     identity.write_identity(operator_dir(source, env), pair, authority.cert)
+
+
+def ensure_operator(source: ClusterSource, env: Mapping[str, str], authority: KeyPair) -> None:
+    """A certificate for who deploys from a copy of the authority and has none of the own."""
+    if find_identity(None, env, source, source.directory) is None and not env.get("IOTCTL_CERT"):
+        make_operator(source, env, authority)
 
 
 def authority_of(source: ClusterSource, env: Mapping[str, str], found: Mapping[str, Found]) -> KeyPair | None:

@@ -19,7 +19,7 @@ from iotctl.fleet.deployment import CONFIG, Change, Found, Wanted
 from iotctl.fleet.facts import Facts
 from iotctl.fleet.findings import Finding
 from iotctl.fleet.host import Host
-from iotctl.fleet.service import Service, files_of, kind_of
+from iotctl.fleet.service import Service, files_of, unit_name
 from iotctl.fleet.upload import File
 from iotctl.fleet.wheelhouse import Platform, Software, software, wheelhouse
 from iotctl.spec.cluster import ClusterSource, NodeEntry
@@ -79,6 +79,7 @@ class Deployment(msgspec.Struct, frozen=True):
     found: dict[str, Found]
     facts: dict[str, Facts]
     software: Software
+    authority: KeyPair | None
 
 
 def prepare(
@@ -125,17 +126,17 @@ def prepare(
     plans = []
     for node in picked:
         one = found[node.name]
-        kind = kind_of(one.systemd, one.user, one.sudo)
         wanted[node.name] = Wanted(
             node=node.name,
+            unit_name=unit_name(source.name, node.name),
             home=source.data_dir_of(node),
             install_dir=source.install_dir_of(node),
             version=which.version,
-            service=kind,
+            service=one.kind,
             user=one.user,
             files=(
                 *_certificate(node, one, authority, now_ms),
-                *files_of(kind),
+                *files_of(one.kind),
                 File(CONFIG, settings[node.name].encode()),
             ),
         )
@@ -151,7 +152,7 @@ def prepare(
         nodes=plans,
         findings=seen.findings,
     )
-    return Deployment(plan, {n.name: n for n in picked}, wanted, found, facts, which)
+    return Deployment(plan, {n.name: n for n in picked}, wanted, found, facts, which, authority)
 
 
 def execute(
@@ -162,14 +163,17 @@ def execute(
     on_step: OnStep,
     *,
     now_ms: int,
-) -> None:
-    """Carry the plan out; returns when every agent was begun. Repeating it goes on where it stopped.
+) -> Deployment:
+    """Carry the plan out; returns what was brought when every agent was begun. Repeating it goes on where it
+    stopped.
 
     Raises:
         Unreachable: a machine did not do its part; the others have.
     """
     if todo.plan.new_authority:
         todo = _with_authority(todo, credentials.make_authority(source, env), now_ms)
+    elif todo.authority is not None:
+        credentials.ensure_operator(source, env, todo.authority)
     wanted, changes = todo.wanted, {n.node: n.changes for n in todo.plan.nodes}
 
     def on(kind: str) -> list[NodeEntry]:
@@ -207,6 +211,7 @@ def execute(
         started,
         lambda node, host: _service(todo, node.name, host).start(),
     )
+    return todo
 
 
 def deployed(plan: DeployPlan, healthy: bool) -> Deployed:
@@ -284,7 +289,8 @@ def _check_writable(wanted: Wanted, found: Found) -> None:
 
 
 def _service(todo: Deployment, node: str, host: Host) -> Service:
-    return todo.found[node].service(host, node, todo.wanted[node].home)
+    wanted = todo.wanted[node]
+    return todo.found[node].service(host, node, wanted.unit_name, wanted.home)
 
 
 def _python(todo: Deployment, node: str) -> str:

@@ -6,12 +6,13 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
-from iotctl.errors import Unreachable, UsageProblem
+from iotctl.errors import RefusedProblem, Unreachable, UsageProblem
 from iotctl.fleet import deployment
 from iotctl.fleet.deployment import Found
 from iotctl.fleet.host import Host, ThisHost
 from iotctl.fleet.known_hosts import KnownHosts
 from iotctl.fleet.many import each
+from iotctl.fleet.service import Service, unit_name
 from iotctl.fleet.ssh import CONNECT_TIMEOUT_S, Connector
 from iotctl.fleet.ssh_config import Target
 from iotctl.spec.cluster import ClusterSource, NodeEntry
@@ -23,12 +24,17 @@ OnDone = Callable[[int], None]
 
 
 class Machines:
-    """One connection for each node, opened when it is first used and kept until the end."""
+    """One connection for each node, opened when it is first used and kept until the end.
+
+    `timeout_s`, of the whole command, may make the wait for a connection shorter, never longer.
+    """
 
     def __init__(self, source: ClusterSource, env: Mapping[str, str], timeout_s: float | None = None) -> None:
         self.source = source
         self._connector = Connector(
-            KnownHosts(source.directory), env, timeout_s=timeout_s or CONNECT_TIMEOUT_S
+            KnownHosts(source.directory),
+            env,
+            timeout_s=min(timeout_s or CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_S),
         )
         self._open: dict[str, Host] = {}
         self._lock = threading.Lock()
@@ -71,8 +77,26 @@ def target_of(source: ClusterSource, node: NodeEntry) -> Target:
 
 
 def look(source: ClusterSource, node: NodeEntry, host: Host) -> Found:
-    """What the machine holds of `node`. Raises `Unreachable`."""
-    return deployment.look(host, source.data_dir_of(node), source.install_dir_of(node), node.name)
+    """What the machine holds of `node`.
+
+    Raises:
+        Unreachable: it does not tell.
+        RefusedProblem: it holds what we may not read: taken for nothing, a living node would be overwritten.
+    """
+    unit = unit_name(source.name, node.name)
+    found = deployment.look(host, source.data_dir_of(node), source.install_dir_of(node), unit)
+    if found.unreadable:
+        path, _, owner = found.unreadable[0].rpartition(" ")
+        raise RefusedProblem(
+            f"{node.name}: {path} belongs to {owner}, and {found.user} may not read it; nothing was changed",
+            next=f"log in as {owner}: ssh: {{user: {owner}}} in {source.path.name}",
+            where=node.name,
+        )
+    return found
+
+
+def service(source: ClusterSource, node: NodeEntry, host: Host, found: Found) -> Service:
+    return found.service(host, node.name, unit_name(source.name, node.name), source.data_dir_of(node))
 
 
 def chosen(source: ClusterSource, names: Sequence[str]) -> list[NodeEntry]:

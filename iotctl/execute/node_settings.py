@@ -36,13 +36,16 @@ def node_settings(
     for node, settings in told.items():
         _check_same(source, node, settings)
     first = next((t["seeds"] for t in told.values() if not t.get("join")), None)
+    members = [n for n in source.file.nodes if n.name in told]
+    if told and first is None:  # the first nodes have all been replaced
+        joining = [*joining, *(n for n in existing if n not in told)]
     seeds = _seeds(source.file.nodes, source) if first is None else first
     entries = {n.name: n for n in source.file.nodes}
     found = {}
     for node, text in existing.items():
         if node in joining:
-            members = [n for n in source.file.nodes if n.name in told and n.name != node]
-            wanted = _wanted(source, entries[node], None, _seeds(members, source), joins=True)
+            others = _seeds((n for n in members if n.name != node), source)
+            wanted = _wanted(source, entries[node], None, others, joins=True)
         else:
             wanted = _wanted(source, entries[node], told.get(node), seeds)
         present = told.get(node)

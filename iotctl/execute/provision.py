@@ -12,7 +12,7 @@ from iotctl.errors import InputProblem, IotctlError, RefusedProblem, Unreachable
 from iotctl.execute import deploy as deploying
 from iotctl.execute.cluster import cluster_spec, connect
 from iotctl.execute.deploy import OnStep
-from iotctl.execute.machines import Machines, look
+from iotctl.execute.machines import Machines, look, service
 from iotctl.fleet import deployment
 from iotctl.fleet.local import LocalFleet
 from iotctl.plan.model import Step
@@ -181,7 +181,7 @@ class SshProvisioner(Provisioner):
     def stop(self, entry: NodeEntry) -> None:
         host = self._machines.of(entry)
         found = look(self._source, entry, host)
-        found.service(host, entry.name, self._source.data_dir_of(entry)).stop()
+        service(self._source, entry, host, found).stop()
 
     def retire(self, name: str) -> str:
         entry = next((n for n in self._source.file.nodes if n.name == name), None)
@@ -191,7 +191,7 @@ class SshProvisioner(Provisioner):
         try:
             host = self._machines.of(entry)
             found = look(self._source, entry, host)
-            found.service(host, name, home).remove()
+            service(self._source, entry, host, found).remove()
             aside = deployment.put_aside(host, home)
         except Unreachable as error:
             return f"{name} has left, but its agent could not be ended: {error.what}; the cluster ignores it"
@@ -201,7 +201,7 @@ class SshProvisioner(Provisioner):
         with contextlib.suppress(Unreachable):
             host = self._machines.of(entry)
             found = look(self._source, entry, host)
-            return found.service(host, entry.name, self._source.data_dir_of(entry)).log_tail(3)
+            return service(self._source, entry, host, found).log_tail(3)
         return ""
 
     def _log_of(self, entry: NodeEntry) -> str:

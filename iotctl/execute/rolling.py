@@ -5,15 +5,15 @@ without them, by what the nodes themselves say now. It fails closed: at the firs
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from iotctl.errors import Partly, RefusedProblem, Unreachable
+from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
 from iotctl.execute.agents import Agents
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.draining import set_draining
-from iotctl.execute.stopping import ok_to_stop
+from iotctl.execute.stopping import OkToStop, ok_to_stop
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.requests import NodeStatus
 
@@ -27,10 +27,12 @@ OnStep = Callable[[str, int, int, str], None]
 
 
 class Rolled(msgspec.Struct, frozen=True):
-    """`order`: which nodes were down together, one list after the other."""
+    """`order`: which nodes were down together, one list after the other. `draining`: those that were draining
+    before, and still are."""
 
     restarted: list[str]
     order: list[list[str]]
+    draining: list[str] = []
 
 
 def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int, *, now_ms: int) -> list[str]:
@@ -58,7 +60,8 @@ def rolling(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Rolled:
-    """Restart `names`, at most `at_once` at the same time.
+    """Restart `names`, at most `at_once` at the same time; those the cluster does not know hold nothing, and
+    come first.
 
     Args:
         command: what the operator typed, to go on with.
@@ -68,15 +71,24 @@ def rolling(
         RefusedProblem: the first node cannot be stopped safely; nothing was stopped.
         Partly: some were restarted, the rest were left alone.
     """
-    left, order = list(names), list[list[str]]()
-    drained = {n.node for n in cluster.meta().nodes if n.draining}
+    known = {n.node: n.draining for n in cluster.meta(strong=True).nodes}
+    drained = {n for n, draining in known.items() if draining}
+    order = []
+    for node in names:
+        if node not in known and agents.stop([node]):
+            between(node)
+            agents.start([node])
+            order.append([node])
+    left = [n for n in names if n in known]
     while left:
         over, batch = len(names) - len(left), list[str]()
         try:
-            batch = _gate(cluster, left, gate_s, clock, sleep)[:at_once]
+            batch = _gate(cluster, left, at_once, gate_s, clock, sleep)
             for node in batch:
                 on_step("moving leaders off", over, len(names), node)
                 set_draining(cluster, node, True, by)
+            _check_alone(cluster, {*batch, *drained})
+            _check_still(cluster, batch)
             on_step("restarting", over, len(names), ", ".join(batch))
             agents.stop(batch)
             for node in batch:
@@ -86,36 +98,72 @@ def rolling(
             for node in batch:
                 if node not in drained:
                     set_draining(cluster, node, False, by)
-        except (RefusedProblem, Partly, Unreachable, NodeAgentError) as error:
+        except (RefusedProblem, BusyProblem, Partly, Unreachable, NodeAgentError) as error:
             still = _undrain(cluster, [n for n in batch if n not in drained], by)
             raise _stopped(error, names, left, command, still) from None
+        except BaseException:  # Ctrl-C: the next try must find the cluster as this one did
+            _undrain(cluster, [n for n in batch if n not in drained], by)
+            raise
         order.append(batch)
         left = [n for n in left if n not in batch]
         on_step("restarted", len(names) - len(left), len(names), ", ".join(batch))
-    return Rolled([n for batch in order for n in batch], order)
+    restarted = [n for batch in order for n in batch]
+    return Rolled(restarted, order, [n for n in restarted if n in drained])
 
 
 def _gate(
     cluster: Cluster,
     left: Sequence[str],
+    at_once: int,
     gate_s: float,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> list[str]:
-    """Those of `left` that may stop together; waits until there is one."""
+    """At most `at_once` of `left` that may stop together; waits until there is one.
+
+    A group without a leader has nothing to lose by `may_stop`; it may be about to have one again, so nobody
+    stops until every group keeps its quorum.
+    """
     deadline = clock() + gate_s
     while True:
-        found = ok_to_stop(cluster, left, now_ms=0)
-        if found.may_stop:
-            return found.may_stop
+        batch = ok_to_stop(cluster, left, now_ms=0).may_stop[:at_once]
+        if batch and ok_to_stop(cluster, batch, now_ms=0).ok:
+            return batch
         if clock() >= deadline:
-            first = found.lost[0]
-            raise RefusedProblem(
-                f"{left[0]} cannot stop: {first.group} would lose its quorum",
-                why=first.why or f"{len(first.left)} of {first.needed} voters would be left",
-                next="iotctl cluster status",
-            )
+            raise _unsafe(ok_to_stop(cluster, left[:1], now_ms=0), left[0])
         sleep(POLL_S)
+
+
+def _check_still(cluster: Cluster, batch: Sequence[str]) -> None:
+    """Draining takes its time: raises `RefusedProblem` when another node was lost meanwhile."""
+    found = ok_to_stop(cluster, batch, now_ms=0)
+    if not found.ok:
+        raise _unsafe(found, batch[0])
+
+
+def _check_alone(cluster: Cluster, ours: Collection[str]) -> None:
+    """Raises `BusyProblem` when somebody else drains a node too, and may be about to stop it.
+
+    Every roll records its drains before it looks for those of others, so of two at least one sees the other.
+    """
+    others = [n.node for n in cluster.meta(strong=True).nodes if n.draining and n.node not in ours]
+    if others:
+        raise BusyProblem(
+            f"{', '.join(others)} began to drain meanwhile",
+            why="another restart or upgrade seems to be going on",
+            next="iotctl cluster status",
+        )
+
+
+def _unsafe(found: OkToStop, node: str) -> RefusedProblem:
+    if not found.lost:
+        return RefusedProblem(f"{node} cannot stop yet", next="iotctl cluster status")
+    first = found.lost[0]
+    return RefusedProblem(
+        f"{node} cannot stop: {first.group} would lose its quorum",
+        why=first.why or f"{len(first.left)} of {first.needed} voters would be left",
+        next="iotctl cluster status",
+    )
 
 
 def _wait_back(
@@ -162,12 +210,12 @@ def _stopped(
 ) -> Exception:
     what = getattr(error, "what", str(error))
     why = getattr(error, "why", "")
-    if len(left) == len(names) and isinstance(error, RefusedProblem):
-        return RefusedProblem(f"{what}; nothing was stopped", why=why, next=error.next)
+    if len(left) == len(names) and isinstance(error, RefusedProblem | BusyProblem):
+        return type(error)(f"{what}; nothing was stopped", why=why, next=error.next)
     over = [n for n in names if n not in left]
     steps = ["iotctl cluster status", *(f"iotctl cluster undrain {n}" for n in draining)]
     return Partly(
-        f"{what}; {', '.join(over) or 'nothing'} restarted, {', '.join(left)} left alone"
+        f"{what}; {', '.join(over) or 'nothing'} restarted, {', '.join(left)} not"
         + (f"; {', '.join(draining)} still draining" if draining else ""),
         why=why,
         next=f"{', '.join(steps)}, then {command} {' '.join(left)}",

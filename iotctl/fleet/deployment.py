@@ -18,6 +18,7 @@ from iotctl.errors import Unreachable
 from iotctl.fleet.host import Host, Ran
 from iotctl.fleet.service import (
     FIND,
+    SUPERVISED,
     SUPERVISOR,
     SYSTEMD,
     UNITS,
@@ -25,7 +26,6 @@ from iotctl.fleet.service import (
     as_root,
     kind_of,
     unit,
-    unit_name,
 )
 from iotctl.fleet.upload import File, put, put_archive
 
@@ -39,20 +39,25 @@ LOOK = (
     + r"""
 home=$1 install=$2 unit=$3
 shift 3
+whole() { say unreadable "$1 $(stat -c %U "$1")"; }
 say() { printf '%s=%s\n' "$1" "$2"; }
 say user "$(id -un)"
 ! sudo -n true 2>/dev/null || say sudo yes
+if [ -d "$home" ] && ! { [ -r "$home" ] && [ -x "$home" ]; }; then whole "$home"; fi
+if [ -d "$home/tls" ] && [ ! -x "$home/tls" ]; then whole "$home/tls"; fi
 say libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
 say app "$(readlink "$home/app" 2>/dev/null)"
 for mark in "$install"/*/.complete; do
     [ ! -e "$mark" ] || say installed "$(basename "$(dirname "$mark")")"
 done
 for file in "$@"; do
+    if [ -e "$home/$file" ] && [ ! -r "$home/$file" ]; then whole "$home/$file"; fi
     [ ! -f "$home/$file" ] || say "file:$file" "$(base64 -w 0 <"$home/$file" 2>/dev/null)"
 done
 [ ! -f "$unit" ] || say unit "$(base64 -w 0 <"$unit")"
 [ ! -s "$home/tls/node.key" ] || say key yes
 [ ! -d /run/systemd/system ] || say systemd yes
+[ -z "$(supervisor)" ] || say supervised yes
 pid=$(agent)
 [ -z "$pid" ] || say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | head -n 1)"
 for place in "$home" "$install"; do
@@ -70,10 +75,21 @@ say end yes
 
 MAKE_DIRS = r"""
 set -eu
-user=$1 home=$2 install=$3
-install -d -m 755 -o "$user" "$install"
-install -d -m 750 -o "$user" "$home"
+user=$1
+shift
+while [ $# -gt 0 ]; do
+    mode=$1 place=$2
+    shift 2
+    if [ -d "$place" ] && ls -A "$place" | grep -qvx 'lost+found'; then
+        owner=$(stat -c %U "$place")
+        [ "$owner" = "$user" ] && continue
+        echo "$place is not empty and belongs to $owner" >&2
+        exit 1
+    fi
+    install -d -m "$mode" -o "$user" "$place"
+done
 """
+"""What somebody else keeps there stays theirs."""
 
 INSTALL = r"""
 set -eu
@@ -124,7 +140,8 @@ class Found(msgspec.Struct, frozen=True):
 
     `user`: who we are there; `sudo`: without a password. `files`: content by name. `ready`, `makeable`:
     directories that can be written, or made without root. `running`: the first word of the agent's command
-    line, "" when it is down.
+    line, "" when it is down. `supervised`: our supervisor runs. `unreadable`: path and owner of what is there
+    and may not be read, so that the rest says nothing about this node.
     """
 
     user: str
@@ -139,14 +156,23 @@ class Found(msgspec.Struct, frozen=True):
     systemd: bool
     ready: tuple[str, ...]
     makeable: tuple[str, ...]
+    supervised: bool
+    unreadable: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """How its agent is kept up: as it is now, else as it would be anew."""
+        if self.unit or self.supervised:
+            return SYSTEMD if self.unit else SUPERVISED
+        return kind_of(self.systemd, self.user, self.sudo)
 
     @property
     def needs_sudo(self) -> bool:
         """Whether root's part is done with `sudo -n`."""
         return self.sudo and self.user != "root"
 
-    def service(self, host: Host, node: str, home: str) -> Service:
-        return Service(host, kind_of(self.systemd, self.user, self.sudo), node, home, self.needs_sudo)
+    def service(self, host: Host, node: str, unit: str, home: str) -> Service:
+        return Service(host, self.kind, node, unit, home, self.needs_sudo)
 
     def text(self, name: str) -> str:
         return self.files.get(name, b"").decode(errors="replace")
@@ -156,6 +182,7 @@ class Wanted(msgspec.Struct, frozen=True):
     """What should be there; files that are not named stay as they are."""
 
     node: str
+    unit_name: str
     home: str
     install_dir: str
     version: str
@@ -184,13 +211,13 @@ class Change(msgspec.Struct, frozen=True):
         return self.what in ("files", "version", "unit")
 
 
-def look(host: Host, home: str, install_dir: str, node: str) -> Found:
-    """Ask once.
+def look(host: Host, home: str, install_dir: str, unit: str) -> Found:
+    """Ask once, about the node in `home` whose unit has this name.
 
     Raises:
         Unreachable: the connection was lost, or no POSIX shell answers.
     """
-    words = ["sh", "-s", "--", home, install_dir, f"{UNITS}/{unit_name(node)}", *READ]
+    words = ["sh", "-s", "--", home, install_dir, f"{UNITS}/{unit}", *READ]
     ran = host.run(words, stdin=LOOK.encode())
     said: dict[str, list[str]] = {}
     for line in ran.out.decode(errors="replace").splitlines():
@@ -216,6 +243,8 @@ def look(host: Host, home: str, install_dir: str, node: str) -> Found:
         systemd="systemd" in said,
         ready=tuple(said.get("ready", ())),
         makeable=tuple(said.get("makeable", ())),
+        supervised="supervised" in said,
+        unreadable=tuple(said.get("unreadable", ())),
     )
 
 
@@ -234,13 +263,14 @@ def changes(wanted: Wanted, found: Found) -> list[Change]:
         now = f"instead of {PurePosixPath(found.app).name}" if found.app else ""
         made.append(Change("version", f"run {wanted.version} {now}".rstrip()))
     if wanted.service == SYSTEMD and found.unit != wanted.unit.encode():
-        made.append(Change("unit", f"write {UNITS}/{unit_name(wanted.node)}"))
+        made.append(Change("unit", f"write {UNITS}/{wanted.unit_name}"))
     return made
 
 
 def make_dirs(host: Host, wanted: Wanted, *, sudo: bool) -> None:
     """Raises `Unreachable` with the machine's own words."""
-    words = ["sh", "-c", MAKE_DIRS, "dirs", wanted.user, wanted.home, wanted.install_dir]
+    places = ("755", wanted.install_dir, "750", wanted.home)
+    words = ["sh", "-c", MAKE_DIRS, "dirs", wanted.user, *places]
     _run(host, as_root(words) if sudo else words, "its directories could not be made")
 
 

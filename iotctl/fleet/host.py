@@ -56,6 +56,6 @@ def late(name: str, argv: Sequence[str], timeout_s: float) -> Unreachable:
     return Unreachable(
         f"{name}: {argv[0]} did not end within {timeout_s:g} s",
         why="it may have run",
-        next="look at the machine's load, or give more time with --timeout",
+        next="look at the machine's load",
         where=name,
     )

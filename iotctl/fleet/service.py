@@ -33,6 +33,7 @@ while [ -z "$stopping" ]; do
     began=$(date +%s)
     "$home/app/bin/nodeagent" run "$home" >>"$log" 2>&1 9>&- &
     child=$!
+    [ -z "$stopping" ] || kill "$child" 2>/dev/null
     while kill -0 "$child" 2>/dev/null; do wait "$child"; done
     child=
     [ -z "$stopping" ] || break
@@ -87,7 +88,8 @@ grace=$2
 one=$(supervisor)
 two=$(agent)
 [ -z "$one$two" ] && exit 0
-kill $one $two 2>/dev/null
+# One signal: the supervisor hands it on, and an agent that gets a second one hands nothing over.
+kill ${one:-$two} 2>/dev/null
 end=$(($(date +%s) + grace))
 while [ -n "$(supervisor)$(agent)" ]; do
     if [ "$(date +%s)" -ge "$end" ]; then
@@ -110,8 +112,9 @@ kill -HUP "$pid" && echo told
 )
 
 
-def unit_name(node: str) -> str:
-    return f"nodeagent-{node}.service"
+def unit_name(cluster: str, node: str) -> str:
+    """Machines are shared: nodes of two clusters may have one name."""
+    return f"nodeagent-{cluster}-{node}.service"
 
 
 def unit(node: str, home: str, user: str) -> str:
@@ -129,6 +132,7 @@ ExecStart={home}/app/bin/nodeagent run {home}
 Restart=always
 RestartSec=2
 TimeoutStopSec={STOP_S}
+KillMode=mixed
 LimitNOFILE=1048576
 
 [Install]
@@ -138,12 +142,13 @@ WantedBy=multi-user.target
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The agent of one node, as its machine keeps it up. `kind` is `SYSTEMD` or `SUPERVISED`; `sudo`: root's
-    part is done with `sudo -n`."""
+    """The agent of one node, as its machine keeps it up. `kind` is `SYSTEMD` or `SUPERVISED`, `unit` the name
+    it has there; `sudo`: root's part is done with `sudo -n`."""
 
     host: Host
     kind: str
     node: str
+    unit: str
     home: str
     sudo: bool
 
@@ -154,7 +159,7 @@ class Service:
             Unreachable: it could not be begun; its last words say why.
         """
         if self.kind == SYSTEMD:
-            ran = self._systemctl("enable", "--now", unit_name(self.node))
+            ran = self._systemctl("enable", "--now", self.unit)
         else:
             ran = self.host.run(["sh", "-c", _START, "start", self.home])
         self._check(ran, "its agent did not start")
@@ -167,7 +172,7 @@ class Service:
         """
         timeout_s = STOP_S + 30.0
         if self.kind == SYSTEMD:
-            ran = self._systemctl("stop", unit_name(self.node), timeout_s=timeout_s)
+            ran = self._systemctl("stop", self.unit, timeout_s=timeout_s)
         else:
             words = ["sh", "-c", _STOP, "stop", self.home, str(STOP_S)]
             ran = self.host.run(words, timeout_s=timeout_s)
@@ -188,16 +193,16 @@ class Service:
     def log_tail(self, lines: int) -> str:
         """The last lines its agent wrote."""
         if self.kind == SYSTEMD:
-            unit = f"--unit={unit_name(self.node)}"
-            words = ["journalctl", "--no-pager", "--output=cat", f"--lines={lines}", unit]
+            words = ["journalctl", "--no-pager", "--output=cat", f"--lines={lines}", f"--unit={self.unit}"]
             ran = self.host.run(as_root(words) if self.sudo else words)
         else:
             ran = self.host.run(["tail", "-n", str(lines), f"{self.home}/agent.log"])
+        self._check(ran, "its log cannot be read", "check")
         return ran.out.decode(errors="replace")
 
     def put_unit(self, text: str) -> None:
         """Write the unit and let systemd read it. Raises `Unreachable`."""
-        path = f"{UNITS}/{unit_name(self.node)}"
+        path = f"{UNITS}/{self.unit}"
         script = f"cat >{path}.new && mv {path}.new {path} && systemctl daemon-reload"
         words = ["sh", "-c", script]
         ran = self.host.run(as_root(words) if self.sudo else words, stdin=text.encode())
@@ -207,11 +212,11 @@ class Service:
         """Stop the agent and let nothing start it again. Raises `Unreachable`."""
         self.stop()
         if self.kind == SYSTEMD:
-            name = unit_name(self.node)
-            script = f"systemctl disable --quiet {name}; rm -f {UNITS}/{name}; systemctl daemon-reload"
+            path = f"{UNITS}/{self.unit}"
+            script = f"systemctl disable --quiet {self.unit}; rm -f {path}; systemctl daemon-reload"
             words = ["sh", "-c", script]
             ran = self.host.run(as_root(words) if self.sudo else words)
-            self._check(ran, f"{UNITS}/{name} could not be removed")
+            self._check(ran, f"{path} could not be removed")
 
     def _systemctl(self, *words: str, timeout_s: float = 60.0) -> Ran:
         command = ["systemctl", *words]
@@ -229,7 +234,7 @@ class Service:
 
 
 def kind_of(systemd: bool, user: str, sudo: bool) -> str:
-    """How an agent is kept up on a machine, `systemd`: it runs there."""
+    """How a new agent is kept up on a machine, `systemd`: it runs there."""
     return SYSTEMD if systemd and (user == "root" or sudo) else SUPERVISED
 
 

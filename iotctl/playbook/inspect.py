@@ -139,10 +139,11 @@ class Inspector:
         )
 
     def _trust(self, arguments: Arguments) -> Inspection:
-        ran = self._command(["cluster", "trust", "--no-input", *_list(arguments.get("nodes") or [])])
-        if ran.code == 0:
-            return _done("every host key is known")
-        return _would("host keys are accepted") if ran.code == 5 else Inspection(UNKNOWN, ran.told.strip())
+        ran = self._command(["cluster", "trust", "--dry-run", *_list(arguments.get("nodes") or [])])
+        if ran.code or not isinstance(ran.document, dict):
+            return Inspection(UNKNOWN, ran.told.strip())
+        new = [h["node"] for h in ran.document["hosts"] if h["state"] != "known"]
+        return _would(f"host keys of {', '.join(new)} are accepted") if new else _done("all keys are known")
 
     def _apply(self, arguments: Arguments) -> Inspection:
         plan = [arguments["plan"]] if arguments.get("plan") else []

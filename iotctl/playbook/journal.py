@@ -1,14 +1,17 @@
 """The record of a run in a file: one JSON line an entry, on disk before the next thing happens."""
 
+import contextlib
+import fcntl
 import os
 import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
-from iotctl.errors import InputProblem, UsageProblem
+from iotctl.errors import BusyProblem, InputProblem, UsageProblem
 from iotctl.playbook.model import Entry
 
 
@@ -25,12 +28,18 @@ class NoJournal:
 
 
 class FileJournal:
-    """Entries after a torn last line are none; a damaged line before that is an error."""
+    """Entries after a torn last line are none; a damaged line before that is an error.
+
+    Locked while it is open: of two processes that go on with one run, each would do its steps.
+    """
 
     def __init__(self, path: Path) -> None:
+        """Raises `BusyProblem` when the run is going on, `InputProblem` for a damaged record."""
         self._path = path
         self._entries: list[Entry] = []
+        self._file: BinaryIO | None = None
         if path.exists():
+            self._open()
             self._read()
 
     @property
@@ -38,27 +47,40 @@ class FileJournal:
         return self._path.stem
 
     def append(self, entry: Entry) -> None:
-        if not self._entries:
+        if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(handle, msgspec.json.encode(entry) + b"\n")
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        if not self._entries:  # its name must be durable too
-            _sync_directory(self._path.parent)
+            self._open()
+            _sync_directory(self._path.parent)  # its name must be durable too
+        assert self._file is not None
+        self._file.write(msgspec.json.encode(entry) + b"\n")
+        os.fsync(self._file.fileno())
         self._entries.append(entry)
 
     def entries(self) -> Sequence[Entry]:
         return self._entries
 
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self) -> None:
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._file = os.fdopen(handle, "a+b", buffering=0)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise BusyProblem(
+                f"run {self.run_id} is going on in another process",
+                next="wait for its end, or stop it first",
+            ) from None
+
     def _read(self) -> None:
         content = self._path.read_bytes()
         whole = content.rpartition(b"\n")[0]
         if whole != content[:-1]:  # the machine stopped while it was written
-            with self._path.open("r+b") as file:
-                file.truncate(len(whole) + 1 if whole else 0)
+            assert self._file is not None
+            self._file.truncate(len(whole) + 1 if whole else 0)
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 self._entries.append(msgspec.json.decode(line, type=Entry))
@@ -90,6 +112,7 @@ def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
 
     Raises:
         UsageProblem: there is none.
+        BusyProblem: it is going on.
     """
     if run_id:
         path = directory / f"{run_id}.jsonl"
@@ -97,10 +120,21 @@ def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
             raise UsageProblem(f"no run {run_id}", why=f"looked in {directory}", next="leave --resume out")
         return FileJournal(path)
     for path in sorted(directory.glob("*.jsonl"), reverse=True):
-        found = FileJournal(path)
-        events = [e.event for e in found.entries()]
-        if "ended" not in events and any(e.playbook == playbook for e in found.entries()):
-            return found
+        name, ended = _told(path)
+        if name == playbook and ended:
+            break  # what an older one left behind was done anew since
+        if name == playbook:
+            return FileJournal(path)
     raise UsageProblem(
         "no run of this playbook was left unfinished", why=f"looked in {directory}", next="leave --resume out"
     )
+
+
+def _told(path: Path) -> tuple[str, bool]:
+    """Whose run it is and whether it ended, also of one that is going on or damaged."""
+    entries = []
+    for line in path.read_bytes().splitlines():
+        with contextlib.suppress(msgspec.MsgspecError):
+            entries.append(msgspec.json.decode(line, type=Entry))
+    name = next((e.playbook for e in entries if e.playbook), "")
+    return name, any(e.event == "ended" for e in entries)

@@ -38,7 +38,8 @@ REDACTED = "***"
 OnStep = Callable[[StepResult, int, int], None]
 """Hears a step's state, when it begins (`pending`) and when it is over, its number and how many there are."""
 
-BuiltIn = Callable[[dict[str, Any], "Values"], Ran]
+BuiltIn = Callable[[dict[str, Any], "Values", "StepEntry", str], Ran]
+"""Gets the arguments, all values, the step and its id."""
 
 
 class Values:
@@ -58,7 +59,8 @@ class Values:
 
     def redact(self, text: str) -> str:
         for secret in sorted(self._secrets, key=len, reverse=True):
-            text = text.replace(secret, REDACTED)
+            for shown in (repr(secret)[1:-1], msgspec.json.encode(secret).decode()[1:-1], secret):
+                text = text.replace(shown, REDACTED)
         return text
 
 
@@ -154,8 +156,9 @@ class Runner:
             return self._result(i, step, FAILED, message=str(error))
         try:
             found = self._inspect(step.uses, arguments)
-            if step.register and found.state == READS:
-                ran = self._apply(step, arguments, found)
+            # What writes a file or asks a person is left for the run; what depends on it is unknown then.
+            if step.register and self._verbs[step.uses].looks and "out" not in arguments:
+                ran = self._apply(i, step, arguments, found)
                 if ran.code == 0:
                     self._values.register(step.register, ran.document)
         except IotctlError as error:
@@ -186,7 +189,7 @@ class Runner:
             return self._over(step, own, digest, result, None)
         if not verb.reads:
             self._journal.append(Entry("intent", self._now(), own, digest))
-        ran = self._apply(step, arguments, found)
+        ran = self._apply(i, step, arguments, found)
         result = self._outcome(i, step, found, ran, began, digest)
         if result.state == FAILED:
             return result  # no outcome: resume looks again
@@ -212,11 +215,11 @@ class Runner:
         self._command(["ops", "wait", found.operation], step.timeout)
         return self._inspect(step.uses, arguments)
 
-    def _apply(self, step: StepEntry, arguments: dict[str, Any], found: Inspection) -> Ran:
+    def _apply(self, i: int, step: StepEntry, arguments: dict[str, Any], found: Inspection) -> Ran:
         """One command, or one for each part of its nodes with `serial`; nodes that are done are left out."""
         verb = self._verbs[step.uses]
         if not verb.words:
-            return self._built_in[verb.name](arguments, self._values)
+            return self._built_in[verb.name](arguments, self._values, step, self._playbook.ids[i])
         if found.left is not None:
             arguments = {**arguments, "nodes": list(found.left)}
         nodes = arguments.get("nodes")

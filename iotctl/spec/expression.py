@@ -4,7 +4,8 @@
     ${plan.summary.eta_s}   a value of what an earlier step registered; ${status.nodes[0].id}
     $${                     a plain ${
 
-A condition is one value, or two with == != < <= > >= between them, after an optional `not`.
+A condition is one value, or two with == != < <= > >= between them, after an optional `not`. A value is a
+`${…}`, true, false, null, a number, one word, or text in quotes.
 """
 
 import re
@@ -16,9 +17,11 @@ import msgspec
 _REFERENCE = re.compile(r"\$(?P<escaped>\$)\{|\$\{(?P<path>[^}]*)\}?")
 _PATH = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*|\[[0-9]+\])*")
 _STEP = re.compile(r"\.?([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
+_OPERAND = r"""\$\{[^}]*\}|"[^"]*"|'[^']*'|[^\s"'=!<>&|(){}$]+"""
 _CONDITION = re.compile(
-    r"\s*(?P<negated>not\s+)?(?P<left>.+?)(\s*(?P<op>==|!=|<=|>=|<|>)\s*(?P<right>.+?))?\s*"
+    rf"\s*(?P<negated>not\s+)?(?P<left>{_OPERAND})(\s*(?P<op>==|!=|<=|>=|<|>)\s*(?P<right>{_OPERAND}))?\s*"
 )
+_WORDS = {"true": True, "false": False, "null": None}
 
 Path = tuple[str | int, ...]
 Lookup = Callable[[Path], Any]
@@ -84,19 +87,26 @@ def text_of(value: Any) -> str:
 
 
 def condition(text: str) -> Condition:
-    """Raises `BadExpression`."""
-    found = _CONDITION.fullmatch(text)
-    if found is None:
-        raise BadExpression("an empty condition")
+    """Raises `BadExpression`: what is not understood in full must not hold by chance."""
     list(references(text))
-    right = found["right"] or ""
     if re.search(r"\s(and|or)\s", text):
         raise BadExpression("`and` and `or` are not known; write two steps, or a list under `that`")
-    return Condition(found["left"], found["op"] or "", right, bool(found["negated"]))
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise BadExpression(
+            f"{text.strip()!r} is no condition: write ${{a}}, not ${{a}}, or ${{a}} == b, text in quotes"
+        )
+    left, right = found["left"], found["right"] or ""
+    if not found["op"] and not left.startswith("${") and left not in _WORDS:
+        raise BadExpression(f"{left!r} by itself holds always; write ${{name}}")
+    for word in (left, right):
+        if word in ("True", "False", "None"):
+            raise BadExpression(f"write {'null' if word == 'None' else word.lower()}, not {word}")
+    return Condition(left, found["op"] or "", right, bool(found["negated"]))
 
 
 def holds(what: Condition, lookup: Lookup) -> bool:
-    """Whether it does now.
+    """Whether it does now. A value and a text are equal when the text is how the value is written.
 
     Raises:
         BadExpression: values that cannot be compared. KeyError: from `lookup`.
@@ -106,12 +116,22 @@ def holds(what: Condition, lookup: Lookup) -> bool:
         return bool(left) != what.negated
     right: Any = _operand(what.right, lookup)
     if what.op in ("==", "!="):
-        return bool((left == right) == (what.op == "==")) != what.negated
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (left, right))
-    if not numbers:
+        equal = text_of(left) == text_of(right) if str in (type(left), type(right)) else left == right
+        return bool(equal == (what.op == "==")) != what.negated
+    low, high = _number(left), _number(right)
+    if low is None or high is None:
         raise BadExpression(f"{left!r} and {right!r} cannot be compared with {what.op}")
-    result = {"<": left < right, "<=": left <= right, ">": left > right, ">=": left >= right}[what.op]
+    result = {"<": low < high, "<=": low <= high, ">": low > high, ">=": low >= high}[what.op]
     return bool(result) != what.negated
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
 
 
 def at(value: Any, path: Path) -> Any:
@@ -149,17 +169,15 @@ def _path(found: re.Match[str]) -> Path:
 
 
 def _operand(text: str, lookup: Lookup) -> Any:
-    found = substitute(text.strip(), lookup)
-    if not isinstance(found, str) or found != text.strip():
-        return found
-    if len(found) > 1 and found[0] == found[-1] and found[0] in "'\"":
-        return found[1:-1]
-    for word, value in (("true", True), ("false", False), ("null", None)):
-        if found == word:
-            return value
+    if text[0] in "'\"":
+        return text_of(substitute(text[1:-1], lookup))
+    if text.startswith("${"):
+        return substitute(text, lookup)
+    if text in _WORDS:
+        return _WORDS[text]
     for kind in (int, float):
         try:
-            return kind(found)
+            return kind(text)
         except ValueError:
             continue
-    return found
+    return text

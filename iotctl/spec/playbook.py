@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from iotctl.errors import UsageProblem
-from iotctl.spec.expression import references, substitute
+from iotctl.spec.expression import references, substitute, text_of
 from iotctl.spec.typed_yaml import Loaded, suggest
 from iotctl.spec.units import parse_duration_ms, parse_rate
 
@@ -72,13 +72,14 @@ class Parameter(msgspec.Struct, frozen=True):
 
 class Verb(msgspec.Struct, frozen=True):
     """`words` begin its command line; () for a verb that is no command. `reads`: it changes nothing, so all
-    it tells can be registered; of a verb that changes something only whether it did. `asks`: for consent that
-    `--yes` gives."""
+    it tells can be registered; of a verb that changes something only whether it did. `looks`: it only reads
+    what the cluster says, so a check runs it too. `asks`: for consent that `--yes` gives."""
 
     name: str
     words: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     reads: bool = False
+    looks: bool = False
     asks: bool = False
 
 
@@ -146,9 +147,9 @@ def article(type_name: str) -> str:
 
 def value_of(
     name: str, variable: VariableEntry, given: Mapping[str, str], env: Mapping[str, str], directory: Path
-) -> Any:
-    """What a variable is before references in it are followed: `--var`, then `env`, then `file`, then the
-    default.
+) -> tuple[Any, bool]:
+    """What a variable is, and whether it was given: `--var`, then `env`, then `file`, then the default, whose
+    references are still to be followed.
 
     Raises:
         UsageProblem: nobody says it, or it has another type.
@@ -173,7 +174,9 @@ def value_of(
         also = f", or set {variable.env}" if variable.env else ""
         raise UsageProblem(f"variable {name} has no value", next=f"give --var {name}=…{also}")
     try:
-        return value if any(references(value)) and source == "its default" else convert(value, variable.type)
+        given_now = source != "its default"
+        follows = not given_now and any(references(value))
+        return value if follows else convert(value, variable.type), given_now
     except ValueError as error:
         shown = "" if variable.secret else f" ({error})"
         raise UsageProblem(f"variable {name}: {source} is not {article(variable.type)}{shown}") from None
@@ -193,11 +196,12 @@ def values_of(
             raise UsageProblem(f"--var {name}: no such variable{suggest(name, list(declared))}")
     directory = Path(playbook.path).parent
     raw = {n: value_of(n, v, given, env, directory) for n, v in declared.items()}
-    done: dict[str, Any] = {}
+    # Only the file's own defaults refer to others: what was given is text, whatever it looks like.
+    done = {n: value for n, (value, given_now) in raw.items() if given_now}
 
     def resolve(name: str) -> Any:
         if name not in done:
-            done[name] = substitute(raw[name], lambda path: resolve(str(path[0])))
+            done[name] = substitute(raw[name][0], lambda path: resolve(str(path[0])))
             try:
                 done[name] = convert(done[name], declared[name].type)
             except ValueError as error:
@@ -206,5 +210,6 @@ def values_of(
 
     for name in declared:
         resolve(name)
-    secrets = frozenset(str(done[n]) for n, v in declared.items() if v.secret and str(done[n]))
-    return done, secrets
+    hidden = [done[n] for n, v in declared.items() if v.secret]
+    parts = [text_of(item) for value in hidden if isinstance(value, list) for item in value]
+    return done, frozenset(text for text in (*map(text_of, hidden), *parts) if text)

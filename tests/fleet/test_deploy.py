@@ -6,6 +6,7 @@ One cluster serves all tests of this file, in their order.
 import io
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -342,8 +343,20 @@ def test_a_machine_that_does_not_answer_ends_it_before_anything_is_changed(plant
         path.write_text(text.replace(f"port: {first},", f"port: {free_ports(1)[0]},"))
         code, _, err = plant.iotctl("cluster", "deploy", "--yes")
         assert code == 4 and "nothing was changed" in err and "node1" in err
+        code, out, _ = plant.iotctl("cert", "show", "-o", "json")
+        states = {c["name"]: c["state"] for c in json.loads(out)["certificates"]}
+        assert code == 4 and [states[n] for n in NODES] == ["unreachable", "good", "good"]
     finally:
         path.write_text(text)
+
+
+def test_who_deploys_from_a_copy_of_the_authority_gets_a_certificate_too(plant: Plant) -> None:
+    share = plant.directory / "second"
+    kept = share / "iotctl" / "plant" / "authority"
+    shutil.copytree(plant.directory / "share" / "iotctl" / "plant" / "authority", kept)
+    second = Plant(plant.directory, {**plant.env, "XDG_DATA_HOME": str(share), "USER": "bob smith"})
+    assert second.json("cluster", "deploy")["changed"] == 0
+    assert second.json("cluster", "status")["healthy"] and (kept.parent / "operator" / "node.pem").is_file()
 
 
 def test_the_whole_cluster_stops(plant: Plant) -> None:

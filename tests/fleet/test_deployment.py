@@ -1,21 +1,35 @@
 """What must change on a machine, decided without one; the wheel of the node's code."""
 
 import ast
+import getpass
 import io
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import nodeagent
-from iotctl.fleet.deployment import Found, Wanted, changes, machines, put_aside
-from iotctl.fleet.host import ThisHost
+from iotctl.errors import RefusedProblem, Unreachable
+from iotctl.execute.machines import look
+from iotctl.fleet.deployment import Found, Wanted, changes, machines, make_dirs, put_aside
+from iotctl.fleet.host import Ran, ThisHost
 from iotctl.fleet.service import SUPERVISED, SYSTEMD, kind_of
 from iotctl.fleet.upload import File
 from iotctl.fleet.wheelhouse import NEEDS, Platform, _canonical, _wheel, software
+from iotctl.spec.cluster import load_cluster
 
-WANTED = Wanted("node1", "/data", "/soft", "1+a", SUPERVISED, "me", (File("node.yaml", b"new"),))
+WANTED = Wanted(
+    "node1",
+    "nodeagent-plant-node1.service",
+    "/data",
+    "/soft",
+    "1+a",
+    SUPERVISED,
+    "me",
+    (File("node.yaml", b"new"),),
+)
 DONE = Found(
     user="me",
     sudo=False,
@@ -29,6 +43,8 @@ DONE = Found(
     systemd=False,
     ready=("/data", "/soft"),
     makeable=(),
+    supervised=False,
+    unreadable=(),
 )
 
 
@@ -63,6 +79,49 @@ def test_a_unit_is_compared_where_systemd_keeps_the_agent() -> None:
 def test_systemd_is_used_where_it_may_be_told() -> None:
     assert kind_of(True, "root", False) == kind_of(True, "me", True) == SYSTEMD
     assert kind_of(True, "me", False) == kind_of(False, "root", True) == SUPERVISED
+
+
+@pytest.mark.parametrize(
+    ("found", "kind"),
+    [
+        ({"unit": b"[Unit]"}, SYSTEMD),  # although we may not tell systemd: it is what starts it again
+        ({"supervised": True, "systemd": True, "sudo": True}, SUPERVISED),
+        ({"systemd": True, "sudo": True}, SYSTEMD),
+        ({"systemd": True}, SUPERVISED),
+    ],
+)
+def test_an_agent_is_stopped_by_what_keeps_it_up_now(found: dict[str, object], kind: str) -> None:
+    assert msgspec.structs.replace(DONE, **found).kind == kind
+
+
+def test_what_may_not_be_read_is_not_taken_for_nothing(tmp_path: Path) -> None:
+    """A living node of another login would get new certificates, and lose its directory."""
+    (tmp_path / "cluster.yaml").write_text(
+        "apiVersion: iotctl/v1\ncluster: {name: plant}\nnodes:\n  - {name: node1, host: 10.0.0.1}\n"
+    )
+    source = load_cluster(tmp_path / "cluster.yaml")
+
+    class Closed(ThisHost):
+        def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 1.0) -> Ran:
+            return Ran(0, b"user=bob\nsudo=yes\nunreadable=/var/lib/nodeagent alice\nend=yes\n", b"")
+
+    with pytest.raises(RefusedProblem, match="belongs to alice, and bob may not read it"):
+        look(source, source.file.nodes[0], Closed())
+
+
+def test_what_somebody_else_keeps_in_a_directory_stays_theirs(tmp_path: Path) -> None:
+    """`install -d -o` would take it from a running agent."""
+    me = getpass.getuser()
+    wanted = msgspec.structs.replace(
+        WANTED, user=me, home=str(tmp_path / "home"), install_dir=str(tmp_path / "soft")
+    )
+    make_dirs(ThisHost(), wanted, sudo=False)
+    assert {p.name for p in tmp_path.iterdir()} == {"home", "soft"}
+    (tmp_path / "home" / "node.yaml").touch()
+    make_dirs(ThisHost(), wanted, sudo=False)
+    with pytest.raises(Unreachable, match="directories") as caught:
+        make_dirs(ThisHost(), msgspec.structs.replace(wanted, user="nobody"), sudo=False)
+    assert "not empty" in caught.value.why and (tmp_path / "home").owner() == me
 
 
 def test_nodes_of_one_machine_share_one_installation() -> None:

@@ -82,6 +82,9 @@ class FakeCluster:
     audit: list[tuple[int, str, str]] = field(default_factory=list)
     notes: dict[str, list[NodeEvent]] = field(default_factory=dict)
     applied: dict[str, int] = field(default_factory=dict)
+    leaderless: set[str] = field(default_factory=set)
+    """Groups that elect nobody."""
+
     drained: set[str] = field(default_factory=set)
     """They lead nothing where another member is up."""
 
@@ -144,13 +147,14 @@ class FakeCluster:
         groups = []
         for group, members in [(META, view.voters), *((g.group, g.members) for g in view.groups)]:
             live = sorted((m for m in members if m in up), key=lambda m: m in self.drained)
-            led = len(live) > len(members) // 2 and live[0] == node
+            leader = None if group in self.leaderless or not live else live[0]
+            led = len(live) > len(members) // 2 and leader == node
             if node in members:
                 groups.append(
                     GroupStatus(
                         group=group,
                         role="leader" if led else "follower",
-                        leader=live[0] if led else None,
+                        leader=leader if led else None,
                         term=3,
                         voters=tuple(members),
                         learners=(),

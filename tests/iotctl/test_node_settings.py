@@ -54,6 +54,16 @@ def test_a_node_that_takes_the_name_of_a_first_one_joins_those_that_are_there(tm
         assert joins["join"] and [s["node"] for s in joins["seeds"]] == ["a", "c"]
 
 
+def test_where_the_first_nodes_are_all_gone_whoever_comes_joins_those_that_are_there(tmp_path: Path) -> None:
+    spec = source(tmp_path, "d", "e", "f")
+    others = node_settings(spec, {"d": "", "e": "", "f": ""})
+    joined = {n: t.replace("join: false", "join: true") for n, t in others.items()}
+    later = node_settings(source(tmp_path, "d", "e", "f", "g"), {**joined, "g": ""})
+    joins = yaml.safe_load(later["g"])
+    assert joins["join"] and [s["node"] for s in joins["seeds"]] == ["d", "e", "f"]
+    assert {n: later[n] for n in joined} == joined
+
+
 def test_a_first_node_that_got_nothing_yet_is_still_one_of_the_first(tmp_path: Path) -> None:
     """The first deploy was interrupted."""
     spec = source(tmp_path, "a", "b", "c")

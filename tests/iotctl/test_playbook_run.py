@@ -10,13 +10,14 @@ from xml.etree import ElementTree
 import pytest
 
 from iotctl.cli.catalogue import verbs
-from iotctl.errors import InputProblem
-from iotctl.playbook.journal import FileJournal
+from iotctl.errors import BusyProblem, InputProblem, UsageProblem
+from iotctl.playbook.journal import FileJournal, find_run
 from iotctl.playbook.model import Entry, Inspection, Journal, Ran, Report, StepResult
 from iotctl.playbook.report import annotations, junit, summary
 from iotctl.playbook.run import Runner, Values, command_line, parts
 from iotctl.spec.playbook import values_of
 from iotctl.spec.playbook_check import load_playbook
+from nodeagent.model.requests import Reply, Request
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
 
 VERBS = verbs()
@@ -431,6 +432,52 @@ def test_a_secret_that_was_given_is_not_printed_to_go_on_with(place: Path) -> No
     done = iotctl(place, *words, cluster=FakeCluster(), env=env)
     assert done.code == 5 and "s3cret" not in done.out + done.err + (place / "r.json").read_text()
     assert "--var 'node=a b'" in done.err
+
+
+def test_an_approval_is_given_by_the_name_of_its_step(place: Path) -> None:
+    (place / "p.yaml").write_text(SIMPLE + "  - {id: sure, uses: approve, with: {message: Go on}}\n")
+    env = {"XDG_STATE_HOME": str(place / "state")}
+    words = ("playbook", "run", "p.yaml", "--var", "node=node2")
+    refused = iotctl(place, *words, cluster=FakeCluster(), env=env)
+    assert refused.code == 5 and "--approve sure" in refused.err
+    assert iotctl(place, *words, "--approve", "sure", cluster=FakeCluster(), env=env).code == 0
+    unknown = iotctl(place, *words, "--var", "typo=1", cluster=FakeCluster(), env=env)
+    assert unknown.code == 2 and "no such variable" in unknown.err
+
+
+def test_ctrl_c_in_a_step_ends_the_run(place: Path) -> None:
+    """Also where a failure would be passed over; the step that follows must not begin."""
+
+    class Interrupted(FakeCluster):
+        def call_meta(self, request: Request) -> Reply:
+            raise KeyboardInterrupt
+
+    text = SIMPLE.replace("with: {node:", "on_failure: continue, with: {node:")
+    (place / "p.yaml").write_text(text + "  - {uses: exec, with: {command: [touch, made], creates: made}}\n")
+    env = {"XDG_STATE_HOME": str(place / "state")}
+    words = ("playbook", "run", "p.yaml", "--var", "node=node2", "--cluster", "cluster.yaml")
+    done = iotctl(place, *words, cluster=Interrupted(), env=env)
+    assert done.code == 130 and not (place / "made").exists()
+    assert "--cluster cluster.yaml playbook run p.yaml" in done.err and "--resume" in done.err
+
+
+def test_one_run_is_carried_on_by_one_process_alone(tmp_path: Path) -> None:
+    first = FileJournal(tmp_path / "r.jsonl")
+    first.append(Entry("begun", 1, playbook="p"))
+    with pytest.raises(BusyProblem, match="going on"):
+        find_run(tmp_path, "", "p")
+    first.close()
+    again = find_run(tmp_path, "", "p")
+    assert [e.event for e in again.entries()] == ["begun"]
+    again.close()
+    (tmp_path / "s.jsonl").write_bytes(b"rubbish\n")  # of another one: it stands in nobody's way
+    find_run(tmp_path, "", "p").close()
+    newer = FileJournal(tmp_path / "t.jsonl")
+    newer.append(Entry("begun", 2, playbook="p"))
+    newer.append(Entry("ended", 3))
+    newer.close()
+    with pytest.raises(UsageProblem, match="left unfinished"):
+        find_run(tmp_path, "", "p")
 
 
 def test_a_schema_is_printed(tmp_path: Path) -> None:

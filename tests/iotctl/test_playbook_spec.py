@@ -99,7 +99,7 @@ def test_a_good_one_is_read(tmp_path: Path) -> None:
         ("  node: {type: string}", "  no: {type: string}", "4:3", "expected a name as key, found bool 'no'"),
         ("  node: {type: string}", "  a-b: {type: string}", "4:3", "letters, digits"),
         ("uses: assert", "uses: exec", "20:12", "takes no such thing"),
-        ("bytes_copied} < 1000", "bytes_copied} <", "", ""),
+        ("bytes_copied} < 1000", "bytes_copied} <", "20:19", "is no condition"),
         ("steps:", "steps: []\nx:", "8:1", "x: unknown key"),
         ('nodes: ["${node}"]\n      v', 'nodes: &n ["${node}"]\n      v', "16:14", "anchors"),
     ],
@@ -173,7 +173,7 @@ def test_a_wrong_secret_is_not_shown(tmp_path: Path) -> None:
     assert "hunter2" not in str(caught.value) + caught.value.why + caught.value.next
 
 
-VALUES = {("a",): 3, ("b",): "text", ("c", "d", 0): [1, 2], ("e",): False}
+VALUES = {("a",): 3, ("b",): "text", ("c", "d", 0): [1, 2], ("e",): False, ("text3",): "3"}
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,47 @@ def test_what_a_reference_becomes(text: object, expected: object) -> None:
         ("${b} == text", True),
         ("${b} == 'text'", True),
         ("${e} == false", True),
+        ("${text3} == 3", True),
+        ("${text3} < 4", True),
+        ('${b} != "${b}"', False),
+        ("${b} == 'two words'", False),
+        ("false", False),
     ],
 )
 def test_conditions(text: str, expected: bool) -> None:
     assert holds(condition(text), VALUES.__getitem__) is expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "${a} = 3",
+        "${a} && ${e}",
+        "!${a}",
+        "not(${a})",
+        "(${a})",
+        "${a} is true",
+        "${a} AND ${e}",
+        "${a} == 5 == 6",
+        "${a} == two words",
+        "${e} == False",
+        "text",
+        "'text'",
+        "${a}${e}",
+    ],
+)
+def test_what_is_not_understood_in_full_is_no_condition(text: str) -> None:
+    """It would be a text that is not empty, so that it always held."""
+    with pytest.raises(BadExpression):
+        condition(text)
+
+
+def test_what_is_given_is_text_whatever_it_looks_like(tmp_path: Path) -> None:
+    """Only defaults refer to other variables; a token may hold anything."""
+    book = load(tmp_path, GOOD)
+    values, secrets = values_of(book, {"node": "${node}"}, {"TOKEN": "a${x}'\\"})
+    assert values["node"] == "${node}" and secrets == {"a${x}'\\"}
 
 
 def test_what_cannot_be_compared_is_told() -> None:

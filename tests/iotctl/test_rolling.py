@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from iotctl.errors import Partly, RefusedProblem
+from iotctl.errors import BusyProblem, Partly, RefusedProblem
 from iotctl.execute.rolling import Rolled, rolling
+from nodeagent.model.requests import Reply, Request
 from tests.iotctl.fakes import FakeCluster
 
 
@@ -18,6 +19,8 @@ class FakeAgents:
     stuck: set[str] = field(default_factory=set)
     log: list[str] = field(default_factory=list)
     most_down: int = 0
+    outside: set[str] = field(default_factory=set)
+    """Not in the cluster; nothing there moves off first."""
 
     def start(self, names: Sequence[str]) -> list[str]:
         self.log += [f"start {n}" for n in names]
@@ -25,7 +28,7 @@ class FakeAgents:
         return list(names)
 
     def stop(self, names: Sequence[str]) -> list[str]:
-        assert set(names) <= self.cluster.drained, "leaders move off first"
+        assert set(names) <= self.cluster.drained | self.outside, "leaders move off first"
         self.log += [f"stop {n}" for n in names]
         self.cluster.down |= set(names)
         self.most_down = max(self.most_down, len(self.cluster.down))
@@ -100,7 +103,7 @@ def test_a_node_that_does_not_come_back_ends_it() -> None:
     agents = FakeAgents(FakeCluster(), stuck={"node2"})
     with pytest.raises(Partly) as caught:
         roll(agents, ["node1", "node2", "node3"])
-    assert "node1 restarted" in caught.value.what and "node2, node3 left alone" in caught.value.what
+    assert "node1 restarted" in caught.value.what and "node2, node3 not" in caught.value.what
     assert caught.value.next.endswith("iotctl cluster restart node2 node3")
     assert "stop node3" not in agents.log
     assert agents.cluster.drained == set(), (
@@ -112,3 +115,44 @@ def test_a_node_that_was_draining_before_stays_so() -> None:
     agents = FakeAgents(FakeCluster(drained={"node4"}))
     roll(agents, ["node4"])
     assert agents.cluster.drained == {"node4"}
+
+
+def test_a_group_that_has_no_leader_stops_everything() -> None:
+    """It may be electing one after a node was lost; `may_stop` alone would count it as lost already."""
+    cluster = FakeCluster(down={"node5"}, leaderless={"node3.1", "node4.1", "node5.1"})
+    agents = FakeAgents(cluster)
+    with pytest.raises(RefusedProblem, match="nothing was stopped"):
+        roll(agents, ["node1", "node2"])
+    assert agents.log == [] and cluster.drained == set()
+
+
+def test_a_second_roll_stops_nobody_while_the_first_one_drains() -> None:
+    """Each records its drain before it looks for others."""
+
+    class Shared(FakeCluster):
+        def call_meta(self, request: Request) -> Reply:
+            self.drained.add("node2")  # by the other one, after this one has begun
+            return super().call_meta(request)
+
+    cluster = Shared()
+    agents = FakeAgents(cluster)
+    with pytest.raises(BusyProblem, match="node2 began to drain"):
+        roll(agents, ["node1"])
+    assert agents.log == [] and cluster.drained == {"node2"}
+
+
+def test_a_node_that_is_not_in_the_cluster_yet_does_not_stand_in_the_way() -> None:
+    agents = FakeAgents(FakeCluster())
+    agents.outside = {"node6", "node7"}
+    assert roll(agents, ["node1", "node6", "node7"]).restarted == ["node6", "node7", "node1"]
+
+
+def test_an_interrupted_roll_leaves_nobody_draining() -> None:
+    class Interrupted(FakeAgents):
+        def stop(self, names: Sequence[str]) -> list[str]:
+            raise KeyboardInterrupt
+
+    agents = Interrupted(FakeCluster())
+    with pytest.raises(KeyboardInterrupt):
+        roll(agents, ["node1"])
+    assert agents.cluster.drained == set()
