@@ -20,6 +20,7 @@ from iotctl.execute.generate import TAG, generate
 from iotctl.execute.generate import Fleet as Devices
 from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
+from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.model.requests import SetHolds
 from nodeagent.partition.ranges import to_slots
@@ -95,9 +96,18 @@ class Fleet:
         return (sys.executable, "-m", "nodeagent", "run", str(home), "--test-holds", ",".join(self.points))
 
     def hold(self, *points: str) -> None:
+        """Told to every agent that runs: one that did not hear it would go on holding."""
         self.points = points
-        for node in self.world.statuses():
-            self.world.cluster.call(node, SetHolds(points))
+
+        def told(node: str) -> bool:
+            try:
+                self.world.cluster.call(node, SetHolds(points), 5.0)
+            except NodeAgentError:
+                return False
+            return True
+
+        left = [n.name for n in self.world.fleet.nodes() if n.pid is not None]
+        until(lambda: all(map(told, left)), 60.0, lambda: f"one of {', '.join(left)} takes no hold points")
 
     def prepare(self, kind: str) -> None:
         """Start the newcomer so that it knows hold points; iotctl finds it running."""
