@@ -397,6 +397,8 @@ def execute_plan(
         session.output.note(table.render(wide=session.options.format == "wide"))
     if request.options.hold_release_ms:
         session.output.note("the previous copies are held: no other change can begin until they are released")
+    if session.fleet is None and any(s.kind in ("add", "replace") for s in plan.steps):
+        session.output.note("a newcomer whose agent does not answer is deployed over SSH first")
     session.confirm(question, yes=yes)
     with session.progress() as progress, provisioning(session, progress) as provisioner:
         done = execute(

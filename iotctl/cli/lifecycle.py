@@ -159,7 +159,10 @@ def restart(
     from iotctl.spec.units import parse_duration_ms
 
     session = session_of(ctx)
-    names = list(nodes or session.source.node_names)
+    names = list(nodes or ())
+    if not names:  # a node that is listed, and not added yet, holds nothing: it must not stand in the way
+        members = {n.node for n in session.cluster.meta().nodes}
+        names = [n for n in session.source.node_names if n in members]
     if older_than is not None:
         names = running_longer(session.cluster, names, parse_duration_ms(older_than), now_ms=_now_ms())
     if not names:

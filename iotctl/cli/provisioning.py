@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 @contextmanager
 def provisioning(session: Session, progress: Progress) -> Iterator[Provisioner]:
     """Connections that it opens are closed at the end of the block."""
-    from iotctl.execute.machines import Machines
-    from iotctl.execute.provision import LocalProvisioner, SshProvisioner, asks
+    from iotctl.execute.provision import LocalProvisioner, probe_of
 
-    ask = asks(session.source, session.identity, session.env)
+    probe = probe_of(session.source, session.identity, session.env)
     if session.fleet is not None:
-        yield LocalProvisioner(session.fleet, ask)
+        yield LocalProvisioner(session.fleet, probe)
         return
+    from iotctl.execute.machines import Machines
+    from iotctl.execute.provision_ssh import SshProvisioner
+
     with Machines(session.source, session.env) as machines:
-        yield SshProvisioner(session.source, ask, machines, session.env, progress.update)
+        yield SshProvisioner(session.source, probe, machines, session.env, progress.update)

@@ -82,13 +82,12 @@ def cluster_spec(
     else the connection is plain (which only a loopback fleet with TLS off accepts).
 
     Raises:
-        Unreachable: the identity directory lacks a file.
+        Unreachable: the identity directory lacks a file, or the environment one of the three.
     """
     from nodeagent.client.identity import identity_in
     from nodeagent.client.spec import ClusterSpec, Endpoint
 
     endpoints = tuple(Endpoint(n.name, n.host, source.port_of(n)) for n in source.file.nodes)
-    pem = {k: env.get(f"IOTCTL_{k.upper()}", "") for k in ("cert", "key", "ca")}
     if identity is not None:
         files = identity_in(identity)
         for path in (files.cert, files.key, files.ca):
@@ -96,10 +95,18 @@ def cluster_spec(
                 raise Unreachable(
                     "no operator certificate",
                     why=f"{path} is not there",
-                    next="name the directory that holds cert.pem, key.pem and ca.pem with --identity",
+                    next="name the directory that holds ca.pem, node.pem and node.key with --identity",
                 )
         return ClusterSpec(endpoints, files, timeout_s)
-    if all(pem.values()):
+    pem = {k: env.get(f"IOTCTL_{k.upper()}", "") for k in ("cert", "key", "ca")}
+    if any(pem.values()):
+        missing = ", ".join(f"IOTCTL_{k.upper()}" for k, text in pem.items() if not text)
+        if missing:
+            raise Unreachable(
+                "no operator certificate",
+                why=f"{missing}: not set or empty",
+                next="set IOTCTL_CERT, IOTCTL_KEY and IOTCTL_CA to PEM text, or none of them",
+            )
         plain = {"endpoints": endpoints, "identity": pem, "timeout_s": timeout_s}
         return msgspec.convert(plain, ClusterSpec)
     return ClusterSpec(endpoints, None, timeout_s)

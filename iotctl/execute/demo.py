@@ -327,13 +327,13 @@ class Demo:
     def _begin(self, plan: Plan, options: Options) -> str:
         source = self.fleet.source()
         request = change.ChangeRequest(by="demo", options=options, wait=False)
-        ask = provision.asks(source, self.identity, os.environ)
+        probe = provision.probe_of(source, self.identity, os.environ)
         executed = change.execute(
             self.cluster,
             source,
             plan,
             request,
-            provisioner=provision.LocalProvisioner(self.fleet, ask),
+            provisioner=provision.LocalProvisioner(self.fleet, probe),
             on_note=lambda _: None,
             on_update=lambda _: None,
         )

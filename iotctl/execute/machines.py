@@ -37,6 +37,7 @@ class Machines:
             timeout_s=min(timeout_s or CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_S),
         )
         self._open: dict[str, Host] = {}
+        self._closed = False
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -45,7 +46,10 @@ class Machines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for host in self._open.values():
+        with self._lock:  # after Ctrl-C some thread may still be connecting
+            self._closed = True
+            open_now = list(self._open.values())
+        for host in open_now:
             with suppress(Exception):
                 host.close()
         self._connector.close()
@@ -57,7 +61,12 @@ class Machines:
             local = self.source.is_local
             found = ThisHost() if local else self._connector.open(target_of(self.source, node))
             with self._lock:
-                self._open[node.name] = found
+                late = self._closed
+                if not late:
+                    self._open[node.name] = found
+            if late:
+                found.close()
+                raise Unreachable(f"{node.name}: the command has ended")
         return found
 
     def each(

@@ -13,7 +13,8 @@ from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
 from iotctl.execute.agents import Agents
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.draining import set_draining
-from iotctl.execute.stopping import OkToStop, ok_to_stop
+from iotctl.execute.status import collect
+from iotctl.execute.stopping import OkToStop, decide, ok_to_stop
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.requests import NodeStatus
 
@@ -126,11 +127,12 @@ def _gate(
     """
     deadline = clock() + gate_s
     while True:
-        batch = ok_to_stop(cluster, left, now_ms=0).may_stop[:at_once]
-        if batch and ok_to_stop(cluster, batch, now_ms=0).ok:
+        facts = collect(cluster)
+        batch = decide(facts, left, now_ms=0).may_stop[:at_once]
+        if batch and decide(facts, batch, now_ms=0).ok:
             return batch
         if clock() >= deadline:
-            raise _unsafe(ok_to_stop(cluster, left[:1], now_ms=0), left[0])
+            raise _unsafe(decide(facts, left[:1], now_ms=0), left[0])
         sleep(POLL_S)
 
 

@@ -39,19 +39,19 @@ LOOK = (
     + r"""
 home=$1 install=$2 unit=$3
 shift 3
-whole() { say unreadable "$1 $(stat -c %U "$1")"; }
+closed() { say unreadable "$1 $(stat -c %U "$1")"; }
 say() { printf '%s=%s\n' "$1" "$2"; }
 say user "$(id -un)"
 ! sudo -n true 2>/dev/null || say sudo yes
-if [ -d "$home" ] && ! { [ -r "$home" ] && [ -x "$home" ]; }; then whole "$home"; fi
-if [ -d "$home/tls" ] && [ ! -x "$home/tls" ]; then whole "$home/tls"; fi
+if [ -d "$home" ] && ! { [ -r "$home" ] && [ -x "$home" ]; }; then closed "$home"; fi
+if [ -d "$home/tls" ] && [ ! -x "$home/tls" ]; then closed "$home/tls"; fi
 say libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
 say app "$(readlink "$home/app" 2>/dev/null)"
 for mark in "$install"/*/.complete; do
     [ ! -e "$mark" ] || say installed "$(basename "$(dirname "$mark")")"
 done
 for file in "$@"; do
-    if [ -e "$home/$file" ] && [ ! -r "$home/$file" ]; then whole "$home/$file"; fi
+    if [ -e "$home/$file" ] && [ ! -r "$home/$file" ]; then closed "$home/$file"; fi
     [ ! -f "$home/$file" ] || say "file:$file" "$(base64 -w 0 <"$home/$file" 2>/dev/null)"
 done
 [ ! -f "$unit" ] || say unit "$(base64 -w 0 <"$unit")"

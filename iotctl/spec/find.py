@@ -39,15 +39,21 @@ def find_cluster(explicit: str | None, env: Mapping[str, str], cwd: Path) -> tup
 def find_identity(
     explicit: str | None, env: Mapping[str, str], source: ClusterSource, cwd: Path
 ) -> Path | None:
-    """The directory with the operator's certificate; None when there is none."""
+    """The directory with the operator's certificate; None when there is none.
+
+    What is said beats the environment, and that the file: a CI's own secret (PEM text in IOTCTL_CERT) is used
+    whatever `identity` the file names.
+    """
     if explicit:
         return cwd / explicit
     if named := env.get("IOTCTL_IDENTITY"):
         return cwd / named
+    if any(env.get(f"IOTCTL_{part}") for part in ("CERT", "KEY", "CA")):
+        return None
     if source.file.identity:
         return source.directory / source.file.identity
     own = operator_dir(source, env)
-    return own if own.is_dir() and not env.get("IOTCTL_CERT") else None
+    return own if own.is_dir() else None
 
 
 def operator_dir(source: ClusterSource, env: Mapping[str, str]) -> Path:

@@ -3,6 +3,9 @@
 import io
 import json
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,15 +14,18 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
 from iotctl.fleet.local import LocalFleet
+from iotctl.spec.find import operator_dir
 from nodeagent.model.config import ClusterSettings
 
 pytestmark = pytest.mark.real
 
-PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
+ROOT = Path(__file__).parents[2]
+PLAYBOOKS, EXAMPLES = ROOT / "playbooks", ROOT / "examples" / "ci"
 
 
 @dataclass
@@ -93,6 +99,30 @@ def test_a_node_that_is_down_fails_the_night_and_resume_ends_it(place: Place) ->
     assert place.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
     code, out, err = place.iotctl("playbook", "run", file, "--resume", "-o", "json")
     assert code == 0 and [s["state"] for s in json.loads(out)["steps"]] == ["ok"] * 2, err
+
+
+def test_the_workflow_for_ci_verifies_the_cluster(place: Place) -> None:
+    """Its own command, in a checkout that holds nothing but cluster.yaml and the playbooks."""
+    job = yaml.safe_load((EXAMPLES / "nightly.yml").read_text())["jobs"]["verify"]
+    command = next(step["run"] for step in job["steps"] if step.get("name") == "Verify").split()
+    fleet, checkout = LocalFleet(place.directory / "fleet"), place.directory / "checkout"
+    checkout.mkdir()
+    shutil.copytree(PLAYBOOKS, checkout / "playbooks")
+    shutil.copy(fleet.spec_path, checkout)
+    operator = operator_dir(fleet.source(), {})
+    pem = {"CA": "ca.pem", "CERT": "node.pem", "KEY": "node.key"}
+    assert set(job["env"]) == {f"IOTCTL_{name}" for name in pem}
+    secrets = {f"IOTCTL_{name}": (operator / file).read_text() for name, file in pem.items()}
+    summary = checkout / "summary.md"
+    env = {**os.environ, "HOME": str(checkout), "GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+    assert command[0] == "iotctl"
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=checkout, env=env | secrets, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "verify" in summary.read_text()
+    assert ElementTree.parse(checkout / "report.xml").getroot()[0].get("failures") == "0"
+    assert json.loads((checkout / "report.json").read_text())["changed"] == 0
 
 
 def test_a_dead_node_is_replaced(place: Place) -> None:

@@ -14,7 +14,7 @@ import yaml
 from iotctl.errors import BusyProblem, Exit, RefusedProblem
 from iotctl.execute.change import ChangeRequest, execute
 from iotctl.execute.facts import spec_hash, table_of
-from iotctl.execute.provision import Ask, LocalProvisioner
+from iotctl.execute.provision import LocalProvisioner, Probe
 from iotctl.fleet import process
 from iotctl.fleet.local import MARKER, LocalFleet
 from iotctl.plan.facts import ClusterFacts
@@ -209,7 +209,7 @@ def test_fewer_nodes_than_replicas_are_said(tmp_path: Path, monkeypatch: pytest.
     assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0
 
 
-def add_node4(fleet: LocalFleet, cluster: FakeCluster, ask: Ask) -> None:
+def add_node4(fleet: LocalFleet, cluster: FakeCluster, probe: Probe) -> None:
     source = fleet.source()
     facts = ClusterFacts(table_of(cluster.view()), 3, {}, spec_hash=spec_hash(source))
     execute(
@@ -217,7 +217,7 @@ def add_node4(fleet: LocalFleet, cluster: FakeCluster, ask: Ask) -> None:
         source,
         make_add(facts, ["node4"]),
         ChangeRequest("tester"),
-        provisioner=LocalProvisioner(fleet, ask),
+        provisioner=LocalProvisioner(fleet, probe),
         on_note=lambda _: None,
         on_update=lambda _: None,
     )
@@ -239,7 +239,7 @@ def test_a_newcomer_is_not_started_while_another_change_is_open(fleet: LocalFlee
     cluster = three()
     cluster.operations.append(make_operation("op-9", stage=Stage.MOVING))
     with pytest.raises(BusyProblem, match="op-9"):
-        add_node4(fleet, cluster, lambda entry: cluster.status("node1"))
+        add_node4(fleet, cluster, lambda entry, timeout_s: cluster.status("node1"))
     assert "node4" not in [n.name for n in fleet.nodes()]
 
 
@@ -247,13 +247,13 @@ def test_a_newcomer_that_does_not_join_is_stopped_again(fleet: LocalFleet) -> No
     """Interrupted before the change was asked for, or refused by the cluster."""
     refused = three(Refused("no live quorum"))
 
-    def interrupted(entry: NodeEntry) -> NodeStatus:
+    def interrupted(entry: NodeEntry, timeout_s: float) -> NodeStatus:
         assert fleet.nodes()[-1].pid is not None
         raise KeyboardInterrupt
 
-    for ask, error in ((interrupted, KeyboardInterrupt), (lambda _: refused.status("node1"), Refused)):
+    for probe, error in ((interrupted, KeyboardInterrupt), (lambda _, s: refused.status("node1"), Refused)):
         with pytest.raises(error):
-            add_node4(fleet, refused, ask)
+            add_node4(fleet, refused, probe)
         assert fleet.nodes()[-1].name == "node4" and fleet.nodes()[-1].pid is None
 
 
@@ -261,5 +261,5 @@ def test_a_newcomer_whose_change_may_have_begun_runs_on(fleet: LocalFleet) -> No
     """The cluster may count on it already."""
     cluster = three(OutcomeUnknown("the connection was lost"))
     with pytest.raises(OutcomeUnknown):
-        add_node4(fleet, cluster, lambda _: cluster.status("node1"))
+        add_node4(fleet, cluster, lambda _, s: cluster.status("node1"))
     assert fleet.nodes()[-1].name == "node4" and fleet.nodes()[-1].pid is not None
