@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check sim matrix random-ops mutants bench
+.PHONY: demo test check sim matrix random-ops mutants bench bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -43,3 +43,6 @@ mutants: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m tests.bench $(ARGS)
+
+bench-ssh: $(VENV)/.installed
+	$(BIN)/python -m tests.bench ssh

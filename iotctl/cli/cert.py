@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from iotctl.cli.hosts import Names
 from iotctl.cli.options import Yes
-from iotctl.cli.session import session_of
+from iotctl.cli.session import now_ms, session_of
 
 if TYPE_CHECKING:
     from iotctl.execute.certificates import CertificateRow, Certificates
@@ -29,7 +28,7 @@ def show(ctx: typer.Context) -> int:
     source = session.source
     with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
         tell = partial(progress.update, "machines", total=len(source.file.nodes))
-        found = certificates.show(source, machines, session.env, _now_ms(), tell)
+        found = certificates.show(source, machines, session.env, now_ms(), tell)
     session.output.emit("certificates", found, lambda: [_table(found.certificates)])
     return _code(found)
 
@@ -55,7 +54,7 @@ def renew(
     with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
         tell = partial(progress.update, "machines", total=len(nodes or source.file.nodes))
         found = certificates.renew(
-            source, nodes or (), machines, session.env, within_ms=within_ms, now_ms=_now_ms(), done=tell
+            source, nodes or (), machines, session.env, within_ms=within_ms, now_ms=now_ms(), done=tell
         )
     session.output.emit("certificates", found, lambda: [_table(found.certificates)])
     code = _code(found)
@@ -78,7 +77,7 @@ def issue(
     if role not in ("admin", "reader"):
         raise UsageProblem(f"--role {role}: admin or reader")
     directory = session.cwd / out
-    row = certificates.issue(session.source, name, role, directory, session.env, _now_ms())
+    row = certificates.issue(session.source, name, role, directory, session.env, now_ms())
     body = {"certificates": [row], "changed": 1}
     session.output.emit("certificates", body, lambda: [_table([row])])
     session.output.note(f"next: iotctl --identity {out} cluster status")
@@ -100,7 +99,3 @@ def _table(rows: list[CertificateRow]) -> Table:
         for r in rows
     ]
     return Table(("name", "role", "state", "ends", "fingerprint"), shown)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

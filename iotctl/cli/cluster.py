@@ -10,7 +10,7 @@ import typer
 
 from iotctl.cli import hosts, lifecycle
 from iotctl.cli.options import Confirm, Depth, DryRun, Rate, Verify, Wait, Watch, Yes, checked_depth
-from iotctl.cli.session import Session, session_of
+from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,8 +136,8 @@ def events(
     from iotctl.spec.units import parse_duration_ms
 
     session = session_of(ctx)
-    now_ms = int(time.time() * 1000)
-    found = events_of(session.cluster, since_ms=now_ms - parse_duration_ms(since), limit=limit, now_ms=now_ms)
+    at = now_ms()
+    found = events_of(session.cluster, since_ms=at - parse_duration_ms(since), limit=limit, now_ms=at)
     if session.options.format == "jsonl":
         session.out.write("".join(to_json_line(e) for e in found.events))
         session.out.flush()
@@ -155,7 +155,7 @@ def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
     from iotctl.execute import stopping
 
     session = session_of(ctx)
-    found = stopping.ok_to_stop(session.cluster, names, now_ms=int(time.time() * 1000))
+    found = stopping.ok_to_stop(session.cluster, names, now_ms=now_ms())
     session.output.emit("cluster-ok-to-stop", found, lambda: views.stop_tables(found))
     return Exit.DONE if found.ok else Exit.REFUSED
 
@@ -203,7 +203,7 @@ def recover(
     from iotctl.execute import recover as recovering
 
     session = session_of(ctx)
-    found = recovering.look(session.cluster, session.source, names, now_ms=int(time.time() * 1000))
+    found = recovering.look(session.cluster, session.source, names, now_ms=now_ms())
     if accept_data_loss and not found.gone:
         for part in views.recover_tables(found):
             wide = session.options.format == "wide"
@@ -452,7 +452,7 @@ def _show(
     from iotctl.execute.status import cluster_status
 
     while True:
-        found = cluster_status(session.cluster, session.source, now_ms=int(time.time() * 1000))
+        found = cluster_status(session.cluster, session.source, now_ms=now_ms())
         session.output.emit(kind, body(found), partial(tables, found))
         code = Exit.DONE if found.quorum else Exit.UNREACHABLE
         if not watch:

@@ -1,8 +1,8 @@
-"""`iotctl cluster init`, `deploy`, `start`, `stop`, `restart`, `upgrade`, `logs`: agents on machines."""
+"""`iotctl cluster init`, `deploy`, `start`, `stop`, `restart`, `upgrade`, `logs`, `destroy`: agents on
+machines."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.hosts import Names
-from iotctl.cli.options import DryRun, Wait, Yes
-from iotctl.cli.session import Session, session_of
+from iotctl.cli.options import Confirm, DryRun, Wait, Yes
+from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.cli.watching import watch_healthy
 
 if TYPE_CHECKING:
@@ -27,9 +27,14 @@ AtOnce = Annotated[
     int, typer.Option("--max-unavailable", min=1, help="At most so many nodes down at the same time.")
 ]
 
+OlderThan = Annotated[
+    str | None,
+    typer.Option("--older-than", metavar="1h", help="Only agents that have been running longer."),
+]
+
 
 def register(app: typer.Typer) -> None:
-    for command in (init, deploy, start, stop, restart, upgrade, logs):
+    for command in (init, deploy, start, stop, restart, upgrade, logs, destroy):
         app.command()(command)
 
 
@@ -71,7 +76,7 @@ def deploy(
             session.confirm(f"deploy {session.source.name}{new}?", yes=yes)
         with session.progress() as progress:
             deploying.execute(
-                session.source, todo, session.env, machines, partial(_step, progress), now_ms=_now_ms()
+                session.source, todo, session.env, machines, partial(_step, progress), now_ms=now_ms()
             )
         healthy = wait and _wait_healthy(session)
     done = deploying.deployed(todo.plan, healthy)
@@ -117,18 +122,21 @@ def start(ctx: typer.Context, nodes: Names = None) -> None:
     session.output.note("next: iotctl cluster wait --for healthy")
 
 
-def stop(ctx: typer.Context, nodes: Names = None, yes: Yes = False) -> None:
+def stop(ctx: typer.Context, nodes: Names = None, older_than: OlderThan = None, yes: Yes = False) -> None:
     """Stop agents: all of them, or those named while every group keeps its quorum without them."""
     from iotctl.errors import RefusedProblem
     from iotctl.execute.agents import agents_of
     from iotctl.execute.stopping import ok_to_stop
 
     session = session_of(ctx)
-    names = list(nodes or session.source.node_names)
+    names = _long_running(session, list(nodes or session.source.node_names), older_than)
+    if not names:
+        _emit_agents(session, "stopped", [])
+        return
     whole = set(names) == set(session.source.node_names)
     if not whole:
         members = {n.node for n in session.cluster.meta().nodes}
-        found = ok_to_stop(session.cluster, [n for n in names if n in members], now_ms=_now_ms())
+        found = ok_to_stop(session.cluster, [n for n in names if n in members], now_ms=now_ms())
         if not found.ok:
             lost = found.lost[0]
             raise RefusedProblem(
@@ -147,24 +155,17 @@ def stop(ctx: typer.Context, nodes: Names = None, yes: Yes = False) -> None:
 def restart(
     ctx: typer.Context,
     nodes: Names = None,
-    older_than: Annotated[
-        str | None,
-        typer.Option("--older-than", metavar="1h", help="Only agents that have been running longer."),
-    ] = None,
+    older_than: OlderThan = None,
     at_once: AtOnce = 1,
     yes: Yes = False,
 ) -> None:
     """Restart agents one after the other, each once every group can do without it. Leaders move off first."""
-    from iotctl.execute.rolling import running_longer
-    from iotctl.spec.units import parse_duration_ms
-
     session = session_of(ctx)
     names = list(nodes or ())
     if not names:  # a node that is listed, and not added yet, holds nothing: it must not stand in the way
         members = {n.node for n in session.cluster.meta().nodes}
         names = [n for n in session.source.node_names if n in members]
-    if older_than is not None:
-        names = running_longer(session.cluster, names, parse_duration_ms(older_than), now_ms=_now_ms())
+    names = _long_running(session, names, older_than)
     if not names:
         _emit_rolled(session, None)
         return
@@ -172,6 +173,15 @@ def restart(
     with _machines(session) as machines:
         rolled = _roll(session, machines, names, "iotctl cluster restart", at_once)
     _emit_rolled(session, rolled)
+
+
+def _long_running(session: Session, names: list[str], older_than: str | None) -> list[str]:
+    if older_than is None:
+        return names
+    from iotctl.execute.rolling import running_longer
+    from iotctl.spec.units import parse_duration_ms
+
+    return running_longer(session.cluster, names, parse_duration_ms(older_than), now_ms=now_ms())
 
 
 def upgrade(
@@ -199,14 +209,17 @@ def upgrade(
         session.confirm(f"upgrade {session.source.name} to {todo.plan.version}?", yes=yes)
         with session.progress() as progress:
             todo = deploying.execute(
-                session.source, todo, session.env, machines, partial(_step, progress), now_ms=_now_ms()
+                session.source, todo, session.env, machines, partial(_step, progress), now_ms=now_ms()
             )
 
         def between(node: str) -> None:
             deploying.configure(todo, node, machines.of(todo.entries[node]))
 
         rolled = _roll(session, machines, behind, "iotctl cluster upgrade", at_once, between)
+        deleted = deploying.prune(todo, machines)
     _emit_rolled(session, rolled)
+    if deleted:
+        session.output.note(f"deleted, for no node runs it any more: {', '.join(deleted)}")
     return 0
 
 
@@ -237,6 +250,53 @@ def logs(
     return 0 if len(found) == len(answers) else Exit.UNREACHABLE
 
 
+def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False) -> int:
+    """Stop every agent and delete every copy of the data; the file and the certificate authority stay."""
+    from iotctl.errors import Exit, UsageProblem
+    from iotctl.execute import destroy as destroying
+    from iotctl.output.table import Table
+    from iotctl.spec.find import authority_dir
+
+    session = session_of(ctx)
+    source = session.source
+    if source.is_local:
+        raise UsageProblem("a local fleet is not on machines", next="iotctl local destroy")
+    with _machines(session) as machines:
+        doomed = destroying.survey(source, machines)
+        rows = [
+            (
+                d.node,
+                d.host,
+                d.error or (d.data_dir if d.there else "nothing is there"),
+                "yes" if d.running else "-",
+            )
+            for d in doomed
+        ]
+        shown = Table(("node", "host", "deleted", "runs"), rows)
+        if dry_run:
+            session.output.emit("cluster-destroy-plan", {"nodes": doomed}, lambda: [shown])
+            return Exit.UNREACHABLE if any(d.error for d in doomed) else Exit.DONE
+        if any(d.there or d.error for d in doomed):
+            session.output.note(shown.render(wide=False))
+            question = f"delete all data of {source.name} on {sum(d.there for d in doomed)} machines"
+            session.confirm_name(question, name=source.name, given=confirm)
+        session.on_interrupt = lambda: (
+            "some machines may hold data still",
+            f"iotctl cluster destroy --confirm {source.name}",
+        )
+        done = destroying.destroy(source, machines, doomed)
+    said = f"destroyed {', '.join(done.destroyed)}" if done.destroyed else "nothing was there"
+    session.output.emit("cluster-destroy", done, lambda: [said])
+    for node, left in done.left.items():
+        session.output.warn(f"{node}: its directory is kept, for it holds what is not ours: {left}")
+    if done.destroyed:
+        session.output.note(
+            f"kept: the software in {', '.join(done.software)}, for other clusters may use it"
+        )
+        session.output.note(f"kept: {source.path} and the authority in {authority_dir(source, session.env)}")
+    return Exit.DONE
+
+
 # --- shared ----------------------------------------------------------------------------------------
 
 
@@ -251,7 +311,7 @@ def _prepared(session: Session, machines: Machines, names: list[str] | tuple[str
 
     with session.progress() as progress:
         todo = prepare(
-            session.source, names, session.env, machines, partial(_step, progress), now_ms=_now_ms()
+            session.source, names, session.env, machines, partial(_step, progress), now_ms=now_ms()
         )
     for finding in todo.plan.findings:
         session.output.warn(f"{finding.node}: {finding.message}")
@@ -331,7 +391,3 @@ def _step(progress: Progress, phase: str, done: int, total: int) -> None:
 
 def _step_of(progress: Progress, phase: str, done: int, total: int, node: str) -> None:
     progress.update(phase, done, total, note=node)
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

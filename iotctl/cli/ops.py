@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from iotctl.cli.options import Confirm, Yes
-from iotctl.cli.session import Session, session_of
+from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +98,7 @@ def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
-    row = describe_operation(found, now_ms=_now_ms())
+    row = describe_operation(found, now_ms=now_ms())
     if found.ended:
         raise RefusedProblem(
             f"{found.id} is over ({row.state}): nothing is left to cancel", next="iotctl ops list"
@@ -167,11 +166,7 @@ def _print(
     from iotctl.execute.operations import Operations, describe_operation, received_bytes
 
     rows = [
-        describe_operation(o, now_ms=_now_ms(), received=received_bytes(statuses or {}, o.id))
+        describe_operation(o, now_ms=now_ms(), received=received_bytes(statuses or {}, o.id))
         for o in operations
     ]
     session.output.emit("operations", Operations(rows), lambda: views.operation_tables(rows, stages=stages))
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

@@ -6,14 +6,13 @@ import io
 import re
 import shlex
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from iotctl.cli.session import Session, session_of
+from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
     from iotctl.output.table import Table
@@ -130,9 +129,7 @@ def _runner(
         verbs(),
         values,
         command=command,
-        inspect=Inspector(
-            verbs(), lambda: session.cluster, command, session.cwd, lambda: int(time.time() * 1000)
-        ),
+        inspect=Inspector(verbs(), lambda: session.cluster, command, session.cwd, now_ms),
         built_in={
             "assert": _assert,
             "approve": lambda a, v, step, own: _approve(session, a, v, own, approved),

@@ -13,6 +13,7 @@ from iotctl.execute.certificates import Certificates
 from iotctl.execute.change import Executed
 from iotctl.execute.data import ImportReport
 from iotctl.execute.deploy import Deployed, DeployPlan
+from iotctl.execute.destroy import Destroyed, Doomed
 from iotctl.execute.draining import Drained
 from iotctl.execute.events import Events
 from iotctl.execute.hosts import Enrolment, HostsChecked
@@ -111,6 +112,10 @@ class ClusterAgents(msgspec.Struct):
     nodes: list[str]
 
 
+class DestroyPlan(msgspec.Struct):
+    nodes: list[Doomed]
+
+
 class NodeLog(msgspec.Struct):
     node: str
     lines: list[str]
@@ -133,6 +138,8 @@ BODIES: dict[str, Any] = {
     "cluster-check": HostsChecked,
     "cluster-deploy": Deployed,
     "cluster-deploy-plan": DeployPlan,
+    "cluster-destroy": Destroyed,
+    "cluster-destroy-plan": DestroyPlan,
     "cluster-drain": Drained,
     "cluster-events": Events,
     "cluster-groups": ClusterGroups,

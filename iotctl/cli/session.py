@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,6 +170,11 @@ class Session:
             )
         if given != name:
             raise RefusedProblem(f"{given!r} is not the name of this cluster", next=f"--confirm {name}")
+
+
+def now_ms() -> int:
+    """The wall clock."""
+    return int(time.time() * 1000)
 
 
 def session_of(ctx: typer.Context) -> Session:

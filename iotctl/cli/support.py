@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from iotctl.cli.session import session_of
+from iotctl.cli.session import now_ms, session_of
 
 app = typer.Typer(help="Collect what helps others to help.", no_args_is_help=True)
 
@@ -34,11 +33,9 @@ def bundle(
         return to_json(document(kind, body)).encode()
 
     session = session_of(ctx)
-    now_ms = int(time.time() * 1000)
-    path = session.cwd / (out or default_name(session.source, now_ms))
+    at = now_ms()
+    path = session.cwd / (out or default_name(session.source, at))
     with session.progress() as progress:
         progress.update("asking every node")
-        found = write_bundle(
-            session.cluster, session.source, session.fleet, path, encode=encode, now_ms=now_ms
-        )
+        found = write_bundle(session.cluster, session.source, session.fleet, path, encode=encode, now_ms=at)
     session.output.emit("support-bundle", found, lambda: views.bundle_tables(found))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from iotctl.cli.provisioning import provisioning
-from iotctl.cli.session import Session
+from iotctl.cli.session import Session, now_ms
 from iotctl.errors import RefusedProblem
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def operation_progress(progress: Progress) -> Callable[[Operation], None]:
     from iotctl.execute.operations import WAITS, blocked_on, describe_operation
 
     def update(operation: Operation) -> None:
-        row = describe_operation(operation, now_ms=int(time.time() * 1000))
+        row = describe_operation(operation, now_ms=now_ms())
         moving = row.stage in ("MOVING", "RELEASED", "DONE")
         phase = f"{row.id} {operation.title} {row.stage}"
         note = operation.last_error or ("" if row.stage == "MOVING" else blocked_on(operation))
@@ -49,7 +48,7 @@ def watch_operation(session: Session, operation: str) -> None:
         )
     with session.progress() as progress, provisioning(session, progress) as provisioner:
         finish_removal(session.cluster, session.source, provisioner, found, session.output.note)
-    row = describe_operation(found, now_ms=int(time.time() * 1000))
+    row = describe_operation(found, now_ms=now_ms())
     session.output.emit("operations", Operations([row]), lambda: views.operation_tables([row]))
     if row.state == "cancelled":
         raise RefusedProblem(f"operation {row.id} was cancelled", why=row.last_error, next="iotctl ops list")

@@ -4,6 +4,7 @@ What the agents of a running cluster read only when they start is left to `upgra
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,8 +12,8 @@ import msgspec
 
 from iotctl.errors import RefusedProblem, Unreachable
 from iotctl.execute import credentials
-from iotctl.execute.hosts import ask, checked
-from iotctl.execute.machines import Machines, all_or_raise, chosen, look
+from iotctl.execute.hosts import checked
+from iotctl.execute.machines import Machines, all_or_raise, chosen, examine
 from iotctl.execute.node_settings import is_new, node_settings
 from iotctl.fleet import deployment
 from iotctl.fleet.deployment import CONFIG, Change, Found, Wanted
@@ -105,10 +106,9 @@ def prepare(
     everyone = list(source.file.nodes)
     which = software()
 
-    def examine(node: NodeEntry, host: Host) -> tuple[Facts, Found]:
-        return ask(source, node, host), look(source, node, host)
-
-    answers = machines.each(everyone, examine, lambda n: on_step("asking machines", n, len(everyone)))
+    answers = machines.each(
+        everyone, partial(examine, source), lambda n: on_step("asking machines", n, len(everyone))
+    )
     silent = [n.name for n in everyone if isinstance(answers[n.name], Unreachable)]
     heard = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
     existing = {n: f.text(CONFIG) for n, (_, f) in heard.items()}
@@ -212,6 +212,22 @@ def execute(
         lambda node, host: _service(todo, node.name, host).start(),
     )
     return todo
+
+
+def prune(todo: Deployment, machines: Machines) -> list[str]:
+    """Delete versions that no node runs any more but the last one, on each machine; those deleted anywhere.
+
+    What does not answer keeps them until the next time.
+    """
+    together = deployment.machines(todo.wanted, _machine_of(todo))
+    nodes = [todo.entries[group[0]] for group in together]
+
+    def work(node: NodeEntry, host: Host) -> list[str]:
+        wanted = todo.wanted[node.name]
+        return deployment.prune(host, wanted.install_dir, wanted.version)
+
+    answers = machines.each(nodes, work).values()
+    return sorted({v for answer in answers if not isinstance(answer, Unreachable) for v in answer})
 
 
 def deployed(plan: DeployPlan, healthy: bool) -> Deployed:

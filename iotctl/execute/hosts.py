@@ -6,8 +6,9 @@ from functools import partial
 import msgspec
 
 from iotctl.errors import IotctlError, RefusedProblem, Unreachable, UsageProblem
-from iotctl.execute.machines import Machines, OnDone, chosen, target_of
-from iotctl.fleet.facts import Facts, read_facts
+from iotctl.execute.machines import Machines, OnDone, about_machine, chosen, target_of
+from iotctl.fleet.asking import ask
+from iotctl.fleet.facts import Facts, facts_of
 from iotctl.fleet.findings import Finding, Place, findings
 from iotctl.fleet.host import Host
 from iotctl.fleet.known_hosts import HostKey, Known, KnownHosts
@@ -68,13 +69,12 @@ def check_hosts(
     """Ask every machine for its facts, all at once; nothing is changed on any."""
     nodes = chosen(source, names)
     with Machines(source, env, timeout_s) as machines:
-        return checked(source, nodes, machines.each(nodes, partial(ask, source), done))
+        return checked(source, nodes, machines.each(nodes, partial(_facts, source), done))
 
 
-def ask(source: ClusterSource, node: NodeEntry, host: Host) -> Facts:
-    """Raises `Unreachable`."""
-    place = _place(source, node)
-    return read_facts(host, place.data_dir, place.ports)
+def _facts(source: ClusterSource, node: NodeEntry, host: Host) -> Facts:
+    (answer,) = ask(host, about_machine(source, node))
+    return facts_of(answer, host)
 
 
 def checked(

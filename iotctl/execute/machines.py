@@ -7,8 +7,10 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from iotctl.errors import RefusedProblem, Unreachable, UsageProblem
-from iotctl.fleet import deployment
+from iotctl.fleet import deployment, facts
+from iotctl.fleet.asking import Answer, Question, ask
 from iotctl.fleet.deployment import Found
+from iotctl.fleet.facts import Facts
 from iotctl.fleet.host import Host, ThisHost
 from iotctl.fleet.known_hosts import KnownHosts
 from iotctl.fleet.many import each
@@ -92,8 +94,27 @@ def look(source: ClusterSource, node: NodeEntry, host: Host) -> Found:
         Unreachable: it does not tell.
         RefusedProblem: it holds what we may not read: taken for nothing, a living node would be overwritten.
     """
+    (answer,) = ask(host, _about_node(source, node))
+    return _readable(source, node, answer)
+
+
+def examine(source: ClusterSource, node: NodeEntry, host: Host) -> tuple[Facts, Found]:
+    """The machine and what it holds of `node`, in one trip. Raises as `look`."""
+    machine, held = ask(host, about_machine(source, node), _about_node(source, node))
+    return facts.facts_of(machine, host), _readable(source, node, held)
+
+
+def about_machine(source: ClusterSource, node: NodeEntry) -> Question:
+    return facts.question(source.data_dir_of(node), (source.port_of(node), source.http_port_of(node)))
+
+
+def _about_node(source: ClusterSource, node: NodeEntry) -> Question:
     unit = unit_name(source.name, node.name)
-    found = deployment.look(host, source.data_dir_of(node), source.install_dir_of(node), unit)
+    return deployment.question(source.data_dir_of(node), source.install_dir_of(node), unit)
+
+
+def _readable(source: ClusterSource, node: NodeEntry, answer: Answer) -> Found:
+    found = deployment.found_in(answer)
     if found.unreadable:
         path, _, owner = found.unreadable[0].rpartition(" ")
         raise RefusedProblem(

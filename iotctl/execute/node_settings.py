@@ -32,9 +32,7 @@ def node_settings(
     Raises:
         RefusedProblem: a node belongs to another cluster, or one with other create-once settings.
     """
-    told = {node: _read(node, text) for node, text in existing.items() if text}
-    for node, settings in told.items():
-        _check_same(source, node, settings)
+    told = check_ours(source, existing)
     first = next((t["seeds"] for t in told.values() if not t.get("join")), None)
     members = [n for n in source.file.nodes if n.name in told]
     if told and first is None:  # the first nodes have all been replaced
@@ -53,6 +51,18 @@ def node_settings(
         kept = {k: v for k, v in (present or {}).items() if k not in wanted}
         found[node] = text if same else yaml.safe_dump({**wanted, **kept}, sort_keys=False)
     return found
+
+
+def check_ours(source: ClusterSource, existing: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """What the nodes say that have a node.yaml.
+
+    Raises:
+        RefusedProblem: one of them belongs to another cluster, or is another node.
+    """
+    told = {node: _read(node, text) for node, text in existing.items() if text}
+    for node, settings in told.items():
+        _check_same(source, node, settings)
+    return told
 
 
 def _wanted(

@@ -5,7 +5,7 @@
     DATA_DIR/node.yaml, tls/   its settings and certificate
     DATA_DIR/agent.log         what it says
 
-`look` asks, `changes` decides (pure), `install` and `configure` act; each of them may be repeated.
+`question` asks, `changes` decides (pure), `install` and `configure` act; each of them may be repeated.
 """
 
 import base64
@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 import msgspec
 
 from iotctl.errors import Unreachable
+from iotctl.fleet.asking import Answer, Question
 from iotctl.fleet.host import Host, Ran
 from iotctl.fleet.service import (
     FIND,
@@ -29,7 +30,7 @@ from iotctl.fleet.service import (
 )
 from iotctl.fleet.upload import File, put, put_archive
 
-INSTALL_TIMEOUT_S = 900.0
+INSTALL_TIMEOUT_S = CLEAR_TIMEOUT_S = 900.0
 CONFIG, CA, CERT, KEY = "node.yaml", "tls/ca.pem", "tls/node.pem", "tls/node.key"
 READ = (CONFIG, CA, CERT, SUPERVISOR)
 """Whose content is compared; that of the key is never read."""
@@ -40,7 +41,6 @@ LOOK = (
 home=$1 install=$2 unit=$3
 shift 3
 closed() { say unreadable "$1 $(stat -c %U "$1")"; }
-say() { printf '%s=%s\n' "$1" "$2"; }
 say user "$(id -un)"
 ! sudo -n true 2>/dev/null || say sudo yes
 if [ -d "$home" ] && ! { [ -r "$home" ] && [ -x "$home" ]; }; then closed "$home"; fi
@@ -69,7 +69,6 @@ for place in "$home" "$install"; do
         [ -w "$at" ] && say makeable "$place"
     fi
 done
-say end yes
 """
 )
 
@@ -113,9 +112,38 @@ rm -rf "wheels-$version"
 LINK = r"""
 set -eu
 home=$1 target=$2
+mkdir -p "$target/.nodes"
+echo "$home" >"$target/.nodes/$(printf %s "$home" | sha256sum | cut -c 1-16)"
 ln -sfn "$target" "$home/app.new"
 mv -T "$home/app.new" "$home/app"
 """
+"""A version knows the directories that were linked to it, whatever cluster they are of."""
+
+PRUNE = r"""
+set -eu
+base=$1 current=$2 last=
+cd "$base"
+exec 9>.lock
+flock 9
+for mark in $(ls -t -- */.complete); do
+    version=${mark%/.complete}
+    if [ "$version" = "$current" ] || [ ! -d "$version/.nodes" ]; then continue; fi
+    for file in "$version"/.nodes/*; do
+        home=$(cat "$file")
+        if [ "$(readlink "$home/app")" = "$base/$version" ]; then continue 2; fi
+    done
+    for process in /proc/[0-9]*; do
+        words=
+        { IFS= read -r words <"$process/cmdline"; } 2>/dev/null || true
+        case $words in "$base/$version/"*) continue 2 ;; esac
+    done
+    if [ -z "$last" ]; then last=$version; continue; fi
+    rm -f "$mark"
+    rm -rf "$version"
+    echo "$version"
+done
+"""
+"""The newest of those that nobody runs stays: it is the way back."""
 
 
 ASIDE = r"""
@@ -133,6 +161,19 @@ mv -T "$home/removing" "$home/removed-$n"
 echo "aside=$home/removed-$n"
 """
 """Its settings first: a directory without them is no node. Stopped half-way it goes on when repeated."""
+
+
+CLEAR = r"""
+set -eu
+home=$1
+[ -d "$home" ] || exit 0
+cd "$home"
+rm -rf data log removed-* removing .incoming.* LOCK agent.* supervise supervisor.* app node.id tls
+rm -f node.yaml
+cd /
+rmdir "$home" 2>/dev/null || [ -z "$(ls -A "$home")" ] || echo "left=$(ls -A "$home" | tr '\n' ' ')"
+"""
+"""What we and the agent made, by name. `node.yaml` last: until then a look tells whose the rest is."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -211,40 +252,28 @@ class Change(msgspec.Struct, frozen=True):
         return self.what in ("files", "version", "unit")
 
 
-def look(host: Host, home: str, install_dir: str, unit: str) -> Found:
-    """Ask once, about the node in `home` whose unit has this name.
+def question(home: str, install_dir: str, unit: str) -> Question:
+    """About the node in `home` whose unit has this name."""
+    return Question(LOOK, (home, install_dir, f"{UNITS}/{unit}", *READ))
 
-    Raises:
-        Unreachable: the connection was lost, or no POSIX shell answers.
-    """
-    words = ["sh", "-s", "--", home, install_dir, f"{UNITS}/{unit}", *READ]
-    ran = host.run(words, stdin=LOOK.encode())
-    said: dict[str, list[str]] = {}
-    for line in ran.out.decode(errors="replace").splitlines():
-        key, _, value = line.partition("=")
-        said.setdefault(key, []).append(value)
-    if "end" not in said:
-        why = ran.err.decode(errors="replace").strip()
-        raise Unreachable(f"{host.name}: cannot be examined", why=why, where=host.name)
 
-    def one(key: str) -> str:
-        return said.get(key, [""])[0]
-
+def found_in(answer: Answer) -> Found:
+    files = {k[5:]: base64.b64decode(v[0]) for k, v in answer.said.items() if k.startswith("file:")}
     return Found(
-        user=one("user"),
-        sudo="sudo" in said,
-        libc=one("libc").removeprefix("glibc").strip(),
-        app=one("app"),
-        installed=tuple(said.get("installed", ())),
-        files={k[5:]: base64.b64decode(v[0]) for k, v in said.items() if k.startswith("file:")},
-        unit=base64.b64decode(one("unit")),
-        key="key" in said,
-        running=one("running"),
-        systemd="systemd" in said,
-        ready=tuple(said.get("ready", ())),
-        makeable=tuple(said.get("makeable", ())),
-        supervised="supervised" in said,
-        unreadable=tuple(said.get("unreadable", ())),
+        user=answer.one("user"),
+        sudo="sudo" in answer,
+        libc=answer.one("libc").removeprefix("glibc").strip(),
+        app=answer.one("app"),
+        installed=answer.every("installed"),
+        files=files,
+        unit=base64.b64decode(answer.one("unit")),
+        key="key" in answer,
+        running=answer.one("running"),
+        systemd="systemd" in answer,
+        ready=answer.every("ready"),
+        makeable=answer.every("makeable"),
+        supervised="supervised" in answer,
+        unreadable=answer.every("unreadable"),
     )
 
 
@@ -302,6 +331,17 @@ def configure(service: Service, wanted: Wanted, made: Sequence[Change]) -> None:
         service.put_unit(wanted.unit)
 
 
+def prune(host: Host, install_dir: str, current: str) -> list[str]:
+    """Delete versions that no directory is linked to and no process runs, all but one; those that went.
+
+    Raises:
+        Unreachable: the machine could not do it.
+    """
+    words = ["sh", "-c", PRUNE, "prune", install_dir, current]
+    ran = _run(host, words, "old versions could not be deleted", timeout_s=CLEAR_TIMEOUT_S)
+    return ran.out.decode(errors="replace").split()
+
+
 def put_aside(host: Host, home: str) -> str:
     """Keep the files of a node that has left where no agent finds them; the place, or "" without any.
 
@@ -312,6 +352,17 @@ def put_aside(host: Host, home: str) -> str:
     """
     ran = _run(host, ["sh", "-c", ASIDE, "aside", home], "the files of its node could not be put aside")
     return ran.out.decode(errors="replace").partition("aside=")[2].strip()
+
+
+def clear(host: Host, home: str) -> str:
+    """Delete a node, its data first; what else lies in its directory stays, and is told.
+
+    Raises:
+        Unreachable: the machine could not do it.
+    """
+    what = "its files could not be deleted"
+    ran = _run(host, ["sh", "-c", CLEAR, "clear", home], what, timeout_s=CLEAR_TIMEOUT_S)
+    return ran.out.decode(errors="replace").partition("left=")[2].strip()
 
 
 def link(host: Host, home: str, app: str) -> None:

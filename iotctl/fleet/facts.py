@@ -1,4 +1,4 @@
-"""What a machine says about itself: one script, one answer."""
+"""What a machine says about itself."""
 
 import re
 import time
@@ -6,18 +6,22 @@ from collections.abc import Sequence
 
 import msgspec
 
-from iotctl.errors import Unreachable
+from iotctl.fleet.asking import Answer, Question
 from iotctl.fleet.host import Host
 from iotctl.fleet.service import FIND
 
 PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3")
-CLOCK_LOOKS = 3
+"""The newest first."""
+
+CLOCK_CLEAR_MS, CLOCK_LOOKS = 250.0, 3
+"""A clock that may be further off than that is looked at again, by itself."""
 
 SCRIPT = (
     FIND
     + r"""
-say() { printf '%s=%s\n' "$1" "$2"; }
-data=$1; shift
+say clock "$(date +%s.%N)"
+data=$1
+shift
 say system "$(uname -s)"
 say release "$(uname -r)"
 say arch "$(uname -m)"
@@ -36,6 +40,7 @@ if [ -w "$at" ]; then say data_writable yes; fi
 for name in PYTHONS; do
     if found=$("$name" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null); then
         say python "$name $found"
+        break
     fi
 done
 for port in "$@"; do
@@ -45,7 +50,6 @@ for port in "$@"; do
     then say taken "$port"; fi
 done
 [ -z "$(agent)" ] || say agent yes
-say end yes
 """
 ).replace("PYTHONS", " ".join(PYTHONS))
 
@@ -76,50 +80,35 @@ class Facts(msgspec.Struct, frozen=True):
     clock_error_ms: float
 
 
-def read_facts(host: Host, data_dir: str, ports: Sequence[int]) -> Facts:
-    """Ask once.
+def question(data_dir: str, ports: Sequence[int]) -> Question:
+    """About the machine, for a node with this directory and these ports."""
+    return Question(SCRIPT, (data_dir, *map(str, ports)))
+
+
+def facts_of(answer: Answer, host: Host) -> Facts:
+    """Asks for the time again when the one trip leaves open whether the clock is off by much.
 
     Raises:
-        Unreachable: the connection was lost, or what answers is no POSIX shell.
+        Unreachable: the connection was lost.
     """
-    words = ["sh", "-s", "--", data_dir, *map(str, ports)]
-    ran = host.run(words, stdin=SCRIPT.encode())
-    said: dict[str, list[str]] = {}
-    for line in ran.out.decode(errors="replace").splitlines():
-        key, _, value = line.partition("=")
-        said.setdefault(key, []).append(value)
-    if "end" not in said:
-        raise Unreachable(
-            f"{host.name}: cannot be examined",
-            why=ran.err.decode(errors="replace").strip() or f"sh ended with {ran.code}",
-            next="the login shell must run `sh`, and print nothing by itself",
-            where=host.name,
-        )
-    clock, error = _clock(host)
-
-    def one(key: str) -> str:
-        return said.get(key, [""])[0]
-
-    def number(key: str) -> int:
-        return int(one(key)) if one(key).isdigit() else 0
-
+    clock, error = _clock(answer, host)
     return Facts(
-        system=one("system"),
-        release=one("release"),
-        arch=one("arch"),
-        hostname=one("hostname"),
-        machine=one("machine").strip(),
-        user=one("user"),
-        sudo="sudo" in said,
-        cpus=number("cpus"),
-        memory_bytes=number("memory_kib") * 1024,
-        files_max=(1 << 30) if one("files_max") == "unlimited" else number("files_max"),
-        init=one("init"),
-        python=max(said.get("python", [""]), key=lambda p: version_of(p.partition(" ")[2])),
-        data_free_bytes=number("data_kib") * 1024,
-        data_writable="data_writable" in said,
-        ports_taken=tuple(int(p) for p in said.get("taken", ())),
-        agent="agent" in said,
+        system=answer.one("system"),
+        release=answer.one("release"),
+        arch=answer.one("arch"),
+        hostname=answer.one("hostname"),
+        machine=answer.one("machine").strip(),
+        user=answer.one("user"),
+        sudo="sudo" in answer,
+        cpus=answer.number("cpus"),
+        memory_bytes=answer.number("memory_kib") * 1024,
+        files_max=(1 << 30) if answer.one("files_max") == "unlimited" else answer.number("files_max"),
+        init=answer.one("init"),
+        python=answer.one("python"),
+        data_free_bytes=answer.number("data_kib") * 1024,
+        data_writable="data_writable" in answer,
+        ports_taken=tuple(int(p) for p in answer.every("taken")),
+        agent="agent" in answer,
         clock_ms=None if clock is None else round(clock, 1),
         clock_error_ms=round(error, 1),
     )
@@ -131,20 +120,30 @@ def version_of(text: str) -> tuple[int, ...]:
     return tuple(int(p) for p in parts) if all(p.isdigit() for p in parts) else ()
 
 
-def _clock(host: Host) -> tuple[float | None, float]:
-    """(ms ahead of ours, known to within so many ms): the look with the shortest way there and back."""
-    looks = []
-    for _ in range(CLOCK_LOOKS):
-        before = time.time()
-        ran = host.run(["date", "+clock=%s.%N"])
-        after = time.time()
-        found = re.search(rb"clock=(\d+)\.(\d{9})?", ran.out)  # what a login shell printed comes before it
-        if found is not None:
-            exact = found[2] is not None  # some know no nanoseconds
-            theirs = float(found[1] + b"." + (found[2] or b"5"))
-            error = (after - before) / 2 + (0.0 if exact else 0.5)
-            looks.append((error * 1e3, (theirs - (before + after) / 2) * 1e3))
-    if not looks:
+def _clock(answer: Answer, host: Host) -> tuple[float | None, float]:
+    """(ms ahead of ours, known to within so many ms)."""
+    first = _offset(answer.one("clock"), answer.asked_s, answer.heard_s)
+    if first is None:
         return None, 0.0
+    looks = [first]
+    if first[0] + abs(first[1]) > CLOCK_CLEAR_MS:
+        for _ in range(CLOCK_LOOKS):
+            before = time.time()
+            ran = host.run(["date", "+clock=%s.%N"])
+            after = time.time()
+            # What a login shell printed comes before it.
+            found = _offset(ran.out.decode(errors="replace").rpartition("clock=")[2], before, after)
+            looks += [found] if found else []
     error, offset = min(looks)
     return offset, error
+
+
+def _offset(date: str, before: float, after: float) -> tuple[float, float] | None:
+    """(known to within ms, ms ahead): of a `date` that was read some time between."""
+    found = re.match(r"(\d+)\.(\d{9})?", date)
+    if found is None:
+        return None
+    exact = found[2] is not None  # some know no nanoseconds
+    theirs = float(f"{found[1]}.{found[2] or '5'}")
+    error = (after - before) / 2 + (0.0 if exact else 0.5)
+    return error * 1e3, (theirs - (before + after) / 2) * 1e3

@@ -105,9 +105,16 @@ done
 _RELOAD = (
     FIND
     + r"""
-pid=$(agent)
-[ -n "$pid" ] || exit 0
-kill -HUP "$pid" && echo told
+# One that has just been started would end: it does not catch the signal yet.
+tries=300
+while pid=$(agent); [ -n "$pid" ]; do
+    case $(grep ^SigCgt: "/proc/$pid/status" 2>/dev/null) in
+        *[13579bdf]) kill -HUP "$pid" && echo told; exit ;;
+    esac
+    tries=$((tries - 1))
+    if [ "$tries" = 0 ]; then echo "it takes no SIGHUP" >&2; exit 1; fi
+    sleep 0.1
+done
 """
 )
 

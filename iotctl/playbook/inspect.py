@@ -20,6 +20,21 @@ from nodeagent.model.requests import MetaView, NodeStatus
 
 Arguments = dict[str, Any]
 
+UNDONE_BY = {
+    "cluster.start": "cluster.stop",
+    "cluster.stop": "cluster.start",
+    "cluster.drain": "cluster.undrain",
+    "cluster.undrain": "cluster.drain",
+    "cluster.add-node": "cluster.remove-node",
+    "cluster.remove-node": "cluster.add-node",
+}
+"""A check runs no step: what is done now is not done any more after one of these before it."""
+
+
+def nodes_of(arguments: Arguments) -> set[str]:
+    """The nodes a step is about; empty: all of them."""
+    return {*_list(arguments.get("nodes") or []), *_list(arguments.get("node") or [])}
+
 
 class Inspector:
     """`cluster` is opened when the first verb needs it; there may be none yet."""
@@ -46,6 +61,7 @@ class Inspector:
             "cluster.start": self._start,
             "cluster.stop": self._stop,
             "cluster.restart": self._restart,
+            "cluster.destroy": self._destroy,
             "cluster.deploy": lambda a: self._dry_run("cluster", "deploy", a),
             "cluster.upgrade": lambda a: self._dry_run("cluster", "upgrade", a),
             "cluster.init": lambda a: self._file("cluster.yaml"),
@@ -107,16 +123,33 @@ class Inspector:
         return _would(f"{', '.join(down)} are started") if down else _done("every agent answers")
 
     def _restart(self, arguments: Arguments) -> Inspection:
-        cluster = self._cluster()
-        names = _list(arguments.get("nodes") or []) or list(cluster.statuses())
-        if age := arguments.get("older_than"):
-            names = running_longer(cluster, names, parse_duration_ms(age), now_ms=self._now_ms())
-        many = f"{', '.join(names)} are restarted one by one"
-        return _would(many) if names else _done(f"none has been running for {age}")
+        names = _list(arguments.get("nodes") or []) or list(self._cluster().statuses())
+        names = self._long_running(names, arguments)
+        if not names:
+            return _done(f"none has been running for {arguments['older_than']}")
+        return _would(f"{', '.join(names)} are restarted one by one")
 
     def _stop(self, arguments: Arguments) -> Inspection:
         running = [n for n, up in self._up(arguments).items() if up]
-        return _would(f"{', '.join(running)} are stopped") if running else _done("no agent answers")
+        if not running:
+            return _done("no agent answers")
+        names = self._long_running(running, arguments)
+        if not names:
+            return _done(f"none has been running for {arguments['older_than']}")
+        return _would(f"{', '.join(names)} are stopped")
+
+    def _long_running(self, names: list[str], arguments: Arguments) -> list[str]:
+        age = arguments.get("older_than")
+        if not age:
+            return names
+        return running_longer(self._cluster(), names, parse_duration_ms(age), now_ms=self._now_ms())
+
+    def _destroy(self, arguments: Arguments) -> Inspection:
+        ran = self._command(["cluster", "destroy", "--dry-run"])
+        if ran.code:
+            return Inspection(UNKNOWN, ran.told.strip())
+        there = [n["node"] for n in ran.document["nodes"] if n["there"]]
+        return _would(f"{', '.join(there)} are deleted") if there else _done("nothing is there")
 
     def _up(self, arguments: Arguments) -> dict[str, bool]:
         named = _list(arguments.get("nodes") or [])

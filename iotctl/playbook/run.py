@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from iotctl.errors import InputProblem, IotctlError
+from iotctl.playbook.inspect import UNDONE_BY, nodes_of
 from iotctl.playbook.model import (
     CHANGED,
     FAILED,
@@ -87,6 +88,9 @@ class Runner:
         self._values = values
         self._command = command
         self._inspect = inspect
+        self._supposed: list[tuple[str, set[str]]] = []
+        """Verbs and nodes of the steps that a check found would change something."""
+
         self._built_in = built_in
         self._journal = journal
         self._by = by
@@ -97,6 +101,7 @@ class Runner:
     def check(self) -> Report:
         """What a run would do now; changes nothing. What depends on an earlier step's change is unknown."""
         results = []
+        self._supposed.clear()
         for i, step in enumerate(self._playbook.file.steps):
             result = self._checked(i, step)
             results.append(result)
@@ -163,8 +168,17 @@ class Runner:
                     self._values.register(step.register, ran.document)
         except IotctlError as error:
             return self._result(i, step, UNKNOWN, message=error.what, next=error.next)
+        if found.state == NO_CHANGE and self._is_undone(step.uses, nodes_of(arguments)):
+            found = Inspection(WOULD_CHANGE, "after what an earlier step does")
+        if found.state == WOULD_CHANGE:
+            self._supposed.append((step.uses, nodes_of(arguments)))
         state = NO_CHANGE if found.state == READS else found.state
         return self._result(i, step, state, message=found.message)
+
+    def _is_undone(self, verb: str, nodes: set[str]) -> bool:
+        """Whether an earlier step of this check would undo what is done now."""
+        undoing = UNDONE_BY.get(verb)
+        return any(v == undoing and (not n or not nodes or n & nodes) for v, n in self._supposed)
 
     def _run_step(self, i: int, step: StepEntry) -> StepResult:
         began = self._clock()

@@ -72,19 +72,12 @@ def _kept(source: ClusterSource, env: Mapping[str, str]) -> Path:
 
 def credentials_dir(cluster: str, env: Mapping[str, str]) -> Path:
     """Where this user keeps what proves who they are to `cluster`."""
-    home = Path(env.get("HOME") or Path.home())
-    return Path(env.get("XDG_DATA_HOME") or home / ".local" / "share") / "iotctl" / cluster
+    return _own(env, "XDG_DATA_HOME", ".local/share") / cluster
 
 
 def cache_dir(env: Mapping[str, str]) -> Path:
     """What can be made again."""
-    home = Path(env.get("HOME") or Path.home())
-    return Path(env.get("XDG_CACHE_HOME") or home / ".cache") / "iotctl"
-
-
-def _spec_of(path: Path) -> Path:
-    """A directory means the spec inside it."""
-    return Path(os.path.join(path, SPEC_NAME)) if path.is_dir() else path
+    return _own(env, "XDG_CACHE_HOME", ".cache")
 
 
 def runs_dir(explicit: str | None, env: Mapping[str, str], cwd: Path) -> Path:
@@ -97,5 +90,14 @@ def runs_dir(explicit: str | None, env: Mapping[str, str], cwd: Path) -> Path:
     except InputProblem:
         place = cwd / SPEC_NAME
     key = hashlib.sha256(str(place.absolute()).encode()).hexdigest()[:12]
+    return _own(env, "XDG_STATE_HOME", ".local/state") / "runs" / key
+
+
+def _own(env: Mapping[str, str], variable: str, default: str) -> Path:
     home = Path(env.get("HOME") or Path.home())
-    return Path(env.get("XDG_STATE_HOME") or home / ".local" / "state") / "iotctl" / "runs" / key
+    return Path(env.get(variable) or home / default) / "iotctl"
+
+
+def _spec_of(path: Path) -> Path:
+    """A directory means the spec inside it."""
+    return Path(os.path.join(path, SPEC_NAME)) if path.is_dir() else path

@@ -161,7 +161,7 @@ class _Reader:
             if name in fields:
                 values[fields[name].name] = self.read(value, fields[name].type, (*path, name))
             else:
-                self.fail(key, f"{_name((*path, name))}: unknown key{_suggest(name, list(fields))}")
+                self.fail(key, f"{_name((*path, name))}: unknown key{suggest(name, list(fields))}")
         for name, spec in fields.items():
             if spec.required and spec.name not in values:
                 if isinstance(node, yaml.MappingNode):
@@ -284,10 +284,6 @@ def raise_problems(problems: list[tuple[str, str]]) -> None:
 
 def suggest(name: str, known: list[str]) -> str:
     """`; did you mean …?` when a known name is near, else the known ones."""
-    return _suggest(name, known)
-
-
-def _suggest(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 

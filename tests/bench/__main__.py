@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from iotctl.output.table import Table
-from tests.bench import commits, ingest, migrate, raw, saturated, startup, under_way
+from tests.bench import commits, ingest, migrate, raw, rolling, saturated, ssh, startup, under_way
 from tests.bench.figures import Report, number
 
 
@@ -21,6 +21,8 @@ def main() -> int:
         "migrate": lambda: migrate.run(quick=options.quick),
         "change": lambda: under_way.run(quick=options.quick),
         "auto": lambda: saturated.run(quick=options.quick),
+        "rolling": lambda: rolling.run(quick=options.quick),
+        "ssh": lambda: ssh.run(quick=options.quick),
         "help": lambda: startup.run(quick=options.quick),
     }
     names = options.names or list(benches)
@@ -42,7 +44,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.bench", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help="commits, ingest, migrate, change, auto, help (all by default)"
+        "names", nargs="*", help="commits, ingest, migrate, change, auto, rolling, ssh, help (all by default)"
     )
     parser.add_argument("--quick", action="store_true", help="short runs, little data: nothing to quote")
     parser.add_argument("--seconds", type=float, default=0.0, help="of the ingest (60; 15 with --quick)")

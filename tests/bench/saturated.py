@@ -20,7 +20,8 @@ from nodeagent.model.errors import NodeAgentError
 from tests.bench.agents import fleet_of
 from tests.bench.figures import Figure, Report, of, percentile
 from tests.bench.migrate import add_request, fill, first_status, start_node
-from tests.bench.under_way import FIELDS, TABLE, TIME_MS, Stream, change, streams_of
+from tests.bench.registers import FIELDS, TABLE, TIME_MS, Stream, streams_of
+from tests.bench.under_way import change
 
 NODES = 5
 STORED_MIB = 200

@@ -3,14 +3,12 @@
 One cluster serves all tests of this file, in their order.
 """
 
-import io
 import json
 import os
 import shutil
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +16,13 @@ import msgspec
 import pytest
 import yaml
 
-from iotctl.cli.main import run
-from iotctl.cli.session import Session
 from iotctl.execute import deploy as deploying
-from iotctl.execute.cluster import cluster_spec
 from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, storage_group_name
 from iotctl.execute.load import Load
 from iotctl.fleet.local import free_ports
-from iotctl.fleet.ssh_config import CONFIG
 from iotctl.fleet.wheelhouse import software
-from iotctl.spec.cluster import load_cluster
 from nodeagent.client import identity
-from nodeagent.client.blocking import BlockingCluster
-from tests.fleet.sshd import Sshd, make_key
+from tests.fleet.plant import Plant, machines
 
 pytestmark = pytest.mark.real
 
@@ -39,106 +31,10 @@ SPARE = "node4"
 """A machine that gets a node later."""
 
 
-@dataclass
-class Plant:
-    """Three machines on loopback addresses, one operator."""
-
-    directory: Path
-    env: dict[str, str]
-    spare: str = ""
-    """The line of the spare machine in cluster.yaml."""
-
-    def iotctl(self, *words: str) -> tuple[int, str, str]:
-        out, err = io.StringIO(), io.StringIO()
-        session = Session(out, err, io.StringIO(), self.env, self.directory)
-        return run(words, session), out.getvalue(), err.getvalue()
-
-    def json(self, *words: str) -> Any:
-        code, out, err = self.iotctl(*words, "-o", "json")
-        assert code == 0, out + err
-        return json.loads(out)
-
-    def home(self, node: str) -> Path:
-        return self.directory / "nodes" / node
-
-    def pid(self, node: str) -> int:
-        """Of its agent; 0 when there is none."""
-        word = f"nodeagent\0run\0{self.home(node)}\0".encode()
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                if path.read_bytes().endswith(word):
-                    return int(path.parent.name)
-            except OSError:
-                continue
-        return 0
-
-    def pids(self) -> dict[str, int]:
-        return {n: self.pid(n) for n in NODES}
-
-    def files(self) -> dict[str, int]:
-        """When what is deployed was last written, in nanoseconds."""
-        names = ("node.yaml", "tls/node.pem", "tls/node.key", "tls/ca.pem", "supervise", "app")
-        return {f"{n}/{f}": (self.home(n) / f).lstat().st_mtime_ns for n in NODES for f in names}
-
-    def connect(self) -> BlockingCluster:
-        identity = Path(self.env["XDG_DATA_HOME"]) / "iotctl" / "plant" / "operator"
-        return BlockingCluster.connect(
-            cluster_spec(load_cluster(self.directory / "cluster.yaml"), identity, {})
-        )
-
-
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
-    directory = tmp_path_factory.mktemp("plant")
-    key = make_key(directory / "id")
-    hosts = [Sshd(directory / n, key, address=f"127.0.0.{i}") for i, n in enumerate((*NODES, SPARE), 1)]
-    ports = free_ports(2 * len(hosts))
-    lines = [
-        "apiVersion: iotctl/v1",
-        "cluster: {name: plant}",
-        "defaults:",
-        f"  install_dir: {directory / 'software'}",
-        "  ssh: {key: id}",
-        "nodes:",
-    ]
-    for i, host in enumerate(hosts):
-        name = (*NODES, SPARE)[i]
-        place = f"port: {ports[2 * i]}, http_port: {ports[2 * i + 1]}, data_dir: {directory / 'nodes' / name}"
-        reach = f"ssh: {{port: {host.port}, user: {host.user}}}"
-        lines.append(f"  - {{name: {name}, host: {host.address}, {place}, {reach}}}")
-    spare = lines.pop()
-    (directory / "cluster.yaml").write_text("\n".join(lines) + "\n")
-    (directory / "ssh_config").write_text("UserKnownHostsFile none\n")
-    env = {
-        **os.environ,
-        CONFIG: str(directory / "ssh_config"),
-        "SSH_AUTH_SOCK": "",
-        "XDG_DATA_HOME": str(directory / "share"),
-        "XDG_CACHE_HOME": str(directory / "cache"),
-    }
-    made = Plant(directory, env, spare)
-    try:
+    with machines(tmp_path_factory.mktemp("plant"), NODES, (SPARE,)) as made:
         yield made
-    finally:
-        for node in (*NODES, SPARE):
-            for word in ("supervisor", "agent"):
-                _kill(made, node, word)
-        for host in hosts:
-            host.stop()
-
-
-def _kill(plant: Plant, node: str, word: str) -> None:
-    """Whatever a failed test left behind."""
-    try:
-        pid = (
-            int((plant.home(node) / "supervisor.pid").read_text())
-            if word == "supervisor"
-            else plant.pid(node)
-        )
-        if pid:
-            os.kill(pid, signal.SIGKILL)
-    except (OSError, ValueError):
-        pass
 
 
 def test_a_dry_run_shows_everything_and_makes_nothing(plant: Plant) -> None:
@@ -251,7 +147,7 @@ def test_a_node_is_deployed_added_removed_and_its_agent_ended(plant: Plant) -> N
     path, others = plant.directory / "cluster.yaml", plant.pids()
     text = path.read_text()
     for time_number in (1, 2):
-        path.write_text(text + plant.spare + "\n")
+        path.write_text(text + plant.lines[SPARE] + "\n")
         assert plant.iotctl("cluster", "trust", "--yes")[0] == 0
         done = plant.json("cluster", "add-node", SPARE, "--yes")
         assert done["state"] == "done" and plant.pid(SPARE)
@@ -330,7 +226,7 @@ def test_a_machine_of_another_cluster_is_left_alone(plant: Plant) -> None:
 
 
 def test_without_the_authority_nothing_is_deployed(plant: Plant) -> None:
-    elsewhere = Plant(plant.directory, {**plant.env, "XDG_DATA_HOME": str(plant.directory / "nobody")})
+    elsewhere = Plant(plant.directory, NODES, {**plant.env, "XDG_DATA_HOME": str(plant.directory / "nobody")})
     code, _, err = elsewhere.iotctl("cluster", "deploy", "--yes")
     assert code == 5 and "authority" in err and not (plant.directory / "nobody").exists()
 
@@ -354,7 +250,7 @@ def test_who_deploys_from_a_copy_of_the_authority_gets_a_certificate_too(plant: 
     share = plant.directory / "second"
     kept = share / "iotctl" / "plant" / "authority"
     shutil.copytree(plant.directory / "share" / "iotctl" / "plant" / "authority", kept)
-    second = Plant(plant.directory, {**plant.env, "XDG_DATA_HOME": str(share), "USER": "bob smith"})
+    second = Plant(plant.directory, NODES, {**plant.env, "XDG_DATA_HOME": str(share), "USER": "bob smith"})
     assert second.json("cluster", "deploy")["changed"] == 0
     assert second.json("cluster", "status")["healthy"] and (kept.parent / "operator" / "node.pem").is_file()
 
@@ -363,6 +259,27 @@ def test_the_whole_cluster_stops(plant: Plant) -> None:
     assert plant.json("cluster", "stop", "--yes")["nodes"] == list(NODES)
     assert set(plant.pids().values()) == {0}
     assert not list(plant.directory.glob("nodes/*/supervisor.pid"))
+
+
+def test_destroy_deletes_what_is_ours_and_asks_for_the_name(plant: Plant) -> None:
+    plant.json("cluster", "start", "node1")
+    own = plant.home("node3") / "notes.txt"
+    own.write_text("mine")
+    for words in ((), ("--confirm", "other")):
+        code, _, err = plant.iotctl("cluster", "destroy", *words)
+        assert code == 5 and "plant" in err and plant.pid("node1")
+    doomed = plant.json("cluster", "destroy", "--dry-run")["nodes"]
+    assert [(d["node"], d["there"], d["running"]) for d in doomed] == [
+        ("node1", True, True),
+        ("node2", True, False),
+        ("node3", True, False),
+    ]
+    done = plant.json("cluster", "destroy", "--confirm", "plant")
+    assert done["destroyed"] == list(NODES) and done["left"] == {"node3": "notes.txt"}
+    assert set(plant.pids().values()) == {0} and own.read_text() == "mine"
+    assert [p.name for p in (plant.directory / "nodes").iterdir()].count("node1") == 0
+    assert plant.json("cluster", "destroy")["destroyed"] == []
+    assert (plant.directory / "cluster.yaml").is_file()
 
 
 def _meta(plant: Plant) -> Any:

@@ -3,6 +3,9 @@
 import ast
 import getpass
 import io
+import os
+import shutil
+import subprocess
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +16,9 @@ import pytest
 import nodeagent
 from iotctl.errors import RefusedProblem, Unreachable
 from iotctl.execute.machines import look
-from iotctl.fleet.deployment import Found, Wanted, changes, machines, make_dirs, put_aside
+from iotctl.fleet.deployment import Found, Wanted, changes, link, machines, make_dirs, prune, put_aside
 from iotctl.fleet.host import Ran, ThisHost
-from iotctl.fleet.service import SUPERVISED, SYSTEMD, kind_of
+from iotctl.fleet.service import SUPERVISED, SYSTEMD, Service, kind_of
 from iotctl.fleet.upload import File
 from iotctl.fleet.wheelhouse import NEEDS, Platform, _canonical, _wheel, software
 from iotctl.spec.cluster import load_cluster
@@ -103,7 +106,7 @@ def test_what_may_not_be_read_is_not_taken_for_nothing(tmp_path: Path) -> None:
 
     class Closed(ThisHost):
         def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 1.0) -> Ran:
-            return Ran(0, b"user=bob\nsudo=yes\nunreadable=/var/lib/nodeagent alice\nend=yes\n", b"")
+            return Ran(0, b"user=bob\nsudo=yes\nunreadable=/var/lib/nodeagent alice\nend=0\n", b"")
 
     with pytest.raises(RefusedProblem, match="belongs to alice, and bob may not read it"):
         look(source, source.file.nodes[0], Closed())
@@ -192,3 +195,43 @@ def test_a_machine_with_an_older_libc_gets_wheels_for_it() -> None:
     tags = Platform("3.11", "x86_64", "2.28").tags
     assert tags[0] == "manylinux_2_28_x86_64" and "manylinux2014_x86_64" in tags
     assert not [t for t in tags if "2_29" in t]
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_an_agent_that_has_just_begun_is_not_ended_by_the_news(tmp_path: Path, listens: bool) -> None:
+    """SIGHUP ends a process that does not catch it; one that ends meanwhile reads the news at its start."""
+    told = tmp_path / "told"
+    late = f"trap 'touch {told}; exit' HUP; while :; do sleep 0.05; done" if listens else "exit"
+    words = ["sh", "-c", f"sleep 0.5; {late}", "nodeagent", "run", str(tmp_path)]
+    agent = subprocess.Popen(words)
+    try:
+        service = Service(ThisHost(), SUPERVISED, "node1", "", str(tmp_path), False)
+        assert service.reload() is listens
+        assert agent.wait(10) == 0 and told.exists() is listens
+    finally:
+        agent.kill()
+    assert service.reload() is False
+
+
+def test_versions_that_nobody_runs_go_but_the_last(tmp_path: Path) -> None:
+    """Not those of a node that is down or of another cluster, nor what still runs, nor what nobody told."""
+    base, host = tmp_path / "soft", ThisHost()
+    for age, version in enumerate(("current", "last", "linked", "running", "untold", "old", "older")):
+        (base / version / "bin").mkdir(parents=True)
+        (base / version / ".complete").touch()
+        os.utime(base / version / ".complete", (1e9 - age, 1e9 - age))
+    for node, versions in (("a", ("older", "old", "running", "last", "current")), ("down", ("linked",))):
+        (tmp_path / node).mkdir()
+        for version in versions:
+            link(host, str(tmp_path / node), str(base / version))
+    sleep = base / "running" / "bin" / "sleep"
+    shutil.copy(shutil.which("sleep") or "", sleep)
+    process = subprocess.Popen([sleep, "60"])
+    try:
+        assert prune(host, str(base), "current") == ["old", "older"]
+        assert prune(host, str(base), "current") == []
+    finally:
+        process.kill()
+        process.wait()
+    assert {p.name for p in base.iterdir()} - {".lock"} == {"current", "last", "linked", "running", "untold"}
+    assert prune(host, str(base), "current") == ["running"]

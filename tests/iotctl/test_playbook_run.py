@@ -141,6 +141,16 @@ def test_a_check_changes_nothing_and_says_what_it_cannot_know(tmp_path: Path) ->
     assert not plant.effects and not (tmp_path / "j").exists()
 
 
+def test_a_check_counts_with_what_earlier_steps_undo(tmp_path: Path) -> None:
+    """Nothing is drained now, and nothing will be after the last step: both of them change something."""
+    text = TEXT.replace("    when: ${added.changed}\n", "")
+    report = runner(tmp_path, Plant(), FileJournal(tmp_path / "j"), text).check()
+    assert states(report) == ["would_change"] * 3
+    other = text.replace("undrain\n    with: {node: node1}", "undrain\n    with: {node: node2}")
+    report = runner(tmp_path, Plant(), FileJournal(tmp_path / "j"), other).check()
+    assert states(report) == ["would_change", "would_change", "no_change"]
+
+
 def test_after_a_failure_the_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     plant = Plant(fails="add-node")
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()

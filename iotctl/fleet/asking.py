@@ -1,0 +1,69 @@
+"""Several questions to a machine in one trip: shell scripts that say `key=value`."""
+
+import shlex
+import time
+
+import msgspec
+
+from iotctl.errors import Unreachable
+from iotctl.fleet.host import Host
+
+SAY = 'say() { printf \'%s=%s\\n\' "$1" "$2"; }\n'
+"""Defined in every script."""
+
+
+class Question(msgspec.Struct, frozen=True):
+    """`script` for a POSIX shell, which finds `words` in `$@`; it must read nothing from its input."""
+
+    script: str
+    words: tuple[str, ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What one script said, and our clock in seconds when it was asked and when it had answered."""
+
+    said: dict[str, list[str]]
+    asked_s: float
+    heard_s: float
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.said
+
+    def one(self, key: str) -> str:
+        """The first value; "" without any."""
+        return self.said.get(key, [""])[0]
+
+    def every(self, key: str) -> tuple[str, ...]:
+        return tuple(self.said.get(key, ()))
+
+    def number(self, key: str) -> int:
+        text = self.one(key)
+        return int(text) if text.isdigit() else 0
+
+
+def ask(host: Host, *questions: Question) -> list[Answer]:
+    """Raises `Unreachable`: the connection was lost, or what answers is no POSIX shell."""
+    script = SAY + "".join(
+        f"(\nset -- {shlex.join(q.words)}\n{q.script}\n) </dev/null\nsay end {number}\n"
+        for number, q in enumerate(questions)
+    )
+    asked = time.time()
+    ran = host.run(["sh", "-s"], stdin=script.encode())
+    heard = time.time()
+    answers: list[Answer] = []
+    said: dict[str, list[str]] = {}
+    for line in ran.out.decode(errors="replace").splitlines():
+        key, _, value = line.partition("=")
+        if (key, value) == ("end", str(len(answers))):
+            answers.append(Answer(said, asked, heard))
+            said = {}
+        else:
+            said.setdefault(key, []).append(value)
+    if len(answers) < len(questions):
+        raise Unreachable(
+            f"{host.name}: cannot be examined",
+            why=ran.err.decode(errors="replace").strip() or f"sh ended with {ran.code}",
+            next="the login shell must run `sh`, and print nothing by itself",
+            where=host.name,
+        )
+    return answers
