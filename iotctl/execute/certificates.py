@@ -100,6 +100,8 @@ def renew(
         found = looked[node.name]
         files = credentials.node_files(node, found, authority, now_ms, within_ms=within_ms)
         if not files:
+            if found.running:  # an earlier run may have ended before it told the agent
+                service(source, node, host, found).reload()
             return _row(node.name, found.text(CERT), authority.cert, now_ms)
         home = source.data_dir_of(node)
         put(host, home, files)

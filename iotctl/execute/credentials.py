@@ -12,7 +12,7 @@ from iotctl.errors import RefusedProblem
 from iotctl.fleet.deployment import CA, CERT, KEY, Found
 from iotctl.fleet.upload import File
 from iotctl.spec.cluster import ClusterSource, NodeEntry
-from iotctl.spec.find import authority_dir, find_identity, operator_dir
+from iotctl.spec.find import authority_dir, operator_dir
 from nodeagent.client import identity
 from nodeagent.client.identity import KeyPair
 from nodeagent.model.errors import InvalidName, NodeAgentError
@@ -54,7 +54,8 @@ def make_operator(source: ClusterSource, env: Mapping[str, str], authority: KeyP
 
 def ensure_operator(source: ClusterSource, env: Mapping[str, str], authority: KeyPair) -> None:
     """A certificate for who deploys from a copy of the authority and has none of the own."""
-    if find_identity(None, env, source, source.directory) is None and not env.get("IOTCTL_CERT"):
+    told = source.file.identity or env.get("IOTCTL_IDENTITY") or env.get("IOTCTL_CERT")
+    if not told and not operator_dir(source, env).is_dir():
         make_operator(source, env, authority)
 
 

@@ -13,7 +13,7 @@ from iotctl.spec.cluster import ClusterSource, NodeEntry
 
 
 class Doomed(msgspec.Struct, frozen=True):
-    """`there`: the machine holds this node. `error`: why nobody knows; "" else."""
+    """`there`: the machine holds this node, or a part of it. `error`: why nobody knows; "" else."""
 
     node: str
     host: str
@@ -49,9 +49,8 @@ def _doomed(source: ClusterSource, node: NodeEntry, found: Found | Unreachable) 
     home = source.data_dir_of(node)
     if isinstance(found, Unreachable):
         return Doomed(node.name, node.host, home, there=False, running=False, error=found.what)
-    return Doomed(
-        node.name, node.host, home, there=CONFIG in found.files, running=bool(found.running), error=""
-    )
+    there = bool(found.files or found.key or found.app or found.running or found.kept)
+    return Doomed(node.name, node.host, home, there=there, running=bool(found.running), error="")
 
 
 def destroy(source: ClusterSource, machines: Machines, doomed: Sequence[Doomed]) -> Destroyed:
@@ -70,7 +69,7 @@ def destroy(source: ClusterSource, machines: Machines, doomed: Sequence[Doomed])
             service(source, node, host, found).remove()
 
     def delete(node: NodeEntry, host: Host) -> str:
-        return clear(host, source.data_dir_of(node))
+        return clear(host, source.data_dir_of(node), source.name)
 
     ended = machines.each(nodes, end)
     errors += [a.what for a in ended.values() if isinstance(a, Unreachable)]

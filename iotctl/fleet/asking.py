@@ -13,7 +13,8 @@ SAY = 'say() { printf \'%s=%s\\n\' "$1" "$2"; }\n'
 
 
 class Question(msgspec.Struct, frozen=True):
-    """`script` for a POSIX shell, which finds `words` in `$@`; it must read nothing from its input."""
+    """`script` for a POSIX shell, which finds `words` in `$@`. One that ends before its last line has not
+    answered: half of what a machine holds must not be taken for all of it."""
 
     script: str
     words: tuple[str, ...]
@@ -42,9 +43,9 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def ask(host: Host, *questions: Question) -> list[Answer]:
-    """Raises `Unreachable`: the connection was lost, or what answers is no POSIX shell."""
+    """Raises `Unreachable`: the connection was lost, a script ended early, or no POSIX shell answers."""
     script = SAY + "".join(
-        f"(\nset -- {shlex.join(q.words)}\n{q.script}\n) </dev/null\nsay end {number}\n"
+        f"(\nset -- {shlex.join(q.words)}\n{q.script}\nsay end {number}\n) </dev/null\n"
         for number, q in enumerate(questions)
     )
     asked = time.time()

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 import msgspec
+import yaml
 
 from iotctl.errors import Unreachable
 from iotctl.fleet.asking import Answer, Question
@@ -56,6 +57,9 @@ for file in "$@"; do
 done
 [ ! -f "$unit" ] || say unit "$(base64 -w 0 <"$unit")"
 [ ! -s "$home/tls/node.key" ] || say key yes
+for kept in "$home/removing" "$home"/removed-*; do
+    [ ! -d "$kept" ] || say kept "$kept"
+done
 [ ! -d /run/systemd/system ] || say systemd yes
 [ -z "$(supervisor)" ] || say supervised yes
 pid=$(agent)
@@ -106,18 +110,23 @@ if [ ! -e "$version/.complete" ]; then
     sync -f "$version" 2>/dev/null || sync
     touch "$version/.complete"
 fi
+mkdir -p "$version/.nodes"
 rm -rf "wheels-$version"
 """
 
 LINK = r"""
 set -eu
 home=$1 target=$2
+exec 9>"$(dirname "$target")/.lock"
+flock 9
+[ -e "$target/.complete" ] || { echo "$target is not installed any more" >&2; exit 1; }
 mkdir -p "$target/.nodes"
 echo "$home" >"$target/.nodes/$(printf %s "$home" | sha256sum | cut -c 1-16)"
+touch "$target/.nodes"
 ln -sfn "$target" "$home/app.new"
 mv -T "$home/app.new" "$home/app"
 """
-"""A version knows the directories that were linked to it, whatever cluster they are of."""
+"""A version knows the directories that were linked to it, whatever cluster they are of, and when last."""
 
 PRUNE = r"""
 set -eu
@@ -125,26 +134,28 @@ base=$1 current=$2 last=
 cd "$base"
 exec 9>.lock
 flock 9
-for mark in $(ls -t -- */.complete); do
-    version=${mark%/.complete}
-    if [ "$version" = "$current" ] || [ ! -d "$version/.nodes" ]; then continue; fi
-    for file in "$version"/.nodes/*; do
+here=$(pwd -P)
+for mark in $(ls -dt -- */.nodes); do
+    version=${mark%/.nodes}
+    if [ "$version" = "$current" ] || [ ! -e "$version/.complete" ]; then continue; fi
+    for file in "$mark"/*; do
+        [ -e "$file" ] || continue
         home=$(cat "$file")
-        if [ "$(readlink "$home/app")" = "$base/$version" ]; then continue 2; fi
+        # Gone for good, or on a disk that is not mounted, or somebody else's: only who can look knows.
+        if [ ! -x "$home" ] || [ "$home/app" -ef "$version" ]; then continue 2; fi
     done
     for process in /proc/[0-9]*; do
         words=
         { IFS= read -r words <"$process/cmdline"; } 2>/dev/null || true
-        case $words in "$base/$version/"*) continue 2 ;; esac
+        case $words in "$base/$version/"* | "$here/$version/"*) continue 2 ;; esac
     done
     if [ -z "$last" ]; then last=$version; continue; fi
-    rm -f "$mark"
+    rm -f "$version/.complete"
     rm -rf "$version"
     echo "$version"
 done
 """
-"""The newest of those that nobody runs stays: it is the way back."""
-
+"""Of those that nobody runs the one that was linked last stays: it is the way back."""
 
 ASIDE = r"""
 set -eu
@@ -165,10 +176,19 @@ echo "aside=$home/removed-$n"
 
 CLEAR = r"""
 set -eu
-home=$1
+home=$1 ours=$2
 [ -d "$home" ] || exit 0
 cd "$home"
-rm -rf data log removed-* removing .incoming.* LOCK agent.* supervise supervisor.* app node.id tls
+for kept in removing removed-*; do
+    if grep -qFx -- "$ours" "$kept/node.yaml" 2>/dev/null; then rm -rf "$kept"; fi
+done
+for place in data log; do
+    # It may be a link to another disk, or be one.
+    [ ! -d "$place" ] || find -H "$place" -mindepth 1 -delete
+done
+rm -rf data log 2>/dev/null || true
+if [ -L app ]; then rm -f "$(readlink app)/.nodes/$(printf %s "$home" | sha256sum | cut -c 1-16)"; fi
+rm -rf .incoming.* LOCK agent.* supervise supervisor.* app app.new node.id tls
 rm -f node.yaml
 cd /
 rmdir "$home" 2>/dev/null || [ -z "$(ls -A "$home")" ] || echo "left=$(ls -A "$home" | tr '\n' ' ')"
@@ -181,7 +201,8 @@ class Found(msgspec.Struct, frozen=True):
 
     `user`: who we are there; `sudo`: without a password. `files`: content by name. `ready`, `makeable`:
     directories that can be written, or made without root. `running`: the first word of the agent's command
-    line, "" when it is down. `supervised`: our supervisor runs. `unreadable`: path and owner of what is there
+    line, "" when it is down. `supervised`: our supervisor runs. `kept`: files of nodes that have left.
+    `unreadable`: path and owner of what is there
     and may not be read, so that the rest says nothing about this node.
     """
 
@@ -199,6 +220,7 @@ class Found(msgspec.Struct, frozen=True):
     makeable: tuple[str, ...]
     supervised: bool
     unreadable: tuple[str, ...]
+    kept: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -274,6 +296,7 @@ def found_in(answer: Answer) -> Found:
         makeable=answer.every("makeable"),
         supervised="supervised" in answer,
         unreadable=answer.every("unreadable"),
+        kept=answer.every("kept"),
     )
 
 
@@ -354,15 +377,20 @@ def put_aside(host: Host, home: str) -> str:
     return ran.out.decode(errors="replace").partition("aside=")[2].strip()
 
 
-def clear(host: Host, home: str) -> str:
-    """Delete a node, its data first; what else lies in its directory stays, and is told.
+def clear(host: Host, home: str, cluster: str) -> str:
+    """Delete a node of `cluster` and what nodes of it left there; what else lies there stays, and is told.
 
     Raises:
         Unreachable: the machine could not do it.
     """
     what = "its files could not be deleted"
-    ran = _run(host, ["sh", "-c", CLEAR, "clear", home], what, timeout_s=CLEAR_TIMEOUT_S)
+    ran = _run(host, ["sh", "-c", CLEAR, "clear", home, _name_line(cluster)], what, timeout_s=CLEAR_TIMEOUT_S)
     return ran.out.decode(errors="replace").partition("left=")[2].strip()
+
+
+def _name_line(cluster: str) -> str:
+    """As every node.yaml has it in its section `cluster`."""
+    return "  " + yaml.safe_dump({"name": cluster}).strip()
 
 
 def link(host: Host, home: str, app: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from iotctl.errors import Unreachable
+from iotctl.errors import Unreachable, UsageProblem
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.operations import open_operations
 from iotctl.execute.rolling import running_longer
@@ -21,12 +21,14 @@ from nodeagent.model.requests import MetaView, NodeStatus
 Arguments = dict[str, Any]
 
 UNDONE_BY = {
-    "cluster.start": "cluster.stop",
-    "cluster.stop": "cluster.start",
-    "cluster.drain": "cluster.undrain",
-    "cluster.undrain": "cluster.drain",
-    "cluster.add-node": "cluster.remove-node",
-    "cluster.remove-node": "cluster.add-node",
+    "cluster.start": {"cluster.stop"},
+    "cluster.deploy": {"cluster.stop", "cluster.destroy"},
+    "cluster.upgrade": {"cluster.stop"},
+    "cluster.stop": {"cluster.start", "cluster.deploy"},
+    "cluster.drain": {"cluster.undrain"},
+    "cluster.undrain": {"cluster.drain"},
+    "cluster.add-node": {"cluster.remove-node"},
+    "cluster.remove-node": {"cluster.add-node"},
 }
 """A check runs no step: what is done now is not done any more after one of these before it."""
 
@@ -154,6 +156,9 @@ class Inspector:
     def _up(self, arguments: Arguments) -> dict[str, bool]:
         named = _list(arguments.get("nodes") or [])
         statuses = self._cluster().statuses()
+        unknown = [n for n in named if n not in statuses]
+        if unknown:
+            raise UsageProblem(f"{', '.join(unknown)}: no such node", next="iotctl cluster nodes")
         return {n: isinstance(s, NodeStatus) for n, s in statuses.items() if not named or n in named}
 
     def _dry_run(self, group: str, name: str, arguments: Arguments) -> Inspection:

@@ -169,7 +169,9 @@ class Runner:
         except IotctlError as error:
             return self._result(i, step, UNKNOWN, message=error.what, next=error.next)
         if found.state == NO_CHANGE and self._is_undone(step.uses, nodes_of(arguments)):
-            found = Inspection(WOULD_CHANGE, "after what an earlier step does")
+            # How long an agent will have been running then, nobody knows.
+            state = UNKNOWN if arguments.get("older_than") else WOULD_CHANGE
+            found = Inspection(state, "after what an earlier step does")
         if found.state == WOULD_CHANGE:
             self._supposed.append((step.uses, nodes_of(arguments)))
         state = NO_CHANGE if found.state == READS else found.state
@@ -177,8 +179,8 @@ class Runner:
 
     def _is_undone(self, verb: str, nodes: set[str]) -> bool:
         """Whether an earlier step of this check would undo what is done now."""
-        undoing = UNDONE_BY.get(verb)
-        return any(v == undoing and (not n or not nodes or n & nodes) for v, n in self._supposed)
+        undoing = UNDONE_BY.get(verb, ())
+        return any(v in undoing and (not n or not nodes or n & nodes) for v, n in self._supposed)
 
     def _run_step(self, i: int, step: StepEntry) -> StepResult:
         began = self._clock()
@@ -300,12 +302,24 @@ class Runner:
     # --- the journal -----------------------------------------------------------------------------
 
     def _done(self) -> dict[str, Entry]:
-        """Outcomes that stand; what was only read is read again."""
+        """Outcomes that stand.
+
+        What was only read is read again, except by a step that let a later one begin and told it nothing: a
+        cluster that was healthy before a node was stopped is not while it is down.
+        """
         uses = dict(zip(self._playbook.ids, self._playbook.file.steps, strict=True))
+        begun = self._begun()
+        passed = max((i for i, own in enumerate(self._playbook.ids) if own in begun), default=0)
+
+        def stands(own: str, step: StepEntry) -> bool:
+            if not self._verbs[step.uses].reads:
+                return True
+            return not step.register and self._playbook.ids.index(own) < passed
+
         return {
             e.step: e
             for e in self._journal.entries()
-            if e.event == "outcome" and e.step in uses and not self._verbs[uses[e.step].uses].reads
+            if e.event == "outcome" and e.step in uses and stands(e.step, uses[e.step])
         }
 
     def _begun(self) -> set[str]:

@@ -42,13 +42,13 @@ def find_identity(
     """The directory with the operator's certificate; None when there is none.
 
     What is said beats the environment, and that the file: a CI's own secret (PEM text in IOTCTL_CERT) is used
-    whatever `identity` the file names.
+    whatever `identity` the file names. A local fleet has its own.
     """
     if explicit:
         return cwd / explicit
     if named := env.get("IOTCTL_IDENTITY"):
         return cwd / named
-    if any(env.get(f"IOTCTL_{part}") for part in ("CERT", "KEY", "CA")):
+    if any(env.get(f"IOTCTL_{part}") for part in ("CERT", "KEY", "CA")) and not source.is_local:
         return None
     if source.file.identity:
         return source.directory / source.file.identity

@@ -11,6 +11,9 @@ from iotctl.output.table import Table
 from tests.bench import commits, ingest, migrate, raw, rolling, saturated, ssh, startup, under_way
 from tests.bench.figures import Report, number
 
+OVER_SSH = ("rolling", "ssh")
+"""Only by name: they need an OpenSSH server, and `ssh` fetches what it is compared with."""
+
 
 def main() -> int:
     """Exit 1 when a figure misses its floor."""
@@ -25,7 +28,7 @@ def main() -> int:
         "ssh": lambda: ssh.run(quick=options.quick),
         "help": lambda: startup.run(quick=options.quick),
     }
-    names = options.names or list(benches)
+    names = options.names or [n for n in benches if n not in OVER_SSH]
     unknown = sorted(set(names) - set(benches))
     if unknown:
         print(f"no bench {', '.join(unknown)}; there are: {', '.join(benches)}", file=sys.stderr)
@@ -33,8 +36,8 @@ def main() -> int:
     reports = [_shown(raw.measure())]
     for name in names:
         reports.append(_shown(benches[name]()))
-    if options.out:
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(reports)) + b"\n")
+        if options.out:
+            options.out.write_bytes(msgspec.json.format(msgspec.json.encode(reports)) + b"\n")
     missed = [f.name for r in reports for f in r.figures if f.verdict in ("BELOW", "ABOVE")]
     if missed:
         print(f"not reached: {'; '.join(missed)}", file=sys.stderr)
@@ -44,7 +47,9 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.bench", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", help="commits, ingest, migrate, change, auto, rolling, ssh, help (all by default)"
+        "names",
+        nargs="*",
+        help=f"commits, ingest, migrate, change, auto, help (all by default), {', '.join(OVER_SSH)}",
     )
     parser.add_argument("--quick", action="store_true", help="short runs, little data: nothing to quote")
     parser.add_argument("--seconds", type=float, default=0.0, help="of the ingest (60; 15 with --quick)")

@@ -1,5 +1,6 @@
 """What writers notice when five nodes over SSH are restarted, then upgraded, one after the other."""
 
+import http.client
 import tempfile
 import threading
 import time
@@ -25,7 +26,7 @@ LOOK_S = 0.05
 
 
 class Watch(threading.Thread):
-    """How many agents were down at the same time, at most."""
+    """How many agents did not serve at the same time, at most: from their end until they are ready."""
 
     def __init__(self, plant: Plant) -> None:
         super().__init__(daemon=True)
@@ -34,12 +35,24 @@ class Watch(threading.Thread):
         self.down = 0
 
     def run(self) -> None:
-        pids = self._plant.pids()
+        serving = self._plant.pids()
         while not self._ended.wait(LOOK_S):
-            for node, pid in pids.items():
+            for node, pid in serving.items():
                 if not pid or not Path(f"/proc/{pid}").is_dir():
-                    pids[node] = self._plant.pid(node)
-            self.down = max(self.down, sum(not p for p in pids.values()))
+                    serving[node] = self._plant.pid(node) if self._is_ready(node) else 0
+            self.down = max(self.down, sum(not p for p in serving.values()))
+
+    def _is_ready(self, node: str) -> bool:
+        """It serves its groups, as a load balancer would ask."""
+        host, port = self._plant.http[node]
+        asked = http.client.HTTPConnection(host, port, timeout=1.0)
+        try:
+            asked.request("GET", "/ready")
+            return asked.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            asked.close()
 
     def end(self) -> int:
         self._ended.set()

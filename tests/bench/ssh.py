@@ -28,6 +28,8 @@ from tests.fleet.plant import Plant, machines
 HOSTS = 10
 NOOP_CEILING_S, EXEC_CEILING_MS = 2.0, 5.0
 ANSIBLE_FLOOR, PYINFRA_FLOOR = 10.0, 2.0
+ANSIBLE_SSH = "-F none -o UserKnownHostsFile=/dev/null -o ControlMaster=auto -o ControlPersist=60s"
+OTHERS = ("ansible-core==2.19.14", "pyinfra==3.10.0")
 FILES = ("node.yaml", "tls/ca.pem", "tls/node.pem", "supervise")
 
 PLAYBOOK = """\
@@ -131,12 +133,12 @@ def _others(plant: Plant, directory: Path, rounds: int) -> list[tuple[str, float
     """(name, floor, seconds of each run)"""
     venv = directory / "others"
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-    subprocess.run([venv / "bin/pip", "install", "--quiet", "ansible-core", "pyinfra"], check=True)
-    env = {**os.environ, "HOME": str(directory), "PATH": f"{venv / 'bin'}:{os.environ['PATH']}"}
+    subprocess.run([venv / "bin/pip", "install", "--quiet", *OTHERS], check=True)
+    path = f"{venv / 'bin'}:{os.environ['PATH']}"
+    env = {**os.environ, "HOME": str(directory), "PATH": path, "SSH_AUTH_SOCK": ""}
     found = []
-    for name, floor, prepare in (
-        ("ansible-core", ANSIBLE_FLOOR, _ansible),
-        ("pyinfra", PYINFRA_FLOOR, _pyinfra),
+    for name, floor, prepare in zip(
+        OTHERS, (ANSIBLE_FLOOR, PYINFRA_FLOOR), (_ansible, _pyinfra), strict=True
     ):
         words, more = prepare(plant, directory)
         once = partial(_call, words, directory, env | more)
@@ -171,6 +173,7 @@ def _ansible(plant: Plant, directory: Path) -> tuple[list[str], dict[str, str]]:
     (directory / "control").mkdir()
     env = {
         "ANSIBLE_HOST_KEY_CHECKING": "false",
+        "ANSIBLE_SSH_ARGS": ANSIBLE_SSH,
         "ANSIBLE_PIPELINING": "true",
         "ANSIBLE_FORKS": str(HOSTS),
         "ANSIBLE_SSH_CONTROL_PATH_DIR": str(directory / "control"),

@@ -109,7 +109,9 @@ def test_the_workflow_for_ci_verifies_the_cluster(place: Place) -> None:
     fleet, checkout = LocalFleet(place.directory / "fleet"), place.directory / "checkout"
     checkout.mkdir()
     shutil.copytree(PLAYBOOKS, checkout / "playbooks")
-    shutil.copy(fleet.spec_path, checkout)
+    spec = fleet.spec_path.read_text()
+    assert "transport: local" in spec and "identity: operator" in spec
+    (checkout / "cluster.yaml").write_text(spec.replace("transport: local", "transport: ssh"))
     operator = operator_dir(fleet.source(), {})
     pem = {"CA": "ca.pem", "CERT": "node.pem", "KEY": "node.key"}
     assert set(job["env"]) == {f"IOTCTL_{name}" for name in pem}

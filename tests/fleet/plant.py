@@ -32,6 +32,8 @@ class Plant:
     """The line of each machine in cluster.yaml, the spare ones' too."""
 
     hosts: dict[str, Sshd] = field(default_factory=dict)
+    http: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """Where each agent answers /ready."""
 
     def iotctl(self, *words: str) -> tuple[int, str, str]:
         out, err = io.StringIO(), io.StringIO()
@@ -93,9 +95,10 @@ def machines(
         for i, name in enumerate(names, 1)
     }
     ports = free_ports(2 * len(names))
-    lines = {}
+    lines, http = {}, {}
     for i, (name, host) in enumerate(hosts.items()):
         place = f"port: {ports[2 * i]}, http_port: {ports[2 * i + 1]}, data_dir: {directory / 'nodes' / name}"
+        http[name] = (host.address, ports[2 * i + 1])
         reach = f"ssh: {{port: {host.port}, user: {host.user}}}"
         lines[name] = f"  - {{name: {name}, host: {host.address}, {place}, {reach}}}"
     text = [
@@ -116,7 +119,7 @@ def machines(
         "XDG_DATA_HOME": str(directory / "share"),
         "XDG_CACHE_HOME": str(directory / "cache"),
     }
-    made = Plant(directory, nodes, env, lines, hosts)
+    made = Plant(directory, nodes, env, lines, hosts, http)
     try:
         yield made
     finally:

@@ -57,10 +57,14 @@ class Sshd:
             *self.options,
         )
         config.write_text("\n".join(lines) + "\n")
+        self.start()
+
+    def start(self) -> None:
+        """Again, after `stop`, with the same keys on the same port."""
+        assert SSHD
+        words = [SSHD, "-D", "-e", "-f", str(self.directory / "sshd_config")]
         with (self.directory / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [SSHD, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            self._process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         self._wait()
 
     @property

@@ -16,7 +16,7 @@ import pytest
 import nodeagent
 from iotctl.errors import RefusedProblem, Unreachable
 from iotctl.execute.machines import look
-from iotctl.fleet.deployment import Found, Wanted, changes, link, machines, make_dirs, prune, put_aside
+from iotctl.fleet.deployment import Found, Wanted, changes, clear, link, machines, make_dirs, prune, put_aside
 from iotctl.fleet.host import Ran, ThisHost
 from iotctl.fleet.service import SUPERVISED, SYSTEMD, Service, kind_of
 from iotctl.fleet.upload import File
@@ -213,25 +213,81 @@ def test_an_agent_that_has_just_begun_is_not_ended_by_the_news(tmp_path: Path, l
     assert service.reload() is False
 
 
-def test_versions_that_nobody_runs_go_but_the_last(tmp_path: Path) -> None:
-    """Not those of a node that is down or of another cluster, nor what still runs, nor what nobody told."""
-    base, host = tmp_path / "soft", ThisHost()
-    for age, version in enumerate(("current", "last", "linked", "running", "untold", "old", "older")):
-        (base / version / "bin").mkdir(parents=True)
-        (base / version / ".complete").touch()
-        os.utime(base / version / ".complete", (1e9 - age, 1e9 - age))
-    for node, versions in (("a", ("older", "old", "running", "last", "current")), ("down", ("linked",))):
-        (tmp_path / node).mkdir()
-        for version in versions:
-            link(host, str(tmp_path / node), str(base / version))
-    sleep = base / "running" / "bin" / "sleep"
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A directory for software, that has another name too."""
+    (tmp_path / "soft").mkdir()
+    (tmp_path / "alias").symlink_to("soft")
+    return tmp_path / "soft"
+
+
+def installed(place: Path) -> Path:
+    (place / "bin").mkdir(parents=True)
+    (place / ".nodes").mkdir()
+    (place / ".complete").touch()
+    return place
+
+
+def linked(home: Path, *places: Path) -> None:
+    home.mkdir(exist_ok=True)
+    for place in places:
+        link(ThisHost(), str(home), str(place))
+
+
+def test_versions_that_nobody_runs_go_but_the_one_before(base: Path, tmp_path: Path) -> None:
+    """In the order in which they were linked, not installed: that one is the way back from a bad one."""
+    good, bad, unused, now = (installed(base / v) for v in ("good", "bad", "unused", "now"))
+    installed(base / "broken")
+    (base / "broken" / ".complete").unlink()  # being installed
+    (base / "notes").mkdir()
+    linked(tmp_path / "a", good, bad, good, now)
+    os.utime(unused / ".nodes", (1, 1))
+    assert prune(ThisHost(), str(base), "now") == ["bad", "unused"]
+    assert prune(ThisHost(), str(base), "now") == []
+    assert {p.name for p in base.iterdir()} - {".lock"} == {"now", "good", "broken", "notes"}
+    with pytest.raises(Unreachable, match="version") as caught:
+        linked(tmp_path / "a", bad)
+    assert "not installed any more" in caught.value.why and (tmp_path / "a" / "app").resolve() == now
+
+
+def test_a_version_that_somebody_may_need_stays(base: Path, tmp_path: Path) -> None:
+    """A node that is down, one that calls the place by another name, a disk that is away, a process."""
+    now, down, named, away, runs, before = (
+        installed(base / v) for v in ("now", "down", "named", "away", "runs", "before")
+    )
+    linked(tmp_path / "down", down)
+    linked(tmp_path / "named", tmp_path / "alias" / "named")
+    linked(tmp_path / "away", away)
+    linked(tmp_path / "a", runs, before, now)
+    (tmp_path / "away").rename(tmp_path / "elsewhere")
+    sleep = tmp_path / "alias" / "runs" / "bin" / "sleep"
     shutil.copy(shutil.which("sleep") or "", sleep)
-    process = subprocess.Popen([sleep, "60"])
+    process = subprocess.Popen([base / "runs" / "bin" / "sleep", "60"])
     try:
-        assert prune(host, str(base), "current") == ["old", "older"]
-        assert prune(host, str(base), "current") == []
+        assert prune(ThisHost(), str(base), "now") == []
+        assert prune(ThisHost(), str(tmp_path / "alias"), "now") == []
     finally:
         process.kill()
         process.wait()
-    assert {p.name for p in base.iterdir()} - {".lock"} == {"current", "last", "linked", "running", "untold"}
-    assert prune(host, str(base), "current") == ["running"]
+    assert prune(ThisHost(), str(base), "now") == ["runs"]
+    assert all(p.is_dir() for p in (down, named, away, before))
+
+
+def test_clear_takes_what_is_ours_and_nothing_of_another_cluster(tmp_path: Path) -> None:
+    """Also from a disk that is linked in; what is left is named, and a repeat finds nothing more."""
+    home, disk, version = tmp_path / "home", tmp_path / "disk", installed(tmp_path / "soft" / "1")
+    home.mkdir()
+    disk.mkdir()
+    linked(home, version)
+    (home / "data").symlink_to(disk)
+    for name in ("node.yaml", "agent.log", "data/a.tsfile", ".incoming.x", "app.new"):
+        (home / name).touch()
+    for number, cluster in ((1, "plant"), (2, "prod")):
+        (home / f"removed-{number}").mkdir()
+        (home / f"removed-{number}" / "node.yaml").write_text(f"cluster:\n  name: {cluster}\n  slots: 9\n")
+    assert clear(ThisHost(), str(home), "plant") == "removed-2"
+    assert [p.name for p in home.iterdir()] == ["removed-2"] and not list(disk.iterdir())
+    assert not list((version / ".nodes").iterdir())
+    shutil.rmtree(home / "removed-2")
+    assert clear(ThisHost(), str(home), "plant") == "" and not home.exists()
+    assert clear(ThisHost(), str(home), "plant") == ""

@@ -12,7 +12,7 @@ import pytest
 from iotctl.cli.catalogue import verbs
 from iotctl.errors import BusyProblem, InputProblem, UsageProblem
 from iotctl.playbook.journal import FileJournal, find_run
-from iotctl.playbook.model import Entry, Inspection, Journal, Ran, Report, StepResult
+from iotctl.playbook.model import READS, Entry, Inspection, Journal, Ran, Report, StepResult
 from iotctl.playbook.report import annotations, junit, summary
 from iotctl.playbook.run import Runner, Values, command_line, parts
 from iotctl.spec.playbook import values_of
@@ -78,6 +78,8 @@ class Plant:
     def inspect(self, verb: str, arguments: dict[str, Any]) -> Inspection:
         self.looks += 1
         match verb:
+            case "wait_for":
+                return Inspection(READS)
             case "cluster.drain":
                 done = self.drained
             case "cluster.undrain":
@@ -90,7 +92,12 @@ class Plant:
         return Inspection("no_change" if done else "would_change", "")
 
 
-def runner(directory: Path, plant: Plant, journal: Journal, text: str = TEXT) -> Runner:
+def runner(
+    directory: Path,
+    plant: Plant,
+    journal: Journal,
+    text: str = TEXT,
+) -> Runner:
     path = directory / "p.yaml"
     path.write_text(text)
     book = load_playbook(path, VERBS)
@@ -160,6 +167,19 @@ def test_after_a_failure_the_run_goes_on_where_it_stopped(tmp_path: Path) -> Non
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     assert states(report) == ["changed"] * 3 and not report.resume
     assert plant.effects.count("cluster drain node1") == 1
+
+
+def test_a_gate_is_passed_once(tmp_path: Path) -> None:
+    """What let a node be stopped does not hold while it is down, so the run could never go on."""
+    gate = "  - id: gate\n    uses: wait_for\n    with: {for: healthy}\n"
+    text = TEXT.replace("steps:\n", "steps:\n" + gate) + gate.replace("gate", "last")
+    told = text.replace("uses: wait_for", "register: told\n    uses: wait_for", 1)
+    for number, (book, waits) in enumerate([(text, 2), (told, 3)]):  # what tells something is read again
+        plant, journal = Plant(fails="add-node"), tmp_path / str(number)
+        assert states(runner(tmp_path, plant, FileJournal(journal), book).run())[2] == "failed"
+        plant.fails = ""
+        assert runner(tmp_path, plant, FileJournal(journal), book).run().failed == 0
+        assert sum(e.startswith("cluster wait") for e in plant.effects) == waits
 
 
 def test_a_step_that_may_fail_does_not_end_the_run(tmp_path: Path) -> None:
