@@ -44,6 +44,8 @@ DATA = Devices(storage_groups=40, weeks=13, step_ms=12 * 3_600_000)
 """Enough for some eighty slots with rows to move; more would only take time in every case."""
 
 HELD_S, LATE_S = 0.7, 3.0
+RATE = "500MB/s"
+"""Not `auto`, which makes way for the writer: on a busy box a case would only wait for copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ class Fleet:
         if there == (kind == "add-node"):
             verb = "remove-node" if there else "add-node"
             self.prepare(verb)
-            said = self.world.iotctl("cluster", verb, NODE, "--yes")
+            said = self.world.iotctl("cluster", verb, NODE, "--yes", "--rate", RATE)
             assert said.code == 0, said.err
             self.world.reconnect()
 
@@ -133,9 +135,11 @@ def run_case(fleet: Fleet, case: Case) -> float:
     plan = world.iotctl("plan", case.kind, NODE, "-o", "json")
     assert plan.code == 0, plan.err
     load = world.load({move["slot"] for move in plan.json["moves"]})
+    # Sizes change while rows are written and merged: another place on the ring would move other slots.
+    place = ("--after", plan.json["steps"][0]["after"]) if case.kind == "add-node" else ()
     fleet.hold(case.point)
     fleet.prepare(case.kind)  # the newcomer, which nobody knows yet, starts with the point
-    iotctl = world.process("cluster", case.kind, NODE, "--yes")
+    iotctl = world.process("cluster", case.kind, NODE, "--yes", "--rate", RATE, *place)
     operation = world.open_operation()
     world.reconnect()
     record = world.wait_stage(operation.id, case.stage)

@@ -5,6 +5,7 @@ import getpass
 import io
 import os
 import shutil
+import signal
 import subprocess
 import zipfile
 from collections.abc import Sequence
@@ -203,7 +204,8 @@ def test_an_agent_that_has_just_begun_is_not_ended_by_the_news(tmp_path: Path, l
     told = tmp_path / "told"
     late = f"trap 'touch {told}; exit' HUP; while :; do sleep 0.05; done" if listens else "exit"
     words = ["sh", "-c", f"sleep 0.5; {late}", "nodeagent", "run", str(tmp_path)]
-    agent = subprocess.Popen(words)
+    # A shell cannot trap what it was told to ignore, as by `nohup`.
+    agent = subprocess.Popen(words, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))
     try:
         service = Service(ThisHost(), SUPERVISED, "node1", "", str(tmp_path), False)
         assert service.reload() is listens
