@@ -16,6 +16,7 @@ from iotctl.cli.watching import watch_healthy
 
 if TYPE_CHECKING:
     from iotctl.execute.deploy import Deployment, DeployPlan
+    from iotctl.execute.destroy import Doomed
     from iotctl.execute.machines import Machines
     from iotctl.execute.rolling import Rolled
     from iotctl.fleet.local import LocalFleet
@@ -216,10 +217,12 @@ def upgrade(
             deploying.configure(todo, node, machines.of(todo.entries[node]))
 
         rolled = _roll(session, machines, behind, "iotctl cluster upgrade", at_once, between)
-        deleted = deploying.prune(todo, machines)
+        deleted, failed = deploying.prune(todo, machines)
     _emit_rolled(session, rolled)
     if deleted:
         session.output.note(f"deleted, for no node runs it any more: {', '.join(deleted)}")
+    for error in failed:
+        session.output.warn(f"{error.what}: {error.why}")
     return 0
 
 
@@ -254,7 +257,6 @@ def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False
     """Stop every agent and delete every copy of the data; the file and the certificate authority stay."""
     from iotctl.errors import Exit, UsageProblem
     from iotctl.execute import destroy as destroying
-    from iotctl.output.table import Table
     from iotctl.spec.find import authority_dir
 
     session = session_of(ctx)
@@ -263,16 +265,7 @@ def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False
         raise UsageProblem("a local fleet is not on machines", next="iotctl local destroy")
     with _machines(session) as machines:
         doomed = destroying.survey(source, machines)
-        rows = [
-            (
-                d.node,
-                d.host,
-                d.error or (d.data_dir if d.there else "nothing is there"),
-                "yes" if d.running else "-",
-            )
-            for d in doomed
-        ]
-        shown = Table(("node", "host", "deleted", "runs"), rows)
+        shown = _doomed_table(doomed)
         if dry_run:
             session.output.emit("cluster-destroy-plan", {"nodes": doomed}, lambda: [shown])
             return Exit.UNREACHABLE if any(d.error for d in doomed) else Exit.DONE
@@ -368,6 +361,16 @@ def _plan_tables(plan: DeployPlan, *, done: bool = False) -> list[Table | str]:
         Table(("node", "host", "done" if done else "now", "with `upgrade`"), rows),
         f"version {plan.version}{made}",
     ]
+
+
+def _doomed_table(doomed: list[Doomed]) -> Table:
+    from iotctl.output.table import Table
+
+    def what(one: Doomed) -> str:
+        return one.error or (one.data_dir if one.there else "nothing is there")
+
+    rows = [(d.node, d.host, what(d), "yes" if d.running else "-") for d in doomed]
+    return Table(("node", "host", "deleted", "runs"), rows)
 
 
 def _emit_agents(session: Session, what: str, names: list[str]) -> None:

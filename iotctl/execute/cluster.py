@@ -8,6 +8,7 @@ import msgspec
 
 from iotctl.errors import Unreachable
 from iotctl.spec.cluster import ClusterSource
+from iotctl.spec.find import pem_of
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import Operation
 from nodeagent.model.requests import BeginChange, MetaView, NodeStatus, Reply, Request, Steer
@@ -98,7 +99,7 @@ def cluster_spec(
                     next="name the directory that holds ca.pem, node.pem and node.key with --identity",
                 )
         return ClusterSpec(endpoints, files, timeout_s)
-    pem = {k: env.get(f"IOTCTL_{k.upper()}", "") for k in ("cert", "key", "ca")}
+    pem = pem_of(env)
     if any(pem.values()):
         missing = ", ".join(f"IOTCTL_{k.upper()}" for k, text in pem.items() if not text)
         if missing:

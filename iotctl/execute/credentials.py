@@ -12,7 +12,7 @@ from iotctl.errors import RefusedProblem
 from iotctl.fleet.deployment import CA, CERT, KEY, Found
 from iotctl.fleet.upload import File
 from iotctl.spec.cluster import ClusterSource, NodeEntry
-from iotctl.spec.find import authority_dir, operator_dir
+from iotctl.spec.find import authority_dir, find_identity, operator_dir, pem_of
 from nodeagent.client import identity
 from nodeagent.client.identity import KeyPair
 from nodeagent.model.errors import InvalidName, NodeAgentError
@@ -54,8 +54,7 @@ def make_operator(source: ClusterSource, env: Mapping[str, str], authority: KeyP
 
 def ensure_operator(source: ClusterSource, env: Mapping[str, str], authority: KeyPair) -> None:
     """A certificate for who deploys from a copy of the authority and has none of the own."""
-    told = source.file.identity or env.get("IOTCTL_IDENTITY") or env.get("IOTCTL_CERT")
-    if not told and not operator_dir(source, env).is_dir():
+    if find_identity(None, env, source, source.directory) is None and not any(pem_of(env).values()):
         make_operator(source, env, authority)
 
 

@@ -214,10 +214,10 @@ def execute(
     return todo
 
 
-def prune(todo: Deployment, machines: Machines) -> list[str]:
-    """Delete versions that no node runs any more but the last one, on each machine; those deleted anywhere.
+def prune(todo: Deployment, machines: Machines) -> tuple[list[str], list[Unreachable]]:
+    """Delete versions that no node runs any more but the last one, on each machine.
 
-    What does not answer keeps them until the next time.
+    Returns: those deleted anywhere, and why a machine keeps its own until the next time.
     """
     together = deployment.machines(todo.wanted, _machine_of(todo))
     nodes = [todo.entries[group[0]] for group in together]
@@ -227,7 +227,8 @@ def prune(todo: Deployment, machines: Machines) -> list[str]:
         return deployment.prune(host, wanted.install_dir, wanted.version)
 
     answers = machines.each(nodes, work).values()
-    return sorted({v for answer in answers if not isinstance(answer, Unreachable) for v in answer})
+    failed = [a for a in answers if isinstance(a, Unreachable)]
+    return sorted({v for a in answers if not isinstance(a, Unreachable) for v in a}), failed
 
 
 def deployed(plan: DeployPlan, healthy: bool) -> Deployed:

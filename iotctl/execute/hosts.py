@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 
 from iotctl.errors import IotctlError, RefusedProblem, Unreachable, UsageProblem
-from iotctl.execute.machines import Machines, OnDone, about_machine, chosen, target_of
+from iotctl.execute.machines import Machines, OnDone, about_machine, chosen, place_of, target_of
 from iotctl.fleet.asking import ask
 from iotctl.fleet.facts import Facts, facts_of
 from iotctl.fleet.findings import Finding, Place, findings
@@ -90,7 +90,7 @@ def checked(
             silent.append(Finding("error", "unreachable", node.name, _said(answer), answer.next))
         else:
             hosts.append(CheckedHost(node.name, node.host, answer, ""))
-            asked[node.name] = (_place(source, node), answer)
+            asked[node.name] = (place_of(source, node), answer)
     return HostsChecked(hosts, [*silent, *findings(asked)])
 
 
@@ -166,11 +166,6 @@ def accept(source: ClusterSource, found: Sequence[tuple[EnrolledHost, HostKey | 
     keys = [key for row, key in found if key is not None and row.state != "known"]
     if keys:
         KnownHosts(source.directory).put(keys)
-
-
-def _place(source: ClusterSource, node: NodeEntry) -> Place:
-    ports = (source.port_of(node), source.http_port_of(node))
-    return Place(node.name, source.data_dir_of(node), ports)
 
 
 def _said(error: IotctlError | None) -> str:

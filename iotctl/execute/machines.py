@@ -11,6 +11,7 @@ from iotctl.fleet import deployment, facts
 from iotctl.fleet.asking import Answer, Question, ask
 from iotctl.fleet.deployment import Found
 from iotctl.fleet.facts import Facts
+from iotctl.fleet.findings import Place
 from iotctl.fleet.host import Host, ThisHost
 from iotctl.fleet.known_hosts import KnownHosts
 from iotctl.fleet.many import each
@@ -104,8 +105,13 @@ def examine(source: ClusterSource, node: NodeEntry, host: Host) -> tuple[Facts, 
     return facts.facts_of(machine, host), _readable(source, node, held)
 
 
+def place_of(source: ClusterSource, node: NodeEntry) -> Place:
+    return Place(node.name, source.data_dir_of(node), (source.port_of(node), source.http_port_of(node)))
+
+
 def about_machine(source: ClusterSource, node: NodeEntry) -> Question:
-    return facts.question(source.data_dir_of(node), (source.port_of(node), source.http_port_of(node)))
+    place = place_of(source, node)
+    return facts.question(place.data_dir, place.ports)
 
 
 def _about_node(source: ClusterSource, node: NodeEntry) -> Question:

@@ -8,8 +8,12 @@ import msgspec
 from iotctl.errors import Unreachable
 from iotctl.fleet.host import Host
 
-SAY = 'say() { printf \'%s=%s\\n\' "$1" "$2"; }\n'
-"""Defined in every script."""
+PRELUDE = r"""
+say() { printf '%s=%s\n' "$1" "$2"; }
+user=$(id -un) sudo=
+if sudo -n true </dev/null 2>/dev/null; then sudo=yes; fi
+"""
+"""What every script finds: a way to answer, and who we are there; asked once."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -44,7 +48,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 def ask(host: Host, *questions: Question) -> list[Answer]:
     """Raises `Unreachable`: the connection was lost, a script ended early, or no POSIX shell answers."""
-    script = SAY + "".join(
+    script = PRELUDE + "".join(
         f"(\nset -- {shlex.join(q.words)}\n{q.script}\nsay end {number}\n) </dev/null\n"
         for number, q in enumerate(questions)
     )

@@ -42,8 +42,8 @@ LOOK = (
 home=$1 install=$2 unit=$3
 shift 3
 closed() { say unreadable "$1 $(stat -c %U "$1")"; }
-say user "$(id -un)"
-! sudo -n true 2>/dev/null || say sudo yes
+say user "$user"
+[ -z "$sudo" ] || say sudo yes
 if [ -d "$home" ] && ! { [ -r "$home" ] && [ -x "$home" ]; }; then closed "$home"; fi
 if [ -d "$home/tls" ] && [ ! -x "$home/tls" ]; then closed "$home/tls"; fi
 say libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
@@ -114,18 +114,26 @@ mkdir -p "$version/.nodes"
 rm -rf "wheels-$version"
 """
 
-LINK = r"""
+MARK = r"""
+mark() { printf %s "$home" | sha256sum | cut -c 1-16; }
+"""
+"""The name by which a version knows a directory that is linked to it."""
+
+LINK = (
+    MARK
+    + r"""
 set -eu
 home=$1 target=$2
 exec 9>"$(dirname "$target")/.lock"
 flock 9
 [ -e "$target/.complete" ] || { echo "$target is not installed any more" >&2; exit 1; }
 mkdir -p "$target/.nodes"
-echo "$home" >"$target/.nodes/$(printf %s "$home" | sha256sum | cut -c 1-16)"
+echo "$home" >"$target/.nodes/$(mark)"
 touch "$target/.nodes"
 ln -sfn "$target" "$home/app.new"
 mv -T "$home/app.new" "$home/app"
 """
+)
 """A version knows the directories that were linked to it, whatever cluster they are of, and when last."""
 
 PRUNE = r"""
@@ -174,7 +182,9 @@ echo "aside=$home/removed-$n"
 """Its settings first: a directory without them is no node. Stopped half-way it goes on when repeated."""
 
 
-CLEAR = r"""
+CLEAR = (
+    MARK
+    + r"""
 set -eu
 home=$1 ours=$2
 [ -d "$home" ] || exit 0
@@ -182,17 +192,20 @@ cd "$home"
 for kept in removing removed-*; do
     if grep -qFx -- "$ours" "$kept/node.yaml" 2>/dev/null; then rm -rf "$kept"; fi
 done
-for place in data log; do
-    # It may be a link to another disk, or be one.
-    [ ! -d "$place" ] || find -H "$place" -mindepth 1 -delete
-done
-rm -rf data log 2>/dev/null || true
-if [ -L app ]; then rm -f "$(readlink app)/.nodes/$(printf %s "$home" | sha256sum | cut -c 1-16)"; fi
+if [ -e node.yaml ]; then # else there was no node yet, and data is not its
+    for place in data log; do
+        # It may be a link to another disk, or be one.
+        [ ! -d "$place" ] || find -H "$place" -mindepth 1 -delete
+    done
+    rm -rf data log 2>/dev/null || true
+fi
+if [ -L app ]; then rm -f "$(readlink app)/.nodes/$(mark)"; fi
 rm -rf .incoming.* LOCK agent.* supervise supervisor.* app app.new node.id tls
 rm -f node.yaml
 cd /
 rmdir "$home" 2>/dev/null || [ -z "$(ls -A "$home")" ] || echo "left=$(ls -A "$home" | tr '\n' ' ')"
 """
+)
 """What we and the agent made, by name. `node.yaml` last: until then a look tells whose the rest is."""
 
 
@@ -202,8 +215,8 @@ class Found(msgspec.Struct, frozen=True):
     `user`: who we are there; `sudo`: without a password. `files`: content by name. `ready`, `makeable`:
     directories that can be written, or made without root. `running`: the first word of the agent's command
     line, "" when it is down. `supervised`: our supervisor runs. `kept`: files of nodes that have left.
-    `unreadable`: path and owner of what is there
-    and may not be read, so that the rest says nothing about this node.
+    `unreadable`: path and owner of what is there and may not be read, so that the rest says nothing about
+    this node.
     """
 
     user: str
@@ -220,7 +233,7 @@ class Found(msgspec.Struct, frozen=True):
     makeable: tuple[str, ...]
     supervised: bool
     unreadable: tuple[str, ...]
-    kept: tuple[str, ...] = ()
+    kept: tuple[str, ...]
 
     @property
     def kind(self) -> str:

@@ -27,12 +27,12 @@ say release "$(uname -r)"
 say arch "$(uname -m)"
 say hostname "$(uname -n)"
 say machine "$(cat /etc/machine-id /proc/sys/kernel/random/boot_id 2>/dev/null | tr '\n' ' ')"
-say user "$(id -un)"
+say user "$user"
 say cpus "$(getconf _NPROCESSORS_ONLN)"
 say memory_kib "$(awk '/^MemTotal:/ {print $2}' /proc/meminfo 2>/dev/null)"
 say files_max "$(ulimit -Hn)"
 say init "$(cat /proc/1/comm 2>/dev/null)"
-if sudo -n true 2>/dev/null; then say sudo yes; fi
+[ -z "$sudo" ] || say sudo yes
 at=$data
 while [ ! -d "$at" ]; do at=$(dirname "$at"); done
 say data_kib "$(df -Pk "$at" | awk 'NR == 2 {print $4}')"

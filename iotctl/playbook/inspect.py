@@ -20,6 +20,9 @@ from nodeagent.model.requests import MetaView, NodeStatus
 
 Arguments = dict[str, Any]
 
+Would = tuple[str, Arguments]
+"""A step that a check found would change something: its verb and what it is given."""
+
 UNDONE_BY = {
     "cluster.start": {"cluster.stop"},
     "cluster.deploy": {"cluster.stop", "cluster.destroy"},
@@ -33,8 +36,22 @@ UNDONE_BY = {
 """A check runs no step: what is done now is not done any more after one of these before it."""
 
 
-def nodes_of(arguments: Arguments) -> set[str]:
-    """The nodes a step is about; empty: all of them."""
+def after_earlier(found: Inspection, verb: str, arguments: Arguments, earlier: Sequence[Would]) -> Inspection:
+    """What a step would do once the `earlier` ones have done theirs, `found` being what it would do now."""
+    undoing, nodes = UNDONE_BY.get(verb, ()), _nodes(arguments)
+
+    def meets(others: set[str]) -> bool:
+        return not nodes or not others or bool(nodes & others)
+
+    if found.state != NO_CHANGE or not any(v in undoing and meets(_nodes(a)) for v, a in earlier):
+        return found
+    # How long an agent will have been running then, nobody knows.
+    state = UNKNOWN if arguments.get("older_than") else WOULD_CHANGE
+    return Inspection(state, "after what an earlier step does")
+
+
+def _nodes(arguments: Arguments) -> set[str]:
+    """Those a step is about; empty: all of them."""
     return {*_list(arguments.get("nodes") or []), *_list(arguments.get("node") or [])}
 
 

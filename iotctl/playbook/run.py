@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from iotctl.errors import InputProblem, IotctlError
-from iotctl.playbook.inspect import UNDONE_BY, nodes_of
+from iotctl.playbook.inspect import Would, after_earlier
 from iotctl.playbook.model import (
     CHANGED,
     FAILED,
@@ -88,9 +88,6 @@ class Runner:
         self._values = values
         self._command = command
         self._inspect = inspect
-        self._supposed: list[tuple[str, set[str]]] = []
-        """Verbs and nodes of the steps that a check found would change something."""
-
         self._built_in = built_in
         self._journal = journal
         self._by = by
@@ -100,10 +97,10 @@ class Runner:
 
     def check(self) -> Report:
         """What a run would do now; changes nothing. What depends on an earlier step's change is unknown."""
-        results = []
-        self._supposed.clear()
+        results: list[StepResult] = []
+        would_change: list[Would] = []
         for i, step in enumerate(self._playbook.file.steps):
-            result = self._checked(i, step)
+            result = self._checked(i, step, would_change)
             results.append(result)
             self._on_step(result, i + 1, len(self._playbook.file.steps))
         would = sum(r.state == WOULD_CHANGE for r in results)
@@ -150,7 +147,8 @@ class Runner:
 
     # --- one step --------------------------------------------------------------------------------
 
-    def _checked(self, i: int, step: StepEntry) -> StepResult:
+    def _checked(self, i: int, step: StepEntry, earlier: list[Would]) -> StepResult:
+        """`earlier`: what the steps before it would change; this one's is added."""
         try:
             if step.when and not holds(condition(step.when), self._values):
                 return self._result(i, step, SKIPPED, message=f"when {step.when}")
@@ -168,19 +166,11 @@ class Runner:
                     self._values.register(step.register, ran.document)
         except IotctlError as error:
             return self._result(i, step, UNKNOWN, message=error.what, next=error.next)
-        if found.state == NO_CHANGE and self._is_undone(step.uses, nodes_of(arguments)):
-            # How long an agent will have been running then, nobody knows.
-            state = UNKNOWN if arguments.get("older_than") else WOULD_CHANGE
-            found = Inspection(state, "after what an earlier step does")
+        found = after_earlier(found, step.uses, arguments, earlier)
         if found.state == WOULD_CHANGE:
-            self._supposed.append((step.uses, nodes_of(arguments)))
+            earlier.append((step.uses, arguments))
         state = NO_CHANGE if found.state == READS else found.state
         return self._result(i, step, state, message=found.message)
-
-    def _is_undone(self, verb: str, nodes: set[str]) -> bool:
-        """Whether an earlier step of this check would undo what is done now."""
-        undoing = UNDONE_BY.get(verb, ())
-        return any(v in undoing and (not n or not nodes or n & nodes) for v, n in self._supposed)
 
     def _run_step(self, i: int, step: StepEntry) -> StepResult:
         began = self._clock()

@@ -48,12 +48,17 @@ def find_identity(
         return cwd / explicit
     if named := env.get("IOTCTL_IDENTITY"):
         return cwd / named
-    if any(env.get(f"IOTCTL_{part}") for part in ("CERT", "KEY", "CA")) and not source.is_local:
+    if any(pem_of(env).values()) and not source.is_local:
         return None
     if source.file.identity:
         return source.directory / source.file.identity
     own = operator_dir(source, env)
     return own if own.is_dir() else None
+
+
+def pem_of(env: Mapping[str, str]) -> dict[str, str]:
+    """`cert`, `key` and `ca` as PEM text, as a CI has its secrets; "" for what is not set."""
+    return {part: env.get(f"IOTCTL_{part.upper()}", "") for part in ("cert", "key", "ca")}
 
 
 def operator_dir(source: ClusterSource, env: Mapping[str, str]) -> Path:

@@ -49,6 +49,7 @@ DONE = Found(
     makeable=(),
     supervised=False,
     unreadable=(),
+    kept=(),
 )
 
 
@@ -290,6 +291,10 @@ def test_clear_takes_what_is_ours_and_nothing_of_another_cluster(tmp_path: Path)
     assert clear(ThisHost(), str(home), "plant") == "removed-2"
     assert [p.name for p in home.iterdir()] == ["removed-2"] and not list(disk.iterdir())
     assert not list((version / ".nodes").iterdir())
+    (home / "data").mkdir()
+    (home / "tls").mkdir()
+    assert clear(ThisHost(), str(home), "plant") == "data removed-2", "without node.yaml there was no node"
     shutil.rmtree(home / "removed-2")
+    (home / "data").rmdir()
     assert clear(ThisHost(), str(home), "plant") == "" and not home.exists()
     assert clear(ThisHost(), str(home), "plant") == ""
