@@ -86,6 +86,9 @@ class Mover:
         self._dead: set[NodeId] = set()
         """Nodes of the open operation that are no sources any more."""
 
+        self._cut: tuple[str, list[Unit]] = ("", [])
+        """An operation and its units."""
+
         self._lease: tuple[Lease | None, int] = (None, 0)
         self._paused = False
         self.rate_bytes_per_s = 0
@@ -114,15 +117,20 @@ class Mover:
             return
         self._dead = set(op.dead)
         leased = self._is_leased(op)
-        for unit in moving.due(op, self.node, self.incarnation):
+        for unit in moving.due(op, self._units(op), self.node, self.incarnation):
             if unit.key in self._staged:
                 self._record_again(unit)
             elif not leased or self._has_order(unit):
                 self._ensure(unit)
-        for unit in moving.units(op):
+        for unit in self._units(op):
             if unit.move.target in wanted and unit.key not in self._staged:
                 self._ensure(unit)
         self._start()
+
+    def _units(self, op: Operation) -> list[Unit]:
+        if self._cut[0] != op.id:
+            self._cut = (op.id, moving.units(op))
+        return self._cut[1]
 
     def _hold_back(self, op: Operation) -> None:
         """Pulls that have not started wait for the end of the pause; who ordered them does not."""
@@ -185,12 +193,12 @@ class Mover:
             return self._refuse_paused(token, op)
         mine = [
             u
-            for u in moving.units(op)
+            for u in self._units(op)
             if u.move.target == group and self.node in u.move.target_members and intersect(u.slots, slots)
         ]
         if not mine:
             return self.desk.refuse(token, "refused", f"{self.node} gains none of these slots for {group}")
-        due = {u.key for u in moving.due(op, self.node, self.incarnation)}
+        due = {u.key for u in moving.due(op, self._units(op), self.node, self.incarnation)}
         order = _Order(token, slots, {u.key for u in mine if u.key in due and u.key not in self._recorded})
         for unit in mine:
             if unit.key in order.waiting:
@@ -322,12 +330,12 @@ class Mover:
 
     def lacks(self, op: Operation, group: GroupId) -> bool:
         """Whether the description of some unit of `group` is not known here."""
-        return any(u.move.target == group and u.key not in self._staged for u in moving.units(op))
+        return any(u.move.target == group and u.key not in self._staged for u in self._units(op))
 
     def adopt_commands(self, op: Operation, group: GroupId, open_index: int) -> list[bytes]:
         """`Adopt` entries for all units of `group`, bounded in size each."""
         out = []
-        for unit in moving.units(op):
+        for unit in self._units(op):
             if unit.move.target == group:
                 files, tombstones = moving.adoptions(open_index, list(self._staged[unit.key]))
                 out.append(data.encode(data.Adopt(op.id, unit.slots, tuple(files), tuple(tombstones))))

@@ -3,19 +3,19 @@
 Every member of a target group cuts alike, so that copy records of the same slots can be compared.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import xxhash
 
-from nodeagent.meta.changes import missing
 from nodeagent.model.files import FileMeta, PulledSlot, Tombstone
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.jobs import Adoption
 from nodeagent.model.operation import Operation, Ranges, SlotMove, Stage
-from nodeagent.partition.ranges import from_slots, intersect, subtract, to_slots, union
+from nodeagent.partition.ranges import count, from_slots, to_slots
 
 UNIT_SLOTS = 32
-ADOPT_FILES_MAX = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Unit:
 
 
 def units(op: Operation) -> list[Unit]:
-    """All units of the operation, in slot order per move."""
+    """All units of the operation, in slot order per move. Its moves never change, so once is enough."""
     out = []
     for move in op.moves:
         slots = to_slots(move.slots)
@@ -41,19 +41,10 @@ def units(op: Operation) -> list[Unit]:
     return out
 
 
-def due(op: Operation, node: NodeId, incarnation: str) -> list[Unit]:
-    """Units `node` must still copy and record."""
-    by_target: dict[GroupId, Ranges] = {}
-    out = []
-    for unit in units(op):
-        target = unit.move.target
-        if node not in unit.move.target_members:
-            continue
-        if target not in by_target:
-            by_target[target] = missing(op, target, node, incarnation)
-        if intersect(unit.slots, by_target[target]):
-            out.append(unit)
-    return out
+def due(op: Operation, cut: Sequence[Unit], node: NodeId, incarnation: str) -> list[Unit]:
+    """Those of the operation's units that `node` must still copy and record."""
+    recorded = {(c.target, c.slots) for c in op.copies if (c.node, c.incarnation) == (node, incarnation)}
+    return [u for u in cut if node in u.move.target_members and (u.move.target, u.slots) not in recorded]
 
 
 def rate_share(op: Operation, node: NodeId) -> int:
@@ -73,14 +64,17 @@ def _pulling(op: Operation) -> set[NodeId]:
     joining = {c.joins for c in op.changes if c.joins is not None}
     if op.stage is not Stage.MOVING:
         return joining
-    held: dict[tuple[GroupId, NodeId], list[Ranges]] = {}
+    held = Counter[tuple[GroupId, NodeId]]()
     for copy in op.copies:
-        held.setdefault((copy.target, copy.node), []).append(copy.slots)
+        held[copy.target, copy.node] += count(copy.slots)
+    gained = Counter[GroupId]()
+    for move in op.moves:
+        gained[move.target] += count(move.slots)
     return {
         node
         for move in op.moves
         for node in move.target_members
-        if node not in move.source_members and subtract(move.slots, union(*held.get((move.target, node), [])))
+        if node not in move.source_members and held[move.target, node] < gained[move.target]
     }
 
 

@@ -210,33 +210,21 @@ def _victim(world: World, op: Operation, role: str) -> str:
 
 
 class Lane:
-    """Runs cases one after the other on a fleet of its own; after a failure on a fresh copy of it."""
+    """Runs cases one after the other on a copy of a stopped fleet; after a failure on a fresh copy of it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, template: LocalFleet, directory: Path) -> None:
+        self._template = template
         self._directory = directory
-        self._template = LocalFleet(directory / "template")
-        self._template.create(ClusterSettings(name="plant"), 5, node_settings={})
         self._fleets = 0
         self._fleet: Fleet | None = None
-        world = World(self._template)
-        try:
-            world.up()
-            world.cluster.write_many(generate(DATA), tags=[TAG])
-            world.close_memtables()
-            world.fleet.stop()
-        finally:
-            world.close()
 
-    def run(self, case: Case) -> str:
-        """What came of it, in words; the fleet of a failure is kept for who looks at it."""
-        if case.skipped:
-            return f"skipped: {case.skipped}"
-        fleet = self._fleet or self._fresh()
+    def run(self, case: Case) -> float:
+        """How many seconds it took. Raises what `run_case` raises; the directory of that fleet is kept."""
         try:
-            return f"passed in {run_case(fleet, case):.0f} s"
-        except Exception as error:  # whatever it is, the other cases are run
+            return run_case(self._fleet or self._fresh(), case)
+        except BaseException:
             self.close()
-            return f"FAILED ({fleet.directory}): {type(error).__name__} {str(error)[:400]}"
+            raise
 
     def _fresh(self) -> Fleet:
         self._fleets += 1
@@ -248,6 +236,29 @@ class Lane:
         if self._fleet is not None:
             self._fleet.world.close()
             self._fleet = None
+
+
+def loaded_template(directory: Path) -> LocalFleet:
+    """Five stopped nodes with `DATA` in files."""
+    template = LocalFleet(directory)
+    template.create(ClusterSettings(name="plant"), 5, node_settings={})
+    world = World(template)
+    try:
+        world.up()
+        world.cluster.write_many(generate(DATA), tags=[TAG])
+        world.close_memtables()
+        world.fleet.stop()
+    finally:
+        world.close()
+    return template
+
+
+def tried(lane: Lane, case: Case) -> str:
+    """What came of it, in words: whatever it is, the other cases are run."""
+    try:
+        return f"passed in {lane.run(case):.0f} s"
+    except Exception as error:
+        return f"FAILED: {type(error).__name__} {str(error)[:2000]}"
 
 
 def main() -> int:
@@ -267,8 +278,10 @@ def main() -> int:
                 if pair is None:
                     return
                 for case in pair:
-                    lane = lane or (Lane(directory / f"lane{number}") if not case.skipped else None)
-                    said = lane.run(case) if lane else f"skipped: {case.skipped}"
+                    if not case.skipped and lane is None:
+                        home = directory / f"lane{number}"
+                        lane = Lane(loaded_template(home / "template"), home)
+                    said = tried(lane, case) if lane and not case.skipped else f"skipped: {case.skipped}"
                     with took:
                         ended[said.split()[0].rstrip(":")] += 1
                         print(
@@ -287,6 +300,7 @@ def main() -> int:
         f" in {time.monotonic() - started:.0f} s"
     )
     if ended["FAILED"]:
+        print(f"the fleets are in {directory}")
         return 1
     shutil.rmtree(directory)
     return 0

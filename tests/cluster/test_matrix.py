@@ -7,8 +7,7 @@ import pytest
 from iotctl.fleet.local import LocalFleet
 from nodeagent.scaling.holds import POINTS
 from tests.cluster import matrix
-from tests.cluster.matrix import Case, Fleet, run_case
-from tests.cluster.world import copy_of
+from tests.cluster.matrix import Case, Lane
 
 pytestmark = pytest.mark.real
 
@@ -27,22 +26,18 @@ CHOSEN = (
 
 
 @pytest.fixture(scope="module")
-def fleet(template: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    made = Fleet(copy_of(template, tmp_path_factory.mktemp("matrix") / "fleet").directory)
+def lane(template: LocalFleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
+    made = Lane(template, tmp_path_factory.mktemp("matrix"))
     try:
-        made.world.up()
         yield made
     finally:
-        made.world.close()
+        made.close()
 
 
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda c: f"{c.kind}-{c.point}-{c.role}-{c.back}")
-def test_a_kill_at_a_point(fleet: Fleet, case: Case) -> None:
+def test_a_kill_at_a_point(lane: Lane, case: Case) -> None:
     """The operation is DONE, no acknowledged row is lost, replicas are equal."""
-    try:
-        run_case(fleet, case)
-    finally:
-        fleet.hold()  # after a failure the next case must not find agents that wait
+    lane.run(case)
 
 
 def test_the_matrix_has_every_point() -> None:

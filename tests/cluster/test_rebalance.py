@@ -10,6 +10,11 @@ from tests.cluster.world import World
 
 pytestmark = pytest.mark.real
 
+COPIES_MAX = 3
+"""Of a slot whose group changes: at most each member of the new one gets it."""
+SMALL_FILE = 4096
+"""Bytes at most of a file of one series with a few rows."""
+
 
 def bytes_by_group(world: World) -> dict[str, int]:
     """One replica's bytes in files, by header."""
@@ -56,7 +61,11 @@ def test_a_skewed_cluster_is_made_even_and_stays_so(make_world: MakeWorld) -> No
     shown = world.iotctl("ops", "show", operation, "-o", "json").json["operations"][0]
     assert (shown["kind"], shown["node"], shown["state"]) == ("rebalance", "", "done")
     assert shown["slots_done"] == summary["slots_moved"]
-    assert sum(world.received(operation).values()) == pytest.approx(summary["bytes_copied"], rel=0.05)
+    # Rows that are still in memory when it is planned travel too, in small files of their own.
+    moving = {move["slot"] for move in planned.json["moves"]}
+    small = sum(s in moving for s in world.slots(load.seen.acked).values()) * COPIES_MAX * SMALL_FILE
+    received, planned_bytes = sum(world.received(operation).values()), summary["bytes_copied"]
+    assert 0.95 * planned_bytes <= received <= 1.05 * planned_bytes + small, (received, planned_bytes, small)
     probes = world.check_load(load)
     stale = world.iotctl("apply", "p.yaml", "--yes")
     assert stale.code == 5 and "stale" in stale.err

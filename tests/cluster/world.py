@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -209,8 +210,19 @@ class World:
         return until(there, timeout_s, lambda: f"not {stage}: {self._told(operation)}")
 
     def _told(self, operation: str) -> str:
+        """For a failure that nobody can look at again: how far it is, and what each agent noted last."""
         found = self.operation(operation)
-        return "nobody tells" if found is None else f"{found.stage}, {blocked_on(found)}; {found.last_error}"
+        if found is None:
+            return "nobody tells"
+        said = [f"{found.stage}, {blocked_on(found)}; {found.last_error}"]
+        said.append(f"copies by node: {dict(Counter(c.node for c in found.copies))}")
+        for node in self.fleet.nodes():
+            log = self.fleet.directory / node.name / "agent.log"
+            said += [
+                f"{node.name}:",
+                *(log.read_text(errors="replace").splitlines()[-4:] if log.exists() else []),
+            ]
+        return "\n".join(said)
 
     def members(self) -> dict[str, tuple[str, ...]]:
         """Header -> voters, as the group's own leader has them."""
