@@ -111,6 +111,8 @@ class DataState:
     rates: WriteRates = field(default_factory=WriteRates)
     """Of this process alone: neither in the log nor in a checkpoint."""
 
+    _news: bool = False
+
     # --- applying ----------------------------------------------------------------------------------
 
     def apply(self, first: int, entries: list[Entry], now: int) -> list[tuple[int, Reply]]:
@@ -124,8 +126,15 @@ class DataState:
             assert index == self.applied + 1, (self.group, index, self.applied)
             self.applied = index
             if entry.kind == EntryKind.COMMAND:
-                replies.append((index, self._apply(index, entry.term, commands.decode(entry.data), now)))
+                command = commands.decode(entry.data)
+                self._news |= not isinstance(command, commands.WriteRows)
+                replies.append((index, self._apply(index, entry.term, command, now)))
         return replies
+
+    def take_news(self) -> bool:
+        """Whether anything but rows was applied since the last call."""
+        news, self._news = self._news, False
+        return news
 
     def _apply(self, index: int, term: int, command: Command, now: int) -> Reply:
         match command:

@@ -133,7 +133,7 @@ class DataReplica(Replica):
             self.state.on_closed(job, result.files)
         elif isinstance(job, AdoptFiles):
             self.state.on_adopted(job)
-        self.unsaved += 1
+        self.changed()
         self.start_jobs()
 
     def _on_compacted(self, job: CompactFiles, state: DataState, result: JobResult) -> None:
@@ -147,7 +147,7 @@ class DataReplica(Replica):
             return
         assert isinstance(result, FilesClosed)
         self.state.on_compacted(job, result.files[0])
-        self.unsaved += 1
+        self.changed()
         self.start_jobs()
 
     def _try_again(self, job: CompactFiles, state: DataState) -> None:
@@ -177,7 +177,7 @@ class DataReplica(Replica):
                 self._unlink()
 
         self._unsaved_waits.append((saved, lambda: None))
-        self.unsaved += 1
+        self.changed()
 
     def _unlink(self) -> None:
         names = [n for n in sorted(self._unnamed) if not self._in_use[n]]
@@ -255,7 +255,7 @@ class DataReplica(Replica):
     def when_saved(self, then: Callable[[], None], gone: Callable[[], None]) -> None:
         """Run `then` once a checkpoint of the state as it is now is durable, `gone` if it is abandoned."""
         self._unsaved_waits.append((then, gone))
-        self.unsaved += 1
+        self.changed()
         self.maybe_checkpoint(force=True)
 
     def abandon(self) -> None:
@@ -277,6 +277,7 @@ class DataReplica(Replica):
 
     def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
         replies = self.state.apply(first, entries, self.desk.now)
+        self.pressing |= self.state.take_news()
         self.start_jobs()
         return replies
 

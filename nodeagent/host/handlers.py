@@ -1,5 +1,6 @@
 """Requests, dealt out to who answers them. Every request gets exactly one reply."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -16,6 +17,7 @@ from nodeagent.model.entries import Config
 from nodeagent.model.ids import META, NodeId
 from nodeagent.model.limits import COLUMNS_MAX, TABLES_MAX, TTL_MS_MAX
 from nodeagent.model.schema import TYPES
+from nodeagent.partition.table import PartitionTable
 
 if TYPE_CHECKING:
     from nodeagent.host.host import Host
@@ -313,12 +315,17 @@ def check_schema(host: "Host", request: q.PutSchema) -> q.ErrorReply | None:
     return None
 
 
+@lru_cache(maxsize=4)
+def _owners(table: PartitionTable) -> tuple[tuple[int, int, NodeId], ...]:
+    """Everybody who waits for something asks for the same table again and again."""
+    return tuple(sorted((a, b, h) for h in table.ring.names for a, b in table.slots_of(h)))
+
+
 def meta_view(host: "Host", replica: MetaReplica) -> q.MetaView:
     image = host.meta.image
     table = host.meta.table
     assert image.settings is not None and table is not None
     config: Config = replica.raft.log.config
-    owners = sorted((a, b, h) for h in table.ring.names for a, b in table.slots_of(h))
     return q.MetaView(
         node=host.node,
         applied=image.applied,
@@ -327,7 +334,7 @@ def meta_view(host: "Host", replica: MetaReplica) -> q.MetaView:
         nodes=tuple(image.nodes.values()),
         table_version=table.version,
         ring=table.ring.names,
-        owners=tuple(owners),
+        owners=_owners(table),
         groups=tuple(image.groups.values()),
         schemas=tuple(image.schemas),
         operations=tuple(image.operations),

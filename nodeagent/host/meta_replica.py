@@ -39,6 +39,7 @@ class MetaReplica(Replica):
 
     def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
         replies = []
+        self.pressing = True
         for index, entry in enumerate(entries, first):
             # One by one: a group that a cancel takes away and a retry brings back must go in between.
             replies += self.state.apply(index, [entry])

@@ -122,11 +122,7 @@ def _scan(
 
     The cursor is a place in the order of partitions, not a count: partitions come and go between pages.
     """
-    keys = sorted(
-        key
-        for key, slot in held_partitions(replica)
-        if slot in slots and key.storage_group == s.storage_group
-    )
+    keys = sorted(key for key, slot in held_partitions(replica, s.storage_group).items() if slot in slots)
     files: list[FileMeta] = []
     batches: list[MemBatch] = []
     tombstones: tuple[Tombstone, ...] = ()
@@ -172,13 +168,12 @@ def _parts(
     )
 
 
-def held_partitions(replica: DataReplica) -> Iterator[tuple[PartitionKey, int]]:
-    """(partition, slot) of everything in files or memory, each once."""
+def held_partitions(replica: DataReplica, storage_group: str | None = None) -> dict[PartitionKey, int]:
+    """Partitions of a storage group, or all, that are in files or memory, with their slots; in no order."""
     state = replica.state
-    for key in state.manifest.partitions():
-        if key not in state.slot_of:
-            yield key, state.manifest.of_partition(key)[0].slot
-    yield from state.slot_of.items()
+    held = state.manifest.partitions(storage_group)
+    held.update((k, s) for k, s in state.slot_of.items() if storage_group in (None, k.storage_group))
+    return held
 
 
 def _knows_arrivals(host: Cluster, replica: DataReplica) -> bool:
@@ -205,7 +200,7 @@ def _elsewhere(
                 out.append(Handover(operation, from_slots(part), move.source, move.source_members))
     if not arriving:
         return (), ()
-    keys = dict(held_partitions(replica))
+    keys = held_partitions(replica) if replica.state.tombstones else {}
     mine = tuple(
         t for t in replica.state.tombstones if keys.get(t.partition, _slot(host, t.partition)) in arriving
     )
@@ -225,8 +220,8 @@ def on_list(host: Cluster, replica: DataReplica, token: int, request: requests.L
         slots = replica.state.slots.open
         infos = [
             info
-            for key, slot in held_partitions(replica)
-            if slot in slots and request.storage_group in ("", key.storage_group)
+            for key, slot in sorted(held_partitions(replica, request.storage_group or None).items())
+            if slot in slots
             for info in _infos(replica, key, slot, request.table)
         ]
         handover, _ = _elsewhere(host, replica, slots)

@@ -34,6 +34,9 @@ from nodeagent.raft.progress import ProgressState
 from nodeagent.raft.state import Ready, Role
 
 CHECKPOINT_MIN_MS = 500
+CHECKPOINT_ROWS_MS = 5_000
+"""Between two checkpoints that tell nothing but that rows were applied: those a restart reads from the log in
+any case, and every checkpoint costs the writers two syncs of the disk they wait for."""
 CHECKPOINT_RETRY_MS = 1_500
 CHECKPOINT_BYTES_PER_MS = 2_000
 """On average. A checkpoint names every file: written twice a second, a hundred thousand of them would be
@@ -99,6 +102,9 @@ class Replica:
         self._save_from = desk.now + CHECKPOINT_MIN_MS
         self.unsaved = 0
         """Entries applied or files made since the last checkpoint."""
+
+        self.pressing = False
+        """Whether `unsaved` counts more than rows."""
 
     # --- jobs --------------------------------------------------------------------------------------
 
@@ -255,15 +261,21 @@ class Replica:
 
     # --- checkpoints and the log's beginning -------------------------------------------------------
 
+    def changed(self) -> None:
+        """What a restart must know has changed."""
+        self.unsaved += 1
+        self.pressing = True
+
     def maybe_checkpoint(self, *, force: bool = False) -> None:
         """Save the state when it changed; then the log before it may go."""
         if self._saving or self._installing or not self.unsaved or self.seen < self.state_index:
             return
-        if not force and self.desk.now < self._save_from:
+        rest_ms = 0 if self.pressing else CHECKPOINT_ROWS_MS - CHECKPOINT_MIN_MS
+        if not force and self.desk.now < self._save_from + rest_ms:
             return
         saved = Saved(self._base_at(self.log_needed_after()), self.encode_state(None))
         self._saving = True
-        self.unsaved = 0
+        self.unsaved, self.pressing = 0, False
         payload = msgspec.msgpack.encode(saved)
         rest_ms = max(CHECKPOINT_MIN_MS, len(payload) // CHECKPOINT_BYTES_PER_MS)
         self._save_from = self.desk.now + rest_ms
@@ -279,7 +291,7 @@ class Replica:
     def _on_saved(self, base: int, result: JobResult) -> None:
         self._saving = False
         if isinstance(result, Failed):
-            self.unsaved += 1
+            self.changed()
             self._save_from = self.desk.now + CHECKPOINT_RETRY_MS
             self.error = f"checkpoint: {result.what}"
             return

@@ -7,7 +7,6 @@ to a slot out of its log.
 from typing import Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from nodeagent.data import commands
 from nodeagent.host.data_replica import DataReplica
@@ -92,7 +91,7 @@ def _command(host: Cluster, w: requests.Write, schema: TableSchema) -> commands.
     ipc = w.ipc if _is_exact(given.schema, rows.schema) else arrow.encode(rows)
     if len(ipc) > limits.WRITE_BYTES_MAX:
         raise InvalidInput(f"{len(ipc)} bytes in the table's form; the limit is {limits.WRITE_BYTES_MAX}")
-    times = pc.min_max(rows.column("time"))
+    times = rows.column("time").to_numpy()
     return commands.WriteRows(
         w.session,
         w.sequence,
@@ -102,14 +101,16 @@ def _command(host: Cluster, w: requests.Write, schema: TableSchema) -> commands.
         w.table,
         w.schema_version,
         rows.num_rows,
-        times["min"].as_py(),
-        times["max"].as_py(),
+        int(times.min()),
+        int(times.max()),
         ipc,
     )
 
 
 def _is_exact(given: pa.Schema, wanted: pa.Schema) -> bool:
     """Whether the bytes may be logged as they came: what reads them later takes names and types literally."""
+    if given.names == wanted.names and given.types == wanted.types:
+        return True
     types = dict(zip(wanted.names, wanted.types, strict=True))
     return all(types.get(field.name) == field.type for field in given)
 

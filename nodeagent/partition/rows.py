@@ -19,6 +19,9 @@ from nodeagent.partition.hash import is_legacy, shard_of, time_span
 TIME = "time"
 
 _Ints = npt.NDArray[np.int64]
+FEW_ROWS = 64
+"""Up to here numbering the devices would cost more than all else: mostly there is but one."""
+
 _RADIX_MAX = 1 << 40
 """Tag codes are compacted when their mixed radix would pass this (far below the int64 range)."""
 
@@ -94,11 +97,25 @@ def _shards(batch: pa.RecordBatch, tags: Sequence[str], shards: int) -> _Ints:
     """The shard of each row."""
     if shards <= 1 or not tags:
         return np.full(batch.num_rows, shard_of((), shards), np.int64)
+    if batch.num_rows <= FEW_ROWS and (device := _only_device(batch, tags)) is not None:
+        return np.full(batch.num_rows, shard_of(device, shards), np.int64)
     codes, first = _devices(batch, tags)
     values = [_values(batch, tag, first) for tag in tags]
     by_device = np.fromiter((shard_of(v, shards) for v in zip(*values, strict=True)), np.int64, first.size)
     per_row: _Ints = by_device[codes]
     return per_row
+
+
+def _only_device(batch: pa.RecordBatch, tags: Sequence[str]) -> list[str | None] | None:
+    """The tag values that all rows have; None when they differ."""
+    device: list[str | None] = []
+    for tag in tags:
+        index = batch.schema.get_field_index(tag)
+        values = [None] if index < 0 else batch.column(index).unique().to_pylist()
+        if len(values) != 1:
+            return None
+        device += values
+    return device
 
 
 def _values(batch: pa.RecordBatch, tag: str, rows: _Ints) -> list[str | None]:

@@ -10,7 +10,9 @@ from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import PartitionKey
 from nodeagent.table.checksum import Sums, add
 
-_Key = TypeVar("_Key", int, PartitionKey)
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
+_Value = TypeVar("_Value")
 
 
 class Manifest:
@@ -20,6 +22,9 @@ class Manifest:
         self._files: dict[str, FileMeta] = {}
         self._slots: dict[int, dict[str, FileMeta]] = {}
         self._partitions: dict[PartitionKey, dict[str, FileMeta]] = {}
+        self._groups: dict[str, dict[PartitionKey, int]] = {}
+        """Storage group -> its partitions and their slots."""
+
         self.nbytes = 0
         self.rows = 0
         self.add(files)
@@ -43,6 +48,7 @@ class Manifest:
             self._files[meta.name] = meta
             self._slots.setdefault(meta.slot, {})[meta.name] = meta
             self._partitions.setdefault(meta.partition, {})[meta.name] = meta
+            self._groups.setdefault(meta.partition.storage_group, {})[meta.partition] = meta.slot
             self.nbytes += meta.size
             self.rows += meta.rows
 
@@ -55,6 +61,8 @@ class Manifest:
                 continue
             _discard(self._slots, meta.slot, name)
             _discard(self._partitions, meta.partition, name)
+            if meta.partition not in self._partitions:
+                _discard(self._groups, meta.partition.storage_group, meta.partition)
             self.nbytes -= meta.size
             self.rows -= meta.rows
             gone.append(meta)
@@ -99,8 +107,11 @@ class Manifest:
     def slots(self) -> tuple[int, ...]:
         return tuple(sorted(self._slots))
 
-    def partitions(self) -> tuple[PartitionKey, ...]:
-        return tuple(sorted(self._partitions))
+    def partitions(self, storage_group: str | None = None) -> dict[PartitionKey, int]:
+        """The partitions of a storage group, or all, with their slots; in no order."""
+        if storage_group is not None:
+            return dict(self._groups.get(storage_group, {}))
+        return {key: slot for keys in self._groups.values() for key, slot in keys.items()}
 
     def names_by_slot(self) -> dict[int, frozenset[str]]:
         """What may lie in the group's directories; all else there is an orphan."""
@@ -128,7 +139,7 @@ def _by_name(files: dict[str, FileMeta]) -> tuple[FileMeta, ...]:
     return tuple(files[name] for name in sorted(files))
 
 
-def _discard(index: dict[_Key, dict[str, FileMeta]], key: _Key, name: str) -> None:
-    index[key].pop(name)
+def _discard(index: dict[_Key, dict[_Item, _Value]], key: _Key, item: _Item) -> None:
+    index[key].pop(item)
     if not index[key]:
         del index[key]

@@ -30,11 +30,13 @@ class Held:
 
 @dataclass(slots=True)
 class PartitionRows:
-    """Invariants: `held` is ascending by index; `nbytes` and `rows` are the sums over it."""
+    """Invariants: `held` is ascending by index; `nbytes` and `rows` are the sums over it, `open_bytes` that
+    over what is not frozen."""
 
     held: list[Held] = field(default_factory=list)
     nbytes: int = 0
     rows: int = 0
+    open_bytes: int = 0
     frozen_through: int = 0
     last_write_ms: int = 0
 
@@ -46,11 +48,6 @@ class PartitionRows:
     @property
     def last_index(self) -> int:
         return self.held[-1].index
-
-    @property
-    def open_bytes(self) -> int:
-        """Bytes not frozen yet."""
-        return sum(h.nbytes for h in self.held if h.index > self.frozen_through)
 
     def tables(self) -> tuple[str, ...]:
         return tuple(sorted({h.table for h in self.held}))
@@ -84,6 +81,7 @@ class Memtable:
         assert held.index > at.frozen_through, "no row joins a frozen range"
         at.held.append(held)
         at.nbytes += held.nbytes
+        at.open_bytes += held.nbytes
         at.rows += rows
         at.last_write_ms = now_ms
         self.nbytes += held.nbytes
@@ -119,7 +117,9 @@ class Memtable:
         at = self._partitions.get(partition)
         if at is None:
             return {}
-        at.frozen_through = max(at.frozen_through, through_index)
+        if through_index > at.frozen_through:
+            at.frozen_through = through_index
+            at.open_bytes = sum(h.nbytes for h in at.held if h.index > through_index)
         tables: dict[str, list[MemBatch]] = {name: [] for name in at.tables()}
         for held in at.held:
             if held.index <= through_index:
@@ -135,6 +135,7 @@ class Memtable:
         at.held = at.held[len(gone) :]
         freed = sum(h.nbytes for h in gone)
         at.nbytes -= freed
+        at.open_bytes -= sum(h.nbytes for h in gone if h.index > at.frozen_through)
         at.rows -= sum(h.rows for h in gone)
         self.nbytes -= freed
         self.rows -= sum(h.rows for h in gone)

@@ -36,7 +36,7 @@ from nodeagent.partition.hash import shard_of, slot_of, time_partition
 DATA = Fleet(storage_groups=40, weeks=52, step_ms=12 * 3_600_000)
 NONEMPTY_MIN = 1_500
 PLACES = 48
-WRITE_PAUSE_S = 0.01
+WRITE_PAUSE_S = 0.025
 """Of a test's writer after each row: it shares its processors with the fleet."""
 
 POLL_S = 0.05

@@ -9,13 +9,20 @@ from nodeagent.table import arrow
 from tests.host.test_compactor import SCHEMA, Node, P
 
 
-def node_with_a_row() -> Node:
-    node = Node()
-    session = f"a.1:{node.replica.propose([c.encode(c.OpenSession())])}.{node.replica.raft.term}"
+def opened_session(node: Node) -> str:
+    return f"a.1:{node.replica.propose([c.encode(c.OpenSession())])}.{node.replica.raft.term}"
+
+
+def write_row(node: Node, session: str, sequence: int) -> None:
     rows = pa.record_batch({"time": pa.array([1], pa.int64()), "v": pa.array([7], pa.int64())})
     ipc = arrow.encode(arrow.normalise(rows, SCHEMA))
-    node.replica.propose([c.encode(c.WriteRows(session, 1, 0, 3, P, "t", 1, 1, 1, 1, ipc))])
+    node.replica.propose([c.encode(c.WriteRows(session, sequence, 0, 3, P, "t", 1, 1, 1, 1, ipc))])
     node.take()
+
+
+def node_with_a_row() -> Node:
+    node = Node()
+    write_row(node, opened_session(node), 1)
     assert node.replica.state.memtable.nbytes
     return node
 

@@ -84,7 +84,7 @@ def test_a_checkpoint_before_a_leader_is_heard_purges_nothing() -> None:
     log = GroupLog(Base(1, 0, MEMBERS), HardState(1), [opaque] * 3)
     host = Host.open(CONFIG, "i", {"a.1": (log, payload)}, (), random.Random(1), 0, 0)
     replica = host.data["a.1"]
-    replica.unsaved = 1
+    replica.changed()
     host.tick(1_000, 0)
     saves = [n for n, j in host.take().jobs if isinstance(j, SaveCheckpoint)]
     assert saves

@@ -10,7 +10,7 @@ from nodeagent.host.mover import OWN_WAIT_MS, PARALLEL_UNITS, Mover
 from nodeagent.model.jobs import DropStaging
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SlotMove, Stage
 from nodeagent.model.requests import ErrorReply, OpenSource, SourceOpened, UnitPulled
-from nodeagent.scaling.moving import UNIT_SLOTS, rate_share
+from nodeagent.scaling.moving import UNIT_SLOTS, due, rate_share, units
 
 SLOTS = ((0, 6 * UNIT_SLOTS),)
 NEW = ("d", "a", "e")
@@ -107,6 +107,22 @@ def test_orders_are_refused_while_paused_with_the_way_out() -> None:
         assert isinstance(reply, ErrorReply) and reply.code == "refused"
         assert reply.next_step == "iotctl ops resume op-1"
     assert not any(isinstance(r, UnitPulled) for r in refused.values())
+
+
+def test_only_what_this_incarnation_has_not_recorded_is_due() -> None:
+    """A copy of an earlier life of the node, of another target or of other slots does not count."""
+    op = operation()
+    cut = units(op)
+    assert [u.slots for u in due(op, cut, "d", "i-d")] == [u.slots for u in cut]
+    first, second, *others = (u.slots for u in cut)
+    op.copies = [
+        CopyRecord("d.2", "d", "i-d", first, "x", 1, 1),
+        CopyRecord("d.2", "d", "i-old", second, "x", 1, 1),
+        CopyRecord("d.2", "e", "i-d", second, "x", 1, 1),
+        CopyRecord("x.2", "d", "i-d", second, "x", 1, 1),
+    ]
+    assert [u.slots for u in due(op, cut, "d", "i-d")] == [second, *others]
+    assert not due(op, cut, "b", "i-b"), "b is no member of the target"
 
 
 def test_the_rate_is_that_of_all_nodes_together() -> None:

@@ -86,6 +86,19 @@ def test_missing_columns_become_null_in_schema_order() -> None:
     assert batch.to_pylist() == [{"time": 0, "site": None, "d": None, "dev": None, "i": 7, "s": None}]
 
 
+def test_rows_in_the_tables_form_are_taken_as_they_are() -> None:
+    """The short way gives what the long one gives, and refuses what that refuses."""
+    wanted = arrow_schema(SCHEMA)
+    row = {"time": 1, "site": "x", "d": 2, "dev": None, "i": 7, "s": "y"}
+    rows = pa.Table.from_pylist(
+        [row, row | {"d": None}], schema=pa.schema([(f.name, f.type) for f in wanted])
+    )
+    long_way = normalise(rows.select([*reversed(rows.schema.names)]), SCHEMA)
+    assert normalise(rows, SCHEMA).equals(long_way) and long_way.schema == wanted
+    with pytest.raises(InvalidInput, match="row 0"):
+        normalise(rows.set_column(0, "time", pa.array([None, 1], pa.int64())), SCHEMA)
+
+
 def test_null_time_names_the_row() -> None:
     """A null time is refused with the number of its first row."""
     with pytest.raises(InvalidInput, match="row 2"):

@@ -21,7 +21,7 @@ def test_totals_are_the_sums() -> None:
     mem = filled()
     at = mem.partition(A)
     assert at is not None
-    assert (mem.nbytes, mem.rows, at.nbytes, at.rows) == (100, 10, 80, 8)
+    assert (mem.nbytes, mem.rows, at.nbytes, at.rows, at.open_bytes) == (100, 10, 80, 8, 80)
     assert (at.first_index, at.last_index, at.last_write_ms, at.tables()) == (1, 4, 4, ("t", "u"))
     assert mem.first_index() == 1
 
@@ -49,7 +49,10 @@ def test_no_row_joins_a_frozen_range() -> None:
 def test_drop_moves_the_first_index_and_frees() -> None:
     """Dropping what is in files frees its bytes; an empty partition disappears."""
     mem = filled()
+    mem.freeze(A, 1)
     assert mem.drop(A, 3) == 40
+    at = mem.partition(A)
+    assert at is not None and at.open_bytes == at.nbytes == 40
     assert (mem.nbytes, mem.rows, mem.first_index()) == (60, 6, 2)
     assert mem.drop_partition(A) == 40 and mem.partition(A) is None
     assert mem.drop_partition(B) == 20
