@@ -270,8 +270,8 @@ class Replica:
         """Save the state when it changed; then the log before it may go."""
         if self._saving or self._installing or not self.unsaved or self.seen < self.state_index:
             return
-        rest_ms = 0 if self.pressing else CHECKPOINT_ROWS_MS - CHECKPOINT_MIN_MS
-        if not force and self.desk.now < self._save_from + rest_ms:
+        patience_ms = 0 if self.pressing else CHECKPOINT_ROWS_MS - CHECKPOINT_MIN_MS
+        if not force and self.desk.now < self._save_from + patience_ms:
             return
         saved = Saved(self._base_at(self.log_needed_after()), self.encode_state(None))
         self._saving = True

@@ -63,7 +63,7 @@ def test_a_skewed_cluster_is_made_even_and_stays_so(make_world: MakeWorld) -> No
     assert shown["slots_done"] == summary["slots_moved"]
     # Rows that are still in memory when it is planned travel too, in small files of their own.
     moving = {move["slot"] for move in planned.json["moves"]}
-    small = sum(s in moving for s in world.slots(load.seen.acked).values()) * COPIES_MAX * SMALL_FILE
+    small = sum(s in moving for s in world.slots(list(load.seen.acked)).values()) * COPIES_MAX * SMALL_FILE
     received, planned_bytes = sum(world.received(operation).values()), summary["bytes_copied"]
     assert 0.95 * planned_bytes <= received <= 1.05 * planned_bytes + small, (received, planned_bytes, small)
     probes = world.check_load(load)
