@@ -3,18 +3,19 @@
 One daemon thread runs a loop; calls hand their coroutine over and wait. Safe to use from any thread.
 """
 
+from __future__ import annotations
+
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-import pyarrow as pa
 import uvloop
 
 from nodeagent.client.changes import OnProgress, Until, has_ended
 from nodeagent.client.cluster import STATUS_TIMEOUT_S, Cluster
+from nodeagent.client.report import IN_FLIGHT_MAX, ROWS_MAX, DeleteReport, WriteReport
 from nodeagent.client.spec import ClusterSpec
-from nodeagent.client.writer import IN_FLIGHT_MAX, ROWS_MAX, DeleteReport, WriteReport
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Operation, Ranges
@@ -31,7 +32,11 @@ from nodeagent.model.requests import (
     UnitPulled,
 )
 from nodeagent.model.schema import TableSchema
-from nodeagent.table.arrow import Rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nodeagent.table.arrow import Rows
 
 _T = TypeVar("_T")
 
@@ -39,7 +44,7 @@ _T = TypeVar("_T")
 class BlockingCluster:
     """See `Cluster` for each verb. Close it, or use it in a `with` block."""
 
-    def __init__(self, cluster: Cluster, loop: "LoopThread") -> None:
+    def __init__(self, cluster: Cluster, loop: LoopThread) -> None:
         """`cluster` must belong to `loop`."""
         self._cluster = cluster
         self._loop = loop

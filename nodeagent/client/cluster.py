@@ -1,27 +1,29 @@
-"""The asynchronous front: one object for everything a program does with a cluster."""
+"""The asynchronous front: one object for everything a program does with a cluster.
+
+What handles rows is imported when the first are: that takes longer than most commands of an operator.
+"""
+
+from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Self, TypeVar
-
-import pyarrow as pa
+from functools import cached_property
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from nodeagent.client.calls import Calls
 from nodeagent.client.changes import Changes, OnProgress, Until, has_ended
 from nodeagent.client.link import Link, NetworkLink
-from nodeagent.client.reader import TIME_MAX, TIME_MIN, Reads
-from nodeagent.client.spec import TIMEOUT_S, ClusterSpec
-from nodeagent.client.writer import (
+from nodeagent.client.report import (
     IN_FLIGHT_MAX,
     ROWS_MAX,
-    BulkWriter,
+    TIME_MAX,
+    TIME_MIN,
     DeleteReport,
     WriteReport,
-    Writes,
-    bulk,
 )
+from nodeagent.client.spec import TIMEOUT_S, ClusterSpec
 from nodeagent.model.errors import FileCorrupt, NodeAgentError, Unavailable
 from nodeagent.model.ids import META, GroupId, NodeId
 from nodeagent.model.limits import CHUNK_BYTES
@@ -50,7 +52,13 @@ from nodeagent.model.requests import (
     UnitPulled,
 )
 from nodeagent.model.schema import TableSchema
-from nodeagent.table.arrow import Rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from nodeagent.client.reader import Reads
+    from nodeagent.client.writer import BulkWriter, Writes
+    from nodeagent.table.arrow import Rows
 
 STATUS_TIMEOUT_S = 2.0
 CHECK_TIMEOUT_S = 600.0
@@ -68,8 +76,6 @@ class Cluster:
     def __init__(self, link: Link, *, timeout_s: float = TIMEOUT_S, rng: random.Random | None = None) -> None:
         self._link = link
         self._calls = Calls(link, timeout_s, rng or random.Random())
-        self._writes = Writes(self._calls)
-        self._reads = Reads(self._calls)
         self._changes = Changes(self._calls)
 
     @classmethod
@@ -153,6 +159,18 @@ class Cluster:
 
     # --- rows ------------------------------------------------------------------------------------
 
+    @cached_property
+    def _writes(self) -> Writes:
+        from nodeagent.client.writer import Writes
+
+        return Writes(self._calls)
+
+    @cached_property
+    def _reads(self) -> Reads:
+        from nodeagent.client.reader import Reads
+
+        return Reads(self._calls)
+
     async def put_schema(self, schema: TableSchema, ttl_ms: int | None = None) -> TableSchema:
         """Create a table or add columns, set its TTL if one is given (0: none); the schema in force."""
         return await self._writes.put_schema(schema, ttl_ms)
@@ -179,6 +197,8 @@ class Cluster:
 
     def writer(self, in_flight: int = IN_FLIGHT_MAX) -> AbstractAsyncContextManager[BulkWriter]:
         """For many small writes: `async with cluster.writer() as w: await w.write(...)`."""
+        from nodeagent.client.writer import bulk
+
         return bulk(self._writes, in_flight)
 
     async def delete(

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nodeagent.client.calls import Calls, Deadline, pause
+from nodeagent.client.report import TIME_MAX, TIME_MIN
 from nodeagent.client.retry import Backoff
 from nodeagent.client.routes import Leg, Mask, in_transition, mask_of, mask_of_ranges
 from nodeagent.model.config import ClusterSettings
@@ -53,8 +54,6 @@ LEGS_MAX = 8
 
 SLOTS_LISTED_MAX = 4096
 """A time range of up to this many (time partition, shard) is narrowed to its slots."""
-
-TIME_MIN, TIME_MAX = -(1 << 63), (1 << 63) - 1
 
 _NEWEST = (1 << 62,)
 """Order of what the group merged already: no delete of its own applies to it again."""

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from nodeagent.client.attempt import Attempt, Build
 from nodeagent.client.calls import Calls, run_bounded
+from nodeagent.client.report import IN_FLIGHT_MAX, ROWS_MAX, DeleteReport, WriteReport
 from nodeagent.client.sessions import Sessions, Ticket
 from nodeagent.model.errors import (
     InvalidInput,
@@ -42,25 +43,6 @@ from nodeagent.model.schema import TableSchema
 from nodeagent.partition.hash import slot_of
 from nodeagent.partition.rows import split_rows
 from nodeagent.table.arrow import Rows, encode, infer_schema, normalise
-
-ROWS_MAX = 20_000
-"""Rows of one write entry; its bytes are bounded by `WRITE_BYTES_MAX` besides."""
-
-IN_FLIGHT_MAX = 64
-"""Entries of one `write` call, or of one `BulkWriter`, that wait for their answers."""
-
-
-class WriteReport(msgspec.Struct, frozen=True):
-    """What was acknowledged: durable on a majority and visible to strong reads."""
-
-    rows: int
-    entries: int
-    seconds: float
-
-
-class DeleteReport(msgspec.Struct, frozen=True):
-    partitions: int
-    seconds: float
 
 
 class Writes:

@@ -389,6 +389,20 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+def test_commands_without_rows_do_without_arrow(spec: Path) -> None:
+    """It takes longer to import than all else they do. Nobody answers here, which `status` says as well."""
+    code = (
+        "import sys\n"
+        "from iotctl.cli.main import run\n"
+        "print(run(sys.argv[1:]), [m for m in ('pyarrow', 'pandas') if m in sys.modules])\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path.cwd()), "IOTCTL_CLUSTER": str(spec)}
+    for line in ("cluster status", "ops list", "plan add-node node9", "cluster events"):
+        command = [sys.executable, "-c", code, *line.split()]
+        done = subprocess.run(command, capture_output=True, text=True, env=env, check=True)
+        assert done.stdout.splitlines()[-1].endswith(" []"), (line, done.stdout)
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(tmp_path: Path, shell: str) -> None:
     """Each shell has one; another is a usage error."""
