@@ -135,16 +135,13 @@ def run_case(fleet: Fleet, case: Case) -> float:
     """One case; how many seconds it took. Raises `AssertionError`, which says what did not hold."""
     world, began = fleet.world, time.monotonic()
     fleet.turn(case.kind)
-    plan = world.iotctl("plan", case.kind, NODE, "-o", "json")
-    assert plan.code == 0, plan.err
-    load = world.load({move["slot"] for move in plan.json["moves"]})
-    # Sizes change while rows are written and merged: another place on the ring would move other slots.
-    place = ("--after", plan.json["steps"][0]["after"]) if case.kind == "add-node" else ()
     fleet.hold(case.point)
     fleet.prepare(case.kind)  # the newcomer, which nobody knows yet, starts with the point
-    iotctl = world.process("cluster", case.kind, NODE, "--yes", "--rate", RATE, *place)
+    iotctl = world.process("cluster", case.kind, NODE, "--yes", "--rate", RATE)
     operation = world.open_operation()
     world.reconnect()
+    moved = {slot for move in operation.moves for slot in to_slots(move.slots)}
+    load = world.load(moved)
     record = world.wait_stage(operation.id, case.stage)
     driver = world.process("migrate", "--op", operation.id) if case.role == "Spark driver" else None
     if driver is not None:
@@ -173,7 +170,6 @@ def run_case(fleet: Fleet, case: Case) -> float:
         _tidy(world)
     until(lambda: world.status().healthy, 60.0, lambda: str(world.status().problems))
     world.check_load(load)
-    moved = {slot for move in operation.moves for slot in to_slots(move.slots)}
     assert moved & set(world.slots(load.seen.acked).values()), "no row went to a slot that moved"
     said = world.iotctl("verify", "--depth", "hash")
     assert said.code == 0, said.out + said.err

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from iotctl.execute.operations import steer
 from nodeagent.model.operation import Operation, Stage
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import NONEMPTY_MIN, Said, World, gaining_members, kill_session, until
@@ -38,9 +39,12 @@ def added(make_world: MakeWorld) -> Iterator[Added]:
     assert plan.code == 0, plan.err
     iotctl = world.process("cluster", "add-node", "node6", "--after", "node2", "--yes")
     operation = world.open_operation()
-    driver = world.process("migrate", "--op", operation.id)
+    # Paused until the rate is set, else all may have moved before anybody is killed.
+    assert world.iotctl("ops", "pause", operation.id).code == 0
     world.wait_stage(operation.id, Stage.MOVING)
     assert world.iotctl("ops", "set", operation.id, "--rate", SLOW).code == 0
+    steer(world.cluster, operation.id, "resume", "tester")
+    driver = world.process("migrate", "--op", operation.id)
     killed = []
     assert iotctl.poll() is None, world.said_by(iotctl)
     kill_session(iotctl)
