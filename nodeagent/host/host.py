@@ -205,7 +205,11 @@ class Host:
 
     def _raft(self, group: GroupId, log: RaftLog, hard: HardState, applied: int) -> Raft:
         draw = partial(self.leadership.timeout_share, group)
-        return Raft(self.node, log, hard, self.config.raft, draw, self.desk.now, applied)
+        settings = self.config.raft
+        if group == META:
+            # Every node acts on what it reads there.
+            settings = msgspec.structs.replace(settings, commit_news_ms=0)
+        return Raft(self.node, log, hard, settings, draw, self.desk.now, applied)
 
     def _add_data(self, group: GroupId, raft: Raft, state: DataState) -> None:
         replica = DataReplica(

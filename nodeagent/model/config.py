@@ -23,6 +23,8 @@ class RaftSettings(msgspec.Struct, frozen=True):
 
     heartbeat_ms: int = 150
     election_timeout_ms: int = 1500
+    commit_news_ms: int = 30
+    """So long followers of a data group may learn of a commit later than they could; 0 tells them at once."""
 
 
 class Seed(msgspec.Struct, frozen=True):

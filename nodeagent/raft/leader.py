@@ -42,6 +42,7 @@ class Leader:
         "_transfer",
         "dirty",
         "heartbeat_at",
+        "news_at",
         "peers",
         "progress",
         "quorum_at",
@@ -67,6 +68,9 @@ class Leader:
 
         self.dirty = True
         """Something may have to be sent."""
+
+        self.news_at: int | None = None
+        """When followers are told of a commit that no append has told them of."""
 
         self.heartbeat_at = state.clock + state.settings.heartbeat_ms
         self.quorum_at = state.clock + state.settings.election_timeout_ms
@@ -155,8 +159,10 @@ class Leader:
                 self.maybe_commit()
             if self._transfer is not None and self._transfer[0] == peer:
                 self._maybe_hand_over()
-        if progress.next <= log.last_index or state.commit > progress.commit_sent:
+        if progress.next <= log.last_index:
             self.dirty = True
+        if state.commit > progress.commit_sent:
+            self._owe_news()
 
     def _reconnect(self, progress: Progress, match: int) -> None:
         """An accepted append ends a probe, and a pause for a snapshot however the entries came there."""
@@ -205,9 +211,23 @@ class Leader:
             return
         assert state.log.term(index) == state.term, (index, state.term)
         state.commit_to(index)
-        self.dirty = True
+        self._owe_news()
+        if self.reads.waiting:
+            self.dirty = True  # the first commit of the term lets them begin
         if node not in voters and state.log.config_index <= index:
             self.retired = True
+            self.news_at = state.clock  # the last that is heard of us
+
+    def _owe_news(self) -> None:
+        """Followers learn of a commit by the next append, or by a heartbeat when none follows soon.
+
+        A heartbeat for each commit was half of all messages at fifty writes a second.
+        """
+        wait = self.state.settings.commit_news_ms
+        if wait == 0:
+            self.dirty = True
+        elif self.news_at is None:
+            self.news_at = self.state.clock + wait
 
     # Sending
 
@@ -215,6 +235,9 @@ class Leader:
         """Build what is due: at most one append per peer, or else one heartbeat for news of commit."""
         state = self.state
         beat = False
+        due = self.news_at is not None and state.clock >= self.news_at
+        tell = due or state.settings.commit_news_ms == 0
+        owed = False
         if self.reads.waiting and state.commit >= self.term_start:
             self.reads.open_round(state.commit)
             beat = True
@@ -224,10 +247,13 @@ class Leader:
             progress = self.progress[peer]
             appended = self._maybe_append(peer, progress, last)
             known = min(progress.match, state.commit)
-            if beat or (known > progress.commit_sent and not appended):
+            if beat or (tell and known > progress.commit_sent and not appended):
                 self._beat(peer, progress)
+            owed = owed or known > progress.commit_sent
             if progress.state is _REPLICATE and progress.next <= last and not progress.is_full:
                 self.dirty = True
+        if not owed:
+            self.news_at = None
         if beat:
             self._answer_reads()
 
@@ -341,6 +367,8 @@ class Leader:
     @property
     def deadline(self) -> int:
         soonest = min(self.heartbeat_at, self.quorum_at)
+        if self.news_at is not None:
+            soonest = min(soonest, self.news_at)
         return soonest if self._transfer is None else min(soonest, self._transfer[1])
 
     def tick(self) -> bool:
@@ -353,6 +381,8 @@ class Leader:
             if not self._has_quorum():
                 return False
             self._repeat_offers()
+        if self.news_at is not None and now >= self.news_at:
+            self.dirty = True
         if now >= self.heartbeat_at:
             self.heartbeat_at = now + self.state.settings.heartbeat_ms
             for peer in self.peers:

@@ -151,6 +151,7 @@ def _check_values(config: NodeConfig, lines: dict[_Path, int], name: str) -> Non
             raft.election_timeout_ms > 2 * raft.heartbeat_ms,
             "an election timeout is longer than two heartbeats",
         ),
+        (("raft", "commit_news_ms"), raft.commit_news_ms >= 0, "zero or more is expected"),
         *(((key,), getattr(config, key) > 0, "a positive number is expected") for key in _POSITIVE),
     ]
     for path, holds, what in rules:

@@ -33,6 +33,7 @@ from nodeagent.model.requests import (
     SetHolds,
 )
 from nodeagent.model.schema import Column, TableSchema
+from nodeagent.raft import RaftLog
 from nodeagent.testing.sim import configs
 
 CONFIG = configs(["a", "b", "c"], ClusterSettings("t", slots=10), 3)[0]
@@ -58,6 +59,14 @@ def test_damage_of_an_unknown_group_stops_every_group() -> None:
     """It may have been any group's promise, so none votes or acknowledges."""
     host = open_host(1, Damage(1, 0, "", 0, 0, "unreadable"))
     assert not host.data and set(host.damaged) == {META, "a.1"}
+
+
+def test_news_of_a_commit_waits_in_data_groups_only() -> None:
+    """Every node acts on what the meta group says: there 30 ms a record would make each change slower."""
+    host = Host.open(CONFIG, "i", {}, (), random.Random(1), 0, 0)
+    empty = RaftLog(Base(0, 0, Config()), [])
+    waits = {g: host._raft(g, empty, HardState(), 0).settings.commit_news_ms for g in (META, "a.1")}
+    assert waits == {META: 0, "a.1": CONFIG.raft.commit_news_ms} and waits["a.1"] > 0
 
 
 def test_a_group_the_log_forgot_is_removed_and_never_run() -> None:

@@ -17,7 +17,7 @@ from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
 from nodeagent.model.raft_messages import AppendReply, RaftMessage, VoteReply, VoteRequest
 from nodeagent.raft import Raft, RaftLog, Ready, Role
 
-SETTINGS = RaftSettings(heartbeat_ms=10, election_timeout_ms=100)
+SETTINGS = RaftSettings(heartbeat_ms=10, election_timeout_ms=100, commit_news_ms=0)
 
 
 def commands(*names: str) -> list[bytes]:
@@ -71,7 +71,7 @@ class Node:
         log = RaftLog(self.disk.base, list(self.disk.entries))
         draw = self.cluster.random.random
         self.raft = Raft(
-            self.name, log, self.disk.hard, SETTINGS, draw, self.cluster.clock, self.disk.applied
+            self.name, log, self.disk.hard, self.cluster.settings, draw, self.cluster.clock, self.disk.applied
         )
         self.pending: deque[Ready] = deque()
         self.applied = max(self.disk.applied, self.disk.base.index)
@@ -162,8 +162,16 @@ class Node:
 class Cluster:
     """Nodes `a`, `b`, ... and the links between them. `wire` holds what is under way."""
 
-    def __init__(self, voters: str, learners: str = "", spare: str = "", seed: int = 0) -> None:
+    def __init__(
+        self,
+        voters: str,
+        learners: str = "",
+        spare: str = "",
+        seed: int = 0,
+        settings: RaftSettings = SETTINGS,
+    ) -> None:
         self.random = random.Random(seed)
+        self.settings = settings
         self.clock = 0
         self.wire: list[tuple[str, str, RaftMessage]] = []
         self.cut: set[tuple[str, str]] = set()

@@ -1,5 +1,6 @@
 """One node under test; the peers are played by hand."""
 
+from nodeagent.model.config import RaftSettings
 from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
 from nodeagent.model.raft_messages import AppendReply, RaftMessage, VoteReply
 from nodeagent.raft import Raft, RaftLog, Ready, Role
@@ -12,12 +13,18 @@ def entries(*terms: int) -> list[Entry]:
 
 
 def replica(
-    *terms: int, voters: str = "abc", learners: str = "", node: str = "a", term: int = 0, vote: str = ""
+    *terms: int,
+    voters: str = "abc",
+    learners: str = "",
+    node: str = "a",
+    term: int = 0,
+    vote: str = "",
+    settings: RaftSettings = SETTINGS,
 ) -> Raft:
     """A restarted follower whose log holds entries of `terms`; timeouts are exactly 100 ms."""
     log = RaftLog(Base(0, 0, Config(tuple(voters), tuple(learners))), entries(*terms))
     hard = HardState(max(term, *terms, 0), vote)
-    return Raft(node, log, hard, SETTINGS, lambda: 0.0, 0, 0)
+    return Raft(node, log, hard, settings, lambda: 0.0, 0, 0)
 
 
 def flush(raft: Raft, durable: bool = True) -> Ready:
@@ -29,9 +36,15 @@ def flush(raft: Raft, durable: bool = True) -> Ready:
     return ready
 
 
-def leader(*terms: int, voters: str = "abc", learners: str = "", durable: bool = True) -> Raft:
+def leader(
+    *terms: int,
+    voters: str = "abc",
+    learners: str = "",
+    durable: bool = True,
+    settings: RaftSettings = SETTINGS,
+) -> Raft:
     """`a`, just elected by everybody; its no-op is the newest entry."""
-    raft = replica(*terms, voters=voters, learners=learners)
+    raft = replica(*terms, voters=voters, learners=learners, settings=settings)
     raft.tick(100)
     for pre in (True, False):
         for voter in voters[1:]:

@@ -1,8 +1,9 @@
 """Replication: windows, batches, lost and reordered messages, snapshots."""
 
 import pytest
+from msgspec.structs import replace
 
-from nodeagent.model.entries import Base
+from nodeagent.model.entries import Base, Config
 from nodeagent.model.errors import Overloaded, Refused
 from nodeagent.model.limits import (
     APPEND_BYTES_MAX,
@@ -19,10 +20,10 @@ from nodeagent.model.raft_messages import (
     SnapshotOffer,
     TimeoutNow,
 )
-from nodeagent.raft import ProgressState
+from nodeagent.raft import ProgressState, Role
 from nodeagent.raft.progress import Progress
 
-from .network import Cluster
+from .network import SETTINGS, Cluster
 from .single import entries, flush, hold, leader, replica, sent
 
 
@@ -47,6 +48,55 @@ def test_news_of_commit_leaves_at_once_and_once() -> None:
     hold(raft, "c", 1)
     ready = flush(raft)
     assert sent(ready, Heartbeat, "c") == [Heartbeat(1, 1)] and not sent(ready, Heartbeat, "b")
+
+
+LATER = replace(SETTINGS, heartbeat_ms=50, commit_news_ms=20)
+
+
+def test_news_of_commit_rides_on_the_next_append() -> None:
+    """At many small writes a heartbeat for each commit is half of all messages."""
+    raft = leader(settings=LATER)
+    hold(raft, "bc", 1)
+    assert raft.commit == 1 and not sent(flush(raft), Heartbeat)
+    raft.propose([b"x"], 110)
+    ready = flush(raft)
+    assert not sent(ready, Heartbeat)
+    assert [m.commit for m in sent(ready, AppendRequest) if isinstance(m, AppendRequest)] == [1, 1]
+    assert raft.deadline() == 150, "all were told"
+
+
+def test_news_of_commit_leaves_in_time_when_no_append_follows() -> None:
+    raft = leader(1, 1, settings=LATER)
+    hold(raft, "b", 3)
+    assert raft.deadline() == 120
+    raft.step("c", AppendReply(2, False, 2), 119)
+    ready = flush(raft)
+    assert sent(ready, AppendRequest, "c") and not sent(ready, Heartbeat), "what c is sent does not tell b"
+    raft.tick(120)
+    assert sent(flush(raft), Heartbeat) == [Heartbeat(2, 3)]
+    hold(raft, "c", 3)
+    assert raft.deadline() == 150, "the append told c"
+
+
+def test_a_read_does_not_wait_for_the_news_of_commit() -> None:
+    """Its round tells of the commit, so that the follower that asked can answer at once."""
+    raft = leader(settings=LATER)
+    raft.read(7, 100)
+    flush(raft)  # nothing can be confirmed before the first commit of the term
+    hold(raft, "b", 1)
+    assert sent(flush(raft), Heartbeat, "b") == [Heartbeat(1, 1, read=1)]
+
+
+def test_a_leader_that_leaves_tells_at_once() -> None:
+    """Its followers would wait for an election timeout to learn that they may commit without it."""
+    raft = leader(settings=LATER)
+    hold(raft, "bc", 1)
+    flush(raft)
+    raft.change(Config(("b", "c")), 100)
+    flush(raft)
+    hold(raft, "bc", 2)
+    assert raft.role is Role.FOLLOWER
+    assert sent(flush(raft), Heartbeat) == [Heartbeat(1, 2), Heartbeat(1, 2)]
 
 
 def test_heartbeat_commit_is_clipped_to_match() -> None:

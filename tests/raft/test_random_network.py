@@ -4,12 +4,13 @@ A failing seed replays exactly: `pytest -k 'seed-17'`.
 """
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.model.entries import Config
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.raft import Role
 
-from .network import Cluster
+from .network import SETTINGS, Cluster
 
 EVENTS = 1200
 
@@ -19,7 +20,8 @@ class Chaos:
 
     def __init__(self, seed: int) -> None:
         size = 3 + seed % 3
-        self.cluster = Cluster("abcde"[:size], spare="xyz", seed=seed)
+        settings = replace(SETTINGS, commit_news_ms=(0, 4, 30)[seed % 7 % 3])
+        self.cluster = Cluster("abcde"[:size], spare="xyz", seed=seed, settings=settings)
         self.random = self.cluster.random
         self.loss = self.random.choice([0.0, 0.05, 0.2])
         self.repeat = self.random.choice([0.0, 0.1, 0.3])
