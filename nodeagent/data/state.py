@@ -582,8 +582,8 @@ class DataState:
         )
 
     def superseded(self, old: "DataState", left: Iterable[FileMeta] = ()) -> tuple[FileMeta, ...]:
-        """Files of the state this one replaced, and of those that `left` its manifest and are not unlinked
-        yet, that will never be named here.
+        """Files of the state this one replaced, of its closes that waited for an earlier one, and of those
+        that `left` its manifest and are not unlinked yet, that will never be named here.
 
         None when this state is older: then the log after it makes files of the same names again.
         """
@@ -591,9 +591,10 @@ class DataState:
             return ()
         made_by = {p.index for p in self.pending} | {c.index for c in self.compacting}
         adopted = {f.meta.name for a in self.adopting for f in a.command.files}
+        unnamed = (f for p in old.pending for f in p.made or () if f is not None)
         return tuple(
             f
-            for f in (*old.manifest.files(), *left)
+            for f in (*old.manifest.files(), *unnamed, *left)
             if f.name not in self.manifest and f.name not in adopted and index_in(f.name) not in made_by
         )
 

@@ -346,6 +346,24 @@ def test_a_newer_state_says_which_files_of_the_old_one_go() -> None:
     assert old.state.superseded(new.state) == ()
 
 
+def test_a_newer_state_deletes_what_waited_for_an_earlier_close() -> None:
+    """Its file is on the disk and in no manifest: the earlier close met a full disk, then a snapshot came."""
+    old = Group()
+    old.open_session()
+    for p in (P, Q):
+        old.write(p)
+        old.close(p)
+    new = old.restart()
+    new.finish()
+    old.state.jobs.pop(0)
+    old.finish()
+    (waiting,) = (f for p in old.state.pending for f in p.made or () if f is not None)
+    assert new.state.superseded(old.state) == ()
+    new.do(c.Seal("op", 1, ((0, 10),)))
+    new.do(c.Release("op", 1))
+    assert new.state.superseded(old.state) == (waiting,)
+
+
 def test_what_was_released_is_not_settled_while_files_are_still_adopted() -> None:
     """In a rebalance a group gives and takes: staged files stay until the adopted ones are there."""
     slots = Slots(open={1, 2})
