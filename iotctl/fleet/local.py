@@ -133,13 +133,18 @@ class LocalFleet:
         for node in self.nodes():
             if node.pid is None and node.name in wanted:
                 home = Path(node.directory)
-                process.start(
-                    self._command(home),
-                    directory=home,
-                    log=home / "agent.log",
-                    pid_file=home / "agent.pid",
-                    word=str(home),
-                )
+                try:
+                    process.start(
+                        self._command(home),
+                        directory=home,
+                        log=home / "agent.log",
+                        pid_file=home / "agent.pid",
+                        word=str(home),
+                    )
+                except FileNotFoundError:
+                    if home.exists():
+                        raise
+                    continue  # put aside just now: whoever removes the node was at work
                 started.append(node.name)
         return started
 

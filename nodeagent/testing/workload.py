@@ -390,7 +390,9 @@ class Reader:
                     return again()
                 # The new group has applied its deletes to its own rows.
                 parts = [((), pa.concat_tables([arrow.decode(p.ipc) for p in older])), ((NEWEST,), rows)]
-                deletes = [t for t in pages[0].tombstones if t.partition == partition]
+                # Of every page: rows of a later one may be gone by a delete that the first did not know.
+                known = dict.fromkeys(t for page in pages for t in page.tombstones)
+                deletes = [t for t in known if t.partition == partition]
                 whole = merge(parts, deletes, spec.schema, spec)
                 self._check(storage_group, week, interval, floor, expired, whole)
                 return then(True)
