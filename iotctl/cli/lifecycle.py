@@ -4,6 +4,7 @@ machines."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,7 +76,8 @@ def deploy(
             _show_plan(session, todo.plan)
             new = " as a new cluster" if todo.plan.new_cluster else ""
             session.confirm(f"deploy {session.source.name}{new}?", yes=yes)
-        with session.locked("cluster deploy"), session.progress() as progress:
+        lock = session.locked("cluster deploy") if todo.plan.has_changes else nullcontext()
+        with lock, session.progress() as progress:
             deploying.execute(
                 session.source, todo, session.env, machines, partial(_step, progress), now_ms=now_ms()
             )
