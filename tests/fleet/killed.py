@@ -1,4 +1,4 @@
-"""`python -m tests.fleet.killed EVENT:STEP before|after FILE -- WORDS…`: iotctl, killed at a record of its run.
+"""`python -m tests.fleet.killed EVENT:STEP before|after FILE -- WORDS…`: iotctl, killed there.
 
 SIGKILL comes before the record is written anywhere, or once it is; FILE then says so."""
 
