@@ -4,6 +4,7 @@ machines."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,7 +76,8 @@ def deploy(
             _show_plan(session, todo.plan)
             new = " as a new cluster" if todo.plan.new_cluster else ""
             session.confirm(f"deploy {session.source.name}{new}?", yes=yes)
-        with session.progress() as progress:
+        lock = session.locked("cluster deploy") if todo.plan.has_changes else nullcontext()
+        with lock, session.progress() as progress:
             deploying.execute(
                 session.source, todo, session.env, machines, partial(_step, progress), now_ms=now_ms()
             )
@@ -171,7 +173,7 @@ def restart(
         _emit_rolled(session, None)
         return
     session.confirm(f"restart {', '.join(names)} of {session.source.name}, one by one?", yes=yes)
-    with _machines(session) as machines:
+    with _machines(session) as machines, session.locked(f"cluster restart {' '.join(names)}"):
         rolled = _roll(session, machines, names, "iotctl cluster restart", at_once)
     _emit_rolled(session, rolled)
 
@@ -208,16 +210,17 @@ def upgrade(
             return 0
         _show_plan(session, todo.plan)
         session.confirm(f"upgrade {session.source.name} to {todo.plan.version}?", yes=yes)
-        with session.progress() as progress:
-            todo = deploying.execute(
-                session.source, todo, session.env, machines, partial(_step, progress), now_ms=now_ms()
-            )
+        with session.locked(f"cluster upgrade to {todo.plan.version}"):
+            with session.progress() as progress:
+                todo = deploying.execute(
+                    session.source, todo, session.env, machines, partial(_step, progress), now_ms=now_ms()
+                )
 
-        def between(node: str) -> None:
-            deploying.configure(todo, node, machines.of(todo.entries[node]))
+            def between(node: str) -> None:
+                deploying.configure(todo, node, machines.of(todo.entries[node]))
 
-        rolled = _roll(session, machines, behind, "iotctl cluster upgrade", at_once, between)
-        deleted, failed = deploying.prune(todo, machines)
+            rolled = _roll(session, machines, behind, "iotctl cluster upgrade", at_once, between)
+            deleted, failed = deploying.prune(todo, machines)
     _emit_rolled(session, rolled)
     if deleted:
         session.output.note(f"deleted, for no node runs it any more: {', '.join(deleted)}")

@@ -138,6 +138,28 @@ def release(ctx: typer.Context, operation: Id) -> None:
     _print(session, [found])
 
 
+@app.command()
+def unlock(
+    ctx: typer.Context,
+    number: Annotated[int, typer.Argument(metavar="NUMBER", help="The lock's, as the refusal names it.")],
+    yes: Yes = False,
+) -> None:
+    """Take the cluster's lock from a program that will not come back; one that still runs stops its work."""
+    from iotctl.errors import RefusedProblem
+    from iotctl.execute.lock import drop, kept
+    from iotctl.humanize import span_text
+
+    session = session_of(ctx)
+    held, _ = kept(session.cluster)
+    if held is None or held.serial != number:
+        now = f"it is {held.serial}, of {held.owner}: {held.what}" if held else "none is held"
+        raise RefusedProblem(f"lock {number} is not held", why=now)
+    age = span_text((now_ms() - held.since_ms) / 1000)
+    session.confirm(f"take the lock from {held.owner} ({held.what}, for {age})?", yes=yes)
+    drop(session.cluster, held, session.operator)
+    session.output.emit("ops-unlock", held, lambda: [f"{held.owner} does not hold the lock any more"])
+
+
 @app.command("set")
 def set_option(
     ctx: typer.Context,

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -15,6 +16,7 @@ import typer
 from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
+    from iotctl.execute.lock import HeldLock
     from iotctl.output.table import Table
     from iotctl.playbook.model import Journal, Ran, Report, StepResult
     from iotctl.playbook.run import Runner, Values
@@ -70,7 +72,7 @@ def run(
 ) -> int:
     """Run it. What is done already is left alone; after a failure `--resume` goes on."""
     from iotctl.errors import UsageProblem
-    from iotctl.playbook.journal import FileJournal, find_run, new_run_id
+    from iotctl.playbook.journal import FileJournal, RunJournal, find_run, new_run_id
     from iotctl.spec.find import runs_dir
 
     session = session_of(ctx)
@@ -79,14 +81,23 @@ def run(
         raise UsageProblem(f"{run_id}: a run is named with --resume only")
     runs = runs_dir(session.options.cluster, session.env, session.cwd)
     path = runs / f"{new_run_id()}.jsonl"
+    if resume:
+        _bring(session, runs, run_id, book.file.name)
     journal = find_run(runs, run_id, book.file.name) if resume else FileJournal(path)
     words = ["iotctl", *_global_options(session), "playbook", "run", file, *_said(book, var)]
     again = shlex.join([*words, "--resume", journal.run_id])
     session.on_interrupt = lambda: ("the step that was running is looked at again", again)
-    try:
-        report = _runner(session, book, var, journal, approve or [], again).run()
-    finally:
-        journal.close()
+    with closing(journal), ExitStack() as held:
+
+        def keeper() -> HeldLock | None:
+            if session.lock is None:
+                held.enter_context(session.locked(f"playbook {book.file.name}, run {journal.run_id}"))
+            return session.lock
+
+        record = RunJournal(journal, book.file.name, keeper)
+        report = _runner(session, book, var, record, approve or [], again).run()
+        if session.lock is not None:
+            session.lock.outcome = f"changed {report.changed}, failed {report.failed}"
     return _reported(session, file, report, junit, json, "playbook-run", fail_on_change=fail_on_change)
 
 
@@ -100,6 +111,20 @@ def schema(ctx: typer.Context) -> None:
 
     session = session_of(ctx)
     session.out.write(msgspec.json.format(msgspec.json.encode(schema_of(verbs())), indent=2).decode() + "\n")
+
+
+def _bring(session: Session, runs: Path, run_id: str, name: str) -> None:
+    """Write what the cluster knows of these runs beside what this machine knows."""
+    from iotctl.errors import IotctlError
+    from iotctl.execute.lock import kept
+    from iotctl.playbook.journal import bring
+    from nodeagent.model.errors import NodeAgentError
+
+    with suppress(IotctlError, NodeAgentError):  # one that does not answer knows nothing now
+        for run in kept(session.cluster)[1]:
+            if run.id == run_id or (not run_id and run.name == name):
+                whole = next(r for r in kept(session.cluster, run.id)[1] if r.id == run.id)
+                bring(runs, run.id, whole.entries)
 
 
 def _load(session: Session, file: str) -> Playbook:
@@ -208,7 +233,7 @@ class _Commands:
         front = ["-o", "json", "--no-input", *_global_options(outer)]
         front += ["--timeout", timeout] if timeout else []
         out, err = io.StringIO(), _Both(outer.err if outer.options.verbose else None, self._redact)
-        inner = Session(out, err, io.StringIO(), outer.env, outer.cwd, outer.connect)
+        inner = Session(out, err, io.StringIO(), outer.env, outer.cwd, outer.connect, lock=outer.lock)
         code = run_command([*front, *words], inner)
         # The signal was for all of us: nothing more may begin.
         if code == Exit.INTERRUPTED:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -16,6 +17,7 @@ from iotctl.errors import RefusedProblem
 
 if TYPE_CHECKING:
     from iotctl.execute.cluster import Cluster
+    from iotctl.execute.lock import HeldLock
     from iotctl.fleet.local import LocalFleet
     from iotctl.output.progress import Progress
     from iotctl.output.writer import Output
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     Connect = Callable[[ClusterSpec], Cluster]
 
 INTERRUPTED = ("what the cluster has accepted goes on", "iotctl ops list")
+ANSWER_S = 2.0
 FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 
 
@@ -54,6 +57,9 @@ class Session:
     options: GlobalOptions = field(default_factory=GlobalOptions)
     on_interrupt: Callable[[], tuple[str, str]] = lambda: INTERRUPTED
     """What is true when this run is interrupted now, and the next command."""
+
+    lock: HeldLock | None = None
+    """The cluster's, while this program holds it; steps of a playbook work under that of their run."""
 
     _source: ClusterSource | None = None
     _cluster: Cluster | None = None
@@ -120,6 +126,46 @@ class Session:
     def operator(self) -> str:
         """Who is recorded with a change."""
         return self.env.get("USER") or self.env.get("LOGNAME") or "operator"
+
+    @contextmanager
+    def locked(self, what: str) -> Iterator[None]:
+        """Hold the cluster's lock: who goes over its machines step by step does so alone. A cluster that does
+        not answer has none to give; what can be done then (to start it) is done.
+
+        Raises:
+            BusyProblem: another program holds it.
+            RefusedProblem: it was lost meanwhile.
+        """
+        from iotctl.execute.lock import HeldLock
+        from nodeagent.model.errors import NodeAgentError
+
+        if self.lock is not None:
+            self.lock.check()
+            yield
+            return
+        with ExitStack() as held:
+            cluster = self._answering()
+            if cluster is not None:
+                with suppress(NodeAgentError):
+                    self.lock = held.enter_context(HeldLock(cluster, what, self.operator, now_ms()))
+            try:
+                yield
+            finally:
+                self.lock = None
+
+    def _answering(self) -> Cluster | None:
+        """The cluster, if some node of it answers at once."""
+        from iotctl.errors import IotctlError
+        from nodeagent.model.errors import NodeAgentError
+
+        try:
+            answers = list(self.cluster.statuses(ANSWER_S).values())
+        except (IotctlError, NodeAgentError):
+            answers = []
+        if any(not isinstance(a, NodeAgentError) and a.cluster_id for a in answers):
+            return self.cluster
+        self.close()  # connected anew next time: a playbook may just be making it
+        return None
 
     def progress(self) -> Progress:
         return self.output.progress()

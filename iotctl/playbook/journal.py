@@ -1,18 +1,25 @@
-"""The record of a run in a file: one JSON line an entry, on disk before the next thing happens."""
+"""The record of a run: one JSON line an entry, in a file and in the cluster before the next thing happens.
+
+The file is there before the cluster is, and while it does not answer; from the cluster any machine goes on.
+"""
 
 import contextlib
 import fcntl
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import msgspec
 
-from iotctl.errors import BusyProblem, InputProblem, UsageProblem
+from iotctl.errors import BusyProblem, InputProblem, RefusedProblem, UsageProblem
 from iotctl.playbook.model import Entry
+from nodeagent.model.errors import NodeAgentError, Refused
+
+RETRY_S = 10.0
+"""How long a cluster that did not answer is not asked again."""
 
 
 class NoJournal:
@@ -52,7 +59,7 @@ class FileJournal:
             self._open()
             _sync_directory(self._path.parent)  # its name must be durable too
         assert self._file is not None
-        self._file.write(msgspec.json.encode(entry) + b"\n")
+        self._file.write(encode(entry) + b"\n")
         os.fsync(self._file.fileno())
         self._entries.append(entry)
 
@@ -91,6 +98,85 @@ class FileJournal:
                     next="begin a new run: what is done already is not done again",
                     where=f"{self._path}:{number}:1",
                 ) from None
+
+
+class Keeper(Protocol):
+    """Keeps records in the cluster, under its lock."""
+
+    def record(self, run: str, name: str, number: int, entry: bytes, *, ended: bool) -> None:
+        """May be asked twice. Raises `NodeAgentError` (`Refused` when the lock is lost)."""
+
+
+class RunJournal:
+    """`keeper` gives the cluster once it answers, None before; it raises `BusyProblem` when another holds
+    its lock, and then nothing is written."""
+
+    def __init__(
+        self,
+        file: FileJournal,
+        name: str,
+        keeper: Callable[[], Keeper | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._file = file
+        self._name = name
+        self._find = keeper
+        self._clock = clock
+        self._keeper: Keeper | None = None
+        self._told = 0
+        self._ask_at = 0.0
+
+    @property
+    def run_id(self) -> str:
+        return self._file.run_id
+
+    def entries(self) -> Sequence[Entry]:
+        return self._file.entries()
+
+    def append(self, entry: Entry) -> None:
+        """Raises `BusyProblem` or `RefusedProblem`: another process is at work; do nothing more."""
+        asked = self._clock() >= self._ask_at
+        if asked and self._keeper is None:
+            self._keeper = self._find()
+        self._file.append(entry)
+        if asked and not self._tell():
+            self._ask_at = self._clock() + RETRY_S
+
+    def _tell(self) -> bool:
+        """Everything the cluster has not heard; whether it has heard all now."""
+        if self._keeper is None:
+            return False
+        try:
+            for number, entry in enumerate(self.entries()[self._told :], self._told):
+                self._keeper.record(
+                    self.run_id, self._name, number, encode(entry), ended=entry.event == "ended"
+                )
+                self._told = number + 1
+        except Refused as error:
+            raise RefusedProblem(
+                "the run was stopped", why=error.what, next=error.next_step or "iotctl cluster events"
+            ) from None
+        except NodeAgentError:
+            return False
+        return True
+
+
+def encode(entry: Entry) -> bytes:
+    return msgspec.json.encode(entry)
+
+
+def bring(directory: Path, run_id: str, entries: Sequence[bytes]) -> None:
+    """Write the cluster's record of a run into its file here, unless that one knows more already."""
+    path = directory / f"{run_id}.jsonl"
+    if path.exists() and path.read_bytes().count(b"\n") >= len(entries):
+        return
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_suffix(".tmp")
+    with temporary.open("wb") as file:
+        file.write(b"".join(entry + b"\n" for entry in entries))
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _sync_directory(directory)
 
 
 def _sync_directory(path: Path) -> None:

@@ -4,6 +4,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from nodeagent.data import commands as data
 from nodeagent.host import reads, writes
@@ -15,7 +16,7 @@ from nodeagent.meta import commands as meta
 from nodeagent.model import requests as q
 from nodeagent.model.entries import Config
 from nodeagent.model.ids import META, NodeId
-from nodeagent.model.limits import COLUMNS_MAX, TABLES_MAX, TTL_MS_MAX
+from nodeagent.model.limits import COLUMNS_MAX, LOCK_TTL_MS_MAX, TABLES_MAX, TTL_MS_MAX
 from nodeagent.model.schema import TYPES
 from nodeagent.partition.table import PartitionTable
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from nodeagent.host.host import Host
 
 
-Leading = q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.GiveUp | q.Forward
+Leading = (q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.GiveUp | q.Forward) | (
+    q.TakeLock | q.DropLock | q.RecordRun
+)
 """What the leader of the meta group answers."""
 
 
@@ -40,7 +43,7 @@ class Handlers:
             return desk.refuse(token, "refused", self.host.admission.refused)
         if self.host.outcast:
             return desk.refuse(token, "unavailable", self.host.outcast, "ask another node")
-        if isinstance(request, q.GetMeta | Leading):
+        if isinstance(request, q.GetMeta | q.GetRuns | Leading):
             return self._to_meta(token, request)
         if isinstance(request, q.GetStatus | q.GetEvents | q.FetchChunk):
             return desk.refuse(token, "invalid_input", "the shell answers this request")
@@ -62,7 +65,7 @@ class Handlers:
 
     # --- meta --------------------------------------------------------------------------------------
 
-    def _to_meta(self, token: int, request: q.GetMeta | Leading) -> None:
+    def _to_meta(self, token: int, request: q.GetMeta | q.GetRuns | Leading) -> None:
         host = self.host
         replica = host.meta_replica
         if replica is None or not host.meta.cluster_id:
@@ -80,6 +83,11 @@ class Handlers:
                     lambda why: host.desk.refuse(token, "unavailable", why),
                 )
             return host.desk.reply(token, meta_view(host, replica))
+        if isinstance(request, q.GetRuns):
+            return replica.read(
+                lambda: host.desk.reply(token, runs_view(host, request.run)),
+                lambda why: host.desk.refuse(token, "unavailable", why),
+            )
         if not replica.leads:
             leader = replica.raft.leader
             return host.desk.reply(
@@ -132,6 +140,29 @@ class Handlers:
                 if not isinstance(given_up, meta.GiveUp):
                     return desk.reply(token, given_up)
                 replica.propose([meta.encode(given_up)], token)
+            case q.TakeLock():
+                if not 0 < request.ttl_ms <= LOCK_TTL_MS_MAX or not request.owner:
+                    what = f"a lock has an owner and lasts 1 to {LOCK_TTL_MS_MAX} ms"
+                    return desk.refuse(token, "invalid_input", what)
+                take = meta.TakeLock(
+                    now, request.owner, request.what, request.by, request.ttl_ms, request.serial
+                )
+                replica.propose([meta.encode(take)], token)
+            case q.DropLock():
+                drop = meta.DropLock(now, request.serial, request.by, request.outcome)
+                replica.propose([meta.encode(drop)], token)
+            case q.RecordRun():
+                entry = meta.RecordRun(
+                    now,
+                    request.run,
+                    request.name,
+                    request.number,
+                    request.entry,
+                    request.serial,
+                    request.by,
+                    request.ended,
+                )
+                replica.propose([meta.encode(entry)], token)
             case q.BeginChange():
                 self._begin(token, replica, request)
         return None
@@ -149,7 +180,7 @@ class Handlers:
     def _to_data(self, token: int, request: q.Request) -> None:
         host = self.host
         assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetEvents | q.GetMeta | Leading)
-        assert not isinstance(request, q.SetHolds | q.FetchChunk | q.PullUnit)
+        assert not isinstance(request, q.SetHolds | q.GetRuns | q.FetchChunk | q.PullUnit)
         replica = host.data.get(request.group)
         if replica is None:
             damage = host.damaged.get(request.group)
@@ -292,6 +323,7 @@ def is_evidence(command: bytes) -> bool:
     except msgspec.MsgspecError:
         return False
     people = meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.GiveUp | meta.Begin
+    people |= meta.TakeLock | meta.DropLock | meta.RecordRun
     return not isinstance(decoded, people)
 
 
@@ -319,6 +351,11 @@ def check_schema(host: "Host", request: q.PutSchema) -> q.ErrorReply | None:
 def _owners(table: PartitionTable) -> tuple[tuple[int, int, NodeId], ...]:
     """Everybody who waits for something asks for the same table again and again."""
     return tuple(sorted((a, b, h) for h in table.ring.names for a, b in table.slots_of(h)))
+
+
+def runs_view(host: "Host", run: str) -> q.RunsReply:
+    image = host.meta.image
+    return q.RunsReply(image.lock, tuple(r if r.id == run else replace(r, entries=[]) for r in image.runs))
 
 
 def meta_view(host: "Host", replica: MetaReplica) -> q.MetaView:

@@ -8,6 +8,7 @@ import msgspec
 from nodeagent.data import commands as data
 from nodeagent.data.state import DataState
 from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.replica import as_reply
 from nodeagent.meta import commands as meta
 from nodeagent.meta.state import DEAD, MetaState
@@ -63,6 +64,9 @@ class Operations:
         self._waiting_since: tuple[str, Stage, int] = ("", Stage.DONE, 0)
         self._lease_since: tuple[str, int, int] = ("", 0, 0)
         """(operation, serial, when this leader first saw it)"""
+
+        self._lock_since: tuple[int, int] = (0, 0)
+        """(index of the last renewal, when this leader first saw it)"""
 
     def hold(self, points: Collection[str]) -> ErrorReply | None:
         """Stop at these points from now on, and at no other."""
@@ -199,6 +203,7 @@ class Operations:
         assert replica is not None
         if not replica.raft.can_change() or replica.seen < replica.led_from or not host.meta.cluster_id:
             return
+        self._watch_lock(replica)
         settings = host.meta.image.settings
         assert settings is not None
         config = replica.raft.log.config
@@ -269,6 +274,17 @@ class Operations:
         elif self.host.desk.now - self._lease_since[2] > op.lease.ttl_ms:
             lapsed = str(op.lease.serial)
             self.report(meta.SteerOperation(self.host.desk.wall, op.id, "unlease", "", report=lapsed))
+
+    def _watch_lock(self, replica: MetaReplica) -> None:
+        """As with a lease: who died must not keep the cluster's lock from others."""
+        lock, now = self.host.meta.image.lock, self.host.desk.now
+        renewed = lock.renewed if lock is not None else 0
+        if renewed != self._lock_since[0]:
+            self._lock_since = (renewed, now)
+        elif lock is not None and now - self._lock_since[1] > lock.ttl_ms:
+            self._lock_since = (renewed, now)
+            lapsed = meta.DropLock(self.host.desk.wall, lock.serial, "", "it lapsed", renewed)
+            replica.propose([meta.encode(lapsed)])
 
     def _watch_hold(self, op: Operation | None) -> None:
         """The hold ends by the wall clock: a hold of days must survive every change of leader."""

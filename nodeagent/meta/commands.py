@@ -47,6 +47,38 @@ class GiveUp(_Command, frozen=True):
     by: str
 
 
+class TakeLock(_Command, frozen=True):
+    """The cluster's lock for `owner`, who renews it with the same command; see `runs.Lock`."""
+
+    owner: str
+    what: str
+    by: str
+    ttl_ms: int
+    serial: int = 0
+    """When it is renewed."""
+
+
+class DropLock(_Command, frozen=True):
+    """`outcome` is for people. `renewed`: only if nobody renewed it since that entry."""
+
+    serial: int
+    by: str
+    outcome: str
+    renewed: int = 0
+
+
+class RecordRun(_Command, frozen=True):
+    """Entry `number` (from 0) of a run; `serial` is that of the lock its writer holds."""
+
+    run: str
+    name: str
+    number: int
+    entry: bytes
+    serial: int
+    by: str
+    ended: bool = False
+
+
 class LedAgain(_Command, frozen=True):
     """The recovery `operation` of `group` is committed there."""
 
@@ -183,6 +215,9 @@ Command = (
     | PutSchema
     | SetDraining
     | GiveUp
+    | TakeLock
+    | DropLock
+    | RecordRun
     | LedAgain
     | Begin
     | MetaReady

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from nodeagent.meta import changes, commands
+from nodeagent.meta import changes, commands, runs
 from nodeagent.meta.commands import Begin, Command
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
@@ -24,12 +24,14 @@ from nodeagent.model.requests import (
     Accepted,
     ErrorReply,
     GroupRecord,
+    LockReply,
     NodeRecord,
     OperationReply,
     Recovery,
     Reply,
     SchemaInForce,
 )
+from nodeagent.model.runs import Lock, Run
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition.recovery import lost_groups
 from nodeagent.partition.table import PartitionTable, TableWire
@@ -58,6 +60,10 @@ class Image(msgspec.Struct):
     operations: list[Operation] = []
     audit: list[tuple[int, str, str]] = []
     """(ms, who, what)"""
+
+    lock: Lock | None = None
+    runs: list[Run] = []
+    """Oldest first."""
 
 
 @dataclass(slots=True)
@@ -115,6 +121,12 @@ class MetaState:
                 return self._set_draining(index, command)
             case commands.GiveUp():
                 return self._give_up(index, command)
+            case commands.TakeLock():
+                return self._take_lock(index, command)
+            case commands.DropLock():
+                return self._drop_lock(index, command)
+            case commands.RecordRun():
+                return runs.record(self.image, command) or Accepted(index)
             case commands.LedAgain():
                 return self._led_again(index, command)
             case Begin():
@@ -242,6 +254,23 @@ class MetaState:
         if record is not None and record.recovery is not None and record.recovery.operation == e.operation:
             self.image.groups[e.group] = msgspec.structs.replace(record, recovery=None)
             self._note(e.now, "", f"{e.group} is led again by {', '.join(record.members)}")
+        return Accepted(index)
+
+    # --- operators ---------------------------------------------------------------------------------
+
+    def _take_lock(self, index: int, t: commands.TakeLock) -> Reply:
+        taken = runs.take(self.image, index, t)
+        if isinstance(taken, ErrorReply):
+            return taken
+        if taken.serial == index:
+            self._note(t.now, t.by, f"lock {taken.serial} taken by {t.owner}: {t.what}")
+        return LockReply(taken)
+
+    def _drop_lock(self, index: int, d: commands.DropLock) -> Reply:
+        dropped = runs.drop(self.image, d)
+        if dropped is None:
+            return ErrorReply("not_found", f"lock {d.serial} is not held", "iotctl ops list")
+        self._note(d.now, d.by, f"lock {d.serial} of {dropped.owner} given up: {d.outcome}")
         return Accepted(index)
 
     # --- operations --------------------------------------------------------------------------------

@@ -77,6 +77,14 @@ SWAP_TAKERS_MAX = 16
 WRITE_RATES_MAX = 65_536
 """Slots of one group whose write rate is remembered; with more, the slowest half is forgotten."""
 
+RUNS_KEPT = 32
+"""Records of runs in the meta group."""
+
+RUN_BYTES_MAX = 256 * 1024
+"""All entries of one run together: some hundred steps."""
+
+LOCK_TTL_MS_MAX = 3_600_000
+
 EVENTS_KEPT = 1024
 """Notable notes an agent remembers since its start."""
 

@@ -10,6 +10,7 @@ from nodeagent.model.config import ClusterSettings, Seed
 from nodeagent.model.files import FileMeta, FileRef, PulledSlot, ScanSpec, Tombstone
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.operation import CopyRecord, Operation, Options, Ranges
+from nodeagent.model.runs import Lock, Run
 from nodeagent.model.schema import TableSchema
 
 
@@ -266,6 +267,55 @@ class Steer(_Tagged, frozen=True):
     rate_bytes_per_s: int = -1
     report: str = ""
     node: NodeId = ""
+
+
+class TakeLock(_Tagged, frozen=True):
+    """The cluster's lock, for `ttl_ms` from the last time its owner asked; `serial` when it is renewed.
+
+    `owner` names the process for people (user@host, pid) and is no other's. Answered by `LockReply`, `busy`
+    when another holds it, `refused` when what is to be renewed is lost.
+    """
+
+    owner: str
+    what: str
+    by: str
+    ttl_ms: int
+    serial: int = 0
+
+
+class DropLock(_Tagged, frozen=True):
+    """Give the lock up, also another's; `outcome` goes to the audit log. `not_found` when it is not held."""
+
+    serial: int
+    by: str
+    outcome: str
+
+
+class LockReply(_Tagged, frozen=True):
+    lock: Lock
+
+
+class RecordRun(_Tagged, frozen=True):
+    """Entry `number` of a run's record, counted from 0; may be sent twice. `serial` is of the lock held."""
+
+    run: str
+    name: str
+    number: int
+    entry: bytes
+    serial: int
+    by: str
+    ended: bool = False
+
+
+class GetRuns(_Tagged, frozen=True):
+    """The lock and the runs, newest last; entries only of the run that is named."""
+
+    run: str = ""
+
+
+class RunsReply(_Tagged, frozen=True):
+    lock: Lock | None
+    runs: tuple[Run, ...]
 
 
 class SetHolds(_Tagged, frozen=True):
@@ -584,6 +634,10 @@ Request = (
     | SetHolds
     | Drain
     | GiveUp
+    | TakeLock
+    | DropLock
+    | RecordRun
+    | GetRuns
     | Forward
     | ProbeGroup
     | OpenSession
@@ -609,6 +663,8 @@ Reply = (
     | MetaView
     | SchemaInForce
     | OperationReply
+    | LockReply
+    | RunsReply
     | Accepted
     | SessionOpened
     | Written

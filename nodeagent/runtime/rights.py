@@ -8,6 +8,7 @@ from nodeagent.model.requests import (
     GetEvents,
     GetManifest,
     GetMeta,
+    GetRuns,
     GetStatus,
     GetWriteRates,
     GiveUp,
@@ -19,7 +20,7 @@ from nodeagent.model.requests import (
 )
 
 _READS = (
-    *(GetStatus, GetEvents, GetMeta, GetWriteRates, ProbeGroup),
+    *(GetStatus, GetEvents, GetMeta, GetRuns, GetWriteRates, ProbeGroup),
     *(ScanRows, ListPartitions, GetManifest, CheckFiles),
 )
 _NODES_ONLY = (Forward, CheckStatus)

@@ -12,8 +12,11 @@ from iotctl.cli.main import run
 from iotctl.cli.session import Session
 from iotctl.execute.cluster import Cluster
 from nodeagent.client.spec import ClusterSpec
+from nodeagent.meta import commands
+from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings
-from nodeagent.model.errors import NodeAgentError, NotFound, Unavailable
+from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.errors import BY_CODE, NodeAgentError, NotFound, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, PartitionKey
 from nodeagent.model.operation import CopyRecord, Operation, Options, SlotMove, Stage, StageSpan
@@ -22,10 +25,13 @@ from nodeagent.model.requests import (
     BeginChange,
     CloseAll,
     Drain,
+    DropLock,
+    ErrorReply,
     EventsReply,
     GetEvents,
     GetManifest,
     GetMeta,
+    GetRuns,
     GetWriteRates,
     GroupRecord,
     GroupStatus,
@@ -37,9 +43,12 @@ from nodeagent.model.requests import (
     NodeStatus,
     PartitionInfo,
     PartitionsListed,
+    RecordRun,
     Reply,
     Request,
+    RunsReply,
     Steer,
+    TakeLock,
     WriteRatesReply,
 )
 from nodeagent.model.schema import TableSchema
@@ -99,6 +108,9 @@ class FakeCluster:
     sizes: dict[int, int] = field(default_factory=dict)
     rates: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     """By header; `sizes` of slots that do not hold 1 000 bytes."""
+
+    kept: MetaState = field(default_factory=MetaState)
+    """The lock and the runs."""
 
     answers: pa.Table | None = None
     closed: bool = False
@@ -235,11 +247,28 @@ class FakeCluster:
     def call_meta(self, request: Request) -> Reply:
         if self.error is not None:
             raise self.error
+        if sum(n in self.down for n in self.names) * 2 > len(self.names):
+            raise Unavailable("the meta group has no quorum")
+        if isinstance(request, TakeLock | DropLock | RecordRun | GetRuns):
+            return self._of_operators(request)
         assert isinstance(request, Drain), request
         if request.node not in self.names:
             raise NotFound(f"no node {request.node} in the cluster", next_step="iotctl cluster nodes")
         self.drained = self.drained | {request.node} if request.draining else self.drained - {request.node}
         return Accepted(51)
+
+    def _of_operators(self, request: TakeLock | DropLock | RecordRun | GetRuns) -> Reply:
+        """By the meta group's own rules."""
+        image = self.kept.image
+        if isinstance(request, GetRuns):
+            return RunsReply(image.lock, tuple(image.runs))
+        kind = getattr(commands, type(request).__name__)
+        command = kind(NOW_MS, **msgspec.structs.asdict(request))
+        entry = Entry(1, int(EntryKind.COMMAND), commands.encode(command))
+        ((_, reply),) = self.kept.apply(self.kept.applied + 1, [entry])
+        if isinstance(reply, ErrorReply):
+            raise BY_CODE[reply.code](reply.what, next_step=reply.next_step, **reply.details)
+        return reply
 
     def begin_change(self, change: BeginChange) -> Operation:
         if self.error is not None:

@@ -450,7 +450,7 @@ def test_a_run_that_was_mended_goes_on_without_its_name_but_never_on_another_clu
     other.mkdir()
     for name in ("cluster.yaml", "p.yaml"):
         (other / name).write_text((place / name).read_text())
-    assert iotctl(other, *words, "--resume", cluster=cluster, env=env).code == 2
+    assert iotctl(other, *words, "--resume", cluster=FakeCluster(), env=env).code == 2
     assert iotctl(place, *words, "--resume", cluster=cluster, env=env).code == 0
 
 

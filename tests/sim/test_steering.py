@@ -140,6 +140,31 @@ def test_a_hold_ends_by_itself_and_survives_the_meta_leader(seed: int) -> None:
     scenario.read_everything()
 
 
+def test_a_lock_that_nobody_renews_lapses_and_one_that_is_renewed_does_not() -> None:
+    """By the clock of whoever leads the meta group: also when the leader dies meanwhile, never too soon."""
+    ttl_ms = 5_000
+    scenario = formed(4)
+
+    def take(owner: str, serial: int = 0) -> q.LockReply:
+        reply = scenario.request(q.TakeLock(owner, "a roll", owner, ttl_ms, serial), q.LockReply)
+        assert isinstance(reply, q.LockReply)
+        return reply
+
+    def is_held() -> bool:
+        alive = [n.host.meta for n in scenario.sim.nodes.values() if n.alive]
+        return max(alive, key=lambda m: m.applied).image.lock is not None
+
+    first = take("ann").lock
+    for _ in range(4):
+        scenario.sim.pause(ttl_ms // 2)
+        renewed = scenario.sim.now
+        assert take("ann", first.serial).lock.serial == first.serial
+    scenario.kill(leaders(scenario)[META], 1_000, power=True)
+    scenario.until(lambda: not is_held(), "it lapses", 4 * ttl_ms)
+    assert scenario.sim.now - renewed >= ttl_ms
+    assert take("bob").lock.serial > first.serial
+
+
 def test_a_paused_add_copies_nothing_and_goes_on_when_resumed() -> None:
     """Paused from the begin: slots open in their new groups, no copy is made and nothing deleted."""
     scenario = formed(5)

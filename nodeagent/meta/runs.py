@@ -1,0 +1,83 @@
+"""The cluster's lock and the records of runs.
+
+Invariants:
+    one owner holds the lock; a later owner's serial is greater than every earlier one's;
+    an entry is recorded once, at its number, and only by who holds the lock.
+"""
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from nodeagent.meta import commands as c
+from nodeagent.model.limits import RUN_BYTES_MAX, RUNS_KEPT
+from nodeagent.model.requests import ErrorReply
+from nodeagent.model.runs import Lock, Run
+
+
+class Kept(Protocol):
+    """The part of the image that is changed here."""
+
+    lock: Lock | None
+    runs: list[Run]
+
+
+def take(kept: Kept, index: int, t: c.TakeLock) -> Lock | ErrorReply:
+    """The lock as it is held now, by a new owner or renewed by the same one."""
+    held = kept.lock
+    if t.serial and (held is None or held.serial != t.serial):
+        return lost(t.serial)
+    if held is not None and held.owner != t.owner:
+        return busy(held)
+    if held is None:
+        kept.lock = Lock(t.owner, t.what, t.by, index, t.now, t.ttl_ms, index)
+    else:
+        kept.lock = replace(held, ttl_ms=t.ttl_ms, renewed=index)
+    return kept.lock
+
+
+def busy(held: Lock) -> ErrorReply:
+    return ErrorReply(
+        "busy",
+        f"{held.owner} holds the lock of the cluster: {held.what}",
+        f"wait for its end; if that process is gone: iotctl ops unlock {held.serial}",
+        {"owner": held.owner, "by": held.by, "started_ms": held.since_ms, "lock": held.serial},
+    )
+
+
+def lost(serial: int) -> ErrorReply:
+    return ErrorReply(
+        "refused",
+        f"the lock {serial} of the cluster is not held any more: it lapsed or was taken away",
+        "look what was done (`iotctl cluster events`), then run the command again",
+    )
+
+
+def drop(kept: Kept, d: c.DropLock) -> Lock | None:
+    """The lock that was given up, None when it is another's or gone already."""
+    held = kept.lock
+    if held is None or held.serial != d.serial or d.renewed not in (0, held.renewed):
+        return None
+    kept.lock = None
+    return held
+
+
+def record(kept: Kept, r: c.RecordRun) -> ErrorReply | None:
+    """Append one entry; the same one again changes nothing."""
+    if kept.lock is None or kept.lock.serial != r.serial:
+        return lost(r.serial)
+    run = next((run for run in kept.runs if run.id == r.run), None)
+    if run is None:
+        run = Run(r.run, r.name, r.by, r.now)
+        kept.runs = [*kept.runs, run][-RUNS_KEPT:]
+    if r.number < len(run.entries) and run.entries[r.number] == r.entry:
+        return None
+    if r.number != len(run.entries):
+        return ErrorReply(
+            "refused", f"run {r.run} has {len(run.entries)} entries: another process goes on with it"
+        )
+    if sum(map(len, run.entries)) + len(r.entry) > RUN_BYTES_MAX:
+        return ErrorReply("refused", f"the record of run {r.run} is full", "begin a new run")
+    run.entries.append(r.entry)
+    run.ended |= r.ended
+    return None

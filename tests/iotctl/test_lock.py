@@ -1,0 +1,139 @@
+"""The cluster's lock and the records of runs, as operators meet them on several machines."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from iotctl.errors import BusyProblem, RefusedProblem
+from iotctl.execute import lock
+from iotctl.execute.lock import HeldLock, is_gone, kept, owner_name
+from iotctl.playbook.journal import RETRY_S, FileJournal, RunJournal
+from iotctl.playbook.model import Entry
+from nodeagent.model.requests import TakeLock
+
+from .fakes import NOW_MS, SPEC, FakeCluster, Ran, iotctl
+
+BOOK = """\
+apiVersion: iotctl/v1
+name: night
+steps:
+  - {id: one, uses: cluster.drain, with: {node: node1}}
+  - {id: sure, uses: approve, with: {message: Go on}}
+  - {id: two, uses: cluster.drain, with: {node: node2}}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    (tmp_path / "p.yaml").write_text(BOOK)
+    return tmp_path
+
+
+def play(place: Path, cluster: FakeCluster, *words: str, home: str = "here") -> Ran:
+    env = {"XDG_STATE_HOME": str(place / home)}
+    return iotctl(place, "playbook", "run", "p.yaml", *words, cluster=cluster, env=env)
+
+
+def hold(cluster: FakeCluster, owner: str) -> None:
+    cluster.call_meta(TakeLock(owner, "cluster restart node1", "ann", 30_000))
+
+
+def test_a_run_is_refused_while_another_program_works_and_begins_nothing(place: Path) -> None:
+    cluster = FakeCluster()
+    hold(cluster, "ann@elsewhere pid 7 (0.0)")
+    done = play(place, cluster)
+    assert done.code == 10 and not cluster.drained
+    assert "ann@elsewhere" in done.err and "cluster restart node1" in done.err and "ops unlock" in done.err
+    assert not list(place.glob("here/**/*.jsonl")), "what never began is not there to be resumed"
+
+
+def test_another_machine_goes_on_with_a_run(place: Path) -> None:
+    """With nothing of the first one's: the record is the cluster's."""
+    cluster = FakeCluster()
+    assert play(place, cluster).code == 5 and cluster.drained == {"node1"}
+    assert kept(cluster)[0] is None, "a run that stopped holds nothing"
+    cluster.drained = set()  # what was done is not looked at again
+    done = play(place, cluster, "--resume", "--approve", "sure", home="there")
+    assert done.code == 0 and cluster.drained == {"node2"}, done.err
+    (run,) = kept(cluster)[1]
+    assert run.ended and run.name == "night" and run.by == "tester"
+    assert cluster.kept.image.audit[-1][2].endswith("given up: changed 2, failed 0")
+    assert play(place, cluster, "--resume", home="nowhere").code == 2, "nothing is left unfinished"
+
+
+def test_a_run_on_a_cluster_that_does_not_answer_is_told_to_it_later(place: Path) -> None:
+    cluster, now, found = FakeCluster(down={"node1", "node2", "node3"}), [0.0], []
+
+    def keeper() -> HeldLock | None:
+        found.append(now[0])
+        if len(cluster.down) > 2:
+            return None
+        return HeldLock(cluster, "a run", "ann", NOW_MS).__enter__()
+
+    journal = RunJournal(FileJournal(place / "r1.jsonl"), "night", keeper, lambda: now[0])
+    journal.append(Entry("begun", 1))
+    journal.append(Entry("intent", 2, "one"))
+    assert found == [0.0], "a cluster that is down is not asked before every step"
+    cluster.down, now[0] = set(), RETRY_S
+    journal.append(Entry("outcome", 3, "one"))
+    (run,) = kept(cluster)[1]
+    assert len(run.entries) == 3 == len(journal.entries())
+    cluster.down, now[0] = {"node1", "node2", "node3"}, 2 * RETRY_S
+    journal.append(Entry("intent", 4, "two"))  # the file is enough
+    assert len(journal.entries()) == 4
+
+
+def test_who_lost_the_lock_begins_no_further_step(place: Path) -> None:
+    """Its lock was taken away while it slept: the next intent is refused, in the cluster itself."""
+    cluster = FakeCluster()
+    with HeldLock(cluster, "a run", "ann", NOW_MS) as held:
+        journal = RunJournal(FileJournal(place / "r1.jsonl"), "night", lambda: held)
+        journal.append(Entry("begun", 1))
+        number = kept(cluster)[0]
+        assert number is not None
+        assert iotctl(place, "ops", "unlock", "9999", "--yes", cluster=cluster).code == 5
+        done = iotctl(place, "ops", "unlock", str(number.serial), "--yes", cluster=cluster)
+        assert done.code == 0 and kept(cluster)[0] is None, done.err
+        with pytest.raises(RefusedProblem, match="stopped"):
+            journal.append(Entry("intent", 2, "one"))
+
+
+def test_the_lock_of_a_program_that_died_here_is_taken_over(place: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    ended.wait()
+    mine = owner_name("ann")
+    dead = mine.replace(f"pid {os.getpid()}", f"pid {ended.pid}")
+    assert is_gone(dead) and not is_gone(mine)
+    assert not is_gone(dead.rpartition("(")[0] + "(00000000.1234)"), "another machine's numbers mean nothing"
+    cluster = FakeCluster()
+    hold(cluster, dead)
+    assert play(place, cluster, "--approve", "sure").code == 0
+    hold(cluster, mine)
+    with pytest.raises(BusyProblem, match="cluster restart node1"), HeldLock(cluster, "x", "bob", NOW_MS):
+        pass
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_lock_is_renewed_and_its_loss_is_known(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "TTL_MS", 30)
+    cluster = FakeCluster()
+    with HeldLock(cluster, "a roll", "ann", NOW_MS) as held:
+        until(lambda: (now := kept(cluster)[0]) is not None and now.renewed > now.serial)
+        held.check()
+        iotctl(place, "ops", "unlock", str(held.serial), "--yes", cluster=cluster)
+        until(lambda: bool(held.lost))
+        with pytest.raises(RefusedProblem, match="lock of the cluster was lost"):
+            held.check()
+    assert "given up: taken away by" in cluster.kept.image.audit[-1][2]

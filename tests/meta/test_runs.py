@@ -1,0 +1,131 @@
+"""The cluster's lock and the records of runs: one owner, fenced; every entry once, at its place."""
+
+import pytest
+
+from nodeagent.meta import commands as c
+from nodeagent.meta.state import MetaState
+from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.limits import RUN_BYTES_MAX, RUNS_KEPT
+from nodeagent.model.requests import Accepted, ErrorReply, LockReply, Reply
+from nodeagent.model.runs import Lock
+
+ANN, BOB = "ann@here 1", "bob@there 2"
+
+
+class Meta:
+    def __init__(self) -> None:
+        self.state = MetaState()
+
+    def do(self, command: c.Command) -> Reply:
+        entry = Entry(1, int(EntryKind.COMMAND), c.encode(command))
+        return self.state.apply(self.state.applied + 1, [entry])[0][1]
+
+    def take(self, owner: str = ANN, serial: int = 0) -> Reply:
+        return self.do(c.TakeLock(5, owner, "a roll", owner[:3], 30_000, serial))
+
+    def taken(self, owner: str = ANN) -> Lock:
+        reply = self.take(owner)
+        assert isinstance(reply, LockReply), reply
+        return reply.lock
+
+    def drop(self, serial: int, renewed: int = 0) -> Reply:
+        return self.do(c.DropLock(6, serial, "ann", "done", renewed))
+
+    def record(
+        self, number: int, entry: bytes, serial: int, run: str = "r1", *, ended: bool = False
+    ) -> Reply:
+        return self.do(c.RecordRun(7, run, "nightly", number, entry, serial, "ann", ended))
+
+    def again(self) -> "Meta":
+        other = Meta()
+        other.state = MetaState.decode(self.state.encode())
+        return other
+
+
+@pytest.fixture
+def meta() -> Meta:
+    return Meta()
+
+
+def code(reply: Reply) -> str:
+    return reply.code if isinstance(reply, ErrorReply) else ""
+
+
+def test_one_owner_at_a_time_and_the_refusal_names_it(meta: Meta) -> None:
+    lock = meta.taken()
+    refused = meta.take(BOB)
+    assert isinstance(refused, ErrorReply) and refused.code == "busy"
+    assert ANN in refused.what and refused.details["owner"] == ANN and refused.details["started_ms"] == 5
+    assert refused.next_step.endswith(f"iotctl ops unlock {lock.serial}")
+    meta.drop(lock.serial)
+    assert meta.taken(BOB).serial > lock.serial
+
+
+def test_a_request_that_is_sent_twice_takes_the_same_lock(meta: Meta) -> None:
+    assert meta.taken().serial == meta.taken().serial
+
+
+def test_a_renewal_keeps_the_serial_and_a_lapse_seen_before_it_drops_nothing(meta: Meta) -> None:
+    lock = meta.taken()
+    renewed = meta.take(serial=lock.serial)
+    assert isinstance(renewed, LockReply) and renewed.lock.serial == lock.serial
+    assert code(meta.drop(lock.serial, lock.renewed)) == "not_found"
+    assert isinstance(meta.drop(lock.serial, renewed.lock.renewed), Accepted)
+
+
+def test_what_lapsed_is_not_renewed(meta: Meta) -> None:
+    """Else an owner that slept would go on without knowing that another was at work meanwhile."""
+    lock = meta.taken()
+    meta.drop(lock.serial)
+    other = meta.taken(BOB)
+    meta.drop(other.serial)
+    assert code(meta.take(serial=lock.serial)) == "refused"
+    assert meta.state.image.lock is None
+    meta.taken()
+    assert code(meta.take(serial=lock.serial)) == "refused"
+
+
+def test_only_the_lock_of_now_is_given_up(meta: Meta) -> None:
+    first = meta.taken()
+    meta.drop(first.serial)
+    second = meta.taken(BOB)
+    assert code(meta.drop(first.serial)) == "not_found"
+    assert meta.state.image.lock == second
+
+
+def test_entries_are_recorded_once_and_in_order(meta: Meta) -> None:
+    serial = meta.taken().serial
+    assert [code(meta.record(n, e, serial)) for n, e in ((0, b"a"), (1, b"b"), (1, b"b"), (0, b"a"))] == [
+        ""
+    ] * 4
+    assert code(meta.record(1, b"other", serial)) == code(meta.record(3, b"c", serial)) == "refused"
+    assert not code(meta.record(2, b"end", serial, ended=True))
+    (run,) = meta.again().state.image.runs
+    assert (run.entries, run.ended, run.by, run.name) == ([b"a", b"b", b"end"], True, "ann", "nightly")
+
+
+def test_a_former_owner_records_nothing(meta: Meta) -> None:
+    first = meta.taken()
+    meta.drop(first.serial)
+    assert code(meta.record(0, b"a", first.serial)) == "refused"
+    meta.taken(BOB)
+    assert code(meta.record(0, b"a", first.serial)) == "refused" and not meta.state.image.runs
+
+
+def test_the_records_are_bounded(meta: Meta) -> None:
+    serial = meta.taken().serial
+    for i in range(RUNS_KEPT + 3):
+        meta.record(0, b"a", serial, f"r{i}")
+    assert [r.id for r in meta.state.image.runs] == [f"r{i}" for i in range(3, RUNS_KEPT + 3)]
+    assert not code(meta.record(0, bytes(RUN_BYTES_MAX), serial, "big"))
+    assert code(meta.record(1, b"x", serial, "big")) == "refused"
+
+
+def test_who_took_and_gave_up_the_lock_is_in_the_audit_log(meta: Meta) -> None:
+    serial = meta.taken().serial
+    meta.take(serial=serial)
+    meta.drop(serial)
+    assert meta.state.image.audit == [
+        (5, "ann", f"lock {serial} taken by {ANN}: a roll"),
+        (6, "ann", f"lock {serial} of {ANN} given up: done"),
+    ]
