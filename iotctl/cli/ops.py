@@ -156,8 +156,8 @@ def unlock(
         raise RefusedProblem(f"lock {number} is not held", why=now)
     age = span_text((now_ms() - held.since_ms) / 1000)
     session.confirm(f"take the lock from {held.owner} ({held.what}, for {age})?", yes=yes)
-    drop(session.cluster, held, session.operator)
-    session.output.emit("ops-unlock", held, lambda: [f"{held.owner} does not hold the lock any more"])
+    done = drop(session.cluster, held, session.operator)
+    session.output.emit("ops-unlock", done, lambda: [f"{done.owner} does not hold the lock any more"])
 
 
 @app.command("set")

@@ -19,6 +19,7 @@ from iotctl.execute.events import Events
 from iotctl.execute.hosts import Enrolment, HostsChecked
 from iotctl.execute.initialise import Initialised
 from iotctl.execute.layout import RingView, SlotsView
+from iotctl.execute.lock import Unlocked
 from iotctl.execute.operations import Operations
 from iotctl.execute.recover import Recovery
 from iotctl.execute.rolling import Rolled
@@ -165,6 +166,7 @@ BODIES: dict[str, Any] = {
     "local-up": LocalFleetView,
     "migrate": MigrateReport,
     "operations": Operations,
+    "ops-unlock": Unlocked,
     "plan": Plan,
     "playbook-check": Report,
     "playbook-run": Report,

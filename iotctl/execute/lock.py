@@ -10,6 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+import msgspec
+
 from iotctl.errors import BusyProblem, RefusedProblem
 from iotctl.humanize import span_text
 from iotctl.renewal import Renewal
@@ -114,9 +116,20 @@ def kept(cluster: Asks, run: str = "") -> tuple[Lock | None, tuple[Run, ...]]:
     return reply.lock, reply.runs
 
 
-def drop(cluster: Asks, held: Lock, by: str) -> None:
+class Unlocked(msgspec.Struct, frozen=True):
+    """A lock that was taken from its owner."""
+
+    number: int
+    owner: str
+    what: str
+    by: str
+    since_ms: int
+
+
+def drop(cluster: Asks, held: Lock, by: str) -> Unlocked:
     """Take it from its owner, whose next step is refused."""
     cluster.call_meta(DropLock(held.serial, by, f"taken away by {by}"))
+    return Unlocked(held.serial, held.owner, held.what, held.by, held.since_ms)
 
 
 def owner_name(by: str) -> str:

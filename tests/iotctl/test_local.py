@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -40,6 +41,26 @@ def stubborn(directory: Path) -> Sequence[str]:
         "print('up', flush=True); time.sleep(60)"
     )
     return (sys.executable, "-c", code, "nodeagent", str(directory))
+
+
+def test_a_node_that_is_put_aside_just_now_is_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another iotctl ends a removal between our look at the directories and the start."""
+    fleet = LocalFleet(tmp_path / "fleet", sleeper)
+    fleet.create(SETTINGS, 3, node_settings={})
+    start = process.start
+
+    def late(*words: Any, **where: Any) -> int:
+        if where["directory"].name == "node3":
+            fleet.retire("node3")
+        return start(*words, **where)
+
+    monkeypatch.setattr(process, "start", late)
+    try:
+        assert fleet.start() == ["node1", "node2"]
+    finally:
+        fleet.destroy()
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
