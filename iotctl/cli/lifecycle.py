@@ -79,7 +79,13 @@ def deploy(
         lock = session.locked("cluster deploy") if todo.plan.has_changes else nullcontext()
         with lock, session.progress() as progress:
             deploying.execute(
-                session.source, todo, session.env, machines, partial(_step, progress), now_ms=now_ms()
+                session.source,
+                todo,
+                session.env,
+                machines,
+                partial(_step, progress),
+                now_ms=now_ms(),
+                check=session.check_lock,
             )
         healthy = wait and _wait_healthy(session)
     done = deploying.deployed(todo.plan, healthy)
@@ -213,7 +219,13 @@ def upgrade(
         with session.locked(f"cluster upgrade to {todo.plan.version}"):
             with session.progress() as progress:
                 todo = deploying.execute(
-                    session.source, todo, session.env, machines, partial(_step, progress), now_ms=now_ms()
+                    session.source,
+                    todo,
+                    session.env,
+                    machines,
+                    partial(_step, progress),
+                    now_ms=now_ms(),
+                    check=session.check_lock,
                 )
 
             def between(node: str) -> None:
@@ -335,6 +347,7 @@ def _roll(
             command=command,
             at_once=at_once,
             between=between,
+            check=session.check_lock,
             on_step=partial(_step_of, progress),
         )
 

@@ -96,6 +96,10 @@ def run(
 
         record = RunJournal(journal, book.file.name, keeper)
         report = _runner(session, book, var, record, approve or [], again).run()
+        if not record.tell():
+            session.output.warn(
+                "the cluster has no whole record of this run: only this machine can go on with it"
+            )
         if session.lock is not None:
             session.lock.outcome = f"changed {report.changed}, failed {report.failed}"
     return _reported(session, file, report, junit, json, "playbook-run", fail_on_change=fail_on_change)
@@ -123,8 +127,9 @@ def _bring(session: Session, runs: Path, run_id: str, name: str) -> None:
     with suppress(IotctlError, NodeAgentError):  # one that does not answer knows nothing now
         for run in kept(session.cluster)[1]:
             if run.id == run_id or (not run_id and run.name == name):
-                whole = next(r for r in kept(session.cluster, run.id)[1] if r.id == run.id)
-                bring(runs, run.id, whole.entries)
+                whole = [r for r in kept(session.cluster, run.id)[1] if r.id == run.id]
+                for one in whole:
+                    bring(runs, run.id, one.entries)
 
 
 def _load(session: Session, file: str) -> Playbook:

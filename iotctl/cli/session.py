@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -134,24 +134,33 @@ class Session:
 
         Raises:
             BusyProblem: another program holds it.
-            RefusedProblem: it was lost meanwhile.
+            RefusedProblem, Partly: it was lost meanwhile.
         """
         from iotctl.execute.lock import HeldLock
-        from nodeagent.model.errors import NodeAgentError
+        from nodeagent.model.errors import OutcomeUnknown, Unavailable
 
         if self.lock is not None:
-            self.lock.check()
+            self.check_lock()
             yield
             return
         with ExitStack() as held:
             cluster = self._answering()
             if cluster is not None:
-                with suppress(NodeAgentError):
+                try:
                     self.lock = held.enter_context(HeldLock(cluster, what, self.operator, now_ms()))
+                except (Unavailable, OutcomeUnknown) as error:
+                    self.output.warn(
+                        f"working without the cluster's lock, for it cannot be had: {error.what}"
+                    )
             try:
                 yield
             finally:
                 self.lock = None
+
+    def check_lock(self) -> None:
+        """Before each step under `locked`. Raises `RefusedProblem`: it is not ours any more."""
+        if self.lock is not None:
+            self.lock.check()
 
     def _answering(self) -> Cluster | None:
         """The cluster, if some node of it answers at once."""

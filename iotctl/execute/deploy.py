@@ -163,9 +163,10 @@ def execute(
     on_step: OnStep,
     *,
     now_ms: int,
+    check: Callable[[], None] = lambda: None,
 ) -> Deployment:
     """Carry the plan out; returns what was brought when every agent was begun. Repeating it goes on where it
-    stopped.
+    stopped. `check` is called before each step.
 
     Raises:
         Unreachable: a machine did not do its part; the others have.
@@ -181,6 +182,7 @@ def execute(
 
     def run(phase: str, nodes: list[NodeEntry], work: Callable[[NodeEntry, Host], B]) -> None:
         if nodes:
+            check()
             on_step(phase, 0, len(nodes))
             answers = machines.each(nodes, work, lambda n: on_step(phase, n, len(nodes)))
             all_or_raise(answers, "the others were deployed")

@@ -5,6 +5,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -12,10 +13,10 @@ from typing import Protocol, Self
 
 import msgspec
 
-from iotctl.errors import BusyProblem, RefusedProblem
+from iotctl.errors import BusyProblem, Partly, RefusedProblem
 from iotctl.humanize import span_text
 from iotctl.renewal import Renewal
-from nodeagent.model.errors import Busy, NodeAgentError
+from nodeagent.model.errors import Busy, NodeAgentError, NotFound, Refused
 from nodeagent.model.requests import (
     DropLock,
     GetRuns,
@@ -29,6 +30,8 @@ from nodeagent.model.requests import (
 from nodeagent.model.runs import Lock, Run
 
 TTL_MS = 30_000
+HANDOVER_TRIES, HANDOVER_S = 4, 0.5
+_PROCESS = secrets.token_hex(2)
 
 
 class Asks(Protocol):
@@ -45,7 +48,7 @@ class HeldLock:
         self._by = by
         self._now_ms = now_ms
         self._owner = owner_name(by)
-        self._renewal = Renewal(lambda: self._take(self.serial), TTL_MS, "lock")
+        self._renewal = Renewal(lambda: self._take(self.serial), TTL_MS, "lock", is_lost)
         self.serial = 0
         self.outcome = "done"
         """Goes to the audit log when it is given up."""
@@ -70,8 +73,15 @@ class HeldLock:
         self._renewal.__exit__(kind, error, trace)
         if error is not None:
             self.outcome = str(error).partition("\n")[0][:200] or type(error).__name__
+        lost = self.lost
         with suppress(NodeAgentError):  # it lapses by itself, or has done so
             self._cluster.call_meta(DropLock(self.serial, self._by, self.outcome))
+        if error is None and lost:
+            raise Partly(
+                "the work was done, but the lock of the cluster was lost meanwhile",
+                why=lost,
+                next="iotctl cluster events tells whether another program worked beside it",
+            )
 
     def check(self) -> None:
         """Before each step that changes something.
@@ -92,21 +102,34 @@ class HeldLock:
         self._cluster.call_meta(request)
 
     def _first(self) -> Lock:
-        """Without waiting for the lock of a program that died on this machine."""
-        try:
-            return self._take(0)
-        except Busy as error:
-            owner, serial = error.details.get("owner"), error.details.get("lock")
-            if not (isinstance(owner, str) and isinstance(serial, int) and is_gone(owner)):
-                raise
-            with suppress(NodeAgentError):
-                self._cluster.call_meta(DropLock(serial, self._by, "its process is gone"))
-            return self._take(0)
+        """Without waiting for the lock of a program that died on this machine, nor for the end of a hand-over
+        of the meta group's leadership."""
+        for _ in range(HANDOVER_TRIES):
+            try:
+                return self._take(0)
+            except Refused:
+                time.sleep(HANDOVER_S)
+            except Busy as error:
+                self._drop_dead(error)
+        return self._take(0)
+
+    def _drop_dead(self, error: Busy) -> None:
+        """Raises it again when its owner may live."""
+        owner, serial = error.details.get("owner"), error.details.get("lock")
+        if not (isinstance(owner, str) and isinstance(serial, int) and is_gone(owner)):
+            raise error
+        with suppress(NodeAgentError):
+            self._cluster.call_meta(DropLock(serial, self._by, "its process is gone"))
 
     def _take(self, serial: int) -> Lock:
         reply = self._cluster.call_meta(TakeLock(self._owner, self._what, self._by, TTL_MS, serial))
         assert isinstance(reply, LockReply), reply
         return reply.lock
+
+
+def is_lost(error: NodeAgentError) -> bool:
+    """Whether the answer means that the lock is another's or nobody's, not that the leader is busy."""
+    return isinstance(error, Busy) or bool(error.details.get("lost"))
 
 
 def kept(cluster: Asks, run: str = "") -> tuple[Lock | None, tuple[Run, ...]]:
@@ -128,13 +151,14 @@ class Unlocked(msgspec.Struct, frozen=True):
 
 def drop(cluster: Asks, held: Lock, by: str) -> Unlocked:
     """Take it from its owner, whose next step is refused."""
-    cluster.call_meta(DropLock(held.serial, by, f"taken away by {by}"))
+    with suppress(NotFound):  # gone already, or by the first of two tries
+        cluster.call_meta(DropLock(held.serial, by, f"taken away by {by}"))
     return Unlocked(held.serial, held.owner, held.what, held.by, held.since_ms)
 
 
 def owner_name(by: str) -> str:
     """This process, for people; no other has the same."""
-    return f"{by}@{socket.gethostname()} pid {os.getpid()} ({_machine()}.{secrets.token_hex(2)})"
+    return f"{by}@{socket.gethostname()} pid {os.getpid()} ({_machine()}.{_PROCESS})"
 
 
 def is_gone(owner: str) -> bool:

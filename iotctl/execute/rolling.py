@@ -56,6 +56,7 @@ def rolling(
     command: str,
     at_once: int = 1,
     between: Callable[[str], None] = lambda node: None,
+    check: Callable[[], None] = lambda: None,
     on_step: OnStep,
     gate_s: float = GATE_S,
     clock: Callable[[], float] = time.monotonic,
@@ -67,6 +68,7 @@ def rolling(
     Args:
         command: what the operator typed, to go on with.
         between: called for a node while it is down.
+        check: called before anything is stopped; raises `RefusedProblem` when we must not go on.
 
     Raises:
         RefusedProblem: the first node cannot be stopped safely; nothing was stopped.
@@ -90,6 +92,7 @@ def rolling(
                 set_draining(cluster, node, True, by)
             _check_alone(cluster, {*batch, *drained})
             _check_still(cluster, batch)
+            check()
             on_step("restarting", over, len(names), ", ".join(batch))
             agents.stop(batch)
             for node in batch:

@@ -8,11 +8,15 @@ from typing import Self
 
 from iotctl.pipeline.link import Cluster, expect
 from iotctl.renewal import Renewal
-from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.errors import Busy, NodeAgentError, Refused
 from nodeagent.model.operation import Operation
 from nodeagent.model.requests import OperationReply, Steer
 
 TTL_MS = 30_000
+
+
+def _is_lost(error: NodeAgentError) -> bool:
+    return isinstance(error, Busy | Refused)
 
 
 class HeldLease:
@@ -23,7 +27,7 @@ class HeldLease:
         self._operation = operation
         self._by = by
         self._owner = owner
-        self._renewal = Renewal(lambda: self._steer("lease"), TTL_MS, "lease")
+        self._renewal = Renewal(lambda: self._steer("lease"), TTL_MS, "lease", _is_lost)
         self._kept = ""
 
     @property

@@ -6,7 +6,9 @@ The file is there before the cluster is, and while it does not answer; from the 
 import contextlib
 import fcntl
 import os
+import re
 import secrets
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,8 +18,9 @@ import msgspec
 
 from iotctl.errors import BusyProblem, InputProblem, RefusedProblem, UsageProblem
 from iotctl.playbook.model import Entry
-from nodeagent.model.errors import NodeAgentError, Refused
+from nodeagent.model.errors import NodeAgentError
 
+RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 RETRY_S = 10.0
 """How long a cluster that did not answer is not asked again."""
 
@@ -44,6 +47,7 @@ class FileJournal:
         """Raises `BusyProblem` when the run is going on, `InputProblem` for a damaged record."""
         self._path = path
         self._entries: list[Entry] = []
+        self._lines: list[bytes] = []
         self._file: BinaryIO | None = None
         if path.exists():
             self._open()
@@ -59,12 +63,18 @@ class FileJournal:
             self._open()
             _sync_directory(self._path.parent)  # its name must be durable too
         assert self._file is not None
-        self._file.write(encode(entry) + b"\n")
+        line = msgspec.json.encode(entry)
+        self._file.write(line + b"\n")
         os.fsync(self._file.fileno())
         self._entries.append(entry)
+        self._lines.append(line)
 
     def entries(self) -> Sequence[Entry]:
         return self._entries
+
+    def lines(self) -> Sequence[bytes]:
+        """The entries as they are written: whoever wrote them, nobody writes them differently."""
+        return self._lines
 
     def close(self) -> None:
         if self._file is not None:
@@ -91,6 +101,7 @@ class FileJournal:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 self._entries.append(msgspec.json.decode(line, type=Entry))
+                self._lines.append(line)
             except msgspec.MsgspecError as error:
                 raise InputProblem(
                     "the record of the run is damaged",
@@ -104,7 +115,7 @@ class Keeper(Protocol):
     """Keeps records in the cluster, under its lock."""
 
     def record(self, run: str, name: str, number: int, entry: bytes, *, ended: bool) -> None:
-        """May be asked twice. Raises `NodeAgentError` (`Refused` when the lock is lost)."""
+        """May be asked twice. Raises `NodeAgentError`; its detail `lost`: another process took over."""
 
 
 class RunJournal:
@@ -134,48 +145,56 @@ class RunJournal:
         return self._file.entries()
 
     def append(self, entry: Entry) -> None:
-        """Raises `BusyProblem` or `RefusedProblem`: another process is at work; do nothing more."""
+        """Raises `BusyProblem` or `RefusedProblem`: another process is at work; do nothing more.
+
+        What is done already is written before anybody is asked: it must be known here whatever they say.
+        """
+        done = entry.event in ("outcome", "ended")
+        if done:
+            self._file.append(entry)
         asked = self._clock() >= self._ask_at
         if asked and self._keeper is None:
             self._keeper = self._find()
-        self._file.append(entry)
-        if asked and not self._tell():
+        if not done:
+            self._file.append(entry)
+        if asked and not self.tell():
             self._ask_at = self._clock() + RETRY_S
 
-    def _tell(self) -> bool:
-        """Everything the cluster has not heard; whether it has heard all now."""
+    def tell(self) -> bool:
+        """The cluster everything it has not heard; whether it has heard all now. Raises as `append`."""
         if self._keeper is None:
             return False
+        lines = self._file.lines()
         try:
-            for number, entry in enumerate(self.entries()[self._told :], self._told):
-                self._keeper.record(
-                    self.run_id, self._name, number, encode(entry), ended=entry.event == "ended"
-                )
+            for number in range(self._told, len(lines)):
+                ended = self.entries()[number].event == "ended"
+                self._keeper.record(self.run_id, self._name, number, lines[number], ended=ended)
                 self._told = number + 1
-        except Refused as error:
-            raise RefusedProblem(
-                "the run was stopped", why=error.what, next=error.next_step or "iotctl cluster events"
-            ) from None
-        except NodeAgentError:
+        except NodeAgentError as error:
+            if error.details.get("lost"):
+                raise RefusedProblem(
+                    "the run was stopped", why=error.what, next=error.next_step or "iotctl cluster events"
+                ) from None
             return False
         return True
 
 
-def encode(entry: Entry) -> bytes:
-    return msgspec.json.encode(entry)
-
-
 def bring(directory: Path, run_id: str, entries: Sequence[bytes]) -> None:
-    """Write the cluster's record of a run into its file here, unless that one knows more already."""
+    """Write the cluster's record of a run into its file here, unless that one only knows more. One that
+    differs is put aside: its process went on after it had lost the run to another."""
+    if not RUN_ID.fullmatch(run_id):
+        return  # what others wrote names no file of ours
     path = directory / f"{run_id}.jsonl"
-    if path.exists() and path.read_bytes().count(b"\n") >= len(entries):
-        return
+    if path.exists():
+        if path.read_bytes().splitlines()[: len(entries)] == list(entries):
+            return
+        path.replace(path.with_suffix(".lost"))
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
+    handle, temporary = tempfile.mkstemp(dir=directory)
+    with os.fdopen(handle, "wb") as file:
         file.write(b"".join(entry + b"\n" for entry in entries))
         os.fsync(file.fileno())
-    temporary.replace(path)
+    Path(temporary).replace(path)
     _sync_directory(directory)
 
 

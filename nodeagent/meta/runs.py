@@ -50,6 +50,7 @@ def lost(serial: int) -> ErrorReply:
         "refused",
         f"the lock {serial} of the cluster is not held any more: it lapsed or was taken away",
         "look what was done (`iotctl cluster events`), then run the command again",
+        {"lost": True},
     )
 
 
@@ -66,18 +67,25 @@ def record(kept: Kept, r: c.RecordRun) -> ErrorReply | None:
     """Append one entry; the same one again changes nothing."""
     if kept.lock is None or kept.lock.serial != r.serial:
         return lost(r.serial)
-    run = next((run for run in kept.runs if run.id == r.run), None)
-    if run is None:
-        run = Run(r.run, r.name, r.by, r.now)
-        kept.runs = [*kept.runs, run][-RUNS_KEPT:]
+    known = next((run for run in kept.runs if run.id == r.run), None)
+    run = known or Run(r.run, r.name, r.by, r.now)
     if r.number < len(run.entries) and run.entries[r.number] == r.entry:
         return None
     if r.number != len(run.entries):
-        return ErrorReply(
-            "refused", f"run {r.run} has {len(run.entries)} entries: another process goes on with it"
-        )
+        what = f"run {r.run} has {len(run.entries)} entries: another process went on with it"
+        return ErrorReply("refused", what, "iotctl playbook run FILE --resume", {"lost": True})
     if sum(map(len, run.entries)) + len(r.entry) > RUN_BYTES_MAX:
-        return ErrorReply("refused", f"the record of run {r.run} is full", "begin a new run")
+        return ErrorReply("refused", f"the record of run {r.run} is full")
+    if known is None:
+        kept.runs = [*_fewer(kept.runs), run]
     run.entries.append(r.entry)
     run.ended |= r.ended
     return None
+
+
+def _fewer(runs: list[Run]) -> list[Run]:
+    """With room for one more: an ended one goes first, the oldest of them."""
+    if len(runs) < RUNS_KEPT:
+        return runs
+    gone = next((run for run in runs if run.ended), runs[0])
+    return [run for run in runs if run is not gone]

@@ -4,6 +4,7 @@ from nodeagent.model.errors import Forbidden
 from nodeagent.model.requests import (
     CheckFiles,
     CheckStatus,
+    DropLock,
     Forward,
     GetEvents,
     GetManifest,
@@ -14,9 +15,11 @@ from nodeagent.model.requests import (
     GiveUp,
     ListPartitions,
     ProbeGroup,
+    RecordRun,
     RepairFile,
     Request,
     ScanRows,
+    TakeLock,
 )
 
 _READS = (
@@ -24,7 +27,7 @@ _READS = (
     *(ScanRows, ListPartitions, GetManifest, CheckFiles),
 )
 _NODES_ONLY = (Forward, CheckStatus)
-_ADMINS_ONLY = (RepairFile, GiveUp)
+_ADMINS_ONLY = (RepairFile, GiveUp, TakeLock, DropLock, RecordRun)
 
 
 def may_ask(role: str, kind: type) -> bool:

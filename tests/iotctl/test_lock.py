@@ -5,18 +5,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from iotctl.errors import BusyProblem, RefusedProblem
+from iotctl.errors import BusyProblem, Partly, RefusedProblem
 from iotctl.execute import lock
 from iotctl.execute.lock import HeldLock, is_gone, kept, owner_name
-from iotctl.playbook.journal import RETRY_S, FileJournal, RunJournal
+from iotctl.execute.rolling import rolling
+from iotctl.playbook.journal import RETRY_S, FileJournal, RunJournal, bring
 from iotctl.playbook.model import Entry
+from iotctl.renewal import Renewal
+from nodeagent.model.errors import Refused, Unavailable
 from nodeagent.model.requests import TakeLock
 
 from .fakes import NOW_MS, SPEC, FakeCluster, Ran, iotctl
+from .test_rolling import FakeAgents
 
 BOOK = """\
 apiVersion: iotctl/v1
@@ -92,7 +97,7 @@ def test_a_run_on_a_cluster_that_does_not_answer_is_told_to_it_later(place: Path
 def test_who_lost_the_lock_begins_no_further_step(place: Path) -> None:
     """Its lock was taken away while it slept: the next intent is refused, in the cluster itself."""
     cluster = FakeCluster()
-    with HeldLock(cluster, "a run", "ann", NOW_MS) as held:
+    with suppress(Partly), HeldLock(cluster, "a run", "ann", NOW_MS) as held:
         journal = RunJournal(FileJournal(place / "r1.jsonl"), "night", lambda: held)
         journal.append(Entry("begun", 1))
         number = kept(cluster)[0]
@@ -129,7 +134,7 @@ def until(holds: Callable[[], bool]) -> None:
 def test_a_lock_is_renewed_and_its_loss_is_known(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "TTL_MS", 30)
     cluster = FakeCluster()
-    with HeldLock(cluster, "a roll", "ann", NOW_MS) as held:
+    with pytest.raises(Partly, match="lost meanwhile"), HeldLock(cluster, "a roll", "ann", NOW_MS) as held:
         until(lambda: (now := kept(cluster)[0]) is not None and now.renewed > now.serial)
         held.check()
         iotctl(place, "ops", "unlock", str(held.serial), "--yes", cluster=cluster)
@@ -137,3 +142,88 @@ def test_a_lock_is_renewed_and_its_loss_is_known(place: Path, monkeypatch: pytes
         with pytest.raises(RefusedProblem, match="lock of the cluster was lost"):
             held.check()
     assert "given up: taken away by" in cluster.kept.image.audit[-1][2]
+
+
+def test_who_cannot_renew_knows_that_the_time_is_over() -> None:
+    """Cut off, or asleep with the lid closed: nobody tells, and another may hold it by now."""
+    now = [100.0]
+
+    def renew() -> None:
+        raise Unavailable("no answer")
+
+    renewal = Renewal(renew, 3_000, "lock", lambda error: False, lambda: now[0])
+    with renewal:
+        now[0] = 102.9
+        assert not renewal.lost
+        now[0] = 103.0
+        assert "3 s" in renewal.lost
+
+
+def test_a_leader_that_hands_over_takes_nobodys_lock() -> None:
+    asked = [0]
+
+    def renew() -> None:
+        asked[0] += 1
+        if asked[0] == 1:
+            raise Refused("node1 hands leadership to node2")
+        raise Refused("the lock 7 is not held any more", lost=True)
+
+    with Renewal(renew, 30, "lock", lock.is_lost, lambda: 0.0) as renewal:
+        until(lambda: bool(renewal.lost))
+    assert asked[0] == 2
+
+
+def test_a_roll_stops_when_its_lock_is_taken(place: Path) -> None:
+    """Before the next node is stopped."""
+    cluster, checks = FakeCluster(), [0]
+
+    def check() -> None:
+        checks[0] += 1
+        if checks[0] == 2:
+            raise RefusedProblem("the lock of the cluster was lost")
+
+    agents = FakeAgents(cluster)
+    with pytest.raises(Partly, match="node1 restarted, node2, node3 not"):
+        rolling(
+            cluster,
+            agents,
+            ["node1", "node2", "node3"],
+            by="ann",
+            command="again",
+            check=check,
+            on_step=lambda *_: None,
+        )
+    assert not cluster.drained
+
+
+def test_what_was_done_is_written_here_whoever_holds_the_lock(place: Path) -> None:
+    """Else --resume would look at a step that is over as if it had never ended."""
+    cluster, now = FakeCluster(down={"node1", "node2", "node3"}), [0.0]
+
+    def keeper() -> HeldLock | None:
+        return None if cluster.down else HeldLock(cluster, "a run", "ann", NOW_MS).__enter__()
+
+    journal = RunJournal(FileJournal(place / "r1.jsonl"), "night", keeper, lambda: now[0])
+    journal.append(Entry("begun", 1))
+    journal.append(Entry("intent", 2, "one"))
+    cluster.down, now[0] = set(), RETRY_S
+    hold(cluster, "bob@elsewhere pid 7 (0.0)")
+    with pytest.raises(BusyProblem):
+        journal.append(Entry("outcome", 3, "one"))
+    with pytest.raises(BusyProblem):
+        journal.append(Entry("intent", 4, "two"))
+    assert [e.event for e in journal.entries()] == ["begun", "intent", "outcome"]
+
+
+def test_the_record_of_who_lost_a_run_is_put_aside_for_the_clusters(tmp_path: Path) -> None:
+    run = "20260101T000000-abcdef"
+    path, ours, theirs = tmp_path / f"{run}.jsonl", [b"{1}", b"{2}"], [b"{1}", b"{3}"]
+    bring(tmp_path, run, ours[:1])
+    assert path.read_bytes() == b"{1}\n" and path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(b"{1}\n{2}\n")
+    bring(tmp_path, run, ours[:1])
+    assert path.read_bytes() == b"{1}\n{2}\n", "what only this machine knows stays"
+    bring(tmp_path, run, theirs)
+    assert path.read_bytes() == b"{1}\n{3}\n" and path.with_suffix(".lost").exists()
+    bring(tmp_path, "../escaped", theirs)
+    assert not (tmp_path.parent / "escaped.jsonl").exists()

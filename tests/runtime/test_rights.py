@@ -19,5 +19,5 @@ def test_rights() -> None:
 
     assert allowed("reader") == READS
     assert every - allowed("admin") == {"Forward", "CheckStatus"}
-    assert every - allowed("node") == {"RepairFile", "GiveUp"}
+    assert every - allowed("node") == {"RepairFile", "GiveUp", "TakeLock", "DropLock", "RecordRun"}
     assert allowed("guest") == set()
