@@ -77,16 +77,8 @@ def deploy(
             new = " as a new cluster" if todo.plan.new_cluster else ""
             session.confirm(f"deploy {session.source.name}{new}?", yes=yes)
         lock = session.locked("cluster deploy") if todo.plan.has_changes else nullcontext()
-        with lock, session.progress() as progress:
-            deploying.execute(
-                session.source,
-                todo,
-                session.env,
-                machines,
-                partial(_step, progress),
-                now_ms=now_ms(),
-                check=session.check_lock,
-            )
+        with lock:
+            _carry_out(session, todo, machines)
         healthy = wait and _wait_healthy(session)
     done = deploying.deployed(todo.plan, healthy)
     session.output.emit("cluster-deploy", done, lambda: _plan_tables(todo.plan, done=True))
@@ -217,16 +209,7 @@ def upgrade(
         _show_plan(session, todo.plan)
         session.confirm(f"upgrade {session.source.name} to {todo.plan.version}?", yes=yes)
         with session.locked(f"cluster upgrade to {todo.plan.version}"):
-            with session.progress() as progress:
-                todo = deploying.execute(
-                    session.source,
-                    todo,
-                    session.env,
-                    machines,
-                    partial(_step, progress),
-                    now_ms=now_ms(),
-                    check=session.check_lock,
-                )
+            todo = _carry_out(session, todo, machines)
 
             def between(node: str) -> None:
                 deploying.configure(todo, node, machines.of(todo.entries[node]))
@@ -324,6 +307,21 @@ def _prepared(session: Session, machines: Machines, names: list[str] | tuple[str
     for finding in todo.plan.findings:
         session.output.warn(f"{finding.node}: {finding.message}")
     return todo
+
+
+def _carry_out(session: Session, todo: Deployment, machines: Machines) -> Deployment:
+    from iotctl.execute.deploy import execute
+
+    with session.progress() as progress:
+        return execute(
+            session.source,
+            todo,
+            session.env,
+            machines,
+            partial(_step, progress),
+            now_ms=now_ms(),
+            check=session.check_lock,
+        )
 
 
 def _roll(
