@@ -96,7 +96,7 @@ def run(
 
         record = RunJournal(journal, book.file.name, keeper)
         report = _runner(session, book, var, record, approve or [], again).run()
-        if not record.tell():
+        if not record.finish():
             session.output.warn(
                 "the cluster has no whole record of this run: only this machine can go on with it"
             )

@@ -157,10 +157,18 @@ class RunJournal:
             self._keeper = self._find()
         if not done:
             self._file.append(entry)
-        if asked and not self.tell():
+        if asked and not self._tell():
             self._ask_at = self._clock() + RETRY_S
 
-    def tell(self) -> bool:
+    def finish(self) -> bool:
+        """Nothing more is appended: whether the cluster has the whole record. Raises `RefusedProblem`."""
+        try:
+            self._keeper = self._keeper or self._find()
+        except BusyProblem:
+            return False
+        return self._tell()
+
+    def _tell(self) -> bool:
         """The cluster everything it has not heard; whether it has heard all now. Raises as `append`."""
         if self._keeper is None:
             return False

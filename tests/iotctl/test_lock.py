@@ -215,6 +215,23 @@ def test_what_was_done_is_written_here_whoever_holds_the_lock(place: Path) -> No
     assert [e.event for e in journal.entries()] == ["begun", "intent", "outcome"]
 
 
+def test_the_end_of_a_run_is_told_though_the_cluster_was_silent_a_moment_ago(place: Path) -> None:
+    """Else another machine would go on with a run that is over."""
+    cluster = FakeCluster(down={"node1", "node2", "node3"})
+
+    def keeper() -> HeldLock | None:
+        return None if cluster.down else HeldLock(cluster, "a run", "ann", NOW_MS).__enter__()
+
+    journal = RunJournal(FileJournal(place / "r1.jsonl"), "night", keeper, lambda: 0.0)
+    journal.append(Entry("begun", 1))
+    assert not journal.finish()
+    cluster.down = set()
+    journal.append(Entry("ended", 2))
+    assert not kept(cluster)[1] and journal.finish()
+    (run,) = kept(cluster)[1]
+    assert run.ended and len(run.entries) == 2
+
+
 def test_the_record_of_who_lost_a_run_is_put_aside_for_the_clusters(tmp_path: Path) -> None:
     run = "20260101T000000-abcdef"
     path, ours, theirs = tmp_path / f"{run}.jsonl", [b"{1}", b"{2}"], [b"{1}", b"{3}"]
