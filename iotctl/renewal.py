@@ -68,5 +68,5 @@ class Renewal:
                     self._told = error.what
                     return
                 continue  # the next renewal is still in time
-            if not self.lost:  # late: others may have had it meanwhile
-                self._held_until = began + self._ttl_s
+            # Late, too: the cluster renews for who holds it still, so nobody else had it meanwhile.
+            self._held_until = began + self._ttl_s

@@ -102,7 +102,8 @@ def run(
             )
         if session.lock is not None:
             session.lock.outcome = f"changed {report.changed}, failed {report.failed}"
-    return _reported(session, file, report, junit, json, "playbook-run", fail_on_change=fail_on_change)
+        # Before the lock is given up: whatever that says, the report of the run is written.
+        return _reported(session, file, report, junit, json, "playbook-run", fail_on_change=fail_on_change)
 
 
 @app.command()

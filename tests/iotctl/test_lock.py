@@ -159,6 +159,32 @@ def test_who_cannot_renew_knows_that_the_time_is_over() -> None:
         assert "3 s" in renewal.lost
 
 
+def test_a_lock_that_outlived_a_silence_is_held_again() -> None:
+    """A playbook stops the whole cluster for a minute: the serial says that nobody had it meanwhile."""
+    now, down, asked = [0.0], [True], [0]
+
+    def renew() -> None:
+        asked[0] += 1
+        if down[0]:
+            raise Unavailable("no answer")
+
+    with Renewal(renew, 30, "lock", lock.is_lost, lambda: now[0]) as renewal:
+        now[0] = 60.0
+        until(lambda: asked[0] > 1)
+        assert renewal.lost
+        down[0] = False
+        until(lambda: not renewal.lost)
+
+
+def test_the_report_of_a_run_is_written_though_its_lock_was_lost(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HeldLock, "lost", property(lambda self: "it could not be renewed"))
+    done = play(place, FakeCluster(), "--approve", "sure", "--json", "r.json")
+    assert done.code == 6 and "lost meanwhile" in done.err
+    assert (place / "r.json").exists()
+
+
 def test_a_leader_that_hands_over_takes_nobodys_lock() -> None:
     asked = [0]
 
