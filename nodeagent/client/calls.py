@@ -37,6 +37,7 @@ from nodeagent.model.requests import (
     PutSchema,
     Reply,
     Request,
+    ScanRows,
     Steer,
     Write,
 )
@@ -51,6 +52,9 @@ ASKED_MAX = 5
 TABLES_KEPT = 4
 ATTEMPT_MIN_S = 2.0
 
+PATIENCE = 6
+"""Timeouts a node is waited for that is at work on a read."""
+
 _CHANGES = (PutSchema, BeginChange, Steer, Forward, Write, DeleteRows, Propose)
 _ONCE = (BeginChange, Write, DeleteRows, Propose)
 """Not to be sent again here when an answer is missing."""
@@ -58,19 +62,30 @@ _ONCE = (BeginChange, Write, DeleteRows, Propose)
 _SLOW = (CloseAll,)
 """Answered when work is done that a second request would only repeat."""
 
+_AT_WORK = (ScanRows,)
+"""Asked by `call_at_work`."""
+
 GROUP_TRANSIENT = (Overloaded, Refused, NotFound, Damaged, Unavailable)
 META_TRANSIENT = (Overloaded, Unavailable)
 
 
 class Deadline:
-    """`left_s` never goes below zero. `extend` starts it again (progress was made)."""
+    """`left_s` never goes below zero. `extend` starts it again: progress was made. `at_work` does too, for
+    itself and for the deadline it is part of, but not beyond `PATIENCE` timeouts after the last progress."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, within: "Deadline | None" = None) -> None:
         self.timeout_s = timeout_s
+        self._within = within
         self.extend()
 
     def extend(self) -> None:
         self._at = _now() + self.timeout_s
+        self._last_at = _now() + PATIENCE * self.timeout_s
+
+    def at_work(self) -> None:
+        self._at = min(_now() + self.timeout_s, self._last_at)
+        if self._within is not None:
+            self._within.at_work()
 
     @property
     def left_s(self) -> float:
@@ -107,6 +122,19 @@ class Calls:
         """As `Link.call`."""
         return await self.link.call(target, request, self.timeout_s if timeout_s is None else timeout_s)
 
+    async def call_at_work(self, target: str, request: Request, deadline: Deadline) -> Reply:
+        """As `call`, for what may take a node long: while it answers other questions it is at work, and is
+        waited for (`PATIENCE`). The same request sent again would wait behind the first."""
+        work = asyncio.create_task(self.call(target, request, PATIENCE * self.timeout_s))
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it
+        try:
+            while not (await asyncio.wait({work}, timeout=self.attempt_s))[0]:
+                await self.call(target, GetMeta(), ATTEMPT_MIN_S)
+                deadline.at_work()
+            return work.result()
+        finally:
+            work.cancel()
+
     # --- groups ----------------------------------------------------------------------------------
 
     async def ask_group(
@@ -116,7 +144,6 @@ class Calls:
         *,
         read: str = "strong",
         deadline: Deadline | None = None,
-        attempt_s: float | None = None,
     ) -> tuple[str, Reply]:
         """(node, its answer): from the leader for `strong`, else from any member.
 
@@ -134,7 +161,7 @@ class Calls:
             (await self.refresh()).group(group)
 
         return await self._pursue(
-            group, chase, request, deadline or Deadline(self.timeout_s), attempt_s, GROUP_TRANSIENT, stale
+            group, chase, request, deadline or Deadline(self.timeout_s), GROUP_TRANSIENT, stale
         )
 
     async def ask_meta(self, request: Request, deadline: Deadline | None = None) -> Reply:
@@ -148,7 +175,7 @@ class Calls:
             await self.refresh()
 
         _, reply = await self._pursue(
-            META, chase, request, deadline or Deadline(self.timeout_s), None, META_TRANSIENT, stale
+            META, chase, request, deadline or Deadline(self.timeout_s), META_TRANSIENT, stale
         )
         return reply
 
@@ -165,19 +192,21 @@ class Calls:
         chase: Chase,
         request: Request,
         deadline: Deadline,
-        attempt_s: float | None,
         transient: tuple[type[NodeAgentError], ...],
         stale: Callable[[], Awaitable[None]],
     ) -> tuple[str, Reply]:
         """Ask one after the other until one answers (what `chase` says) or the deadline passes."""
         backoff = Backoff(self.rng)
-        attempt_s = attempt_s or (self.timeout_s if isinstance(request, _SLOW) else self.attempt_s)
+        attempt_s = self.timeout_s if isinstance(request, _SLOW) else self.attempt_s
         lost: OutcomeUnknown | None = None
         refusals = 0
         while True:
             target, at_once = chase.target, False
             try:
-                reply = await self.call(target, request, min(attempt_s, deadline.left_s))
+                if isinstance(request, _AT_WORK):
+                    reply = await self.call_at_work(target, request, deadline)
+                else:
+                    reply = await self.call(target, request, min(attempt_s, deadline.left_s))
             except NotLeader as error:
                 last: NodeAgentError = error
                 at_once = self.follow(group, chase, error)

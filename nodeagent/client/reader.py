@@ -62,7 +62,9 @@ _FINAL = (InvalidInput, Forbidden)
 """Asking again would be answered the same."""
 
 _T = TypeVar("_T")
-Ask = Callable[[Leg], Awaitable[tuple[int, _T]]]
+Ask = Callable[[Leg, Deadline], Awaitable[tuple[int, _T]]]
+"""The table version a leg was answered by, and the answer; the deadline begins anew with any progress."""
+
 Tags = tuple[tuple[str, str | None], ...]
 
 
@@ -168,27 +170,26 @@ class Reads:
         settings = (await self._calls.current()).view.settings
         wanted = slots_of(query.storage_group, query.spec, settings) if slots is None else slots
 
-        async def ask(leg: Leg) -> tuple[int, pa.Table]:
-            return await self._scan_leg(leg, query)
+        async def ask(leg: Leg, deadline: Deadline) -> tuple[int, pa.Table]:
+            return await self._scan_leg(leg, query, Deadline(self._calls.timeout_s, within=deadline))
 
         async for _, part in self._cover(wanted, ask):
             if part.num_rows:
                 yield part
 
-    async def _scan_leg(self, leg: Leg, query: Query) -> tuple[int, pa.Table]:
+    async def _scan_leg(self, leg: Leg, query: Query, deadline: Deadline) -> tuple[int, pa.Table]:
         request = ScanRows(leg.group.group, query.storage_group, query.spec, query.read, slots=leg.slots)
-        deadline = Deadline(self._calls.timeout_s)
         node, first = await self._calls.ask_group(
-            leg.group.group, request, read=query.read, deadline=deadline, attempt_s=self._calls.timeout_s / 2
+            leg.group.group, request, read=query.read, deadline=deadline
         )
         pages = _Pages()
-        await self._read_on(node, request, first, pages)
+        await self._read_on(node, request, first, pages, deadline)
         if len(pages.versions) != 1:
             raise Unavailable(f"the table changed while {leg.group.group} was read")
         # Pages are counted in partitions: one that appears meanwhile makes the next page repeat some.
         rows = merge([((), page) for page in pages.rows], (), query.spec.schema, query.spec)
         old = [
-            await self._old_rows(handover, ranges.intersect(handover.slots, leg.slots), query)
+            await self._old_rows(handover, ranges.intersect(handover.slots, leg.slots), query, deadline)
             for handover in pages.handovers.values()
         ]
         if old:
@@ -196,7 +197,9 @@ class Reads:
             rows = merge_below(rows, old, pages.tombstones, query, settings)
         return pages.versions.pop(), rows
 
-    async def _read_on(self, node: str, request: ScanRows, reply: object, pages: _Pages) -> None:
+    async def _read_on(
+        self, node: str, request: ScanRows, reply: object, pages: _Pages, deadline: Deadline
+    ) -> None:
         """All pages from one node: a cursor means something only to the node that gave it."""
         while True:
             assert isinstance(reply, RowsScanned), reply
@@ -205,9 +208,12 @@ class Reads:
                 return
             assert reply.cursor != request.cursor, "a scan makes progress"
             request = msgspec.structs.replace(request, cursor=reply.cursor)
-            reply = await self._calls.call(node, request)
+            deadline.at_work()
+            reply = await self._calls.call_at_work(node, request, deadline)
 
-    async def _old_rows(self, handover: Handover, slots: ranges.SlotRanges, query: Query) -> pa.Table:
+    async def _old_rows(
+        self, handover: Handover, slots: ranges.SlotRanges, query: Query, deadline: Deadline
+    ) -> pa.Table:
         """Rows of sealed slots from the first previous holder that gives all of them."""
         last: NodeAgentError = Unavailable(f"{handover.source} has no members")
         request = ScanRows(
@@ -223,8 +229,8 @@ class Reads:
         for member in members:
             pages = _Pages()
             try:
-                first = await self._calls.call(member, request, self._calls.attempt_s)
-                await self._read_on(member, request, first, pages)
+                first = await self._calls.call_at_work(member, request, deadline)
+                await self._read_on(member, request, first, pages, deadline)
             except NodeAgentError as error:
                 last = error
             else:
@@ -248,7 +254,7 @@ class Reads:
             last: NodeAgentError | None = None
             room = asyncio.Semaphore(LEGS_MAX)
             legs = (await self._calls.current()).legs(pending)
-            tasks = [asyncio.create_task(self._try_leg(leg, ask, room)) for leg in legs]
+            tasks = [asyncio.create_task(self._try_leg(leg, ask, deadline, room)) for leg in legs]
             try:
                 for next_done in asyncio.as_completed(tasks):
                     leg, answer = await next_done
@@ -272,11 +278,11 @@ class Reads:
             await self._calls.refresh()
 
     async def _try_leg(
-        self, leg: Leg, ask: Ask[_T], room: asyncio.Semaphore
+        self, leg: Leg, ask: Ask[_T], deadline: Deadline, room: asyncio.Semaphore
     ) -> tuple[Leg, _Answer[_T] | NodeAgentError]:
         async with room:
             try:
-                version, value = await ask(leg)
+                version, value = await ask(leg, deadline)
                 await self._check_version(leg, version)
             except _FINAL:
                 raise
@@ -319,7 +325,7 @@ class Reads:
         elsewhere = mask_of_ranges(in_transition(before), size)
         found: list[PartitionInfo] = []
 
-        async def ask(leg: Leg) -> tuple[int, PartitionsListed]:
+        async def ask(leg: Leg, deadline: Deadline) -> tuple[int, PartitionsListed]:
             request = ListPartitions(leg.group.group, storage_group, table, read)
             _, reply = await self._calls.ask_group(leg.group.group, request, read=read)
             assert isinstance(reply, PartitionsListed), reply

@@ -24,7 +24,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class ClusterSpec(msgspec.Struct, frozen=True):
-    """Picklable. `timeout_s` bounds the retries of one call; `identity` None is a cluster without TLS."""
+    """Picklable. `timeout_s` bounds the retries of one call, and how long a read goes on without progress;
+    `identity` None is a cluster without TLS."""
 
     endpoints: tuple[Endpoint, ...]
     identity: Identity | None = None

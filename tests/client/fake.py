@@ -117,6 +117,9 @@ class FakeCluster:
         self.faults = faults or Faults()
         self.down: set[str] = set()
         self.hung: set[str] = set()
+        self.scan_s: dict[str, float] = {}
+        """How long a node works at a page; it answers other questions meanwhile."""
+
         self.exact = True
         self.page_rows = 1 << 30
         self.log: list[tuple[str, Request]] = []
@@ -162,6 +165,11 @@ class FakeCluster:
             self.late.add(task)
             await self._silence(target, started, timeout_s)
         await asyncio.sleep(self.rng.random() * self.faults.delay_max_s)
+        if isinstance(request, ScanRows) and target in self.scan_s:
+            work_s = self.scan_s[target]
+            await asyncio.sleep(min(work_s, timeout_s))
+            if target in self.hung or work_s > timeout_s:
+                await self._silence(target, started, timeout_s)
         lose_reply = self._roll(self.faults.lose_reply)
         reply = self.handle(target, request)
         await asyncio.sleep(self.rng.random() * self.faults.delay_max_s)

@@ -15,7 +15,7 @@ from nodeagent.model.requests import ListPartitions, Reply, RowsScanned, ScanRow
 from nodeagent.model.schema import Column
 from nodeagent.partition.hash import shard_of, slot_of
 from tests.client.clock import run
-from tests.client.fake import SETTINGS, FakeCluster, Faults
+from tests.client.fake import NODES, SETTINGS, FakeCluster, Faults
 from tests.client.rows import SCHEMA, SG, TABLE, Row, listed, rows
 from tests.client.test_writes import make, move_about, stop
 
@@ -235,6 +235,57 @@ def test_pages_come_from_one_node() -> None:
         assert (await cluster.scan(SG, TABLE)).num_rows == 100
         pages = [(t, r) for t, r in fake.log if isinstance(r, ScanRows) and r.cursor]
         assert len({target for target, _ in pages}) == 1 and len(pages) == 14
+
+    run(scenario())
+
+
+def test_a_node_at_work_is_waited_for_and_not_asked_again() -> None:
+    """Pages that take longer than the timeout: each is asked for once, also those of previous holders."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await handed_over(fake, cluster, [(t, "d", 1.0, None) for t in range(0, 16_000, 500)], [])
+        fake.page_rows, fake.scan_s = 5, dict.fromkeys(NODES, 25.0)
+        fake.log.clear()
+        assert (await cluster.scan(SG, TABLE)).num_rows == 32
+        asked = [r for _, r in fake.log if isinstance(r, ScanRows)]
+        assert len(asked) == len(set(msgspec.msgpack.encode(r) for r in asked))
+
+    run(scenario(), limit_s=1000)
+
+
+def test_a_node_that_falls_silent_at_work_is_left() -> None:
+    """Whoever answers nothing is not at work: the next leader is asked within seconds."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows(*((t, "d", 1.0, None) for t in range(0, 16_000, 500))))
+        fake.scan_s["node2"] = 1e6
+
+        async def fail_over() -> None:
+            await asyncio.sleep(12)
+            for group in fake.groups.values():
+                if group.leader == "node2":
+                    group.leader = "node3"
+            fake.hung.add("node2")
+
+        begun = asyncio.get_running_loop().time()
+        failing = asyncio.create_task(fail_over())
+        table = await cluster.scan(SG, TABLE)
+        await failing
+        assert table.num_rows == 32
+        assert asyncio.get_running_loop().time() - begun < 25
+
+    run(scenario())
+
+
+def test_patience_with_work_that_never_ends_has_an_end() -> None:
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((0, "d", 1.0, None)))
+        fake.scan_s = dict.fromkeys(NODES, 1e6)
+        with pytest.raises(Unavailable, match="slots were not answered"):
+            await cluster.scan(SG, TABLE)
 
     run(scenario())
 
