@@ -6,11 +6,9 @@ from functools import partial
 import msgspec
 
 from iotctl.errors import IotctlError, RefusedProblem, Unreachable, UsageProblem
-from iotctl.execute.machines import Machines, OnDone, about_machine, chosen, place_of, target_of
-from iotctl.fleet.asking import ask
-from iotctl.fleet.facts import Facts, facts_of
+from iotctl.execute.machines import Machines, OnDone, chosen, facts_of, place_of, target_of
+from iotctl.fleet.facts import Facts
 from iotctl.fleet.findings import Finding, Place, findings
-from iotctl.fleet.host import Host
 from iotctl.fleet.known_hosts import HostKey, Known, KnownHosts
 from iotctl.fleet.many import each
 from iotctl.fleet.ssh import CONNECT_TIMEOUT_S, Connector
@@ -69,12 +67,7 @@ def check_hosts(
     """Ask every machine for its facts, all at once; nothing is changed on any."""
     nodes = chosen(source, names)
     with Machines(source, env, timeout_s) as machines:
-        return checked(source, nodes, machines.each(nodes, partial(_facts, source), done))
-
-
-def _facts(source: ClusterSource, node: NodeEntry, host: Host) -> Facts:
-    (answer,) = ask(host, about_machine(source, node))
-    return facts_of(answer, host)
+        return checked(source, nodes, machines.each(nodes, partial(facts_of, source), done))
 
 
 def checked(

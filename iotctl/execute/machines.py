@@ -8,14 +8,15 @@ from typing import Self, TypeVar
 
 from iotctl.errors import RefusedProblem, Unreachable, UsageProblem
 from iotctl.fleet import deployment, facts
-from iotctl.fleet.asking import Answer, Question, ask
+from iotctl.fleet.asking import Question, ask
 from iotctl.fleet.deployment import Found
 from iotctl.fleet.facts import Facts
 from iotctl.fleet.findings import Place
 from iotctl.fleet.host import Host, ThisHost
 from iotctl.fleet.known_hosts import KnownHosts
 from iotctl.fleet.many import each
-from iotctl.fleet.service import Service, unit_name
+from iotctl.fleet.service import Service, running_in, unit_name
+from iotctl.fleet.service import question as service_question
 from iotctl.fleet.ssh import CONNECT_TIMEOUT_S, Connector
 from iotctl.fleet.ssh_config import Target
 from iotctl.spec.cluster import ClusterSource, NodeEntry
@@ -95,23 +96,36 @@ def look(source: ClusterSource, node: NodeEntry, host: Host) -> Found:
         Unreachable: it does not tell.
         RefusedProblem: it holds what we may not read: taken for nothing, a living node would be overwritten.
     """
-    (answer,) = ask(host, _about_node(source, node))
-    return _readable(source, node, answer)
+    runs, held = ask(host, _about_agent(source, node), _about_node(source, node))
+    return _readable(source, node, deployment.found_in(held, running_in(runs)))
+
+
+def facts_of(source: ClusterSource, node: NodeEntry, host: Host) -> Facts:
+    """The machine alone. Raises `Unreachable`."""
+    machine, runs = ask(host, _about_machine(source, node), _about_agent(source, node))
+    return facts.facts_of(machine, host, agent=bool(running_in(runs).agent))
 
 
 def examine(source: ClusterSource, node: NodeEntry, host: Host) -> tuple[Facts, Found]:
     """The machine and what it holds of `node`, in one trip. Raises as `look`."""
-    machine, held = ask(host, about_machine(source, node), _about_node(source, node))
-    return facts.facts_of(machine, host), _readable(source, node, held)
+    machine, runs, held = ask(
+        host, _about_machine(source, node), _about_agent(source, node), _about_node(source, node)
+    )
+    found = _readable(source, node, deployment.found_in(held, running_in(runs)))
+    return facts.facts_of(machine, host, agent=bool(found.running)), found
 
 
 def place_of(source: ClusterSource, node: NodeEntry) -> Place:
     return Place(node.name, source.data_dir_of(node), (source.port_of(node), source.http_port_of(node)))
 
 
-def about_machine(source: ClusterSource, node: NodeEntry) -> Question:
+def _about_machine(source: ClusterSource, node: NodeEntry) -> Question:
     place = place_of(source, node)
     return facts.question(place.data_dir, place.ports)
+
+
+def _about_agent(source: ClusterSource, node: NodeEntry) -> Question:
+    return service_question(source.data_dir_of(node))
 
 
 def _about_node(source: ClusterSource, node: NodeEntry) -> Question:
@@ -119,8 +133,7 @@ def _about_node(source: ClusterSource, node: NodeEntry) -> Question:
     return deployment.question(source.data_dir_of(node), source.install_dir_of(node), unit)
 
 
-def _readable(source: ClusterSource, node: NodeEntry, answer: Answer) -> Found:
-    found = deployment.found_in(answer)
+def _readable(source: ClusterSource, node: NodeEntry, found: Found) -> Found:
     if found.unreadable:
         path, _, owner = found.unreadable[0].rpartition(" ")
         raise RefusedProblem(

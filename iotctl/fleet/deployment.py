@@ -19,11 +19,11 @@ from iotctl.errors import Unreachable
 from iotctl.fleet.asking import Answer, Question
 from iotctl.fleet.host import Host, Ran
 from iotctl.fleet.service import (
-    FIND,
     SUPERVISED,
     SUPERVISOR,
     SYSTEMD,
     UNITS,
+    Running,
     Service,
     as_root,
     kind_of,
@@ -36,9 +36,7 @@ CONFIG, CA, CERT, KEY = "node.yaml", "tls/ca.pem", "tls/node.pem", "tls/node.key
 READ = (CONFIG, CA, CERT, SUPERVISOR)
 """Whose content is compared; that of the key is never read."""
 
-LOOK = (
-    FIND
-    + r"""
+LOOK = r"""
 home=$1 install=$2 unit=$3
 shift 3
 closed() { say unreadable "$1 $(stat -c %U "$1")"; }
@@ -49,7 +47,8 @@ if [ -d "$home/tls" ] && [ ! -x "$home/tls" ]; then closed "$home/tls"; fi
 say libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
 say app "$(readlink "$home/app" 2>/dev/null)"
 for mark in "$install"/*/.complete; do
-    [ ! -e "$mark" ] || say installed "$(basename "$(dirname "$mark")")"
+    mark=${mark%/.complete}
+    [ ! -e "$mark/.complete" ] || say installed "${mark##*/}"
 done
 for file in "$@"; do
     if [ -e "$home/$file" ] && [ ! -r "$home/$file" ]; then closed "$home/$file"; fi
@@ -61,9 +60,6 @@ for kept in "$home/removing" "$home"/removed-*; do
     [ ! -d "$kept" ] || say kept "$kept"
 done
 [ ! -d /run/systemd/system ] || say systemd yes
-[ -z "$(supervisor)" ] || say supervised yes
-pid=$(agent)
-[ -z "$pid" ] || say running "$(tr '\0' '\n' <"/proc/$pid/cmdline" | head -n 1)"
 for place in "$home" "$install"; do
     if [ -d "$place" ]; then
         [ -w "$place" ] && say ready "$place"
@@ -74,7 +70,6 @@ for place in "$home" "$install"; do
     fi
 done
 """
-)
 
 MAKE_DIRS = r"""
 set -eu
@@ -288,11 +283,11 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def question(home: str, install_dir: str, unit: str) -> Question:
-    """About the node in `home` whose unit has this name."""
+    """About the files of the node in `home` whose unit has this name."""
     return Question(LOOK, (home, install_dir, f"{UNITS}/{unit}", *READ))
 
 
-def found_in(answer: Answer) -> Found:
+def found_in(answer: Answer, running: Running) -> Found:
     files = {k[5:]: base64.b64decode(v[0]) for k, v in answer.said.items() if k.startswith("file:")}
     return Found(
         user=answer.one("user"),
@@ -303,11 +298,11 @@ def found_in(answer: Answer) -> Found:
         files=files,
         unit=base64.b64decode(answer.one("unit")),
         key="key" in answer,
-        running=answer.one("running"),
+        running=running.agent,
         systemd="systemd" in answer,
         ready=answer.every("ready"),
         makeable=answer.every("makeable"),
-        supervised="supervised" in answer,
+        supervised=running.supervised,
         unreadable=answer.every("unreadable"),
         kept=answer.every("kept"),
     )

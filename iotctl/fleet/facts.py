@@ -8,7 +8,6 @@ import msgspec
 
 from iotctl.fleet.asking import Answer, Question
 from iotctl.fleet.host import Host
-from iotctl.fleet.service import FIND
 
 PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3")
 """The newest first."""
@@ -16,42 +15,59 @@ PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3")
 CLOCK_CLEAR_MS, CLOCK_LOOKS = 250.0, 3
 """A clock that may be further off than that is looked at again, by itself."""
 
-SCRIPT = (
-    FIND
-    + r"""
+SCRIPT = r"""
 say clock "$(date +%s.%N)"
 data=$1
 shift
-say system "$(uname -s)"
-say release "$(uname -r)"
-say arch "$(uname -m)"
-say hostname "$(uname -n)"
-say machine "$(cat /etc/machine-id /proc/sys/kernel/random/boot_id 2>/dev/null | tr '\n' ' ')"
+# What a shell can do by itself starts no process: on a small machine each one costs a millisecond or two.
+line_of() {
+    line=
+    { IFS= read -r line <"$1"; } 2>/dev/null
+}
+read -r system hostname release arch <<EOF
+$(uname -snrm)
+EOF
+say system "$system"
+say release "$release"
+say arch "$arch"
+say hostname "$hostname"
+machine=
+for id in /etc/machine-id /proc/sys/kernel/random/boot_id; do
+    line_of "$id"
+    machine="$machine$line "
+done
+say machine "$machine"
 say user "$user"
 say cpus "$(getconf _NPROCESSORS_ONLN)"
-say memory_kib "$(awk '/^MemTotal:/ {print $2}' /proc/meminfo 2>/dev/null)"
+memory=
+while read -r key kib rest; do
+    [ "$key" = MemTotal: ] && memory=$kib && break
+done 2>/dev/null </proc/meminfo
+say memory_kib "$memory"
 say files_max "$(ulimit -Hn)"
-say init "$(cat /proc/1/comm 2>/dev/null)"
+line_of /proc/1/comm
+say init "$line"
 [ -z "$sudo" ] || say sudo yes
 at=$data
 while [ ! -d "$at" ]; do at=$(dirname "$at"); done
-say data_kib "$(df -Pk "$at" | awk 'NR == 2 {print $4}')"
+df -Pk "$at" | {
+    read -r heading
+    read -r device blocks used free rest
+    say data_kib "$free"
+}
 if [ -w "$at" ]; then say data_writable yes; fi
 for name in PYTHONS; do
-    if found=$("$name" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null); then
+    command -v "$name" >/dev/null || continue
+    if found=$("$name" -ISc 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null); then
         say python "$name $found"
         break
     fi
 done
-for port in "$@"; do
-    hex=$(printf ':%04X' "$port")
-    if cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
-        awk -v port="$hex" '$4 == "0A" && substr($2, length($2) - 4) == port {found = 1} END {exit !found}'
-    then say taken "$port"; fi
-done
-[ -z "$(agent)" ] || say agent yes
-"""
-).replace("PYTHONS", " ".join(PYTHONS))
+cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | awk -v ports="$*" '
+    BEGIN { count = split(ports, port, " "); for (i = 1; i <= count; i++) hex[i] = sprintf(":%04X", port[i]) }
+    $4 == "0A" { listens[substr($2, length($2) - 4)] = 1 }
+    END { for (i = 1; i <= count; i++) if (hex[i] in listens) print "taken=" port[i] }'
+""".replace("PYTHONS", " ".join(PYTHONS))
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -85,8 +101,11 @@ def question(data_dir: str, ports: Sequence[int]) -> Question:
     return Question(SCRIPT, (data_dir, *map(str, ports)))
 
 
-def facts_of(answer: Answer, host: Host) -> Facts:
+def facts_of(answer: Answer, host: Host, *, agent: bool) -> Facts:
     """Asks for the time again when the one trip leaves open whether the clock is off by much.
+
+    Args:
+        agent: the node's own runs there.
 
     Raises:
         Unreachable: the connection was lost.
@@ -108,7 +127,7 @@ def facts_of(answer: Answer, host: Host) -> Facts:
         data_free_bytes=answer.number("data_kib") * 1024,
         data_writable="data_writable" in answer,
         ports_taken=tuple(int(p) for p in answer.every("taken")),
-        agent="agent" in answer,
+        agent=agent,
         clock_ms=None if clock is None else round(clock, 1),
         clock_error_ms=round(error, 1),
     )

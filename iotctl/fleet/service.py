@@ -7,7 +7,10 @@ node's directory, which starts the agent again when it ends, later and later.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from iotctl.errors import Unreachable
+from iotctl.fleet.asking import Answer, Question
 from iotctl.fleet.host import Host, Ran
 from iotctl.fleet.upload import File
 
@@ -60,12 +63,26 @@ agent() {
     done
 }
 supervisor() {
-    pid=$(cat "$home/supervisor.pid" 2>/dev/null) || return 0
+    pid=
+    { read -r pid <"$home/supervisor.pid"; } 2>/dev/null
+    [ -n "$pid" ] || return 0
     whose "$pid"
     case $words in *"$home/SUPERVISOR$home") echo "$pid" ;; esac
 }
 """.replace("SUPERVISOR", SUPERVISOR)
 """Defines `agent` and `supervisor`, which print a pid or nothing."""
+
+_LOOK = (
+    FIND
+    + r"""
+[ -z "$(supervisor)" ] || say supervised yes
+pid=$(agent)
+[ -z "$pid" ] || tr '\0' '\n' <"/proc/$pid/cmdline" 2>/dev/null | {
+    IFS= read -r words
+    say running "$words"
+}
+"""
+)
 
 _START = (
     FIND
@@ -117,6 +134,23 @@ while pid=$(agent); [ -n "$pid" ]; do
 done
 """
 )
+
+
+class Running(msgspec.Struct, frozen=True):
+    """`agent`: the first word of its command line, "" when it is down. `supervised`: our supervisor runs."""
+
+    agent: str
+    supervised: bool
+
+
+def question(home: str) -> Question:
+    """Whether the agent of the node in `home` runs. It reads what every process of the machine was started
+    as, so it is asked once."""
+    return Question(_LOOK, (home,))
+
+
+def running_in(answer: Answer) -> Running:
+    return Running(answer.one("running"), "supervised" in answer)
 
 
 def unit_name(cluster: str, node: str) -> str:

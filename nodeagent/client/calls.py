@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 from nodeagent.client.link import Link
 from nodeagent.client.retry import Backoff, Chase
-from nodeagent.client.routes import Routes, make_routes
+from nodeagent.client.routes import Routes
 from nodeagent.model.errors import (
     Damaged,
     Definite,
@@ -335,7 +335,7 @@ class Calls:
             raise Forbidden(f"{view.node} belongs to cluster {view.cluster_id}, not {old.view.cluster_id}")
         if old is not None and old.view.applied > view.applied:
             return
-        self.routes = routes = make_routes(view)
+        self.routes = routes = Routes(view)
         for record in view.nodes:
             self.link.learn(record.node, record.host, record.port)
         for schema in view.schemas:

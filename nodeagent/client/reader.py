@@ -9,10 +9,12 @@ While a slot's files are still with its previous holders, the group's answer nam
 older than anything the group has itself: they are merged below it, after its range deletes.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +24,7 @@ import pyarrow.compute as pc
 from nodeagent.client.calls import Calls, Deadline, pause
 from nodeagent.client.report import TIME_MAX, TIME_MIN
 from nodeagent.client.retry import Backoff
-from nodeagent.client.routes import Leg, Mask, in_transition, mask_of, mask_of_ranges
+from nodeagent.client.routes import Leg, in_transition, mask_of, mask_of_ranges
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import (
     Damaged,
@@ -48,6 +50,9 @@ from nodeagent.partition.rows import split_rows
 from nodeagent.table.arrow import TIME, decode, one_batch
 from nodeagent.table.merge import merge
 from nodeagent.table.scan import check_scan
+
+if TYPE_CHECKING:
+    from nodeagent.client.routes import Mask
 
 LEGS_MAX = 8
 """Groups asked at once."""

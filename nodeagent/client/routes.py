@@ -3,13 +3,16 @@
 The owner by the table is the new one from the moment a change is planned, but a slot's rows are served
 by its old group until that has sealed (architecture 6). The operation's evidence tells which: a route
 is the table, with the moves of an open operation undone where the source has not sealed yet.
+
+numpy is imported with the first question about a slot: that takes longer than most commands of an operator.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from nodeagent.model.errors import NotFound, Unavailable
 from nodeagent.model.ids import GroupId, NodeId
@@ -17,8 +20,11 @@ from nodeagent.model.operation import Operation, Ranges, Stage
 from nodeagent.model.requests import GroupRecord, MetaView
 from nodeagent.partition import ranges
 
-Mask = npt.NDArray[np.bool_]
-_Owners = npt.NDArray[np.int32]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Mask = npt.NDArray[np.bool_]
 
 _NONE = -1
 
@@ -32,13 +38,29 @@ class Leg:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Routes:
-    """`owner[slot]` indexes `groups`; -1 is a slot without a group (a cluster that is being formed)."""
-
     view: MetaView
-    groups: tuple[GroupRecord, ...]
-    owner: _Owners
+
+    @property
+    def groups(self) -> tuple[GroupRecord, ...]:
+        return self.view.groups
+
+    @cached_property
+    def owner(self) -> npt.NDArray[np.int32]:
+        """`owner[slot]` indexes `groups`; -1 is a slot without a group (a cluster that is being formed)."""
+        import numpy as np
+
+        by_header = {r.header: i for i, r in _numbered(self.groups)}
+        by_id = {r.group: i for i, r in enumerate(self.groups)}
+        owner = np.full(self.view.settings.slots, _NONE, np.int32)
+        for start, end, header in self.view.owners:
+            owner[start:end] = by_header.get(header, _NONE)
+        for operation in self.view.operations:
+            for source, slots in _still_with_source(operation):
+                if source in by_id:
+                    owner[ranges.to_array(slots)] = by_id[source]
+        return owner
 
     @property
     def version(self) -> int:
@@ -67,6 +89,8 @@ class Routes:
 
     def legs(self, slots: Mask) -> list[Leg]:
         """The groups to ask for `slots`, each with its own."""
+        import numpy as np
+
         wanted = np.flatnonzero(slots)
         owners = self.owner[wanted]
         if (owners == _NONE).any():
@@ -78,22 +102,10 @@ class Routes:
 
     def owns(self, group: GroupId, slots: Ranges) -> bool:
         """Whether `group` has all of `slots`."""
+        import numpy as np
+
         owners = np.unique(self.owner[ranges.to_array(slots)])
         return all(i != _NONE and self.groups[int(i)].group == group for i in owners)
-
-
-def make_routes(view: MetaView) -> Routes:
-    groups = view.groups
-    by_header = {r.header: i for i, r in _numbered(groups)}
-    by_id = {r.group: i for i, r in enumerate(groups)}
-    owner = np.full(view.settings.slots, _NONE, np.int32)
-    for start, end, header in view.owners:
-        owner[start:end] = by_header.get(header, _NONE)
-    for operation in view.operations:
-        for source, slots in _still_with_source(operation):
-            if source in by_id:
-                owner[ranges.to_array(slots)] = by_id[source]
-    return Routes(view, groups, owner)
 
 
 def in_transition(view: MetaView) -> Ranges:
@@ -111,12 +123,16 @@ def in_transition(view: MetaView) -> Ranges:
 
 
 def mask_of(slots: Iterable[int], size: int) -> Mask:
+    import numpy as np
+
     mask = np.zeros(size, np.bool_)
     mask[list(slots)] = True
     return mask
 
 
 def mask_of_ranges(slots: Ranges, size: int) -> Mask:
+    import numpy as np
+
     mask = np.zeros(size, np.bool_)
     for start, end in slots:
         mask[start:end] = True

@@ -17,10 +17,9 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from nodeagent.partition.ranges import SlotArray
-
 OwnerIndex = npt.NDArray[np.int64]
 ByteArray = npt.NDArray[np.int64]
+SlotArray = npt.NDArray[np.int64]
 
 
 def scaled_weights(weights: Sequence[float]) -> list[Fraction]:

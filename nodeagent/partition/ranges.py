@@ -1,21 +1,29 @@
 """Sets of slots as sorted, disjoint, non-adjacent ranges (start, end exclusive).
 
-The form is canonical: equal sets are equal tuples.
+The form is canonical: equal sets are equal tuples. numpy is imported by those who list single slots: that
+takes longer than most commands of an operator.
 """
 
-from collections.abc import Iterable
+from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from nodeagent.model.errors import InvalidInput
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    SlotArray = npt.NDArray[np.int64]
+
 SlotRanges = tuple[tuple[int, int], ...]
-SlotArray = npt.NDArray[np.int64]
 
 
 def from_slots(slots: Iterable[int] | SlotArray) -> SlotRanges:
     """Ranges of a set of slots given in any order, repeats allowed."""
+    import numpy as np
+
     array = slots if isinstance(slots, np.ndarray) else np.fromiter(slots, np.int64)
     array = np.unique(array)
     if not array.size:
@@ -28,6 +36,8 @@ def from_slots(slots: Iterable[int] | SlotArray) -> SlotRanges:
 
 def to_array(ranges: SlotRanges) -> SlotArray:
     """The slots, ascending."""
+    import numpy as np
+
     if not ranges:
         return np.zeros(0, np.int64)
     return np.concatenate([np.arange(a, b, dtype=np.int64) for a, b in ranges])
@@ -92,6 +102,8 @@ def subtract(left: SlotRanges, right: SlotRanges) -> SlotRanges:
 
 def to_bitmap(ranges: SlotRanges, slots: int) -> bytes:
     """Bit `s` (little-endian bit order) of ceil(slots / 8) bytes is set for each slot `s`."""
+    import numpy as np
+
     bits = np.zeros(slots, np.uint8)
     bits[to_array(ranges)] = 1
     return np.packbits(bits, bitorder="little").tobytes()
@@ -99,6 +111,8 @@ def to_bitmap(ranges: SlotRanges, slots: int) -> bytes:
 
 def from_bitmap(bitmap: bytes, slots: int) -> SlotRanges:
     """Inverse of `to_bitmap`; a wrong length or a bit past `slots` raises `InvalidInput`."""
+    import numpy as np
+
     if len(bitmap) != (slots + 7) // 8:
         raise InvalidInput(f"a bitmap of {slots} slots has {(slots + 7) // 8} bytes, not {len(bitmap)}")
     bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from nodeagent.client.blocking import BlockingCluster
 from nodeagent.client.cluster import Cluster
-from nodeagent.client.routes import make_routes
+from nodeagent.client.routes import Routes
 from nodeagent.client.spec import ClusterSpec
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import GroupId
@@ -198,7 +198,7 @@ def clients(
 
 def streams_of(cluster: BlockingCluster) -> tuple[list[Stream], list[list[int]]]:
     """Streams over many slots, as many for each group; the table is made."""
-    routes = make_routes(cluster.meta())
+    routes = Routes(cluster.meta())
     settings = routes.view.settings
     groups: dict[GroupId, list[int]] = {g.group: [] for g in routes.groups}
     streams: list[Stream] = []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nodeagent.client.retry import BACKOFF_MAX_S, HOPS_MAX, Backoff, Chase
-from nodeagent.client.routes import make_routes, mask_of
+from nodeagent.client.routes import Routes, mask_of
 from nodeagent.client.sessions import WINDOW, _Slot
 from nodeagent.client.spec import ClusterSpec, Endpoint, Identity
 from nodeagent.model.errors import Unavailable
@@ -17,11 +17,11 @@ from tests.client.fake import SETTINGS, FakeCluster
 def test_moved_slots_stay_with_their_source_until_it_has_sealed() -> None:
     """The table names the new owner from the plan on, but only an unsealed source can answer."""
     fake = FakeCluster()
-    before = make_routes(fake.views[-1])
+    before = Routes(fake.views[-1])
     operation = fake.plan({0, 1}, "node1.1", "node2.1")
-    planned = make_routes(fake.views[-1])
+    planned = Routes(fake.views[-1])
     fake.seal(operation)
-    sealed = make_routes(fake.views[-1])
+    sealed = Routes(fake.views[-1])
     assert [r.group_of(0).group for r in (before, planned, sealed)] == ["node1.1", "node1.1", "node2.1"]
     assert sealed.group_of(2).group == "node1.1"
     assert sealed.version == before.version + 1
@@ -29,7 +29,7 @@ def test_moved_slots_stay_with_their_source_until_it_has_sealed() -> None:
 
 def test_legs_are_a_partition_of_the_slots_asked_for() -> None:
     """Each wanted slot is in exactly one leg, and no other slot is."""
-    routes = make_routes(FakeCluster().views[-1])
+    routes = Routes(FakeCluster().views[-1])
     legs = routes.legs(mask_of([0, 3, 4, 15], SETTINGS.slots))
     assert [(leg.group.header, leg.slots) for leg in legs] == [
         ("node1", ((0, 1), (3, 4))),
@@ -44,7 +44,7 @@ def test_a_slot_without_owner_is_an_error_not_an_empty_leg() -> None:
     fake = FakeCluster()
     del fake.owner[7]
     fake.publish()
-    routes = make_routes(fake.views[-1])
+    routes = Routes(fake.views[-1])
     with pytest.raises(Unavailable, match="slot 7"):
         routes.legs(np.ones(SETTINGS.slots, np.bool_))
 

@@ -62,7 +62,7 @@ def heard(took_s: float, date: str) -> Answer:
 def test_a_clock_that_is_right_is_not_looked_at_again() -> None:
     """One trip for each machine; its length is how well the clock is known."""
     host = Clock(0.0)
-    found = facts.facts_of(heard(0.2, f"{time.time() - 0.2:.9f}"), host)
+    found = facts.facts_of(heard(0.2, f"{time.time() - 0.2:.9f}"), host, agent=False)
     assert found.clock_ms == pytest.approx(-100, abs=20) and found.clock_error_ms == pytest.approx(100, abs=5)
     assert host.looks == 0
 
@@ -71,14 +71,14 @@ def test_a_clock_that_is_right_is_not_looked_at_again() -> None:
 def test_a_clock_that_may_be_off_is_looked_at_by_itself(took_s: float, ahead_s: float) -> None:
     """It is, or the machine was too slow to tell."""
     host = Clock(ahead_s)
-    found = facts.facts_of(heard(took_s, f"{time.time() + ahead_s:.9f}"), host)
+    found = facts.facts_of(heard(took_s, f"{time.time() + ahead_s:.9f}"), host, agent=False)
     assert host.looks == 3 and found.clock_error_ms < 20
     assert found.clock_ms == pytest.approx(ahead_s * 1e3, abs=20)
 
 
 def test_without_nanoseconds_half_a_second_is_open() -> None:
     """Some `date` print %N as it stands."""
-    found = facts.facts_of(heard(0.02, f"{int(time.time())}.%N"), Clock(0.0, nanoseconds=False))
+    found = facts.facts_of(heard(0.02, f"{int(time.time())}.%N"), Clock(0.0, nanoseconds=False), agent=False)
     assert 500 <= found.clock_error_ms < 520 and found.clock_ms is not None
     assert abs(found.clock_ms) <= 520
-    assert facts.facts_of(heard(0.02, "?"), Clock(0.0)).clock_ms is None
+    assert facts.facts_of(heard(0.02, "?"), Clock(0.0), agent=False).clock_ms is None

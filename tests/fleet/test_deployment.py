@@ -108,7 +108,8 @@ def test_what_may_not_be_read_is_not_taken_for_nothing(tmp_path: Path) -> None:
 
     class Closed(ThisHost):
         def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout_s: float = 1.0) -> Ran:
-            return Ran(0, b"user=bob\nsudo=yes\nunreadable=/var/lib/nodeagent alice\nend=0\n", b"")
+            said = b"end=0\nuser=bob\nsudo=yes\nunreadable=/var/lib/nodeagent alice\nend=1\n"
+            return Ran(0, said, b"")
 
     with pytest.raises(RefusedProblem, match="belongs to alice, and bob may not read it"):
         look(source, source.file.nodes[0], Closed())
