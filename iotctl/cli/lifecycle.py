@@ -78,7 +78,7 @@ def deploy(
             session.confirm(f"deploy {session.source.name}{new}?", yes=yes)
         lock = session.locked("cluster deploy") if todo.plan.has_changes else nullcontext()
         with lock:
-            _carry_out(session, todo, machines)
+            _carry_out(session, _looked_again(session, todo, machines, nodes or ()), machines)
         healthy = wait and _wait_healthy(session)
     done = deploying.deployed(todo.plan, healthy)
     session.output.emit("cluster-deploy", done, lambda: _plan_tables(todo.plan, done=True))
@@ -172,7 +172,8 @@ def restart(
         return
     session.confirm(f"restart {', '.join(names)} of {session.source.name}, one by one?", yes=yes)
     with _machines(session) as machines, session.locked(f"cluster restart {' '.join(names)}"):
-        rolled = _roll(session, machines, names, "iotctl cluster restart", at_once)
+        names = _long_running(session, names, older_than)  # another program may have restarted some
+        rolled = _roll(session, machines, names, "iotctl cluster restart", at_once) if names else None
     _emit_rolled(session, rolled)
 
 
@@ -209,7 +210,7 @@ def upgrade(
         _show_plan(session, todo.plan)
         session.confirm(f"upgrade {session.source.name} to {todo.plan.version}?", yes=yes)
         with session.locked(f"cluster upgrade to {todo.plan.version}"):
-            todo = _carry_out(session, todo, machines)
+            todo = _carry_out(session, _looked_again(session, todo, machines, nodes or ()), machines)
 
             def between(node: str) -> None:
                 deploying.configure(todo, node, machines.of(todo.entries[node]))
@@ -297,16 +298,41 @@ def _machines(session: Session) -> Machines:
     return Machines(session.source, session.env, session.options.timeout_s)
 
 
-def _prepared(session: Session, machines: Machines, names: list[str] | tuple[str, ...]) -> Deployment:
+def _prepared(
+    session: Session, machines: Machines, names: list[str] | tuple[str, ...], *, tell: bool = True
+) -> Deployment:
     from iotctl.execute.deploy import prepare
 
     with session.progress() as progress:
         todo = prepare(
             session.source, names, session.env, machines, partial(_step, progress), now_ms=now_ms()
         )
-    for finding in todo.plan.findings:
+    for finding in todo.plan.findings if tell else ():
         session.output.warn(f"{finding.node}: {finding.message}")
     return todo
+
+
+def _looked_again(
+    session: Session, todo: Deployment, machines: Machines, names: list[str] | tuple[str, ...]
+) -> Deployment:
+    """Under the lock: what was shown was seen before it, and another program may have been at work since.
+
+    Raises:
+        RefusedProblem: the machines have changed.
+    """
+    from iotctl.errors import RefusedProblem
+
+    if session.lock is None:  # nothing changes, or there is no cluster to lock yet
+        return todo
+    again = _prepared(session, machines, names, tell=False)
+    if again.plan.nodes != todo.plan.nodes:
+        differ = [a.node for a, b in zip(again.plan.nodes, todo.plan.nodes, strict=True) if a != b]
+        raise RefusedProblem(
+            f"{', '.join(differ)} changed after the plan was shown; nothing was changed by this command",
+            why="another program was at work before the lock was had",
+            next="run the command again",
+        )
+    return again
 
 
 def _carry_out(session: Session, todo: Deployment, machines: Machines) -> Deployment:

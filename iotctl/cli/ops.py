@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,12 +30,18 @@ def list_operations(
     ctx: typer.Context,
     open_only: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
 ) -> None:
-    """Every operation the cluster remembers."""
+    """Every operation the cluster remembers, and who holds its lock."""
+    from iotctl.execute.lock import described, kept
     from iotctl.execute.operations import open_operations
+    from nodeagent.model.errors import NodeAgentError
 
     session = session_of(ctx)
     view = session.cluster.meta()
     _print(session, open_operations(view) if open_only else list(view.operations), session.cluster.statuses())
+    with suppress(NodeAgentError):  # only the leader knows, and there may be none
+        held, _ = kept(session.cluster)
+        if held is not None:
+            session.output.note(f"lock {held.serial} is held by {described(held, now_ms())}")
 
 
 @app.command()
@@ -146,16 +153,14 @@ def unlock(
 ) -> None:
     """Take the cluster's lock from a program that will not come back; one that still runs stops its work."""
     from iotctl.errors import RefusedProblem
-    from iotctl.execute.lock import drop, kept
-    from iotctl.humanize import span_text
+    from iotctl.execute.lock import described, drop, kept
 
     session = session_of(ctx)
     held, _ = kept(session.cluster)
     if held is None or held.serial != number:
-        now = f"it is {held.serial}, of {held.owner}: {held.what}" if held else "none is held"
+        now = f"it is {held.serial}, of {described(held, now_ms())}" if held else "none is held"
         raise RefusedProblem(f"lock {number} is not held", why=now)
-    age = span_text((now_ms() - held.since_ms) / 1000)
-    session.confirm(f"take the lock from {held.owner} ({held.what}, for {age})?", yes=yes)
+    session.confirm(f"take the lock from {described(held, now_ms())}?", yes=yes)
     done = drop(session.cluster, held, session.operator)
     session.output.emit("ops-unlock", done, lambda: [f"{done.owner} does not hold the lock any more"])
 

@@ -94,6 +94,8 @@ def run(
                 held.enter_context(session.locked(f"playbook {book.file.name}, run {journal.run_id}"))
             return session.lock
 
+        if resume:
+            keeper()  # before the first look; a new run has it with its first record
         record = RunJournal(journal, book.file.name, keeper)
         report = _runner(session, book, var, record, approve or [], again).run()
         if not record.finish():

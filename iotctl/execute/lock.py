@@ -139,6 +139,10 @@ def kept(cluster: Asks, run: str = "") -> tuple[Lock | None, tuple[Run, ...]]:
     return reply.lock, reply.runs
 
 
+def described(held: Lock, now_ms: int) -> str:
+    return f"{held.owner} ({held.what}, for {span_text((now_ms - held.since_ms) / 1000)})"
+
+
 class Unlocked(msgspec.Struct, frozen=True):
     """A lock that was taken from its owner."""
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from iotctl.execute import deploy as deploying
+from iotctl.execute import lock
 from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, storage_group_name
 from iotctl.execute.load import Load
 from iotctl.fleet.local import free_ports
@@ -140,6 +141,24 @@ def test_upgrade_brings_a_version_node_by_node(plant: Plant, monkeypatch: pytest
         assert newer.version in Path(f"/proc/{plant.pid(node)}/cmdline").read_text()
     assert plant.json("cluster", "status")["healthy"]
     assert plant.json("cluster", "upgrade")["restarted"] == []
+
+
+def test_machines_that_changed_since_the_plan_are_not_deployed_by_it(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan is made, shown and agreed to without the lock; another program may have had it meanwhile."""
+    assert plant.iotctl("cluster", "stop", "node3", "--yes")[0] == 0
+    took = lock.HeldLock.__enter__
+
+    def late(held: lock.HeldLock) -> lock.HeldLock:
+        assert plant.iotctl("cluster", "start", "node3")[0] == 0
+        return took(held)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(lock.HeldLock, "__enter__", late)
+        code, _, err = plant.iotctl("cluster", "deploy", "--yes")
+    assert code == 5 and "node3 changed after the plan was shown" in err
+    assert plant.json("cluster", "deploy")["changed"] == 0
 
 
 def test_a_node_is_deployed_added_removed_and_its_agent_ended(plant: Plant) -> None:

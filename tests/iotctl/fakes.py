@@ -114,6 +114,8 @@ class FakeCluster:
 
     answers: pa.Table | None = None
     closed: bool = False
+    looks: int = 0
+    """How often the meta view was asked for."""
 
     # --- what it is --------------------------------------------------------------------------------
 
@@ -205,6 +207,7 @@ class FakeCluster:
         }
 
     def meta(self, strong: bool = False) -> MetaView:
+        self.looks += 1
         if self.error is not None:
             raise self.error
         return self.view()

@@ -176,6 +176,25 @@ def test_a_lock_that_outlived_a_silence_is_held_again() -> None:
         until(lambda: not renewal.lost)
 
 
+def test_a_resumed_run_has_the_lock_before_it_looks(place: Path) -> None:
+    """What it saw before it had the lock might not be so any more when it begins."""
+    cluster = FakeCluster()
+    (place / "p.yaml").write_text(BOOK.replace("node2", "node9"))
+    assert play(place, cluster, "--approve", "sure").code != 0, "there is no node9"
+    hold(cluster, "ann@elsewhere pid 7 (0.0)")
+    looks = cluster.looks
+    assert play(place, cluster, "--resume").code == 10 and cluster.looks == looks
+
+
+def test_the_list_of_operations_names_who_holds_the_lock(place: Path) -> None:
+    cluster = FakeCluster()
+    quiet = iotctl(place, "ops", "list", cluster=cluster)
+    hold(cluster, "ann@elsewhere pid 7 (0.0)")
+    done = iotctl(place, "ops", "list", cluster=cluster)
+    assert "lock" not in quiet.err and "lock 1 is held by ann@elsewhere" in done.err
+    assert "cluster restart node1" in done.err and done.out == quiet.out
+
+
 def test_the_report_of_a_run_is_written_though_its_lock_was_lost(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
