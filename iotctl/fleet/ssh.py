@@ -8,6 +8,7 @@ an end; one connection per host and gateway is kept for the whole run; keys of t
 import base64
 import logging
 import random
+import select
 import shlex
 import socket
 import threading
@@ -34,6 +35,7 @@ HANDSHAKES_PER_GATEWAY = 4
 """At a time: sshd drops some of more than ten (`MaxStartups 10:30:100`)."""
 
 CHUNK, SEND = 32_768, 1 << 18
+LOOK_S = 1.0
 
 T = TypeVar("T")
 Jump = tuple[str, ...]
@@ -56,17 +58,16 @@ class SshHost:
         """As `Host.run`; a command that a signal ended has the code -1."""
         transport = self._connection.transport
         end = time.monotonic() + timeout_s
-        out, err = bytearray(), bytearray()
         try:
             channel = transport.open_session(timeout=timeout_s)
             with _closed_after(channel, end - time.monotonic()):
                 channel.exec_command(shlex.join(argv))
-                reader = _beside(_drain, channel.recv_stderr, err)
-                _beside(_send, channel, stdin)  # its answer may come before all of it was taken
-                while part := channel.recv(CHUNK):
-                    out += part
+                if len(stdin) <= channel.out_window_size:
+                    _send(channel, stdin)
+                else:  # its answer may come before all of it was taken
+                    threading.Thread(target=_send, args=(channel, stdin), daemon=True).start()
+                out, err = _received(channel, end)
                 channel.status_event.wait(max(0.0, end - time.monotonic()))
-                reader.join(max(0.0, end - time.monotonic()))
         except (paramiko.SSHException, OSError, EOFError) as error:
             if time.monotonic() >= end:
                 raise late(self.name, argv, timeout_s) from None
@@ -75,7 +76,7 @@ class SshHost:
             raise late(self.name, argv, timeout_s)
         if channel.exit_status < 0 and not transport.is_active():
             raise lost(self.name, EOFError("it ended before the command did"))
-        return Ran(channel.exit_status, bytes(out), bytes(err))
+        return Ran(channel.exit_status, out, err)
 
     def close(self) -> None:
         with suppress(Exception):
@@ -354,16 +355,36 @@ def _closed_after(channel: paramiko.Channel, timeout_s: float) -> Iterator[None]
         channel.close()
 
 
-def _beside(work: Callable[..., None], *arguments: Any) -> threading.Thread:
-    thread = threading.Thread(target=work, args=arguments, daemon=True)
-    thread.start()
-    return thread
+def _received(channel: paramiko.Channel, end: float) -> tuple[bytes, bytes]:
+    """What comes on both streams until both have ended; without a thread for each, which every short command
+    would wait for.
 
-
-def _drain(receive: Callable[[int], bytes], into: bytearray) -> None:
-    with suppress(Exception):
-        while part := receive(CHUNK):
-            into += part
+    Raises:
+        TimeoutError: they go on at `end`.
+    """
+    streams = (
+        (channel.recv_ready, channel.recv, bytearray()),
+        (channel.recv_stderr_ready, channel.recv_stderr, bytearray()),
+    )
+    news = select.poll()
+    news.register(channel.fileno(), select.POLLIN)
+    while True:
+        over = channel.eof_received or channel.closed  # first: what came before the end is there by then
+        some = False
+        for ready, receive, into in streams:
+            if ready():
+                into += receive(CHUNK)
+                some = True
+        if over and not some:
+            break
+        if not some:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            # Not until `end` at once: paramiko's signal for two streams can lose one of two at a time.
+            news.poll(min(left, LOOK_S) * 1e3)
+    (_, _, out), (_, _, err) = streams
+    return bytes(out), bytes(err)
 
 
 def _send(channel: paramiko.Channel, data: bytes) -> None:
