@@ -78,7 +78,9 @@ def deploy(
             session.confirm(f"deploy {session.source.name}{new}?", yes=yes)
         lock = session.locked("cluster deploy") if todo.plan.has_changes else nullcontext()
         with lock:
-            _carry_out(session, _looked_again(session, todo, machines, nodes or ()), machines)
+            if todo.plan.has_changes:
+                todo = _looked_again(session, todo, machines, nodes or ())
+            _carry_out(session, todo, machines)
         healthy = wait and _wait_healthy(session)
     done = deploying.deployed(todo.plan, healthy)
     session.output.emit("cluster-deploy", done, lambda: _plan_tables(todo.plan, done=True))
@@ -317,19 +319,22 @@ def _looked_again(
 ) -> Deployment:
     """Under the lock: what was shown was seen before it, and another program may have been at work since.
 
+    An agent that has ended or begun since is no other plan: one that is to be mended does it all the time.
+
     Raises:
-        RefusedProblem: the machines have changed.
+        RefusedProblem: a machine holds something else now.
     """
     from iotctl.errors import RefusedProblem
 
-    if session.lock is None:  # nothing changes, or there is no cluster to lock yet
+    if session.lock is None:  # there is no cluster yet that could be locked
         return todo
     again = _prepared(session, machines, names, tell=False)
-    if again.plan.nodes != todo.plan.nodes:
-        differ = [a.node for a, b in zip(again.plan.nodes, todo.plan.nodes, strict=True) if a != b]
+    pairs = zip(again.plan.nodes, todo.plan.nodes, strict=True)
+    differ = [new.node for new, old in pairs if new.differences != old.differences]
+    if differ:
         raise RefusedProblem(
             f"{', '.join(differ)} changed after the plan was shown; nothing was changed by this command",
-            why="another program was at work before the lock was had",
+            why="the lock of the cluster was free until then",
             next="run the command again",
         )
     return again

@@ -38,7 +38,9 @@ def list_operations(
     session = session_of(ctx)
     view = session.cluster.meta()
     _print(session, open_operations(view) if open_only else list(view.operations), session.cluster.statuses())
-    with suppress(NodeAgentError):  # only the leader knows, and there may be none
+    if view.leader is None:
+        return  # nobody can tell, and it would take its time
+    with suppress(NodeAgentError):
         held, _ = kept(session.cluster)
         if held is not None:
             session.output.note(f"lock {held.serial} is held by {described(held, now_ms())}")

@@ -42,6 +42,11 @@ class NodePlan(msgspec.Struct, frozen=True):
     later: list[Change]
     start: bool
 
+    @property
+    def differences(self) -> list[Change]:
+        """Whether they are made now or later."""
+        return sorted([*self.changes, *self.later], key=lambda c: c.what)
+
 
 class DeployPlan(msgspec.Struct, frozen=True):
     """`new_cluster`: these machines get a cluster that did not exist. `authority`: it is made here."""

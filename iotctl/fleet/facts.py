@@ -24,13 +24,13 @@ line_of() {
     line=
     { IFS= read -r line <"$1"; } 2>/dev/null
 }
-read -r system hostname release arch <<EOF
-$(uname -snrm)
-EOF
-say system "$system"
-say release "$release"
-say arch "$arch"
-say hostname "$hostname"
+names() {
+    say system "$1"
+    say hostname "$2"
+    say release "$3"
+    say arch "$4"
+}
+names $(uname -snrm)
 machine=
 for id in /etc/machine-id /proc/sys/kernel/random/boot_id; do
     line_of "$id"

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -60,8 +60,9 @@ class SshHost:
         end = time.monotonic() + timeout_s
         try:
             channel = transport.open_session(timeout=timeout_s)
-            with _closed_after(channel, end - time.monotonic()):
-                channel.exec_command(shlex.join(argv))
+            with closing(channel):
+                with _closed_after(channel, end - time.monotonic()):
+                    channel.exec_command(shlex.join(argv))
                 if len(stdin) <= channel.out_window_size:
                     _send(channel, stdin)
                 else:  # its answer may come before all of it was taken
@@ -344,7 +345,7 @@ def _socket(host: str, port: int, timeout_s: float) -> socket.socket:
 
 @contextmanager
 def _closed_after(channel: paramiko.Channel, timeout_s: float) -> Iterator[None]:
-    """Some of paramiko's waits have no end of their own; a channel that is closed ends them all."""
+    """A wait of paramiko that has no end of its own ends with its channel."""
     timer = threading.Timer(max(0.0, timeout_s), channel.close)
     timer.daemon = True
     timer.start()
@@ -352,7 +353,6 @@ def _closed_after(channel: paramiko.Channel, timeout_s: float) -> Iterator[None]
         yield
     finally:
         timer.cancel()
-        channel.close()
 
 
 def _received(channel: paramiko.Channel, end: float) -> tuple[bytes, bytes]:

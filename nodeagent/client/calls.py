@@ -33,6 +33,7 @@ from nodeagent.model.requests import (
     Forward,
     GetMeta,
     MetaView,
+    ProbeGroup,
     Propose,
     PutSchema,
     Reply,
@@ -53,7 +54,10 @@ TABLES_KEPT = 4
 ATTEMPT_MIN_S = 2.0
 
 PATIENCE = 6
-"""Timeouts a node is waited for that is at work on a read."""
+"""Timeouts that nodes at work on a read are waited for."""
+
+SILENT_MAX = 2
+"""Questions in a row without an answer, after which a node is not at work."""
 
 _CHANGES = (PutSchema, BeginChange, Steer, Forward, Write, DeleteRows, Propose)
 _ONCE = (BeginChange, Write, DeleteRows, Propose)
@@ -62,30 +66,34 @@ _ONCE = (BeginChange, Write, DeleteRows, Propose)
 _SLOW = (CloseAll,)
 """Answered when work is done that a second request would only repeat."""
 
-_AT_WORK = (ScanRows,)
-"""Asked by `call_at_work`."""
-
 GROUP_TRANSIENT = (Overloaded, Refused, NotFound, Damaged, Unavailable)
 META_TRANSIENT = (Overloaded, Unavailable)
 
 
 class Deadline:
-    """`left_s` never goes below zero. `extend` starts it again: progress was made. `at_work` does too, for
-    itself and for the deadline it is part of, but not beyond `PATIENCE` timeouts after the last progress."""
+    """`left_s` never goes below zero. `extend` starts it again: progress was made. `at_work` does too, but
+    not beyond `PATIENCE` timeouts after the last progress. Both are work to the one it is `within`, whose
+    patience is all there is at the start."""
 
     def __init__(self, timeout_s: float, within: "Deadline | None" = None) -> None:
         self.timeout_s = timeout_s
         self._within = within
-        self.extend()
+        self._at = _now() + timeout_s
+        self._last_at: float = within._last_at if within is not None else _now() + PATIENCE * timeout_s
 
     def extend(self) -> None:
-        self._at = _now() + self.timeout_s
         self._last_at = _now() + PATIENCE * self.timeout_s
+        self.at_work()
 
     def at_work(self) -> None:
-        self._at = min(_now() + self.timeout_s, self._last_at)
+        self._at = max(self._at, min(_now() + self.timeout_s, self._last_at))
         if self._within is not None:
             self._within.at_work()
+
+    @property
+    def patience_s(self) -> float:
+        """How far `at_work` can still move it."""
+        return max(self.left_s, self._last_at - _now())
 
     @property
     def left_s(self) -> float:
@@ -122,16 +130,33 @@ class Calls:
         """As `Link.call`."""
         return await self.link.call(target, request, self.timeout_s if timeout_s is None else timeout_s)
 
-    async def call_at_work(self, target: str, request: Request, deadline: Deadline) -> Reply:
-        """As `call`, for what may take a node long: while it answers other questions it is at work, and is
-        waited for (`PATIENCE`). The same request sent again would wait behind the first."""
-        work = asyncio.create_task(self.call(target, request, PATIENCE * self.timeout_s))
-        work.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may ask for it
+    async def call_at_work(self, target: str, request: ScanRows, deadline: Deadline) -> Reply:
+        """As `call`, for what may take a node long: while it answers a question that this one cannot be
+        answered without, it is at work and is waited for. The same request sent again would wait behind the
+        first; another node may have better luck after half of all patience."""
+        work = _asked(self.call(target, request, min(PATIENCE / 2 * self.timeout_s, deadline.patience_s)))
+        strong = request.read == "strong" and not request.operation
+        question = ProbeGroup(request.group) if strong else GetMeta()
+        silent = 0
         try:
             while not (await asyncio.wait({work}, timeout=self.attempt_s))[0]:
-                await self.call(target, GetMeta(), ATTEMPT_MIN_S)
-                deadline.at_work()
-            return work.result()
+                probe = _asked(self.call(target, question, min(ATTEMPT_MIN_S, self.timeout_s)))
+                try:
+                    await asyncio.wait({work, probe}, return_when=asyncio.FIRST_COMPLETED)
+                    if work.done():
+                        break
+                    probe.result()
+                    silent = 0
+                    deadline.at_work()
+                except NodeAgentError:
+                    silent += 1
+                    if silent == SILENT_MAX:
+                        raise
+                finally:
+                    probe.cancel()
+            reply = work.result()
+            deadline.extend()
+            return reply
         finally:
             work.cancel()
 
@@ -203,7 +228,7 @@ class Calls:
         while True:
             target, at_once = chase.target, False
             try:
-                if isinstance(request, _AT_WORK):
+                if isinstance(request, ScanRows):
                     reply = await self.call_at_work(target, request, deadline)
                 else:
                     reply = await self.call(target, request, min(attempt_s, deadline.left_s))
@@ -437,6 +462,13 @@ async def run_bounded(jobs: Iterable[Coroutine[object, object, None]], running_m
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+def _asked(call: Coroutine[object, object, Reply]) -> asyncio.Task[Reply]:
+    """Whose error is no news when nobody waits for it any more."""
+    task = asyncio.create_task(call)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task
 
 
 def _unknown(request: Request, lost: NodeAgentError) -> OutcomeUnknown:

@@ -213,7 +213,6 @@ class Reads:
                 return
             assert reply.cursor != request.cursor, "a scan makes progress"
             request = msgspec.structs.replace(request, cursor=reply.cursor)
-            deadline.at_work()
             reply = await self._calls.call_at_work(node, request, deadline)
 
     async def _old_rows(

@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    SlotArray = npt.NDArray[np.int64]
-
 SlotRanges = tuple[tuple[int, int], ...]
 
 
-def from_slots(slots: Iterable[int] | SlotArray) -> SlotRanges:
+def from_slots(slots: Iterable[int] | npt.NDArray[np.int64]) -> SlotRanges:
     """Ranges of a set of slots given in any order, repeats allowed."""
     import numpy as np
 
@@ -34,7 +32,7 @@ def from_slots(slots: Iterable[int] | SlotArray) -> SlotRanges:
     return tuple(zip(starts, ends, strict=True))
 
 
-def to_array(ranges: SlotRanges) -> SlotArray:
+def to_array(ranges: SlotRanges) -> npt.NDArray[np.int64]:
     """The slots, ascending."""
     import numpy as np
 

@@ -29,6 +29,7 @@ from nodeagent.model.files import ScanSpec, Tombstone
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.operation import Operation, Options, SealResult, SlotMove, Stage
 from nodeagent.model.requests import (
+    Accepted,
     BeginChange,
     DeleteRows,
     GetMeta,
@@ -43,6 +44,7 @@ from nodeagent.model.requests import (
     OperationReply,
     PartitionInfo,
     PartitionsListed,
+    ProbeGroup,
     PutSchema,
     Reply,
     Request,
@@ -109,6 +111,13 @@ class Group:
         return self.index
 
 
+def _is_strong(request: Request) -> bool:
+    """Of a group: any member answers, once its state is new enough."""
+    if isinstance(request, ScanRows):
+        return request.read == "strong" and not request.operation
+    return isinstance(request, ProbeGroup)
+
+
 class FakeCluster:
     """Implements `Link`. Each node heads one group of three members."""
 
@@ -119,6 +128,9 @@ class FakeCluster:
         self.hung: set[str] = set()
         self.scan_s: dict[str, float] = {}
         """How long a node works at a page; it answers other questions meanwhile."""
+
+        self.behind: set[str] = set()
+        """Nodes that hold strong reads of their groups, until they have caught up."""
 
         self.exact = True
         self.page_rows = 1 << 30
@@ -165,6 +177,8 @@ class FakeCluster:
             self.late.add(task)
             await self._silence(target, started, timeout_s)
         await asyncio.sleep(self.rng.random() * self.faults.delay_max_s)
+        if target in self.behind and _is_strong(request):
+            await self._silence(target, started, timeout_s)
         if isinstance(request, ScanRows) and target in self.scan_s:
             work_s = self.scan_s[target]
             await asyncio.sleep(min(work_s, timeout_s))
@@ -220,6 +234,8 @@ class FakeCluster:
                 return self._apply(self._led(target, request.group), request)
             case ScanRows():
                 return self._scan(target, request)
+            case ProbeGroup():
+                return Accepted(self._group(target, request.group).index)
             case ListPartitions():
                 return self._list(target, request)
         raise AssertionError(request)
@@ -290,8 +306,6 @@ class FakeCluster:
             if any(group.sealed.get(s) != r.operation for s in wanted):
                 raise NotFound(f"{group.name} has no sealed slots of {r.operation} there")
         else:
-            if r.read == "strong" and group.leader != target:
-                raise NotLeader("reads go to the leader here", leader=group.leader)
             for slot in wanted:
                 self._check_slot(group, slot)
         schema = r.spec.schema

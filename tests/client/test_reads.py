@@ -279,13 +279,85 @@ def test_a_node_that_falls_silent_at_work_is_left() -> None:
     run(scenario())
 
 
-def test_patience_with_work_that_never_ends_has_an_end() -> None:
+@pytest.mark.parametrize("read", ["strong", "weak"])
+def test_another_member_is_asked_when_one_works_for_ever(read: str) -> None:
+    """A hung disk: it answers everything but reads of rows."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows(*((t, "d", 1.0, None) for t in range(0, 16_000, 500))))
+        fake.scan_s["node2"] = 1e6
+        begun = asyncio.get_running_loop().time()
+        assert (await cluster.scan(SG, TABLE, read=read)).num_rows == 32
+        assert asyncio.get_running_loop().time() - begun < 40
+
+    run(scenario())
+
+
+def test_a_member_that_cannot_read_yet_is_left_soon() -> None:
+    """It installs a snapshot, or leads without a quorum: it answers, and would hold the read for long."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows(*((t, "d", 1.0, None) for t in range(0, 16_000, 500))))
+        fake.behind.add("node2")
+        begun = asyncio.get_running_loop().time()
+        assert (await cluster.scan(SG, TABLE)).num_rows == 32
+        assert asyncio.get_running_loop().time() - begun < 10
+
+    run(scenario())
+
+
+def test_a_lost_question_now_and_then_does_not_end_the_work() -> None:
+    """Nor does a group without a quorum end a weak read."""
+
     async def scenario() -> None:
         fake, cluster = make()
         await cluster.write(SG, TABLE, rows((0, "d", 1.0, None)))
-        fake.scan_s = dict.fromkeys(NODES, 1e6)
+        fake.scan_s, fake.behind = dict.fromkeys(NODES, 14.0), set(NODES)
+        fake.log.clear()
+
+        async def stall() -> None:
+            for pause_s in (2.4, 5.0):
+                await asyncio.sleep(pause_s)
+                fake.hung |= set(NODES)
+                await asyncio.sleep(2.0)
+                fake.hung.clear()
+
+        stalling = asyncio.create_task(stall())
+        assert (await cluster.scan(SG, TABLE, read="weak")).num_rows == 1
+        await stalling
+        asked = [r for _, r in fake.log if isinstance(r, ScanRows)]
+        assert len(asked) == len(set(msgspec.msgpack.encode(r) for r in asked))
+
+    run(scenario())
+
+
+def test_a_page_that_comes_while_a_question_is_open_is_taken() -> None:
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((0, "d", 1.0, None)))
+        fake.scan_s = dict.fromkeys(NODES, 3.0)
+        begun = asyncio.get_running_loop().time()
+        reading = asyncio.create_task(cluster.scan(SG, TABLE))
+        await asyncio.sleep(1)
+        fake.behind |= set(NODES)
+        assert (await reading).num_rows == 1 and asyncio.get_running_loop().time() - begun < 3.5
+
+    run(scenario())
+
+
+def test_patience_with_work_that_never_ends_has_an_end() -> None:
+    """Also when others were answered meanwhile."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows(*((t, "d", 1.0, None) for t in range(0, 16_000, 500))))
+        fake.scan_s = dict.fromkeys(NODES[1:], 1e6)
+        begun = asyncio.get_running_loop().time()
         with pytest.raises(Unavailable, match="slots were not answered"):
             await cluster.scan(SG, TABLE)
+        assert asyncio.get_running_loop().time() - begun < 100
 
     run(scenario())
 

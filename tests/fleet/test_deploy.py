@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,18 +146,24 @@ def test_upgrade_brings_a_version_node_by_node(plant: Plant, monkeypatch: pytest
 def test_machines_that_changed_since_the_plan_are_not_deployed_by_it(
     plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plan is made, shown and agreed to without the lock; another program may have had it meanwhile."""
-    assert plant.iotctl("cluster", "stop", "node3", "--yes")[0] == 0
+    """The plan is made, shown and agreed to without the lock; another program may have had it meanwhile. An
+    agent that began or ended since is no other plan."""
     took = lock.HeldLock.__enter__
+    supervise = plant.home("node2") / "supervise"
+    text = supervise.read_bytes()
+    for other, expected in ((lambda: supervise.write_bytes(b"another"), 5), (lambda: None, 0)):
+        assert plant.iotctl("cluster", "stop", "node3", "--yes")[0] == 0
 
-    def late(held: lock.HeldLock) -> lock.HeldLock:
-        assert plant.iotctl("cluster", "start", "node3")[0] == 0
-        return took(held)
+        def late(held: lock.HeldLock, other: Callable[[], object] = other) -> lock.HeldLock:
+            assert plant.iotctl("cluster", "start", "node3")[0] == 0
+            other()
+            return took(held)
 
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(lock.HeldLock, "__enter__", late)
-        code, _, err = plant.iotctl("cluster", "deploy", "--yes")
-    assert code == 5 and "node3 changed after the plan was shown" in err
+        with monkeypatch.context() as meanwhile:
+            meanwhile.setattr(lock.HeldLock, "__enter__", late)
+            code, _, err = plant.iotctl("cluster", "deploy", "--yes")
+        supervise.write_bytes(text)
+        assert code == expected and ("node2 changed after the plan was shown" in err) == bool(code), err
     assert plant.json("cluster", "deploy")["changed"] == 0
 
 
