@@ -1,9 +1,9 @@
 """A cancel at every hold point of every kind of change, in the simulator.
 
-`python -m nodeagent.testing.cancels [SEEDS]` prints the table of cases with what came of each and ends with 1
-when one failed. Up to SEALED a cancel must end in exactly the old state, later it is refused and the change
-ends in exactly the new one; either way L4 holds on every disk, and a cancel that comes later still changes
-nothing.
+`python -m nodeagent.testing.cancels [SEEDS [FIRST [COUNT]]]` prints the table of cases with what came of each
+and ends with 1 when one failed. Up to SEALED a cancel must end in exactly the old state, later it is refused
+and the change ends in exactly the new one; either way L4 holds on every disk, and a cancel that comes later
+still changes nothing.
 """
 
 import sys
@@ -19,7 +19,7 @@ from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import to_slots
 from nodeagent.scaling.holds import POINTS
 from nodeagent.testing.checks import check_clean, check_converged
-from nodeagent.testing.matrix import OLD, run_all, stage_at
+from nodeagent.testing.matrix import OLD, main, stage_at
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import CLEAN_MS, CLIENT
 
@@ -157,9 +157,5 @@ def _cancel(scenario: Scenario, case: Cancel, operation: str) -> Reply:
             return scenario.request(cancel, OperationReply)
 
 
-def main() -> int:
-    return 1 if run_all(cases(), run_case, int(sys.argv[1]) if len(sys.argv) > 1 else 1) else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(cases(), run_case))

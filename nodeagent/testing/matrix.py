@@ -1,7 +1,7 @@
 """The kill matrix in the simulator: every hold point, every role, back early or late.
 
-`python -m nodeagent.testing.matrix [SEEDS]` prints the table of cases with what came of each and ends with 1
-when one failed. A case is skipped only with the sentence that says why.
+`python -m nodeagent.testing.matrix [SEEDS [FIRST [COUNT]]]` prints the table of cases with what came of each
+and ends with 1 when one failed. A case is skipped only with the sentence that says why.
 """
 
 import sys
@@ -149,9 +149,11 @@ def run_all(cases: Iterable[C], run_case: Callable[[C, int], None], seeds: int) 
     return failed
 
 
-def main() -> int:
-    return 1 if run_all(cases(), run_case, int(sys.argv[1]) if len(sys.argv) > 1 else 1) else 0
+def main(cases: Iterable[C], run_case: Callable[[C, int], None]) -> int:
+    """The table as the command line asks for it: with so many seeds, `COUNT` cases from number `FIRST` on."""
+    seeds, first, count = (*map(int, sys.argv[1:]), *(1, 0, 1 << 30)[len(sys.argv) - 1 :])
+    return 1 if run_all(islice(cases, first, first + count), run_case, seeds) else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(cases(), run_case))
