@@ -36,7 +36,6 @@ while [ -z "$stopping" ]; do
     began=$(date +%s)
     "$home/app/bin/nodeagent" run "$home" >>"$log" 2>&1 9>&- &
     child=$!
-    echo "$child" >"$home/agent.pid"
     [ -z "$stopping" ] || kill "$child" 2>/dev/null
     while kill -0 "$child" 2>/dev/null; do wait "$child"; done
     child=
@@ -47,7 +46,7 @@ while [ -z "$stopping" ]; do
     wait $!
     [ "$pause" -ge 32 ] || pause=$((pause * 2))
 done
-rm -f "$home/supervisor.pid" "$home/agent.pid"
+rm -f "$home/supervisor.pid"
 """
 
 FIND = r"""
@@ -57,12 +56,7 @@ whose() {
     words=
     { IFS= read -r words <"/proc/$1/cmdline"; } 2>/dev/null
 }
-# The supervisor knows; who was started otherwise is found among all.
 agent() {
-    pid=
-    { read -r pid <"$home/agent.pid"; } 2>/dev/null
-    whose "${pid:-none}"
-    case $words in *"nodeagentrun$home") echo "$pid"; return ;; esac
     for process in /proc/[0-9]*; do
         whose "${process#/proc/}"
         case $words in *"nodeagentrun$home") echo "${process#/proc/}"; return ;; esac

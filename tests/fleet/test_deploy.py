@@ -151,7 +151,13 @@ def test_machines_that_changed_since_the_plan_are_not_deployed_by_it(
     took = lock.HeldLock.__enter__
     supervise = plant.home("node2") / "supervise"
     text = supervise.read_bytes()
-    for other, expected in ((lambda: supervise.write_bytes(b"another"), 5), (lambda: None, 0)):
+
+    def put(content: bytes) -> None:  # never in place: a shell runs it
+        (new := supervise.with_suffix(".new")).write_bytes(content)
+        new.chmod(0o755)
+        new.replace(supervise)
+
+    for other, expected in ((lambda: put(b"another"), 5), (lambda: None, 0)):
         assert plant.iotctl("cluster", "stop", "node3", "--yes")[0] == 0
 
         def late(held: lock.HeldLock, other: Callable[[], object] = other) -> lock.HeldLock:
@@ -162,7 +168,7 @@ def test_machines_that_changed_since_the_plan_are_not_deployed_by_it(
         with monkeypatch.context() as meanwhile:
             meanwhile.setattr(lock.HeldLock, "__enter__", late)
             code, _, err = plant.iotctl("cluster", "deploy", "--yes")
-        supervise.write_bytes(text)
+        put(text)
         assert code == expected and ("node2 changed after the plan was shown" in err) == bool(code), err
     assert plant.json("cluster", "deploy")["changed"] == 0
 
