@@ -91,7 +91,7 @@ def rolling(
                 on_step("moving leaders off", over, len(names), node)
                 set_draining(cluster, node, True, by)
             _check_alone(cluster, {*batch, *drained})
-            _check_still(cluster, batch)
+            _wait_still(cluster, batch, gate_s, clock, sleep)
             check()
             on_step("restarting", over, len(names), ", ".join(batch))
             agents.stop(batch)
@@ -139,11 +139,20 @@ def _gate(
         sleep(POLL_S)
 
 
-def _check_still(cluster: Cluster, batch: Sequence[str]) -> None:
-    """Draining takes its time: raises `RefusedProblem` when another node was lost meanwhile."""
-    found = ok_to_stop(cluster, batch, now_ms=0)
-    if not found.ok:
-        raise _unsafe(found, batch[0])
+def _wait_still(
+    cluster: Cluster,
+    batch: Sequence[str],
+    gate_s: float,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    """Draining takes its time, and whoever leads now has yet to hear its followers: raises `RefusedProblem`
+    when the batch may not stop any more, also after a while."""
+    deadline = clock() + gate_s
+    while not (found := ok_to_stop(cluster, batch, now_ms=0)).ok:
+        if clock() >= deadline:
+            raise _unsafe(found, batch[0])
+        sleep(POLL_S)
 
 
 def _check_alone(cluster: Cluster, ours: Collection[str]) -> None:

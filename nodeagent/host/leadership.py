@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from nodeagent.host.host import Host
 
 PREFER_HEADER_MS = 3_000
+RETRY_MS = 10_000
+"""A node that did not take a group over is not asked again for this long. The group takes no writes while it
+is asked, and it may hold everything and answer and still not get to lead: its disk stands still."""
 
 
 class Leadership:
@@ -25,6 +28,9 @@ class Leadership:
         self._stopping = False
         self._handed: set[GroupId] = set()
         """Groups handed over because this node stops: once each, for the others may be stopping too."""
+
+        self._asked_at: dict[tuple[GroupId, NodeId], int] = {}
+        """When a node was asked to take over a group that this one leads still."""
 
     @property
     def shunned(self) -> bool:
@@ -45,10 +51,13 @@ class Leadership:
         """Called at every housekeeping."""
         if self._stopping:
             return  # `hand_over` does it
+        now = self._host.desk.now
+        led = {r.group for r in self._host.replicas() if r.leads}
+        self._asked_at = {k: at for k, at in self._asked_at.items() if k[0] in led and now - at < RETRY_MS}
         if self.shunned:
             self._give_away()
-        elif self._host.desk.now >= self._prefer_at:
-            self._prefer_at = self._host.desk.now + PREFER_HEADER_MS
+        elif now >= self._prefer_at:
+            self._prefer_at = now + PREFER_HEADER_MS
             self._prefer_headers()
 
     def hand_over(self) -> bool:
@@ -62,14 +71,14 @@ class Leadership:
                 busy = busy or not replica.raft.can_change()  # given up, or led again: then it is let be
             elif self._successor(replica) is not None:
                 busy = True
-                if self._transfer(replica):
+                if self._give(replica):
                     self._handed.add(replica.group)
         return busy
 
     def _give_away(self) -> None:
         for replica in self._host.replicas():
             if replica.leads:
-                self._transfer(replica)
+                self._give(replica)
 
     def _prefer_headers(self) -> None:
         """Hand each group to its header, so that leaders spread over the ring.
@@ -82,16 +91,30 @@ class Leadership:
             header = header_of(group)
             replica = self._host.data[group]
             if header != self._host.node and self._fits(replica, header) and replica.raft.can_change():
-                replica.raft.transfer(header, self._host.desk.now)
+                self.transfer(replica, header)
         self._led_before = led
 
-    def _transfer(self, replica: Replica) -> bool:
+    def _give(self, replica: Replica) -> bool:
         target = self._successor(replica)
         if target is None or not replica.raft.can_change():
             return False
-        replica.raft.transfer(target, self._host.desk.now)
+        self.transfer(replica, target)
         self._host.desk.note("handing_over", group=replica.group, to=target)
         return True
+
+    def transfer(self, replica: Replica, target: NodeId) -> None:
+        """As `Raft.transfer`."""
+        replica.raft.transfer(target, self._host.desk.now)
+        self._asked_at[replica.group, target] = self._host.desk.now
+
+    def is_at_hand(self, replica: Replica, node: NodeId) -> bool:
+        """Whether `node` is caught up, was just heard, and was not asked in vain to take over."""
+        host = self._host
+        if node == host.node:
+            return replica.leads
+        heard = host.desk.now - host.heard.get(node, -PREFER_HEADER_MS)
+        asked = (replica.group, node) in self._asked_at
+        return heard < PREFER_HEADER_MS and not asked and replica.raft.caught_up(node)
 
     def _successor(self, replica: Replica) -> NodeId | None:
         """Another voter that may lead, the header first."""
@@ -101,17 +124,10 @@ class Leadership:
         return next((v for v in voters if v != self._host.node and self._fits(replica, v)), None)
 
     def _fits(self, replica: Replica, node: NodeId) -> bool:
-        host = self._host
-        op = host.meta.open_operation()
+        op = self._host.meta.open_operation()
         leaving = op is not None and op.leaving == node
-        heard = host.desk.now - host.heard.get(node, -PREFER_HEADER_MS)
-        return (
-            node in replica.raft.log.config.voters
-            and not leaving
-            and not self._is_draining(node)
-            and heard < PREFER_HEADER_MS
-            and replica.raft.caught_up(node)
-        )
+        votes = node in replica.raft.log.config.voters
+        return votes and not leaving and not self._is_draining(node) and self.is_at_hand(replica, node)
 
     def _is_draining(self, node: NodeId) -> bool:
         record = self._host.meta.image.nodes.get(node)

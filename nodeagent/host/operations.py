@@ -1,6 +1,7 @@
 """Carries out what `scaling` finds due, on this node: for its groups and for the meta group."""
 
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -156,7 +157,7 @@ class Operations:
             me=self.host.node,
             state=replica.state,
             config=replica.raft.log.config,
-            caught_up=replica.raft.caught_up,
+            caught_up=partial(self.host.leadership.is_at_hand, replica),
             incarnations={n: r.incarnation for n, r in nodes.items()},
             gone=lambda n: n not in nodes or nodes[n].state == DEAD,
             now=self.host.desk.wall,
@@ -189,7 +190,7 @@ class Operations:
     def _reconfigure(self, replica: DataReplica, step: membership.Change | membership.Transfer) -> None:
         try:
             if isinstance(step, membership.Transfer):
-                replica.raft.transfer(step.target, self.host.desk.now)
+                self.host.leadership.transfer(replica, step.target)
             else:
                 replica.raft.change(step.config, self.host.desk.now)
         except NodeAgentError as error:
@@ -216,7 +217,7 @@ class Operations:
             unfit,
             voters_max=settings.meta_voters,
             me=host.node,
-            caught_up=replica.raft.caught_up,
+            caught_up=partial(host.leadership.is_at_hand, replica),
         )
         if isinstance(step, membership.Change):
             try:
@@ -225,7 +226,7 @@ class Operations:
                 host.desk.note("reconfigure_later", group="meta", why=error.what)
             return
         if isinstance(step, membership.Transfer):
-            replica.raft.transfer(step.target, host.desk.now)
+            host.leadership.transfer(replica, step.target)
             return
         if op is not None and holds.is_stopped(op, self.holds):
             return

@@ -44,6 +44,7 @@ LOOK_MS = 10
 
 UPKEEP_MS = 1_000
 SNAPSHOT_TTL_MS = 6_000
+STALL_POLL_MS = 10
 CLEAN_MS = max(SNAPSHOT_TTL_MS, INSTALL_KEEP_MS) + 2 * UPKEEP_MS
 """So long after the last event nothing may be left that no manifest names."""
 
@@ -59,6 +60,9 @@ class Faults:
     """One-way: (from, to)"""
 
     sync_ms: tuple[int, int] = (1, 3)
+    stalled: set[NodeId] = field(default_factory=set)
+    """Whose disk stands still: no sync ends there. Messages come and go."""
+
     job_ms: tuple[int, int] = (1, 10)
     compact_ms: tuple[int, int] | None = None
     """Of compactions alone, when they are to be slower or faster."""
@@ -66,6 +70,7 @@ class Faults:
     def heal(self) -> None:
         self.drop = self.duplicate = 0.0
         self.cut.clear()
+        self.stalled.clear()
         self.delay_ms, self.sync_ms, self.job_ms = (1, 3), (1, 3), (1, 10)
         self.compact_ms = None
 
@@ -355,6 +360,9 @@ class SimNode:
         self.later(self.sim.between(self.sim.faults.sync_ms), lambda: self._synced(batches[-1][0]))
 
     def _synced(self, batch: int) -> None:
+        if self.node in self.sim.faults.stalled:
+            self.later(STALL_POLL_MS, lambda: self._synced(batch))
+            return
         self._log.sync()
         self._log.reclaim()
         self._writing = False

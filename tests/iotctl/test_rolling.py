@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from iotctl.errors import BusyProblem, Partly, RefusedProblem
 from iotctl.execute.rolling import Rolled, rolling
-from nodeagent.model.requests import Reply, Request
+from nodeagent.model.requests import NodeStatus, Reply, Request
 from tests.iotctl.fakes import FakeCluster
 
 
@@ -139,6 +140,37 @@ def test_a_second_roll_stops_nobody_while_the_first_one_drains() -> None:
     with pytest.raises(BusyProblem, match="node2 began to drain"):
         roll(agents, ["node1"])
     assert agents.log == [] and cluster.drained == {"node2"}
+
+
+def test_whoever_leads_now_is_given_time_to_hear_its_followers() -> None:
+    """Leaders have moved off; the one that leads instead has heard nobody yet."""
+
+    class Fresh(FakeCluster):
+        fresh = 0
+
+        def call_meta(self, request: Request) -> Reply:
+            self.fresh = 12  # statuses until it has heard them
+            return super().call_meta(request)
+
+        def status(self, node: str) -> NodeStatus:
+            self.fresh = max(0, self.fresh - 1)
+            found = super().status(node)
+            return msgspec.structs.replace(found, heard_ms={}) if self.fresh else found
+
+    agents = FakeAgents(Fresh())
+    assert roll(agents, ["node1", "node2"]).restarted == ["node1", "node2"]
+
+
+def test_when_nobody_hears_the_others_any_more_nothing_is_stopped() -> None:
+    class Deaf(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            found = super().status(node)
+            return msgspec.structs.replace(found, heard_ms={}) if self.drained else found
+
+    agents = FakeAgents(Deaf())
+    with pytest.raises(RefusedProblem, match="nothing was stopped"):
+        roll(agents, ["node1"])
+    assert agents.log == [] and agents.cluster.drained == set()
 
 
 def test_a_node_that_is_not_in_the_cluster_yet_does_not_stand_in_the_way() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.execute.stopping import LAG_ENTRIES_MAX
+from iotctl.execute.stopping import HEARD_MS_MAX, LAG_ENTRIES_MAX
 from nodeagent.model.requests import NodeStatus
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
 
@@ -49,6 +49,24 @@ class Recovering(FakeCluster):
             for g in found.groups
         )
         return msgspec.structs.replace(found, groups=groups)
+
+
+class Unheard(FakeCluster):
+    """node3 came back a moment ago: the leader of node1's group has no word from it yet. Its log is short."""
+
+    def status(self, node: str) -> NodeStatus:
+        found = super().status(node)
+        heard = dict(found.heard_ms, node3=HEARD_MS_MAX + 1)
+        return msgspec.structs.replace(found, heard_ms=heard) if node == "node1" else found
+
+
+class NeverHeard(Unheard):
+    """Not since its leader started."""
+
+    def status(self, node: str) -> NodeStatus:
+        found = super().status(node)
+        heard = {n: ms for n, ms in found.heard_ms.items() if n != "node3"}
+        return msgspec.structs.replace(found, heard_ms=heard) if node == "node1" else found
 
 
 def test_every_single_node_of_a_whole_cluster_may_stop(spec: Path) -> None:
@@ -91,7 +109,15 @@ def test_a_node_that_is_down_already_counts_against_its_groups(spec: Path) -> No
     assert asked(spec, cluster, "node3")[0] == 0
 
 
-@pytest.mark.parametrize(("cluster", "why"), [(Lagging(), "entries behind"), (Recovering(), "recovering")])
+@pytest.mark.parametrize(
+    ("cluster", "why"),
+    [
+        (Lagging(), "entries behind"),
+        (Recovering(), "recovering"),
+        (Unheard(), "not heard by node1"),
+        (NeverHeard(), "not heard by node1"),
+    ],
+)
 def test_a_voter_that_has_not_caught_up_does_not_count(spec: Path, cluster: FakeCluster, why: str) -> None:
     """All five answer, but node1's group lives on two of its three."""
     code, found = asked(spec, cluster, "node2")

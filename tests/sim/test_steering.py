@@ -2,6 +2,7 @@
 
 import pytest
 
+from nodeagent.host.leadership import PREFER_HEADER_MS
 from nodeagent.model import requests as q
 from nodeagent.model.ids import META, header_of
 from nodeagent.model.operation import Operation, Options
@@ -63,6 +64,76 @@ def test_a_drained_node_leads_nothing_until_it_is_undrained(seed: int) -> None:
     scenario.until(lambda: own <= led_by(scenario, node), "its group comes back", SETTLE_MS)
     scenario.quiet()
     scenario.read_everything()
+
+
+def with_a_stalled_successor(seed: int) -> tuple[Scenario, str, str, str]:
+    """A cluster that nobody writes to: (it, a header, its group, the voter that is asked first to take over
+    and whose disk stands still)."""
+    scenario = Scenario(seed)
+    scenario.form()
+    scenario.sim.pause(SETTLE_MS)
+    header, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
+    voters = scenario.sim.nodes[header].host.data[group].raft.log.config.voters
+    stalled = min(v for v in voters if v != header)
+    scenario.sim.faults.stalled.add(stalled)
+    return scenario, header, group, stalled
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_successor_whose_disk_stands_still_does_not_keep_a_drain_up(seed: int) -> None:
+    """It answers and holds everything, so it is asked to take over, and cannot: then another one is asked."""
+    scenario, header, group, stalled = with_a_stalled_successor(seed)
+    scenario.request(q.Drain(header, True, "sim"), Accepted)
+    scenario.until(lambda: leaders(scenario).get(group) not in (None, header), "another leads", 2_000)
+    assert leaders(scenario)[group] != stalled
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_writes_are_taken_while_nobody_can_take_over(seed: int) -> None:
+    """A hand-over refuses them while it is tried, so it is not tried all the time."""
+    scenario, header, group, stalled = with_a_stalled_successor(seed)
+    host = scenario.sim.nodes[header].host
+    for third in set(host.data[group].raft.log.config.voters) - {header, stalled}:
+        scenario.request(q.Drain(third, True, "sim"), Accepted)
+    scenario.request(q.Drain(header, True, "sim"), Accepted)
+    taken = 0
+    for _ in range(1_000):
+        scenario.sim.pause(15)
+        taken += host.data[group].leads and host.data[group].raft.can_change()
+    assert taken > 750
+    scenario.sim.faults.heal()
+    scenario.kill(stalled, 100, power=True)
+    scenario.until(lambda: leaders(scenario).get(group) == stalled, "it is asked again", 15_000)
+
+
+def test_who_took_over_before_is_asked_at_once_the_next_time() -> None:
+    scenario = formed(1)
+    header, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
+    _, *others = sorted(
+        scenario.sim.nodes[header].host.data[group].raft.log.config.voters, key=lambda v: v != header
+    )
+    for other in others[1:]:
+        scenario.request(q.Drain(other, True, "sim"), Accepted)
+    for _ in range(2):
+        scenario.request(q.Drain(header, True, "sim"), Accepted)
+        scenario.until(lambda: leaders(scenario).get(group) == others[0], "it is given away", 1_500)
+        scenario.request(q.Drain(header, False, "sim"), Accepted)
+        scenario.until(lambda: leaders(scenario).get(group) == header, "it comes back", SETTLE_MS)
+
+
+def test_who_was_not_heard_for_a_while_is_not_asked() -> None:
+    """In a group that nobody writes to it still counts as caught up."""
+    scenario = Scenario(2)
+    scenario.form()
+    scenario.sim.pause(SETTLE_MS)
+    header, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
+    host = scenario.sim.nodes[header].host
+    replica = host.data[group]
+    gone = min(v for v in replica.raft.log.config.voters if v != header)
+    assert host.leadership.is_at_hand(replica, gone)
+    scenario.sim.nodes[gone].stop(power=False)
+    scenario.sim.pause(PREFER_HEADER_MS)
+    assert replica.raft.caught_up(gone) and not host.leadership.is_at_hand(replica, gone)
 
 
 def test_drained_nodes_lead_what_nobody_else_can() -> None:
