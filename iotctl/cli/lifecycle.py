@@ -144,7 +144,7 @@ def stop(ctx: typer.Context, nodes: Names = None, older_than: OlderThan = None, 
             lost = found.lost[0]
             raise RefusedProblem(
                 f"{lost.group} would lose its quorum; nothing was stopped",
-                why=f"{len(lost.left)} voters would be left, {lost.needed} are needed",
+                why=lost.why or f"{len(lost.left)} voters would be left, {lost.needed} are needed",
                 next=f"iotctl cluster ok-to-stop {' '.join(names)}",
             )
     what = f"all {len(names)} nodes; the cluster is down then" if whole else ", ".join(names)

@@ -18,6 +18,7 @@ from iotctl.execute.operations import (
     received_bytes,
 )
 from iotctl.spec.cluster import ClusterSource
+from nodeagent.model.config import RaftSettings
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import META
 from nodeagent.model.limits import DISK_LOW_BYTES
@@ -26,6 +27,13 @@ from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeRecord,
 
 ELECTION_LOOKS_S = (1.0, 1.0, 1.5)
 """Pauses between looks at a group without a leader: together more than an election timeout."""
+
+PASSING = ("no_leader", "unheard")
+"""Problems that each new leader has for a moment."""
+
+HEARD_MS_MAX = RaftSettings().election_timeout_ms
+"""A voter its leader has not heard for longer cannot be counted on: it may have come back a moment ago and
+not be connected yet. A leader hears each follower several times in this."""
 
 DAY_MS = 86_400_000
 CERT_WARN_MS = 30 * DAY_MS
@@ -147,10 +155,10 @@ def cluster_status(
     cluster: Cluster, source: ClusterSource, *, now_ms: int, sleep: Callable[[float], None] = time.sleep
 ) -> ClusterStatus:
     """What all agents say. A group without a leader is looked at again while it may still be electing its
-    first: a change makes new groups."""
+    first: a change makes new groups. So is one whose leader may be about to hear its followers."""
     for pause_s in (*ELECTION_LOOKS_S, None):
         found = build_status(collect(cluster), source, now_ms=now_ms)
-        if pause_s is None or not found.quorum or all(p.code != "no_leader" for p in found.problems):
+        if pause_s is None or not found.quorum or not any(p.code in PASSING for p in found.problems):
             break
         sleep(pause_s)
     return found
@@ -231,6 +239,12 @@ def current_of(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupSt
         return None, None
     _, node, group = max(leading, key=lambda t: (t[0], t[1]))
     return node, group
+
+
+def is_heard(facts: Facts, leader: str, voter: str) -> bool:
+    """Whether that leader heard that voter lately."""
+    ms = facts.statuses[leader].heard_ms.get(voter)
+    return voter == leader or (ms is not None and ms <= HEARD_MS_MAX)
 
 
 def _freshest(replicas: Mapping[str, GroupStatus]) -> GroupStatus | None:
@@ -422,6 +436,7 @@ def _group_problems(
             message = f"group {group.group} has a quorum and no leader yet"
             wait = "iotctl cluster wait --for healthy"
             found.append(Problem("error", "no_leader", "", group.group, message, wait))
+    found += _unheard(facts, [META, *(g.group for g in groups)])
     for status in facts.statuses.values():
         for replica in status.groups:
             if replica.state != "running" or replica.error:
@@ -430,6 +445,22 @@ def _group_problems(
                 severity = "error" if replica.state != "running" else "warning"
                 found.append(Problem(severity, "replica_sick", status.node, replica.group, message, look))
     return found
+
+
+def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
+    """Voters that answer us and not their leader; once for each leader, with the first of their groups."""
+    found: dict[tuple[str, str], Problem] = {}
+    for group in groups:
+        replicas = replicas_of(facts, group)
+        leader, current = current_of(replicas)
+        if leader is None or current is None:
+            continue
+        for voter in current.voters:
+            if voter in replicas and not is_heard(facts, leader, voter):
+                message = f"{leader}, which leads {group}, did not hear {voter} lately"
+                wait = "iotctl cluster wait --for healthy"
+                found.setdefault((leader, voter), Problem("error", "unheard", voter, group, message, wait))
+    return list(found.values())
 
 
 def _operation_problems(operations: list[OperationRow]) -> list[Problem]:

@@ -4,23 +4,18 @@ A group goes on as long as more than half of its voters live and hold what is co
 catch up first cannot stand in for a node that stops.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
 from iotctl.errors import RefusedProblem, Unreachable
 from iotctl.execute.cluster import Cluster
-from iotctl.execute.status import Facts, collect, current_of, replicas_of
-from nodeagent.model.config import RaftSettings
+from iotctl.execute.status import Facts, collect, current_of, is_heard, replicas_of
 from nodeagent.model.ids import META
 from nodeagent.model.requests import GroupStatus
 
 LAG_ENTRIES_MAX = 1_000
 """A voter that is further behind its leader has not caught up. Under load no follower is ever at 0."""
-
-HEARD_MS_MAX = RaftSettings().election_timeout_ms
-"""A voter its leader has not heard for longer cannot be counted on: it may have come back a moment ago and
-not be connected yet. A leader hears each follower several times in this."""
 
 EXACT_NODES_MAX = 16
 """Up to so many named nodes the largest subset is found by trying all; beyond, by adding one at a time."""
@@ -110,8 +105,7 @@ def _group(facts: Facts, name: str, listed: Sequence[str]) -> _Group:
     replicas = replicas_of(facts, name)
     leader, current = current_of(replicas)
     voters = tuple(current.voters) if current is not None and current.voters else tuple(listed)
-    heard = facts.statuses[leader].heard_ms if leader is not None else {}
-    reasons = {v: _unfit(v, replicas.get(v), leader, current, heard) for v in voters}
+    reasons = {v: _unfit(facts, v, replicas.get(v), leader, current) for v in voters}
     if leader is None:
         why = "no leader"
     else:
@@ -120,24 +114,18 @@ def _group(facts: Facts, name: str, listed: Sequence[str]) -> _Group:
 
 
 def _unfit(
-    voter: str,
-    replica: GroupStatus | None,
-    leader: str | None,
-    current: GroupStatus | None,
-    heard: Mapping[str, int],
+    facts: Facts, voter: str, replica: GroupStatus | None, leader: str | None, current: GroupStatus | None
 ) -> str:
-    """Why `voter` does not count; "" when it does. `heard`: how many ms ago the leader heard each node."""
+    """Why `voter` does not count; "" when it does."""
     if replica is None:
         return "does not answer"
     if replica.state != "running":
         return f"is {replica.state}"
     if leader is None or current is None:
         return "has no leader"
-    if voter == leader:
-        return ""
-    if heard.get(voter, HEARD_MS_MAX + 1) > HEARD_MS_MAX:
+    if not is_heard(facts, leader, voter):
         return f"was not heard by {leader} lately"
-    lag = current.lag.get(voter, 0)
+    lag = 0 if voter == leader else current.lag.get(voter, 0)
     return f"is {lag} entries behind" if lag > LAG_ENTRIES_MAX else ""
 
 

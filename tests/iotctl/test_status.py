@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.execute.status import cluster_status
+from iotctl.execute.status import HEARD_MS_MAX, cluster_status
 from iotctl.spec.cluster import load_cluster
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import NodeStatus
@@ -98,6 +98,32 @@ def test_a_group_that_elects_its_first_leader_is_no_problem(spec: Path) -> None:
     assert cluster_status(cluster, source, now_ms=NOW_MS, sleep=elect).healthy and len(slept) == 1
     found = cluster_status(Electing(), source, now_ms=NOW_MS, sleep=slept.append)
     assert [p.code for p in found.problems] == ["no_leader"] and not found.healthy
+
+
+def test_a_voter_that_its_leader_does_not_hear_is_an_error_that_may_pass(spec: Path) -> None:
+    """It answers, and nobody could do without another one; a new leader gets the time to hear it."""
+
+    class Unheard(FakeCluster):
+        heard = False
+
+        def status(self, node: str) -> NodeStatus:
+            given = FakeCluster.status(self, node)
+            lately = dict(given.heard_ms, node2=HEARD_MS_MAX if self.heard else HEARD_MS_MAX + 1)
+            return msgspec.structs.replace(given, heard_ms=lately)
+
+    source = load_cluster(spec / "cluster.yaml")
+    cluster = Unheard()
+
+    def hear(pause_s: float) -> None:
+        cluster.heard = True
+
+    assert cluster_status(cluster, source, now_ms=NOW_MS, sleep=hear).healthy
+    found = cluster_status(Unheard(), source, now_ms=NOW_MS, sleep=lambda s: None)
+    assert not found.healthy and found.quorum
+    by = [(p.code, p.node, p.group) for p in found.problems]
+    assert by == [("unheard", "node2", "meta"), ("unheard", "node2", "node5.1")], "once for each leader"
+    down = cluster_status(Unheard(down={"node2"}), source, now_ms=NOW_MS, sleep=lambda s: None)
+    assert {p.code for p in down.problems} == {"node_unreachable"}, "one that is down is said to be down"
 
 
 def test_a_local_fleet_is_started_by_local_up(tmp_path: Path) -> None:
