@@ -21,6 +21,9 @@ from nodeagent.model.requests import NodeStatus
 GATE_S = 120.0
 """How long a node may take to come back, and groups to be whole again, before the rest is left alone."""
 
+STILL_S = 10.0
+"""How long whoever leads after a drain may take to hear its followers."""
+
 POLL_S = 0.25
 
 OnStep = Callable[[str, int, int, str], None]
@@ -91,7 +94,7 @@ def rolling(
                 on_step("moving leaders off", over, len(names), node)
                 set_draining(cluster, node, True, by)
             _check_alone(cluster, {*batch, *drained})
-            _wait_still(cluster, batch, gate_s, clock, sleep)
+            _wait_still(cluster, batch, clock, sleep)
             check()
             on_step("restarting", over, len(names), ", ".join(batch))
             agents.stop(batch)
@@ -142,13 +145,12 @@ def _gate(
 def _wait_still(
     cluster: Cluster,
     batch: Sequence[str],
-    gate_s: float,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
     """Draining takes its time, and whoever leads now has yet to hear its followers: raises `RefusedProblem`
-    when the batch may not stop any more, also after a while."""
-    deadline = clock() + gate_s
+    when the batch may not stop any more."""
+    deadline = clock() + STILL_S
     while not (found := ok_to_stop(cluster, batch, now_ms=0)).ok:
         if clock() >= deadline:
             raise _unsafe(found, batch[0])

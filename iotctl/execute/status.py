@@ -242,9 +242,11 @@ def current_of(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupSt
 
 
 def is_heard(facts: Facts, leader: str, voter: str) -> bool:
-    """Whether that leader heard that voter lately."""
-    ms = facts.statuses[leader].heard_ms.get(voter)
-    return voter == leader or (ms is not None and ms <= HEARD_MS_MAX)
+    """Whether that leader heard that voter, which answers us, lately and since it was started."""
+    if voter == leader:
+        return True
+    ms, own = facts.statuses[leader].heard_ms.get(voter), facts.statuses[voter]
+    return ms is not None and ms <= min(HEARD_MS_MAX, own.now_ms - own.started_ms)
 
 
 def _freshest(replicas: Mapping[str, GroupStatus]) -> GroupStatus | None:

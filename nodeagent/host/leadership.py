@@ -26,11 +26,9 @@ class Leadership:
         self._prefer_at = host.desk.now + PREFER_HEADER_MS
         self._led_before: set[GroupId] = set()
         self._stopping = False
-        self._handed: set[GroupId] = set()
-        """Groups handed over because this node stops: once each, for the others may be stopping too."""
-
         self._asked_at: dict[tuple[GroupId, NodeId], int] = {}
-        """When a node was asked to take over a group that this one leads still."""
+        """When a node was asked to take over a group. Forgotten when this node leads it no more, or after
+        `RETRY_MS`; while this node stops, never."""
 
     @property
     def shunned(self) -> bool:
@@ -61,18 +59,20 @@ class Leadership:
             self._prefer_headers()
 
     def hand_over(self) -> bool:
-        """Hand everything led here to others, for this node stops; whether any of it is still under way."""
+        """Hand everything led here to others, for this node stops; whether any of it is still under way.
+
+        Nobody is asked twice for the same group: the others may be stopping too.
+        """
         self._stopping = True
         busy = False
         for replica in self._host.replicas():
             if not replica.leads:
                 continue
-            if replica.group in self._handed:
-                busy = busy or not replica.raft.can_change()  # given up, or led again: then it is let be
-            elif self._successor(replica) is not None:
-                busy = True
-                if self._give(replica):
-                    self._handed.add(replica.group)
+            if replica.raft.can_change():
+                busy = self._give(replica) or busy
+            else:
+                asked = any(group == replica.group for group, _ in self._asked_at)
+                busy = busy or asked or self._successor(replica) is not None
         return busy
 
     def _give_away(self) -> None:

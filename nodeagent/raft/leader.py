@@ -157,8 +157,7 @@ class Leader:
         if moved:
             if progress.match > state.commit:
                 self.maybe_commit()
-            if self._transfer is not None and self._transfer[0] == peer:
-                self._maybe_hand_over()
+            self._maybe_hand_over(peer)
         if progress.next <= log.last_index:
             self.dirty = True
         if state.commit > progress.commit_sent:
@@ -183,6 +182,7 @@ class Leader:
         progress.active = True
         if reply.read > progress.read_round:
             self._on_read_round(progress, reply.read)
+        self._maybe_hand_over(peer)  # again: the first word of it may be lost
         state = self.state
         waited = state.clock - progress.moved_at >= state.settings.heartbeat_ms
         if waited and progress.state is _PROBE and progress.paused:
@@ -413,14 +413,13 @@ class Leader:
             raise Refused(f"{target} is not another voter of the group", next_step="choose another voter")
         self._transfer = (target, state.clock + state.settings.election_timeout_ms)
         self.dirty = True
-        self._maybe_hand_over()
+        self._maybe_hand_over(target)
 
-    def _maybe_hand_over(self) -> None:
-        """The target may campaign once it holds our whole log (thesis 3.10)."""
-        assert self._transfer is not None
-        target = self._transfer[0]
-        if self.progress[target].match == self.state.log.last_index:
-            self._send(target, TimeoutNow(self.state.term))
+    def _maybe_hand_over(self, peer: NodeId) -> None:
+        """Whoever is to take over may campaign once it holds our whole log (thesis 3.10)."""
+        is_target = self._transfer is not None and self._transfer[0] == peer
+        if is_target and self.progress[peer].match == self.state.log.last_index:
+            self._send(peer, TimeoutNow(self.state.term))
 
     def step_down(self) -> None:
         """The last act: nobody waits for a read that no one will answer."""

@@ -100,22 +100,26 @@ def test_a_group_that_elects_its_first_leader_is_no_problem(spec: Path) -> None:
     assert [p.code for p in found.problems] == ["no_leader"] and not found.healthy
 
 
-def test_a_voter_that_its_leader_does_not_hear_is_an_error_that_may_pass(spec: Path) -> None:
-    """It answers, and nobody could do without another one; a new leader gets the time to hear it."""
+@pytest.mark.parametrize(("age_ms", "heard_ms"), [(60_000, HEARD_MS_MAX), (800, 800)])
+def test_a_voter_that_its_leader_does_not_hear_is_an_error_that_may_pass(
+    spec: Path, age_ms: int, heard_ms: int
+) -> None:
+    """It answers, and nobody could do without another one: it was not heard for long, or not since it was
+    started. A new leader gets the time to hear it."""
 
     class Unheard(FakeCluster):
-        heard = False
+        ms = heard_ms + 1
 
         def status(self, node: str) -> NodeStatus:
             given = FakeCluster.status(self, node)
-            lately = dict(given.heard_ms, node2=HEARD_MS_MAX if self.heard else HEARD_MS_MAX + 1)
-            return msgspec.structs.replace(given, heard_ms=lately)
+            lately = dict(given.heard_ms, node2=self.ms)
+            return msgspec.structs.replace(given, heard_ms=lately, started_ms=given.now_ms - age_ms)
 
     source = load_cluster(spec / "cluster.yaml")
     cluster = Unheard()
 
     def hear(pause_s: float) -> None:
-        cluster.heard = True
+        cluster.ms = heard_ms
 
     assert cluster_status(cluster, source, now_ms=NOW_MS, sleep=hear).healthy
     found = cluster_status(Unheard(), source, now_ms=NOW_MS, sleep=lambda s: None)

@@ -89,6 +89,44 @@ def test_a_successor_whose_disk_stands_still_does_not_keep_a_drain_up(seed: int)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_node_that_stops_asks_the_next_one_too(seed: int) -> None:
+    scenario, header, group, stalled = with_a_stalled_successor(seed)
+    node = scenario.sim.nodes[header]
+    began = scenario.sim.now
+    while node.host.hand_over(scenario.sim.now):
+        node.wake()
+        scenario.sim.pause(HAND_OVER_POLL_MS)
+        assert scenario.sim.now - began < 1_500
+    assert leaders(scenario)[group] not in (header, stalled)
+
+
+def test_a_node_does_not_stop_while_the_only_one_it_can_ask_takes_over() -> None:
+    scenario = formed(1)
+    led = leaders(scenario)
+    header, group = next((n, g) for g, n in sorted(led.items()) if g != META and n != led[META])
+    host = scenario.sim.nodes[header].host
+    other, *more = (v for v in host.data[group].raft.log.config.voters if v != header)
+    for third in more:
+        scenario.request(q.Drain(third, True, "sim"), Accepted)
+    scenario.until(lambda: host.data[group].raft.can_change(), "its log is committed")
+    host.leadership.transfer(host.data[group], other)
+    assert host.hand_over(scenario.sim.now)
+
+
+def test_a_hand_over_whose_first_word_is_lost_goes_on() -> None:
+    """The way back to whom is asked was cut for a moment only."""
+    scenario, header, group, other = with_a_stalled_successor(2)
+    scenario.sim.faults.stalled.clear()
+    host = scenario.sim.nodes[header].host
+    scenario.sim.faults.cut.add((header, other))
+    host.leadership.transfer(host.data[group], other)
+    scenario.sim.nodes[header].wake()
+    scenario.sim.pause(30)
+    scenario.sim.faults.cut.clear()
+    scenario.until(lambda: leaders(scenario)[group] == other, "it takes over", 200)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_writes_are_taken_while_nobody_can_take_over(seed: int) -> None:
     """A hand-over refuses them while it is tried, so it is not tried all the time."""
     scenario, header, group, stalled = with_a_stalled_successor(seed)
