@@ -5,7 +5,6 @@ import os
 import re
 import secrets
 import socket
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,7 @@ import msgspec
 from iotctl.errors import BusyProblem, Partly, RefusedProblem
 from iotctl.humanize import span_text
 from iotctl.renewal import Renewal
-from nodeagent.model.errors import Busy, NodeAgentError, NotFound, Refused
+from nodeagent.model.errors import Busy, NodeAgentError, NotFound
 from nodeagent.model.requests import (
     DropLock,
     GetRuns,
@@ -30,7 +29,6 @@ from nodeagent.model.requests import (
 from nodeagent.model.runs import Lock, Run
 
 TTL_MS = 30_000
-HANDOVER_TRIES, HANDOVER_S = 4, 0.5
 _PROCESS = secrets.token_hex(2)
 
 
@@ -102,15 +100,11 @@ class HeldLock:
         self._cluster.call_meta(request)
 
     def _first(self) -> Lock:
-        """Without waiting for the lock of a program that died on this machine, nor for the end of a hand-over
-        of the meta group's leadership."""
-        for _ in range(HANDOVER_TRIES):
-            try:
-                return self._take(0)
-            except Refused:
-                time.sleep(HANDOVER_S)
-            except Busy as error:
-                self._drop_dead(error)
+        """Without waiting for the lock of a program that died on this machine."""
+        try:
+            return self._take(0)
+        except Busy as error:
+            self._drop_dead(error)
         return self._take(0)
 
     def _drop_dead(self, error: Busy) -> None:

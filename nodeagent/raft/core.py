@@ -314,7 +314,7 @@ class Raft(State):
         That they are committed, and under this index, is known only when they are handed out.
 
         Raises:
-            NotLeader, Overloaded (uncommitted bytes), Refused (handing over, or leaving the group).
+            NotLeader (also while handing over, or leaving the group), Overloaded (uncommitted bytes).
         """
         return self._leading(now).propose(commands)
 

@@ -4,7 +4,7 @@ Appends are built when the Ready is taken, one per peer, from all that was propo
 """
 
 from nodeagent.model.entries import Config, Entry, EntryKind
-from nodeagent.model.errors import Overloaded, Refused
+from nodeagent.model.errors import NotLeader, Overloaded, Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import (
     APPEND_BYTES_MAX,
@@ -86,9 +86,11 @@ class Leader:
         state = self.state
         log = state.log
         if self._transfer is not None:
-            raise Refused(f"{state.node} hands leadership to {self._transfer[0]}", next_step="retry shortly")
+            heir = self._transfer[0]
+            what = f"{state.node} hands leadership to {heir}"
+            raise NotLeader(what, next_step=f"ask {heir}", leader=heir)
         if state.node not in log.config.voters:
-            raise Refused(f"{state.node} is leaving the group", next_step="retry with the next leader")
+            raise NotLeader(f"{state.node} is leaving the group", next_step="retry with the next leader")
         uncommitted = log.bytes_between(state.commit, log.last_index)
         size = sum(map(len, commands)) + ENTRY_OVERHEAD_BYTES * len(commands)
         if uncommitted and uncommitted + size > UNCOMMITTED_BYTES_MAX:

@@ -204,13 +204,13 @@ def test_the_report_of_a_run_is_written_though_its_lock_was_lost(
     assert (place / "r.json").exists()
 
 
-def test_a_leader_that_hands_over_takes_nobodys_lock() -> None:
+def test_a_renewal_that_is_refused_for_now_takes_nobodys_lock() -> None:
     asked = [0]
 
     def renew() -> None:
         asked[0] += 1
         if asked[0] == 1:
-            raise Refused("node1 hands leadership to node2")
+            raise Refused("not now")
         raise Refused("the lock 7 is not held any more", lost=True)
 
     with Renewal(renew, 30, "lock", lock.is_lost, lambda: 0.0) as renewal:

@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from nodeagent.model.entries import Base, Config
-from nodeagent.model.errors import Overloaded, Refused
+from nodeagent.model.errors import NotLeader, Overloaded, Refused
 from nodeagent.model.limits import (
     APPEND_BYTES_MAX,
     APPLY_BYTES_PER_TURN,
@@ -295,13 +295,14 @@ def test_two_snapshots_in_a_row() -> None:
 
 
 def test_the_target_of_a_transfer_gets_the_missing_entries_first() -> None:
-    """3.10, P12: `TimeoutNow` only at full match; proposals are refused meanwhile."""
+    """3.10, P12: `TimeoutNow` only at full match; who proposes meanwhile is sent to the target."""
     raft = leader()
     raft.propose([b"x"], 100)
     flush(raft)
     raft.transfer("b", 100)
-    with pytest.raises(Refused):
+    with pytest.raises(NotLeader) as caught:
         raft.propose([b"y"], 100)
+    assert caught.value.details["leader"] == "b"
     hold(raft, "b", 1)
     assert not sent(flush(raft), TimeoutNow)
     hold(raft, "b", 2)

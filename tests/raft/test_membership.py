@@ -8,7 +8,7 @@ that a leader must have committed an entry of its own term before it changes any
 import pytest
 
 from nodeagent.model.entries import Config
-from nodeagent.model.errors import Refused
+from nodeagent.model.errors import NotLeader, Refused
 from nodeagent.model.raft_messages import AppendReply, AppendRequest, HeartbeatReply
 from nodeagent.raft import ProgressState, Role, check_step
 
@@ -163,7 +163,7 @@ def test_a_removed_leader_does_not_count_itself_and_stops_after_the_commit() -> 
     raft = leader()
     hold(raft, "bc", 1)
     raft.change(config("bc"), 100)
-    with pytest.raises(Refused):
+    with pytest.raises(NotLeader):
         raft.propose([b"x"], 100)
     flush(raft)
     hold(raft, "b", 2)

@@ -174,6 +174,21 @@ def test_who_was_not_heard_for_a_while_is_not_asked() -> None:
     assert replica.raft.caught_up(gone) and not host.leadership.is_at_hand(replica, gone)
 
 
+def test_whoever_asks_a_leader_that_hands_over_is_sent_to_the_next_one() -> None:
+    """A refusal would be the last word: a client takes it for what the cluster thinks of its request."""
+    scenario = formed(1)
+    node = scenario.sim.nodes[leaders(scenario)[META]]
+    replica = node.host.meta_replica
+    assert replica is not None
+    heir = next(v for v in replica.raft.log.config.voters if v != node.node)
+    node.host.leadership.transfer(replica, heir)
+    answers: list[q.Reply] = []
+    node.serve("client", q.Drain("node1", True, "sim"), answers.append)
+    scenario.until(lambda: bool(answers), "it answers")
+    assert isinstance(answers[0], q.ErrorReply) and answers[0].code == "not_leader"
+    assert answers[0].details["leader"] == heir
+
+
 def test_drained_nodes_lead_what_nobody_else_can() -> None:
     """Draining is a preference: with every node drained each group still has a leader."""
     scenario = formed(4)
