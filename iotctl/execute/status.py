@@ -450,7 +450,8 @@ def _group_problems(
 
 
 def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
-    """Voters that answer us and not their leader; once for each leader, with the first of their groups."""
+    """Voters that run and that their leader does not hear; once for each leader, with the first of their
+    groups."""
     found: dict[tuple[str, str], Problem] = {}
     for group in groups:
         replicas = replicas_of(facts, group)
@@ -458,7 +459,8 @@ def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
         if leader is None or current is None:
             continue
         for voter in current.voters:
-            if voter in replicas and not is_heard(facts, leader, voter):
+            runs = voter in replicas and replicas[voter].state == "running"
+            if runs and not is_heard(facts, leader, voter):
                 message = f"{leader}, which leads {group}, did not hear {voter} lately"
                 wait = "iotctl cluster wait --for healthy"
                 found.setdefault((leader, voter), Problem("error", "unheard", voter, group, message, wait))

@@ -26,6 +26,9 @@ class Leadership:
         self._prefer_at = host.desk.now + PREFER_HEADER_MS
         self._led_before: set[GroupId] = set()
         self._stopping = False
+        self._led_in: dict[GroupId, int] = {}
+        """The first term in which this node, which stops, was seen to lead a group."""
+
         self._asked_at: dict[tuple[GroupId, NodeId], int] = {}
         """When a node was asked to take over a group. Forgotten when this node leads it no more, or after
         `RETRY_MS`; while this node stops, never."""
@@ -61,12 +64,15 @@ class Leadership:
     def hand_over(self) -> bool:
         """Hand everything led here to others, for this node stops; whether any of it is still under way.
 
-        Nobody is asked twice for the same group: the others may be stopping too.
+        Nobody is asked twice for the same group, and one that comes back is let be: the others are stopping
+        too.
         """
         self._stopping = True
         busy = False
         for replica in self._host.replicas():
             if not replica.leads:
+                continue
+            if self._led_in.setdefault(replica.group, replica.raft.term) != replica.raft.term:
                 continue
             if replica.raft.can_change():
                 busy = self._give(replica) or busy

@@ -129,6 +129,15 @@ def test_a_voter_that_its_leader_does_not_hear_is_an_error_that_may_pass(
     down = cluster_status(Unheard(down={"node2"}), source, now_ms=NOW_MS, sleep=lambda s: None)
     assert {p.code for p in down.problems} == {"node_unreachable"}, "one that is down is said to be down"
 
+    class Damaged(Unheard):
+        def status(self, node: str) -> NodeStatus:
+            given = super().status(node)
+            groups = tuple(msgspec.structs.replace(g, state="damaged") for g in given.groups)
+            return msgspec.structs.replace(given, groups=groups) if node == "node2" else given
+
+    sick = cluster_status(Damaged(), source, now_ms=NOW_MS, sleep=lambda s: None)
+    assert {p.code for p in sick.problems} == {"replica_sick"}, "and one that is damaged, damaged"
+
 
 def test_a_local_fleet_is_started_by_local_up(tmp_path: Path) -> None:
     """The next command fits how the fleet is run."""

@@ -231,7 +231,7 @@ def test_a_planned_stop_costs_no_election_timeout(seed: int) -> None:
 
 
 def test_two_nodes_that_stop_together_do_not_hand_over_for_ever() -> None:
-    """Each group is handed over once; then the node stops, whoever leads."""
+    """Each group is handed over once, and let be when it comes back; then the node stops, whoever leads."""
     scenario = formed(3)
     stopping = [scenario.sim.nodes[n] for n in sorted(scenario.sim.nodes) if scenario.sim.nodes[n].alive]
     began = scenario.sim.now
@@ -241,7 +241,7 @@ def test_two_nodes_that_stop_together_do_not_hand_over_for_ever() -> None:
         for node in stopping:
             node.wake()
         scenario.sim.pause(HAND_OVER_POLL_MS)
-        assert scenario.sim.now - began < 2_000
+        assert scenario.sim.now - began < 150
 
 
 @pytest.mark.parametrize("seed", [1, 2])
