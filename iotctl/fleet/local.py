@@ -160,7 +160,8 @@ class LocalFleet:
 
     def nodes(self) -> list[FleetNode]:
         """Every node directory, by number and name; also those that have not joined the cluster yet."""
-        return [self._node(p) for p in sorted(self.directory.glob("*/node.yaml"), key=_by_number)]
+        found = map(self._node, sorted(self.directory.glob("*/node.yaml"), key=_by_number))
+        return [n for n in found if n is not None]
 
     def free_name(self) -> str:
         """`nodeN` with the next N."""
@@ -207,9 +208,12 @@ class LocalFleet:
                 next=f"iotctl local up --dir {self.directory}",
             )
 
-    def _node(self, path: Path) -> FleetNode:
-        config = yaml.safe_load(path.read_text())
+    def _node(self, path: Path) -> FleetNode | None:
         home = path.parent
+        try:
+            config = yaml.safe_load(path.read_text())
+        except FileNotFoundError:
+            return None  # put aside since it was listed
         pid = process.running(home / "agent.pid")
         return FleetNode(config["node"], config["host"], config["port"], config["http_port"], str(home), pid)
 

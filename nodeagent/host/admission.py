@@ -15,7 +15,7 @@ from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
 from nodeagent.model.entries import Config
 from nodeagent.model.ids import NodeId
 from nodeagent.model.requests import CheckStatus, ErrorReply, NodeRecord, Reply, StatusChecked
-from nodeagent.partition.ring import initial_ring
+from nodeagent.partition.ring import Ring, initial_ring
 
 ASK_AGAIN_MS = 300
 
@@ -110,7 +110,7 @@ class Admission:
     def records(self) -> tuple[NodeRecord, ...]:
         """The nodes of the first entry, on evenly spaced ring positions in the order of the seeds."""
         c = self.config
-        ring = initial_ring([s.node for s in c.seeds])
+        ring = first_ring(c)
         out = []
         for seed in c.seeds:
             mine = seed.node == c.node
@@ -123,9 +123,15 @@ class Admission:
                     c.http_port if mine else (answer.http_port if answer else 0),
                     self.incarnation if mine else (answer.incarnation if answer else ""),
                     ring.nodes[ring.index(seed.node)].position,
+                    seed.weight,
                 )
             )
         return tuple(out)
+
+
+def first_ring(config: NodeConfig) -> Ring:
+    """The seeds in their order."""
+    return initial_ring([s.node for s in config.seeds], [s.weight for s in config.seeds])
 
 
 def first_config(config: NodeConfig) -> Config:
@@ -145,7 +151,7 @@ def check_status(
     if asked.join:
         if not theirs <= mine | nodes:
             conflicts.append("seeds")
-    elif theirs != mine:
+    elif theirs != mine or _weights(config.seeds) != _weights(asked.seeds):
         conflicts.append("seeds")
     known = meta.image.nodes.get(asked.node)
     return StatusChecked(
@@ -162,6 +168,10 @@ def check_status(
 
 def _differs(config: NodeConfig, asked: CheckStatus, field: str) -> bool:
     return bool(getattr(config.cluster, field) != getattr(asked.settings, field))
+
+
+def _weights(seeds: tuple[Seed, ...]) -> dict[NodeId, float]:
+    return {s.node: s.weight for s in seeds}
 
 
 def _addresses(seeds: tuple[Seed, ...]) -> set[tuple[str, int]]:

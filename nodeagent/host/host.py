@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
-from nodeagent.host.admission import Admission
+from nodeagent.host.admission import Admission, first_ring
 from nodeagent.host.compactor import Compactor
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk, Effects
@@ -36,7 +36,6 @@ from nodeagent.model.ids import META, GroupId, NodeId, header_of
 from nodeagent.model.jobs import INSTALL, DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import GroupStatus, NodeStatus, Reply, Request
-from nodeagent.partition.ring import initial_ring
 from nodeagent.partition.table import initial_table
 from nodeagent.raft.core import Raft
 from nodeagent.raft.log import RaftLog
@@ -417,7 +416,7 @@ class Host:
                 self.desk.later(HOUSEKEEPING_MS, self._bootstrap_again)
             return
         settings = self.config.cluster
-        table = initial_table(initial_ring([s.node for s in self.config.seeds]), settings.slots)
+        table = initial_table(first_ring(self.config), settings.slots)
         command = meta_commands.Bootstrap(
             self.desk.wall, self.new_id(), settings, self.admission.records(), table.to_wire()
         )

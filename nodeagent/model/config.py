@@ -27,10 +27,13 @@ class RaftSettings(msgspec.Struct, frozen=True):
     """So long followers of a data group may learn of a commit later than they could; 0 tells them at once."""
 
 
-class Seed(msgspec.Struct, frozen=True):
+class Seed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One of a new cluster's first nodes; `weight` is its share of the slots."""
+
     node: str
     host: str
     port: int
+    weight: float = 1.0
 
 
 class NodeConfig(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@ Several nodes are planned to one final table, and the changes go towards it one 
 slot moves twice. New tables carry the provisional version old + 1 (see `table`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from nodeagent.partition.ring import Ring, RingNode, gap_after, place_between
 from nodeagent.partition.table import PartitionTable
 
 SlotBytes = Mapping[int, int]
+Places = Callable[[Ring, NodeId], Sequence[NodeId]]
+"""Behind which nodes a newcomer may stand on the ring as it is at its turn."""
 
 
 def plan_add(
@@ -46,11 +48,13 @@ def plan_adds(
     after: NodeId | None,
     replicas: int,
     slot_bytes: SlotBytes | None = None,
+    places: Places | None = None,
 ) -> tuple[Change, ...]:
     """One change per (node, weight), in order.
 
-    With `after` the nodes stand behind it in the order given. Without, each takes the place with the
-    fewest copied bytes at its turn; among equals the widest gap, then the lowest position.
+    With `after` the nodes stand behind it in the order given. Without, each takes the one of its `places`
+    (all when None) with the fewest copied bytes at its turn; among equals the widest gap, then the lowest
+    position.
 
     Raises:
         Refused: a node is on the ring already, or no position is free.
@@ -71,7 +75,10 @@ def plan_adds(
         now = _indices(current, names)
         # A lopsided table also moves slots between old nodes: with the last change, when all are there.
         due = np.flatnonzero((now != final) if last else (final == index))
-        place = after if after is not None else _best_place(current, node, due, final, names, replicas, sizes)
+        place = after
+        if place is None:
+            allowed = current.ring.names if places is None else places(current.ring, node)
+            place = _best_place(current, node, due, final, names, replicas, sizes, allowed)
         ring = current.ring.adding(RingNode(node, place_between(current.ring, place), weight))
         new = current.moved(_gains(due, final, names), ring, current.version + 1)
         changes.append(change_between(ChangeKind.ADD, node, current, new, replicas))
@@ -208,8 +215,9 @@ def _best_place(
     names: Sequence[NodeId],
     replicas: int,
     sizes: ByteArray | None,
+    allowed: Sequence[NodeId],
 ) -> NodeId:
-    """The node to stand behind: fewest copied bytes, then the widest gap, then the lowest position.
+    """The one of `allowed` to stand behind: fewest copied bytes, the widest gap, the lowest position.
 
     Which slots move does not depend on the place, so only what depends on it is summed (`place_bytes`).
     """
@@ -218,7 +226,7 @@ def _best_place(
     if sizes is not None and replicas <= len(ring):
         pairs = _pair_bytes(table, due, final, names, sizes)
         cost = place_bytes(ring, _kept_bytes(table, due, sizes), pairs, node, replicas)
-    open_places = [i for i, n in enumerate(ring.names) if gap_after(ring, n) >= 2]
+    open_places = [i for i in map(ring.index, allowed) if gap_after(ring, ring.names[i]) >= 2]
     if not open_places:
         raise Refused("no ring position is left", next_step="rebuild the cluster with spread positions")
     best = min(open_places, key=lambda i: (cost[i], -gap_after(ring, ring.names[i]), i))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from nodeagent.model.errors import InvalidInput, NotFound
 from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import NODES_MAX, SLOTS_MAX
+from nodeagent.partition.balance import targets
 from nodeagent.partition.ranges import SlotRanges, check_ranges, from_slots, to_array
 from nodeagent.partition.ring import Ring, RingNode
 
@@ -123,10 +124,16 @@ class PartitionTable:
 
 
 def initial_table(ring: Ring, slots: int, version: int = 0) -> PartitionTable:
-    """Equal runs of slots // n in ring order; the last node takes the remainder (as old IoTDB does)."""
+    """Equal runs of slots // n in ring order; the last node takes the remainder (as old IoTDB does).
+
+    With weights that differ, runs by weight.
+    """
     n = len(ring)
     if n == 0:
         raise InvalidInput("a table needs at least one node")
+    if len(set(ring.weights)) > 1:
+        runs = targets([slots, *[0] * (n - 1)], ring.weights)
+        return PartitionTable(version, ring, np.repeat(np.arange(n), runs).astype(np.uint16))
     # With fewer slots than nodes the run length would be 0: the first nodes get one each.
     per = max(1, slots // n)
     owners = np.minimum(np.arange(slots) // per, n - 1).astype(np.uint16)

@@ -129,6 +129,10 @@ def _check_values(config: NodeConfig, lines: dict[_Path, int], name: str) -> Non
             (("seeds", i, "port"), 0 < s.port < 65536, "a port is 1 to 65535")
             for i, s in enumerate(config.seeds)
         ),
+        *(
+            (("seeds", i, "weight"), 0 < s.weight < float("inf"), "a weight is a number above 0")
+            for i, s in enumerate(config.seeds)
+        ),
         (("host",), config.tls or is_loopback(config.host), "without TLS only a loopback address is allowed"),
         (("cluster", "name"), bool(cluster.name), "the cluster needs a name"),
         (("cluster", "replicas"), cluster.replicas >= 1, "at least 1 replica is needed"),

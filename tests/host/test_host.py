@@ -185,6 +185,13 @@ def test_a_seed_that_was_late_is_known_by_its_incarnation(
     assert (answer.member, answer.known) == (member, known)
 
 
+def test_seeds_that_disagree_on_weights_form_no_cluster() -> None:
+    """The first leader's list would decide alone."""
+    heavier = (msgspec.structs.replace(CONFIG.seeds[0], weight=2.0), *CONFIG.seeds[1:])
+    asked = CheckStatus("b", "i", "b", 1, 2, CONFIG.cluster, heavier, False)
+    assert check_status(CONFIG, "i-a", MetaState(), True, asked).conflicts == ("seeds",)
+
+
 def test_the_next_step_of_a_change_follows_the_entry_it_waits_for() -> None:
     """Slots stand closed between the steps: the host goes on when the entry is applied, not at a tick."""
     replica: Any = SimpleNamespace(group="a.1", raft=SimpleNamespace(term=2), seen=4, propose=lambda batch: 5)

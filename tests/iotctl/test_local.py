@@ -63,6 +63,13 @@ def test_a_node_that_is_put_aside_just_now_is_not_started(
         fleet.destroy()
 
 
+def test_a_node_that_is_put_aside_while_nodes_are_listed_is_left_out(fleet: LocalFleet) -> None:
+    """Its node.yaml was there when the directory was read (a case of the kill matrix)."""
+    (fleet.directory / "node2" / "node.yaml").unlink()
+    (fleet.directory / "node2" / "node.yaml").symlink_to("gone")  # listed, and not there when it is read
+    assert [n.name for n in fleet.nodes()] == ["node1", "node3"]
+
+
 def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 
 from nodeagent.model.errors import InvalidInput, NotFound, Refused
+from nodeagent.partition.planner import plan_rebalance
+from nodeagent.partition.ranges import from_slots
 from nodeagent.partition.ring import SPAN, Ring, RingNode, initial_ring, place_between
 from nodeagent.partition.table import PartitionTable, TableWire, initial_table
 
@@ -51,6 +53,16 @@ def test_broken_ring_is_refused(nodes: tuple[RingNode, ...]) -> None:
     """Equal positions, wrong order, a name twice, values out of range."""
     with pytest.raises(InvalidInput):
         Ring(nodes)
+
+
+def test_an_initial_table_by_weight_is_balanced() -> None:
+    """Weights are shares from the first table on: a rebalance finds nothing to do."""
+    ring = initial_ring(["a", "b", "c"], [1.0, 2.0, 1.0])
+    table = initial_table(ring, 1_002)
+    counts = table.counts()
+    assert counts["b"] == 501 and counts["a"] + counts["c"] == 501
+    assert plan_rebalance(table, 3) is None
+    assert len(from_slots(np.flatnonzero(table.owners == 1))) == 1
 
 
 def test_initial_table_gives_the_remainder_to_the_last() -> None:

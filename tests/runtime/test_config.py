@@ -46,6 +46,7 @@ def test_settings_are_read_and_written_back() -> None:
         ("    port: 9102", "    prt: 9102", "node.yaml:10: prt is no setting here"),
         ("    port: 9102", "    port: '9102'", "node.yaml:10: Expected `int`, got `str`"),
         ("    port: 9102", "    port: 70000", "node.yaml:10: seeds.1.port: a port is 1 to 65535"),
+        ("    port: 9102", "    port: 9102\n    weight: 0", "node.yaml:11: seeds.1.weight: a weight is"),
         ("    port: 9102\n", "", "node.yaml:8: Object missing required field `port`"),
         ("  replicas: 3", "  replicas: 0", "node.yaml:13: cluster.replicas: at least 1"),
         ("heartbeat_ms: 50", "heartbeat_ms: 400", "node.yaml:16: raft.election_timeout_ms: "),
