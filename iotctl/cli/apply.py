@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from iotctl.cli.cluster import HoldRelease, NoMigrate
-from iotctl.cli.options import Depth, DryRun, Rate, Verify, Wait, Yes
-from iotctl.cli.session import Session, session_of
-
-if TYPE_CHECKING:
-    from iotctl.plan.model import Plan
+from iotctl.cli.options import AcceptLayout, Depth, DryRun, Rate, Verify, Wait, Yes
+from iotctl.cli.session import session_of
 
 
 def register(app: typer.Typer) -> None:
@@ -24,6 +21,7 @@ def apply(
     allow_remove: Annotated[
         bool, typer.Option("--allow-remove", help="Remove nodes that cluster.yaml does not list.")
     ] = False,
+    accept_layout: AcceptLayout = False,
     no_migrate: NoMigrate = False,
     verify: Verify = False,
     depth: Depth = None,
@@ -36,22 +34,33 @@ def apply(
     """Execute a plan; without one: plan from cluster.yaml, show, ask. Applying twice changes nothing."""
     from iotctl.cli.cluster import change_options, execute_plan
     from iotctl.cli.plan import load_plan
+    from iotctl.errors import RefusedProblem
     from iotctl.execute.change import ChangeRequest
+    from iotctl.execute.convergence import spec_plan
 
     session = session_of(ctx)
-    extra: list[str] = []
+    left: list[str] = []
     if file is not None:
-        plans = [load_plan(session.cwd / file)]
+        plan = load_plan(session.cwd / file)
+        if plan.from_spec and plan.leaving and not allow_remove:
+            raise RefusedProblem(
+                f"the plan removes {', '.join(plan.leaving)}; nothing was changed",
+                next=f"iotctl apply {file} --allow-remove",
+            )
     else:
-        plans, extra = spec_plans(session, allow_remove=allow_remove)
-    if extra and not allow_remove:
-        session.output.warn(f"not in cluster.yaml, left alone without --allow-remove: {', '.join(extra)}")
-    if not any(p.has_changes or p.refusals for p in plans):
+        plan, left = spec_plan(
+            session.cluster, session.source, allow_remove=allow_remove, accept_layout=accept_layout
+        )
+    if left:
+        session.output.warn(f"not in cluster.yaml, left alone without --allow-remove: {', '.join(left)}")
+    for d in plan.differences:
+        where = f"{d.node}: " if d.node else ""
+        session.output.warn(f"{where}{d.what} stays {d.present}, cluster.yaml says {d.wanted}; {d.next}")
+    if not (plan.has_changes or plan.refusals):
         session.output.emit(
             "change", {"operations": [], "state": "done", "nodes": []}, lambda: ["no changes"]
         )
         return 0
-    plan = plans[0]
     request = ChangeRequest(
         by=session.operator,
         options=change_options(verify, depth, no_migrate, hold_release, rate),
@@ -60,22 +69,4 @@ def apply(
     )
     names = ", ".join(s.node for s in plan.steps if s.node)
     question = f"{f'{plan.kind} {names}'.rstrip()} in {session.source.name}?"
-    code = execute_plan(session, plan, request, question=question, yes=yes, dry_run=dry_run)
-    if len(plans) > 1:
-        session.output.note("next: iotctl apply  (the removals are planned once the adds are done)")
-    return code
-
-
-def spec_plans(session: Session, *, allow_remove: bool) -> tuple[list[Plan], list[str]]:
-    """Plans that lead from the cluster to `cluster.yaml` (adds first), and the nodes it does not list."""
-    from iotctl.execute.change import wanted_changes
-    from iotctl.execute.facts import plan_facts
-    from iotctl.plan.make import make_add, make_remove
-
-    facts, view = plan_facts(session.cluster, session.source)
-    adds, removes = wanted_changes(session.source, view.ring)
-    weights = {n.name: n.weight for n in session.source.file.nodes}
-    plans = [make_add(facts, adds, None, weights)] if adds else []
-    if removes and allow_remove:
-        plans.append(make_remove(facts, removes))
-    return plans, removes
+    return execute_plan(session, plan, request, question=question, yes=yes, dry_run=dry_run)

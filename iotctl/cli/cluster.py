@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli import hosts, lifecycle
-from iotctl.cli.options import Confirm, Depth, DryRun, Rate, Verify, Wait, Watch, Yes, checked_depth
+from iotctl.cli.options import (
+    AcceptLayout,
+    Confirm,
+    Depth,
+    DryRun,
+    Rate,
+    Verify,
+    Wait,
+    Watch,
+    Yes,
+    checked_depth,
+)
 from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
@@ -82,8 +93,8 @@ def ring(ctx: typer.Context) -> None:
     from iotctl.execute.layout import ring_of
 
     session = session_of(ctx)
-    found = ring_of(session.cluster)
-    session.output.emit("cluster-ring", found, lambda: [views.ring_table(found)])
+    found = ring_of(session.cluster, session.source)
+    session.output.emit("cluster-ring", found, lambda: views.ring_tables(found))
 
 
 @app.command()
@@ -225,6 +236,7 @@ def add_node(
     after: Annotated[str | None, typer.Option(help="The ring neighbour to stand behind.")] = None,
     host: Annotated[str, typer.Option(help="Where the node listens, when cluster.yaml does not say.")] = "",
     port: Annotated[int, typer.Option(help="With --host.")] = 0,
+    accept_layout: AcceptLayout = False,
     no_migrate: NoMigrate = False,
     verify: Verify = False,
     depth: Depth = None,
@@ -244,8 +256,7 @@ def add_node(
     session = session_of(ctx)
     options = change_options(verify, depth, no_migrate, hold_release, rate)
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
-    weights = {n.name: n.weight for n in session.source.file.nodes}
-    plan = make_add(facts, names, after, weights)
+    plan = make_add(facts, names, after, accept_layout=accept_layout)
     request = ChangeRequest(
         by=session.operator,
         options=options,
@@ -264,6 +275,7 @@ def remove_node(
     ctx: typer.Context,
     names: Nodes,
     dead: Annotated[bool, typer.Option("--dead", help="The node is gone for ever.")] = False,
+    accept_layout: AcceptLayout = False,
     no_migrate: NoMigrate = False,
     verify: Verify = False,
     depth: Depth = None,
@@ -288,7 +300,7 @@ def remove_node(
             raise typer.BadParameter("dead nodes are removed one by one", param_hint="NODE")
         _bury(session, names[0], "remove the dead", confirm, dry_run=dry_run)
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
-    plan = make_remove(facts, names)
+    plan = make_remove(facts, names, accept_layout=accept_layout or dead)
     request = ChangeRequest(
         by=session.operator,
         options=options,
@@ -310,6 +322,7 @@ def replace_node(
     dead: Annotated[bool, typer.Option("--dead", help="OLD is gone for ever.")] = False,
     host: Annotated[str, typer.Option(help="Where NEW listens, when cluster.yaml does not say.")] = "",
     port: Annotated[int, typer.Option(help="With --host.")] = 0,
+    accept_layout: AcceptLayout = False,
     no_migrate: NoMigrate = False,
     verify: Verify = False,
     depth: Depth = None,
@@ -332,7 +345,7 @@ def replace_node(
     if dead:
         _bury(session, old, "replace the dead", confirm, dry_run=dry_run)
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
-    plan = make_replace(facts, old, new)
+    plan = make_replace(facts, old, new, accept_layout=accept_layout or dead)
     request = ChangeRequest(
         by=session.operator,
         options=options,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.hosts import Names
-from iotctl.cli.options import Confirm, DryRun, Wait, Yes
+from iotctl.cli.options import AcceptLayout, Confirm, DryRun, Wait, Yes
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.cli.watching import watch_healthy
 
@@ -56,7 +56,12 @@ def init(
 
 
 def deploy(
-    ctx: typer.Context, nodes: Names = None, wait: Wait = True, dry_run: DryRun = False, yes: Yes = False
+    ctx: typer.Context,
+    nodes: Names = None,
+    accept_layout: AcceptLayout = False,
+    wait: Wait = True,
+    dry_run: DryRun = False,
+    yes: Yes = False,
 ) -> int:
     """Bring cluster.yaml to its machines: software, certificates, settings, running agents.
 
@@ -68,7 +73,7 @@ def deploy(
     if session.fleet is not None:
         return _deploy_local(session, session.fleet, nodes or [], wait=wait, dry_run=dry_run)
     with _machines(session) as machines:
-        todo = _prepared(session, machines, nodes or ())
+        todo = _prepared(session, machines, nodes or (), accept_layout=accept_layout)
         if dry_run:
             session.output.emit("cluster-deploy-plan", todo.plan, lambda: _plan_tables(todo.plan))
             return 0
@@ -301,13 +306,24 @@ def _machines(session: Session) -> Machines:
 
 
 def _prepared(
-    session: Session, machines: Machines, names: list[str] | tuple[str, ...], *, tell: bool = True
+    session: Session,
+    machines: Machines,
+    names: list[str] | tuple[str, ...],
+    *,
+    accept_layout: bool = False,
+    tell: bool = True,
 ) -> Deployment:
     from iotctl.execute.deploy import prepare
 
     with session.progress() as progress:
         todo = prepare(
-            session.source, names, session.env, machines, partial(_step, progress), now_ms=now_ms()
+            session.source,
+            names,
+            session.env,
+            machines,
+            partial(_step, progress),
+            now_ms=now_ms(),
+            accept_layout=accept_layout,
         )
     for finding in todo.plan.findings if tell else ():
         session.output.warn(f"{finding.node}: {finding.message}")

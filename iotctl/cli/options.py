@@ -66,6 +66,10 @@ Confirm = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is over.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat every 2 s until interrupted.")]
+AcceptLayout = Annotated[
+    bool,
+    typer.Option("--accept-layout", help="Also a plan in which a zone, or a weight, is not what it seems."),
+]
 Verify = Annotated[
     bool, typer.Option("--verify", help="Keep the old copies until a verification has signed off.")
 ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.cluster import Nodes
-from iotctl.cli.options import Rate
+from iotctl.cli.options import AcceptLayout, Rate
 from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
@@ -24,22 +24,25 @@ Detailed = Annotated[
 
 @app.callback()
 def plan(ctx: typer.Context) -> int | None:
-    """Without a subcommand: cluster.yaml against the cluster."""
-    if ctx.invoked_subcommand is not None:
-        return None
-    from iotctl.cli.apply import spec_plans
+    """Without a subcommand: as `plan spec`."""
+    return spec(ctx) if ctx.invoked_subcommand is None else None
+
+
+@app.command("spec")
+def spec(
+    ctx: typer.Context,
+    accept_layout: AcceptLayout = False,
+    out: Out = None,
+    detailed_exitcode: Detailed = False,
+) -> int:
+    """Plan what leads from the cluster to cluster.yaml: nodes that come, go, or take another's place."""
+    from iotctl.execute.convergence import spec_plan
 
     session = session_of(ctx)
-    plans, extra = spec_plans(session, allow_remove=True)
-    if not plans:
-        session.output.emit("plan", empty_plan(session), lambda: ["cluster.yaml and the cluster agree"])
-        return 0
-    first, *rest = plans
-    code = show_plan(session, first, out=None, detailed=False)
-    for other in rest:
-        session.output.note(f"after that: {other.kind} {', '.join(s.node for s in other.steps)}")
-    if extra:
-        session.output.note(f"not in cluster.yaml (apply needs --allow-remove): {', '.join(extra)}")
+    made, _ = spec_plan(session.cluster, session.source, allow_remove=True, accept_layout=accept_layout)
+    code = show_plan(session, made, out=out, detailed=detailed_exitcode)
+    if made.leaving:
+        session.output.note(f"{', '.join(made.leaving)} would go, with `iotctl apply --allow-remove` only")
     return code
 
 
@@ -48,6 +51,7 @@ def add_node(
     ctx: typer.Context,
     names: Nodes,
     after: Annotated[str | None, typer.Option(help="The ring neighbour to stand behind.")] = None,
+    accept_layout: AcceptLayout = False,
     rate: Rate = "auto",
     out: Out = None,
     detailed_exitcode: Detailed = False,
@@ -59,14 +63,15 @@ def add_node(
 
     session = session_of(ctx)
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
-    weights = {n.name: n.weight for n in session.source.file.nodes}
-    return show_plan(session, make_add(facts, names, after, weights), out=out, detailed=detailed_exitcode)
+    made = make_add(facts, names, after, accept_layout=accept_layout)
+    return show_plan(session, made, out=out, detailed=detailed_exitcode)
 
 
 @app.command("remove-node")
 def remove_node(
     ctx: typer.Context,
     names: Nodes,
+    accept_layout: AcceptLayout = False,
     rate: Rate = "auto",
     out: Out = None,
     detailed_exitcode: Detailed = False,
@@ -78,7 +83,8 @@ def remove_node(
 
     session = session_of(ctx)
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
-    return show_plan(session, make_remove(facts, names), out=out, detailed=detailed_exitcode)
+    made = make_remove(facts, names, accept_layout=accept_layout)
+    return show_plan(session, made, out=out, detailed=detailed_exitcode)
 
 
 @app.command("replace-node")
@@ -86,6 +92,7 @@ def replace_node(
     ctx: typer.Context,
     old: Annotated[str, typer.Argument(metavar="OLD", help="Who leaves.")],
     new: Annotated[str, typer.Argument(metavar="NEW", help="Who takes its place.")],
+    accept_layout: AcceptLayout = False,
     rate: Rate = "auto",
     out: Out = None,
     detailed_exitcode: Detailed = False,
@@ -97,7 +104,8 @@ def replace_node(
 
     session = session_of(ctx)
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
-    return show_plan(session, make_replace(facts, old, new), out=out, detailed=detailed_exitcode)
+    made = make_replace(facts, old, new, accept_layout=accept_layout)
+    return show_plan(session, made, out=out, detailed=detailed_exitcode)
 
 
 @app.command("rebalance")
@@ -141,9 +149,11 @@ def rebalance(
 
 
 def _why_empty(plan: Plan) -> str:
-    """What an empty plan to rebalance says."""
+    """What an empty plan says."""
     from nodeagent.partition.loads import EVEN
 
+    if plan.kind != "rebalance":
+        return "cluster.yaml and the cluster have the same nodes"
     ratio = plan.summary.max_over_mean_after
     if plan.strategy == "slots":
         return "nothing to move: the slots are even"
@@ -182,18 +192,6 @@ def show_plan(session: Session, plan: Plan, *, out: str | None, detailed: bool) 
     return Exit.PENDING if detailed and plan.has_changes else Exit.DONE
 
 
-def empty_plan(session: Session) -> Plan:
-    """A plan that changes nothing, with today's table and loads."""
-    import msgspec
-
-    from iotctl.execute.facts import plan_facts
-    from iotctl.plan.make import make_add
-
-    facts, _ = plan_facts(session.cluster, session.source)
-    # Adding nobody is refused and therefore plans nothing; here it is not a failure.
-    return msgspec.structs.replace(make_add(facts, []), kind="none", refusals=())
-
-
 def load_plan(path: Path) -> Plan:
     """Raises `InputProblem` when the file is no plan."""
     from iotctl.errors import InputProblem
@@ -211,5 +209,5 @@ def load_plan(path: Path) -> Plan:
 def _emit(session: Session, plan: Plan) -> None:
     from iotctl.cli import views
 
-    empty = [] if plan.kind != "rebalance" or plan.has_changes else [_why_empty(plan)]
+    empty = [] if plan.has_changes else [_why_empty(plan)]
     session.output.emit("plan", plan, lambda: [*empty, *views.plan_tables(plan)])

@@ -92,13 +92,21 @@ def group_table(s: ClusterStatus) -> Table:
     return Table(headers, rows, title="groups (! is down)", wide=3)
 
 
-def ring_table(r: RingView) -> Table:
+def ring_tables(r: RingView) -> list[Table | str]:
+    zoned = any(n.zone for n in r.nodes)
     rows = [
-        (n.node, " ".join(n.members), n.slots, f"{100 * n.share:.2f} %", n.weight, n.group, n.position)
+        (
+            *(n.node, *((n.zone,) if zoned else ()), " ".join(n.members), n.slots),
+            *(f"{100 * n.share:.2f} %", n.weight, n.group, n.position),
+        )
         for n in r.nodes
     ]
-    headers = ("node", "group", "slots", "share", "weight", "group id", "position")
-    return Table(headers, rows, title=f"ring, table version {r.table_version}", wide=2)
+    headers = (
+        *("node", *(("zone",) if zoned else ()), "group", "slots", "share", "weight"),
+        *("group id", "position"),
+    )
+    warned = [f"group {c.header} stops without zone {c.zone} ({', '.join(c.nodes)})" for c in r.crowded]
+    return [Table(headers, rows, title=f"ring, table version {r.table_version}", wide=2), *warned]
 
 
 def slot_tables(s: SlotsView) -> list[Table | str]:

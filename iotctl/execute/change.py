@@ -5,7 +5,7 @@ table version it was made for. Once the meta group has the operation, the agents
 waiting here only watches.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,8 @@ import msgspec
 
 from iotctl.errors import BusyProblem, RefusedProblem, UsageProblem
 from iotctl.execute.cluster import Cluster
-from iotctl.execute.facts import spec_hash, table_of
+from iotctl.execute.facts import spec_hash
+from iotctl.execute.layout import table_of
 from iotctl.execute.operations import (
     OnOperation,
     blocked_on,
@@ -275,9 +276,3 @@ def check_plan(plan: Plan) -> None:
     if plan.refusals:
         first, *rest = plan.refusals
         raise RefusedProblem(first.reason, why="; ".join(r.reason for r in rest), next=first.next)
-
-
-def wanted_changes(source: ClusterSource, ring: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(nodes to add, nodes to remove) that lead from the ring to `cluster.yaml`."""
-    listed = source.node_names
-    return [n for n in listed if n not in ring], [n for n in ring if n not in listed]

@@ -31,6 +31,7 @@ from iotctl.execute.generate import (
     generate,
     storage_group_name,
 )
+from iotctl.execute.layout import table_of
 from iotctl.execute.load import Load, Seen
 from iotctl.execute.operations import received_bytes
 from iotctl.execute.wait import wait_healthy
@@ -280,7 +281,7 @@ class Demo:
     def places(self) -> dict[tuple[str, int], str]:
         """Where the writer writes: (storage group, time) -> header, spread over all groups."""
         meta = self.cluster.meta()
-        table = facts.table_of(meta)
+        table = table_of(meta)
         out: dict[tuple[str, int], str] = {}
         for i in range(PLACES):
             group = storage_group_name(i % FLEET.storage_groups)

@@ -14,7 +14,7 @@ from iotctl.errors import RefusedProblem, Unreachable
 from iotctl.execute import credentials
 from iotctl.execute.hosts import checked
 from iotctl.execute.machines import Machines, all_or_raise, chosen, examine
-from iotctl.execute.node_settings import is_new, node_settings
+from iotctl.execute.node_settings import check_layout, is_new, node_settings
 from iotctl.fleet import deployment
 from iotctl.fleet.deployment import CONFIG, Change, Found, Wanted
 from iotctl.fleet.facts import Facts
@@ -97,11 +97,13 @@ def prepare(
     *,
     now_ms: int,
     joins: bool = False,
+    accept_layout: bool = False,
 ) -> Deployment:
     """Ask every machine and decide; nothing is changed anywhere.
 
     Args:
         joins: these nodes are about to be added to a cluster that is there.
+        accept_layout: of a new cluster, also a ring that does not meet zones or weights.
 
     Raises:
         Unreachable: a machine does not answer, so what is there is not known.
@@ -125,6 +127,8 @@ def prepare(
     seen = checked(source, picked, {n.name: facts[n.name] for n in picked})
     _check_findings(seen.findings)
 
+    if is_new(existing) and not accept_layout:
+        check_layout(source)
     settings = node_settings(source, existing, [n.name for n in picked] if joins else ())
     authority = credentials.authority_of(source, env, found)
     wanted: dict[str, Wanted] = {}

@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from iotctl.errors import InputProblem, Unreachable
 from iotctl.execute.cluster import Cluster
-from iotctl.execute.layout import SlotsView, slot_write_rates
+from iotctl.execute.layout import SlotsView, slot_write_rates, table_of
 from iotctl.execute.status import Facts, collect, start_command
 from iotctl.plan.facts import RATE_BYTES_PER_S, ClusterFacts, NodeFacts
 from iotctl.spec.cluster import ClusterSource
@@ -25,7 +24,7 @@ from nodeagent.model.requests import (
     MetaView,
 )
 from nodeagent.partition.ranges import union
-from nodeagent.partition.ring import Ring, RingNode
+from nodeagent.partition.ring import RingNode
 from nodeagent.partition.table import PartitionTable, TableWire
 
 ASK_AT_ONCE = 8
@@ -38,18 +37,6 @@ POLL_S = 0.1
 def spec_hash(source: ClusterSource) -> str:
     """A saved plan is refused once `cluster.yaml` says something else (comments count)."""
     return hashlib.sha256(source.text.encode()).hexdigest()[:32]
-
-
-def table_of(view: MetaView) -> PartitionTable:
-    """The partition table of a meta view."""
-    by_name = {n.node: n for n in view.nodes}
-    nodes = [RingNode(n, by_name[n].position, by_name[n].weight) for n in view.ring]
-    ring = Ring(tuple(sorted(nodes, key=lambda n: n.position)))
-    owners = np.zeros(view.settings.slots, np.uint16)
-    for start, end, header in view.owners:
-        owners[start:end] = ring.index(header)
-    owners.setflags(write=False)
-    return PartitionTable(view.table_version, ring, owners)
 
 
 def plan_facts(
@@ -85,6 +72,8 @@ def plan_facts(
         spec_hash=spec_hash(source),
         write_rates=slot_write_rates(cluster, facts.statuses, view) if write_rates else {},
         members={g.header: g.members for g in view.groups if not g.dissolving},
+        zones=source.zones,
+        weights=source.weights,
         start=start_command(source, [n for n, facts_of in nodes.items() if not facts_of.live]),
     )
     return planned, view
@@ -129,6 +118,8 @@ def saved_facts(path: Path, source: ClusterSource, *, rate: int = 0) -> ClusterF
         rate_bytes_per_s=rate or RATE_BYTES_PER_S,
         spec_hash=spec_hash(source),
         write_rates=rates,
+        zones=source.zones,
+        weights=source.weights,
     )
 
 

@@ -3,9 +3,12 @@
 from collections.abc import Mapping
 
 import msgspec
+import numpy as np
 
 from iotctl.errors import RefusedProblem
 from iotctl.execute.cluster import Cluster
+from iotctl.plan.layout import Crowd, crowds
+from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import ENDED
 from nodeagent.model.requests import (
@@ -17,6 +20,8 @@ from nodeagent.model.requests import (
     PartitionsListed,
     WriteRatesReply,
 )
+from nodeagent.partition.ring import Ring, RingNode
+from nodeagent.partition.table import PartitionTable
 
 
 class RingRow(msgspec.Struct, frozen=True):
@@ -29,13 +34,17 @@ class RingRow(msgspec.Struct, frozen=True):
     members: list[str]
     slots: int
     share: float
+    zone: str = ""
 
 
 class RingView(msgspec.Struct, frozen=True):
+    """`crowded`: the groups that stop when a zone does, by cluster.yaml."""
+
     table_version: int
     replicas: int
     slots: int
     nodes: list[RingRow]
+    crowded: list[Crowd]
 
 
 class SlotRange(msgspec.Struct, frozen=True):
@@ -83,7 +92,19 @@ class SlotsView(msgspec.Struct, frozen=True):
     ring: list[RingPlace]
 
 
-def ring_of(cluster: Cluster) -> RingView:
+def table_of(view: MetaView) -> PartitionTable:
+    """The partition table of a meta view."""
+    by_name = {n.node: n for n in view.nodes}
+    nodes = [RingNode(n, by_name[n].position, by_name[n].weight) for n in view.ring]
+    ring = Ring(tuple(sorted(nodes, key=lambda n: n.position)))
+    owners = np.zeros(view.settings.slots, np.uint16)
+    for start, end, header in view.owners:
+        owners[start:end] = ring.index(header)
+    owners.setflags(write=False)
+    return PartitionTable(view.table_version, ring, owners)
+
+
+def ring_of(cluster: Cluster, source: ClusterSource) -> RingView:
     view = cluster.meta()
     owned = _owned(view)
     total = view.settings.slots
@@ -101,9 +122,12 @@ def ring_of(cluster: Cluster) -> RingView:
                 members=list(group.members) if group else [],
                 slots=owned.get(node, 0),
                 share=round(owned.get(node, 0) / total, 4),
+                zone=source.zones.get(node, ""),
             )
         )
-    return RingView(view.table_version, view.settings.replicas, total, rows)
+    replicas = view.settings.replicas
+    crowded = crowds(table_of(view).ring, source.zones, replicas)
+    return RingView(view.table_version, replicas, total, rows, crowded)
 
 
 def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:

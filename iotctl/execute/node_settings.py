@@ -11,8 +11,10 @@ import msgspec
 import yaml
 
 from iotctl.errors import RefusedProblem
+from iotctl.plan.layout import objections, spread_order
 from iotctl.spec.cluster import ClusterSource, NodeEntry
 from nodeagent.model.config import ClusterSettings, Seed
+from nodeagent.partition.ring import initial_ring
 
 
 def is_new(existing: Mapping[str, str]) -> bool:
@@ -37,7 +39,7 @@ def node_settings(
     members = [n for n in source.file.nodes if n.name in told]
     if told and first is None:  # the first nodes have all been replaced
         joining = [*joining, *(n for n in existing if n not in told)]
-    seeds = _seeds(source.file.nodes, source) if first is None else first
+    seeds = _seeds(ring_order(source), source) if first is None else first
     entries = {n.name: n for n in source.file.nodes}
     found = {}
     for node, text in existing.items():
@@ -45,12 +47,35 @@ def node_settings(
             others = _seeds((n for n in members if n.name != node), source)
             wanted = _wanted(source, entries[node], None, others, joins=True)
         else:
+            _check_address(source, entries[node], told.get(node))
             wanted = _wanted(source, entries[node], told.get(node), seeds)
         present = told.get(node)
         same = present is not None and all(present.get(k) == v for k, v in wanted.items())
         kept = {k: v for k, v in (present or {}).items() if k not in wanted}
         found[node] = text if same else yaml.safe_dump({**wanted, **kept}, sort_keys=False)
     return found
+
+
+def ring_order(source: ClusterSource) -> list[NodeEntry]:
+    """The nodes of a new cluster in the order of its ring: as listed, or so that zones are kept apart."""
+    entries = {n.name: n for n in source.file.nodes}
+    order = spread_order(source.node_names, source.zones, source.file.cluster.replicas)
+    return [entries[n] for n in order]
+
+
+def check_layout(source: ClusterSource) -> None:
+    """Refuse a new cluster in which a zone or a weight is not what it seems.
+
+    Raises:
+        RefusedProblem: says which group or node.
+    """
+    nodes = ring_order(source)
+    ring = initial_ring([n.name for n in nodes], [n.weight for n in nodes])
+    for _, _, why in objections(ring, source.zones, source.file.cluster.replicas):
+        raise RefusedProblem(
+            f"no ring of these nodes meets cluster.yaml: {why}; nothing was changed",
+            next=f"correct zones and weights in {source.path}, or say --accept-layout",
+        )
 
 
 def check_ours(source: ClusterSource, existing: Mapping[str, str]) -> dict[str, dict[str, Any]]:
@@ -89,7 +114,20 @@ def _wanted(
 
 
 def _seeds(nodes: Iterable[NodeEntry], source: ClusterSource) -> list[dict[str, Any]]:
-    return [msgspec.to_builtins(Seed(n.name, n.host, source.port_of(n))) for n in nodes]
+    return [msgspec.to_builtins(Seed(n.name, n.host, source.port_of(n), n.weight)) for n in nodes]
+
+
+def _check_address(source: ClusterSource, entry: NodeEntry, present: dict[str, Any] | None) -> None:
+    if present is None:
+        return
+    there, listed = f"{present.get('host')}:{present.get('port')}", f"{entry.host}:{source.port_of(entry)}"
+    if there != listed:
+        raise RefusedProblem(
+            f"{entry.name} has the address {there}, {source.path.name} says {listed}; nothing was changed",
+            why="the other nodes know it by its address, which it keeps",
+            next=f"write {there} into {source.path}, or: iotctl cluster replace-node {entry.name} NEW",
+            where=entry.name,
+        )
 
 
 def _read(node: str, text: str) -> dict[str, Any]:

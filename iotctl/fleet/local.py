@@ -110,15 +110,22 @@ class LocalFleet:
         self.spec_path.write_text(_spec_text(settings, entries))
 
     def add(self, name: str) -> NodeEntry:
-        """Make the directory of a node that will join; repeating it gives the same node. Starts nothing."""
+        """Make the directory of a node that will join, where cluster.yaml lists it if it does.
+
+        Repeating it gives the same node. Starts nothing.
+        """
         source = self.source()
         known = self._entry(name)
         if known is not None:
             return known
         ports = free_ports(2)
         entry = NodeEntry(name=name, host=LOOPBACK, port=ports[0], http_port=ports[1])
+        for listed in source.file.nodes:
+            if listed.name == name:
+                port, http_port = source.port_of(listed), source.http_port_of(listed)
+                entry = msgspec.structs.replace(listed, port=port, http_port=http_port)
         seeds = tuple(Seed(n.name, n.host, source.port_of(n)) for n in source.file.nodes)
-        like = yaml.safe_load((self.directory / source.file.nodes[0].name / "node.yaml").read_text())
+        like = yaml.safe_load((Path(self.nodes()[0].directory) / "node.yaml").read_text())
         extra = {k: v for k, v in like.items() if k not in _OWN_KEYS}
         self._make_node(entry, seeds, source.settings(), join=True, node_settings=extra)
         return entry

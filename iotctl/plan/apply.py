@@ -11,7 +11,7 @@ from nodeagent.partition.ranges import SlotRanges, count, from_slots
 from nodeagent.partition.ring import RingNode
 from nodeagent.partition.table import PartitionTable
 
-_MAKE = "make one with `iotctl plan add-node NODE --out FILE` or `iotctl plan remove-node NODE --out FILE`"
+_MAKE = "make one, such as with `iotctl plan add-node NODE --out FILE` or `iotctl plan spec --out FILE`"
 
 
 def to_json(plan: Plan) -> str:
@@ -53,7 +53,10 @@ def _known(plan: Plan, where: str) -> Plan:
 
 def plan_again(plan: Plan) -> str:
     """The command that makes the same plan for the cluster as it is now."""
-    return " ".join(["iotctl plan", plan.kind, *(s.node for s in plan.steps if s.node), "--out FILE"])
+    if plan.from_spec:
+        return "iotctl plan spec --out FILE"
+    named = (n for s in plan.steps for n in (s.replaces, s.node) if n)
+    return " ".join(["iotctl plan", plan.kind, *named, "--out FILE"])
 
 
 def check_fresh(plan: Plan, table_version: int, spec_hash: str) -> None:

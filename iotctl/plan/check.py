@@ -1,17 +1,22 @@
 """Preconditions that can be judged before anything is asked of the cluster."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from iotctl.plan.facts import ClusterFacts
+from iotctl.plan.layout import objections
 from iotctl.plan.model import NodePeak, Refusal
 from nodeagent.model.errors import InvalidName
 from nodeagent.model.ids import NodeId, check_node_id
 from nodeagent.partition.change import Change
+from nodeagent.partition.ring import Ring
+
+LAYOUT_NEXT = {
+    "zones": "change as many nodes of every zone in one plan, or say --accept-layout",
+    "weights": "choose weights closer to each other, or say --accept-layout",
+}
 
 
-def check_add(
-    facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None, weights: Mapping[NodeId, float]
-) -> tuple[Refusal, ...]:
+def check_add(facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None) -> tuple[Refusal, ...]:
     out = list(_names(nodes))
     for node in nodes:
         if node in facts.table.ring:
@@ -22,17 +27,18 @@ def check_add(
             check_node_id(node)
         except InvalidName as error:
             out.append(Refusal("invalid_name", node, error.what, error.next_step))
-        if not 0 < weights.get(node, 1.0) < float("inf"):
+        if not 0 < facts.weights.get(node, 1.0) < float("inf"):
             out.append(Refusal("invalid_weight", node, "a weight is a number above 0", "edit cluster.yaml"))
     if after is not None and after not in facts.table.ring:
         out.append(_unknown(after))
     return tuple(out)
 
 
-def check_remove(facts: ClusterFacts, nodes: Sequence[NodeId]) -> tuple[Refusal, ...]:
+def check_remove(facts: ClusterFacts, nodes: Sequence[NodeId], comes: int = 0) -> tuple[Refusal, ...]:
+    """`comes`: so many nodes are added by the same plan."""
     out = list(_names(nodes))
     out += [_unknown(n) for n in nodes if n not in facts.table.ring]
-    left = len(facts.table.ring) - len(nodes)
+    left = len(facts.table.ring) + comes - len(nodes)
     if not out and left < max(facts.replicas, 1):
         reason = f"{left} nodes would remain, fewer than the {facts.replicas} replicas"
         out.append(Refusal("cluster_too_small", nodes[-1], reason, "iotctl cluster add-node NODE"))
@@ -43,7 +49,7 @@ def check_replace(facts: ClusterFacts, old: NodeId, new: NodeId) -> tuple[Refusa
     if new == old:
         return check_remove(facts, [old])
     unknown = () if old in facts.table.ring else (_unknown(old),)
-    return (*unknown, *check_add(facts, [new], None, {}))
+    return (*unknown, *check_add(facts, [new], None))
 
 
 def check_quorums(facts: ClusterFacts, changes: Sequence[Change]) -> Iterator[Refusal]:
@@ -75,6 +81,14 @@ def check_disks(peaks: Sequence[NodePeak]) -> Iterator[Refusal]:
         if peak.free_bytes is not None and peak.extra_bytes > peak.free_bytes:
             reason = f"node {peak.node} needs {peak.extra_bytes} more bytes and has {peak.free_bytes} free"
             yield Refusal("disk_full", peak.node, reason, "free or add disk, or plan fewer nodes at once")
+
+
+def check_layout(facts: ClusterFacts, final: Ring) -> Iterator[Refusal]:
+    """Zones and weights that the final ring does not meet, unless it meets them no better today."""
+    today = facts.table.ring
+    if final != today:
+        for code, subject, why in objections(final, facts.zones, facts.replicas, today):
+            yield Refusal(code, subject, why, LAYOUT_NEXT[code])
 
 
 def _names(nodes: Sequence[NodeId]) -> Iterator[Refusal]:

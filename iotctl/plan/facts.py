@@ -34,6 +34,10 @@ class ClusterFacts:
     members: Mapping[NodeId, tuple[NodeId, ...]] = field(default_factory=dict)
     """By header, where they are known not to be the ring's: of a group that was recovered."""
 
+    zones: Mapping[NodeId, str] = field(default_factory=dict)
+    weights: Mapping[NodeId, float] = field(default_factory=dict)
+    """What cluster.yaml says of its nodes; no zone and weight 1 where it says nothing."""
+
     start: str = ""
     """How nodes that are down are started here."""
 

@@ -11,12 +11,14 @@ import numpy as np
 from iotctl.plan.check import (
     check_add,
     check_disks,
+    check_layout,
     check_newcomers,
     check_quorums,
     check_remove,
     check_replace,
 )
 from iotctl.plan.facts import ClusterFacts
+from iotctl.plan.layout import places_apart
 from iotctl.plan.model import (
     GroupChange,
     GroupLoad,
@@ -60,37 +62,39 @@ MILLI = 1000
 STRATEGIES = ("slots", "bytes", "write-rate")
 
 ADD, REMOVE, REPLACE, REBALANCE = "add-node", "remove-node", "replace-node", "rebalance"
+SPEC, NONE = "spec", "none"
 
 
 def make_add(
-    facts: ClusterFacts,
-    nodes: Sequence[NodeId],
-    after: NodeId | None = None,
-    weights: Mapping[NodeId, float] | None = None,
+    facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None = None, *, accept_layout: bool = False
 ) -> Plan:
-    """Add nodes; without `after` each takes the ring place with the fewest copied bytes."""
-    weights = weights or {}
-    refusals = check_add(facts, nodes, after, weights)
+    """Add nodes with their weights.
+
+    Without `after` each takes the place with the fewest copied bytes among those that keep zones apart best.
+
+    Args:
+        accept_layout: plan also what ring order cannot make of zones and weights (see `layout`).
+    """
+    refusals = check_add(facts, nodes, after)
     if refusals:
         return _plan(ADD, facts, (), refusals)
-    wanted = [(n, weights.get(n, 1.0)) for n in nodes]
     try:
-        changes = plan_adds(facts.table, wanted, after, facts.replicas, facts.slot_bytes or None)
+        changes = _adding(facts, nodes, after)
     except Refused as error:
         return _plan(ADD, facts, (), (Refusal("no_place", after or "", error.what, error.next_step),))
-    return _plan(ADD, facts, changes, tuple(check_newcomers(facts, nodes)))
+    return _plan(ADD, facts, changes, tuple(check_newcomers(facts, nodes)), accept_layout=accept_layout)
 
 
-def make_remove(facts: ClusterFacts, nodes: Sequence[NodeId]) -> Plan:
+def make_remove(facts: ClusterFacts, nodes: Sequence[NodeId], *, accept_layout: bool = False) -> Plan:
     """Remove nodes, in the order given."""
     refusals = check_remove(facts, nodes)
     if refusals:
         return _plan(REMOVE, facts, (), refusals)
     changes = plan_removes(facts.table, nodes, facts.replicas, facts.slot_bytes or None)
-    return _plan(REMOVE, facts, changes, ())
+    return _plan(REMOVE, facts, changes, (), accept_layout=accept_layout)
 
 
-def make_replace(facts: ClusterFacts, old: NodeId, new: NodeId) -> Plan:
+def make_replace(facts: ClusterFacts, old: NodeId, new: NodeId, *, accept_layout: bool = False) -> Plan:
     """`new` takes the ring place, the weight and the slots of `old`.
 
     Under the same name (a machine that got a new disk) that takes two steps, a removal and an addition: a
@@ -100,9 +104,67 @@ def make_replace(facts: ClusterFacts, old: NodeId, new: NodeId) -> Plan:
     if refusals:
         return _plan(REPLACE, facts, (), refusals)
     if new == old:
-        return _plan(REPLACE, facts, _out_and_in(facts, old), ())
+        return _plan(REPLACE, facts, _out_and_in(facts, old), (), accept_layout=accept_layout)
     change = plan_replace(facts.table, old, new, facts.replicas)
-    return _plan(REPLACE, facts, (change,), tuple(check_newcomers(facts, [new])))
+    newcomers = tuple(check_newcomers(facts, [new]))
+    return _plan(REPLACE, facts, (change,), newcomers, accept_layout=accept_layout)
+
+
+def make_spec(
+    facts: ClusterFacts, comes: Sequence[NodeId], goes: Sequence[NodeId], *, accept_layout: bool = False
+) -> Plan:
+    """From the nodes there are to those cluster.yaml lists, in one plan.
+
+    Who comes takes the place of who goes where their weights agree, of its own zone first: nothing copies
+    less. The others come before that, or leave after it, so that no slot moves twice.
+    """
+    refusals = (
+        *(check_add(facts, comes, None) if comes else ()),
+        *(check_remove(facts, goes, comes=len(comes)) if goes else ()),
+    )
+    pairs = _successors(facts, comes, goes)
+    kinds = [ADD] * (len(comes) > len(pairs)) + [REPLACE] * bool(pairs) + [REMOVE] * (len(goes) > len(pairs))
+    kind = kinds[0] if len(kinds) == 1 else SPEC if kinds else NONE
+    if refusals:
+        return _plan(kind, facts, (), refusals)
+    changes = list(_adding(facts, [n for n in comes if n not in pairs.values()], None))
+    for old, new in pairs.items():
+        changes.append(plan_replace(changes[-1].new if changes else facts.table, old, new, facts.replicas))
+    left = [n for n in goes if n not in pairs]
+    if left:
+        table = changes[-1].new if changes else facts.table
+        changes += plan_removes(table, left, facts.replicas, facts.slot_bytes or None)
+    newcomers = tuple(check_newcomers(facts, comes))
+    return _plan(kind, facts, changes, newcomers, accept_layout=accept_layout)
+
+
+def _adding(facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None) -> tuple[Change, ...]:
+    """Raises `Refused` when no place is left."""
+    if not nodes:
+        return ()
+    wanted = [(n, facts.weights.get(n, 1.0)) for n in nodes]
+    places = places_apart(facts.zones, facts.table, nodes, facts.replicas) if facts.zones else None
+    return plan_adds(facts.table, wanted, after, facts.replicas, facts.slot_bytes or None, places)
+
+
+def _successors(facts: ClusterFacts, comes: Sequence[NodeId], goes: Sequence[NodeId]) -> dict[NodeId, NodeId]:
+    """Who goes -> who takes its place."""
+    now = {n.node: n.weight for n in facts.table.ring.nodes}
+    found: dict[NodeId, NodeId] = {}
+    for same_zone in (True, False):
+        for old in goes:
+            fits = (
+                new
+                for new in comes
+                if old not in found
+                and new not in found.values()
+                and facts.weights.get(new, 1.0) == now[old]
+                and (not same_zone or facts.zones.get(new) == facts.zones.get(old))
+            )
+            new = next(fits, None)
+            if new is not None:
+                found[old] = new
+    return found
 
 
 def _out_and_in(facts: ClusterFacts, node: NodeId) -> tuple[Change, ...]:
@@ -162,8 +224,17 @@ def _group_loads(facts: ClusterFacts, final: PartitionTable) -> tuple[GroupLoad,
     )
 
 
-def _plan(kind: str, facts: ClusterFacts, changes: Sequence[Change], refusals: tuple[Refusal, ...]) -> Plan:
+def _plan(
+    kind: str,
+    facts: ClusterFacts,
+    changes: Sequence[Change],
+    refusals: tuple[Refusal, ...],
+    *,
+    accept_layout: bool = False,
+) -> Plan:
     sizes = bytes_array(facts.slot_bytes, facts.table.slots)
+    if changes and not accept_layout:
+        refusals += tuple(check_layout(facts, changes[-1].new.ring))
     if changes:
         costs = [copy_cost(c, sizes) for c in changes]
         summary = _summary(facts, changes, costs, sizes)

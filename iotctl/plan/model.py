@@ -135,11 +135,22 @@ class Step(msgspec.Struct, frozen=True):
     """replace: whose place on the ring `node` takes."""
 
 
+class Difference(msgspec.Struct, frozen=True):
+    """cluster.yaml says `wanted` of what is kept for ever; `node` "" is the cluster itself."""
+
+    node: str
+    what: str
+    present: str
+    wanted: str
+    next: str
+
+
 class Plan(msgspec.Struct, frozen=True):
     """Invariant: with a refusal there is no move, no group change and no step."""
 
     kind: str
-    """`add-node`, `remove-node`, `replace-node` or `rebalance`."""
+    """`add-node`, `remove-node`, `replace-node` or `rebalance`; `spec` when cluster.yaml asks for several of
+    them, `none` when it asks for nothing."""
 
     table_version: int
     spec_hash: str
@@ -158,6 +169,18 @@ class Plan(msgspec.Struct, frozen=True):
     group_loads: tuple[GroupLoad, ...] = ()
     """Of a rebalance: every group, in ring order."""
 
+    from_spec: bool = False
+    """Made from cluster.yaml; it removes nodes only when `apply` is told so."""
+
+    differences: tuple[Difference, ...] = ()
+    """Of a plan from cluster.yaml: what no plan brings about."""
+
     @property
     def has_changes(self) -> bool:
         return bool(self.steps)
+
+    @property
+    def leaving(self) -> list[str]:
+        """Who is not in the cluster any more after it, in order."""
+        gone = [s.replaces or s.node for s in self.steps if s.kind in ("remove", "replace")]
+        return [n for n in gone if n not in {s.node for s in self.steps if s.kind == "add"}]

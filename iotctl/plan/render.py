@@ -22,9 +22,11 @@ def render(plan: Plan) -> tuple[Rows, ...]:
         return (refusals(plan),)
     if plan.kind == "rebalance" and not plan.has_changes:
         return tuple(t for t in (group_loads(plan), hot_slots(plan)) if t.rows)
+    if plan.kind == "none":
+        return tuple(t for t in (differences(plan),) if t.rows)
     tables = (
         *(steps(plan), summary(plan), nodes(plan), groups(plan), group_loads(plan)),
-        *(flows(plan), hot_slots(plan)),
+        *(flows(plan), hot_slots(plan), differences(plan)),
     )
     return tuple(t for t in tables if t.rows)
 
@@ -52,10 +54,10 @@ def summary(plan: Plan) -> Rows:
 
 def steps(plan: Plan) -> Rows:
     rows = tuple(
-        (i + 1, s.kind, s.node or None, s.after or None, s.slots, s.bytes_copied)
+        (i + 1, s.kind, s.node or None, s.replaces or None, s.after or None, s.slots, s.bytes_copied)
         for i, s in enumerate(plan.steps)
     )
-    return Rows("steps", ("step", "kind", "node", "after", "slots", "bytes_copied"), rows)
+    return Rows("steps", ("step", "kind", "node", "for", "after", "slots", "bytes_copied"), rows)
 
 
 def nodes(plan: Plan) -> Rows:
@@ -132,6 +134,11 @@ def hot_slots(plan: Plan) -> Rows:
     columns = ("slot", "group", "bytes", "of_group", "bytes_per_s", "of_group_written")
     advice = f": {plan.hot_slots[0].advice}" if rows else ""
     return Rows(f"hot slots{advice}", columns, rows)
+
+
+def differences(plan: Plan) -> Rows:
+    rows = tuple((d.node or None, d.what, d.present, d.wanted, d.next) for d in plan.differences)
+    return Rows("not changed by any plan", ("node", "what", "in the cluster", "cluster.yaml", "next"), rows)
 
 
 def refusals(plan: Plan) -> Rows:

@@ -109,6 +109,14 @@ class ClusterSource(msgspec.Struct, frozen=True):
     def node_names(self) -> tuple[str, ...]:
         return tuple(n.name for n in self.file.nodes)
 
+    @property
+    def zones(self) -> dict[str, str]:
+        return {n.name: n.zone for n in self.file.nodes if n.zone}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return {n.name: n.weight for n in self.file.nodes}
+
     def settings(self) -> ClusterSettings:
         section = self.file.cluster
         return ClusterSettings(

@@ -221,16 +221,16 @@ def _best_place(
 
     Which slots move does not depend on the place, so only what depends on it is summed (`place_bytes`).
     """
-    ring = table.ring
+    ring, nodes = table.ring, table.ring.names
     cost = [0] * len(ring)
     if sizes is not None and replicas <= len(ring):
         pairs = _pair_bytes(table, due, final, names, sizes)
         cost = place_bytes(ring, _kept_bytes(table, due, sizes), pairs, node, replicas)
-    open_places = [i for i in map(ring.index, allowed) if gap_after(ring, ring.names[i]) >= 2]
+    open_places = [i for i in map(ring.index, allowed) if gap_after(ring, nodes[i]) >= 2]
     if not open_places:
         raise Refused("no ring position is left", next_step="rebuild the cluster with spread positions")
-    best = min(open_places, key=lambda i: (cost[i], -gap_after(ring, ring.names[i]), i))
-    return ring.names[best]
+    best = min(open_places, key=lambda i: (cost[i], -gap_after(ring, nodes[i]), i))
+    return nodes[best]
 
 
 def _kept_bytes(table: PartitionTable, due: OwnerIndex, sizes: ByteArray) -> list[int]:

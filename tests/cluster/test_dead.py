@@ -1,5 +1,6 @@
 """Nodes that die for good, in the middle of a change and outside one, and a node that is replaced."""
 
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ import pytest
 
 from iotctl.execute.change import SILENT_MS
 from iotctl.execute.operations import steer
+from iotctl.fleet.local import free_ports
 from nodeagent.model.operation import Stage
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import World, until
@@ -77,13 +79,20 @@ def test_what_returns_of_a_dead_node_is_not_heard(world: World) -> None:
     assert world.members() == before and world.status().healthy
 
 
-def test_a_node_takes_the_place_of_another(world: World) -> None:
+def test_a_node_that_is_listed_instead_of_another_takes_its_place(world: World) -> None:
     ring = world.cluster.meta().ring
     slots = {n.id: n.slots for n in world.status().nodes}
     old = next(n for n in ring if n != "node6")
-    said = world.iotctl("cluster", "replace-node", old, "node7", "--yes")
+    spec, ports = world.fleet.spec_path, free_ports(2)
+    place = f"host: 127.0.0.1, port: {ports[0]}, http_port: {ports[1]}"
+    spec.write_text(re.sub(rf"\{{name: {old}, .*\}}", f"{{name: node7, {place}}}", spec.read_text(), count=1))
+    refused = world.iotctl("apply", "--no-input", "--allow-remove")
+    assert refused.code == 5 and world.cluster.meta().ring == ring
+    said = world.iotctl("apply", "--allow-remove", "--yes")
     assert said.code == 0, said.err
     world.reconnect()
+    again = world.iotctl("apply", "--allow-remove", "--yes")
+    assert again.code == 0 and "no changes" in again.out
     assert world.cluster.meta().ring == tuple("node7" if n == old else n for n in ring)
     assert {n.id: n.slots for n in world.status().nodes} == {
         "node7" if n == old else n: count for n, count in slots.items()

@@ -35,6 +35,8 @@ SPARE = "node4"
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
     with machines(tmp_path_factory.mktemp("plant"), NODES, (SPARE,)) as made:
+        spec = made.directory / "cluster.yaml"
+        spec.write_text(spec.read_text().replace("name: node2,", "name: node2, weight: 2,"))
         yield made
 
 
@@ -58,6 +60,16 @@ def test_one_command_makes_a_healthy_cluster(plant: Plant) -> None:
     status = plant.json("cluster", "status")
     assert status["healthy"] and [n["id"] for n in status["nodes"]] == list(NODES)
     assert all(n["reachable"] for n in status["nodes"])
+
+
+def test_the_heavier_node_heads_twice_the_slots(plant: Plant) -> None:
+    ring = plant.json("cluster", "ring")["nodes"]
+    assert {n["node"]: (n["weight"], n["slots"]) for n in ring} == {
+        "node1": (1.0, 2500),
+        "node2": (2.0, 5000),
+        "node3": (1.0, 2500),
+    }
+    assert plant.json("plan")["kind"] == "none"
 
 
 def test_secrets_are_for_their_owner_alone(plant: Plant) -> None:

@@ -187,6 +187,77 @@ def test_apply_twice_changes_nothing_and_never_removes_by_itself(spec: Path) -> 
     assert [c.node for c in cluster.begun] == ["node3"]
 
 
+NODE3 = "  - {name: node3, host: 127.0.0.1, port: 7003}\n"
+NODE6 = "  - {name: node6, host: 127.0.0.1, port: 7006}\n"
+
+
+def test_a_node_that_is_listed_instead_of_another_takes_its_place(spec: Path) -> None:
+    """One step that copies what node3 held, and never without --allow-remove: the line may be a slip."""
+    (spec / "cluster.yaml").write_text(SPEC.replace(NODE3, NODE6))
+    cluster = FakeCluster()
+    saved = iotctl(spec, "plan", "spec", "--out", "p.yaml", "-o", "json", cluster=cluster)
+    assert saved.code == 0 and "node3 would go" in saved.err, saved.err
+    plan = json.loads(saved.out)
+    assert [(s["kind"], s["node"], s["replaces"]) for s in plan["steps"]] == [("replace", "node6", "node3")]
+    assert (plan["kind"], plan["summary"]["slots_moved"]) == ("replace-node", 20)
+    done = iotctl(spec, "apply", "p.yaml", "--yes", cluster=cluster)
+    assert done.code == Exit.REFUSED and "the plan removes node3; nothing was changed" in done.err
+    assert "iotctl apply p.yaml --allow-remove" in done.err and not cluster.begun
+    alone = iotctl(spec, "apply", "--dry-run", "-o", "json", cluster=cluster)
+    assert [(s["kind"], s["node"]) for s in json.loads(alone.out)["steps"]] == [("add", "node6")]
+    assert "left alone without --allow-remove: node3" in alone.err
+
+
+def test_nodes_that_come_and_go_are_one_plan_in_which_no_slot_moves_twice(spec: Path) -> None:
+    """The heavier one cannot take the place of another, so it comes before node3 leaves."""
+    heavy = NODE6.replace("}", ", weight: 2}")
+    more = heavy.replace("node6", "node7").replace("7006", "7007").replace(", weight: 2", "")
+    (spec / "cluster.yaml").write_text(SPEC.replace(NODE3, "") + heavy + more)
+    plan = json.loads(iotctl(spec, "plan", "-o", "json", cluster=FakeCluster()).out)
+    assert [(s["kind"], s["node"]) for s in plan["steps"]] == [("add", "node6"), ("replace", "node7")]
+    assert plan["kind"] == "spec" and plan["steps"][0]["weight"] == 2
+    assert len({m["slot"] for m in plan["moves"]}) == len(plan["moves"])
+    after = {n["node"]: n["slots"] for n in plan["summary"]["after"]}
+    assert "node3" not in after and abs(after["node6"] - 2 * after["node7"]) <= 2
+
+
+def test_what_no_plan_brings_about_is_said(spec: Path) -> None:
+    """Addresses, weights and the settings a cluster was made with."""
+    text = (
+        SPEC.replace("slots: 100", "slots: 200")
+        .replace("7002}", "7009}")
+        .replace("7004}", "7004, weight: 2}")
+    )
+    (spec / "cluster.yaml").write_text(text)
+    shown = iotctl(spec, "plan", cluster=FakeCluster())
+    assert shown.code == 0 and "have the same nodes" in shown.out and "127.0.0.1:7009" in shown.out
+    plan = json.loads(iotctl(spec, "plan", "-o", "json", cluster=FakeCluster()).out)
+    assert [(d["node"], d["what"], d["present"], d["wanted"]) for d in plan["differences"]] == [
+        ("", "slots", "100", "200"),
+        ("node2", "address", "127.0.0.1:7002", "127.0.0.1:7009"),
+        ("node4", "weight", "1", "2"),
+    ]
+    done = iotctl(spec, "apply", "--yes", cluster=FakeCluster())
+    assert done.code == 0 and "node4: weight stays 1, cluster.yaml says 2" in done.err
+
+
+def test_zones_are_kept_apart_or_the_plan_is_refused(spec: Path) -> None:
+    zones = SPEC
+    for i, zone in enumerate("abcab", 1):
+        zones = zones.replace(f"700{i}}}", f"700{i}, zone: {zone}}}")
+    for zone, code in (("c", Exit.DONE), ("b", Exit.REFUSED)):
+        (spec / "cluster.yaml").write_text(zones + NODE6.replace("}", f", zone: {zone}}}"))
+        assert iotctl(spec, "plan", "add-node", "node6", cluster=FakeCluster()).code == code
+    shown = iotctl(spec, "cluster", "ring", cluster=FakeCluster())
+    assert "group node4 stops without zone a (node4, node1)" in shown.out
+    cluster = FakeCluster()
+    refused = iotctl(spec, "cluster", "remove-node", "node3", "--yes", cluster=cluster)
+    assert refused.code == Exit.REFUSED and "too many members in one zone" in refused.err
+    assert not cluster.begun
+    taken = iotctl(spec, "cluster", "remove-node", "node3", "--yes", "--accept-layout", cluster=cluster)
+    assert taken.code == 0 and [c.node for c in cluster.begun] == ["node3"]
+
+
 def test_several_nodes_are_removed_one_after_the_other(spec: Path) -> None:
     """Each step carries the table version after the one before; --no-wait cannot do that."""
     (spec / "cluster.yaml").write_text(SPEC.replace("replicas: 3", "replicas: 3"))

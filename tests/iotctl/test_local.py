@@ -14,7 +14,8 @@ import yaml
 
 from iotctl.errors import BusyProblem, Exit, RefusedProblem
 from iotctl.execute.change import ChangeRequest, execute
-from iotctl.execute.facts import spec_hash, table_of
+from iotctl.execute.facts import spec_hash
+from iotctl.execute.layout import table_of
 from iotctl.execute.provision import LocalProvisioner, Probe
 from iotctl.fleet import process
 from iotctl.fleet.local import MARKER, LocalFleet
@@ -182,6 +183,17 @@ def test_an_added_node_joins(fleet: LocalFleet) -> None:
     assert fleet.source().node_names == ("node1", "node2", "node3"), "the spec changes with the cluster"
     assert fleet.start() == ["node1", "node2", "node3"], "a node outside the spec starts only when named"
     assert fleet.start(["node4"]) == ["node4"]
+
+
+def test_a_listed_node_is_made_where_it_is_listed(fleet: LocalFleet) -> None:
+    """First of all: `apply` brings in what the operator wrote, with its port."""
+    text = fleet.spec_path.read_text()
+    line = "nodes:\n  - {name: node0, host: 127.0.0.1, port: 19123, http_port: 19124, weight: 2}"
+    fleet.spec_path.write_text(text.replace("nodes:", line))
+    entry = fleet.add("node0")
+    config = yaml.safe_load((fleet.directory / "node0" / "node.yaml").read_text())
+    assert (config["port"], config["http_port"], entry.weight) == (19123, 19124, 2)
+    assert config["join"] and config["idle_close_ms"] == 500
 
 
 def test_a_retired_node_is_put_aside(fleet: LocalFleet) -> None:

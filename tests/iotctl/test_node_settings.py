@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from iotctl.errors import RefusedProblem
-from iotctl.execute.node_settings import node_settings
+from iotctl.execute.node_settings import check_layout, node_settings
 from iotctl.spec.cluster import ClusterSource, load_cluster
 from nodeagent.runtime.config import parse_config
 
@@ -77,8 +77,45 @@ def test_what_the_operator_tuned_stays(tmp_path: Path) -> None:
     first = node_settings(spec, {"a": "", "b": "", "c": ""})
     tuned = "# mine\n" + first["a"] + "idle_close_ms: 5\n"
     assert node_settings(spec, {**first, "a": tuned})["a"] == tuned
-    moved = node_settings(source(tmp_path, "x", "a", "b", "c"), {**first, "a": tuned, "x": ""})
-    assert yaml.safe_load(moved["a"])["idle_close_ms"] == 5 and "10.0.0.2" in moved["a"]
+    head = HEAD.replace("nodes:", "defaults: {http_port: 9999}\nnodes:")
+    moved = node_settings(source(tmp_path, "a", "b", "c", head=head), {**first, "a": tuned})
+    assert yaml.safe_load(moved["a"])["idle_close_ms"] == 5 and "http_port: 9999" in moved["a"]
+
+
+def test_a_node_keeps_its_address(tmp_path: Path) -> None:
+    """The others find it by the one it came with: started under another it would be lost to them."""
+    first = node_settings(source(tmp_path, "a", "b", "c"), {"a": "", "b": "", "c": ""})
+    with pytest.raises(RefusedProblem) as caught:
+        node_settings(source(tmp_path, "x", "a", "b", "c"), {**first, "x": ""})
+    assert "a has the address 10.0.0.1:9003, cluster.yaml says 10.0.0.2:9003" in caught.value.what
+    assert caught.value.next.endswith("iotctl cluster replace-node a NEW")
+
+
+def test_first_nodes_have_weights_and_stand_so_that_zones_are_apart(tmp_path: Path) -> None:
+    names = ("a1", "a2", "b1", "b2", "c1", "c2")
+    spec = zoned(tmp_path, *names, more=", weight: 2")
+    check_layout(spec)
+    found = settings(spec, dict.fromkeys(names, ""))
+    order = [s["node"] for s in found["a1"]["seeds"]]
+    assert [n[0] for n in order] == list("abcabc") and sorted(order) == sorted(names)
+    assert all(s["weight"] == 2 for s in found["a1"]["seeds"])
+    kept = zoned(tmp_path, "b1", "c1", "a1", "b2", "c2", "a2")
+    assert [s["node"] for s in settings(kept, {"a1": ""})["a1"]["seeds"]] == list(kept.node_names)
+
+
+def test_a_new_cluster_whose_zones_no_ring_keeps_apart_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RefusedProblem) as caught:
+        check_layout(zoned(tmp_path, "a1", "a2", "b1", "b2", "c1"))
+    assert "too many members in one zone" in caught.value.what and "nothing was changed" in caught.value.what
+    assert "--accept-layout" in caught.value.next
+    check_layout(zoned(tmp_path, "a1", "a2", "b1", "b2"))  # with two zones a group has its share of each
+
+
+def zoned(directory: Path, *names: str, more: str = "") -> ClusterSource:
+    """Nodes whose zones are the first letters of their names."""
+    lines = [f"  - {{name: {n}, host: 10.0.0.{i}, zone: {n[0]}{more}}}\n" for i, n in enumerate(names, 1)]
+    (directory / "cluster.yaml").write_text(HEAD + "".join(lines))
+    return load_cluster(directory / "cluster.yaml")
 
 
 @pytest.mark.parametrize(

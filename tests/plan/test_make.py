@@ -99,7 +99,7 @@ def test_refused_plans_say_why_and_move_nothing() -> None:
         ("node_exists", "n1"): make_add(facts, ["n1"]),
         ("unknown_node", "n9"): make_add(facts, ["n6"], after="n9"),
         ("invalid_name", "N 6"): make_add(facts, ["N 6"]),
-        ("invalid_weight", "n6"): make_add(facts, ["n6"], weights={"n6": 0.0}),
+        ("invalid_weight", "n6"): make_add(replace(facts, weights={"n6": 0.0}), ["n6"]),
         ("named_twice", "n6"): make_add(facts, ["n6", "n6"]),
         ("no_node", ""): make_remove(facts, []),
         ("unknown_node", "n8"): make_remove(facts, ["n8"]),
