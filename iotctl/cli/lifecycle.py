@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from iotctl.execute.deploy import Deployment, DeployPlan
     from iotctl.execute.destroy import Doomed
     from iotctl.execute.machines import Machines
-    from iotctl.execute.rolling import Rolled
+    from iotctl.execute.rolling import Rolled, Waves
     from iotctl.fleet.local import LocalFleet
     from iotctl.output.progress import Progress
     from iotctl.output.table import Table
@@ -130,10 +130,17 @@ def start(ctx: typer.Context, nodes: Names = None) -> None:
     session.output.note("next: iotctl cluster wait --for healthy")
 
 
-def stop(ctx: typer.Context, nodes: Names = None, older_than: OlderThan = None, yes: Yes = False) -> None:
+def stop(
+    ctx: typer.Context,
+    nodes: Names = None,
+    older_than: OlderThan = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+) -> None:
     """Stop agents: all of them, or those named while every group keeps its quorum without them."""
     from iotctl.errors import RefusedProblem
     from iotctl.execute.agents import agents_of
+    from iotctl.execute.rolling import Waves
     from iotctl.execute.stopping import ok_to_stop
 
     session = session_of(ctx)
@@ -153,6 +160,9 @@ def stop(ctx: typer.Context, nodes: Names = None, older_than: OlderThan = None, 
                 next=f"iotctl cluster ok-to-stop {' '.join(names)}",
             )
     what = f"all {len(names)} nodes; the cluster is down then" if whole else ", ".join(names)
+    if dry_run:
+        session.output.emit("cluster-waves", Waves([names], [], ""), lambda: [f"would stop {what}"])
+        return
     session.confirm(f"stop {what} ({session.source.name})?", yes=yes)
     with _machines(session) as machines:
         ended = agents_of(session.source, machines).stop(names)
@@ -165,6 +175,7 @@ def restart(
     nodes: Names = None,
     older_than: OlderThan = None,
     at_once: AtOnce = 1,
+    dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
     """Restart agents one after the other, each once every group can do without it. Leaders move off first."""
@@ -174,6 +185,9 @@ def restart(
         members = {n.node for n in session.cluster.meta().nodes}
         names = [n for n in session.source.node_names if n in members]
     names = _long_running(session, names, older_than)
+    if dry_run:
+        _emit_waves(session, names, at_once)
+        return
     if not names:
         _emit_rolled(session, None)
         return
@@ -198,6 +212,7 @@ def upgrade(
 ) -> int:
     """Bring this machine's version and cluster.yaml's settings to running nodes, restarted one by one."""
     from iotctl.execute import deploy as deploying
+    from iotctl.execute.rolling import plan_waves
 
     session = session_of(ctx)
     if session.fleet is not None:
@@ -209,6 +224,8 @@ def upgrade(
         behind = todo.plan.is_behind
         if dry_run:
             session.output.emit("cluster-deploy-plan", todo.plan, lambda: _plan_tables(todo.plan))
+            for line in _wave_lines(plan_waves(session.cluster, behind, at_once)) if behind else ():
+                session.output.note(line)
             return 0
         if not behind and not todo.plan.has_changes:
             session.output.note(f"every node runs {todo.plan.version} with its settings")
@@ -447,6 +464,20 @@ def _emit_rolled(session: Session, rolled: Rolled | None) -> None:
     session.output.emit("cluster-rolled", done, lambda: [said])
     for node in done.draining:
         session.output.warn(f"{node} was draining before and still is: iotctl cluster undrain {node}")
+
+
+def _emit_waves(session: Session, names: list[str], at_once: int) -> None:
+    from iotctl.execute.rolling import Waves, plan_waves
+
+    found = plan_waves(session.cluster, names, at_once) if names else Waves([], [], "")
+    session.output.emit("cluster-waves", found, lambda: _wave_lines(found) or ["nothing would be restarted"])
+
+
+def _wave_lines(found: Waves) -> list[str]:
+    lines = [f"{i}. restart {', '.join(wave)}" for i, wave in enumerate(found.waves, 1)]
+    if found.blocked:
+        lines.append(f"not as the cluster is now: {', '.join(found.blocked)} ({found.why})")
+    return lines
 
 
 def _step(progress: Progress, phase: str, done: int, total: int) -> None:

@@ -22,7 +22,7 @@ from iotctl.execute.layout import RingView, SlotsView
 from iotctl.execute.lock import Unlocked
 from iotctl.execute.operations import Operations
 from iotctl.execute.recover import Recovery
-from iotctl.execute.rolling import Rolled
+from iotctl.execute.rolling import Rolled, Waves
 from iotctl.execute.status import ClusterStatus, GroupRow, MetaRow, NodeRow
 from iotctl.execute.stopping import OkToStop
 from iotctl.fleet.local import FleetNode
@@ -154,6 +154,7 @@ BODIES: dict[str, Any] = {
     "cluster-slots": SlotsView,
     "cluster-status": ClusterStatus,
     "cluster-trust": Enrolment,
+    "cluster-waves": Waves,
     "data-count": DataCount,
     "data-export": DataExport,
     "data-import": ImportReport,

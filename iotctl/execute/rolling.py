@@ -13,7 +13,7 @@ from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
 from iotctl.execute.agents import Agents
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.draining import set_draining
-from iotctl.execute.status import collect
+from iotctl.execute.status import Facts, collect
 from iotctl.execute.stopping import OkToStop, decide, ok_to_stop
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.requests import NodeStatus
@@ -37,6 +37,31 @@ class Rolled(msgspec.Struct, frozen=True):
     restarted: list[str]
     order: list[list[str]]
     draining: list[str] = []
+
+
+class Waves(msgspec.Struct, frozen=True):
+    """A roll as it would go while the cluster stays as it is: `waves` stop one after the other, `blocked` not
+    at all, for `why`."""
+
+    waves: list[list[str]]
+    blocked: list[str]
+    why: str
+
+
+def plan_waves(cluster: Cluster, names: Sequence[str], at_once: int) -> Waves:
+    """What `rolling` would do, by the same gate; nothing is stopped.
+
+    Raises:
+        Unreachable: no agent tells which groups there are.
+    """
+    facts = collect(cluster)
+    known = {n.node for n in facts.view.nodes} if facts.view else set()
+    waves = [[n] for n in names if n not in known]
+    left = [n for n in names if n in known]
+    while left and (batch := _next(facts, left, at_once)):
+        waves.append(batch)
+        left = [n for n in left if n not in batch]
+    return Waves(waves, left, _unsafe(decide(facts, left[:1], now_ms=0), left[0]).why if left else "")
 
 
 def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int, *, now_ms: int) -> list[str]:
@@ -133,13 +158,16 @@ def _gate(
     """
     deadline = clock() + gate_s
     while True:
-        facts = collect(cluster)
-        batch = decide(facts, left, now_ms=0).may_stop[:at_once]
-        if batch and decide(facts, batch, now_ms=0).ok:
+        if batch := _next(facts := collect(cluster), left, at_once):
             return batch
         if clock() >= deadline:
             raise _unsafe(decide(facts, left[:1], now_ms=0), left[0])
         sleep(POLL_S)
+
+
+def _next(facts: Facts, left: Sequence[str], at_once: int) -> list[str]:
+    batch = decide(facts, left, now_ms=0).may_stop[:at_once]
+    return batch if batch and decide(facts, batch, now_ms=0).ok else []
 
 
 def _wait_still(

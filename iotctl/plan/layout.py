@@ -60,7 +60,8 @@ def places_apart(zones: Zones, table: PartitionTable, newcomers: Sequence[NodeId
     def places(ring: Ring, node: NodeId) -> list[NodeId]:
         names, line = ring.names, [zones.get(n, "") for n in ring.names]
         excess = [_excess_at(line, p, zones.get(node, ""), replicas, allowed) for p in range(len(names))]
-        least = [p for p, e in enumerate(excess) if e == min(excess)]
+        fewest = min(excess)
+        least = [p for p, e in enumerate(excess) if e == fewest]
         if crowds(ring, zones, replicas, allowed):
             beside = [p for p in least if {names[p], names[(p + 1) % len(names)]} & {*newcomers}]
             least = beside or least

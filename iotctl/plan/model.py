@@ -89,6 +89,9 @@ class Summary(msgspec.Struct, frozen=True):
 
     rate_bytes_per_s: int
     nonempty_slots_moved: int
+    free_placement_bytes: int = 0
+    """Fewest that would be copied if groups did not follow from the ring, for the same share on each node."""
+
     max_over_mean_before: float | None = None
     max_over_mean_after: float | None = None
 

@@ -40,6 +40,7 @@ def summary(plan: Plan) -> Rows:
             ("slots moved", s.slots_moved, s.lower_bound_slots),
             ("non-empty slots moved", s.nonempty_slots_moved, None),
             ("bytes copied", s.bytes_copied, s.lower_bound_bytes),
+            ("bytes placed freely", None, s.free_placement_bytes),
             ("max - min before", s.max_minus_min_before, None),
             ("max - min after", s.max_minus_min_after, None),
             *(

@@ -127,7 +127,10 @@ def test_a_rolling_restart_loses_no_write(plant: Plant) -> None:
     load = Load(plant.connect, TABLE, TAG, places, 0.01)
     load.start()
     try:
+        waves = plant.json("cluster", "restart", "--dry-run")["waves"]
+        assert plant.pids() == old
         done = plant.json("cluster", "restart", "--yes")
+        assert done["order"] == waves
     finally:
         seen = load.stop()
     assert done["restarted"] == list(NODES) and [len(b) for b in done["order"]] == [1, 1, 1]

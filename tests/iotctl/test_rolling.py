@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from iotctl.errors import BusyProblem, Partly, RefusedProblem
-from iotctl.execute.rolling import Rolled, rolling
+from iotctl.execute.rolling import Rolled, plan_waves, rolling
 from nodeagent.model.requests import NodeStatus, Reply, Request
 from tests.iotctl.fakes import FakeCluster
 
@@ -90,6 +90,22 @@ def test_what_may_stop_together_does() -> None:
     agents = FakeAgents(FakeCluster(names=[f"node{i}" for i in range(1, 10)]))
     done = roll(agents, agents.cluster.names, at_once=5)
     assert agents.most_down > 1 and sorted(done.restarted) == agents.cluster.names
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+def test_the_waves_that_are_shown_are_those_that_are_done(at_once: int) -> None:
+    agents = FakeAgents(FakeCluster(names=[f"node{i}" for i in range(1, 10)]), outside={"spare"})
+    names = ["node3", "spare", *(n for n in agents.cluster.names if n != "node3")]
+    shown = plan_waves(agents.cluster, names, at_once)
+    assert agents.log == [] and not shown.blocked
+    assert roll(agents, names, at_once).order == shown.waves
+
+
+def test_waves_that_cannot_be_are_shown_with_the_reason() -> None:
+    """node5 is down: whoever shares a group with it waits; the others may go."""
+    cluster = FakeCluster(down={"node5"})
+    shown = plan_waves(cluster, cluster.names, 1)
+    assert "node1" in shown.blocked and "node5 does not answer" in shown.why
 
 
 def test_while_another_node_is_down_nothing_is_stopped() -> None:
