@@ -43,6 +43,7 @@ READING = frozenset(
         "plan.remove-node",
         "plan.replace-node",
         "plan.show",
+        "plan.spec",
         "support.bundle",
     }
 )

@@ -145,7 +145,7 @@ def stop(
 
     session = session_of(ctx)
     names = _long_running(session, list(nodes or session.source.node_names), older_than)
-    if not names:
+    if not names and not dry_run:
         _emit_agents(session, "stopped", [])
         return
     whole = set(names) == set(session.source.node_names)
@@ -161,7 +161,8 @@ def stop(
             )
     what = f"all {len(names)} nodes; the cluster is down then" if whole else ", ".join(names)
     if dry_run:
-        session.output.emit("cluster-waves", Waves([names], [], ""), lambda: [f"would stop {what}"])
+        waves = Waves([names] if names else [], [], "")
+        session.output.emit("cluster-waves", waves, lambda: [f"would stop {what or 'nothing'}"])
         return
     session.confirm(f"stop {what} ({session.source.name})?", yes=yes)
     with _machines(session) as machines:

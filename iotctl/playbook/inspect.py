@@ -12,7 +12,8 @@ from iotctl.errors import Unreachable, UsageProblem
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.operations import open_operations
 from iotctl.execute.rolling import running_longer
-from iotctl.playbook.model import NO_CHANGE, READS, UNKNOWN, WOULD_CHANGE, Command, Inspection
+from iotctl.playbook.command_line import command_line
+from iotctl.playbook.model import NO_CHANGE, READS, UNKNOWN, WOULD_CHANGE, Command, Inspection, Ran
 from iotctl.spec.playbook import Verb
 from iotctl.spec.units import parse_duration_ms
 from nodeagent.model.errors import NodeAgentError
@@ -81,8 +82,8 @@ class Inspector:
             "cluster.stop": self._stop,
             "cluster.restart": self._restart,
             "cluster.destroy": self._destroy,
-            "cluster.deploy": lambda a: self._dry_run("cluster", "deploy", a),
-            "cluster.upgrade": lambda a: self._dry_run("cluster", "upgrade", a),
+            "cluster.deploy": lambda a: self._deploy("cluster.deploy", a),
+            "cluster.upgrade": lambda a: self._deploy("cluster.upgrade", a),
             "cluster.init": lambda a: self._file("cluster.yaml"),
             "cluster.trust": self._trust,
             "apply": self._apply,
@@ -164,7 +165,7 @@ class Inspector:
         return running_longer(self._cluster(), names, parse_duration_ms(age), now_ms=self._now_ms())
 
     def _destroy(self, arguments: Arguments) -> Inspection:
-        ran = self._command(["cluster", "destroy", "--dry-run"])
+        ran = self._dry_run("cluster.destroy", arguments)
         if ran.code:
             return Inspection(UNKNOWN, ran.told.strip())
         there = [n["node"] for n in ran.document["nodes"] if n["there"]]
@@ -178,13 +179,21 @@ class Inspector:
             raise UsageProblem(f"{', '.join(unknown)}: no such node", next="iotctl cluster nodes")
         return {n: isinstance(s, NodeStatus) for n, s in statuses.items() if not named or n in named}
 
-    def _dry_run(self, group: str, name: str, arguments: Arguments) -> Inspection:
-        ran = self._command([group, name, "--dry-run", *_list(arguments.get("nodes") or [])])
+    def _dry_run(self, verb: str, arguments: Arguments) -> Ran:
+        """The step's own command with all it is given, which shows what it would do."""
+        words = len(self._verbs[verb].words)
+        line = command_line(self._verbs[verb], arguments)
+        return self._command([*line[:words], "--dry-run", *line[words:]])
+
+    def _deploy(self, verb: str, arguments: Arguments) -> Inspection:
+        ran = self._dry_run(verb, arguments)
         if ran.code:
             return Inspection(UNKNOWN, ran.told.strip().splitlines()[0] if ran.told.strip() else "")
         nodes = ran.document.get("nodes", [])
         changing = [
-            n["node"] for n in nodes if n["changes"] or n["start"] or (name == "upgrade" and n["later"])
+            n["node"]
+            for n in nodes
+            if n["changes"] or n["start"] or (verb == "cluster.upgrade" and n["later"])
         ]
         return _would(f"{', '.join(changing)} change") if changing else _done("nothing differs")
 
@@ -194,19 +203,18 @@ class Inspector:
         )
 
     def _trust(self, arguments: Arguments) -> Inspection:
-        ran = self._command(["cluster", "trust", "--dry-run", *_list(arguments.get("nodes") or [])])
+        ran = self._dry_run("cluster.trust", arguments)
         if ran.code or not isinstance(ran.document, dict):
             return Inspection(UNKNOWN, ran.told.strip())
         new = [h["node"] for h in ran.document["hosts"] if h["state"] != "known"]
         return _would(f"host keys of {', '.join(new)} are accepted") if new else _done("all keys are known")
 
     def _apply(self, arguments: Arguments) -> Inspection:
-        plan = [arguments["plan"]] if arguments.get("plan") else []
-        ran = self._command(["apply", "--dry-run", *plan])
+        ran = self._dry_run("apply", arguments)
         if ran.code:
             return Inspection(UNKNOWN, ran.told.strip())
-        moves = isinstance(ran.document, dict) and ran.document.get("moves")
-        return _would("the plan is carried out") if moves else _done("there is nothing to apply")
+        steps = isinstance(ran.document, dict) and ran.document.get("steps")
+        return _would("the plan is carried out") if steps else _done("there is nothing to apply")
 
     def _migrate(self, arguments: Arguments) -> Inspection:
         there = open_operations(self._meta())

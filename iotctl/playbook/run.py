@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from iotctl.errors import InputProblem, IotctlError
+from iotctl.playbook.command_line import command_line
 from iotctl.playbook.inspect import Would, after_earlier
 from iotctl.playbook.model import (
     CHANGED,
@@ -333,28 +334,6 @@ class Runner:
         return int(self._clock() * 1000)
 
 
-def command_line(verb: Verb, arguments: Mapping[str, Any]) -> list[str]:
-    """The words of `iotctl` for a verb: options first, then what stands by its place. Running a playbook is
-    the consent that `--yes` gives."""
-    words, placed = [*verb.words, *(["--yes"] if verb.asks else [])], list[str]()
-    for parameter in verb.parameters:
-        value = arguments.get(parameter.name)
-        if value is None:
-            continue
-        if parameter.type == "bool":
-            option = parameter.option if _true(value) else parameter.negative
-            words += [option] if option else []
-            continue
-        values = value if isinstance(value, list | tuple) else [value]
-        if not parameter.option:
-            placed += [text_of(v) for v in values]
-        elif parameter.many:
-            words += [w for v in values for w in (parameter.option, text_of(v))]
-        else:
-            words += [parameter.option, text_of(value)]
-    return [*words, *(["--", *placed] if any(p.startswith("-") for p in placed) else placed)]
-
-
 def parts(nodes: Sequence[Any], serial: Sequence[Any]) -> list[list[Any]]:
     """`nodes` cut as `serial` says; its last part holds for the rest.
 
@@ -378,10 +357,6 @@ def _size(part: Any, total: int) -> int:
 
 def _digest(uses: str, arguments: Any) -> str:
     return hashlib.sha256(msgspec.json.encode([uses, arguments], order="sorted")).hexdigest()[:16]
-
-
-def _true(value: Any) -> bool:
-    return value if isinstance(value, bool) else str(value).lower() == "true"
 
 
 def _failure(ran: Ran) -> tuple[str, str]:

@@ -208,6 +208,18 @@ def test_a_node_that_is_listed_instead_of_another_takes_its_place(spec: Path) ->
     assert "left alone without --allow-remove: node3" in alone.err
 
 
+def test_a_check_of_apply_asks_with_all_the_step_is_given(spec: Path) -> None:
+    """Without --allow-remove nothing differs; with it a node would go."""
+    (spec / "cluster.yaml").write_text(SPEC.replace(NODE3, ""))
+    for allow, state in (("false", "no_change"), ("true", "would_change")):
+        (spec / "p.yaml").write_text(
+            "apiVersion: iotctl/v1\nname: converge\nsteps:\n"
+            f"  - {{id: converge, uses: apply, with: {{allow_remove: {allow}}}}}\n"
+        )
+        done = iotctl(spec, "playbook", "check", "p.yaml", "-o", "json", cluster=FakeCluster())
+        assert [s["state"] for s in json.loads(done.out)["steps"]] == [state], done.out + done.err
+
+
 def test_nodes_that_come_and_go_are_one_plan_in_which_no_slot_moves_twice(spec: Path) -> None:
     """The heavier one cannot take the place of another, so it comes before node3 leaves."""
     heavy = NODE6.replace("}", ", weight: 2}")

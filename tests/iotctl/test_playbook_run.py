@@ -11,10 +11,11 @@ import pytest
 
 from iotctl.cli.catalogue import verbs
 from iotctl.errors import BusyProblem, InputProblem, UsageProblem
+from iotctl.playbook.command_line import command_line
 from iotctl.playbook.journal import FileJournal, find_run
 from iotctl.playbook.model import READS, Entry, Inspection, Journal, Ran, Report, StepResult
 from iotctl.playbook.report import annotations, junit, summary
-from iotctl.playbook.run import Runner, Values, command_line, parts
+from iotctl.playbook.run import Runner, Values, parts
 from iotctl.spec.playbook import values_of
 from iotctl.spec.playbook_check import load_playbook
 from nodeagent.model.requests import Reply, Request

@@ -1,0 +1,33 @@
+"""What a step says as the words of a command line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from iotctl.spec.expression import text_of
+from iotctl.spec.playbook import Verb
+
+
+def command_line(verb: Verb, arguments: Mapping[str, Any]) -> list[str]:
+    """The words of `iotctl` for a verb: options first, then what stands by its place. Running a playbook is
+    the consent that `--yes` gives."""
+    words, placed = [*verb.words, *(["--yes"] if verb.asks else [])], list[str]()
+    for parameter in verb.parameters:
+        value = arguments.get(parameter.name)
+        if value is None:
+            continue
+        if parameter.type == "bool":
+            option = parameter.option if _true(value) else parameter.negative
+            words += [option] if option else []
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        if not parameter.option:
+            placed += [text_of(v) for v in values]
+        elif parameter.many:
+            words += [w for v in values for w in (parameter.option, text_of(v))]
+        else:
+            words += [parameter.option, text_of(value)]
+    return [*words, *(["--", *placed] if any(p.startswith("-") for p in placed) else placed)]
+
+
+def _true(value: Any) -> bool:
+    return value if isinstance(value, bool) else str(value).lower() == "true"
