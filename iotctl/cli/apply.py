@@ -67,6 +67,9 @@ def apply(
         wait=wait,
         wait_s=session.options.timeout_s,
     )
-    names = ", ".join(s.node for s in plan.steps if s.node)
-    question = f"{f'{plan.kind} {names}'.rstrip()} in {session.source.name}?"
+    steps = "; ".join(
+        f"{s.node} takes the place of {s.replaces}" if s.replaces else f"{s.kind} {s.node or 'slots'}"
+        for s in plan.steps
+    )
+    question = f"{steps} ({session.source.name})?"
     return execute_plan(session, plan, request, question=question, yes=yes, dry_run=dry_run)

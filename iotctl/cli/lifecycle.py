@@ -145,8 +145,11 @@ def stop(
 
     session = session_of(ctx)
     names = _long_running(session, list(nodes or session.source.node_names), older_than)
-    if not names and not dry_run:
-        _emit_agents(session, "stopped", [])
+    if not names:
+        if dry_run:
+            _emit_waves(session, Waves([], [], ""), "stop")
+        else:
+            _emit_agents(session, "stopped", [])
         return
     whole = set(names) == set(session.source.node_names)
     if not whole:
@@ -161,8 +164,7 @@ def stop(
             )
     what = f"all {len(names)} nodes; the cluster is down then" if whole else ", ".join(names)
     if dry_run:
-        waves = Waves([names] if names else [], [], "")
-        session.output.emit("cluster-waves", waves, lambda: [f"would stop {what or 'nothing'}"])
+        _emit_waves(session, Waves([names], [], ""), "stop")
         return
     session.confirm(f"stop {what} ({session.source.name})?", yes=yes)
     with _machines(session) as machines:
@@ -180,14 +182,18 @@ def restart(
     yes: Yes = False,
 ) -> None:
     """Restart agents one after the other, each once every group can do without it. Leaders move off first."""
+    from iotctl.execute.machines import chosen
+    from iotctl.execute.rolling import plan_waves
+
     session = session_of(ctx)
     names = list(nodes or ())
     if not names:  # a node that is listed, and not added yet, holds nothing: it must not stand in the way
         members = {n.node for n in session.cluster.meta().nodes}
         names = [n for n in session.source.node_names if n in members]
+    chosen(session.source, names)
     names = _long_running(session, names, older_than)
     if dry_run:
-        _emit_waves(session, names, at_once)
+        _emit_waves(session, plan_waves(session.cluster, names, at_once), "restart")
         return
     if not names:
         _emit_rolled(session, None)
@@ -213,7 +219,7 @@ def upgrade(
 ) -> int:
     """Bring this machine's version and cluster.yaml's settings to running nodes, restarted one by one."""
     from iotctl.execute import deploy as deploying
-    from iotctl.execute.rolling import plan_waves
+    from iotctl.execute.rolling import Waves, plan_waves
 
     session = session_of(ctx)
     if session.fleet is not None:
@@ -224,8 +230,9 @@ def upgrade(
         todo = _prepared(session, machines, nodes or ())
         behind = todo.plan.is_behind
         if dry_run:
+            waves = plan_waves(session.cluster, behind, at_once) if behind else Waves([], [], "")
             session.output.emit("cluster-deploy-plan", todo.plan, lambda: _plan_tables(todo.plan))
-            for line in _wave_lines(plan_waves(session.cluster, behind, at_once)) if behind else ():
+            for line in _wave_lines(waves, "restart"):
                 session.output.note(line)
             return 0
         if not behind and not todo.plan.has_changes:
@@ -467,15 +474,13 @@ def _emit_rolled(session: Session, rolled: Rolled | None) -> None:
         session.output.warn(f"{node} was draining before and still is: iotctl cluster undrain {node}")
 
 
-def _emit_waves(session: Session, names: list[str], at_once: int) -> None:
-    from iotctl.execute.rolling import Waves, plan_waves
-
-    found = plan_waves(session.cluster, names, at_once) if names else Waves([], [], "")
-    session.output.emit("cluster-waves", found, lambda: _wave_lines(found) or ["nothing would be restarted"])
+def _emit_waves(session: Session, found: Waves, what: str) -> None:
+    lines = _wave_lines(found, what) or [f"nothing would {what}"]
+    session.output.emit("cluster-waves", found, lambda: lines)
 
 
-def _wave_lines(found: Waves) -> list[str]:
-    lines = [f"{i}. restart {', '.join(wave)}" for i, wave in enumerate(found.waves, 1)]
+def _wave_lines(found: Waves, what: str) -> list[str]:
+    lines = [f"{i}. {what} {', '.join(wave)}" for i, wave in enumerate(found.waves, 1)]
     if found.blocked:
         lines.append(f"not as the cluster is now: {', '.join(found.blocked)} ({found.why})")
     return lines

@@ -8,7 +8,7 @@ from iotctl.execute.cluster import Cluster
 from iotctl.execute.facts import plan_facts
 from iotctl.plan.make import make_spec
 from iotctl.plan.model import Difference, Plan
-from iotctl.spec.cluster import ClusterSource
+from iotctl.spec.cluster import ClusterSection, ClusterSource
 from nodeagent.model.requests import MetaView
 
 
@@ -30,11 +30,14 @@ def spec_plan(
 
 def differences(source: ClusterSource, view: MetaView) -> Iterator[Difference]:
     """What a node or a cluster was made with and keeps, where cluster.yaml says something else."""
-    wanted = source.settings()
+    wanted, section = source.settings(), ClusterSection.__struct_fields__
     for key in wanted.__struct_fields__:
         present, listed = getattr(view.settings, key), getattr(wanted, key)
-        if present != listed:
-            yield Difference("", key, str(present), str(listed), f"write {present} into the file")
+        name = key.removesuffix("_ms")
+        if present != listed and name in section:
+            unit = "ms" if name != key else ""
+            then = f"write {name}: {present}{unit} into the file"
+            yield Difference("", name, f"{present}{unit}", f"{listed}{unit}", then)
     records = {n.node: n for n in view.nodes}
     for node in source.file.nodes:
         record = records.get(node.name)

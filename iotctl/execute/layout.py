@@ -7,7 +7,7 @@ import numpy as np
 
 from iotctl.errors import RefusedProblem
 from iotctl.execute.cluster import Cluster
-from iotctl.plan.layout import Crowd, crowds
+from iotctl.plan.layout import Crowd, stops_with_a_zone
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import ENDED
@@ -125,9 +125,9 @@ def ring_of(cluster: Cluster, source: ClusterSource) -> RingView:
                 zone=source.zones.get(node, ""),
             )
         )
-    replicas = view.settings.replicas
-    crowded = crowds(table_of(view).ring, source.zones, replicas)
-    return RingView(view.table_version, replicas, total, rows, crowded)
+    apart = len(set(source.zones.values())) > 1
+    crowded = [c for r in rows for c in stops_with_a_zone(r.node, r.members, source.zones) if apart]
+    return RingView(view.table_version, view.settings.replicas, total, rows, crowded)
 
 
 def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:

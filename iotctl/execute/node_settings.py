@@ -59,7 +59,7 @@ def node_settings(
 def ring_order(source: ClusterSource) -> list[NodeEntry]:
     """The nodes of a new cluster in the order of its ring: as listed, or so that zones are kept apart."""
     entries = {n.name: n for n in source.file.nodes}
-    order = spread_order(source.node_names, source.zones, source.file.cluster.replicas)
+    order = spread_order(source.weights, source.zones, source.file.cluster.replicas)
     return [entries[n] for n in order]
 
 
@@ -73,8 +73,8 @@ def check_layout(source: ClusterSource) -> None:
     ring = initial_ring([n.name for n in nodes], [n.weight for n in nodes])
     for _, _, why in objections(ring, source.zones, source.file.cluster.replicas):
         raise RefusedProblem(
-            f"no ring of these nodes meets cluster.yaml: {why}; nothing was changed",
-            next=f"correct zones and weights in {source.path}, or say --accept-layout",
+            f"no ring of these nodes was found that meets cluster.yaml: {why}; nothing was changed",
+            next=f"correct zones, weights or the order in {source.path}, or say --accept-layout",
         )
 
 

@@ -92,7 +92,9 @@ class SshProvisioner(Provisioner):
     def retire(self, name: str) -> str:
         entry = next((n for n in self._source.file.nodes if n.name == name), None)
         if entry is None:
-            return ""
+            return (
+                f"{name} has left; cluster.yaml does not say where its agent runs: stop and delete it there"
+            )
         try:
             host, agent = self._agent(entry)
             agent.remove()

@@ -55,7 +55,9 @@ def plan_waves(cluster: Cluster, names: Sequence[str], at_once: int) -> Waves:
         Unreachable: no agent tells which groups there are.
     """
     facts = collect(cluster)
-    known = {n.node for n in facts.view.nodes} if facts.view else set()
+    if facts.view is None:
+        raise Unreachable("no agent tells which groups there are", next="iotctl cluster status")
+    known = {n.node for n in facts.view.nodes}
     waves = [[n] for n in names if n not in known]
     left = [n for n in names if n in known]
     while left and (batch := _next(facts, left, at_once)):

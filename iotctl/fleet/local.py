@@ -124,7 +124,9 @@ class LocalFleet:
             if listed.name == name:
                 port, http_port = source.port_of(listed), source.http_port_of(listed)
                 entry = msgspec.structs.replace(listed, port=port, http_port=http_port)
-        seeds = tuple(Seed(n.name, n.host, source.port_of(n)) for n in source.file.nodes)
+        # Whoever is listed and not made yet is no member, and a node refuses to join by way of such a one.
+        made = {n.name for n in self.nodes()}
+        seeds = tuple(Seed(n.name, n.host, source.port_of(n)) for n in source.file.nodes if n.name in made)
         like = yaml.safe_load((Path(self.nodes()[0].directory) / "node.yaml").read_text())
         extra = {k: v for k, v in like.items() if k not in _OWN_KEYS}
         self._make_node(entry, seeds, source.settings(), join=True, node_settings=extra)

@@ -7,7 +7,7 @@ order gives.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, cycle, islice
 
 import msgspec
@@ -15,19 +15,19 @@ import msgspec
 from nodeagent.model.ids import NodeId
 from nodeagent.partition.planner import Places
 from nodeagent.partition.ring import Ring, initial_ring
-from nodeagent.partition.table import PartitionTable
 
 OVERLOAD = 1.5
 """A node may hold this many times its weight's share of all replicas."""
 
-SWAPS = 1_000
-"""Tried for a better order: enough to find one of 8 nodes where there is one (a test compares)."""
+SWAPS, SWAP_NODES = 1_000, 100
+"""Tried for a better order of up to so many nodes: enough to find one of 8 where there is one (a test)."""
 
 Zones = Mapping[NodeId, str]
+Weights = Mapping[NodeId, float]
 
 
 class Crowd(msgspec.Struct, frozen=True):
-    """A group that would stop with `zone`: too many of its members are there."""
+    """A group that stops with `zone`: too many of its members are there."""
 
     header: NodeId
     zone: str
@@ -35,7 +35,7 @@ class Crowd(msgspec.Struct, frozen=True):
 
 
 def members_allowed(zones: Zones, nodes: Collection[NodeId], replicas: int) -> int:
-    """How many members of one group may be in one zone."""
+    """How many members of one group may be in one zone: those its quorum can miss, or its share of them."""
     members = min(replicas, len(nodes))
     known = len({zones[n] for n in nodes if zones.get(n)})
     return max(-(-members // max(1, known)), (members - 1) // 2)
@@ -44,60 +44,88 @@ def members_allowed(zones: Zones, nodes: Collection[NodeId], replicas: int) -> i
 def crowds(ring: Ring, zones: Zones, replicas: int, allowed: int | None = None) -> list[Crowd]:
     """The groups with more than `allowed` members in one zone (`members_allowed` when None)."""
     most = members_allowed(zones, ring.names, replicas) if allowed is None else allowed
-    found: list[Crowd] = []
-    for header in ring.names if zones else ():
-        members = ring.members(header, replicas)
-        for zone, count in Counter(zones[n] for n in members if zones.get(n)).items():
-            if count > most:
-                found.append(Crowd(header, zone, tuple(n for n in members if zones.get(n) == zone)))
-    return found
+    groups = ((h, ring.members(h, replicas)) for h in ring.names) if zones else ()
+    return [c for header, members in groups for c in crowded(header, members, zones, most)]
 
 
-def places_apart(zones: Zones, table: PartitionTable, newcomers: Sequence[NodeId], replicas: int) -> Places:
-    """Where newcomers keep zones apart best; for those of one plan that fit only together: side by side."""
-    allowed = members_allowed(zones, [*table.ring.names, *newcomers], replicas)
+def stops_with_a_zone(header: NodeId, members: Sequence[NodeId], zones: Zones) -> list[Crowd]:
+    """The zones without which this group has no quorum."""
+    return crowded(header, members, zones, (len(members) - 1) // 2)
+
+
+def crowded(header: NodeId, members: Sequence[NodeId], zones: Zones, allowed: int) -> list[Crowd]:
+    """The zones that hold more than `allowed` members of one group."""
+    counts = Counter(zones[n] for n in members if zones.get(n))
+    return [
+        Crowd(header, zone, tuple(n for n in members if zones.get(n) == zone))
+        for zone, count in counts.items()
+        if count > allowed
+    ]
+
+
+def places_apart(
+    zones: Zones, weights: Weights, ring: Ring, leavers: Collection[NodeId], replicas: int
+) -> Places:
+    """Where newcomers keep zones apart best, and of those places where nobody holds too much.
+
+    Newcomers whose zones fit only together stand side by side.
+
+    Args:
+        weights: of the newcomers.
+        ring: before the first of them.
+        leavers: who goes afterwards: the ring is judged without them.
+    """
+    newcomers = weights.keys()
+    allowed = members_allowed(zones, {*ring.names, *newcomers} - {*leavers}, replicas)
 
     def places(ring: Ring, node: NodeId) -> list[NodeId]:
-        names, line = ring.names, [zones.get(n, "") for n in ring.names]
-        excess = [_excess_at(line, p, zones.get(node, ""), replicas, allowed) for p in range(len(names))]
-        fewest = min(excess)
-        least = [p for p, e in enumerate(excess) if e == fewest]
-        if crowds(ring, zones, replicas, allowed):
-            beside = [p for p in least if {names[p], names[(p + 1) % len(names)]} & {*newcomers}]
-            least = beside or least
-        return [names[p] for p in least]
+        stays = Ring(tuple(n for n in ring.nodes if n.node not in leavers))
+        if not stays.nodes:
+            return list(ring.names)
+        names = stays.names
+        best = list(range(len(names)))
+        if zones:
+            line = [zones.get(n, "") for n in names]
+            best = _fewest(best, lambda p: _excess_at(line, p, zones.get(node, ""), replicas, allowed))
+            if crowds(stays, zones, replicas, allowed):
+                best = [p for p in best if {names[p], names[(p + 1) % len(names)]} & newcomers] or best
+        if len({*stays.weights, weights[node]}) > 1:
+            best = _fewest(best, lambda p: max(OVERLOAD, _load_at(stays.weights, p, weights[node], replicas)))
+        return [names[p] for p in best]
 
     return places
 
 
-def spread_order(nodes: Sequence[NodeId], zones: Zones, replicas: int) -> list[NodeId]:
-    """An order for a new ring that keeps zones apart as far as possible; the given one when it does."""
-    order = list(nodes)
+def spread_order(nodes: Weights, zones: Zones, replicas: int) -> list[NodeId]:
+    """An order for a new ring of these nodes that meets zones and weights as well as one that was found; the
+    given one when it does."""
+
+    def misses(order: Sequence[NodeId]) -> tuple[int, float]:
+        ring = initial_ring(order, [nodes[n] for n in order])
+        return len(crowds(ring, zones, replicas, allowed)), max(OVERLOAD, overload(ring, replicas)[1])
+
     allowed = members_allowed(zones, nodes, replicas)
-    if not crowds(initial_ring(order), zones, replicas, allowed):
-        return order
-    order = _dealt(order, zones)
-    best = len(crowds(initial_ring(order), zones, replicas, allowed))
-    pairs = cycle(combinations(range(len(order)), 2))
-    for i, j in islice(pairs, SWAPS if best else 0):
+    given = list(nodes)
+    none = (0, OVERLOAD)
+    turns = range(len(given) if len(given) <= SWAP_NODES else 1)
+    order = min(given, *(_dealt(given[i:] + given[:i], zones, replicas, allowed) for i in turns), key=misses)
+    least = misses(order)
+    pairs = cycle(combinations(range(len(order)), 2)) if 1 < len(order) <= SWAP_NODES else ()
+    for i, j in islice(pairs, SWAPS):
+        if least == none:
+            break
         tried = [*order]
         tried[i], tried[j] = order[j], order[i]
-        left = len(crowds(initial_ring(tried), zones, replicas, allowed))
-        if left < best:
-            order, best = tried, left
+        if (left := misses(tried)) < least:
+            order, least = tried, left
     return order
 
 
 def overload(ring: Ring, replicas: int) -> tuple[NodeId, float]:
     """The node that holds most for its weight: its share of all replicas over its share of all weights."""
-    members = min(replicas, len(ring))
-    weights = dict(zip(ring.names, ring.weights, strict=True))
-    times = {
-        n: sum(weights[h] for h in ring.headers_with(n, replicas)) / (members * weights[n])
-        for n in ring.names
-    }
-    worst = max(times, key=times.__getitem__)
-    return worst, times[worst]
+    loads = {n: _load(ring.weights, i, replicas) for i, n in enumerate(ring.names)}
+    worst = max(loads, key=loads.__getitem__)
+    return worst, loads[worst]
 
 
 def objections(
@@ -106,16 +134,17 @@ def objections(
     """What `ring` does not meet, and `today` meets better: (`zones` or `weights`, its group or node, why)."""
     # A zone that nobody is left in still counts: who wanted three apart is told that there will be two.
     allowed = members_allowed(zones, {*ring.names, *(today.names if today else ())}, replicas)
-    crowded = crowds(ring, zones, replicas, allowed)
-    now = crowds(today, zones, replicas, allowed) if today else []
-    if len(crowded) > len(now):
-        first = crowded[0]
+    after = crowds(ring, zones, replicas, allowed)
+    # Whoever is in no zone any more (a line taken out of cluster.yaml) hides what today is like.
+    told = today is not None and all(n in zones for n in today.names)
+    now = crowds(today, zones, replicas, allowed) if today is not None and told else []
+    if len(after) > len(now):
+        first = after[0]
         yield (
             "zones",
             first.header,
-            f"{len(crowded)} of {len(ring)} groups would have too many members in one zone"
-            f" ({len(now)} today): group {first.header} stops without zone {first.zone},"
-            f" where {' and '.join(first.nodes)} are",
+            f"{len(after)} of {len(ring)} groups would have too many members in one zone"
+            f" ({len(now)} today): {' and '.join(first.nodes)} of group {first.header} are in {first.zone}",
         )
     node, times = overload(ring, replicas)
     if times > max(OVERLOAD, overload(today, replicas)[1] if today else 0.0):
@@ -124,6 +153,23 @@ def objections(
             node,
             f"{node} would hold {times:.1f} times what its weight says: it keeps its neighbours' slots too",
         )
+
+
+def _fewest(of: Iterable[int], cost: Callable[[int], float]) -> list[int]:
+    costs = [(cost(p), p) for p in of]
+    least = min(c for c, _ in costs)
+    return [p for c, p in costs if c == least]
+
+
+def _load(weights: Sequence[float], at: int, replicas: int) -> float:
+    members = min(replicas, len(weights))
+    return sum(weights[at - i] for i in range(members)) / (members * weights[at])
+
+
+def _load_at(weights: Sequence[float], place: int, weight: float, replicas: int) -> float:
+    """The largest load near a node of `weight` that comes behind `place`."""
+    line = [*weights[: place + 1], weight, *weights[place + 1 :]]
+    return max(_load(line, (place + 1 + i) % len(line), replicas) for i in range(min(replicas, len(line))))
 
 
 def _excess_at(order: Sequence[str], place: int, zone: str, replicas: int, allowed: int) -> int:
@@ -145,10 +191,17 @@ def _too_many(line: Sequence[str], replicas: int, allowed: int) -> int:
     return total
 
 
-def _dealt(nodes: Sequence[NodeId], zones: Zones) -> list[NodeId]:
-    """One of each zone in turn, the largest zones first."""
+def _dealt(nodes: Sequence[NodeId], zones: Zones, replicas: int, allowed: int) -> list[NodeId]:
+    """Next comes the zone with the most nodes left, unless the groups there have enough of it."""
     piles: dict[str, list[NodeId]] = {}
     for node in nodes:
         piles.setdefault(zones.get(node, ""), []).append(node)
-    stacks = sorted(piles.values(), key=len, reverse=True)
-    return [s[i] for i in range(len(stacks[0])) for s in stacks if i < len(s)]
+    order: list[NodeId] = []
+    left = {zone: len(pile) for zone, pile in piles.items()}
+    while any(left.values()):
+        lately = Counter(zones.get(n, "") for n in order[max(0, len(order) - replicas + 1) :])
+        there = [z for z, count in left.items() if count]
+        zone = max([z for z in there if not z or lately[z] < allowed] or there, key=left.__getitem__)
+        order.append(piles[zone][-left[zone]])
+        left[zone] -= 1
+    return order

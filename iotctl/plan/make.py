@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from iotctl.plan.check import (
+    LAYOUT_NEXT,
     check_add,
     check_disks,
     check_layout,
@@ -18,7 +19,7 @@ from iotctl.plan.check import (
     check_replace,
 )
 from iotctl.plan.facts import ClusterFacts
-from iotctl.plan.layout import places_apart
+from iotctl.plan.layout import crowds, places_apart
 from iotctl.plan.model import (
     GroupChange,
     GroupLoad,
@@ -45,9 +46,16 @@ from nodeagent.partition.cost import (
     placement_bytes,
 )
 from nodeagent.partition.loads import EVEN, LoadArray, fewest_moves, max_over_mean
-from nodeagent.partition.planner import plan_adds, plan_rebalance, plan_removes, plan_replace
+from nodeagent.partition.planner import (
+    Places,
+    plan_adds,
+    plan_members,
+    plan_rebalance,
+    plan_removes,
+    plan_replace,
+)
 from nodeagent.partition.ranges import count, to_slots
-from nodeagent.partition.ring import Ring
+from nodeagent.partition.ring import Ring, RingNode
 from nodeagent.partition.table import PartitionTable
 
 HOT_SHARE = 0.2
@@ -116,55 +124,74 @@ def make_spec(
 ) -> Plan:
     """From the nodes there are to those cluster.yaml lists, in one plan.
 
-    Who comes takes the place of who goes where their weights agree, of its own zone first: nothing copies
-    less. The others come before that, or leave after it, so that no slot moves twice.
+    Who comes takes the place of who goes where their weights agree, unless zones allow the other way only:
+    nothing copies less. The others come before that, or leave after it; no slot moves twice.
     """
     refusals = (
         *(check_add(facts, comes, None) if comes else ()),
         *(check_remove(facts, goes, comes=len(comes)) if goes else ()),
     )
-    pairs = _successors(facts, comes, goes)
-    kinds = [ADD] * (len(comes) > len(pairs)) + [REPLACE] * bool(pairs) + [REMOVE] * (len(goes) > len(pairs))
-    kind = kinds[0] if len(kinds) == 1 else SPEC if kinds else NONE
     if refusals:
-        return _plan(kind, facts, (), refusals)
-    changes = list(_adding(facts, [n for n in comes if n not in pairs.values()], None))
-    for old, new in pairs.items():
-        changes.append(plan_replace(changes[-1].new if changes else facts.table, old, new, facts.replicas))
-    left = [n for n in goes if n not in pairs]
-    if left:
-        table = changes[-1].new if changes else facts.table
-        changes += plan_removes(table, left, facts.replicas, facts.slot_bytes or None)
+        return _plan(_spec_kind(comes, {}, goes), facts, (), refusals)
     newcomers = tuple(check_newcomers(facts, comes))
-    return _plan(kind, facts, changes, newcomers, accept_layout=accept_layout)
+    plans = []
+    for pairs in (_successors(facts, comes, goes), {}):
+        adds, removes = [n for n in comes if n not in pairs.values()], [n for n in goes if n not in pairs]
+        heirs = {old: facts.zones[new] for old, new in pairs.items() if new in facts.zones}
+        changes = plan_members(
+            facts.table,
+            facts.replicas,
+            adds=[(n, facts.weights.get(n, 1.0)) for n in adds],
+            replaces=pairs,
+            removes=removes,
+            slot_bytes=facts.slot_bytes or None,
+            places=_places(facts, adds, removes, heirs),
+        )
+        kind = _spec_kind(comes, pairs, goes)
+        plans.append(_plan(kind, facts, changes, newcomers, accept_layout=accept_layout))
+        if not any(r.code in LAYOUT_NEXT for r in plans[-1].refusals):
+            return plans[-1]
+    return plans[0]
+
+
+def _spec_kind(comes: Sequence[NodeId], pairs: Mapping[NodeId, NodeId], goes: Sequence[NodeId]) -> str:
+    kinds = [ADD] * (len(comes) > len(pairs)) + [REPLACE] * bool(pairs) + [REMOVE] * (len(goes) > len(pairs))
+    return kinds[0] if len(kinds) == 1 else SPEC if kinds else NONE
+
+
+def _places(
+    facts: ClusterFacts,
+    newcomers: Sequence[NodeId],
+    leavers: Sequence[NodeId] = (),
+    heirs: Mapping[NodeId, str] | None = None,
+) -> Places:
+    """`heirs`: the zone of whoever will take a node's place."""
+    weights = {n: facts.weights.get(n, 1.0) for n in newcomers}
+    zones = {**facts.zones, **(heirs or {})}
+    return places_apart(zones, weights, facts.table.ring, leavers, facts.replicas)
 
 
 def _adding(facts: ClusterFacts, nodes: Sequence[NodeId], after: NodeId | None) -> tuple[Change, ...]:
     """Raises `Refused` when no place is left."""
-    if not nodes:
-        return ()
     wanted = [(n, facts.weights.get(n, 1.0)) for n in nodes]
-    places = places_apart(facts.zones, facts.table, nodes, facts.replicas) if facts.zones else None
-    return plan_adds(facts.table, wanted, after, facts.replicas, facts.slot_bytes or None, places)
+    return plan_adds(
+        facts.table, wanted, after, facts.replicas, facts.slot_bytes or None, _places(facts, nodes)
+    )
 
 
 def _successors(facts: ClusterFacts, comes: Sequence[NodeId], goes: Sequence[NodeId]) -> dict[NodeId, NodeId]:
-    """Who goes -> who takes its place."""
-    now = {n.node: n.weight for n in facts.table.ring.nodes}
-    found: dict[NodeId, NodeId] = {}
-    for same_zone in (True, False):
-        for old in goes:
-            fits = (
-                new
-                for new in comes
-                if old not in found
-                and new not in found.values()
-                and facts.weights.get(new, 1.0) == now[old]
-                and (not same_zone or facts.zones.get(new) == facts.zones.get(old))
-            )
-            new = next(fits, None)
-            if new is not None:
-                found[old] = new
+    """Who goes -> who takes its place: of those of its weight the one that keeps zones apart best there."""
+    ring, found = facts.table.ring, dict[NodeId, NodeId]()
+    for old in goes:
+        place = ring.nodes[ring.index(old)]
+        rings = [
+            (new, ring.removing(old).adding(RingNode(new, place.position, place.weight)))
+            for new in comes
+            if new not in found.values() and facts.weights.get(new, 1.0) == place.weight
+        ]
+        if rings:
+            zones, replicas = facts.zones, facts.replicas
+            found[old], ring = min(rings, key=lambda r: len(crowds(r[1], zones, replicas)))
     return found
 
 
@@ -320,7 +347,7 @@ def _summary(
         lower_bound_slots=_bound_slots(table, final.ring) if changes else 0,
         bytes_copied=copied,
         lower_bound_bytes=placement_bytes(table, final, replicas, sizes),
-        free_placement_bytes=free_bytes(table, final.ring, replicas, sizes) if changes else 0,
+        free_placement_bytes=free_bytes(table, final, replicas, sizes),
         max_minus_min_before=spread(list(table.counts().values()), table.ring.weights),
         max_minus_min_after=spread(list(final.counts().values()), final.ring.weights),
         before=_loads(table, before),

@@ -19,7 +19,6 @@ from nodeagent.model.errors import InvalidInput
 from nodeagent.model.ids import NodeId
 from nodeagent.partition.balance import ByteArray
 from nodeagent.partition.change import Change
-from nodeagent.partition.ring import Ring
 from nodeagent.partition.table import PartitionTable
 
 
@@ -100,16 +99,13 @@ def _non_zero(sizes: dict[NodeId, int]) -> dict[NodeId, int]:
     return {k: v for k, v in sizes.items() if v}
 
 
-def free_bytes(old: PartitionTable, ring: Ring, replicas: int, sizes: ByteArray) -> int:
-    """Fewest bytes copied if replicas could lie on any node, so that each node of `ring` ends with its share.
+def free_bytes(old: PartitionTable, new: PartitionTable, replicas: int, sizes: ByteArray) -> int:
+    """Fewest bytes copied if replicas could lie on any node, and each node held as much as it does by `new`.
 
     What the ring costs is the difference to this: groups that follow from it change members with it.
     """
     held = node_bytes(old, replicas, sizes)
-    total = sum(held.values())
-    weights = sum(ring.weights)
-    missing = (total * n.weight / weights - held.get(n.node, 0) for n in ring.nodes)
-    return round(sum(m for m in missing if m > 0))
+    return sum(max(0, size - held.get(node, 0)) for node, size in node_bytes(new, replicas, sizes).items())
 
 
 def placement_bytes(old: PartitionTable, new: PartitionTable, replicas: int, sizes: ByteArray) -> int:

@@ -50,73 +50,97 @@ def plan_adds(
     slot_bytes: SlotBytes | None = None,
     places: Places | None = None,
 ) -> tuple[Change, ...]:
-    """One change per (node, weight), in order.
-
-    With `after` the nodes stand behind it in the order given. Without, each takes the one of its `places`
-    (all when None) with the fewest copied bytes at its turn; among equals the widest gap, then the lowest
-    position.
-
-    Raises:
-        Refused: a node is on the ring already, or no position is free.
-        NotFound: `after` is not on the ring.
-    """
-    for i, (node, _) in enumerate(nodes):
-        if node in table.ring or node in [n for n, _ in nodes[:i]]:
-            raise Refused(f"node {node} is in the cluster already", next_step="see `iotctl cluster nodes`")
-    sizes = None if slot_bytes is None else bytes_array(slot_bytes, table.slots)
-    names = (*table.ring.names, *(n for n, _ in nodes))
-    weights = [*table.ring.weights, *(w for _, w in nodes)]
-    final = balanced(table.owners.astype(np.int64), weights, sizes)
-    changes: list[Change] = []
-    for i, (node, weight) in enumerate(nodes):
-        index = len(table.ring) + i
-        last = i == len(nodes) - 1
-        current = changes[-1].new if changes else table
-        now = _indices(current, names)
-        # A lopsided table also moves slots between old nodes: with the last change, when all are there.
-        due = np.flatnonzero((now != final) if last else (final == index))
-        place = after
-        if place is None:
-            allowed = current.ring.names if places is None else places(current.ring, node)
-            place = _best_place(current, node, due, final, names, replicas, sizes, allowed)
-        ring = current.ring.adding(RingNode(node, place_between(current.ring, place), weight))
-        new = current.moved(_gains(due, final, names), ring, current.version + 1)
-        changes.append(change_between(ChangeKind.ADD, node, current, new, replicas))
-        after = node if after is not None else None
-    return tuple(changes)
+    """Add nodes only; see `plan_members`."""
+    return plan_members(table, replicas, adds=nodes, after=after, slot_bytes=slot_bytes, places=places)
 
 
 def plan_removes(
     table: PartitionTable, nodes: Sequence[NodeId], replicas: int, slot_bytes: SlotBytes | None = None
 ) -> tuple[Change, ...]:
-    """One change per node, in order.
+    """Remove nodes only; see `plan_members`."""
+    return plan_members(table, replicas, removes=nodes, slot_bytes=slot_bytes)
+
+
+def plan_members(
+    table: PartitionTable,
+    replicas: int,
+    *,
+    adds: Sequence[tuple[NodeId, float]] = (),
+    replaces: Mapping[NodeId, NodeId] | None = None,
+    removes: Sequence[NodeId] = (),
+    after: NodeId | None = None,
+    slot_bytes: SlotBytes | None = None,
+    places: Places | None = None,
+) -> tuple[Change, ...]:
+    """One change per node that comes, per (old, new) of `replaces`, and per node that leaves, in this order.
+
+    With `after` the newcomers stand behind it in the order given. Without, each takes the one of its `places`
+    (all when None) with the fewest copied bytes at its turn; among equals the widest gap, then the lowest
+    position. A lopsided table also moves slots between nodes that stay: with the last change, when all are
+    there, and never when nodes are replaced, for then some would move twice.
 
     Raises:
-        NotFound: a node is not on the ring.
-        Refused: a node is named twice, or fewer than `replicas` nodes would remain.
+        Refused: a newcomer is on the ring already, no position is free, a node is named twice, or fewer
+            than `replicas` nodes would remain.
+        NotFound: `after` or a leaver is not on the ring.
     """
-    gone = {table.ring.index(n) for n in nodes}
-    if len(gone) < len(nodes):
-        raise Refused("a node is named twice", next_step="name each node once")
-    if len(table.ring) - len(nodes) < max(replicas, 1):
-        raise Refused(
-            f"{len(table.ring) - len(nodes)} nodes would remain, fewer than the {replicas} replicas",
-            next_step="add nodes first",
-        )
+    replaces = replaces or {}
+    _check_members(table, [n for n, _ in adds], replaces, removes, replicas)
+    gone = {table.ring.index(n) for n in removes}
     sizes = None if slot_bytes is None else bytes_array(slot_bytes, table.slots)
-    names = table.ring.names
-    weights = [0.0 if i in gone else w for i, w in enumerate(table.ring.weights)]
+    names = [*table.ring.names, *(n for n, _ in adds)]
+    weights = [0.0 if i in gone else w for i, w in enumerate(table.ring.weights)] + [w for _, w in adds]
     final = balanced(table.owners.astype(np.int64), weights, sizes)
     changes: list[Change] = []
-    for i, node in enumerate(nodes):
-        current = changes[-1].new if changes else table
-        now = _indices(current, names)
-        last = i == len(nodes) - 1
-        due = np.flatnonzero((now != final) if last else (now == table.ring.index(node)))
-        ring = current.ring.removing(node)
-        new = current.moved(_gains(due, final, names), ring, current.version + 1)
-        changes.append(change_between(ChangeKind.REMOVE, node, current, new, replicas))
+
+    def current() -> PartitionTable:
+        return changes[-1].new if changes else table
+
+    def due(at: OwnerIndex) -> OwnerIndex:
+        """The slots that move now: those `at`, or whatever is left with the last change."""
+        last = not replaces and len(changes) == len(adds) + len(removes) - 1
+        return np.flatnonzero(_indices(current(), names) != final if last else at)
+
+    def move(slots: OwnerIndex, kind: ChangeKind, node: NodeId, ring: Ring) -> None:
+        new = current().moved(_gains(slots, final, names), ring, current().version + 1)
+        changes.append(change_between(kind, node, current(), new, replicas))
+
+    for i, (node, weight) in enumerate(adds):
+        ring, slots, place = current().ring, due(final == len(table.ring) + i), after
+        if place is None:
+            allowed = ring.names if places is None else places(ring, node)
+            place = _best_place(current(), node, slots, final, names, replicas, sizes, allowed)
+        move(slots, ChangeKind.ADD, node, ring.adding(RingNode(node, place_between(ring, place), weight)))
+        after = node if after is not None else None
+    for old, new in replaces.items():
+        names[names.index(old)] = new
+        changes.append(plan_replace(current(), old, new, replicas))
+    for node in removes:
+        slots = due(_indices(current(), names) == names.index(node))
+        move(slots, ChangeKind.REMOVE, node, current().ring.removing(node))
     return tuple(changes)
+
+
+def _check_members(
+    table: PartitionTable,
+    adds: Sequence[NodeId],
+    replaces: Mapping[NodeId, NodeId],
+    removes: Sequence[NodeId],
+    replicas: int,
+) -> None:
+    for node in (*adds, *replaces.values()):
+        if node in table.ring:
+            raise Refused(f"node {node} is in the cluster already", next_step="see `iotctl cluster nodes`")
+    for node in (*replaces, *removes):
+        table.ring.index(node)
+    named = [*adds, *replaces, *replaces.values(), *removes]
+    if len({*named}) < len(named):
+        raise Refused("a node is named twice", next_step="name each node once")
+    left = len(table.ring) + len(adds) - len(removes)
+    if removes and left < max(replicas, 1):
+        raise Refused(
+            f"{left} nodes would remain, fewer than the {replicas} replicas", next_step="add nodes first"
+        )
 
 
 def plan_replace(table: PartitionTable, old: NodeId, new: NodeId, replicas: int) -> Change:

@@ -236,7 +236,7 @@ def test_nodes_that_come_and_go_are_one_plan_in_which_no_slot_moves_twice(spec: 
 def test_what_no_plan_brings_about_is_said(spec: Path) -> None:
     """Addresses, weights and the settings a cluster was made with."""
     text = (
-        SPEC.replace("slots: 100", "slots: 200")
+        SPEC.replace("slots: 100", "slots: 200\n  time_partition_interval: 1d")
         .replace("7002}", "7009}")
         .replace("7004}", "7004, weight: 2}")
     )
@@ -246,6 +246,7 @@ def test_what_no_plan_brings_about_is_said(spec: Path) -> None:
     plan = json.loads(iotctl(spec, "plan", "-o", "json", cluster=FakeCluster()).out)
     assert [(d["node"], d["what"], d["present"], d["wanted"]) for d in plan["differences"]] == [
         ("", "slots", "100", "200"),
+        ("", "time_partition_interval", "604800000ms", "86400000ms"),
         ("node2", "address", "127.0.0.1:7002", "127.0.0.1:7009"),
         ("node4", "weight", "1", "2"),
     ]

@@ -194,6 +194,7 @@ def test_a_listed_node_is_made_where_it_is_listed(fleet: LocalFleet) -> None:
     config = yaml.safe_load((fleet.directory / "node0" / "node.yaml").read_text())
     assert (config["port"], config["http_port"], entry.weight) == (19123, 19124, 2)
     assert config["join"] and config["idle_close_ms"] == 500
+    assert [s["node"] for s in config["seeds"]] == ["node1", "node2", "node3"], "who is no member yet is none"
 
 
 def test_a_retired_node_is_put_aside(fleet: LocalFleet) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from iotctl.errors import BusyProblem, Partly, RefusedProblem
+from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
 from iotctl.execute.rolling import Rolled, plan_waves, rolling
 from nodeagent.model.requests import NodeStatus, Reply, Request
 from tests.iotctl.fakes import FakeCluster
@@ -106,6 +106,12 @@ def test_waves_that_cannot_be_are_shown_with_the_reason() -> None:
     cluster = FakeCluster(down={"node5"})
     shown = plan_waves(cluster, cluster.names, 1)
     assert "node1" in shown.blocked and "node5 does not answer" in shown.why
+
+
+def test_a_dark_cluster_has_no_waves() -> None:
+    cluster = FakeCluster(down={f"node{i}" for i in range(1, 6)})
+    with pytest.raises(Unreachable):
+        plan_waves(cluster, cluster.names, 1)
 
 
 def test_while_another_node_is_down_nothing_is_stopped() -> None:

@@ -4,15 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iotctl.plan.layout import crowds, members_allowed, overload, places_apart, spread_order
-from iotctl.plan.make import make_add, make_remove, make_replace
+from iotctl.plan.apply import changes_of
+from iotctl.plan.facts import ClusterFacts
+from iotctl.plan.layout import OVERLOAD, crowds, members_allowed, overload, places_apart, spread_order
+from iotctl.plan.make import make_add, make_remove, make_replace, make_spec
 from iotctl.plan.model import Plan
 from nodeagent.partition.ring import Ring, RingNode, initial_ring, place_between
-from nodeagent.partition.table import initial_table
+from nodeagent.partition.table import PartitionTable, initial_table
 
 from .cases import facts_of
 
@@ -56,7 +59,7 @@ def test_a_group_has_no_more_members_in_a_zone_than_its_quorum_can_miss(
 @settings(max_examples=60, deadline=None)
 def test_a_new_ring_keeps_zones_apart_as_well_as_any_order(zones: list[str], replicas: int) -> None:
     names = [f"{z}{i}" for i, z in enumerate(zones)]
-    found = spread_order(names, by_letter(names), replicas)
+    found = spread_order(dict.fromkeys(names, 1.0), by_letter(names), replicas)
     assert sorted(found) == sorted(names)
     best = min(len(crowds(ring_of("".join(p)), _zones_of(p), replicas)) for p in set(permutations(zones)))
     assert len(crowds(initial_ring(found), by_letter(names), replicas)) == best
@@ -68,8 +71,32 @@ def _zones_of(order: Sequence[str]) -> dict[str, str]:
 
 def test_an_order_that_is_good_stays() -> None:
     names = ["c1", "a1", "b1", "c2", "a2", "b2"]
-    assert spread_order(names, by_letter(names), 3) == names
-    assert spread_order(names, {}, 3) == names
+    even = dict.fromkeys(names, 1.0)
+    assert spread_order(even, by_letter(names), 3) == names
+    assert spread_order(even, {}, 3) == names
+
+
+@pytest.mark.parametrize("zones", ["aaaaabbbccddeef", "a" * 20 + "b" * 10 + "c" * 10 + "d" * 10 + "e" * 10])
+def test_a_large_zone_is_spread_over_the_whole_ring(zones: str) -> None:
+    names = [f"{z}{i}" for i, z in enumerate(zones)]
+    found = spread_order(dict.fromkeys(names, 1.0), by_letter(names), 3)
+    assert crowds(initial_ring(found), by_letter(names), 3) == []
+
+
+def test_heavy_nodes_of_a_new_ring_stand_apart() -> None:
+    """Side by side they would leave too much to a light one."""
+    weights = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 1.0, "e": 2.0, "f": 2.0}
+    assert overload(initial_ring(list(weights), list(weights.values())), 3)[1] > OVERLOAD
+    order = spread_order(weights, {}, 3)
+    assert overload(initial_ring(order, [weights[n] for n in order]), 3)[1] <= OVERLOAD
+
+
+@pytest.mark.parametrize("heavy", range(6))
+def test_a_heavy_newcomer_stands_apart_from_the_heavy_one_there_is(heavy: int) -> None:
+    ring = initial_ring([f"n{i}" for i in range(6)], [2.0 if i == heavy else 1.0 for i in range(6)])
+    facts = ClusterFacts(initial_table(ring, 600), 3, {}, weights={"x": 2.0})
+    plan = make_add(facts, ["x"])
+    assert not plan.refusals, plan.refusals
 
 
 @given(st.data())
@@ -80,7 +107,7 @@ def test_one_node_of_every_zone_fits_into_a_ring_that_keeps_them_apart(data: st.
     ring = ring_of(zones * data.draw(st.integers(1, 3)))
     newcomers = [f"{z}new" for z in data.draw(st.permutations(zones))]
     everyone = by_letter([*ring.names, *newcomers])
-    places = places_apart(everyone, initial_table(ring, 60), newcomers, 3)
+    places = places_apart(everyone, dict.fromkeys(newcomers, 1.0), ring, (), 3)
     for node in newcomers:
         place = data.draw(st.sampled_from(places(ring, node)))
         ring = ring.adding(RingNode(node, place_between(ring, place)))
@@ -116,6 +143,66 @@ def test_a_ring_that_is_no_worse_than_today_is_planned() -> None:
     assert not make_replace(facts, "n4", "y").refusals
     worse = make_replace(facts, "n3", "y")
     assert [r.code for r in worse.refusals] == ["zones"]
+
+
+def spec_facts(ring: str, listed: Sequence[str]) -> ClusterFacts:
+    """As `spec_plan` makes them: whoever is in the ring and not listed has no zone any more."""
+    names = [f"{z}{ring[: i + 1].count(z)}" for i, z in enumerate(ring)]
+    table = initial_table(initial_ring(names), 600)
+    return ClusterFacts(table, 3, dict.fromkeys(range(600), 10), zones=by_letter(listed))
+
+
+def test_of_those_that_are_listed_instead_each_takes_the_place_its_zone_fits() -> None:
+    facts = spec_facts("abcabc", ["b9", "a9", "c1", "a2", "b2", "c2"])
+    plan = make_spec(facts, ["b9", "a9"], ["a1", "b1"])
+    assert not plan.refusals
+    assert {s.replaces: s.node for s in plan.steps} == {"a1": "a9", "b1": "b9"}
+
+
+def test_a_place_that_does_not_fit_the_zone_is_not_taken() -> None:
+    """b9 beside b1 would be two of one zone in a group; elsewhere on the ring it is not."""
+    facts = spec_facts("abcdef", ["b1", "c1", "d1", "e1", "f1", "b9"])
+    plan = make_spec(facts, ["b9"], ["a1"])
+    assert not plan.refusals and [s.kind for s in plan.steps] == ["add", "remove"]
+
+
+def test_every_node_can_be_listed_anew() -> None:
+    facts = spec_facts("abc", ["c7", "a7", "b7"])
+    plan = make_spec(facts, ["c7", "a7", "b7"], ["a1", "b1", "c1"])
+    assert not plan.refusals and [s.kind for s in plan.steps] == ["replace"] * 3
+    heavier = replace(facts, weights=dict.fromkeys(["c7", "a7", "b7"], 2.0))
+    plan = make_spec(heavier, ["c7", "a7", "b7"], ["a1", "b1", "c1"])
+    assert not plan.refusals and [s.kind for s in plan.steps] == ["add"] * 3 + ["remove"] * 3
+
+
+def test_a_zone_that_is_not_listed_any_more_does_not_make_a_crowd_look_old() -> None:
+    """c1 is gone from the file with its zone: what is left is judged by itself."""
+    facts = spec_facts("abcabd", ["a1", "b1", "a2", "b2", "d1"])
+    assert [r.code for r in make_spec(facts, [], ["c1"]).refusals] == ["zones"]
+    assert make_spec(facts, [], ["c1"], accept_layout=True).steps
+
+
+@pytest.mark.parametrize(
+    ("comes", "goes", "weights"),
+    [
+        (["n5", "n6"], ["n4"], {}),
+        (["n5"], ["n4"], {"n5": 2.0}),
+        (["n5", "n6"], ["n4"], {"n5": 2.0}),
+        (["n5"], ["n3", "n4"], {}),
+        (["n5", "n6"], ["n1", "n2"], {"n6": 3.0}),
+    ],
+)
+def test_no_slot_moves_twice_on_the_way_to_the_file(
+    comes: list[str], goes: list[str], weights: dict[str, float]
+) -> None:
+    """Also from a table that was evened out by bytes, where counts differ much."""
+    ring = initial_ring(["n1", "n2", "n3", "n4"])
+    owners = np.repeat(np.arange(4), [3000, 3000, 3000, 1000]).astype(np.uint16)
+    facts = ClusterFacts(PartitionTable(7, ring, owners), 2, {}, weights=weights)
+    plan = make_spec(facts, comes, goes, accept_layout=True)
+    assert plan.steps and len({m.slot for m in plan.moves}) == len(plan.moves)
+    final = changes_of(plan, facts.table)[-1].new
+    assert set(final.ring.names) == {"n1", "n2", "n3", "n4"} - {*goes} | {*comes}
 
 
 def test_a_plan_is_made_all_the_same_when_the_layout_is_accepted() -> None:
