@@ -476,7 +476,7 @@ def _emit_rolled(session: Session, rolled: Rolled | None) -> None:
 
 def _emit_waves(session: Session, found: Waves, what: str) -> None:
     lines = _wave_lines(found, what) or [f"nothing would {what}"]
-    session.output.emit("cluster-waves", found, lambda: lines)
+    session.output.emit("cluster-waves", found, lambda: ["\n".join(lines)])
 
 
 def _wave_lines(found: Waves, what: str) -> list[str]:

@@ -106,7 +106,10 @@ def ring_tables(r: RingView) -> list[Table | str]:
         *("group id", "position"),
     )
     warned = [f"group {c.header} stops without zone {c.zone} ({', '.join(c.nodes)})" for c in r.crowded]
-    return [Table(headers, rows, title=f"ring, table version {r.table_version}", wide=2), *warned]
+    return [
+        Table(headers, rows, title=f"ring, table version {r.table_version}", wide=2),
+        *(["\n".join(warned)] if warned else []),
+    ]
 
 
 def slot_tables(s: SlotsView) -> list[Table | str]:

@@ -140,11 +140,12 @@ def objections(
     now = crowds(today, zones, replicas, allowed) if today is not None and told else []
     if len(after) > len(now):
         first = after[0]
+        they = " and ".join(first.nodes)
         yield (
             "zones",
             first.header,
             f"{len(after)} of {len(ring)} groups would have too many members in one zone"
-            f" ({len(now)} today): {' and '.join(first.nodes)} of group {first.header} are in {first.zone}",
+            f" ({len(now)} today): {they} of group {first.header} are in zone {first.zone}",
         )
     node, times = overload(ring, replicas)
     if times > max(OVERLOAD, overload(today, replicas)[1] if today else 0.0):
