@@ -63,6 +63,8 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
         cwd=tmp_path,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        # A suite that was started in the background of a script ignores SIGINT, and so would the demo.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         deadline = time.monotonic() + READY_LIMIT_S
