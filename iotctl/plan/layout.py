@@ -141,11 +141,12 @@ def objections(
     if len(after) > len(now):
         first = after[0]
         they = " and ".join(first.nodes)
+        before = f" ({len(now)} today)" if told else ""
         yield (
             "zones",
             first.header,
-            f"{len(after)} of {len(ring)} groups would have too many members in one zone"
-            f" ({len(now)} today): {they} of group {first.header} are in zone {first.zone}",
+            f"{len(after)} of {len(ring)} groups would have too many members in one zone{before}:"
+            f" {they} of group {first.header} are in zone {first.zone}",
         )
     node, times = overload(ring, replicas)
     if times > max(OVERLOAD, overload(today, replicas)[1] if today else 0.0):
