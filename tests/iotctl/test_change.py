@@ -217,7 +217,8 @@ def test_a_check_of_apply_asks_with_all_the_step_is_given(spec: Path) -> None:
             f"  - {{id: converge, uses: apply, with: {{allow_remove: {allow}}}}}\n"
         )
         done = iotctl(spec, "playbook", "check", "p.yaml", "-o", "json", cluster=FakeCluster())
-        assert [s["state"] for s in json.loads(done.out)["steps"]] == [state], done.out + done.err
+        assert done.code == 0, done.out + done.err
+        assert [s["state"] for s in json.loads(done.out)["steps"]] == [state], done.out
 
 
 def test_nodes_that_come_and_go_are_one_plan_in_which_no_slot_moves_twice(spec: Path) -> None:
