@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.hosts import Names
-from iotctl.cli.options import Yes
+from iotctl.cli.options import DryRun, Yes
 from iotctl.cli.session import now_ms, session_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def renew(
     within: Annotated[
         str, typer.Option("--within", metavar="30d", help="Renew what ends sooner than this.")
     ] = "30d",
+    dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
     """Renew what has ended or ends soon, yours too. Agents load it at once; nothing is restarted."""
@@ -50,15 +51,26 @@ def renew(
     session = session_of(ctx)
     source = session.source
     within_ms = parse_duration_ms(within)
-    session.confirm(f"renew certificates of {source.name} that end within {within}?", yes=yes)
+    if not dry_run:
+        session.confirm(f"renew certificates of {source.name} that end within {within}?", yes=yes)
     with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
         tell = partial(progress.update, "machines", total=len(nodes or source.file.nodes))
         found = certificates.renew(
-            source, nodes or (), machines, session.env, within_ms=within_ms, now_ms=now_ms(), done=tell
+            source,
+            nodes or (),
+            machines,
+            session.env,
+            within_ms=within_ms,
+            now_ms=now_ms(),
+            done=tell,
+            dry_run=dry_run,
         )
     session.output.emit("certificates", found, lambda: [_table(found.certificates)])
     code = _code(found)
-    session.output.note("next: iotctl cluster check" if code else "next: iotctl cluster status")
+    if dry_run:
+        session.output.note("next: iotctl cert renew" if found.changed else "nothing is due")
+    else:
+        session.output.note("next: iotctl cluster check" if code else "next: iotctl cluster status")
     return code
 
 

@@ -119,13 +119,20 @@ def _deploy_local(session: Session, fleet: LocalFleet, names: list[str], *, wait
     return 0
 
 
-def start(ctx: typer.Context, nodes: Names = None) -> None:
+def start(ctx: typer.Context, nodes: Names = None, dry_run: DryRun = False) -> None:
     """Start the agents that are down."""
     from iotctl.execute.agents import agents_of
+    from iotctl.execute.rolling import Waves
 
     session = session_of(ctx)
+    names = nodes or session.source.node_names
     with _machines(session) as machines:
-        begun = agents_of(session.source, machines).start(nodes or session.source.node_names)
+        agents = agents_of(session.source, machines)
+        if dry_run:
+            down = agents.down(names)
+            _emit_waves(session, Waves([down] if down else [], [], ""), "start")
+            return
+        begun = agents.start(names)
     _emit_agents(session, "started", begun)
     session.output.note("next: iotctl cluster wait --for healthy")
 

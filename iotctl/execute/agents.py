@@ -15,6 +15,9 @@ from iotctl.spec.cluster import ClusterSource, NodeEntry
 class Agents(Protocol):
     """Raises `Unreachable` when a machine does not do it."""
 
+    def down(self, names: Sequence[str]) -> list[str]:
+        """Those of them that `start` would start."""
+
     def start(self, names: Sequence[str]) -> list[str]:
         """Start those that are down; returns them."""
 
@@ -31,6 +34,12 @@ class RemoteAgents:
     def __init__(self, source: ClusterSource, machines: Machines) -> None:
         self._source = source
         self._machines = machines
+
+    def down(self, names: Sequence[str]) -> list[str]:
+        answers = self._machines.each(
+            chosen(self._source, names), lambda node, host: bool(look(self._source, node, host).running)
+        )
+        return [n for n, runs in all_or_raise(answers, "nothing was changed").items() if not runs]
 
     def start(self, names: Sequence[str]) -> list[str]:
         def begin(node: NodeEntry, host: Host) -> bool:

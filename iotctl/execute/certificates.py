@@ -21,8 +21,8 @@ from nodeagent.model.errors import NodeAgentError
 class CertificateRow(msgspec.Struct, frozen=True):
     """`name` of a node or operator. Times in milliseconds, 0 when there is none.
 
-    `state`: `good`, `ending`, `expired`, `missing`, `foreign` (of another authority), `renewed`, or
-    `unreachable` when its machine does not tell.
+    `state`: `good`, `ending`, `expired`, `missing`, `foreign` (of another authority), `renewed`, `due` (to be
+    renewed; in a dry run), or `unreachable` when its machine does not tell.
     """
 
     name: str
@@ -34,7 +34,10 @@ class CertificateRow(msgspec.Struct, frozen=True):
 
 
 class Certificates(msgspec.Struct, frozen=True):
-    """The authority first, then the operator's, then those of the nodes. `changed`: how many were renewed."""
+    """The authority first, then the operator's, then those of the nodes.
+
+    `changed`: how many were renewed, or are due in a dry run.
+    """
 
     certificates: list[CertificateRow]
     changed: int
@@ -71,9 +74,13 @@ def renew(
     within_ms: int,
     now_ms: int,
     done: OnDone,
+    dry_run: bool = False,
 ) -> Certificates:
     """New certificates for what ends within `within_ms`, the operator's first; running agents load theirs at
     once. No data is touched and nothing is restarted. A machine that does not do it holds up no other.
+
+    Args:
+        dry_run: only say which are due.
 
     Raises:
         RefusedProblem: the authority is not here, or has expired itself.
@@ -92,13 +99,18 @@ def renew(
         )
     operator = _operator(source, env, authority, now_ms)
     renewed = operator.state == "missing" or operator.expires_ms <= now_ms + within_ms
-    if renewed:
+    if renewed and dry_run:
+        operator = msgspec.structs.replace(operator, state="due")
+    elif renewed:
         credentials.make_operator(source, env, authority)
         operator = msgspec.structs.replace(_operator(source, env, authority, now_ms), state="renewed")
 
     def one(node: NodeEntry, host: Host) -> CertificateRow:
         found = looked[node.name]
         files = credentials.node_files(node, found, authority, now_ms, within_ms=within_ms)
+        if dry_run:
+            row = _row(node.name, found.text(CERT), authority.cert, now_ms)
+            return msgspec.structs.replace(row, state="due") if files else row
         if not files:
             if found.running:  # an earlier run may have ended before it told the agent
                 service(source, node, host, found).reload()
@@ -114,7 +126,7 @@ def renew(
     for node in nodes:
         row = rows.get(node.name)
         every.append(row if isinstance(row, CertificateRow) else _silent(node))
-    return Certificates(every, sum(r.state == "renewed" for r in every))
+    return Certificates(every, sum(r.state in ("renewed", "due") for r in every))
 
 
 def issue(

@@ -132,6 +132,10 @@ class LocalFleet:
         self._make_node(entry, seeds, source.settings(), join=True, node_settings=extra)
         return entry
 
+    def down(self, names: Sequence[str]) -> list[str]:
+        """Those of them whose agent does not run."""
+        return [n.name for n in self.nodes() if n.pid is None and n.name in names]
+
     def start(self, names: Sequence[str] | None = None) -> list[str]:
         """Start the named nodes that are down (by default all of the spec); returns those that were started.
 

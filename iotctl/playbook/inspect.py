@@ -86,6 +86,7 @@ class Inspector:
             "cluster.upgrade": lambda a: self._deploy("cluster.upgrade", a),
             "cluster.init": lambda a: self._file("cluster.yaml"),
             "cluster.trust": self._trust,
+            "cert.renew": self._renew,
             "apply": self._apply,
             "approve": lambda a: Inspection(READS),
             "migrate": self._migrate,
@@ -208,6 +209,16 @@ class Inspector:
             return Inspection(UNKNOWN, ran.told.strip())
         new = [h["node"] for h in ran.document["hosts"] if h["state"] != "known"]
         return _would(f"host keys of {', '.join(new)} are accepted") if new else _done("all keys are known")
+
+    def _renew(self, arguments: Arguments) -> Inspection:
+        ran = self._dry_run("cert.renew", arguments)
+        if ran.code:
+            return Inspection(UNKNOWN, ran.told.strip())
+        due = [c["name"] for c in ran.document["certificates"] if c["state"] == "due"]
+        if due:
+            return _would(f"certificates of {', '.join(due)} are renewed")
+        # A run that was killed may have brought one that its agent was not told of: it must be run.
+        return Inspection(UNKNOWN, "none is due; running agents are told to read theirs again")
 
     def _apply(self, arguments: Arguments) -> Inspection:
         ran = self._dry_run("apply", arguments)

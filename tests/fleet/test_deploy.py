@@ -104,7 +104,10 @@ def test_one_node_is_stopped_a_second_one_is_refused_and_start_brings_it_back(pl
     assert plant.pid("node3") == 0
     code, _, err = plant.iotctl("cluster", "stop", "node2", "--yes")
     assert code == 5 and "quorum" in err and plant.pid("node2")
+    assert plant.json("cluster", "start", "--dry-run")["waves"] == [["node3"]]
+    assert plant.pid("node3") == 0
     assert plant.json("cluster", "start")["nodes"] == ["node3"]
+    assert plant.json("cluster", "start", "--dry-run")["waves"] == []
     assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
 
 
@@ -237,10 +240,20 @@ def test_all_certificates_have_expired_and_one_command_heals_it(plant: Plant) ->
     assert code == 4
     shown = plant.json("cert", "show")["certificates"]
     assert [c["state"] for c in shown] == ["good", "expired", "expired", "expired", "expired"]
+    due = plant.json("cert", "renew", "--dry-run")
+    assert [c["state"] for c in due["certificates"]] == ["due"] * 4 and due["changed"] == 4
+    assert [c["state"] for c in plant.json("cert", "show")["certificates"]] == ["good"] + ["expired"] * 4
+    (plant.directory / "renew.yaml").write_text(
+        "apiVersion: iotctl/v1\nname: renew\nsteps:\n  - {id: renew, uses: cert.renew}\n"
+    )
+    (step,) = plant.json("playbook", "check", "renew.yaml")["steps"]
+    assert step["state"] == "would_change" and "node1, node2, node3" in step["message"]
     assert plant.json("cert", "renew", "--yes")["changed"] == 4
     assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
     assert plant.pids() == pids, "nothing was restarted"
+    assert plant.json("cert", "renew", "--dry-run")["changed"] == 0
     assert plant.json("cert", "renew", "--yes")["changed"] == 0
+    assert plant.json("playbook", "run", "renew.yaml")["changed"] == 0
 
 
 def test_a_certificate_for_a_reader(plant: Plant) -> None:
