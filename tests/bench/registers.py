@@ -1,6 +1,6 @@
 """Clients that overwrite registers on schedule and read them strongly; what they saw.
 
-One small write every 18 ms to each group, whether or not the last one was answered, so that a pause shows at
+One small write every 17 ms to each group, whether or not the last one was answered, so that a pause shows at
 its full length. A stream is one cell that is overwritten with its own sequence number: a strong read that
 begins after write n was acknowledged must find n or more.
 """
@@ -25,7 +25,7 @@ from nodeagent.model.ids import GroupId
 from nodeagent.partition.hash import shard_of, slot_of, time_partition
 from tests.bench.figures import Figure, of
 
-EVERY_S = 0.018
+EVERY_S = 0.017
 STREAMS_PER_GROUP = 80
 READERS = 4
 READ_PAUSE_S = 0.25
