@@ -145,10 +145,8 @@ def stop(
     yes: Yes = False,
 ) -> None:
     """Stop agents: all of them, or those named while every group keeps its quorum without them."""
-    from iotctl.errors import RefusedProblem
     from iotctl.execute.agents import agents_of
     from iotctl.execute.rolling import Waves
-    from iotctl.execute.stopping import ok_to_stop
 
     session = session_of(ctx)
     names = _long_running(session, list(nodes or session.source.node_names), older_than)
@@ -160,24 +158,35 @@ def stop(
         return
     whole = set(names) == set(session.source.node_names)
     if not whole:
-        members = {n.node for n in session.cluster.meta().nodes}
-        found = ok_to_stop(session.cluster, [n for n in names if n in members], now_ms=now_ms())
-        if not found.ok:
-            lost = found.lost[0]
-            raise RefusedProblem(
-                f"{lost.group} would lose its quorum; nothing was stopped",
-                why=lost.why or f"{len(lost.left)} voters would be left, {lost.needed} are needed",
-                next=f"iotctl cluster ok-to-stop {' '.join(names)}",
-            )
+        _check_may_stop(session, names)
     what = f"all {len(names)} nodes; the cluster is down then" if whole else ", ".join(names)
     if dry_run:
         _emit_waves(session, Waves([names], [], ""), "stop")
         return
     session.confirm(f"stop {what} ({session.source.name})?", yes=yes)
-    with _machines(session) as machines:
+    lock = nullcontext() if whole else session.locked(f"cluster stop {' '.join(names)}")
+    with _machines(session) as machines, lock:
+        if not whole:
+            _check_may_stop(session, names)  # another program may have stopped others since
         ended = agents_of(session.source, machines).stop(names)
     _emit_agents(session, "stopped", ended)
     session.output.note("next: iotctl cluster start")
+
+
+def _check_may_stop(session: Session, names: list[str]) -> None:
+    """Raises `RefusedProblem`: a group would lose its quorum without them."""
+    from iotctl.errors import RefusedProblem
+    from iotctl.execute.stopping import ok_to_stop
+
+    members = {n.node for n in session.cluster.meta().nodes}
+    found = ok_to_stop(session.cluster, [n for n in names if n in members], now_ms=now_ms())
+    if not found.ok:
+        lost = found.lost[0]
+        raise RefusedProblem(
+            f"{lost.group} would lose its quorum; nothing was stopped",
+            why=lost.why or f"{len(lost.left)} voters would be left, {lost.needed} are needed",
+            next=f"iotctl cluster ok-to-stop {' '.join(names)}",
+        )
 
 
 def restart(
@@ -250,6 +259,7 @@ def upgrade(
         session.confirm(f"upgrade {session.source.name} to {todo.plan.version}?", yes=yes)
         with session.locked(f"cluster upgrade to {todo.plan.version}"):
             todo = _carry_out(session, _looked_again(session, todo, machines, nodes or ()), machines)
+            behind = todo.plan.is_behind  # an agent that was down when it was shown may run by now
 
             def between(node: str) -> None:
                 deploying.configure(todo, node, machines.of(todo.entries[node]))

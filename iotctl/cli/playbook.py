@@ -153,6 +153,7 @@ def _runner(
     from iotctl.cli.catalogue import verbs
     from iotctl.playbook.inspect import Inspector
     from iotctl.playbook.run import Runner, Values
+    from iotctl.spec.cluster import load_cluster
     from iotctl.spec.playbook import values_of
 
     values = Values(*values_of(book, _given(var), session.env))
@@ -162,7 +163,14 @@ def _runner(
         verbs(),
         values,
         command=command,
-        inspect=Inspector(verbs(), lambda: session.cluster, command, session.cwd, now_ms),
+        inspect=Inspector(
+            verbs(),
+            lambda: session.cluster,
+            command,
+            session.cwd,
+            now_ms,
+            listed=lambda: load_cluster(session.source.path).node_names,
+        ),
         built_in={
             "assert": _assert,
             "approve": lambda a, v, step, own: _approve(session, a, v, own, approved),

@@ -29,6 +29,7 @@ from iotctl.fleet.local import FleetNode
 from iotctl.output.document import FORMAT_VERSION
 from iotctl.output.failure import Failure
 from iotctl.pipeline.report import MigrateReport, VerifyReport
+from iotctl.plan.make import KINDS
 from iotctl.plan.model import Plan
 from iotctl.playbook.model import Report
 
@@ -182,7 +183,7 @@ def schema_of(kind: str) -> dict[str, Any]:
     schema = msgspec.json.schema(BODIES[kind])
     name = schema["$ref"].rpartition("/")[2]
     body = schema["$defs"].pop(name)
-    kinds = ["add-node", "remove-node", "rebalance", "none"] if kind == "plan" else [kind]
+    kinds = list(KINDS) if kind == "plan" else [kind]
     body["properties"] = {
         "format_version": {"const": FORMAT_VERSION},
         "kind": {"enum": kinds},

@@ -200,6 +200,12 @@ def received_bytes(statuses: Mapping[str, NodeStatus | NodeAgentError], operatio
     }
 
 
+def removed_by(meta: MetaView, node: str) -> Operation | None:
+    """The operation by which this node left, if that is the last there was about it."""
+    own = [o for o in meta.operations if node in (o.joining, o.leaving)]
+    return own[-1] if own and own[-1].leaving == node and own[-1].stage is Stage.DONE else None
+
+
 def open_operations(view: MetaView) -> list[Operation]:
     return [o for o in view.operations if o.stage not in ENDED]
 

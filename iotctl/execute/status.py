@@ -16,13 +16,13 @@ from iotctl.execute.operations import (
     describe_operation,
     open_operations,
     received_bytes,
+    removed_by,
 )
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.config import RaftSettings
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import META
 from nodeagent.model.limits import DISK_LOW_BYTES
-from nodeagent.model.operation import Stage
 from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeRecord, NodeStatus
 
 ELECTION_LOOKS_S = (1.0, 1.0, 1.5)
@@ -406,11 +406,11 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
 
 def _removal(node: str, facts: Facts) -> Problem | None:
     """A listed node that has left: whoever removed it did not wait, so its file and agent are as before."""
-    own = [o for o in (facts.view.operations if facts.view else ()) if node in (o.joining, o.leaving)]
-    if not own or own[-1].leaving != node or own[-1].stage is not Stage.DONE:
+    operation = removed_by(facts.view, node) if facts.view else None
+    if operation is None:
         return None
-    message = f"{node} was removed by {own[-1].id} and is still in cluster.yaml"
-    return Problem("warning", "removal_unfinished", node, "", message, f"iotctl ops wait {own[-1].id}")
+    message = f"{node} was removed by {operation.id} and is still in cluster.yaml"
+    return Problem("warning", "removal_unfinished", node, "", message, f"iotctl ops wait {operation.id}")
 
 
 def _group_problems(

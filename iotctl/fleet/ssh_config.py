@@ -15,6 +15,7 @@ import msgspec
 
 from iotctl.errors import InputProblem
 
+PORT_MAX = 65_535
 ASK_TIMEOUT_S = 10.0
 CONFIG = "IOTCTL_SSH_CONFIG"
 """Environment: a file read instead of `~/.ssh/config`."""
@@ -76,13 +77,21 @@ def route_of(target: Target, env: Mapping[str, str]) -> Route:
 
 
 def jump_target(word: str, before: Sequence[str] = ()) -> Target:
-    """`[user@]host[:port]` as `ssh -J` takes it, reached through those `before` it."""
+    """`[user@]host[:port]` as `ssh -J` takes it, reached through those `before` it.
+
+    Raises:
+        InputProblem: the port is no number from 1 on.
+    """
     user, _, place = word.rpartition("@")
     if place.startswith("["):
         host, _, port = place[1:].partition("]")
         port = port.removeprefix(":")
+    elif place.count(":") > 1:  # an IPv6 address by itself
+        host, port = place, ""
     else:
         host, _, port = place.partition(":")
+    if port and not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= PORT_MAX):
+        raise InputProblem(f"{word}: {port!r} is no port", next="[user@]host[:port], an IPv6 address in [ ]")
     return Target(word, host, user, int(port or 0), jump=",".join(before))
 
 

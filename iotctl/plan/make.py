@@ -72,6 +72,8 @@ STRATEGIES = ("slots", "bytes", "write-rate")
 
 ADD, REMOVE, REPLACE, REBALANCE = "add-node", "remove-node", "replace-node", "rebalance"
 SPEC, NONE = "spec", "none"
+KINDS = (ADD, REMOVE, REPLACE, REBALANCE, SPEC, NONE)
+"""What a plan may be called."""
 
 
 def make_add(

@@ -4,13 +4,13 @@ This is what makes check mode exact and a second run quiet: each verb that chang
 state in which its work is done.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from iotctl.errors import Unreachable, UsageProblem
 from iotctl.execute.cluster import Cluster
-from iotctl.execute.operations import open_operations
+from iotctl.execute.operations import open_operations, removed_by
 from iotctl.execute.rolling import running_longer
 from iotctl.playbook.command_line import command_line
 from iotctl.playbook.model import NO_CHANGE, READS, UNKNOWN, WOULD_CHANGE, Command, Inspection, Ran
@@ -66,8 +66,11 @@ class Inspector:
         command: Command,
         directory: Path,
         now_ms: Callable[[], int],
+        listed: Callable[[], Collection[str]],
     ) -> None:
+        """`listed`: the nodes in cluster.yaml as it is now."""
         self._now_ms = now_ms
+        self._listed = listed
         self._verbs = verbs
         self._cluster = cluster
         self._command = command
@@ -120,9 +123,12 @@ class Inspector:
     def _remove(self, arguments: Arguments) -> Inspection:
         meta, nodes = self._meta(), _list(arguments["nodes"])
         there = [n for n in nodes if n in meta.ring]
-        return _under_way(meta, nodes) or (
-            _would(f"{', '.join(there)} leave", there) if there else _done("none of them is in the cluster")
-        )
+        if under_way := _under_way(meta, nodes):
+            return under_way
+        if there:
+            return _would(f"{', '.join(there)} leave", there)
+        half_left = None if arguments.get("no_write_spec") else self._half_left(meta, nodes)
+        return half_left or _done("none of them is in the cluster")
 
     def _replace(self, arguments: Arguments) -> Inspection:
         meta = self._meta()
@@ -130,8 +136,18 @@ class Inspector:
         if under_way := _under_way(meta, [old, new]):
             return under_way
         if new in meta.ring and old not in meta.ring:
-            return _done(f"{new} is there, {old} is gone")
+            half_left = None if arguments.get("no_write_spec") else self._half_left(meta, [old])
+            return half_left or _done(f"{new} is there, {old} is gone")
         return _would(f"{new} takes the place of {old}")
+
+    def _half_left(self, meta: MetaView, nodes: Sequence[str]) -> Inspection | None:
+        """A node the agents let go while nobody waited, who would have ended its agent and taken its line out
+        of cluster.yaml: with that line the next `apply` would bring it back."""
+        for node in sorted(set(nodes) & set(self._listed())):
+            if operation := removed_by(meta, node):
+                message = f"{node} left; its agent and its line in cluster.yaml go too"
+                return Inspection(WOULD_CHANGE, message, operation=operation.id)
+        return None
 
     def _drain(self, arguments: Arguments, draining: bool) -> Inspection:
         node = next((n for n in self._meta().nodes if n.node == arguments["node"]), None)

@@ -215,12 +215,13 @@ class Runner:
         return {k: v if k in conditions else substitute(v, self._values) for k, v in step.arguments.items()}
 
     def _settled(self, step: StepEntry, arguments: dict[str, Any]) -> Inspection:
-        """The look, after an operation that is doing this step's work already has ended."""
-        found = self._inspect(step.uses, arguments)
-        if not found.operation:
-            return found
-        self._command(["ops", "wait", found.operation], step.timeout)
-        return self._inspect(step.uses, arguments)
+        """The look, after operations that are doing this step's work already have ended."""
+        found, waited = self._inspect(step.uses, arguments), set[str]()
+        while found.operation and found.operation not in waited:
+            waited.add(found.operation)
+            self._command(["ops", "wait", found.operation], step.timeout)
+            found = self._inspect(step.uses, arguments)
+        return found
 
     def _apply(self, i: int, step: StepEntry, arguments: dict[str, Any], found: Inspection) -> Ran:
         """One command, or one for each part of its nodes with `serial`; nodes that are done are left out."""
@@ -231,11 +232,15 @@ class Runner:
             arguments = {**arguments, "nodes": list(found.left)}
         nodes = arguments.get("nodes")
         batches = parts(nodes, step.serial) if step.serial and isinstance(nodes, list) else [nodes]
-        last = Ran(0, None, "")
+        last, changed = Ran(0, None, ""), 0
         for batch in batches:
             last = self._command(self._words(step, {**arguments, "nodes": batch}), step.timeout)
             if last.code:
-                break
+                return last
+            if isinstance(last.document, dict):
+                changed += int(last.document.get("changed", 0))
+        if isinstance(last.document, dict) and "changed" in last.document:
+            return msgspec.structs.replace(last, document={**last.document, "changed": changed})
         return last
 
     def _words(self, step: StepEntry, arguments: Mapping[str, Any]) -> list[str]:

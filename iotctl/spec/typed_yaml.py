@@ -8,6 +8,7 @@ can point at it too.
 
 import difflib
 import re
+import sys
 import types
 from dataclasses import dataclass, field
 from pathlib import Path as File
@@ -31,6 +32,9 @@ _SCALARS: dict[type, str] = {
     bool: "true or false",
 }
 _INT = re.compile(r"-?(0|[1-9][0-9]*)")
+_ESCAPE = re.compile(r"\\U([0-9A-Fa-f]{8})")
+DIGITS_MAX = 30
+"""Of an integer: more are no number of anything here, and slow to read."""
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _BOOL = {"true": True, "false": False}
 
@@ -243,6 +247,11 @@ def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
             where=f"{file}:{_place(text[: error.position])}",
             next="delete it, or write it as an escape in double quotes",
         ) from None
+    except ValueError:  # from PyYAML's own chr()
+        found = next(m for m in _ESCAPE.finditer(text) if int(m[1], 16) > sys.maxunicode)
+        raise InputProblem(
+            f"{found[0]} names no character", where=f"{file}:{_place(text[: found.start()])}"
+        ) from None
     if root is None:
         raise InputProblem("the file is empty", where=f"{file}:1:1")
     reader = _Reader(file)
@@ -267,7 +276,7 @@ def _value(node: yaml.ScalarNode) -> str | int | float | bool | None:
         return text
     if tag == "bool":
         return _BOOL.get(text)
-    if tag == "int" and _INT.fullmatch(text):
+    if tag == "int" and _INT.fullmatch(text) and len(text) <= DIGITS_MAX:
         return int(text)
     if tag == "float" and _FLOAT.fullmatch(text):
         return float(text)

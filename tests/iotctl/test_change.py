@@ -407,6 +407,23 @@ def test_a_removal_is_ended_here_by_whoever_sees_its_end(
     assert "node3" not in (spec / "cluster.yaml").read_text() and "-  - {name: node3" in done.err
 
 
+def test_a_playbook_ends_a_removal_that_nobody_waited_for(spec: Path) -> None:
+    """iotctl was killed while the node left; the agents ended it alone. The step is not done before the file
+    is right; then it is, and changes nothing more."""
+    (spec / "p.yaml").write_text(
+        "apiVersion: iotctl/v1\nname: out\nsteps:\n"
+        "  - {id: out, uses: cluster.remove-node, with: {nodes: [node3]}}\n"
+    )
+    cluster = removal(Stage.DONE)
+    check = iotctl(spec, "playbook", "check", "p.yaml", "-o", "json", cluster=cluster)
+    assert [s["state"] for s in json.loads(check.out)["steps"]] == ["would_change"], check.out
+    env = {"XDG_STATE_HOME": str(spec / "state")}
+    assert iotctl(spec, "playbook", "run", "p.yaml", cluster=cluster, env=env).code == 0
+    assert "node3" not in (spec / "cluster.yaml").read_text() and not cluster.begun
+    again = iotctl(spec, "playbook", "run", "p.yaml", "-o", "json", cluster=cluster, env=env)
+    assert json.loads(again.out)["changed"] == 0
+
+
 def test_a_node_that_came_back_is_not_removed_by_its_old_operation(spec: Path) -> None:
     cluster = removal(Stage.DONE)
     cluster.names.append("node3")

@@ -81,6 +81,12 @@ def test_published_schemas_are_those_of_the_structs(kind: str) -> None:
     assert (published.DIRECTORY / f"{kind}.json").read_text() == published.text_of(kind)
 
 
+def test_every_name_of_a_plan_is_published() -> None:
+    assert {"add-node", "remove-node", "replace-node", "rebalance", "spec", "none"} == set(
+        published.schema_of("plan")["properties"]["kind"]["enum"]
+    )
+
+
 @pytest.mark.parametrize("kind", sorted(KEYS))
 def test_stable_keys_are_published(kind: str) -> None:
     """No key of the contract is lost by a rename."""

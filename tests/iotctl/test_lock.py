@@ -58,6 +58,14 @@ def test_a_run_is_refused_while_another_program_works_and_begins_nothing(place: 
     assert not list(place.glob("here/**/*.jsonl")), "what never began is not there to be resumed"
 
 
+def test_nothing_is_stopped_while_another_program_is_at_it(place: Path) -> None:
+    """Two that ask at the same moment are each told that their node may stop."""
+    cluster = FakeCluster()
+    hold(cluster, "ann@elsewhere pid 7 (0.0)")
+    done = iotctl(place, "cluster", "stop", "node1", "--yes", cluster=cluster)
+    assert done.code == 10 and "cluster restart node1" in done.err, done.err
+
+
 def test_another_machine_goes_on_with_a_run(place: Path) -> None:
     """With nothing of the first one's: the record is the cluster's."""
     cluster = FakeCluster()

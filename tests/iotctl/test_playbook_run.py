@@ -316,6 +316,25 @@ def test_command_lines() -> None:
     assert command_line(VERBS["cluster.drain"], {"node": "-x"}) == ["cluster", "drain", "--", "-x"]
 
 
+@pytest.mark.parametrize(("changed", "state"), [((1, 0), "changed"), ((0, 0), "ok")])
+def test_every_part_of_a_step_counts(tmp_path: Path, changed: tuple[int, int], state: str) -> None:
+    """The last part alone did once, and hid what the others had changed."""
+    plant, told = Plant(), iter(changed)
+
+    def command(words: Sequence[str], timeout: str = "") -> Ran:
+        plant.command(words, timeout)
+        return Ran(0, {"changed": next(told)}, "")
+
+    text = (
+        TEXT[: TEXT.index("  - id: undrain")]
+        .replace("  - id: drain\n", "")
+        .replace("    uses: cluster.drain\n    with: {node: node1}\n", "")
+    )
+    one = runner(tmp_path, plant, FileJournal(tmp_path / "j"), text)
+    one._command = command
+    assert states(one.run()) == [state]
+
+
 @pytest.mark.parametrize(
     ("serial", "sizes"),
     [([1], [1] * 7), ([1, "50%"], [1, 3, 3]), (["100%"], [7]), ([2, 3], [2, 3, 2]), (["1%"], [1] * 7)],

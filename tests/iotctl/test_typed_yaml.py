@@ -41,6 +41,8 @@ def failure(text: str) -> tuple[str, str]:
         ("name:", "1:6", "expected text, found nothing"),
         ("name: [a]", "1:7", "expected text, found a list"),
         ("name: a\ncount: 010", "2:8", "plain decimal digits"),
+        ("name: a\ncount: " + 5000 * "9", "2:8", "count: "),
+        ('name: a\nfree: "\\U00110000"', "2:8", "\\U00110000 names no character"),
         ("name: a\ncount: 0x1f", "2:8", "plain decimal digits"),
         ("name: a\ncount: 1_000", "2:8", "plain decimal digits"),
         ("name: a\ncount: 10:30", "2:8", "plain decimal digits"),
