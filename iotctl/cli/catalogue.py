@@ -28,6 +28,7 @@ READING = frozenset(
         "cluster.nodes",
         "cluster.ok-to-stop",
         "cluster.ring",
+        "cluster.schema",
         "cluster.slots",
         "cluster.status",
         "cluster.wait",

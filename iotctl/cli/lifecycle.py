@@ -36,7 +36,7 @@ OlderThan = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    for command in (init, deploy, start, stop, restart, upgrade, logs, destroy):
+    for command in (init, schema, deploy, start, stop, restart, upgrade, logs, destroy):
         app.command()(command)
 
 
@@ -53,6 +53,16 @@ def init(
     made = initialise(session.cwd, hosts, name=name, replicas=replicas, env=session.env)
     session.output.emit("cluster-init", made, lambda: [f"{made.file}\n{made.authority}"])
     session.output.note("next: iotctl cluster trust, then iotctl cluster deploy")
+
+
+def schema(ctx: typer.Context) -> None:
+    """The JSON Schema of cluster.yaml, for editors."""
+    import msgspec
+
+    from iotctl.spec.cluster_schema import cluster_schema
+
+    session = session_of(ctx)
+    session.out.write(msgspec.json.format(msgspec.json.encode(cluster_schema()), indent=2).decode() + "\n")
 
 
 def deploy(

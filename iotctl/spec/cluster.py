@@ -22,6 +22,10 @@ class _Fail(Protocol):
 API_VERSION = "iotctl/v1"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLACE = re.compile(r"(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+")
+TRANSPORTS = ("ssh", "local")
+SECTION_BOUNDS = {"replicas": (1, 9), "slots": (1, SLOTS_MAX), "shards": (1, 65_535), "meta_voters": (1, 9)}
+"""Least and most of each, inclusive."""
+
 PORT = 9003
 HTTP_PORT = 9004
 
@@ -181,8 +185,8 @@ def check_cluster(loaded: Loaded[ClusterFile]) -> None:
 
     if file.apiVersion != API_VERSION:
         fail(f"apiVersion: {file.apiVersion!r} is not known; use {API_VERSION}", "apiVersion")
-    if file.defaults.transport not in ("ssh", "local"):
-        near = suggest(file.defaults.transport, ["ssh", "local"])
+    if file.defaults.transport not in TRANSPORTS:
+        near = suggest(file.defaults.transport, list(TRANSPORTS))
         fail(f"defaults.transport: unknown {file.defaults.transport!r}{near}", "defaults", "transport")
     _check_section(file.cluster, fail)
     _check_nodes(file, fail)
@@ -210,13 +214,8 @@ def _check_places(file: ClusterFile, fail: _Fail) -> None:
 
 
 def _check_section(section: ClusterSection, fail: _Fail) -> None:
-    bounds = (
-        ("replicas", section.replicas, 1, 9),
-        ("slots", section.slots, 1, SLOTS_MAX),
-        ("shards", section.shards, 1, 65_535),
-        ("meta_voters", section.meta_voters, 1, 9),
-    )
-    for key, value, low, high in bounds:
+    for key, (low, high) in SECTION_BOUNDS.items():
+        value = getattr(section, key)
         if not low <= value <= high:
             fail(f"cluster.{key}: {value} is not between {low} and {high}", "cluster", key)
     if not section.name.strip():

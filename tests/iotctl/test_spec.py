@@ -1,14 +1,16 @@
 """`cluster.yaml`: errors name their exact place, edits touch only their lines."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
 from iotctl.errors import InputProblem, UsageProblem
-from iotctl.spec.cluster import NodeEntry, load_cluster
+from iotctl.spec.cluster import SECTION_BOUNDS, NodeEntry, load_cluster
 from iotctl.spec.edit import add_node, diff, remove_node
 from iotctl.spec.units import parse_duration_ms, parse_rate
-from tests.iotctl.fakes import SPEC
+from tests.iotctl.fakes import SPEC, iotctl
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -124,3 +126,22 @@ def test_rates(text: str, rate: int) -> None:
 def test_what_is_no_rate_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageProblem):
         parse_rate(text)
+
+
+def test_the_schema_says_what_the_reader_takes(tmp_path: Path) -> None:
+    """An editor marks what the reader would refuse: keys, bounds, choices."""
+    schema = json.loads(iotctl(tmp_path, "cluster", "schema").out)
+    parts = schema["$defs"]
+    assert all(part["additionalProperties"] is False for part in parts.values())
+    assert set(parts["ClusterFile"]["required"]) == {"apiVersion", "cluster", "nodes"}
+    assert parts["ClusterFile"]["properties"]["apiVersion"] == {"const": "iotctl/v1"}
+    for key, (low, high) in SECTION_BOUNDS.items():
+        said = parts["ClusterSection"]["properties"][key]
+        assert (said["minimum"], said["maximum"]) == (low, high)
+        for value in (low - 1, high + 1):
+            path = tmp_path / "cluster.yaml"
+            others = re.sub(rf"^  {key}: .*\n", "", SPEC, flags=re.MULTILINE)
+            path.write_text(others.replace("cluster:\n", f"cluster:\n  {key}: {value}\n"))
+            with pytest.raises(InputProblem, match=f"cluster.{key}: {value} is not between"):
+                load_cluster(path)
+    assert parts["Defaults"]["properties"]["transport"]["enum"] == ["ssh", "local"]
