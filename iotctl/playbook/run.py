@@ -182,7 +182,7 @@ class Runner:
         except (KeyError, BadExpression) as error:
             message = str(error.args[0])
             return self._result(i, step, FAILED, message=message, code=5)
-        digest = _digest(step.uses, arguments)
+        digest = self._digest(step.uses, arguments)
         try:
             found = self._settled(step, arguments)
         except IotctlError as error:
@@ -324,7 +324,7 @@ class Runner:
     def _check_same(self, i: int, step: StepEntry, earlier: Entry) -> None:
         """What was run must be what the file says; a later step may have been mended."""
         try:
-            now = _digest(step.uses, self._arguments(step))
+            now = self._digest(step.uses, self._arguments(step))
         except (KeyError, BadExpression):
             now = ""
         if now != earlier.digest:
@@ -334,6 +334,11 @@ class Runner:
                 next="undo that change, or begin a new run without --resume",
                 where=self._playbook.marks.where("steps", i),
             )
+
+    def _digest(self, uses: str, arguments: Any) -> str:
+        """Without the secrets: a new one makes no other step, and none can be guessed from it."""
+        text = self._values.redact(msgspec.json.encode([uses, arguments], order="sorted").decode())
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _now(self) -> int:
         return int(self._clock() * 1000)
@@ -358,10 +363,6 @@ def parts(nodes: Sequence[Any], serial: Sequence[Any]) -> list[list[Any]]:
 def _size(part: Any, total: int) -> int:
     text = str(part)
     return max(1, total * int(text[:-1]) // 100) if text.endswith("%") else int(text)
-
-
-def _digest(uses: str, arguments: Any) -> str:
-    return hashlib.sha256(msgspec.json.encode([uses, arguments], order="sorted")).hexdigest()[:16]
 
 
 def _failure(ran: Ran) -> tuple[str, str]:

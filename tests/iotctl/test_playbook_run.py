@@ -98,11 +98,12 @@ def runner(
     plant: Plant,
     journal: Journal,
     text: str = TEXT,
+    token: str = "s3cret",
 ) -> Runner:
     path = directory / "p.yaml"
     path.write_text(text)
     book = load_playbook(path, VERBS)
-    values, secrets = values_of(book, {}, {"TOKEN": "s3cret"})
+    values, secrets = values_of(book, {}, {"TOKEN": token})
     return Runner(
         book,
         VERBS,
@@ -274,6 +275,16 @@ def test_a_step_that_was_run_cannot_be_changed(tmp_path: Path) -> None:
         runner(
             tmp_path, plant, FileJournal(tmp_path / "j"), TEXT.replace("{node: node1}", "{node: node2}", 1)
         ).run()
+
+
+def test_a_secret_may_be_another_when_a_run_goes_on(tmp_path: Path) -> None:
+    plant = Plant(fails="add-node")
+    text = TEXT.replace("{node: node1}", '{node: "${token}"}', 1)
+    runner(tmp_path, plant, FileJournal(tmp_path / "j"), text).run()
+    plant.fails = ""
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j"), text, token="another").run()
+    assert not report.failed and not report.resume
+    assert plant.effects.count("cluster drain s3cret") == 1 and "cluster drain another" not in plant.effects
 
 
 def test_a_step_that_failed_may_be_mended(tmp_path: Path) -> None:
