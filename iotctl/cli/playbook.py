@@ -137,9 +137,16 @@ def _bring(session: Session, runs: Path, run_id: str, name: str) -> None:
 
 def _load(session: Session, file: str) -> Playbook:
     from iotctl.cli.catalogue import verbs
+    from iotctl.errors import InputProblem
+    from iotctl.playbook.report import annotation_of
     from iotctl.spec.playbook_check import load_playbook
 
-    return load_playbook(session.cwd / file, verbs())
+    try:
+        return load_playbook(session.cwd / file, verbs())
+    except InputProblem as error:
+        if _is_annotated(session):
+            session.err.write(annotation_of(error, file) + "\n")
+        raise
 
 
 def _runner(
@@ -330,6 +337,10 @@ def _tell(session: Session, result: StepResult, number: int, total: int) -> None
     session.output.note(f"[{number}/{total}] {result.name}: {state}")
 
 
+def _is_annotated(session: Session) -> bool:
+    return session.env.get("GITHUB_ACTIONS") == "true"
+
+
 def _reported(
     session: Session,
     file: str,
@@ -348,7 +359,7 @@ def _reported(
         _write(session.cwd / junit, reports.junit(report, file, fail_on_change=fail_on_change))
     if json:
         _write(session.cwd / json, to_json(document(kind, report)))
-    if session.env.get("GITHUB_ACTIONS") == "true":
+    if _is_annotated(session):
         session.err.write("".join(line + "\n" for line in reports.annotations(report, file)))
     if path := session.env.get("GITHUB_STEP_SUMMARY"):
         with Path(path).open("a", encoding="utf-8") as out:

@@ -3,6 +3,7 @@
 import re
 from xml.etree import ElementTree
 
+from iotctl.errors import InputProblem
 from iotctl.playbook.model import CHANGED, FAILED, PENDING, SKIPPED, UNKNOWN, Report, StepResult
 
 ANNOTATIONS_MAX = 10
@@ -11,6 +12,7 @@ ANNOTATIONS_MAX = 10
 SUMMARY_BYTES_MAX = 1_000_000
 """GitHub drops a larger one whole."""
 
+_PLACE = re.compile(r":(\d+):(\d+)$")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
@@ -62,6 +64,14 @@ def annotations(report: Report, file: str) -> list[str]:
         if len(there) > len(shown):
             lines.append(f"::{kind} file={_property(file)}::{len(there) - len(shown)} more")
     return lines
+
+
+def annotation_of(error: InputProblem, file: str) -> str:
+    """The same of a file that cannot be run at all."""
+    place = _PLACE.search(error.where)
+    line, column = place.groups() if place else ("1", "1")
+    text = "\n".join(filter(None, [error.what, error.why, error.next and f"next: {error.next}"]))
+    return f"::error file={_property(file)},line={line},col={column}::{_data(text)}"
 
 
 def summary(report: Report) -> str:

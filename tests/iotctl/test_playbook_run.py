@@ -451,6 +451,16 @@ def test_a_failed_run_says_how_to_go_on_and_does(place: Path) -> None:
     assert resumed.code == 0 and cluster.drained == {"node2"}, resumed.err
 
 
+def test_an_invalid_playbook_is_annotated_at_its_place(place: Path) -> None:
+    (place / "p.yaml").write_text("apiVersion: iotctl/v1\nname: x\nsteps:\n  - {uses: cluster.dran}\n")
+    for verb in ("validate", "check", "run"):
+        done = iotctl(place, "playbook", verb, "p.yaml", env={"GITHUB_ACTIONS": "true"})
+        assert done.code == 3 and "::error file=p.yaml,line=4,col=" in done.err, done.err
+    assert "::error" not in iotctl(place, "playbook", "validate", "p.yaml").err
+    missing = iotctl(place, "playbook", "validate", "q.yaml", env={"GITHUB_ACTIONS": "true"})
+    assert missing.code == 3 and "::error file=q.yaml,line=1,col=1::" in missing.err
+
+
 @pytest.mark.parametrize(
     ("that", "code"),
     [
