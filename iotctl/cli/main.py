@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import gc
 import os
 import re
 import signal
@@ -298,4 +299,6 @@ def on_sigterm() -> Iterator[None]:
 
 
 def main() -> None:
+    # To look for garbage while modules load takes a short command a twentieth of its time.
+    gc.set_threshold(50_000)
     sys.exit(run(sys.argv[1:]))

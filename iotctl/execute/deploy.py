@@ -4,6 +4,7 @@ What the agents of a running cluster read only when they start is left to `upgra
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -111,11 +112,12 @@ def prepare(
     """
     picked = chosen(source, names)
     everyone = list(source.file.nodes)
-    which = software()
-
-    answers = machines.each(
-        everyone, partial(examine, source), lambda n: on_step("asking machines", n, len(everyone))
-    )
+    with ThreadPoolExecutor(1) as beside:  # it reads all of our code, while the machines are at work
+        reading = beside.submit(software)
+        answers = machines.each(
+            everyone, partial(examine, source), lambda n: on_step("asking machines", n, len(everyone))
+        )
+        which = reading.result()
     silent = [n.name for n in everyone if isinstance(answers[n.name], Unreachable)]
     heard = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
     existing = {n: f.text(CONFIG) for n, (_, f) in heard.items()}

@@ -11,10 +11,12 @@ import msgspec
 import yaml
 
 from iotctl.errors import RefusedProblem
-from iotctl.plan.layout import objections, spread_order
 from iotctl.spec.cluster import ClusterSource, NodeEntry
 from nodeagent.model.config import ClusterSettings, Seed
 from nodeagent.partition.ring import initial_ring
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Of what we wrote ourselves, and a fleet has many of them."""
 
 
 def is_new(existing: Mapping[str, str]) -> bool:
@@ -58,6 +60,8 @@ def node_settings(
 
 def ring_order(source: ClusterSource) -> list[NodeEntry]:
     """The nodes of a new cluster in the order of its ring: as listed, or so that zones are kept apart."""
+    from iotctl.plan.layout import spread_order  # takes as long to import as asking a machine does
+
     entries = {n.name: n for n in source.file.nodes}
     order = spread_order(source.weights, source.zones, source.file.cluster.replicas)
     return [entries[n] for n in order]
@@ -69,6 +73,8 @@ def check_layout(source: ClusterSource) -> None:
     Raises:
         RefusedProblem: says which group or node.
     """
+    from iotctl.plan.layout import objections
+
     nodes = ring_order(source)
     ring = initial_ring([n.name for n in nodes], [n.weight for n in nodes])
     for _, _, why in objections(ring, source.zones, source.file.cluster.replicas):
@@ -132,7 +138,7 @@ def _check_address(source: ClusterSource, entry: NodeEntry, present: dict[str, A
 
 def _read(node: str, text: str) -> dict[str, Any]:
     try:
-        found = yaml.safe_load(text)
+        found = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise _unreadable(node, str(error).replace("\n", " ")) from None
     if not isinstance(found, dict) or not isinstance(found.get("seeds"), list):

@@ -38,7 +38,11 @@ for id in /etc/machine-id /proc/sys/kernel/random/boot_id; do
 done
 say machine "$machine"
 say user "$user"
-say cpus "$(getconf _NPROCESSORS_ONLN)"
+cpus=0
+while IFS=' :' read -r key rest; do
+    case $key in cpu[0-9]*) cpus=$((cpus + 1)) ;; cpu) ;; *) break ;; esac
+done 2>/dev/null </proc/stat
+say cpus "$cpus"
 memory=
 while read -r key kib rest; do
     [ "$key" = MemTotal: ] && memory=$kib && break
@@ -50,31 +54,46 @@ say init "$line"
 [ -z "$sudo" ] || say sudo yes
 at=$data
 while [ ! -d "$at" ]; do at=$(dirname "$at"); done
-df -Pk "$at" | {
-    read -r heading
-    read -r device blocks used free rest
-    say data_kib "$free"
-}
+ports=$*
+set -- $(df -Pk "$at")
+say data_kib "${11}"  # its heading has seven words
 if [ -w "$at" ]; then say data_writable yes; fi
+# The one its software runs from; the newest otherwise, which must be started to be known.
+base= version=
+while IFS=' =' read -r key value; do
+    case $key in
+        home) base=$value ;;
+        version) version=$value ;;
+    esac
+done 2>/dev/null <"$data/app/pyvenv.cfg"
+python="$base/python${version%.*} $version"
+case $python in *" "*" "*) python= ;; esac
+[ -x "${python% *}" ] && [ -x "$data/app/bin/python" ] || python=
+[ -z "$python" ] || say python "$python"
 for name in PYTHONS; do
+    [ -z "$python" ] || break
     command -v "$name" >/dev/null || continue
     if found=$("$name" -ISc 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null); then
         say python "$name $found"
         break
     fi
 done
-cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | awk -v ports="$*" '
+six=/proc/net/tcp6
+[ -r "$six" ] || six=
+awk -v ports="$ports" '
     BEGIN { count = split(ports, port, " "); for (i = 1; i <= count; i++) hex[i] = sprintf(":%04X", port[i]) }
-    $4 == "0A" { listens[substr($2, length($2) - 4)] = 1 }
-    END { for (i = 1; i <= count; i++) if (hex[i] in listens) print "taken=" port[i] }'
+    $4 == "0A" { listens[substr($2, length($2) - 4)] = 1; next }
+    FNR > 1 { nextfile }  # those that listen come first, and the others may be many
+    END { for (i = 1; i <= count; i++) if (hex[i] in listens) print "taken=" port[i] }' \
+    /proc/net/tcp $six
 """.replace("PYTHONS", " ".join(PYTHONS))
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """`machine`: equal for two looks at one machine since it was started. `python`: the newest there is,
-    `name version`, or "". `clock_ms`: how far the machine's clock is ahead of ours, known to within
-    `clock_error_ms`; None when its `date` told nothing. `data_free_bytes`: where the data would lie. `agent`:
-    the node's own runs there."""
+    """`machine`: equal for two looks at one machine since it was started. `python`: what its software runs
+    from, else the newest there is: `name version`, or "". `clock_ms`: how far the machine's clock is ahead of
+    ours, known to within `clock_error_ms`; None when its `date` told nothing. `data_free_bytes`: where the
+    data would lie. `agent`: the node's own runs there."""
 
     system: str
     release: str

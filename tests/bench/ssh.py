@@ -56,7 +56,7 @@ def run(*, quick: bool) -> Report:
     rounds, commands = (2, 50) if quick else (5, 300)
     with tempfile.TemporaryDirectory(prefix="bench-ssh-") as place, _plant(Path(place)) as plant:
         iotctl = _iotctl(plant, rounds)
-        once = _commands(plant, commands)
+        first, once = _commands(plant, commands)
         others = _others(plant, Path(place), rounds)
     bare = median(timed(lambda: subprocess.run([sys.executable, "-c", "pass"], check=True)) for _ in range(5))
     own = median(iotctl)
@@ -78,6 +78,7 @@ def run(*, quick: bool) -> Report:
             )
             for name, floor, times in others
         ),
+        of("the first command on a new connection", first, "ms"),
         of(
             "one command on an open connection",
             [median(once)],
@@ -114,18 +115,19 @@ def _iotctl(plant: Plant, rounds: int) -> list[float]:
     return [timed(once) for _ in range(rounds)]
 
 
-def _commands(plant: Plant, count: int) -> list[float]:
-    """Milliseconds of each of `count` commands, one after the other."""
-    sshd = plant.hosts["node1"]
+def _commands(plant: Plant, count: int) -> tuple[list[float], list[float]]:
+    """Milliseconds of the first command on each host, and of each of `count` more on one."""
     connector = Connector(KnownHosts(plant.directory), plant.env)
-    target = Target("node1", sshd.address, sshd.user, sshd.port, str(plant.directory / "id"))
+    hosts = []
     try:
-        host = connector.open(target)
-        try:
-            return [1e3 * timed(lambda: host.run(["true"])) for _ in range(count)]
-        finally:
-            host.close()
+        for name, sshd in plant.hosts.items():
+            target = Target(name, sshd.address, sshd.user, sshd.port, str(plant.directory / "id"))
+            hosts.append(connector.open(target))
+        first = [1e3 * timed(partial(host.run, ["true"])) for host in hosts]
+        return first, [1e3 * timed(lambda: hosts[0].run(["true"])) for _ in range(count)]
     finally:
+        for host in hosts:
+            host.close()
         connector.close()
 
 

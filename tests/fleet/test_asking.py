@@ -1,7 +1,13 @@
 """Several questions in one trip, asked of this machine's own shell."""
 
+import os
+import shutil
+import socket
 import time
+import venv
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -36,6 +42,45 @@ def test_what_ends_early_is_no_answer() -> None:
     for broken in ("exit 3", "say a b; : ${nothing?}; say c d", "( say x y"):
         with pytest.raises(Unreachable, match="cannot be examined"):
             ask(ThisHost(), Question("say fine yes", ()), Question(broken, ()))
+
+
+def look(data: Path, *ports: int) -> facts.Facts:
+    (answer,) = ask(ThisHost(), facts.question(str(data), ports))
+    return facts.facts_of(answer, ThisHost(), agent=False)
+
+
+def test_a_machine_tells_what_it_has(tmp_path: Path) -> None:
+    """Of a directory that is not made yet, its disk is its parent's; a port is taken by who listens there."""
+    with ExitStack() as opened:
+        listen = [opened.enter_context(socket.create_server(("127.0.0.1", 0)))]
+        if Path("/proc/net/tcp6").exists():
+            listen.append(opened.enter_context(socket.create_server(("::1", 0), family=socket.AF_INET6)))
+        talks = opened.enter_context(socket.create_connection(listen[0].getsockname()))
+        taken = {s.getsockname()[1] for s in listen}
+        found = look(tmp_path / "to be" / "made", *taken, talks.getsockname()[1])
+    assert set(found.ports_taken) == taken
+    assert found.cpus == os.cpu_count() and found.system == "Linux" and found.data_writable
+    assert abs(found.data_free_bytes - shutil.disk_usage(tmp_path).free) < 1 << 30
+    name, _, version = found.python.partition(" ")
+    assert name.startswith("python3") and facts.version_of(version) > (3,)
+
+
+def test_software_that_is_there_tells_its_python(tmp_path: Path) -> None:
+    """The one it runs from, if that is there still; whatever else is installed by now."""
+    venv.create(tmp_path / "software", with_pip=False, symlinks=True)
+    (tmp_path / "app").symlink_to(tmp_path / "software")
+    settings = tmp_path / "software" / "pyvenv.cfg"
+    base, version = "", ""
+    for line in settings.read_text().splitlines():
+        key, _, value = line.partition(" = ")
+        base, version = (value if key == "home" else base), (value if key == "version" else version)
+    expected = f"{base}/python{version.rpartition('.')[0]} {version}"
+    assert look(tmp_path).python == expected
+    settings.write_text(settings.read_text().replace(base, "/nowhere"))
+    assert look(tmp_path).python.startswith("python3")
+    settings.write_text(settings.read_text().replace("/nowhere", base))
+    (tmp_path / "software" / "bin" / "python").unlink()
+    assert look(tmp_path).python.startswith("python3")
 
 
 class Clock(ThisHost):
