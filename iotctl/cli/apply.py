@@ -37,6 +37,9 @@ def apply(
     from iotctl.errors import RefusedProblem
     from iotctl.execute.change import ChangeRequest
     from iotctl.execute.convergence import spec_plan
+    from iotctl.execute.layout import table_of
+    from iotctl.execute.operations import open_operations
+    from iotctl.plan.apply import is_carried_out
 
     session = session_of(ctx)
     left: list[str] = []
@@ -56,10 +59,13 @@ def apply(
     for d in plan.differences:
         where = f"{d.node}: " if d.node else ""
         session.output.warn(f"{where}{d.what} stays {d.present}, cluster.yaml says {d.wanted}; {d.next}")
-    if not (plan.has_changes or plan.refusals):
-        session.output.emit(
-            "change", {"operations": [], "state": "done", "nodes": []}, lambda: ["no changes"]
-        )
+    done = not (plan.has_changes or plan.refusals)
+    if file is not None and not done:
+        view = session.cluster.meta(strong=True)
+        done = not open_operations(view) and is_carried_out(plan, table_of(view))
+    if done:
+        said = "no changes: the plan was carried out before" if plan.has_changes else "no changes"
+        session.output.emit("change", {"operations": [], "state": "done", "nodes": []}, lambda: [said])
         return 0
     request = ChangeRequest(
         by=session.operator,

@@ -68,6 +68,19 @@ def check_fresh(plan: Plan, table_version: int, spec_hash: str) -> None:
         raise RefusedProblem("the plan is stale", why="cluster.yaml has changed since", next=plan_again(plan))
 
 
+def is_carried_out(plan: Plan, table: PartitionTable) -> bool:
+    """Whether `table` is the one that `plan` leads to, and nothing else has changed it since."""
+    final = {m.slot: m.target for m in plan.moves}
+    come = {s.node for s in plan.steps if s.kind in ("add", "replace")}
+    return (
+        bool(plan.steps)
+        and table.version == plan.table_version + len(plan.steps)
+        and all(n in table.ring for n in come.difference(plan.leaving))
+        and not any(n in table.ring for n in plan.leaving)
+        and all(table.route(slot) == target for slot, target in final.items())
+    )
+
+
 def changes_of(plan: Plan, table: PartitionTable) -> tuple[Change, ...]:
     """The changes the plan's steps stand for, from `table` on (the one it was made for).
 

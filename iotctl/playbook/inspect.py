@@ -10,7 +10,7 @@ from typing import Any
 
 from iotctl.errors import Unreachable, UsageProblem
 from iotctl.execute.cluster import Cluster
-from iotctl.execute.operations import open_operations, removed_by
+from iotctl.execute.operations import WAITS, open_operations, removed_by
 from iotctl.execute.rolling import running_longer
 from iotctl.playbook.command_line import command_line
 from iotctl.playbook.model import NO_CHANGE, READS, UNKNOWN, WOULD_CHANGE, Command, Inspection, Ran
@@ -101,7 +101,7 @@ class Inspector:
     def __call__(self, verb: str, arguments: Arguments) -> Inspection:
         """Raises `IotctlError` when the state cannot be known."""
         if self._verbs[verb].reads:
-            return Inspection(READS)
+            return (verb.startswith("plan.") and self._changing(READS)) or Inspection(READS)
         known = self._known.get(verb)
         if known is None:
             return Inspection(UNKNOWN, f"{verb} cannot tell before it runs")
@@ -112,6 +112,12 @@ class Inspector:
 
     def _meta(self) -> MetaView:
         return self._cluster().meta(strong=True)
+
+    def _changing(self, state: str) -> Inspection | None:
+        """A change that goes on without anybody: what is planned beside it is stale at its end, and nothing
+        is applied before. One that waits for somebody may be waiting for days."""
+        found = next((o for o in open_operations(self._meta()) if o.state() not in WAITS), None)
+        return Inspection(state, f"{found.id} goes on", operation=found.id) if found else None
 
     def _add(self, arguments: Arguments) -> Inspection:
         meta, nodes = self._meta(), _list(arguments["nodes"])
@@ -237,6 +243,8 @@ class Inspector:
         return Inspection(UNKNOWN, "none is due; running agents are told to read theirs again")
 
     def _apply(self, arguments: Arguments) -> Inspection:
+        if changing := self._changing(WOULD_CHANGE):
+            return changing
         ran = self._dry_run("apply", arguments)
         if ran.code:
             return Inspection(UNKNOWN, ran.told.strip())

@@ -128,22 +128,20 @@ class Runner:
                 results.append(self._result(i, step, PENDING))
                 continue
             self._on_step(self._result(i, step, PENDING), i + 1, len(steps))
-            if earlier is not None and earlier.result is not None:
-                self._check_same(i, step, earlier)
-                if step.register:
-                    self._values.register(step.register, {"changed": earlier.result.state == CHANGED})
+            if earlier is not None and earlier.result is not None and self._is_same(i, step, earlier):
                 result = earlier.result
+                if step.register and result.state != FAILED:
+                    self._values.register(step.register, {"changed": result.state == CHANGED})
             else:
                 result = self._run_step(i, step)
             results.append(result)
             self._on_step(result, i + 1, len(steps))
             stopped = result.state == FAILED and step.on_failure != "continue"
         failed = sum(r.state == FAILED for r in results)
-        pending = sum(r.state == PENDING for r in results)
-        if not failed and not pending:
+        if not stopped:
             self._journal.append(Entry("ended", self._now()))
         changed = sum(r.state == CHANGED for r in results)
-        resume = self._again if failed or pending else ""
+        resume = self._again if stopped else ""
         return Report(self._playbook.file.name, self._journal.run_id, results, changed, failed, resume)
 
     # --- one step --------------------------------------------------------------------------------
@@ -199,7 +197,9 @@ class Runner:
         ran = self._apply(i, step, arguments, found)
         result = self._outcome(i, step, found, ran, began, digest)
         if result.state == FAILED:
-            return result  # no outcome: resume looks again
+            if step.on_failure == "continue":
+                self._journal.append(Entry("outcome", self._now(), own, digest, result))
+            return result  # without an outcome: resume looks again
         return self._over(step, own, digest, result, ran.document)
 
     def _over(self, step: StepEntry, own: str, digest: str, result: StepResult, document: Any) -> StepResult:
@@ -298,35 +298,41 @@ class Runner:
     # --- the journal -----------------------------------------------------------------------------
 
     def _done(self) -> dict[str, Entry]:
-        """Outcomes that stand.
+        """Outcomes that stand, failures that the run went on after among them.
 
         What was only read is read again, except by a step that let a later one begin and told it nothing: a
-        cluster that was healthy before a node was stopped is not while it is down.
+        cluster that was healthy before a node was stopped is not while it is down. What it wrote (`out`) may
+        be on another machine, and may not be true any more.
         """
         uses = dict(zip(self._playbook.ids, self._playbook.file.steps, strict=True))
         begun = self._begun()
         passed = max((i for i, own in enumerate(self._playbook.ids) if own in begun), default=0)
 
-        def stands(own: str, step: StepEntry) -> bool:
+        def stands(own: str, step: StepEntry, result: StepResult | None) -> bool:
             if not self._verbs[step.uses].reads:
                 return True
-            return not step.register and self._playbook.ids.index(own) < passed
+            failed = result is not None and result.state == FAILED
+            told = not failed and (step.register or "out" in step.arguments)
+            return not told and self._playbook.ids.index(own) < passed
 
         return {
             e.step: e
             for e in self._journal.entries()
-            if e.event == "outcome" and e.step in uses and stands(e.step, uses[e.step])
+            if e.event == "outcome" and e.step in uses and stands(e.step, uses[e.step], e.result)
         }
 
     def _begun(self) -> set[str]:
         return {e.step for e in self._journal.entries() if e.event == "intent"}
 
-    def _check_same(self, i: int, step: StepEntry, earlier: Entry) -> None:
-        """What was run must be what the file says; a later step may have been mended."""
+    def _is_same(self, i: int, step: StepEntry, earlier: Entry) -> bool:
+        """What was run must be what the file says; a later step may have been mended. Who approved of
+        something else is asked again: False."""
         try:
             now = self._digest(step.uses, self._arguments(step))
         except (KeyError, BadExpression):
             now = ""
+        if now != earlier.digest and step.uses == "approve":
+            return False
         if now != earlier.digest:
             raise InputProblem(
                 f"step {self._playbook.ids[i]} was run with other arguments; it and what follows was not run",
@@ -334,6 +340,7 @@ class Runner:
                 next="undo that change, or begin a new run without --resume",
                 where=self._playbook.marks.where("steps", i),
             )
+        return True
 
     def _digest(self, uses: str, arguments: Any) -> str:
         """Without the secrets: a new one makes no other step, and none can be guessed from it."""

@@ -1,15 +1,19 @@
-"""`python -m tests.fleet.killed EVENT:STEP before|after FILE -- WORDS…`: iotctl, killed there.
+"""`python -m tests.fleet.killed EVENT:STEP before|after|during FILE -- WORDS…`: iotctl, ended there.
 
-SIGKILL comes before the record is written anywhere, or once it is; FILE then says so."""
+SIGKILL comes before the record is written anywhere, or once it is; `during`: SIGINT comes while what the
+record speaks of is done. FILE then says so."""
 
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 from iotctl.cli.main import main
 from iotctl.playbook.journal import RunJournal
 from iotctl.playbook.model import Entry
+
+DURING_S = 0.3
 
 
 def die_at(record: str, when: str, told: Path) -> None:
@@ -17,10 +21,14 @@ def die_at(record: str, when: str, told: Path) -> None:
 
     def or_die(journal: RunJournal, entry: Entry) -> None:
         here = f"{entry.event}:{entry.step}" == record
-        if not here or when == "after":
+        if not here or when != "before":
             append(journal, entry)
-        if here:
-            told.write_text(record)
+        if not here:
+            return
+        told.write_text(record)
+        if when == "during":
+            threading.Timer(DURING_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+        else:
             os.kill(os.getpid(), signal.SIGKILL)
 
     RunJournal.append = or_die  # type: ignore[method-assign]

@@ -52,6 +52,7 @@ from nodeagent.model.requests import (
     WriteRatesReply,
 )
 from nodeagent.model.schema import TableSchema
+from nodeagent.partition.ranges import from_slots, to_slots
 from nodeagent.partition.ring import initial_ring
 from nodeagent.partition.table import initial_table
 
@@ -105,6 +106,9 @@ class FakeCluster:
     counts: list[dict[str, object]] = field(default_factory=list)
     error: Exception | None = None
     version: int = 7
+    owned: dict[int, str] = field(default_factory=dict)
+    """Whose each slot is since a change moved some; before it, every node has the same share."""
+
     sizes: dict[int, int] = field(default_factory=dict)
     rates: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     """By header; `sizes` of slots that do not hold 1 000 bytes."""
@@ -122,7 +126,8 @@ class FakeCluster:
     def view(self) -> MetaView:
         ring = initial_ring(self.names)
         table = initial_table(ring, SLOTS, self.version)
-        owners = [(start, end, n) for n in self.names for start, end in table.slots_of(n)]
+        owned = self.owned or {s: n for n in self.names for s in to_slots(table.slots_of(n))}
+        owners = [(s, e, n) for n in self.names for s, e in from_slots(s for s in owned if owned[s] == n)]
         return MetaView(
             node=next((n for n in self.names if n not in self.down), ""),
             applied=50,
@@ -277,6 +282,9 @@ class FakeCluster:
         if self.error is not None:
             raise self.error
         self.begun.append(change)
+        if change.gains:
+            self.owned = {s: n for start, end, n in self.view().owners for s in range(start, end)}
+            self.owned |= {s: n for n, slots in change.gains for s in to_slots(slots)}
         operation = make_operation(f"op-{50 + len(self.begun)}", change, stage=Stage.DONE)
         self.operations.append(operation)
         self.version += 1

@@ -1,7 +1,7 @@
 """Runs: what is done is left alone, a killed run goes on, nothing happens twice, reports can be read."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,16 @@ import pytest
 from iotctl.cli.catalogue import verbs
 from iotctl.errors import BusyProblem, InputProblem, UsageProblem
 from iotctl.playbook.command_line import command_line
+from iotctl.playbook.inspect import Inspector
 from iotctl.playbook.journal import FileJournal, find_run
 from iotctl.playbook.model import READS, Entry, Inspection, Journal, Ran, Report, StepResult
 from iotctl.playbook.report import annotations, junit, summary
-from iotctl.playbook.run import Runner, Values, parts
+from iotctl.playbook.run import BuiltIn, Runner, Values, parts
 from iotctl.spec.playbook import values_of
 from iotctl.spec.playbook_check import load_playbook
+from nodeagent.model.operation import Stage
 from nodeagent.model.requests import Reply, Request
-from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
+from tests.iotctl.fakes import SPEC, FakeCluster, iotctl, make_operation
 
 VERBS = verbs()
 TEXT = """\
@@ -79,7 +81,7 @@ class Plant:
     def inspect(self, verb: str, arguments: dict[str, Any]) -> Inspection:
         self.looks += 1
         match verb:
-            case "wait_for":
+            case "wait_for" | "plan.rebalance" | "approve":
                 return Inspection(READS)
             case "cluster.drain":
                 done = self.drained
@@ -99,6 +101,7 @@ def runner(
     journal: Journal,
     text: str = TEXT,
     token: str = "s3cret",
+    built_in: Mapping[str, BuiltIn] | None = None,
 ) -> Runner:
     path = directory / "p.yaml"
     path.write_text(text)
@@ -110,7 +113,7 @@ def runner(
         Values(values, secrets),
         command=plant.command,
         inspect=plant.inspect,
-        built_in={},
+        built_in=built_in or {},
         journal=journal,
         by="me",
         again="again",
@@ -190,7 +193,64 @@ def test_a_step_that_may_fail_does_not_end_the_run(tmp_path: Path) -> None:
         "with: {node: node1}\n  - id: add", "with: {node: node1}\n    on_failure: continue\n  - id: add"
     )
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j"), text).run()
-    assert states(report)[:2] == ["failed", "changed"] and report.failed >= 1
+    assert states(report)[:2] == ["failed", "changed"] and report.failed == 1
+
+
+def test_a_failure_that_the_run_went_on_after_stays_one(tmp_path: Path) -> None:
+    """A drill that could not read while a node was down has failed, though it could read by now. A run that
+    went to its end is over: only a new one tries it again."""
+    gate = "  - {id: serves, uses: wait_for, with: {for: healthy}, on_failure: continue, register: it}\n"
+    text = TEXT.replace("steps:\n", "steps:\n" + gate)
+    path = tmp_path / "j"
+    with pytest.raises(Killed):  # with the intent of `drain`
+        runner(tmp_path, Plant(fails="wait"), Mortal(FileJournal(path), 3, True), text).run()
+    report = runner(tmp_path, Plant(), FileJournal(path), text).run()
+    assert states(report) == ["failed", "changed", "changed", "changed"]
+    assert report.failed == 1 and not report.resume
+    assert FileJournal(path).entries()[-1].event == "ended"
+
+
+def test_what_a_step_wrote_is_written_again_before_it_is_used(tmp_path: Path) -> None:
+    """A plan may lie on another machine, and a change that was begun since has made it stale."""
+    step = "  - {id: plan, uses: plan.rebalance, with: {out: p.json}}\n"
+    for more, plans in ((step, 2), (step.replace(", with: {out: p.json}", ""), 1)):
+        text, plant = TEXT.replace("steps:\n", "steps:\n" + more), Plant(fails="add-node")
+        path = tmp_path / str(plans)
+        runner(tmp_path, plant, FileJournal(path), text).run()
+        plant.fails = ""
+        assert not runner(tmp_path, plant, FileJournal(path), text).run().failed
+        assert sum(e.startswith("plan rebalance") for e in plant.effects) == plans
+
+
+def test_who_approved_of_something_else_is_asked_again(tmp_path: Path) -> None:
+    asked = []
+
+    def approve(arguments: dict[str, Any], *rest: object) -> Ran:
+        asked.append(arguments["message"])
+        return Ran(0, {"changed": False}, "")
+
+    text = TEXT.replace("steps:\n", "steps:\n  - {uses: approve, with: {message: 'move 3 slots?'}}\n")
+    plant, path = Plant(fails="add-node"), tmp_path / "j"
+    for now in (text, text, text.replace("3 slots", "300 slots")):
+        runner(tmp_path, plant, FileJournal(path), now, built_in={"approve": approve}).run()
+    assert asked == ["move 3 slots?", "move 300 slots?"]
+
+
+@pytest.mark.parametrize(("paused", "waited"), [(False, "op-7"), (True, "")])
+def test_a_change_that_goes_on_is_waited_for_before_a_plan(tmp_path: Path, paused: bool, waited: str) -> None:
+    """What was planned beside it would be stale at its end. One that waits for somebody is not waited for."""
+    cluster = FakeCluster()
+    cluster.operations.append(make_operation("op-7", stage=Stage.MOVING))
+    cluster.operations[0].paused = paused
+
+    def none(words: Sequence[str], timeout: str = "") -> Ran:
+        return Ran(0, {"steps": []}, "")
+
+    inspect = Inspector(VERBS, lambda: cluster, none, tmp_path, lambda: 0, lambda: ())
+    found = inspect("plan.rebalance", {})
+    assert (found.state, found.operation) == (READS, waited)
+    assert inspect("apply", {"plan": "p"}).operation == waited
+    assert inspect("cluster.status", {}) == Inspection(READS)
 
 
 @dataclass

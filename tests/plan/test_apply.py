@@ -4,7 +4,15 @@ import msgspec
 import pytest
 
 from iotctl.errors import InputProblem, RefusedProblem
-from iotctl.plan.apply import changes_of, check_fresh, from_json, from_yaml, to_json, to_yaml
+from iotctl.plan.apply import (
+    changes_of,
+    check_fresh,
+    from_json,
+    from_yaml,
+    is_carried_out,
+    to_json,
+    to_yaml,
+)
 from iotctl.plan.make import make_add, make_rebalance, make_remove, make_replace
 from iotctl.plan.model import Plan
 from nodeagent.partition.change import ChangeKind
@@ -40,6 +48,22 @@ def test_steps_become_the_changes_that_were_planned() -> None:
     assert removed[-1].new.ring.names == ("n1", "n3", "n4", "n6")
     (move,) = changes_of(PLANS["rebalance"], facts_of(7, 122).table)
     assert move.kind is ChangeKind.MOVE
+
+
+@pytest.mark.parametrize("name", ["add", "remove", "replace", "replace by itself", "rebalance"])
+def test_a_plan_that_was_carried_out_is_known_by_its_table(name: str) -> None:
+    """Not before its last step, nor after any further change, nor in another cluster."""
+    plan, table = PLANS[name], facts_of(7, 122).table if name == "rebalance" else FACTS.table
+    assert not is_carried_out(plan, table)
+    *before, last = changes_of(plan, table)
+    assert is_carried_out(plan, last.new)
+    assert not any(is_carried_out(plan, change.new) for change in before)
+    assert not is_carried_out(plan, last.new.stamped(last.new.version + 1))
+    assert not is_carried_out(plan, facts_of(5, 120).table.stamped(last.new.version))
+
+
+def test_one_that_moves_nothing_was_never_carried_out() -> None:
+    assert not is_carried_out(PLANS["refused"], FACTS.table)
 
 
 def test_stale_plan_is_refused() -> None:
