@@ -3,6 +3,7 @@
 One cluster serves all tests of this file, in their order.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -227,6 +228,12 @@ def test_all_certificates_have_expired_and_one_command_heals_it(plant: Plant) ->
     """Agents and operator cannot speak to each other any more; SSH still can, and no data is touched."""
     share = plant.directory / "share" / "iotctl" / "plant"
     authority = identity.read_authority(share / "authority")
+    rows = "".join(f"{1_700_000_000_000 + i},d{i % 40},{i}\n" for i in range(4_000))
+    (plant.directory / "rows.csv").write_text("time,device,value\n" + rows)
+    words = ("--storage-group", "root.plant", "--table", "t", "--time", "time", "--tag", "device")
+    plant.json("data", "import", "rows.csv", *words)
+    counted = plant.json("data", "count")["tables"]
+    assert 4_000 in [c["rows"] for c in counted]
     for node in NODES:
         pair = identity.issue(authority, node, "node", hosts=("127.0.0.1",), days=-1)
         identity.write_identity(plant.home(node) / "tls", pair, authority.cert)
@@ -236,6 +243,7 @@ def test_all_certificates_have_expired_and_one_command_heals_it(plant: Plant) ->
     assert plant.iotctl("cluster", "stop", "--yes")[0] == 0  # as if they had been started anew since
     assert plant.iotctl("cluster", "start")[0] == 0
     pids = plant.pids()
+    held = data_of(plant)
     code, out, _ = plant.iotctl("cluster", "status", "--timeout", "5s")
     assert code == 4
     shown = plant.json("cert", "show")["certificates"]
@@ -251,9 +259,17 @@ def test_all_certificates_have_expired_and_one_command_heals_it(plant: Plant) ->
     assert plant.json("cert", "renew", "--yes")["changed"] == 4
     assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
     assert plant.pids() == pids, "nothing was restarted"
+    assert data_of(plant) == held and plant.json("data", "count")["tables"] == counted
     assert plant.json("cert", "renew", "--dry-run")["changed"] == 0
     assert plant.json("cert", "renew", "--yes")["changed"] == 0
     assert plant.json("playbook", "run", "renew.yaml")["changed"] == 0
+
+
+def data_of(plant: Plant) -> dict[str, tuple[int, str]]:
+    """Every file with rows, and what is in it."""
+    files = [f for n in NODES for f in (plant.home(n) / "data").rglob("*.tsfile")]
+    assert files
+    return {str(f): (f.stat().st_ino, hashlib.sha256(f.read_bytes()).hexdigest()) for f in files}
 
 
 def test_a_certificate_for_a_reader(plant: Plant) -> None:
