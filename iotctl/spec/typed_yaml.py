@@ -213,7 +213,12 @@ def load_file(path: File, kind: type[T]) -> tuple[str, Loaded[T]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise InputProblem(f"cannot read {path}", why=error.strerror or str(error), where=str(path)) from None
+        raise InputProblem(
+            f"cannot read {path}",
+            why=error.strerror or str(error),
+            next=f"ls -l {path if path.exists() else path.parent}",
+            where=str(path),
+        ) from None
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -240,7 +245,9 @@ def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
         mark = error.problem_mark or error.context_mark
         place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}:1:1"
         said = "" if isinstance(error, _Refused) else "not valid YAML: "
-        raise InputProblem(f"{said}{error.problem or error.context}", where=place) from None
+        problem = error.problem or error.context
+        hint = "indent with spaces" if "'\\t'" in str(problem) else ""
+        raise InputProblem(f"{said}{problem}", where=place, next=hint) from None
     except yaml.reader.ReaderError as error:
         raise InputProblem(
             f"the character U+{error.character:04X} is not allowed in YAML",
