@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +54,12 @@ def renew(
     within_ms = parse_duration_ms(within)
     if not dry_run:
         session.confirm(f"renew certificates of {source.name} that end within {within}?", yes=yes)
-    with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
+    lock = nullcontext() if dry_run else session.locked("cert renew")
+    with (
+        Machines(source, session.env, session.options.timeout_s) as machines,
+        session.progress() as progress,
+        lock,
+    ):
         tell = partial(progress.update, "machines", total=len(nodes or source.file.nodes))
         found = certificates.renew(
             source,

@@ -422,6 +422,8 @@ def execute_plan(
             provisioner=provisioner,
             on_note=session.output.note,
             on_update=operation_progress(progress),
+            locked=session.locked,
+            check=session.check_lock,
         )
     rows = [(o, s.node or "-") for o, s in zip(done.operations, plan.steps, strict=True)]
     session.output.emit("change", done, lambda: [Table(("operation", "node"), rows), f"state: {done.state}"])

@@ -78,6 +78,7 @@ def deploy(
     Nothing changes where nothing differs. What running agents read only at their start waits for `upgrade`.
     """
     from iotctl.execute import deploy as deploying
+    from iotctl.execute.lock import of_plan
 
     session = session_of(ctx)
     if session.fleet is not None:
@@ -91,8 +92,8 @@ def deploy(
             _show_plan(session, todo.plan)
             new = " as a new cluster" if todo.plan.new_cluster else ""
             session.confirm(f"deploy {session.source.name}{new}?", yes=yes)
-        lock = session.locked("cluster deploy") if todo.plan.has_changes else nullcontext()
-        with lock:
+        what = of_plan("cluster deploy", todo.plan)
+        with session.locked(what) if todo.plan.has_changes else nullcontext():
             if todo.plan.has_changes:
                 todo = _looked_again(session, todo, machines, nodes or ())
             _carry_out(session, todo, machines)
@@ -142,6 +143,7 @@ def start(ctx: typer.Context, nodes: Names = None, dry_run: DryRun = False) -> N
             down = agents.down(names)
             _emit_waves(session, Waves([down] if down else [], [], ""), "start")
             return
+        # Without the lock: what is down may be what it takes to have one.
         begun = agents.start(names)
     _emit_agents(session, "started", begun)
     session.output.note("next: iotctl cluster wait --for healthy")
@@ -174,11 +176,14 @@ def stop(
         _emit_waves(session, Waves([names], [], ""), "stop")
         return
     session.confirm(f"stop {what} ({session.source.name})?", yes=yes)
-    lock = nullcontext() if whole else session.locked(f"cluster stop {' '.join(names)}")
-    with _machines(session) as machines, lock:
-        if not whole:
-            _check_may_stop(session, names)  # another program may have stopped others since
-        ended = agents_of(session.source, machines).stop(names)
+    with _machines(session) as machines:
+        agents = agents_of(session.source, machines)
+        with session.locked(f"cluster stop {' '.join(names)}"):
+            if not whole:
+                _check_may_stop(session, names)  # another program may have stopped others since
+                ended = agents.stop(names)
+        if whole:  # who is down cannot take the lock back: that it was free must do
+            ended = agents.stop(names)
     _emit_agents(session, "stopped", ended)
     session.output.note("next: iotctl cluster start")
 
@@ -245,6 +250,7 @@ def upgrade(
 ) -> int:
     """Bring this machine's version and cluster.yaml's settings to running nodes, restarted one by one."""
     from iotctl.execute import deploy as deploying
+    from iotctl.execute.lock import of_plan
     from iotctl.execute.rolling import Waves, plan_waves
 
     session = session_of(ctx)
@@ -267,7 +273,7 @@ def upgrade(
             return 0
         _show_plan(session, todo.plan)
         session.confirm(f"upgrade {session.source.name} to {todo.plan.version}?", yes=yes)
-        with session.locked(f"cluster upgrade to {todo.plan.version}"):
+        with session.locked(of_plan(f"cluster upgrade to {todo.plan.version}", todo.plan)):
             todo = _carry_out(session, _looked_again(session, todo, machines, nodes or ()), machines)
             behind = todo.plan.is_behind  # an agent that was down when it was shown may run by now
 
@@ -335,6 +341,8 @@ def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False
             "some machines may hold data still",
             f"iotctl cluster destroy --confirm {source.name}",
         )
+        with session.locked(f"cluster destroy {source.name}"):
+            pass  # no cluster will be left to give it back to: that it was free must do
         done = destroying.destroy(source, machines, doomed)
     said = f"destroyed {', '.join(done.destroyed)}" if done.destroyed else "nothing was there"
     session.output.emit("cluster-destroy", done, lambda: [said])

@@ -175,6 +175,7 @@ def show_plan(session: Session, plan: Plan, *, out: str | None, detailed: bool) 
     """Print, save, and say by the exit code whether something would change."""
     from iotctl.errors import Exit, InputProblem
     from iotctl.execute.change import check_plan
+    from iotctl.execute.lock import plan_digest
     from iotctl.plan.apply import to_json, to_yaml
 
     if not plan.refusals:
@@ -188,7 +189,7 @@ def show_plan(session: Session, plan: Plan, *, out: str | None, detailed: bool) 
             raise InputProblem(
                 "the plan cannot be saved", why=error.strerror or str(error), where=str(path)
             ) from None
-        session.output.note(f"saved; next: iotctl apply {out}")
+        session.output.note(f"saved, its digest is {plan_digest(plan)}; next: iotctl apply {out}")
     return Exit.PENDING if detailed and plan.has_changes else Exit.DONE
 
 

@@ -6,6 +6,7 @@ waiting here only watches.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from iotctl.errors import BusyProblem, RefusedProblem, UsageProblem
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.facts import spec_hash
 from iotctl.execute.layout import table_of
+from iotctl.execute.lock import of_plan
 from iotctl.execute.operations import (
     OnOperation,
     blocked_on,
@@ -43,6 +45,9 @@ KINDS = {"add": "add-node", "remove": "remove-node", "replace": "replace-node", 
 """Of a plan's step: what the operation is called."""
 
 OnNote = Callable[[str], None]
+Locked = Callable[[str], AbstractContextManager[None]]
+"""Holds the cluster's lock, for what it says, while the block runs."""
+
 Probe = Callable[[NodeEntry], NodeStatus]
 
 
@@ -75,8 +80,14 @@ def execute(
     provisioner: Provisioner,
     on_note: OnNote,
     on_update: OnOperation,
+    locked: Locked = lambda what: nullcontext(),
+    check: Callable[[], None] = lambda: None,
 ) -> Executed:
     """Begin every step of `plan`, each after the one before it is over.
+
+    Args:
+        locked: held until the last change is begun: from then on the agents do it, and other work may begin.
+        check: called before each change is begun; raises `RefusedProblem` when the lock is not ours any more.
 
     Raises:
         RefusedProblem: the plan is stale or was refused.
@@ -93,40 +104,60 @@ def execute(
     begun: list[str] = []
     state = "running"
     version = view.table_version
-    for i, (step, change) in enumerate(zip(plan.steps, changes, strict=True)):
-        leaves = {"remove": step.node, "replace": step.replaces}.get(step.kind)
-        if step.kind in ("add", "replace"):
-            _check_idle(cluster)
-            entry = provisioner.place(step, request.host, request.port)
-            with started(provisioner, entry) as starting:
-                status = provisioner.status(entry)
-                begin = _begin(step, change, request, version, entry, status)
-                starting.asked = True
-                operation = cluster.begin_change(begin)
-        else:
-            entry = None
-            operation = cluster.begin_change(_begin(step, change, request, version, None, None))
-        begun.append(operation.id)
-        on_note(f"operation {operation.id}: {operation.title}")
-        if entry:
-            _spec_edit(source, partial(_with, entry=entry), request, on_note)
-        if not request.wait:
-            if leaves is not None:
-                on_note(f"{leaves} stays in {source.path.name} until the removal is over and waited for")
-            continue
-        last = i == len(plan.steps) - 1
-        operation = _wait(cluster, operation, request, on_update, final=last)
-        state = operation.state()
-        if state == "cancelled":
-            raise RefusedProblem(
-                f"operation {operation.id} was cancelled",
-                why=operation.last_error,
-                next=f"iotctl ops show {operation.id}",
-            )
-        if leaves is not None and state == "done":
-            _removed(source, provisioner, leaves, request, on_note)
-        version = cluster.meta(strong=True).table_version
+    named = [n for s in plan.steps for n in (s.replaces, s.node) if n]
+    with ExitStack() as held:
+        held.enter_context(locked(of_plan(" ".join([plan.kind, *named]), plan)))
+        for i, (step, change) in enumerate(zip(plan.steps, changes, strict=True)):
+            leaves = {"remove": step.node, "replace": step.replaces}.get(step.kind)
+            last = i == len(plan.steps) - 1
+            check()
+            operation = _begun(cluster, source, step, change, version, request, provisioner, on_note)
+            begun.append(operation.id)
+            if last:
+                held.close()
+            if not request.wait:
+                if leaves is not None:
+                    on_note(f"{leaves} stays in {source.path.name} until the removal is over and waited for")
+                continue
+            operation = _wait(cluster, operation, request, on_update, final=last)
+            state = operation.state()
+            if state == "cancelled":
+                raise RefusedProblem(
+                    f"operation {operation.id} was cancelled",
+                    why=operation.last_error,
+                    next=f"iotctl ops show {operation.id}",
+                )
+            if leaves is not None and state == "done":
+                _removed(source, provisioner, leaves, request, on_note)
+            version = cluster.meta(strong=True).table_version
     return Executed(begun, state, [s.node for s in plan.steps if s.node])
+
+
+def _begun(
+    cluster: Cluster,
+    source: ClusterSource,
+    step: Step,
+    change: Change,
+    version: int,
+    request: ChangeRequest,
+    provisioner: Provisioner,
+    on_note: OnNote,
+) -> Operation:
+    entry = None
+    if step.kind in ("add", "replace"):
+        _check_idle(cluster)
+        entry = provisioner.place(step, request.host, request.port)
+        with started(provisioner, entry) as starting:
+            status = provisioner.status(entry)
+            begin = _begin(step, change, request, version, entry, status)
+            starting.asked = True
+            operation = cluster.begin_change(begin)
+    else:
+        operation = cluster.begin_change(_begin(step, change, request, version, None, None))
+    on_note(f"operation {operation.id}: {operation.title}")
+    if entry:
+        _spec_edit(source, partial(_with, entry=entry), request, on_note)
+    return operation
 
 
 def _wait(

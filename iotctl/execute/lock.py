@@ -121,6 +121,16 @@ class HeldLock:
         return reply.lock
 
 
+def of_plan(what: str, plan: object) -> str:
+    """What a lock is taken for, with the digest of the plan: the audit log tells which one it was."""
+    return f"{what}, plan {plan_digest(plan)}"
+
+
+def plan_digest(plan: object) -> str:
+    """The same for a plan that was saved and read again."""
+    return hashlib.sha256(msgspec.json.encode(plan, order="sorted")).hexdigest()[:12]
+
+
 def is_lost(error: NodeAgentError) -> bool:
     """Whether the answer means that the lock is another's or nobody's, not that the leader is busy."""
     return isinstance(error, Busy) or bool(error.details.get("lost"))

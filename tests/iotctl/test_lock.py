@@ -8,17 +8,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from iotctl.errors import BusyProblem, Partly, RefusedProblem
+from iotctl.execute import destroy as destroying
 from iotctl.execute import lock
-from iotctl.execute.lock import HeldLock, is_gone, kept, owner_name
+from iotctl.execute.destroy import Doomed
+from iotctl.execute.lock import HeldLock, is_gone, kept, owner_name, plan_digest
+from iotctl.execute.machines import Machines
 from iotctl.execute.rolling import rolling
+from iotctl.plan.apply import from_json
 from iotctl.playbook.journal import RETRY_S, FileJournal, RunJournal, bring
 from iotctl.playbook.model import Entry
 from iotctl.renewal import Renewal
 from nodeagent.model.errors import Refused, Unavailable
-from nodeagent.model.requests import TakeLock
+from nodeagent.model.operation import Operation
+from nodeagent.model.requests import BeginChange, MetaView, TakeLock
 
 from .fakes import NOW_MS, SPEC, FakeCluster, Ran, iotctl
 from .test_rolling import FakeAgents
@@ -58,12 +64,58 @@ def test_a_run_is_refused_while_another_program_works_and_begins_nothing(place: 
     assert not list(place.glob("here/**/*.jsonl")), "what never began is not there to be resumed"
 
 
-def test_nothing_is_stopped_while_another_program_is_at_it(place: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "cluster stop node1 --yes",
+        "cluster stop --yes",
+        "cluster restart node1 --yes",
+        "cluster destroy --confirm plant",
+        "cluster remove-node node3 --yes",
+        "cert renew --yes",
+    ],
+)
+def test_nothing_is_done_while_another_program_is_at_it(
+    place: Path, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two that ask at the same moment are each told that their node may stop."""
+    monkeypatch.setattr(Machines, "of", lambda machines, node: pytest.fail("a machine was asked"))
+    monkeypatch.setattr(destroying, "survey", lambda *_: [Doomed("node1", "h", "/d", True, True, "")])
     cluster = FakeCluster()
     hold(cluster, "ann@elsewhere pid 7 (0.0)")
-    done = iotctl(place, "cluster", "stop", "node1", "--yes", cluster=cluster)
+    done = iotctl(place, *words.split(), cluster=cluster)
     assert done.code == 10 and "cluster restart node1" in done.err, done.err
+    assert not cluster.begun and (place / "cluster.yaml").read_text() == SPEC
+
+
+def test_the_audit_log_tells_which_plan_was_carried_out(place: Path) -> None:
+    cluster = FakeCluster()
+    words = ("plan", "remove-node", "node3", "--out", "p.json", "-o", "json")
+    assert iotctl(place, *words, cluster=cluster).code == 0
+    plan = from_json((place / "p.json").read_text())
+    assert iotctl(place, "apply", "p.json", "--yes", cluster=cluster).code == 0
+    taken, given_up = cluster.kept.image.audit[-2:]
+    assert taken[2].endswith(f": remove-node node3, plan {plan_digest(plan)}")
+    assert given_up[2].endswith("given up: done") and kept(cluster)[0] is None
+    other = msgspec.structs.replace(plan, table_version=plan.table_version + 1)
+    assert plan_digest(other) != plan_digest(plan)
+
+
+def test_the_lock_is_held_until_the_change_is_begun_and_no_longer(place: Path) -> None:
+    """The agents do it from then on, for hours perhaps; nobody has to wait for whoever watches it."""
+
+    class Watched(FakeCluster):
+        def begin_change(self, change: BeginChange) -> Operation:
+            assert kept(self)[0] is not None
+            return super().begin_change(change)
+
+        def meta(self, strong: bool = False) -> MetaView:
+            assert not self.begun or kept(self)[0] is None
+            return super().meta(strong)
+
+    cluster = Watched()
+    done = iotctl(place, "cluster", "remove-node", "node3", "--yes", cluster=cluster)
+    assert done.code == 0 and len(cluster.begun) == 1, done.err
 
 
 def test_another_machine_goes_on_with_a_run(place: Path) -> None:
