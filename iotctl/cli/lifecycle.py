@@ -227,12 +227,12 @@ def restart(
         _emit_waves(session, plan_waves(session.cluster, names, at_once), "restart")
         return
     if not names:
-        _emit_rolled(session, None)
+        _emit_rolled(session, _roll_none(session, "cluster restart"))
         return
     session.confirm(f"restart {', '.join(names)} of {session.source.name}, one by one?", yes=yes)
     with _machines(session) as machines, session.locked(f"cluster restart {' '.join(names)}"):
         names = _long_running(session, names, older_than)  # another program may have restarted some
-        rolled = _roll(session, machines, names, "iotctl cluster restart", at_once) if names else None
+        rolled = _roll(session, machines, names, "iotctl cluster restart", at_once)
     _emit_rolled(session, rolled)
 
 
@@ -256,7 +256,7 @@ def upgrade(
     session = session_of(ctx)
     if session.fleet is not None:
         session.output.note("a local fleet runs from this installation; iotctl cluster restart loads it")
-        _emit_rolled(session, None)
+        _emit_rolled(session, _roll_none(session, "cluster upgrade"))
         return 0
     with _machines(session) as machines:
         todo = _prepared(session, machines, nodes or ())
@@ -269,7 +269,7 @@ def upgrade(
             return 0
         if not behind and not todo.plan.has_changes:
             session.output.note(f"every node runs {todo.plan.version} with its settings")
-            _emit_rolled(session, None)
+            _emit_rolled(session, _roll_none(session, "cluster upgrade"))
             return 0
         _show_plan(session, todo.plan)
         session.confirm(f"upgrade {session.source.name} to {todo.plan.version}?", yes=yes)
@@ -457,6 +457,16 @@ def _roll(
         )
 
 
+def _roll_none(session: Session, what: str) -> Rolled:
+    """No agent is to be restarted; what a roll that was killed left is to be ended all the same."""
+    from iotctl.execute.rolling import Rolled, left_draining
+
+    if not left_draining(session.cluster):
+        return Rolled([], [])
+    with _machines(session) as machines, session.locked(what):
+        return _roll(session, machines, [], f"iotctl {what}", 1)
+
+
 def _wait_healthy(session: Session) -> bool:
     """Raises `Partly` when the time is up."""
     watch_healthy(session, timeout_s=HEALTHY_S, fleet=session.fleet)
@@ -499,12 +509,11 @@ def _emit_agents(session: Session, what: str, names: list[str]) -> None:
     session.output.emit("cluster-agents", {"what": what, "nodes": names}, lambda: [said])
 
 
-def _emit_rolled(session: Session, rolled: Rolled | None) -> None:
-    from iotctl.execute.rolling import Rolled
-
-    done = rolled or Rolled([], [])
+def _emit_rolled(session: Session, done: Rolled) -> None:
     said = f"restarted {', '.join(done.restarted)}" if done.restarted else "nothing was restarted"
     session.output.emit("cluster-rolled", done, lambda: [said])
+    for node in done.undrained:
+        session.output.note(f"{node} may lead again: a restart that was killed had left it draining")
     for node in done.draining:
         session.output.warn(f"{node} was draining before and still is: iotctl cluster undrain {node}")
 

@@ -4,7 +4,7 @@ Every agent is asked directly, in parallel; no leader is needed. The audit is th
 furthest. Times are those of each node's own clock.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -52,8 +52,18 @@ def events_of(cluster: Cluster, *, since_ms: int, limit: int, now_ms: int) -> Ev
     Raises:
         Unreachable: no agent answers.
     """
+    answers = _ask(cluster, GetEvents(since_ms, min(limit, EVENTS_REPLY_MAX)))
+    return merge(answers, since_ms=since_ms, limit=limit, now_ms=now_ms)
+
+
+def audit_of(cluster: Cluster) -> list[tuple[int, str, str]]:
+    """The meta group's audit log as (ms, who, what), oldest first; [] when no agent answers."""
+    told = [a for a in _ask(cluster, GetEvents(0, EVENTS_REPLY_MAX)).values() if isinstance(a, EventsReply)]
+    return list(_furthest(told).audit) if told else []
+
+
+def _ask(cluster: Cluster, request: GetEvents) -> dict[str, EventsReply | NodeAgentError]:
     statuses = cluster.statuses(STATUS_TIMEOUT_S)
-    request = GetEvents(since_ms, min(limit, EVENTS_REPLY_MAX))
 
     def ask(node: str) -> EventsReply | NodeAgentError:
         try:
@@ -66,8 +76,11 @@ def events_of(cluster: Cluster, *, since_ms: int, limit: int, now_ms: int) -> Ev
     up = [n for n, s in statuses.items() if isinstance(s, NodeStatus)]
     with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
         answers: dict[str, EventsReply | NodeAgentError] = dict(zip(up, pool.map(ask, up), strict=True))
-    answers |= {n: s for n, s in statuses.items() if isinstance(s, NodeAgentError)}
-    return merge(answers, since_ms=since_ms, limit=limit, now_ms=now_ms)
+    return answers | {n: s for n, s in statuses.items() if isinstance(s, NodeAgentError)}
+
+
+def _furthest(told: Sequence[EventsReply]) -> EventsReply:
+    return max(told, key=lambda a: (a.applied, a.node))
 
 
 def merge(
@@ -82,7 +95,7 @@ def merge(
             why="; ".join(f"{s.node}: {s.why}" for s in unread),
             next="iotctl cluster status",
         )
-    source = max(told, key=lambda a: (a.applied, a.node))
+    source = _furthest(told)
     rows = [EventRow(ms, "", META, "audit", who, what) for ms, who, what in source.audit]
     rows += [EventRow(e.time_ms, a.node, e.group, e.event, "", e.message) for a in told for e in a.events]
     rows.sort(key=lambda r: (r.time_ms, r.node, r.event))

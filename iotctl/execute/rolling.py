@@ -13,6 +13,7 @@ from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
 from iotctl.execute.agents import Agents
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.draining import set_draining
+from iotctl.execute.events import audit_of
 from iotctl.execute.status import Facts, collect
 from iotctl.execute.stopping import OkToStop, decide, ok_to_stop
 from nodeagent.model.errors import NodeAgentError
@@ -26,17 +27,21 @@ STILL_S = 10.0
 
 POLL_S = 0.25
 
+BY_A_ROLL = ", to restart it"
+"""Ends the name under which a node is drained here; what a killed roll left is known by it."""
+
 OnStep = Callable[[str, int, int, str], None]
 """Hears what is done, how many of how many nodes are over, and which node it is about."""
 
 
 class Rolled(msgspec.Struct, frozen=True):
     """`order`: which nodes were down together, one list after the other. `draining`: those that were draining
-    before, and still are."""
+    before, and still are. `undrained`: those that a roll which was killed had left draining."""
 
     restarted: list[str]
     order: list[list[str]]
     draining: list[str] = []
+    undrained: list[str] = []
 
 
 class Waves(msgspec.Struct, frozen=True):
@@ -77,6 +82,17 @@ def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int, *, now_m
     return found
 
 
+def left_draining(cluster: Cluster) -> list[str]:
+    """Nodes that only a roll wanted to drain. Under the lock no other one lives, so it was killed."""
+    draining = [n.node for n in cluster.meta(strong=True).nodes if n.draining]
+    last: dict[str, str] = {}
+    for _, who, what in audit_of(cluster) if draining else ():
+        verb, _, node = what.partition(" ")
+        if verb in ("drain", "undrain"):
+            last[node] = who
+    return [n for n in draining if last.get(n, "").endswith(BY_A_ROLL)]
+
+
 def rolling(
     cluster: Cluster,
     agents: Agents,
@@ -93,7 +109,7 @@ def rolling(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Rolled:
     """Restart `names`, at most `at_once` at the same time; those the cluster does not know hold nothing, and
-    come first.
+    come first. Before that, what a killed roll left draining may lead again. The caller holds the lock.
 
     Args:
         command: what the operator typed, to go on with.
@@ -104,6 +120,10 @@ def rolling(
         RefusedProblem: the first node cannot be stopped safely; nothing was stopped.
         Partly: some were restarted, the rest were left alone.
     """
+    by += BY_A_ROLL
+    undrained = left_draining(cluster)
+    for node in undrained:
+        set_draining(cluster, node, False, by)
     known = {n.node: n.draining for n in cluster.meta(strong=True).nodes}
     drained = {n for n, draining in known.items() if draining}
     order = []
@@ -142,7 +162,7 @@ def rolling(
         left = [n for n in left if n not in batch]
         on_step("restarted", len(names) - len(left), len(names), ", ".join(batch))
     restarted = [n for batch in order for n in batch]
-    return Rolled(restarted, order, [n for n in restarted if n in drained])
+    return Rolled(restarted, order, [n for n in restarted if n in drained], undrained)
 
 
 def _gate(

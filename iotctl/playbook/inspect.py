@@ -11,7 +11,7 @@ from typing import Any
 from iotctl.errors import Unreachable, UsageProblem
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.operations import WAITS, open_operations, removed_by
-from iotctl.execute.rolling import running_longer
+from iotctl.execute.rolling import left_draining, running_longer
 from iotctl.playbook.command_line import command_line
 from iotctl.playbook.model import NO_CHANGE, READS, UNKNOWN, WOULD_CHANGE, Command, Inspection, Ran
 from iotctl.spec.playbook import Verb
@@ -168,9 +168,13 @@ class Inspector:
     def _restart(self, arguments: Arguments) -> Inspection:
         names = _list(arguments.get("nodes") or []) or list(self._cluster().statuses())
         names = self._long_running(names, arguments)
-        if not names:
-            return _done(f"none has been running for {arguments['older_than']}")
-        return _would(f"{', '.join(names)} are restarted one by one")
+        if names:
+            return _would(f"{', '.join(names)} are restarted one by one")
+        return self._left_draining() or _done(f"none has been running for {arguments['older_than']}")
+
+    def _left_draining(self) -> Inspection | None:
+        left = left_draining(self._cluster())
+        return _would(f"{', '.join(left)} may lead again after a restart that was killed") if left else None
 
     def _stop(self, arguments: Arguments) -> Inspection:
         running = [n for n, up in self._up(arguments).items() if up]
@@ -218,7 +222,9 @@ class Inspector:
             for n in nodes
             if n["changes"] or n["start"] or (verb == "cluster.upgrade" and n["later"])
         ]
-        return _would(f"{', '.join(changing)} change") if changing else _done("nothing differs")
+        if changing:
+            return _would(f"{', '.join(changing)} change")
+        return (verb == "cluster.upgrade" and self._left_draining()) or _done("nothing differs")
 
     def _file(self, name: str) -> Inspection:
         return (

@@ -62,11 +62,13 @@ class Place:
             assert done.returncode == code and told.exists() == bool(code), done.stdout + done.stderr
         return json.loads(done.stdout)
 
+    def connect(self) -> BlockingCluster:
+        source = LocalFleet(self.directory / "fleet").source()
+        return BlockingCluster.connect(cluster_spec(source, operator_dir(source, {}), {}))
+
     def skew(self) -> None:
         """Half of what node1 has goes to node2."""
-        fleet = LocalFleet(self.directory / "fleet")
-        source = fleet.source()
-        with BlockingCluster.connect(cluster_spec(source, operator_dir(source, {}), {})) as cluster:
+        with self.connect() as cluster:
             slots = to_slots([r[:2] for r in cluster.meta().owners if r[2] == "node1"])
             gains = (("node2", from_slots(slots[: len(slots) // 2])),)
             begun = cluster.begin_change(BeginChange("rebalance", "", "tester", gains=gains))
@@ -116,6 +118,29 @@ def test_checked_interrupted_resumed_and_run_again(
     assert done["changed"] == changed and not done["failed"] and not done["resume"]
     again = tuple("older_than=1h" if g.startswith("older_than") else g for g in given)
     assert place.playbook("run", name, *again)["changed"] == 0
+
+
+def test_a_roll_that_was_killed_is_brought_to_its_end(place: Place) -> None:
+    """It left a node draining, and down perhaps; who goes on finds it, also when all else is done."""
+    spec = str(place.directory / "fleet" / "cluster.yaml")
+    words = ["--cluster", spec, "cluster", "restart", "--yes"]
+    with place.connect() as cluster:
+        rolling = subprocess.Popen([sys.executable, "-m", "iotctl", *words], stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 60.0
+            while not (left := [n.node for n in cluster.meta().nodes if n.draining]):
+                assert rolling.poll() is None and time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            rolling.kill()
+            rolling.wait()
+    assert place.iotctl("cluster", "start")[0] == 0
+    assert place.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
+    done = place.playbook("run", "rolling-restart", "older_than=1h")
+    assert (done["changed"], done["failed"]) == (1, 0)
+    assert left[0] in next(s["message"] for s in done["steps"] if s["id"] == "restart")
+    with place.connect() as cluster:
+        assert not [n.node for n in cluster.meta().nodes if n.draining]
 
 
 def test_every_playbook_is_valid_and_has_its_line(place: Place) -> None:

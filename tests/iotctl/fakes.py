@@ -262,7 +262,11 @@ class FakeCluster:
         assert isinstance(request, Drain), request
         if request.node not in self.names:
             raise NotFound(f"no node {request.node} in the cluster", next_step="iotctl cluster nodes")
+        before = self.drained
         self.drained = self.drained | {request.node} if request.draining else self.drained - {request.node}
+        if before != self.drained:
+            what = f"{'drain' if request.draining else 'undrain'} {request.node}"
+            self.audit.append((NOW_MS, request.by, what))
         return Accepted(51)
 
     def _of_operators(self, request: TakeLock | DropLock | RecordRun | GetRuns) -> Reply:

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
-from iotctl.execute.rolling import Rolled, plan_waves, rolling
-from nodeagent.model.requests import NodeStatus, Reply, Request
+from iotctl.execute.rolling import BY_A_ROLL, Rolled, left_draining, plan_waves, rolling
+from nodeagent.model.requests import Drain, NodeStatus, Reply, Request
 from tests.iotctl.fakes import FakeCluster
 
 
@@ -138,6 +138,18 @@ def test_a_node_that_was_draining_before_stays_so() -> None:
     agents = FakeAgents(FakeCluster(drained={"node4"}))
     roll(agents, ["node4"])
     assert agents.cluster.drained == {"node4"}
+
+
+def test_what_a_killed_roll_left_draining_leads_again() -> None:
+    """It was killed while node2 was down; node4 a person drained, after a roll had."""
+    cluster = FakeCluster()
+    for by, draining in ((f"me{BY_A_ROLL}", True), ("me", False), ("ann", True)):
+        cluster.call_meta(Drain("node4", draining, by))
+    cluster.call_meta(Drain("node2", True, f"me{BY_A_ROLL}"))
+    assert left_draining(cluster) == ["node2"]
+    done = roll(FakeAgents(cluster), ["node1", "node4"])
+    assert done.undrained == ["node2"] and done.draining == ["node4"]
+    assert cluster.drained == {"node4"} and left_draining(cluster) == []
 
 
 def test_a_group_that_has_no_leader_stops_everything() -> None:
