@@ -32,25 +32,28 @@ def render(plan: Plan) -> tuple[Rows, ...]:
 
 
 def summary(plan: Plan) -> Rows:
+    """`bytes placed freely`: the least when groups did not follow from the ring, for the same share on each node."""
     s = plan.summary
-    return Rows(
-        "summary",
-        ("what", "planned", "least possible"),
-        (
-            ("slots moved", s.slots_moved, s.lower_bound_slots),
-            ("non-empty slots moved", s.nonempty_slots_moved, None),
-            ("bytes copied", s.bytes_copied, s.lower_bound_bytes),
-            ("bytes placed freely", None, s.free_placement_bytes),
-            ("max - min before", s.max_minus_min_before, None),
-            ("max - min after", s.max_minus_min_after, None),
-            *(
-                (("max / mean before", s.max_over_mean_before, None), ("max / mean after", after, None))
-                if (after := s.max_over_mean_after) is not None
-                else ()
-            ),
-            ("seconds", s.eta_s, None),
-        ),
-    )
+
+    def beside(what: str, planned: int, least: int) -> tuple[Cell, ...]:
+        return (what, planned, least, f"{planned / least:.2f} x" if least else None)
+
+    def alone(what: str, planned: Cell) -> tuple[Cell, ...]:
+        return (what, planned, None, None)
+
+    rows = [
+        beside("slots moved", s.slots_moved, s.lower_bound_slots),
+        alone("non-empty slots moved", s.nonempty_slots_moved),
+        beside("bytes copied", s.bytes_copied, s.lower_bound_bytes),
+        beside("bytes placed freely", s.bytes_copied, s.free_placement_bytes),
+        alone("max - min before", s.max_minus_min_before),
+        alone("max - min after", s.max_minus_min_after),
+    ]
+    if s.max_over_mean_after is not None:
+        rows.append(alone("max / mean before", s.max_over_mean_before))
+        rows.append(alone("max / mean after", s.max_over_mean_after))
+    rows.append(alone("seconds", s.eta_s))
+    return Rows("summary", ("what", "planned", "least possible", "ratio"), tuple(rows))
 
 
 def steps(plan: Plan) -> Rows:
