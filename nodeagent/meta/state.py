@@ -41,6 +41,7 @@ DEAD = "dead"
 
 OPERATIONS_KEPT = 64
 AUDIT_KEPT = 4096
+CANCELLED = (Stage.CANCELLING, Stage.CANCELLED)
 
 
 class Image(msgspec.Struct):
@@ -364,6 +365,8 @@ class MetaState:
         op = self.operation(e.operation)
         if op is None:
             return ErrorReply("not_found", f"no operation {e.operation}", "iotctl ops list")
+        if isinstance(e, commands.SteerOperation) and e.verb == "cancel" and op.stage in CANCELLED:
+            return OperationReply(op)  # it counted already, and its answer may have been lost
         if op.ended:
             if isinstance(e, commands.SteerOperation):
                 return ErrorReply("refused", f"{op.id} has ended in stage {op.stage}")

@@ -200,11 +200,15 @@ def test_a_cancel_counts_until_slots_open_and_never_after(stage: Stage) -> None:
         assert isinstance(reply, ErrorReply) and meta.op.stage is stage
         return
     assert isinstance(reply, OperationReply) and meta.op.stage is Stage.CANCELLING
+    before = list(meta.op.stages), list(meta.state.image.audit)
+    assert isinstance(meta.do(c.SteerOperation(5, meta.op.id, "cancel", "me")), OperationReply)
+    assert (meta.op.stages, meta.state.image.audit) == before, "asked again, for the answer was lost"
     for late in evidence(meta.op, Stage.SEALED) + evidence(meta.op, Stage.OPEN):
         meta.do(late)
     for one in evidence(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.op.stage is Stage.CANCELLED
+    assert isinstance(meta.do(c.SteerOperation(6, meta.op.id, "cancel", "me")), OperationReply)
     assert meta.state.table is table and meta.state.image.groups == groups
     assert "e" not in meta.state.image.nodes
 
