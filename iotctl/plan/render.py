@@ -32,7 +32,7 @@ def render(plan: Plan) -> tuple[Rows, ...]:
 
 
 def summary(plan: Plan) -> Rows:
-    """`bytes placed freely`: the least when groups did not follow from the ring, for the same share on each node."""
+    """`bytes placed freely`: the least if groups did not follow from the ring, with the same shares."""
     s = plan.summary
 
     def beside(what: str, planned: int, least: int) -> tuple[Cell, ...]:
