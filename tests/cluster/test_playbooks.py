@@ -143,11 +143,14 @@ def test_a_roll_that_was_killed_is_brought_to_its_end(place: Place) -> None:
         assert not [n.node for n in cluster.meta().nodes if n.draining]
 
 
-def test_every_playbook_is_valid_and_has_its_line(place: Place) -> None:
-    page = (PLAYBOOKS / "README.md").read_text()
+def test_every_playbook_is_valid_and_has_its_page(place: Place) -> None:
+    table = (PLAYBOOKS / "README.md").read_text()
     for path in sorted(PLAYBOOKS.glob("*.yaml")):
         assert place.iotctl("playbook", "validate", str(path))[0] == 0, path
-        assert f"({path.name})" in page
+        book, page = yaml.safe_load(path.read_text()), path.with_suffix(".md").read_text()
+        assert f"({path.stem}.md)" in table and f"playbooks/{path.name}" in page
+        named = [*book.get("vars", {}), *(step["id"] for step in book["steps"])]
+        assert not [n for n in named if f"`{n}`" not in page], path
 
 
 def test_a_node_that_is_down_fails_the_night_and_resume_ends_it(place: Place) -> None:

@@ -16,6 +16,7 @@ HOLE = "\N{REPLACEMENT CHARACTER}"
 """Stands for a value that is filled in."""
 
 COMMAND = re.compile(rf"\b(?:{'|'.join(TREES)})(?: [\w{HOLE}=/.-]+)+")
+CODE = re.compile(r"```.*?```|`[^`]+`", re.DOTALL)
 WORD = re.compile(r"[a-z]+(-[a-z]+)*")
 
 
@@ -70,6 +71,15 @@ def test_every_command_a_message_names_can_be_typed() -> None:
     lines = list(named())
     assert len(lines) > 60
     assert [(path, line, why) for path, line in lines if (why := problem_of(line))] == []
+
+
+def test_every_command_a_page_shows_can_be_typed() -> None:
+    """In its blocks and between backticks."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "playbooks").glob("*.md")]
+    shown = [(p, code) for p in pages if p.name != "cli.md" for code in CODE.findall(p.read_text())]
+    lines = [(p.name, found[0]) for p, code in shown for found in COMMAND.finditer(code)]
+    assert len(lines) > 150
+    assert [(page, line, why) for page, line in lines if (why := problem_of(line))] == []
 
 
 def test_the_check_sees_what_it_is_for() -> None:

@@ -105,8 +105,8 @@ def test_the_two_commands_are_targets_of_the_makefile() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Every relative link of the README and of the pages below docs names a file that is there."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    """Every relative link of the README, of the playbooks' pages and of docs names a file that is there."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "playbooks").glob("*.md")]
     for page in pages:
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.relative_to(ROOT)} links to {link}"
