@@ -80,7 +80,7 @@ def _ask(session: Session, new: list[EnrolledHost], yes: bool) -> None:
 
 
 def check(ctx: typer.Context, nodes: Names = None) -> int:
-    """Whether every machine can run its node: clock, disk, ports, Python, limits. Changes nothing."""
+    """Whether every machine can run its node: clock, disk, ports, Python, limits, names. Changes nothing."""
     from iotctl.errors import Exit
     from iotctl.execute.hosts import check_hosts
 

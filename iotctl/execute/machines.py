@@ -116,12 +116,13 @@ def examine(source: ClusterSource, node: NodeEntry, host: Host) -> tuple[Facts, 
 
 
 def place_of(source: ClusterSource, node: NodeEntry) -> Place:
-    return Place(node.name, source.data_dir_of(node), (source.port_of(node), source.http_port_of(node)))
+    ports = (source.port_of(node), source.http_port_of(node))
+    return Place(node.name, source.data_dir_of(node), ports, node.host)
 
 
 def _about_machine(source: ClusterSource, node: NodeEntry) -> Question:
     place = place_of(source, node)
-    return facts.question(place.data_dir, place.ports)
+    return facts.question(place.data_dir, place.ports, source.host_names)
 
 
 def _about_agent(source: ClusterSource, node: NodeEntry) -> Question:

@@ -17,20 +17,20 @@ CLOCK_CLEAR_MS, CLOCK_LOOKS = 250.0, 3
 
 SCRIPT = r"""
 say clock "$(date +%s.%N)"
-data=$1
-shift
+data=$1 names=$2
+shift 2
 # What a shell can do by itself starts no process: on a small machine each one costs a millisecond or two.
 line_of() {
     line=
     { IFS= read -r line <"$1"; } 2>/dev/null
 }
-names() {
+named() {
     say system "$1"
     say hostname "$2"
     say release "$3"
     say arch "$4"
 }
-names $(uname -snrm)
+named $(uname -snrm)
 machine=
 for id in /etc/machine-id /proc/sys/kernel/random/boot_id; do
     line_of "$id"
@@ -54,6 +54,14 @@ say init "$line"
 [ -z "$sudo" ] || say sudo yes
 at=$data
 while [ ! -d "$at" ]; do at=$(dirname "$at"); done
+command -v getent >/dev/null || names=
+for name in $names; do  # all at once: a name server that is down lets each one wait
+    (
+        set -- $(getent ahosts "$name" 2>/dev/null)
+        say address "$name $1"
+    ) &
+done
+wait
 ports=$*
 set -- $(df -Pk "$at")
 say data_kib "${11}"  # its heading has seven words
@@ -93,7 +101,8 @@ class Facts(msgspec.Struct, frozen=True):
     """`machine`: equal for two looks at one machine since it was started. `python`: what its software runs
     from, else the newest there is: `name version`, or "". `clock_ms`: how far the machine's clock is ahead of
     ours, known to within `clock_error_ms`; None when its `date` told nothing. `data_free_bytes`: where the
-    data would lie. `agent`: the node's own runs there."""
+    data would lie. `agent`: the node's own runs there. `addresses`: what the names of nodes mean there, ""
+    for one it does not know."""
 
     system: str
     release: str
@@ -113,11 +122,12 @@ class Facts(msgspec.Struct, frozen=True):
     agent: bool
     clock_ms: float | None
     clock_error_ms: float
+    addresses: dict[str, str] = {}
 
 
-def question(data_dir: str, ports: Sequence[int]) -> Question:
-    """About the machine, for a node with this directory and these ports."""
-    return Question(SCRIPT, (data_dir, *map(str, ports)))
+def question(data_dir: str, ports: Sequence[int], names: Sequence[str] = ()) -> Question:
+    """About the machine, for a node with this directory and these ports; `names` are those of all nodes."""
+    return Question(SCRIPT, (data_dir, " ".join(names), *map(str, ports)))
 
 
 def facts_of(answer: Answer, host: Host, *, agent: bool) -> Facts:
@@ -149,6 +159,7 @@ def facts_of(answer: Answer, host: Host, *, agent: bool) -> Facts:
         agent=agent,
         clock_ms=None if clock is None else round(clock, 1),
         clock_error_ms=round(error, 1),
+        addresses=dict(sorted((n, a) for n, _, a in (v.partition(" ") for v in answer.every("address")))),
     )
 
 

@@ -1,6 +1,7 @@
 """What stands in the way of running a node on a machine, with the fix. Pure."""
 
 from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
 
 import msgspec
 
@@ -22,6 +23,7 @@ class Place(msgspec.Struct, frozen=True):
     node: str
     data_dir: str
     ports: tuple[int, ...]
+    host: str = ""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -38,6 +40,7 @@ def findings(facts: Mapping[str, tuple[Place, Facts]]) -> list[Finding]:
     """Of all machines, by node; errors first."""
     found = [f for place, one in facts.values() for f in _of_one(place, one)]
     found += _shared(facts)
+    found += _names(facts)
     return sorted(found, key=lambda f: (f.severity != "error", f.node, f.code))
 
 
@@ -90,6 +93,20 @@ def _of_one(place: Place, facts: Facts) -> Iterator[Finding]:
     )
     if facts.memory_bytes < MEMORY_WARN_BYTES:
         yield at("warning", "memory", f"has {bytes_text(facts.memory_bytes)} of memory", "1 GiB or more")
+
+
+def _names(facts: Mapping[str, tuple[Place, Facts]]) -> Iterator[Finding]:
+    """Agents listen on the address that their own name means to them, and call each other by name."""
+    apart = len({one.machine for _, one in facts.values()}) > 1
+    told = "write it into DNS or /etc/hosts, or an address as host into cluster.yaml"
+    for place, one in facts.values():
+        unknown = [n for n, address in one.addresses.items() if not address]
+        if unknown:
+            yield Finding("error", "names", place.node, f"does not know the name {', '.join(unknown)}", told)
+        own = one.addresses.get(place.host, "")
+        if apart and own and ip_address(own.partition("%")[0]).is_loopback:
+            message = f"takes {place.host}, its own name, for {own}: no other machine could reach its agent"
+            yield Finding("error", "names", place.node, message, told)
 
 
 def _shared(facts: Mapping[str, tuple[Place, Facts]]) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 """`cluster.yaml`: the desired cluster, and how a node is reached."""
 
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
 
@@ -114,6 +115,11 @@ class ClusterSource(msgspec.Struct, frozen=True):
         return tuple(n.name for n in self.file.nodes)
 
     @property
+    def host_names(self) -> list[str]:
+        """Hosts that are given as names, not as addresses."""
+        return sorted({n.host for n in self.file.nodes if not _is_address(n.host)})
+
+    @property
     def zones(self) -> dict[str, str]:
         return {n.name: n.zone for n in self.file.nodes if n.zone}
 
@@ -193,6 +199,14 @@ def check_cluster(loaded: Loaded[ClusterFile]) -> None:
     if file.defaults.transport == "ssh":
         _check_places(file, fail)
     raise_problems(problems)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_places(file: ClusterFile, fail: _Fail) -> None:

@@ -45,7 +45,7 @@ def test_what_ends_early_is_no_answer() -> None:
 
 
 def look(data: Path, *ports: int) -> facts.Facts:
-    (answer,) = ask(ThisHost(), facts.question(str(data), ports))
+    (answer,) = ask(ThisHost(), facts.question(str(data), ports, ("localhost", "no.such.name.invalid")))
     return facts.facts_of(answer, ThisHost(), agent=False)
 
 
@@ -59,6 +59,8 @@ def test_a_machine_tells_what_it_has(tmp_path: Path) -> None:
         taken = {s.getsockname()[1] for s in listen}
         found = look(tmp_path / "to be" / "made", *taken, talks.getsockname()[1])
     assert set(found.ports_taken) == taken
+    assert found.addresses["localhost"] in ("127.0.0.1", "::1")
+    assert found.addresses["no.such.name.invalid"] == ""
     assert found.cpus == os.cpu_count() and found.system == "Linux" and found.data_writable
     assert abs(found.data_free_bytes - shutil.disk_usage(tmp_path).free) < 1 << 30
     name, _, version = found.python.partition(" ")

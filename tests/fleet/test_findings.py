@@ -29,6 +29,26 @@ GOOD = Facts(
 PLACE = Place("node1", "/var/lib/nodeagent", (9003, 9004))
 
 
+def test_every_machine_must_know_the_names_of_all_nodes() -> None:
+    """Agents call each other by name, and listen on what their own name means to them: Debian writes it into
+    /etc/hosts as 127.0.1.1."""
+
+    def of(own: str, other: str, machine: str = "m2") -> list[tuple[str, str]]:
+        one = msgspec.structs.replace(GOOD, addresses={"a": own, "b": other})
+        two = msgspec.structs.replace(GOOD, machine=machine, addresses={"a": "10.0.0.1", "b": "10.0.0.2"})
+        places = [Place("node1", "/a", (1, 2), "a"), Place("node2", "/b", (3, 4), "b")]
+        told = findings({"node1": (places[0], one), "node2": (places[1], two)})
+        return [(f.severity, f.message) for f in told if f.code == "names"]
+
+    assert of("10.0.0.1", "10.0.0.2") == []
+    assert of("10.0.0.1", "") == [("error", "does not know the name b")]
+    for loopback in ("127.0.1.1", "::1"):
+        ((severity, message),) = of(loopback, "10.0.0.2")
+        assert severity == "error" and loopback in message
+        assert of(loopback, "10.0.0.2", "m1") == [], "all of them are on one machine"
+    assert of("fe80::1%eth0", "10.0.0.2") == []
+
+
 def said(**changes: object) -> list[tuple[str, str]]:
     facts = msgspec.structs.replace(GOOD, **changes)
     return [(f.severity, f.code) for f in findings({"node1": (PLACE, facts)})]
