@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look at a cluster, change its nodes.", no_args_is_help=True)
 hosts.register(app)
 lifecycle.register(app)
-
-WATCH_S = 2.0
 
 Nodes = Annotated[list[str], typer.Argument(metavar="NODE…", help="Node names.")]
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Node name.")]
@@ -87,14 +84,20 @@ def groups(ctx: typer.Context, watch: Watch = False) -> int:
 
 
 @app.command()
-def ring(ctx: typer.Context) -> None:
+def ring(ctx: typer.Context, watch: Watch = False) -> int:
     """The ring: nodes in order, each with its group and slots."""
     from iotctl.cli import views
+    from iotctl.cli.watching import repeated
     from iotctl.execute.layout import ring_of
 
     session = session_of(ctx)
-    found = ring_of(session.cluster, session.source)
-    session.output.emit("cluster-ring", found, lambda: views.ring_tables(found))
+
+    def show() -> int:
+        found = ring_of(session.cluster, session.source)
+        session.output.emit("cluster-ring", found, lambda: views.ring_tables(found))
+        return 0
+
+    return repeated(show, watch)
 
 
 @app.command()
@@ -103,14 +106,21 @@ def slots(
     storage_group: Annotated[
         str | None, typer.Option(help="Only slots with rows of this storage group.")
     ] = None,
-) -> None:
+    watch: Watch = False,
+) -> int:
     """Which group owns which slots, and what they hold."""
     from iotctl.cli import views
+    from iotctl.cli.watching import repeated
     from iotctl.execute.layout import slots_of
 
     session = session_of(ctx)
-    found = slots_of(session.cluster, storage_group)
-    session.output.emit("cluster-slots", found, lambda: views.slot_tables(found))
+
+    def show() -> int:
+        found = slots_of(session.cluster, storage_group)
+        session.output.emit("cluster-slots", found, lambda: views.slot_tables(found))
+        return 0
+
+    return repeated(show, watch)
 
 
 @app.command("wait")
@@ -139,23 +149,38 @@ def events(
     ctx: typer.Context,
     since: Annotated[str, typer.Option(metavar="1h", help="How far back.")] = "24h",
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 200,
-) -> None:
-    """What happened, newest last. Needs no leader; -o jsonl is one event a line."""
+    watch: Watch = False,
+) -> int:
+    """What happened, newest last. Needs no leader; -o jsonl is one event a line; --watch goes on with what is
+    new."""
+    import msgspec
+
     from iotctl.cli import views
-    from iotctl.execute.events import events_of
+    from iotctl.cli.watching import repeated
+    from iotctl.execute.events import EventRow, events_of
     from iotctl.output.document import to_json_line
     from iotctl.spec.units import parse_duration_ms
 
     session = session_of(ctx)
-    at = now_ms()
-    found = events_of(session.cluster, since_ms=at - parse_duration_ms(since), limit=limit, now_ms=at)
-    if session.options.format == "jsonl":
-        session.out.write("".join(to_json_line(e) for e in found.events))
-        session.out.flush()
-    else:
-        session.output.emit("cluster-events", found, lambda: [views.event_table(found)])
-    for silent in found.unread:
-        session.output.warn(f"{silent.node} did not tell: {silent.why}")
+    back_ms = parse_duration_ms(since)
+    shown: set[EventRow] | None = None
+
+    def show() -> int:
+        nonlocal shown
+        at = now_ms()
+        found = events_of(session.cluster, since_ms=at - back_ms, limit=limit, now_ms=at)
+        new = msgspec.structs.replace(found, events=[e for e in found.events if e not in (shown or ())])
+        if session.options.format == "jsonl":
+            session.out.write("".join(to_json_line(e) for e in new.events))
+            session.out.flush()
+        elif new.events or shown is None:
+            session.output.emit("cluster-events", new, lambda: [views.event_table(new)])
+        for silent in found.unread if shown is None else ():
+            session.output.warn(f"{silent.node} did not tell: {silent.why}")
+        shown = set(found.events)
+        return 0
+
+    return repeated(show, watch)
 
 
 @app.command("ok-to-stop")
@@ -463,13 +488,13 @@ def _show(
     watch: bool = False,
 ) -> int:
     """Print the status, again and again with `--watch`; 4 when a quorum is lost."""
+    from iotctl.cli.watching import repeated
     from iotctl.errors import Exit
     from iotctl.execute.status import cluster_status
 
-    while True:
+    def show() -> int:
         found = cluster_status(session.cluster, session.source, now_ms=now_ms())
         session.output.emit(kind, body(found), partial(tables, found))
-        code = Exit.DONE if found.quorum else Exit.UNREACHABLE
-        if not watch:
-            return code
-        time.sleep(WATCH_S)
+        return Exit.DONE if found.quorum else Exit.UNREACHABLE
+
+    return repeated(show, watch)

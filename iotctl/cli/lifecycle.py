@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.hosts import Names
-from iotctl.cli.options import AcceptLayout, Confirm, DryRun, Wait, Yes
+from iotctl.cli.options import AcceptLayout, Confirm, DryRun, Wait, Watch, Yes
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.cli.watching import watch_healthy
 
@@ -294,27 +294,38 @@ def logs(
     ctx: typer.Context,
     nodes: Names = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Of each node.")] = 50,
+    watch: Watch = False,
 ) -> int:
-    """The last lines the agents wrote, also of those that are down."""
+    """The last lines the agents wrote, also of those that are down; --watch goes on with what is new."""
+    from iotctl.cli.watching import after, repeated
     from iotctl.errors import Exit, Unreachable
     from iotctl.execute.agents import logs as logs_of
 
     session = session_of(ctx)
-    with _machines(session) as machines:
+    shown: dict[str, list[str]] = {}
+
+    def show() -> int:
         answers = logs_of(session.source, machines, nodes or (), lines)
-    found = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
-    for node, error in answers.items():
-        if isinstance(error, Unreachable):
-            session.output.warn(
-                f"{node}: {error.what}: {error.why}" if error.why else f"{node}: {error.what}"
+        found = {n: a.splitlines() for n, a in answers.items() if not isinstance(a, Unreachable)}
+        for node, error in answers.items():
+            if isinstance(error, Unreachable):
+                session.output.warn(
+                    f"{node}: {error.what}: {error.why}" if error.why else f"{node}: {error.what}"
+                )
+        new = {n: after(shown[n], told) if n in shown else told for n, told in found.items()}
+        if any(new.values()) or not shown:
+            body = {"nodes": [{"node": n, "lines": told} for n, told in new.items()]}
+            texts = {n: "\n".join(told) for n, told in new.items() if told or not shown}
+            session.output.emit(
+                "cluster-logs",
+                body,
+                lambda: [f"{n}:\n{text}" if len(answers) > 1 else text for n, text in texts.items()],
             )
-    body = {"nodes": [{"node": n, "lines": text.splitlines()} for n, text in found.items()]}
-    session.output.emit(
-        "cluster-logs",
-        body,
-        lambda: [f"{n}:\n{text}" if len(answers) > 1 else text for n, text in found.items()],
-    )
-    return 0 if len(found) == len(answers) else Exit.UNREACHABLE
+        shown.update(found)
+        return 0 if len(found) == len(answers) else Exit.UNREACHABLE
+
+    with _machines(session) as machines:
+        return repeated(show, watch)
 
 
 def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False) -> int:

@@ -1,7 +1,9 @@
-"""Watching an operation until it is over or waits for the operator, and a cluster until it is healthy."""
+"""Watching: an operation until it is over or waits for the operator, a cluster until it is healthy, and
+whatever `--watch` repeats."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from iotctl.cli.provisioning import provisioning
@@ -9,12 +11,38 @@ from iotctl.cli.session import Session, now_ms
 from iotctl.errors import RefusedProblem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from iotctl.execute.status import ClusterStatus
     from iotctl.fleet.local import LocalFleet
     from iotctl.output.progress import Progress
     from nodeagent.model.operation import Operation
+
+
+WATCH_S = 2.0
+
+
+def repeated(show: Callable[[], int], watch: bool) -> int:
+    """Its exit code; with `watch` it is shown again and again until Ctrl-C."""
+    while True:
+        code = show()
+        if not watch:
+            return code
+        time.sleep(WATCH_S)
+
+
+def after(shown: Sequence[str], told: Sequence[str]) -> Sequence[str]:
+    """What a log has got since its last lines were `shown`.
+
+    >>> after(["a", "b", "c"], ["b", "c", "d"])
+    ['d']
+    >>> after(["a", "b"], ["x", "y"])
+    ['x', 'y']
+    """
+    for size in range(min(len(shown), len(told)), 0, -1):
+        if list(shown[-size:]) == list(told[:size]):
+            return told[size:]
+    return told
 
 
 def operation_progress(progress: Progress) -> Callable[[Operation], None]:

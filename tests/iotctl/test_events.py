@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from iotctl.cli.watching import after
 from iotctl.errors import Exit
 from nodeagent.model.requests import NodeEvent
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
@@ -74,3 +75,50 @@ def test_the_audit_is_that_of_the_node_that_is_furthest(spec: Path) -> None:
         iotctl(spec, "cluster", "events", "-o", "json", cluster=cluster(applied={"node3": 60})).out
     )
     assert told["source"] == "node3"
+
+
+def test_watch_tells_what_is_new_and_nothing_twice(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, slept = cluster(), [0]
+
+    def sleep(seconds: float) -> None:
+        slept[0] += 1
+        if slept[0] == 2:  # nothing is new the first time
+            fake.notes["node3"] = [NodeEvent(NOW - 100, "started", "", "recovery_s 0.2")]
+        if slept[0] == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("iotctl.cli.watching.time.sleep", sleep)
+    done = iotctl(spec, "cluster", "events", "--watch", "-o", "jsonl", cluster=fake)
+    *lines, end = [json.loads(x) for x in done.out.splitlines()]
+    assert [e["node"] for e in lines] == ["", "node1", "", "node2", "node3"]
+    assert done.code == Exit.INTERRUPTED and end["error"]["what"] == "interrupted"
+
+
+@pytest.mark.parametrize("what", ["status", "nodes", "groups", "ring", "slots"])
+def test_each_view_can_be_watched(spec: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    slept: list[float] = []
+
+    def twice(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("iotctl.cli.watching.time.sleep", twice)
+    done = iotctl(spec, "cluster", what, "--watch", "-o", "jsonl", cluster=cluster())
+    *shown, end = [json.loads(x)["kind"] for x in done.out.splitlines()]
+    assert done.code == Exit.INTERRUPTED and end == "error"
+    assert shown == [f"cluster-{what}"] * 2, done.err
+
+
+@pytest.mark.parametrize(
+    ("shown", "told", "new"),
+    [
+        (["a", "b", "c"], ["b", "c", "d"], ["d"]),
+        (["a", "b"], ["a", "b"], []),
+        (["a", "b"], ["x", "y"], ["x", "y"]),
+        (["a", "a"], ["a", "a", "a"], ["a"]),
+        ([], ["a"], ["a"]),
+    ],
+)
+def test_a_log_goes_on_after_what_was_shown(shown: list[str], told: list[str], new: list[str]) -> None:
+    assert after(shown, told) == new
