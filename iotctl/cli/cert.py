@@ -20,6 +20,23 @@ app = typer.Typer(help="Certificates of nodes and operators.", no_args_is_help=T
 
 
 @app.command()
+def init(ctx: typer.Context) -> None:
+    """The authority for a cluster.yaml you wrote yourself, and your own certificate; what is there stays."""
+    from iotctl.execute import certificates
+    from iotctl.execute.machines import Machines
+    from iotctl.spec.find import authority_dir
+
+    session = session_of(ctx)
+    source = session.source
+    with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
+        tell = partial(progress.update, "machines", total=len(source.file.nodes))
+        found = certificates.initialise(source, machines, session.env, now_ms(), tell)
+    session.output.emit("certificates", found, lambda: [_table(found.certificates)])
+    session.output.note(f"its key, to be kept: {authority_dir(source, session.env)}")
+    session.output.note("next: iotctl cluster deploy")
+
+
+@app.command()
 def show(ctx: typer.Context) -> int:
     """Every certificate and when it ends; asked over SSH, so also when the cluster refuses you."""
     from iotctl.execute import certificates

@@ -34,6 +34,12 @@ Junit = Annotated[str | None, typer.Option("--junit", metavar="FILE", help="Writ
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON.")]
 
 
+Limit = Annotated[
+    list[str] | None,
+    typer.Option("--limit", metavar="NODE", help="Only this node, of steps about nodes; may be repeated."),
+]
+
+
 @app.command()
 def validate(ctx: typer.Context, file: File) -> None:
     """Read the file and nothing else: every mistake with line and column."""
@@ -45,12 +51,19 @@ def validate(ctx: typer.Context, file: File) -> None:
 
 
 @app.command()
-def check(ctx: typer.Context, file: File, var: Var = None, junit: Junit = None, json: Json = None) -> int:
+def check(
+    ctx: typer.Context,
+    file: File,
+    var: Var = None,
+    limit: Limit = None,
+    junit: Junit = None,
+    json: Json = None,
+) -> int:
     """Ask the cluster what a run would change; change nothing."""
     from iotctl.playbook.journal import NoJournal
 
     session = session_of(ctx)
-    report = _runner(session, _load(session, file), var, NoJournal(), [], "").check()
+    report = _runner(session, _load(session, file), var, limit, NoJournal(), [], "").check()
     return _reported(session, file, report, junit, json, "playbook-check")
 
 
@@ -60,6 +73,7 @@ def run(
     file: File,
     run_id: Annotated[str, typer.Argument(metavar="[RUN_ID]", help="With --resume: which run.")] = "",
     var: Var = None,
+    limit: Limit = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the last unfinished run.")] = False,
     approve: Annotated[
         list[str] | None, typer.Option("--approve", metavar="STEP", help="Answer this approval with yes.")
@@ -84,7 +98,8 @@ def run(
     if resume:
         _bring(session, runs, run_id, book.file.name)
     journal = find_run(runs, run_id, book.file.name) if resume else FileJournal(path)
-    words = ["iotctl", *_global_options(session), "playbook", "run", file, *_said(book, var)]
+    limited = [w for node in limit or () for w in ("--limit", node)]
+    words = ["iotctl", *_global_options(session), "playbook", "run", file, *_said(book, var), *limited]
     again = shlex.join([*words, "--resume", journal.run_id])
     session.on_interrupt = lambda: ("the step that was running is looked at again", again)
     with closing(journal), ExitStack() as held:
@@ -97,7 +112,7 @@ def run(
         if resume:
             keeper()  # before the first look; a new run has it with its first record
         record = RunJournal(journal, book.file.name, keeper)
-        report = _runner(session, book, var, record, approve or [], again).run()
+        report = _runner(session, book, var, limit, record, approve or [], again).run()
         if not record.finish():
             session.output.warn(
                 "the cluster has no whole record of this run: only this machine can go on with it"
@@ -153,16 +168,20 @@ def _runner(
     session: Session,
     book: Playbook,
     var: list[str] | None,
+    limit: list[str] | None,
     journal: Journal,
     approved: Sequence[str],
     again: str,
 ) -> Runner:
     from iotctl.cli.catalogue import verbs
+    from iotctl.execute.machines import chosen
     from iotctl.playbook.inspect import Inspector
     from iotctl.playbook.run import Runner, Values
     from iotctl.spec.cluster import load_cluster
     from iotctl.spec.playbook import values_of
 
+    if limit:
+        chosen(session.source, limit)
     values = Values(*values_of(book, _given(var), session.env))
     command = _Commands(session, values.redact)
     return Runner(
@@ -186,6 +205,7 @@ def _runner(
         journal=journal,
         by=session.operator,
         again=again,
+        limit=limit or (),
         on_step=lambda result, number, total: _tell(session, result, number, total),
     )
 

@@ -65,6 +65,31 @@ def show(
     return Certificates(rows, 0)
 
 
+def initialise(
+    source: ClusterSource, machines: Machines, env: Mapping[str, str], now_ms: int, done: OnDone
+) -> Certificates:
+    """The authority of a cluster that has none, and the operator's certificate; what is there stays.
+
+    Raises:
+        RefusedProblem: a node has a certificate of an authority that is not here.
+    """
+    made = not credentials.has_authority(source, env)
+    if made:
+        answers = machines.each(list(source.file.nodes), lambda n, h: look(source, n, h), done)
+        found = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
+        credentials.authority_of(source, env, found)
+        credentials.make_authority(source, env)
+    authority = _authority(source, env, {})
+    missing = not made and _operator(source, env, authority, now_ms).state == "missing"
+    if missing:
+        credentials.make_operator(source, env, authority)
+    rows = [
+        _row("authority", authority.cert, authority.cert, now_ms, role="authority"),
+        _operator(source, env, authority, now_ms),
+    ]
+    return Certificates(rows, 2 if made else int(missing))
+
+
 def renew(
     source: ClusterSource,
     names: Sequence[str],

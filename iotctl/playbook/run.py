@@ -6,7 +6,7 @@ what makes a run that was killed resumable: an intent without outcome is looked 
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -37,6 +37,7 @@ from iotctl.spec.expression import BadExpression, at, condition, holds, substitu
 from iotctl.spec.playbook import CONDITION, Playbook, StepEntry, Verb
 
 REDACTED = "***"
+OUTSIDE = "outside of --limit"
 OnStep = Callable[[StepResult, int, int], None]
 """Hears a step's state, when it begins (`pending`) and when it is over, its number and how many there are."""
 
@@ -81,9 +82,11 @@ class Runner:
         journal: Journal,
         by: str,
         again: str,
+        limit: Collection[str] = (),
         on_step: OnStep = lambda result, number, total: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        """`limit`: only these nodes, of steps that are about nodes; () for all."""
         self._playbook = playbook
         self._verbs = verbs
         self._values = values
@@ -93,6 +96,7 @@ class Runner:
         self._journal = journal
         self._by = by
         self._again = again
+        self._limit = limit
         self._on_step = on_step
         self._clock = clock
 
@@ -152,6 +156,8 @@ class Runner:
             if step.when and not holds(condition(step.when), self._values):
                 return self._result(i, step, SKIPPED, message=f"when {step.when}")
             arguments = self._arguments(step)
+            if arguments is None:
+                return self._result(i, step, SKIPPED, message=OUTSIDE)
         except KeyError as error:  # a step before it has not run
             return self._result(i, step, UNKNOWN, message=str(error.args[0]))
         except BadExpression as error:
@@ -177,6 +183,8 @@ class Runner:
             if step.when and not holds(condition(step.when), self._values):
                 return self._result(i, step, SKIPPED, message=f"when {step.when}")
             arguments = self._arguments(step)
+            if arguments is None:
+                return self._result(i, step, SKIPPED, message=OUTSIDE)
         except (KeyError, BadExpression) as error:
             message = str(error.args[0])
             return self._result(i, step, FAILED, message=message, code=5)
@@ -209,10 +217,21 @@ class Runner:
         self._journal.append(Entry("outcome", self._now(), own, digest, result))
         return result
 
-    def _arguments(self, step: StepEntry) -> dict[str, Any]:
-        """With every value in its place; a condition stays as it is written, for who evaluates it."""
-        conditions = {p.name for p in self._verbs[step.uses].parameters if p.type == CONDITION}
-        return {k: v if k in conditions else substitute(v, self._values) for k, v in step.arguments.items()}
+    def _arguments(self, step: StepEntry) -> dict[str, Any] | None:
+        """With every value in its place; a condition stays as it is written, for who evaluates it. None: the
+        step is about nodes, and about none of those the run is limited to."""
+        parameters = {p.name: p for p in self._verbs[step.uses].parameters}
+        conditions = {p.name for p in parameters.values() if p.type == CONDITION}
+        found = {k: v if k in conditions else substitute(v, self._values) for k, v in step.arguments.items()}
+        if not self._limit:
+            return found
+        if found.get("node", next(iter(self._limit))) not in self._limit:
+            return None
+        if "nodes" in parameters:
+            given = found.get("nodes")
+            nodes = sorted(self._limit) if not given else [n for n in given if n in self._limit]
+            return {**found, "nodes": nodes} if nodes else None
+        return found
 
     def _settled(self, step: StepEntry, arguments: dict[str, Any]) -> Inspection:
         """The look, after operations that are doing this step's work already have ended."""

@@ -87,6 +87,8 @@ class Plant:
                 done = self.drained
             case "cluster.undrain":
                 done = not self.drained
+            case "cluster.restart":
+                done = False
             case _:
                 left = tuple(n for n in arguments["nodes"] if n not in self.nodes)
                 if left:
@@ -102,6 +104,7 @@ def runner(
     text: str = TEXT,
     token: str = "s3cret",
     built_in: Mapping[str, BuiltIn] | None = None,
+    limit: Sequence[str] = (),
 ) -> Runner:
     path = directory / "p.yaml"
     path.write_text(text)
@@ -117,6 +120,7 @@ def runner(
         journal=journal,
         by="me",
         again="again",
+        limit=limit,
     )
 
 
@@ -234,6 +238,23 @@ def test_who_approved_of_something_else_is_asked_again(tmp_path: Path) -> None:
     for now in (text, text, text.replace("3 slots", "300 slots")):
         runner(tmp_path, plant, FileJournal(path), now, built_in={"approve": approve}).run()
     assert asked == ["move 3 slots?", "move 300 slots?"]
+
+
+def test_a_run_is_limited_to_some_nodes(tmp_path: Path) -> None:
+    """Of those a step names; a step that names none, and could, is about these; one that names others is
+    skipped, and what is about no node at all is done."""
+    text = TEXT + "  - {id: again, uses: cluster.restart, with: {older_than: 1h}}\n"
+    text += "  - {id: gate, uses: wait_for, with: {for: healthy}}\n"
+    plant = Plant(drained=True)
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j"), text, limit=["node6"]).run()
+    assert states(report) == ["skipped", "changed", "skipped", "changed", "ok"]
+    assert [e.split(" --")[0] for e in plant.effects] == [
+        "cluster add-node",
+        "cluster restart",
+        "cluster wait",
+    ] and all("node6" in e and "node7" not in e for e in plant.effects[:2])
+    with pytest.raises(InputProblem, match="other arguments"):
+        runner(tmp_path, plant, FileJournal(tmp_path / "j"), text, limit=["node7"]).run()
 
 
 @pytest.mark.parametrize(("paused", "waited"), [(False, "op-7"), (True, "")])
