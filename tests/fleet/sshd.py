@@ -71,6 +71,10 @@ class Sshd:
     def user(self) -> str:
         return getpass.getuser()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait(10)

@@ -1,0 +1,120 @@
+"""Machines behind a jump host, whose link is cut in the middle of a step: who comes back goes on.
+
+One cluster serves all tests of this file, in their order. A cut ends sshd's sessions; what they had begun may
+run on, as on a machine that nobody reaches any more.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from iotctl.execute import deploy as deploying
+from iotctl.fleet.wheelhouse import software
+from tests.fleet.plant import Plant, machines
+from tests.fleet.sshd import Sshd
+
+pytestmark = pytest.mark.real
+
+NODES, SPARE = ("node1", "node2", "node3"), "node4"
+
+
+@pytest.fixture(scope="module")
+def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
+    directory = tmp_path_factory.mktemp("links")
+    with machines(directory, NODES, (SPARE,)) as made:
+        gate = Sshd(directory / "gate", directory / "id", address="127.0.0.9")
+        try:
+            config, spec = directory / "ssh_config", directory / "cluster.yaml"
+            config.write_text(f"{config.read_text()}Host {gate.address}\nIdentityFile {directory / 'id'}\n")
+            jump = f"jump: '{gate.user}@{gate.address}:{gate.port}'"
+            spec.write_text(spec.read_text().replace("ssh: {key: id}", f"ssh: {{key: id, {jump}}}"))
+            yield made
+        finally:
+            gate.stop()
+
+
+def sessions(sshd: Sshd) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == sshd.pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+def cut_when(plant: Plant, node: str, there: Callable[[], object], *words: str) -> tuple[int, str]:
+    """Run a command, and end all sessions of a machine once it has come so far: its code and last words."""
+    done: list[tuple[int, str, str]] = []
+    running = threading.Thread(target=lambda: done.append(plant.iotctl(*words)))
+    running.start()
+    deadline = time.monotonic() + 120.0
+    while not there():
+        assert running.is_alive() and time.monotonic() < deadline, done
+        time.sleep(0.002)
+    cut = sessions(plant.hosts[node])
+    assert cut
+    for pid in cut:
+        os.kill(pid, signal.SIGKILL)
+    running.join(120.0)
+    return done[0][0], done[0][2]
+
+
+def test_a_deployment_is_cut_and_goes_on(plant: Plant) -> None:
+    """While packages are installed, by the one machine that does it for all that share its directory."""
+    assert plant.iotctl("cluster", "trust", "--yes")[0] == 0
+    assert plant.iotctl("cluster", "check")[0] == 0
+    wheels = plant.directory / "software"
+    code, err = cut_when(
+        plant, "node1", lambda: [*wheels.glob("wheels-*/*.whl")], "cluster", "deploy", "--yes"
+    )
+    assert code == 4 and "node1: the SSH connection was lost" in err and "run the command again" in err, err
+    assert not any(plant.pids().values())
+    assert plant.json("cluster", "deploy", "--yes")["healthy"]
+    pids = plant.pids()
+    assert plant.json("cluster", "deploy")["changed"] == 0 and plant.pids() == pids
+
+
+def test_a_newcomer_is_cut_off_and_comes_the_second_time(plant: Plant) -> None:
+    spec = plant.directory / "cluster.yaml"
+    spec.write_text(spec.read_text() + plant.lines[SPARE] + "\n")
+    assert plant.iotctl("cluster", "trust", "--yes")[0] == 0
+    tls = plant.home(SPARE) / "tls"
+    code, err = cut_when(plant, SPARE, tls.is_dir, "cluster", "add-node", SPARE, "--yes")
+    assert code == 4 and f"{SPARE}: the SSH connection was lost" in err, err
+    assert not plant.json("cluster", "status")["operations"]
+    assert plant.json("cluster", "add-node", SPARE, "--yes")["state"] == "done"
+    assert plant.json("cluster", "deploy")["changed"] == 0
+    assert plant.json("cluster", "status")["healthy"]
+
+
+def test_an_upgrade_is_cut_at_a_node_that_is_down_and_goes_on(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest is left alone, and nobody is left draining."""
+    now = software()
+    newer = msgspec.structs.replace(
+        now, version=now.version + "1", code=(*now.code, ("nodeagent/newer.py", b"NEWER = True\n"))
+    )
+    monkeypatch.setattr(deploying, "software", lambda: newer)
+    old = plant.pids()
+    plant.json("cluster", "deploy", "--yes")
+    words = ("cluster", "upgrade", "--yes")
+    code, err = cut_when(plant, "node2", lambda: not plant.pid("node2"), *words)
+    assert code == 6 and "node1 restarted" in err and "iotctl cluster upgrade" in err, err
+    assert plant.pid("node3") == old["node3"], "the rest is left alone"
+    plant.json(*words)
+    for node in (*NODES, SPARE):
+        assert os.readlink(plant.home(node) / "app").endswith(newer.version)
+        assert newer.version in Path(f"/proc/{plant.pid(node)}/cmdline").read_text()
+    status = plant.json("cluster", "status")
+    assert status["healthy"] and not [n for n in status["nodes"] if n["state"] == "draining"]
+    assert plant.json("cluster", "upgrade")["restarted"] == []
