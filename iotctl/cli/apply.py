@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from iotctl.cli.cluster import HoldRelease, NoMigrate
 from iotctl.cli.options import AcceptLayout, Depth, DryRun, Rate, Verify, Wait, Yes
-from iotctl.cli.session import session_of
+from iotctl.cli.session import Session, session_of
+
+if TYPE_CHECKING:
+    from iotctl.plan.model import Plan
+    from nodeagent.model.operation import Operation
 
 
 def register(app: typer.Typer) -> None:
@@ -37,12 +41,9 @@ def apply(
     from iotctl.errors import RefusedProblem
     from iotctl.execute.change import ChangeRequest
     from iotctl.execute.convergence import spec_plan
-    from iotctl.execute.layout import table_of
-    from iotctl.execute.operations import open_operations
-    from iotctl.plan.apply import is_carried_out
 
     session = session_of(ctx)
-    left: list[str] = []
+    unlisted: list[str] = []
     if file is not None:
         plan = load_plan(session.cwd / file)
         if plan.from_spec and plan.leaving and not allow_remove:
@@ -51,22 +52,24 @@ def apply(
                 next=f"iotctl apply {file} --allow-remove",
             )
     else:
-        plan, left = spec_plan(
+        plan, unlisted = spec_plan(
             session.cluster, session.source, allow_remove=allow_remove, accept_layout=accept_layout
         )
-    if left:
-        session.output.warn(f"not in cluster.yaml, left alone without --allow-remove: {', '.join(left)}")
+    if unlisted:
+        session.output.warn(f"not in cluster.yaml, left alone without --allow-remove: {', '.join(unlisted)}")
     for d in plan.differences:
         where = f"{d.node}: " if d.node else ""
         session.output.warn(f"{where}{d.what} stays {d.present}, cluster.yaml says {d.wanted}; {d.next}")
-    done = not (plan.has_changes or plan.refusals)
-    if file is not None and not done:
-        view = session.cluster.meta(strong=True)
-        done = not open_operations(view) and is_carried_out(plan, table_of(view))
-    if done:
-        said = "no changes: the plan was carried out before" if plan.has_changes else "no changes"
-        session.output.emit("change", {"operations": [], "state": "done", "nodes": []}, lambda: [said])
-        return 0
+    if not (plan.has_changes or plan.refusals):
+        return _unchanged(session, "no changes")
+    if file is not None and (ended := _ended(session, plan)) is not None:
+        if ended and dry_run:
+            session.output.emit(
+                "plan", plan, lambda: [f"{', '.join(plan.leaving)} left; their agents go too"]
+            )
+            return 0
+        _finish(session, ended)
+        return _unchanged(session, "no changes: the plan was carried out before")
     request = ChangeRequest(
         by=session.operator,
         options=change_options(verify, depth, no_migrate, hold_release, rate),
@@ -79,3 +82,35 @@ def apply(
     )
     question = f"{steps} ({session.source.name})?"
     return execute_plan(session, plan, request, question=question, yes=yes, dry_run=dry_run)
+
+
+def _unchanged(session: Session, said: str) -> int:
+    session.output.emit("change", {"operations": [], "state": "done", "nodes": []}, lambda: [said])
+    return 0
+
+
+def _ended(session: Session, plan: Plan) -> list[Operation] | None:
+    """None unless the plan was carried out before; else the removals of nodes whose agents and lines in
+    cluster.yaml are there still, for nobody waited for their end."""
+    from iotctl.execute.layout import table_of
+    from iotctl.execute.operations import open_operations, removed_by
+    from iotctl.plan.apply import is_carried_out
+    from nodeagent.model.operation import Stage
+
+    view = session.cluster.meta(strong=True)
+    changed_at = [o.base_version for o in view.operations if o.stage is Stage.DONE]
+    if open_operations(view) or not is_carried_out(plan, table_of(view), changed_at):
+        return None
+    listed = [n for n in plan.leaving if n in session.source.node_names]
+    return [operation for n in listed if (operation := removed_by(view, n))]
+
+
+def _finish(session: Session, removals: list[Operation]) -> None:
+    from iotctl.cli.provisioning import provisioning
+    from iotctl.execute.change import finish_removal
+
+    if not removals:
+        return
+    with session.progress() as progress, provisioning(session, progress) as provisioner:
+        for operation in removals:
+            finish_removal(session.cluster, session.source, provisioner, operation, session.output.note)

@@ -97,7 +97,7 @@ def ring(ctx: typer.Context, watch: Watch = False) -> int:
         session.output.emit("cluster-ring", found, lambda: views.ring_tables(found))
         return 0
 
-    return repeated(show, watch)
+    return repeated(session, show, watch)
 
 
 @app.command()
@@ -120,7 +120,7 @@ def slots(
         session.output.emit("cluster-slots", found, lambda: views.slot_tables(found))
         return 0
 
-    return repeated(show, watch)
+    return repeated(session, show, watch)
 
 
 @app.command("wait")
@@ -162,25 +162,28 @@ def events(
     from iotctl.spec.units import parse_duration_ms
 
     session = session_of(ctx)
-    back_ms = parse_duration_ms(since)
-    shown: set[EventRow] | None = None
+    since_ms = now_ms() - parse_duration_ms(since)
+    shown, silent = set[EventRow](), set[str]()
 
     def show() -> int:
-        nonlocal shown
-        at = now_ms()
-        found = events_of(session.cluster, since_ms=at - back_ms, limit=limit, now_ms=at)
-        new = msgspec.structs.replace(found, events=[e for e in found.events if e not in (shown or ())])
+        nonlocal since_ms, silent
+        found = events_of(session.cluster, since_ms=since_ms, limit=limit, now_ms=now_ms())
+        new = msgspec.structs.replace(found, events=[e for e in found.events if e not in shown])
         if session.options.format == "jsonl":
             session.out.write("".join(to_json_line(e) for e in new.events))
             session.out.flush()
-        elif new.events or shown is None:
+        elif new.events or not shown:
             session.output.emit("cluster-events", new, lambda: [views.event_table(new)])
-        for silent in found.unread if shown is None else ():
-            session.output.warn(f"{silent.node} did not tell: {silent.why}")
-        shown = set(found.events)
+        for one in found.unread:
+            if one.node not in silent:
+                session.output.warn(f"{one.node} did not tell: {one.why}")
+        silent = {one.node for one in found.unread}
+        shown.update(found.events)
+        if len(found.events) == limit:  # what is older was left out, and is not new when there is room for it
+            since_ms = max(since_ms, found.events[0].time_ms)
         return 0
 
-    return repeated(show, watch)
+    return repeated(session, show, watch)
 
 
 @app.command("ok-to-stop")
@@ -211,7 +214,11 @@ def undrain(ctx: typer.Context, name: Node) -> None:
 def _drain(session: Session, name: str, draining: bool) -> None:
     from iotctl.cli import views
     from iotctl.execute.draining import set_draining
+    from iotctl.execute.rolling import left_draining
 
+    if draining and name in left_draining(session.cluster):
+        # It drains because a roll was killed: from here on because a person wants it, and no roll ends that.
+        set_draining(session.cluster, name, False, session.operator)
     found = set_draining(
         session.cluster, name, draining, session.operator, timeout_s=session.options.timeout_s
     )
@@ -497,4 +504,4 @@ def _show(
         session.output.emit(kind, body(found), partial(tables, found))
         return Exit.DONE if found.quorum else Exit.UNREACHABLE
 
-    return repeated(show, watch)
+    return repeated(session, show, watch)

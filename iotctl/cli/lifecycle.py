@@ -4,7 +4,7 @@ machines."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -305,7 +305,8 @@ def logs(
     shown: dict[str, list[str]] = {}
 
     def show() -> int:
-        answers = logs_of(session.source, machines, nodes or (), lines)
+        with _machines(session) as machines:  # anew each time: a machine that was started anew is another one
+            answers = logs_of(session.source, machines, nodes or (), lines)
         found = {n: a.splitlines() for n, a in answers.items() if not isinstance(a, Unreachable)}
         for node, error in answers.items():
             if isinstance(error, Unreachable):
@@ -324,8 +325,7 @@ def logs(
         shown.update(found)
         return 0 if len(found) == len(answers) else Exit.UNREACHABLE
 
-    with _machines(session) as machines:
-        return repeated(show, watch)
+    return repeated(session, show, watch)
 
 
 def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False) -> int:
@@ -462,6 +462,7 @@ def _roll(
             by=session.operator,
             command=command,
             at_once=at_once,
+            alone=session.lock is not None,
             between=between,
             check=session.check_lock,
             on_step=partial(_step_of, progress),
@@ -469,13 +470,17 @@ def _roll(
 
 
 def _roll_none(session: Session, what: str) -> Rolled:
-    """No agent is to be restarted; what a roll that was killed left is to be ended all the same."""
+    """No agent is to be restarted; what a roll that was killed left is ended all the same, where that can be
+    known and nobody else is at work."""
+    from iotctl.errors import BusyProblem
     from iotctl.execute.rolling import Rolled, left_draining
+    from nodeagent.model.errors import NodeAgentError
 
-    if not left_draining(session.cluster):
-        return Rolled([], [])
-    with _machines(session) as machines, session.locked(what):
-        return _roll(session, machines, [], f"iotctl {what}", 1)
+    with suppress(NodeAgentError, BusyProblem):
+        if left_draining(session.cluster):
+            with _machines(session) as machines, session.locked(what):
+                return _roll(session, machines, [], f"iotctl {what}", 1)
+    return Rolled([], [])
 
 
 def _wait_healthy(session: Session) -> bool:

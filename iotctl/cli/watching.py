@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from iotctl.cli.provisioning import provisioning
 from iotctl.cli.session import Session, now_ms
-from iotctl.errors import RefusedProblem
+from iotctl.errors import RefusedProblem, Unreachable
+from nodeagent.model.errors import NodeAgentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,13 +23,18 @@ if TYPE_CHECKING:
 WATCH_S = 2.0
 
 
-def repeated(show: Callable[[], int], watch: bool) -> int:
-    """Its exit code; with `watch` it is shown again and again until Ctrl-C."""
-    while True:
-        code = show()
-        if not watch:
-            return code
+def repeated(session: Session, show: Callable[[], int], watch: bool) -> int:
+    """Its exit code; with `watch` it is shown until Ctrl-C, whatever does not answer meanwhile."""
+    code = show()
+    while watch:
         time.sleep(WATCH_S)
+        try:
+            show()
+        except NodeAgentError as error:
+            session.output.warn(error.what)
+        except Unreachable as error:
+            session.output.warn(error.what)
+    return code
 
 
 def after(shown: Sequence[str], told: Sequence[str]) -> Sequence[str]:

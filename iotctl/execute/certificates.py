@@ -7,7 +7,7 @@ import msgspec
 
 from iotctl.errors import RefusedProblem, Unreachable
 from iotctl.execute import credentials
-from iotctl.execute.machines import Machines, OnDone, chosen, look, service
+from iotctl.execute.machines import Machines, OnDone, all_or_raise, chosen, look, service
 from iotctl.fleet.deployment import CERT, Found
 from iotctl.fleet.host import Host
 from iotctl.fleet.upload import put
@@ -72,12 +72,12 @@ def initialise(
 
     Raises:
         RefusedProblem: a node has a certificate of an authority that is not here.
+        Unreachable: a machine does not tell whether it has one.
     """
     made = not credentials.has_authority(source, env)
     if made:
         answers = machines.each(list(source.file.nodes), lambda n, h: look(source, n, h), done)
-        found = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
-        credentials.authority_of(source, env, found)
+        credentials.authority_of(source, env, all_or_raise(answers, "no authority was made"))
         credentials.make_authority(source, env)
     authority = _authority(source, env, {})
     missing = not made and _operator(source, env, authority, now_ms).state == "missing"

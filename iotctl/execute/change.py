@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from iotctl.errors import BusyProblem, RefusedProblem, UsageProblem
+from iotctl.errors import BusyProblem, Partly, RefusedProblem, UsageProblem
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.facts import spec_hash
 from iotctl.execute.layout import table_of
@@ -114,7 +114,10 @@ def execute(
             operation = _begun(cluster, source, step, change, version, request, provisioner, on_note)
             begun.append(operation.id)
             if last:
-                held.close()
+                try:
+                    held.close()
+                except Partly as error:  # lost meanwhile; the change is begun, and that is what it was for
+                    on_note(f"{error.what}; {error.next}")
             if not request.wait:
                 if leaves is not None:
                     on_note(f"{leaves} stays in {source.path.name} until the removal is over and waited for")

@@ -83,7 +83,7 @@ def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int, *, now_m
 
 
 def left_draining(cluster: Cluster) -> list[str]:
-    """Nodes that only a roll wanted to drain. Under the lock no other one lives, so it was killed."""
+    """Nodes that only a roll wanted to drain; who holds the lock knows that it was killed."""
     draining = [n.node for n in cluster.meta(strong=True).nodes if n.draining]
     last: dict[str, str] = {}
     for _, who, what in audit_of(cluster) if draining else ():
@@ -101,6 +101,7 @@ def rolling(
     by: str,
     command: str,
     at_once: int = 1,
+    alone: bool = True,
     between: Callable[[str], None] = lambda node: None,
     check: Callable[[], None] = lambda: None,
     on_step: OnStep,
@@ -109,9 +110,10 @@ def rolling(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Rolled:
     """Restart `names`, at most `at_once` at the same time; those the cluster does not know hold nothing, and
-    come first. Before that, what a killed roll left draining may lead again. The caller holds the lock.
+    come first. Before that, what a killed roll left draining may lead again.
 
     Args:
+        alone: the caller holds the lock, so that no other roll lives.
         command: what the operator typed, to go on with.
         between: called for a node while it is down.
         check: called before anything is stopped; raises `RefusedProblem` when we must not go on.
@@ -121,7 +123,7 @@ def rolling(
         Partly: some were restarted, the rest were left alone.
     """
     by += BY_A_ROLL
-    undrained = left_draining(cluster)
+    undrained = left_draining(cluster) if alone else []
     for node in undrained:
         set_draining(cluster, node, False, by)
     known = {n.node: n.draining for n in cluster.meta(strong=True).nodes}

@@ -55,16 +55,18 @@ say init "$line"
 at=$data
 while [ ! -d "$at" ]; do at=$(dirname "$at"); done
 command -v getent >/dev/null || names=
+patience=
+command -v timeout >/dev/null && patience="timeout 5"
 for name in $names; do  # all at once: a name server that is down lets each one wait
     (
-        set -- $(getent ahosts "$name" 2>/dev/null)
+        set -- $($patience getent ahosts "$name" 2>/dev/null)
         say address "$name $1"
     ) &
 done
 wait
 ports=$*
-set -- $(df -Pk "$at")
-say data_kib "${11}"  # its heading has seven words
+set -- $(LC_ALL=C df -Pk "$at")
+say data_kib "${11}"  # its heading has seven words, in this language
 if [ -w "$at" ]; then say data_writable yes; fi
 # The one its software runs from; the newest otherwise, which must be started to be known.
 base= version=

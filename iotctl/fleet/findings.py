@@ -100,9 +100,10 @@ def _names(facts: Mapping[str, tuple[Place, Facts]]) -> Iterator[Finding]:
     apart = len({one.machine for _, one in facts.values()}) > 1
     told = "write it into DNS or /etc/hosts, or an address as host into cluster.yaml"
     for place, one in facts.values():
-        unknown = [n for n, address in one.addresses.items() if not address]
-        if unknown:
-            yield Finding("error", "names", place.node, f"does not know the name {', '.join(unknown)}", told)
+        # That of another node may be unknown because its machine is gone, and it is about to be replaced.
+        for name in [n for n, address in one.addresses.items() if not address]:
+            severity = "error" if name == place.host else "warning"
+            yield Finding(severity, "names", place.node, f"does not know the name {name}", told)
         own = one.addresses.get(place.host, "")
         if apart and own and ip_address(own.partition("%")[0]).is_loopback:
             message = f"takes {place.host}, its own name, for {own}: no other machine could reach its agent"

@@ -1,5 +1,7 @@
 """A saved plan, read back: is it still true, and which changes does it stand for?"""
 
+from collections.abc import Sequence
+
 import msgspec
 import yaml
 
@@ -68,13 +70,20 @@ def check_fresh(plan: Plan, table_version: int, spec_hash: str) -> None:
         raise RefusedProblem("the plan is stale", why="cluster.yaml has changed since", next=plan_again(plan))
 
 
-def is_carried_out(plan: Plan, table: PartitionTable) -> bool:
-    """Whether `table` is the one that `plan` leads to, and nothing else has changed it since."""
+def is_carried_out(plan: Plan, table: PartitionTable, changed_at: Sequence[int]) -> bool:
+    """Whether `table` is the one that `plan` leads to, by the plan's own changes and no other.
+
+    Args:
+        changed_at: which version each change that is done was made for. A version is the index of a log
+            entry, so they do not follow each other by one.
+    """
+    since = sorted(v for v in changed_at if v >= plan.table_version)
     final = {m.slot: m.target for m in plan.moves}
     come = {s.node for s in plan.steps if s.kind in ("add", "replace")}
     return (
         bool(plan.steps)
-        and table.version == plan.table_version + len(plan.steps)
+        and len(since) == len(plan.steps)
+        and since[0] == plan.table_version
         and all(n in table.ring for n in come.difference(plan.leaving))
         and not any(n in table.ring for n in plan.leaving)
         and all(table.route(slot) == target for slot, target in final.items())

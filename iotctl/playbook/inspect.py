@@ -101,12 +101,13 @@ class Inspector:
 
     def __call__(self, verb: str, arguments: Arguments) -> Inspection:
         """Raises `IotctlError` when the state cannot be known."""
-        if self._verbs[verb].reads:
-            return (verb.startswith("plan.") and self._changing(READS)) or Inspection(READS)
         known = self._known.get(verb)
-        if known is None:
-            return Inspection(UNKNOWN, f"{verb} cannot tell before it runs")
         try:
+            if self._verbs[verb].reads:
+                asks = verb.startswith("plan.") and verb != "plan.show" and not arguments.get("from_status")
+                return (asks and self._changing(READS)) or Inspection(READS)
+            if known is None:
+                return Inspection(UNKNOWN, f"{verb} cannot tell before it runs")
             return known(arguments)
         except NodeAgentError as error:
             raise Unreachable(error.what, next=error.next_step) from None

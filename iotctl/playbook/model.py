@@ -77,6 +77,8 @@ class Entry(msgspec.Struct, frozen=True):
     result: StepResult | None = None
     playbook: str = ""
     by: str = ""
+    limit: tuple[str, ...] = ()
+    """Of `begun`: the only nodes it is about; () for all."""
 
 
 class Journal(Protocol):

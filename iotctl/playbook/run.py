@@ -38,6 +38,8 @@ from iotctl.spec.playbook import CONDITION, Playbook, StepEntry, Verb
 
 REDACTED = "***"
 OUTSIDE = "outside of --limit"
+WHOLE = ("cluster.destroy", "local.destroy", "local.down", "local.up")
+"""Verbs about every node, that name none."""
 OnStep = Callable[[StepResult, int, int], None]
 """Hears a step's state, when it begins (`pending`) and when it is over, its number and how many there are."""
 
@@ -117,12 +119,20 @@ class Runner:
         """Run what is not done yet. Stops at the first failure, unless the step says `continue`.
 
         Raises:
-            InputProblem: a step that was run before has other arguments now.
+            InputProblem: a step that was run has other arguments now, or the run was about other nodes.
         """
         done = self._done()
         steps = self._playbook.file.steps
+        limit = tuple(sorted(self._limit))
         if not self._journal.entries():
-            self._journal.append(Entry("begun", self._now(), playbook=self._playbook.file.name, by=self._by))
+            name = self._playbook.file.name
+            self._journal.append(Entry("begun", self._now(), playbook=name, by=self._by, limit=limit))
+        elif self._journal.entries()[0].limit != limit:
+            before = self._journal.entries()[0].limit
+            raise InputProblem(
+                f"the run was begun for {', '.join(before) or 'all nodes'}; nothing was run",
+                next="go on with --resume and " + (" ".join(f"--limit {n}" for n in before) or "no --limit"),
+            )
         results: list[StepResult] = []
         stopped = False
         for i, step in enumerate(steps):
@@ -225,11 +235,12 @@ class Runner:
         found = {k: v if k in conditions else substitute(v, self._values) for k, v in step.arguments.items()}
         if not self._limit:
             return found
-        if found.get("node", next(iter(self._limit))) not in self._limit:
+        named = {str(found[k]) for k in ("node", "old", "new") if k in found}
+        if step.uses in WHOLE or not named <= set(self._limit):
             return None
-        if "nodes" in parameters:
-            given = found.get("nodes")
-            nodes = sorted(self._limit) if not given else [n for n in given if n in self._limit]
+        if "nodes" in parameters and parameters["nodes"].many:
+            given = found.get("nodes") or sorted(self._limit)
+            nodes = [n for n in (given if isinstance(given, list | tuple) else [given]) if n in self._limit]
             return {**found, "nodes": nodes} if nodes else None
         return found
 

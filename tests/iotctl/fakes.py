@@ -290,8 +290,9 @@ class FakeCluster:
             self.owned = {s: n for start, end, n in self.view().owners for s in range(start, end)}
             self.owned |= {s: n for n, slots in change.gains for s in to_slots(slots)}
         operation = make_operation(f"op-{50 + len(self.begun)}", change, stage=Stage.DONE)
+        operation.base_version = self.version
         self.operations.append(operation)
-        self.version += 1
+        self.version += 9  # the index of an entry: it does not count changes
         if change.kind == "remove-node":
             self.names.remove(change.node)
         return operation

@@ -240,21 +240,26 @@ def test_who_approved_of_something_else_is_asked_again(tmp_path: Path) -> None:
     assert asked == ["move 3 slots?", "move 300 slots?"]
 
 
-def test_a_run_is_limited_to_some_nodes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scalar", [False, True])
+def test_a_run_is_limited_to_some_nodes(tmp_path: Path, scalar: bool) -> None:
     """Of those a step names; a step that names none, and could, is about these; one that names others is
     skipped, and what is about no node at all is done."""
     text = TEXT + "  - {id: again, uses: cluster.restart, with: {older_than: 1h}}\n"
     text += "  - {id: gate, uses: wait_for, with: {for: healthy}}\n"
+    text += "  - {id: away, uses: cluster.replace-node, with: {old: node6, new: node9}}\n"
+    text += "  - {id: end, uses: cluster.destroy, with: {confirm: plant}}\n"
+    text = text.replace('"${nodes}", verify', "node6, verify", 1) if scalar else text
     plant = Plant(drained=True)
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j"), text, limit=["node6"]).run()
-    assert states(report) == ["skipped", "changed", "skipped", "changed", "ok"]
+    assert states(report) == ["skipped", "changed", "skipped", "changed", "ok", "skipped", "skipped"]
     assert [e.split(" --")[0] for e in plant.effects] == [
         "cluster add-node",
         "cluster restart",
         "cluster wait",
     ] and all("node6" in e and "node7" not in e for e in plant.effects[:2])
-    with pytest.raises(InputProblem, match="other arguments"):
-        runner(tmp_path, plant, FileJournal(tmp_path / "j"), text, limit=["node7"]).run()
+    for other in (["node7"], []):
+        with pytest.raises(InputProblem, match="begun for node6"):
+            runner(tmp_path, plant, FileJournal(tmp_path / "j"), text, limit=other).run()
 
 
 @pytest.mark.parametrize(("paused", "waited"), [(False, "op-7"), (True, "")])
@@ -268,6 +273,8 @@ def test_a_change_that_goes_on_is_waited_for_before_a_plan(tmp_path: Path, pause
         return Ran(0, {"steps": []}, "")
 
     inspect = Inspector(VERBS, lambda: cluster, none, tmp_path, lambda: 0, lambda: ())
+    assert inspect("plan.show", {"plan": "p"}) == Inspection(READS), "it asks nobody"
+    assert inspect("plan.rebalance", {"from_status": "f"}) == Inspection(READS)
     found = inspect("plan.rebalance", {})
     assert (found.state, found.operation) == (READS, waited)
     assert inspect("apply", {"plan": "p"}).operation == waited

@@ -54,16 +54,19 @@ def test_steps_become_the_changes_that_were_planned() -> None:
 def test_a_plan_that_was_carried_out_is_known_by_its_table(name: str) -> None:
     """Not before its last step, nor after any further change, nor in another cluster."""
     plan, table = PLANS[name], facts_of(7, 122).table if name == "rebalance" else FACTS.table
-    assert not is_carried_out(plan, table)
+    assert not is_carried_out(plan, table, [3])
     *before, last = changes_of(plan, table)
-    assert is_carried_out(plan, last.new)
-    assert not any(is_carried_out(plan, change.new) for change in before)
-    assert not is_carried_out(plan, last.new.stamped(last.new.version + 1))
-    assert not is_carried_out(plan, facts_of(5, 120).table.stamped(last.new.version))
+    mine = [table.version + 40 * i for i in range(len(plan.steps))]
+    assert is_carried_out(plan, last.new.stamped(900), [3, *mine])
+    assert not is_carried_out(plan, last.new.stamped(900), mine[:-1])
+    assert not any(is_carried_out(plan, c.new.stamped(900), mine[: i + 1]) for i, c in enumerate(before))
+    assert not is_carried_out(plan, last.new.stamped(900), [*mine, 800]), "somebody else came after it"
+    assert not is_carried_out(plan, last.new.stamped(900), [v + 1 for v in mine]), "or before it"
+    assert not is_carried_out(plan, facts_of(5, 120).table.stamped(900), mine)
 
 
 def test_one_that_moves_nothing_was_never_carried_out() -> None:
-    assert not is_carried_out(PLANS["refused"], FACTS.table)
+    assert not is_carried_out(PLANS["refused"], FACTS.table, [])
 
 
 def test_stale_plan_is_refused() -> None:
