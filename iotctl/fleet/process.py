@@ -7,8 +7,10 @@ kernel tells it, and a process is ours only while pid, start time and a word of 
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -31,7 +33,7 @@ def start(command: Sequence[str], *, directory: Path, log: Path, pid_file: Path,
 
     `word` must appear in the command line; it is what later identifies the process.
     """
-    with log.open("ab") as out:
+    with log.open("ab") as out, _unbroken():
         process = subprocess.Popen(
             list(command),
             cwd=directory,
@@ -40,11 +42,29 @@ def start(command: Sequence[str], *, directory: Path, log: Path, pid_file: Path,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    record = PidFile(process.pid, _started(process.pid), word)
-    temporary = pid_file.with_suffix(".tmp")
-    temporary.write_bytes(msgspec.json.encode(record))
-    temporary.replace(pid_file)
+        record = PidFile(process.pid, _started(process.pid), word)
+        temporary = pid_file.with_suffix(".tmp")
+        temporary.write_bytes(msgspec.json.encode(record))
+        temporary.replace(pid_file)
     return process.pid
+
+
+@contextmanager
+def _unbroken() -> Iterator[None]:
+    """Ctrl-C and SIGTERM count when it is over: a process that is on no record is stopped by nobody."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {n: signal.signal(n, lambda number, frame: came.append(number)) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for one in dict.fromkeys(came):
+            os.kill(os.getpid(), one)
 
 
 def running(pid_file: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -304,3 +305,26 @@ def test_a_newcomer_whose_change_may_have_begun_runs_on(fleet: LocalFleet) -> No
     with pytest.raises(OutcomeUnknown):
         add_node4(fleet, cluster, lambda _, s: cluster.status("node1"))
     assert fleet.nodes()[-1].name == "node4" and fleet.nodes()[-1].pid is not None
+
+
+def test_ctrl_c_while_an_agent_starts_leaves_none_that_is_on_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_at = process._started
+
+    def interrupted(pid: int) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        return started_at(pid)
+
+    file, word = tmp_path / "pid", str(tmp_path)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with monkeypatch.context() as now, pytest.raises(KeyboardInterrupt):
+            now.setattr(process, "_started", interrupted)
+            command = [sys.executable, "-c", "import time; time.sleep(60)", word]
+            process.start(command, directory=tmp_path, log=tmp_path / "log", pid_file=file, word=word)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.running(file)
+    assert process.kill(file)
