@@ -10,9 +10,11 @@ import typer
 
 from iotctl.cli.hosts import Names
 from iotctl.cli.options import DryRun, Yes
-from iotctl.cli.session import now_ms, session_of
+from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from iotctl.execute.certificates import CertificateRow, Certificates
     from iotctl.output.table import Table
 
@@ -22,17 +24,12 @@ app = typer.Typer(help="Certificates of nodes and operators.", no_args_is_help=T
 @app.command()
 def init(ctx: typer.Context) -> None:
     """The authority for a cluster.yaml you wrote yourself, and your own certificate; what is there stays."""
-    from iotctl.execute import certificates
-    from iotctl.execute.machines import Machines
+    from iotctl.execute.certificates import initialise
     from iotctl.spec.find import authority_dir
 
     session = session_of(ctx)
-    source = session.source
-    with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
-        tell = partial(progress.update, "machines", total=len(source.file.nodes))
-        found = certificates.initialise(source, machines, session.env, now_ms(), tell)
-    session.output.emit("certificates", found, lambda: [_table(found.certificates)])
-    session.output.note(f"its key, to be kept: {authority_dir(source, session.env)}")
+    _shown(session, initialise)
+    session.output.note(f"its key, to be kept: {authority_dir(session.source, session.env)}")
     session.output.note("next: iotctl cluster deploy")
 
 
@@ -40,15 +37,8 @@ def init(ctx: typer.Context) -> None:
 def show(ctx: typer.Context) -> int:
     """Every certificate and when it ends; asked over SSH, so also when the cluster refuses you."""
     from iotctl.execute import certificates
-    from iotctl.execute.machines import Machines
 
-    session = session_of(ctx)
-    source = session.source
-    with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
-        tell = partial(progress.update, "machines", total=len(source.file.nodes))
-        found = certificates.show(source, machines, session.env, now_ms(), tell)
-    session.output.emit("certificates", found, lambda: [_table(found.certificates)])
-    return _code(found)
+    return _code(_shown(session_of(ctx), certificates.show))
 
 
 @app.command()
@@ -116,6 +106,18 @@ def issue(
     body = {"certificates": [row], "changed": 1}
     session.output.emit("certificates", body, lambda: [_table([row])])
     session.output.note(f"next: iotctl --identity {out} cluster status")
+
+
+def _shown(session: Session, ask: Callable[..., Certificates]) -> Certificates:
+    """What `ask`, one of those in `execute.certificates`, finds on every machine."""
+    from iotctl.execute.machines import Machines
+
+    source = session.source
+    with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
+        tell = partial(progress.update, "machines", total=len(source.file.nodes))
+        found = ask(source, machines, session.env, now_ms(), tell)
+    session.output.emit("certificates", found, lambda: [_table(found.certificates)])
+    return found
 
 
 def _code(found: Certificates) -> int:
