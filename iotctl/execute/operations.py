@@ -239,6 +239,14 @@ def steer(cluster: Cluster, operation: str, verb: str, by: str, *, rate: int = -
 OnOperation = Callable[[Operation], None]
 
 
+def _looked_up(cluster: Cluster, operation: str) -> Operation:
+    """As `pick`. Whoever answers first may lag behind and not know of it: only the leader can deny it."""
+    try:
+        return pick(cluster.meta(), operation)
+    except RefusedProblem:
+        return pick(cluster.meta(strong=True), operation)
+
+
 def wait_operation(
     cluster: Cluster,
     operation: str,
@@ -260,7 +268,7 @@ def wait_operation(
     reason = ""
     while True:
         try:
-            found = pick(cluster.meta(), operation)
+            found = _looked_up(cluster, operation)
             on_update(found)
             if found.state() in until:
                 return found
