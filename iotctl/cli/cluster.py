@@ -166,7 +166,7 @@ def events(
     shown, silent = set[EventRow](), set[str]()
 
     def show() -> int:
-        nonlocal since_ms, silent
+        nonlocal since_ms, shown, silent
         found = events_of(session.cluster, since_ms=since_ms, limit=limit, now_ms=now_ms())
         new = msgspec.structs.replace(found, events=[e for e in found.events if e not in shown])
         if session.options.format == "jsonl":
@@ -181,6 +181,7 @@ def events(
         shown.update(found.events)
         if len(found.events) == limit:  # what is older was left out, and is not new when there is room for it
             since_ms = max(since_ms, found.events[0].time_ms)
+            shown = {e for e in shown if e.time_ms >= since_ms}
         return 0
 
     return repeated(session, show, watch)

@@ -92,8 +92,8 @@ def deploy(
             _show_plan(session, todo.plan)
             new = " as a new cluster" if todo.plan.new_cluster else ""
             session.confirm(f"deploy {session.source.name}{new}?", yes=yes)
-        what = of_plan("cluster deploy", todo.plan)
-        with session.locked(what) if todo.plan.has_changes else nullcontext():
+        changes = todo.plan.has_changes
+        with session.locked(of_plan("cluster deploy", todo.plan)) if changes else nullcontext():
             if todo.plan.has_changes:
                 todo = _looked_again(session, todo, machines, nodes or ())
             _carry_out(session, todo, machines)

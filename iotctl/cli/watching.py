@@ -30,9 +30,7 @@ def repeated(session: Session, show: Callable[[], int], watch: bool) -> int:
         time.sleep(WATCH_S)
         try:
             show()
-        except NodeAgentError as error:
-            session.output.warn(error.what)
-        except Unreachable as error:
+        except (NodeAgentError, Unreachable) as error:
             session.output.warn(error.what)
     return code
 

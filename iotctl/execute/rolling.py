@@ -101,7 +101,7 @@ def rolling(
     by: str,
     command: str,
     at_once: int = 1,
-    alone: bool = True,
+    alone: bool = False,
     between: Callable[[str], None] = lambda node: None,
     check: Callable[[], None] = lambda: None,
     on_step: OnStep,

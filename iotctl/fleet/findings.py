@@ -105,9 +105,17 @@ def _names(facts: Mapping[str, tuple[Place, Facts]]) -> Iterator[Finding]:
             severity = "error" if name == place.host else "warning"
             yield Finding(severity, "names", place.node, f"does not know the name {name}", told)
         own = one.addresses.get(place.host, "")
-        if apart and own and ip_address(own.partition("%")[0]).is_loopback:
+        if apart and _is_loopback(own):
             message = f"takes {place.host}, its own name, for {own}: no other machine could reach its agent"
             yield Finding("error", "names", place.node, message, told)
+
+
+def _is_loopback(address: str) -> bool:
+    """False for what is no address: a machine may say anything."""
+    try:
+        return ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def _shared(facts: Mapping[str, tuple[Place, Facts]]) -> Iterator[Finding]:

@@ -89,7 +89,6 @@ class Inspector:
             "cluster.upgrade": lambda a: self._deploy("cluster.upgrade", a),
             "cluster.init": lambda a: self._file("cluster.yaml"),
             "cluster.trust": self._trust,
-            "cert.init": lambda a: Inspection(UNKNOWN, "what is there stays"),
             "cert.renew": self._renew,
             "apply": self._apply,
             "approve": lambda a: Inspection(READS),

@@ -47,7 +47,7 @@ def test_every_machine_must_know_the_names_of_all_nodes() -> None:
         ((severity, message),) = of(loopback, "10.0.0.2")
         assert severity == "error" and loopback in message
         assert of(loopback, "10.0.0.2", "m1") == [], "all of them are on one machine"
-    assert of("fe80::1%eth0", "10.0.0.2") == []
+    assert of("fe80::1%eth0", "10.0.0.2") == [] and of("what?", "10.0.0.2") == []
 
 
 def said(**changes: object) -> list[tuple[str, str]]:

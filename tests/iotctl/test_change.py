@@ -430,6 +430,19 @@ def test_a_playbook_ends_a_removal_that_nobody_waited_for(spec: Path) -> None:
     assert json.loads(again.out)["changed"] == 0
 
 
+def test_a_plan_applied_again_ends_a_removal_that_nobody_waited_for(spec: Path) -> None:
+    cluster = FakeCluster()
+    assert iotctl(spec, "plan", "remove-node", "node3", "--out", "p.json", cluster=cluster).code == 0
+    assert iotctl(spec, "apply", "p.json", "--yes", "--no-wait", cluster=cluster).code == 0
+    assert "node3" in (spec / "cluster.yaml").read_text()
+    looked = iotctl(spec, "apply", "p.json", "--dry-run", "-o", "json", cluster=cluster)
+    assert json.loads(looked.out)["steps"] and "node3" in (spec / "cluster.yaml").read_text()
+    assert iotctl(spec, "apply", "p.json", "--yes", cluster=cluster).code == 0
+    assert "node3" not in (spec / "cluster.yaml").read_text() and len(cluster.begun) == 1
+    looked = iotctl(spec, "apply", "p.json", "--dry-run", "-o", "json", cluster=cluster)
+    assert not json.loads(looked.out).get("steps")
+
+
 def test_a_node_that_came_back_is_not_removed_by_its_old_operation(spec: Path) -> None:
     cluster = removal(Stage.DONE)
     cluster.names.append("node3")

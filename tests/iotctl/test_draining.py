@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from iotctl.errors import Exit
+from iotctl.execute.rolling import BY_A_ROLL, left_draining
+from nodeagent.model.requests import Drain
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
 
 
@@ -56,3 +58,12 @@ def test_a_node_that_is_down_can_be_drained(spec: Path) -> None:
 def test_an_unknown_node_is_named(spec: Path) -> None:
     done = iotctl(spec, "cluster", "drain", "node9", cluster=FakeCluster())
     assert done.code != 0 and "node9" in done.err and "iotctl cluster nodes" in done.err
+
+
+def test_what_a_killed_roll_drains_a_person_may_keep_drained(spec: Path) -> None:
+    """The next roll would let it lead again, though somebody wants it not to by now."""
+    cluster = FakeCluster()
+    cluster.call_meta(Drain("node2", True, f"me{BY_A_ROLL}"))
+    assert left_draining(cluster) == ["node2"]
+    assert iotctl(spec, "cluster", "drain", "node2", cluster=cluster).code == 0
+    assert cluster.drained == {"node2"} and left_draining(cluster) == []

@@ -50,7 +50,7 @@ class Clock:
         self.now += seconds
 
 
-def roll(agents: FakeAgents, names: Sequence[str], at_once: int = 1) -> Rolled:
+def roll(agents: FakeAgents, names: Sequence[str], at_once: int = 1, alone: bool = True) -> Rolled:
     clock = Clock()
 
     def between(node: str) -> None:
@@ -64,6 +64,7 @@ def roll(agents: FakeAgents, names: Sequence[str], at_once: int = 1) -> Rolled:
         by="me",
         command="iotctl cluster restart",
         at_once=at_once,
+        alone=alone,
         between=between,
         on_step=lambda what, over, total, node: None,
         clock=clock,
@@ -147,6 +148,8 @@ def test_what_a_killed_roll_left_draining_leads_again() -> None:
         cluster.call_meta(Drain("node4", draining, by))
     cluster.call_meta(Drain("node2", True, f"me{BY_A_ROLL}"))
     assert left_draining(cluster) == ["node2"]
+    beside = roll(FakeAgents(cluster), ["node1"], alone=False)  # the other one may be at work
+    assert not beside.undrained and cluster.drained == {"node2", "node4"}
     done = roll(FakeAgents(cluster), ["node1", "node4"])
     assert done.undrained == ["node2"] and done.draining == ["node4"]
     assert cluster.drained == {"node4"} and left_draining(cluster) == []
