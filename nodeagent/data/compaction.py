@@ -103,22 +103,28 @@ def expired(
 # --- what the leader proposes ----------------------------------------------------------------------
 
 
-def pick_small(files: Sequence[FileMeta], files_min: int) -> Sequence[FileMeta]:
+def pick_small(files: Sequence[FileMeta], files_min: int, full_min: int | None = None) -> Sequence[FileMeta]:
     """Neighbours in age worth merging, of files given oldest first; none if there are none.
 
     From the newest on, an older file joins while it is no larger than all newer ones together. So a row is
     rewritten only into a file at least twice as large: a number of times that grows with the logarithm of
     the size, up to `COMPACT_BYTES_MAX`.
+
+    Args:
+        files_min: how many make a run.
+        full_min: how many do when one more would pass `COMPACT_BYTES_MAX`: waiting makes such a run no larger.
     """
-    for end in range(len(files), files_min - 1, -1):
-        start, total, counted = end, 0, 0
+    full_min = files_min if full_min is None else full_min
+    for end in range(len(files), min(files_min, full_min) - 1, -1):
+        start, total, counted, full = end, 0, 0, False
         while start and end - start < COMPACT_INPUTS_MAX:
             file = files[start - 1]
             size = max(file.size, SIZE_FLOOR)
-            if total + file.size > COMPACT_BYTES_MAX or (start < end and size > counted):
+            full = total + file.size > COMPACT_BYTES_MAX
+            if full or (start < end and size > counted):
                 break
             start, total, counted = start - 1, total + file.size, counted + size
-        if end - start >= files_min:
+        if end - start >= (full_min if full else files_min):
             return files[start:end]
     return ()
 

@@ -6,7 +6,8 @@ copy that is found damaged keeps the files of its table and partition apart, and
 `iotctl verify --repair`; writes go on.
 
 Slots of an open operation are left alone, for their files are copied and compared; so is, for a while, a
-group whose files somebody compares.
+group whose files somebody compares. Elsewhere, while an operation goes on, runs are longer and so fewer: the
+writers have to share the node with it already.
 """
 
 from bisect import bisect_right
@@ -93,6 +94,13 @@ class Compactor:
 
     # --- compaction --------------------------------------------------------------------------------
 
+    def _files_min(self) -> int:
+        """How many files make a run now. A change that waits for somebody is no reason to put anything off."""
+        config, op = self.host.config, self.host.meta.open_operation()
+        if op is None or op.state() != "running":
+            return config.compact_files_min
+        return max(config.compact_files_min, config.compact_files_min_in_change)
+
     def _compact(self, replica: DataReplica) -> None:
         now = self.host.desk.now
         if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
@@ -104,6 +112,7 @@ class Compactor:
     def _choose(self, replica: DataReplica, room: int) -> Runs:
         """What to compact now, of where something changed; what has nothing to compact is forgotten."""
         state, group, now = replica.state, replica.group, self.host.desk.now
+        files_min, full_min = self._files_min(), self.host.config.compact_files_min
         moving = self._moving(group)
         under_way = {c.key for c in state.compacting}
         deletes = _by_key(state.tombstones)
@@ -119,7 +128,7 @@ class Compactor:
             files = state.manifest.of_partition(*key)
             if files and (files[0].slot in moving or not state.is_settled(files[0].slot)):
                 continue
-            run = compaction.pick_small(files, self.host.config.compact_files_min)
+            run = compaction.pick_small(files, files_min, full_min)
             masked, due = self._deletes_due(group, key, files, deletes[key])
             if not run and due:
                 run = compaction.pick_masked(files, deletes[key])
@@ -127,7 +136,7 @@ class Compactor:
                 runs[key] = run
                 self._last[group] = key
                 total += sum(f.size for f in run)
-            elif not masked:
+            elif not masked and files_min == full_min:  # else there may be a run once the change is over
                 state.changed.discard(key)
         return runs
 

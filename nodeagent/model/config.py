@@ -62,6 +62,9 @@ class NodeConfig(msgspec.Struct, frozen=True):
     compact_files_min: int = 4
     """So many small files in a row are made into one."""
 
+    compact_files_min_in_change: int = 8
+    """The same while nodes or slots move; ended or waiting changes do not count."""
+
     compact_every_ms: int = 2_000
     """How often a leader looks for files to compact."""
 

@@ -170,6 +170,7 @@ _POSITIVE = (
     "segment_bytes",
     "idle_close_ms",
     "compact_files_min",
+    "compact_files_min_in_change",
     "compact_every_ms",
     "compact_deletes_ms",
     "expire_every_ms",

@@ -460,6 +460,7 @@ def configs(names: list[NodeId], settings: ClusterSettings, seeds: int) -> list[
             partition_bytes_max=1 << 14,
             idle_close_ms=1_500,
             compact_files_min=2,
+            compact_files_min_in_change=4,
             compact_every_ms=400,
             compact_deletes_ms=1_000,
             expire_every_ms=700,

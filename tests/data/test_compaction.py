@@ -510,8 +510,9 @@ def file(i: int, size: int, first: int = 0, last: int = 9, clean: tuple[int, ...
     )
 
 
+@pytest.mark.parametrize("files_min", [4, 8])
 @pytest.mark.parametrize("seed", range(30))
-def test_files_stay_few_and_rows_are_seldom_rewritten(seed: int) -> None:
+def test_files_stay_few_and_rows_are_seldom_rewritten(seed: int, files_min: int) -> None:
     """Files per table stay under the bound, and the bytes written are a few times the bytes that came."""
     rng = random.Random(seed)
     files: list[FileMeta] = []
@@ -520,7 +521,7 @@ def test_files_stay_few_and_rows_are_seldom_rewritten(seed: int) -> None:
     for i in range(3_000):
         files.append(file(i, rng.randint(1_000, largest)))
         came += files[-1].size
-        while run := compaction.pick_small(files, 4):
+        while run := compaction.pick_small(files, files_min, 4):
             at = files.index(run[0])
             total = sum(f.size for f in run)
             assert total <= COMPACT_BYTES_MAX and list(run) == files[at : at + len(run)]
@@ -530,6 +531,15 @@ def test_files_stay_few_and_rows_are_seldom_rewritten(seed: int) -> None:
         assert len(files) - large <= SMALL_FILES_MAX
     assert large <= 4 + 2 * came / (COMPACT_BYTES_MAX // 2)
     assert rewritten <= 8 * came
+
+
+def test_a_run_that_cannot_grow_does_not_wait_for_more_files() -> None:
+    """Of large files no eight fit into one: in a long change they would stay apart for ever."""
+    large = [file(i, 15 * MIB) for i in range(1, 6)]
+    assert len(compaction.pick_small(large, 8, 4)) == 4
+    small = [file(i, 1_000) for i in range(1, 8)]
+    assert not compaction.pick_small(small, 8, 4) and len(compaction.pick_small(small, 4)) == 7
+    assert len(compaction.pick_small([*small, file(9, 1_000)], 8, 4)) == 8
 
 
 def test_files_that_deletes_mask_are_rewritten_until_none_does() -> None:

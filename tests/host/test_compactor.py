@@ -25,6 +25,7 @@ from nodeagent.model.jobs import (
     Scan,
     Scanned,
 )
+from nodeagent.model.operation import Operation, Options, Stage
 from nodeagent.model.requests import CloseAll, RowsScanned, ScanRows
 from nodeagent.model.schema import Column, TableSchema
 from tests.host.test_host import CONFIG
@@ -43,7 +44,7 @@ GOOD = FilesHashed(tuple((f.name, f.xxh3) for f in FILES))
 class Node:
     """Leads a group of one that holds `files`; jobs end when a test says so, the log is always durable."""
 
-    def __init__(self, files: Iterable[FileMeta] = FILES) -> None:
+    def __init__(self, files: Iterable[FileMeta] = FILES, change: Operation | None = None) -> None:
         state = initial(GROUP, ((0, 5),))
         state.manifest.add(files)
         state.schemas["sg", "t"] = SCHEMA
@@ -51,6 +52,7 @@ class Node:
         log = GroupLog(Base(1, 0, ALONE), HardState(1), [])
         groups = {GROUP: (log, msgspec.msgpack.encode(saved))}
         self.host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0)
+        self.host.meta.image.operations = [change] if change else []
         self.jobs: list[tuple[int, Job]] = []
         self.replies: list[object] = []
         self.now = 0
@@ -168,4 +170,25 @@ def test_while_files_are_compared_none_is_compacted() -> None:
     node.pass_ms(25_000)
     assert not node.under_way(HashFiles)
     node.pass_ms(10_000)
+    assert node.under_way(HashFiles)
+
+
+def test_while_a_change_goes_on_runs_are_longer() -> None:
+    """Two files are a run here, four while an operation runs; one that waits puts nothing off."""
+    change = Operation("op-9", "add-node", "d", "me", 0, 1, 2, [], [], Options(), Stage.MOVING)
+    node = Node(change=change)
+    node.pass_ms(5_000)
+    assert not node.under_way(HashFiles)
+    change.paused = True
+    node.pass_ms(1_000)
+    assert node.under_way(HashFiles)
+
+
+def test_what_a_change_put_off_is_not_forgotten() -> None:
+    change = Operation("op-9", "add-node", "d", "me", 0, 1, 2, [], [], Options(), Stage.OPEN)
+    node = Node(change=change)
+    node.pass_ms(5_000)
+    assert not node.under_way(HashFiles)
+    change.stage = Stage.DONE
+    node.pass_ms(1_000)
     assert node.under_way(HashFiles)
