@@ -337,7 +337,8 @@ class Calls:
         return self.routes
 
     async def meta(self, strong: bool = False, timeout_s: float | None = None) -> MetaView:
-        """The view of the node that answers first, the leader asked before the others.
+        """The view of the node that answers first, the leader asked before the others; one that is older than
+        a view had before is not shown, the newest is.
 
         Raises:
             Unavailable: nobody answered in time (strong: no quorum).
@@ -349,7 +350,8 @@ class Calls:
         view = await self._first(targets, GetMeta(strong), timeout_s or self.attempt_s)
         assert isinstance(view, MetaView), view
         self.adopt(view)
-        return view
+        assert self.routes is not None
+        return self.routes.view
 
     def adopt(self, view: MetaView) -> None:
         """Use `view` if it is the newest. Raises `Forbidden` when it is of another cluster."""
