@@ -219,9 +219,14 @@ def _drain(session: Session, name: str, draining: bool) -> None:
 
     if draining and name in left_draining(session.cluster):
         # It drains because a roll was killed: from here on because a person wants it, and no roll ends that.
-        set_draining(session.cluster, name, False, session.operator)
+        set_draining(session.cluster, name, False, session.operator, lock=session.check_lock())
     found = set_draining(
-        session.cluster, name, draining, session.operator, timeout_s=session.options.timeout_s
+        session.cluster,
+        name,
+        draining,
+        session.operator,
+        lock=session.check_lock(),
+        timeout_s=session.options.timeout_s,
     )
     session.output.emit("cluster-drain", found, lambda: views.drain_tables(found))
     if draining:

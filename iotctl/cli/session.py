@@ -157,10 +157,13 @@ class Session:
             finally:
                 self.lock = None
 
-    def check_lock(self) -> None:
-        """Before each step under `locked`. Raises `RefusedProblem`: it is not ours any more."""
-        if self.lock is not None:
-            self.lock.check()
+    def check_lock(self) -> int:
+        """Before each step under `locked`; the lock's serial, 0 without one.
+
+        Raises:
+            RefusedProblem: it is not ours any more.
+        """
+        return self.lock.check() if self.lock is not None else 0
 
     def _answering(self) -> Cluster | None:
         """The cluster, if some node of it answers at once."""

@@ -81,13 +81,14 @@ def execute(
     on_note: OnNote,
     on_update: OnOperation,
     locked: Locked = lambda what: nullcontext(),
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], int] = lambda: 0,
 ) -> Executed:
     """Begin every step of `plan`, each after the one before it is over.
 
     Args:
         locked: held until the last change is begun: from then on the agents do it, and other work may begin.
-        check: called before each change is begun; raises `RefusedProblem` when the lock is not ours any more.
+        check: called before each change is begun; the lock's serial. Raises `RefusedProblem` when it is not
+            ours any more.
 
     Raises:
         RefusedProblem: the plan is stale or was refused.
@@ -110,8 +111,7 @@ def execute(
         for i, (step, change) in enumerate(zip(plan.steps, changes, strict=True)):
             leaves = {"remove": step.node, "replace": step.replaces}.get(step.kind)
             last = i == len(plan.steps) - 1
-            check()
-            operation = _begun(cluster, source, step, change, version, request, provisioner, on_note)
+            operation = _begun(cluster, source, step, change, version, request, provisioner, on_note, check)
             begun.append(operation.id)
             if last:
                 try:
@@ -145,18 +145,20 @@ def _begun(
     request: ChangeRequest,
     provisioner: Provisioner,
     on_note: OnNote,
+    check: Callable[[], int],
 ) -> Operation:
+    lock = check()
     entry = None
     if step.kind in ("add", "replace"):
         _check_idle(cluster)
         entry = provisioner.place(step, request.host, request.port)
         with started(provisioner, entry) as starting:
             status = provisioner.status(entry)
-            begin = _begin(step, change, request, version, entry, status)
+            begin = _begin(step, change, request, version, entry, status, check())
             starting.asked = True
             operation = cluster.begin_change(begin)
     else:
-        operation = cluster.begin_change(_begin(step, change, request, version, None, None))
+        operation = cluster.begin_change(_begin(step, change, request, version, None, None, lock))
     on_note(f"operation {operation.id}: {operation.title}")
     if entry:
         _spec_edit(source, partial(_with, entry=entry), request, on_note)
@@ -186,6 +188,7 @@ def _begin(
     version: int,
     entry: NodeEntry | None,
     status: NodeStatus | None,
+    lock: int,
 ) -> BeginChange:
     gains: dict[str, list[Ranges]] = {}
     for move in change.moves:
@@ -206,6 +209,7 @@ def _begin(
         table_version=version,
         gains=tuple((h, union(*r)) for h, r in sorted(gains.items())),
         replaces=step.replaces,
+        lock=lock,
     )
 
 

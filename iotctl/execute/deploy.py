@@ -174,7 +174,7 @@ def execute(
     on_step: OnStep,
     *,
     now_ms: int,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], object] = lambda: None,
 ) -> Deployment:
     """Carry the plan out; returns what was brought when every agent was begun. Repeating it goes on where it
     stopped. `check` is called before each step.

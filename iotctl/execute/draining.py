@@ -28,17 +28,21 @@ def set_draining(
     draining: bool,
     by: str,
     *,
+    lock: int = 0,
     timeout_s: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Drained:
     """Record it in the meta group; a drain then waits until the node leads nothing.
 
+    Args:
+        lock: serial of the cluster's lock that the caller works under.
+
     Raises:
-        NodeAgentError: no such node, or the meta group does not answer.
+        NodeAgentError: no such node, the meta group does not answer, or the lock is lost.
         Partly: the node still leads groups at the end of the time.
     """
-    cluster.call_meta(Drain(node, draining, by))
+    cluster.call_meta(Drain(node, draining, by, lock))
     deadline = clock() + (WAIT_S if timeout_s is None else timeout_s)
     while True:
         leads = _led_by(cluster, node)

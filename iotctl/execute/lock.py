@@ -81,8 +81,8 @@ class HeldLock:
                 next="iotctl cluster events tells whether another program worked beside it",
             )
 
-    def check(self) -> None:
-        """Before each step that changes something.
+    def check(self) -> int:
+        """Before each step that changes something; its serial, for the cluster to check once more.
 
         Raises:
             RefusedProblem: it is not ours any more.
@@ -93,6 +93,7 @@ class HeldLock:
                 why=self.lost,
                 next="iotctl cluster events, then run the command again",
             )
+        return self.serial
 
     def record(self, run: str, name: str, number: int, entry: bytes, *, ended: bool) -> None:
         """Keep entry `number` of a run's record in the cluster; as `playbook.journal.Keeper`."""

@@ -103,7 +103,7 @@ def rolling(
     at_once: int = 1,
     alone: bool = False,
     between: Callable[[str], None] = lambda node: None,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], int] = lambda: 0,
     on_step: OnStep,
     gate_s: float = GATE_S,
     clock: Callable[[], float] = time.monotonic,
@@ -116,7 +116,8 @@ def rolling(
         alone: the caller holds the lock, so that no other roll lives.
         command: what the operator typed, to go on with.
         between: called for a node while it is down.
-        check: called before anything is stopped; raises `RefusedProblem` when we must not go on.
+        check: called before anything is drained or stopped; the lock's serial. Raises `RefusedProblem` when
+            we must not go on.
 
     Raises:
         RefusedProblem: the first node cannot be stopped safely; nothing was stopped.
@@ -125,7 +126,7 @@ def rolling(
     by += BY_A_ROLL
     undrained = left_draining(cluster) if alone else []
     for node in undrained:
-        set_draining(cluster, node, False, by)
+        set_draining(cluster, node, False, by, lock=check())
     known = {n.node: n.draining for n in cluster.meta(strong=True).nodes}
     drained = {n for n, draining in known.items() if draining}
     order = []
@@ -136,12 +137,15 @@ def rolling(
             order.append([node])
     left = [n for n in names if n in known]
     while left:
-        over, batch = len(names) - len(left), list[str]()
+        over, ours, lock = len(names) - len(left), list[str](), 0
         try:
             batch = _gate(cluster, left, at_once, gate_s, clock, sleep)
             for node in batch:
                 on_step("moving leaders off", over, len(names), node)
-                set_draining(cluster, node, True, by)
+                lock = check()
+                if node not in drained:
+                    ours.append(node)
+                set_draining(cluster, node, True, by, lock=lock)
             _check_alone(cluster, {*batch, *drained})
             _wait_still(cluster, batch, clock, sleep)
             check()
@@ -151,14 +155,13 @@ def rolling(
                 between(node)
             agents.start(batch)
             _wait_back(cluster, batch, gate_s, clock, sleep)
-            for node in batch:
-                if node not in drained:
-                    set_draining(cluster, node, False, by)
+            for node in ours:
+                set_draining(cluster, node, False, by, lock=lock)
         except (RefusedProblem, BusyProblem, Partly, Unreachable, NodeAgentError) as error:
-            still = _undrain(cluster, [n for n in batch if n not in drained], by)
+            still = _undrain(cluster, ours, by, lock)
             raise _stopped(error, names, left, command, still) from None
         except BaseException:  # Ctrl-C: the next try must find the cluster as this one did
-            _undrain(cluster, [n for n in batch if n not in drained], by)
+            _undrain(cluster, ours, by, lock)
             raise
         order.append(batch)
         left = [n for n in left if n not in batch]
@@ -262,12 +265,13 @@ def _serves(status: NodeStatus | NodeAgentError | None) -> bool:
     )
 
 
-def _undrain(cluster: Cluster, nodes: Sequence[str], by: str) -> list[str]:
-    """Let them lead again, when they are back; those for which that could not be recorded."""
+def _undrain(cluster: Cluster, nodes: Sequence[str], by: str, lock: int) -> list[str]:
+    """Let them lead again, when they are back; those for which that could not be recorded. Once the lock is
+    lost that is all of them: another program may want them to drain by now."""
     still = []
     for node in nodes:
         try:
-            set_draining(cluster, node, False, by)
+            set_draining(cluster, node, False, by, lock=lock)
         except NodeAgentError:
             still.append(node)
     return still

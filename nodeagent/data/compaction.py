@@ -112,7 +112,7 @@ def pick_small(files: Sequence[FileMeta], files_min: int, full_min: int | None =
 
     Args:
         files_min: how many make a run.
-        full_min: how many do when one more would pass `COMPACT_BYTES_MAX`: waiting makes such a run no larger.
+        full_min: how many do when one more would pass `COMPACT_BYTES_MAX`: such a run cannot grow.
     """
     full_min = files_min if full_min is None else full_min
     for end in range(len(files), min(files_min, full_min) - 1, -1):

@@ -95,7 +95,7 @@ class Compactor:
     # --- compaction --------------------------------------------------------------------------------
 
     def _files_min(self) -> int:
-        """How many files make a run now. A change that waits for somebody is no reason to put anything off."""
+        """How many files make a run now. A change that waits for somebody puts nothing off."""
         config, op = self.host.config, self.host.meta.open_operation()
         if op is None or op.state() != "running":
             return config.compact_files_min

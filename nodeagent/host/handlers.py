@@ -133,7 +133,7 @@ class Handlers:
                 )
                 replica.propose([meta.encode(command)], token)
             case q.Drain():
-                drain = meta.SetDraining(now, request.node, request.draining, request.by)
+                drain = meta.SetDraining(now, request.node, request.draining, request.by, request.lock)
                 replica.propose([meta.encode(drain)], token)
             case q.GiveUp():
                 given_up = plan_give_up(self.host, request)

@@ -385,6 +385,7 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
         created=change.created.after if change.created else (),
         options=request.options,
         replaces=request.replaces,
+        lock=request.lock,
     )
     return state.check_begin(begin) or begin
 

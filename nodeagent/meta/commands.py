@@ -36,6 +36,8 @@ class SetDraining(_Command, frozen=True):
     node: NodeId
     draining: bool
     by: str
+    lock: int = 0
+    """Serial of the lock its sender works under, 0 for none; without effect when that is not held."""
 
 
 class GiveUp(_Command, frozen=True):
@@ -118,6 +120,9 @@ class Begin(_Command, frozen=True):
     options: Options
     replaces: NodeId = ""
     """replace-node: whose place on the ring `node` takes."""
+
+    lock: int = 0
+    """As in `SetDraining`."""
 
 
 class _Evidence(_Command, frozen=True):

@@ -2,7 +2,8 @@
 
 Invariants:
     one owner holds the lock; a later owner's serial is greater than every earlier one's;
-    an entry is recorded once, at its number, and only by who holds the lock.
+    an entry is recorded once, at its number, and only by who holds the lock;
+    what is done under a lock has no effect once that is lost.
 """
 
 from typing import Protocol
@@ -52,6 +53,12 @@ def lost(serial: int) -> ErrorReply:
         "look what was done (`iotctl cluster events`), then run the command again",
         {"lost": True},
     )
+
+
+def fenced(kept: Kept, serial: int) -> ErrorReply | None:
+    """Why what was sent under the lock `serial` (0: under none) must have no effect, if so."""
+    held = kept.lock
+    return lost(serial) if serial and (held is None or held.serial != serial) else None
 
 
 def drop(kept: Kept, d: c.DropLock) -> Lock | None:

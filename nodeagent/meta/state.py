@@ -175,6 +175,8 @@ class MetaState:
         record = self.image.nodes.get(d.node)
         if record is None:
             return ErrorReply("not_found", f"no node {d.node} in the cluster", "iotctl cluster nodes")
+        if (refusal := runs.fenced(self.image, d.lock)) is not None:
+            return refusal
         if record.draining != d.draining:
             self.image.nodes[d.node] = msgspec.structs.replace(record, draining=d.draining)
             self._note(d.now, d.by, f"{'drain' if d.draining else 'undrain'} {d.node}")
@@ -278,6 +280,8 @@ class MetaState:
 
     def check_begin(self, b: Begin) -> ErrorReply | None:
         """Why the change cannot begin by this state, if so."""
+        if (refusal := runs.fenced(self.image, b.lock)) is not None:
+            return refusal
         if (other := self.open_operation()) is not None:
             return ErrorReply(
                 "busy",

@@ -250,6 +250,9 @@ class BeginChange(_Tagged, frozen=True):
     replaces: NodeId = ""
     """replace-node: whose place on the ring `node` takes."""
 
+    lock: int = 0
+    """Serial of the cluster's lock; refused when it is not held any more. 0 works without it."""
+
 
 class Steer(_Tagged, frozen=True):
     """Act on an open operation.
@@ -325,11 +328,15 @@ class SetHolds(_Tagged, frozen=True):
 
 
 class Drain(_Tagged, frozen=True):
-    """Keep `node` from leading groups, or (`draining` false) let it lead again. `Accepted` when recorded."""
+    """Keep `node` from leading groups, or (`draining` false) let it lead again. `Accepted` when recorded.
+
+    `lock` as in `BeginChange`.
+    """
 
     node: NodeId
     draining: bool
     by: str
+    lock: int = 0
 
 
 class Heir(msgspec.Struct, frozen=True):

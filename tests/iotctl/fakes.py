@@ -12,7 +12,7 @@ from iotctl.cli.main import run
 from iotctl.cli.session import Session
 from iotctl.execute.cluster import Cluster
 from nodeagent.client.spec import ClusterSpec
-from nodeagent.meta import commands
+from nodeagent.meta import commands, runs
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
@@ -262,6 +262,7 @@ class FakeCluster:
         assert isinstance(request, Drain), request
         if request.node not in self.names:
             raise NotFound(f"no node {request.node} in the cluster", next_step="iotctl cluster nodes")
+        self._check_fence(request.lock)
         before = self.drained
         self.drained = self.drained | {request.node} if request.draining else self.drained - {request.node}
         if before != self.drained:
@@ -279,12 +280,18 @@ class FakeCluster:
         entry = Entry(1, int(EntryKind.COMMAND), commands.encode(command))
         ((_, reply),) = self.kept.apply(self.kept.applied + 1, [entry])
         if isinstance(reply, ErrorReply):
-            raise BY_CODE[reply.code](reply.what, next_step=reply.next_step, **reply.details)
+            raise _as_error(reply)
         return reply
+
+    def _check_fence(self, lock: int) -> None:
+        refusal = runs.fenced(self.kept.image, lock)
+        if refusal is not None:
+            raise _as_error(refusal)
 
     def begin_change(self, change: BeginChange) -> Operation:
         if self.error is not None:
             raise self.error
+        self._check_fence(change.lock)
         self.begun.append(change)
         if change.gains:
             self.owned = {s: n for start, end, n in self.view().owners for s in range(start, end)}
@@ -408,3 +415,7 @@ def iotctl(
     out, err = io.StringIO(), io.StringIO()
     session = Session(out, err, stdin or io.StringIO(), {"USER": "tester", **(env or {})}, cwd, connect)
     return Ran(run(words, session), out.getvalue(), err.getvalue())
+
+
+def _as_error(reply: ErrorReply) -> NodeAgentError:
+    return BY_CODE[reply.code](reply.what, next_step=reply.next_step, **reply.details)

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from iotctl.playbook.model import Entry
 from iotctl.renewal import Renewal
 from nodeagent.model.errors import Refused, Unavailable
 from nodeagent.model.operation import Operation
-from nodeagent.model.requests import BeginChange, MetaView, TakeLock
+from nodeagent.model.requests import BeginChange, DropLock, MetaView, TakeLock
 
 from .fakes import NOW_MS, SPEC, FakeCluster, Ran, iotctl
 from .test_rolling import FakeAgents
@@ -278,14 +278,16 @@ def test_a_renewal_that_is_refused_for_now_takes_nobodys_lock() -> None:
     assert asked[0] == 2
 
 
-def test_a_roll_stops_when_its_lock_is_taken(place: Path) -> None:
-    """Before the next node is stopped."""
+@pytest.mark.parametrize("at", [3, 4])
+def test_a_roll_stops_when_its_lock_is_taken(place: Path, at: int) -> None:
+    """Before the next node is drained, or stopped."""
     cluster, checks = FakeCluster(), [0]
 
-    def check() -> None:
+    def check() -> int:
         checks[0] += 1
-        if checks[0] == 2:
+        if checks[0] == at:
             raise RefusedProblem("the lock of the cluster was lost")
+        return 0
 
     agents = FakeAgents(cluster)
     with pytest.raises(Partly, match="node1 restarted, node2, node3 not"):
@@ -299,6 +301,42 @@ def test_a_roll_stops_when_its_lock_is_taken(place: Path) -> None:
             on_step=lambda *_: None,
         )
     assert not cluster.drained
+
+
+def test_a_roll_that_slept_through_the_end_of_its_lock_leaves_the_drains_of_others_alone() -> None:
+    """Its last check was in time; what it sends later is refused by the cluster, and it says so."""
+    cluster = FakeCluster()
+
+    class Slow(FakeAgents):
+        def start(self, names: Sequence[str]) -> list[str]:
+            cluster.call_meta(DropLock(serial, "bob", "taken away"))
+            return super().start(names)
+
+    serial = HeldLock(cluster, "a roll", "ann", NOW_MS).__enter__().serial
+    agents = Slow(cluster)
+    with pytest.raises(Partly, match="node1 still draining") as failed:
+        rolling(
+            cluster,
+            agents,
+            ["node1", "node2"],
+            by="ann",
+            command="again",
+            check=lambda: serial,
+            on_step=lambda *_: None,
+        )
+    assert cluster.drained == {"node1"} and "stop node2" not in agents.log
+    assert "undrain node1" in failed.value.next
+
+
+def test_a_change_is_refused_when_the_lock_it_was_decided_under_is_lost(place: Path) -> None:
+    class Slow(FakeCluster):
+        def begin_change(self, change: BeginChange) -> Operation:
+            self.call_meta(DropLock(change.lock, "bob", "taken away"))
+            return super().begin_change(change)
+
+    cluster = Slow()
+    done = iotctl(place, "cluster", "remove-node", "node3", "--yes", cluster=cluster)
+    assert done.code == 5 and not cluster.begun and "is not held any more" in done.err, done.err
 
 
 def test_what_was_done_is_written_here_whoever_holds_the_lock(place: Path) -> None:

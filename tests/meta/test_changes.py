@@ -11,7 +11,7 @@ from nodeagent.meta.state import MetaState, merge_schema
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.operation import NEXT, CopyRecord, Operation, Options, SealResult, Stage
-from nodeagent.model.requests import Accepted, ErrorReply, NodeRecord, OperationReply, Reply
+from nodeagent.model.requests import Accepted, ErrorReply, LockReply, NodeRecord, OperationReply, Reply
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.partition.change import Change, ChangeKind, change_between
 from nodeagent.partition.planner import plan_add, plan_remove, plan_replace
@@ -38,7 +38,12 @@ class Meta:
         return self.state.apply(self.state.applied + 1, [entry])[0][1]
 
     def begin(
-        self, kind: str = "add-node", name: str = "e", options: Options = PLAIN, version: int = 0
+        self,
+        kind: str = "add-node",
+        name: str = "e",
+        options: Options = PLAIN,
+        version: int = 0,
+        lock: int = 0,
     ) -> Reply:
         table = self.state.table
         assert table is not None
@@ -71,6 +76,7 @@ class Meta:
                 change.created.after if change.created else (),
                 options,
                 old,
+                lock,
             )
         )
 
@@ -475,3 +481,24 @@ def test_members_are_what_the_group_says_it_formed() -> None:
     meta.do(c.FormedBy(3, meta.op.id, change.group, 9, change.before))
     meta.do(c.FormedBy(3, meta.op.id, change.group, 9, change.after))
     assert meta.state.image.groups[change.group].members == change.before
+
+
+def test_nothing_is_done_under_a_lock_that_is_lost() -> None:
+    """A program that slept through the end of its lock sends what it had decided before."""
+    meta = Meta()
+    taken = meta.do(c.TakeLock(1, "ann@here 1", "add-node e", "ann", 30_000))
+    assert isinstance(taken, LockReply)
+    serial = taken.lock.serial
+    assert isinstance(meta.do(c.SetDraining(2, "a", True, "ann", serial)), Accepted)
+    meta.do(c.DropLock(3, serial, "bob", "taken away"))
+    for _ in range(2):  # held by nobody, then by another
+        for sent in (
+            lambda: meta.begin(lock=serial),
+            lambda: meta.do(c.SetDraining(4, "a", False, "", serial)),
+        ):
+            refused = sent()
+            assert isinstance(refused, ErrorReply) and refused.details == {"lost": True}
+        meta.do(c.TakeLock(5, "bob@there 2", "a roll", "bob", 30_000))
+    assert meta.state.image.nodes["a"].draining and not meta.state.image.operations
+    assert isinstance(meta.do(c.SetDraining(6, "a", False, "ann")), Accepted), "without a lock, as ever"
+    assert not isinstance(meta.begin(), ErrorReply)
