@@ -205,6 +205,7 @@ def _runner(
         journal=journal,
         by=session.operator,
         again=again,
+        program=["iotctl", *_global_options(session)],
         limit=limit or (),
         on_step=lambda result, number, total: _tell(session, result, number, total),
     )
@@ -388,6 +389,8 @@ def _reported(
     failed = next((s for s in report.steps if s.state == "failed"), None)
     if failed is not None and failed.next:
         session.output.note(f"next for {failed.id}: {failed.next}")
+    for step in reports.taken_back(report):
+        session.output.note(f"to take {step.id} back: {step.undo}")
     if report.resume:
         session.output.note(f"next: {report.resume}")
     if failed is not None:

@@ -36,6 +36,16 @@ UNDONE_BY = {
 }
 """A check runs no step: what is done now is not done any more after one of these before it."""
 
+TAKEN_BACK_BY = {
+    "cluster.start": "cluster.stop",
+    "cluster.stop": "cluster.start",
+    "cluster.drain": "cluster.undrain",
+    "cluster.undrain": "cluster.drain",
+    "cluster.add-node": "cluster.remove-node",
+}
+"""Commands that leave the cluster as it was before the step. What a removed or replaced node took along (its
+weight, its address, its place) a command must be told, so none is named for that."""
+
 
 def after_earlier(found: Inspection, verb: str, arguments: Arguments, earlier: Sequence[Would]) -> Inspection:
     """What a step would do once the `earlier` ones have done theirs, `found` being what it would do now."""
@@ -49,6 +59,30 @@ def after_earlier(found: Inspection, verb: str, arguments: Arguments, earlier: S
     # How long an agent will have been running then, nobody knows.
     state = UNKNOWN if arguments.get("older_than") else WOULD_CHANGE
     return Inspection(state, "after what an earlier step does")
+
+
+def undo_of(verb: str, arguments: Arguments, found: Inspection) -> tuple[str, Arguments] | None:
+    """The verb and arguments that take back what a step did, `found` being what it was about to do."""
+    back = TAKEN_BACK_BY.get(verb)
+    if back is None:
+        return None
+    if "node" in arguments:
+        return back, {"node": arguments["node"]}
+    nodes = found.left or found.nodes or _list(arguments.get("nodes") or [])
+    return (back, {"nodes": list(nodes)}) if nodes else None
+
+
+def can_look_again(verb: str, arguments: Arguments) -> bool:
+    """Whether a look at what a step has just done tells that it is done.
+
+    Not where the same would be done again (a restart), where time alone makes more of it due, and where the
+    step was told to leave before the end.
+    """
+    if verb in ("cluster.restart", "migrate", "verify", "data.schema"):
+        return False
+    return not any(
+        arguments.get(early) for early in ("older_than", "within", "no_wait", "no_migrate", "hold_release")
+    )
 
 
 def _nodes(arguments: Arguments) -> set[str]:
@@ -164,7 +198,7 @@ class Inspector:
 
     def _start(self, arguments: Arguments) -> Inspection:
         down = [n for n, up in self._up(arguments).items() if not up]
-        return _would(f"{', '.join(down)} are started") if down else _done("every agent answers")
+        return _would(f"{', '.join(down)} are started", nodes=down) if down else _done("every agent answers")
 
     def _restart(self, arguments: Arguments) -> Inspection:
         names = _list(arguments.get("nodes") or []) or list(self._cluster().statuses())
@@ -184,7 +218,7 @@ class Inspector:
         names = self._long_running(running, arguments)
         if not names:
             return _done(f"none has been running for {arguments['older_than']}")
-        return _would(f"{', '.join(names)} are stopped")
+        return _would(f"{', '.join(names)} are stopped", nodes=names)
 
     def _long_running(self, names: list[str], arguments: Arguments) -> list[str]:
         age = arguments.get("older_than")
@@ -278,8 +312,8 @@ def _under_way(meta: MetaView, nodes: Sequence[str]) -> Inspection | None:
     return Inspection(WOULD_CHANGE, f"{found.id} goes on", operation=found.id) if found else None
 
 
-def _would(message: str, left: Sequence[str] | None = None) -> Inspection:
-    return Inspection(WOULD_CHANGE, message, None if left is None else tuple(left))
+def _would(message: str, left: Sequence[str] | None = None, nodes: Sequence[str] = ()) -> Inspection:
+    return Inspection(WOULD_CHANGE, message, None if left is None else tuple(left), nodes=tuple(nodes))
 
 
 def _done(message: str) -> Inspection:

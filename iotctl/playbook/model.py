@@ -20,12 +20,14 @@ class Ran(msgspec.Struct, frozen=True):
 class Inspection(msgspec.Struct, frozen=True):
     """What a step would do now. `state` is `would_change`, `no_change` (its work is done already), `unknown`,
     or `reads`: it never changes anything and is run for what it tells. `left`: of its nodes those with
-    something left to do, None for all. `operation`: an open one that is doing it; it is waited for first."""
+    something left to do, None for all. `operation`: an open one that is doing it; it is waited for first.
+    `nodes`: those it is about, where its arguments name none or more than these."""
 
     state: str
     message: str = ""
     left: tuple[str, ...] | None = None
     operation: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 class Command(Protocol):
@@ -39,7 +41,7 @@ Inspect = Callable[[str, dict[str, Any]], Inspection]
 
 class StepResult(msgspec.Struct, frozen=True):
     """`state`: ok, changed, skipped, failed or pending; of a check also would_change, no_change, unknown.
-    `digest` is that of its arguments as they were run."""
+    `digest` is that of its arguments as they were run; `undo` the command that takes it back, "" for none."""
 
     id: str
     name: str
@@ -51,6 +53,7 @@ class StepResult(msgspec.Struct, frozen=True):
     code: int = 0
     line: int = 0
     digest: str = ""
+    undo: str = ""
 
 
 class Report(msgspec.Struct, frozen=True):

@@ -39,6 +39,8 @@ def junit(report: Report, file: str, *, fail_on_change: bool = False) -> str:
         )
         properties = ElementTree.SubElement(case, "properties")
         ElementTree.SubElement(properties, "property", name="state", value=step.state)
+        if step.undo:
+            ElementTree.SubElement(properties, "property", name="undo", value=_clean(step.undo))
         if _fails(step, fail_on_change):
             what = step.message if step.state == FAILED else "something changed"
             failure = ElementTree.SubElement(case, "failure", message=_clean(what), type=step.state)
@@ -83,12 +85,18 @@ def summary(report: Report) -> str:
     lines += ["", f"changed: {report.changed}, failed: {report.failed}"]
     if report.resume:
         lines += ["", f"go on with `{report.resume}`"]
+    lines += [line for s in taken_back(report) for line in ("", f"take {_cell(s.name)} back with `{s.undo}`")]
     text = "\n".join(lines) + "\n"
     if len(text.encode()) > SUMMARY_BYTES_MAX:
         text = (
             text.encode()[:SUMMARY_BYTES_MAX].decode(errors="ignore").rpartition("\n")[0] + "\n\ncut here\n"
         )
     return text
+
+
+def taken_back(report: Report) -> list[StepResult]:
+    """Of a run that failed: the steps a command can take back, in the order to do so."""
+    return [s for s in reversed(report.steps) if s.undo] if report.failed else []
 
 
 def _fails(step: StepResult, fail_on_change: bool) -> bool:

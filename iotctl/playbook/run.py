@@ -1,19 +1,21 @@
 """Run or check the steps of a playbook, one after the other.
 
 Every step is looked at before it is run, so a step whose work is done already changes nothing; this is also
-what makes a run that was killed resumable: an intent without outcome is looked at again, never assumed.
+what makes a run that was killed resumable: an intent without outcome is looked at again, never assumed. And
+it is looked at afterwards: a step that ended well and left its work undone has failed.
 """
 
 import hashlib
+import shlex
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from iotctl.errors import InputProblem, IotctlError
+from iotctl.errors import Exit, InputProblem, IotctlError
 from iotctl.playbook.command_line import command_line
-from iotctl.playbook.inspect import Would, after_earlier
+from iotctl.playbook.inspect import Would, after_earlier, can_look_again, undo_of
 from iotctl.playbook.model import (
     CHANGED,
     FAILED,
@@ -40,6 +42,11 @@ REDACTED = "***"
 OUTSIDE = "outside of --limit"
 WHOLE = ("cluster.destroy", "local.destroy", "local.down", "local.up")
 """Verbs about every node, that name none."""
+
+STILL_S = 15.0
+"""How long what a step has done may take to be seen: an agent that was just started has yet to answer."""
+
+POLL_S = 0.5
 OnStep = Callable[[StepResult, int, int], None]
 """Hears a step's state, when it begins (`pending`) and when it is over, its number and how many there are."""
 
@@ -84,11 +91,14 @@ class Runner:
         journal: Journal,
         by: str,
         again: str,
+        program: Sequence[str] = ("iotctl",),
         limit: Collection[str] = (),
         on_step: OnStep = lambda result, number, total: None,
         clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`limit`: only these nodes, of steps that are about nodes; () for all."""
+        """`limit`: only these nodes, of steps that are about nodes; () for all. `program`: how a command line
+        about this cluster begins."""
         self._playbook = playbook
         self._verbs = verbs
         self._values = values
@@ -98,9 +108,11 @@ class Runner:
         self._journal = journal
         self._by = by
         self._again = again
+        self._program = program
         self._limit = limit
         self._on_step = on_step
         self._clock = clock
+        self._sleep = sleep
 
     def check(self) -> Report:
         """What a run would do now; changes nothing. What depends on an earlier step's change is unknown."""
@@ -214,11 +226,48 @@ class Runner:
             self._journal.append(Entry("intent", self._now(), own, digest))
         ran = self._apply(i, step, arguments, found)
         result = self._outcome(i, step, found, ran, began, digest)
+        if result.state == CHANGED:
+            result = self._looked_at(step, arguments, found, result)
         if result.state == FAILED:
             if step.on_failure == "continue":
                 self._journal.append(Entry("outcome", self._now(), own, digest, result))
             return result  # without an outcome: resume looks again
         return self._over(step, own, digest, result, ran.document)
+
+    def _looked_at(
+        self, step: StepEntry, arguments: dict[str, Any], before: Inspection, result: StepResult
+    ) -> StepResult:
+        """`result`, or a failure when the look after the step says that there is as much to do as before."""
+        undone = self._undone(step, arguments)
+        if undone:
+            return msgspec.structs.replace(
+                result,
+                state=FAILED,
+                code=int(Exit.VERIFICATION),
+                message=self._values.redact(f"it ended without an error, and left undone: {undone}"),
+                next=" ".join([*self._program, "cluster", "status"]),
+            )
+        back = undo_of(step.uses, arguments, before)
+        if back is None:
+            return result
+        words = command_line(msgspec.structs.replace(self._verbs[back[0]], asks=False), back[1])
+        return msgspec.structs.replace(result, undo=self._values.redact(shlex.join([*self._program, *words])))
+
+    def _undone(self, step: StepEntry, arguments: dict[str, Any]) -> str:
+        """What a step that ended well left undone, "" for nothing and where a look cannot tell."""
+        if not can_look_again(step.uses, arguments):
+            return ""
+        deadline = self._clock() + STILL_S
+        while True:
+            try:
+                found = self._inspect(step.uses, arguments)
+            except IotctlError:  # a cluster that was just stopped answers nobody
+                return ""
+            if found.state != WOULD_CHANGE or found.operation:
+                return ""
+            if self._clock() >= deadline:
+                return found.message or "its work"
+            self._sleep(POLL_S)
 
     def _over(self, step: StepEntry, own: str, digest: str, result: StepResult, document: Any) -> StepResult:
         told = document if self._verbs[step.uses].reads else {"changed": result.state == CHANGED}

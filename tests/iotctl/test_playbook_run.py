@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 import pytest
 
 from iotctl.cli.catalogue import verbs
-from iotctl.errors import BusyProblem, InputProblem, UsageProblem
+from iotctl.errors import BusyProblem, InputProblem, Unreachable, UsageProblem
 from iotctl.playbook.command_line import command_line
-from iotctl.playbook.inspect import Inspector
+from iotctl.playbook.inspect import Inspector, can_look_again, undo_of
 from iotctl.playbook.journal import FileJournal, find_run
 from iotctl.playbook.model import READS, Entry, Inspection, Journal, Ran, Report, StepResult
-from iotctl.playbook.report import annotations, junit, summary
+from iotctl.playbook.report import annotations, junit, summary, taken_back
 from iotctl.playbook.run import BuiltIn, Runner, Values, parts
 from iotctl.spec.playbook import values_of
 from iotctl.spec.playbook_check import load_playbook
@@ -105,7 +105,10 @@ def runner(
     token: str = "s3cret",
     built_in: Mapping[str, BuiltIn] | None = None,
     limit: Sequence[str] = (),
+    passed: list[float] | None = None,
 ) -> Runner:
+    """`passed` gets what was slept."""
+    slept = [] if passed is None else passed
     path = directory / "p.yaml"
     path.write_text(text)
     book = load_playbook(path, VERBS)
@@ -120,12 +123,110 @@ def runner(
         journal=journal,
         by="me",
         again="again",
+        program=["iotctl", "--cluster", "plant.yaml"],
         limit=limit,
+        clock=lambda: sum(slept),
+        sleep=slept.append,
     )
 
 
 def states(report: Report) -> list[str]:
     return [s.state for s in report.steps]
+
+
+def test_a_step_that_ended_well_and_did_nothing_has_failed(tmp_path: Path) -> None:
+    """A command's word is not believed where a look can tell; the run stops there and resume looks again."""
+
+    class Lazy(Plant):
+        def command(self, words: Sequence[str], timeout: str = "") -> Ran:
+            return (
+                Ran(0, {"state": "done"}, "") if words[1] == "add-node" else super().command(words, timeout)
+            )
+
+    plant, journal, passed = Lazy(), FileJournal(tmp_path / "j"), list[float]()
+    report = runner(tmp_path, plant, journal, passed=passed).run()
+    assert states(report) == ["changed", "failed", "pending"] and report.resume
+    failed = report.steps[1]
+    assert failed.code == 7 and "left undone" in failed.message and not failed.undo
+    assert failed.next == "iotctl --cluster plant.yaml cluster status"
+    assert 10 < sum(passed) < 20, "what it did might be seen a moment later"
+    assert [e.step for e in journal.entries() if e.event == "outcome"] == ["drain"]
+    report = runner(tmp_path, Plant(drained=True), journal).run()
+    assert states(report) == ["changed"] * 3, "it was begun once more, not taken for done"
+
+
+def test_what_a_step_did_may_be_seen_a_moment_later(tmp_path: Path) -> None:
+    plant, passed = Plant(), list[float]()
+    inspect = plant.inspect
+
+    def late(verb: str, arguments: dict[str, Any]) -> Inspection:
+        unseen = verb == "cluster.drain" and plant.drained and sum(passed) < 3
+        return Inspection("would_change", "") if unseen else inspect(verb, arguments)
+
+    plant.inspect = late  # type: ignore[method-assign]
+    assert (
+        states(runner(tmp_path, plant, FileJournal(tmp_path / "j"), passed=passed).run()) == ["changed"] * 3
+    )
+    assert 3 <= sum(passed) < 4
+
+
+def test_a_cluster_that_answers_nobody_after_a_step_fails_nothing(tmp_path: Path) -> None:
+    plant = Plant()
+    inspect = plant.inspect
+
+    def dark(verb: str, arguments: dict[str, Any]) -> Inspection:
+        if plant.drained:
+            raise Unreachable("nobody answers")
+        return inspect(verb, arguments)
+
+    plant.inspect = dark  # type: ignore[method-assign]
+    text = TEXT[: TEXT.index("  - id: add")]
+    assert states(runner(tmp_path, plant, FileJournal(tmp_path / "j"), text).run()) == ["changed"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "arguments", "can"),
+    [
+        ("cluster.drain", {"node": "node1"}, True),
+        ("cluster.restart", {"nodes": ["node1"]}, False),
+        ("cluster.stop", {}, True),
+        ("cluster.stop", {"older_than": "1d"}, False),
+        ("cluster.add-node", {"nodes": ["node6"], "no_wait": True}, False),
+        ("cert.renew", {"within": "400d"}, False),
+        ("verify", {"repair": True}, False),
+    ],
+)
+def test_a_look_is_taken_only_where_it_can_tell(verb: str, arguments: dict[str, Any], can: bool) -> None:
+    assert can_look_again(verb, arguments) is can
+
+
+def test_what_takes_a_step_back_is_told_when_a_later_one_fails(tmp_path: Path) -> None:
+    """Latest first, about this cluster, and only of what the step changed."""
+    plant = Plant(fails="undrain", nodes={"node6"})
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
+    assert [(s.id, s.undo) for s in taken_back(report)] == [
+        ("add", "iotctl --cluster plant.yaml cluster remove-node node7"),
+        ("drain", "iotctl --cluster plant.yaml cluster undrain node1"),
+    ]
+    assert "cluster undrain node1`" in summary(report)
+    cases = ElementTree.fromstring(junit(report, "p.yaml")).iter("property")
+    assert [p.get("value") for p in cases if p.get("name") == "undo"] == [
+        s.undo for s in report.steps if s.undo
+    ]
+    plant.fails = ""
+    report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
+    assert not report.failed and not taken_back(report), "it went well: nothing is to be taken back"
+    assert report.steps[0].undo, "the record of the run remembers it"
+
+
+def test_of_a_stop_only_those_that_ran_are_started_again() -> None:
+    found = Inspection("would_change", "", nodes=("node2",))
+    assert undo_of("cluster.stop", {}, found) == ("cluster.start", {"nodes": ["node2"]})
+    assert undo_of("cluster.start", {"nodes": ["node1", "node2"]}, found) == (
+        "cluster.stop",
+        {"nodes": ["node2"]},
+    )
+    assert undo_of("cluster.remove-node", {"nodes": ["node2"]}, found) is None
 
 
 def test_every_step_runs_once_in_its_parts(tmp_path: Path) -> None:
@@ -649,3 +750,18 @@ def test_an_invalid_file_is_exit_3_with_its_place(place: Path) -> None:
     done = iotctl(place, "playbook", "run", "p.yaml", "-o", "json")
     error = json.loads(done.out)["error"]
     assert done.code == 3 and error["where"].endswith("p.yaml:8:23") and "cluster.drain" in error["what"]
+
+
+def test_a_failed_run_prints_how_to_take_its_steps_back(tmp_path: Path) -> None:
+    """With the options that say which cluster it is about."""
+    (tmp_path / "plant.yaml").write_text(SPEC)
+    (tmp_path / "p.yaml").write_text(
+        "apiVersion: iotctl/v1\nname: night\nsteps:\n"
+        "  - {id: one, uses: cluster.drain, with: {node: node1}}\n"
+        "  - {id: two, uses: cluster.drain, with: {node: node9}}\n"
+    )
+    words = ("--cluster", "plant.yaml", "playbook", "run", "p.yaml", "--json", "r.json")
+    done = iotctl(tmp_path, *words, cluster=FakeCluster(), env={"XDG_STATE_HOME": str(tmp_path / "home")})
+    assert done.code != 0
+    assert "to take one back: iotctl --cluster plant.yaml cluster undrain node1" in done.err
+    assert json.loads((tmp_path / "r.json").read_text())["steps"][0]["undo"].endswith("undrain node1")
