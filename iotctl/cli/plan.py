@@ -12,11 +12,16 @@ from iotctl.cli.options import AcceptLayout, Rate
 from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
+    from iotctl.plan.facts import ClusterFacts
     from iotctl.plan.model import Plan
 
 app = typer.Typer(help="What a change would do, before anything is done.", invoke_without_command=True)
 
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Save the plan for `iotctl apply`.")]
+FromStatus = Annotated[
+    str | None,
+    typer.Option("--from-status", metavar="FILE", help="Ask no node; FILE is from `cluster slots -o json`."),
+]
 Detailed = Annotated[
     bool, typer.Option("--detailed-exitcode", help="Exit 8 when the plan changes something.")
 ]
@@ -55,14 +60,13 @@ def add_node(
     rate: Rate = "auto",
     out: Out = None,
     detailed_exitcode: Detailed = False,
+    from_status: FromStatus = None,
 ) -> int:
     """Plan adding nodes."""
-    from iotctl.execute.facts import plan_facts
     from iotctl.plan.make import make_add
-    from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
-    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
+    facts = _facts(session, rate, from_status)
     made = make_add(facts, names, after, accept_layout=accept_layout)
     return show_plan(session, made, out=out, detailed=detailed_exitcode)
 
@@ -75,14 +79,13 @@ def remove_node(
     rate: Rate = "auto",
     out: Out = None,
     detailed_exitcode: Detailed = False,
+    from_status: FromStatus = None,
 ) -> int:
     """Plan removing nodes."""
-    from iotctl.execute.facts import plan_facts
     from iotctl.plan.make import make_remove
-    from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
-    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
+    facts = _facts(session, rate, from_status)
     made = make_remove(facts, names, accept_layout=accept_layout)
     return show_plan(session, made, out=out, detailed=detailed_exitcode)
 
@@ -96,14 +99,13 @@ def replace_node(
     rate: Rate = "auto",
     out: Out = None,
     detailed_exitcode: Detailed = False,
+    from_status: FromStatus = None,
 ) -> int:
     """Plan giving a node's place to a new one."""
-    from iotctl.execute.facts import plan_facts
     from iotctl.plan.make import make_replace
-    from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
-    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
+    facts = _facts(session, rate, from_status)
     made = make_replace(facts, old, new, accept_layout=accept_layout)
     return show_plan(session, made, out=out, detailed=detailed_exitcode)
 
@@ -122,30 +124,32 @@ def rebalance(
     rate: Rate = "auto",
     out: Out = None,
     detailed_exitcode: Detailed = False,
-    from_status: Annotated[
-        str | None,
-        typer.Option(
-            "--from-status", metavar="FILE", help="Ask no node; FILE is from `cluster slots -o json`."
-        ),
-    ] = None,
+    from_status: FromStatus = None,
 ) -> int:
     """Plan moving slots between the groups there are; no node comes or leaves."""
-    from iotctl.execute.facts import plan_facts, saved_facts
     from iotctl.plan.make import STRATEGIES, make_rebalance
-    from iotctl.spec.units import parse_rate
 
     if strategy not in STRATEGIES:
         raise typer.BadParameter(
             f"{strategy!r} is not one of {', '.join(STRATEGIES)}", param_hint="--strategy"
         )
     session = session_of(ctx)
-    bytes_per_s = parse_rate(rate)
-    if from_status is not None:
-        facts = saved_facts(session.cwd / from_status, session.source, rate=bytes_per_s)
-    else:
-        facts, _ = plan_facts(session.cluster, session.source, rate=bytes_per_s, write_rates=True)
+    facts = _facts(session, rate, from_status, write_rates=True)
     plan = make_rebalance(facts, strategy, max_moves)
     return show_plan(session, plan, out=out, detailed=detailed_exitcode)
+
+
+def _facts(
+    session: Session, rate: str, from_status: str | None, *, write_rates: bool = False
+) -> ClusterFacts:
+    """Of the cluster as it is, or as a saved status says."""
+    from iotctl.execute.facts import plan_facts, saved_facts
+    from iotctl.spec.units import parse_rate
+
+    bytes_per_s = parse_rate(rate)
+    if from_status is not None:
+        return saved_facts(session.cwd / from_status, session.source, rate=bytes_per_s)
+    return plan_facts(session.cluster, session.source, rate=bytes_per_s, write_rates=write_rates)[0]
 
 
 def _why_empty(plan: Plan) -> str:

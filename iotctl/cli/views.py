@@ -261,13 +261,15 @@ def plan_tables(plan: Plan) -> list[Table]:
     """The plan room says which rows; here bytes and seconds get their units."""
     from iotctl.plan.render import render
 
+    units = {"bytes": bytes_text, "seconds": span_text}
+
     tables = []
     for part in render(plan):
-        sized = [i for i, c in enumerate(part.columns) if "bytes" in c]
+        of_column = [next((t for u, t in units.items() if u in c), None) for c in part.columns]
         rows = [
             [
-                bytes_text(_number(cell)) if i in sized else _plan_cell(row, i, cell)
-                for i, cell in enumerate(row)
+                text(cell) if text and isinstance(cell, int | float) else _plan_cell(row, i, cell)
+                for i, (text, cell) in enumerate(zip(of_column, row, strict=True))
             ]
             for row in part.rows
         ]
@@ -288,10 +290,6 @@ def _plan_cell(row: Sequence[object], at: int, cell: object) -> object:
         if row[0] == "seconds":
             return span_text(cell)
     return cell
-
-
-def _number(cell: object) -> float | None:
-    return cell if isinstance(cell, int | float) else None
 
 
 def _or_dash(value: int | None) -> object:

@@ -80,7 +80,7 @@ class RingPlace(msgspec.Struct, frozen=True):
 
 
 class SlotsView(msgspec.Struct, frozen=True):
-    """Enough to plan from (`plan rebalance --from-status`): who owns what, on which ring, how much it is."""
+    """Enough to plan from (`plan … --from-status`): who owns what, on which ring, how much it is."""
 
     table_version: int
     slots: int

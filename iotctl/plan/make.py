@@ -282,7 +282,7 @@ def _plan(
         summary=summary,
         hot_slots=_hot_slots(facts, sizes),
         refusals=refusals,
-        steps=tuple(_step(c, cost) for c, cost in zip(changes, costs, strict=True)),
+        steps=tuple(_step(c, cost, facts.rate_bytes_per_s) for c, cost in zip(changes, costs, strict=True)),
         replicas=facts.replicas,
     )
 
@@ -322,18 +322,37 @@ def _group_changes(
     return tuple(out)
 
 
-def _step(change: Change, cost: CopyCost) -> Step:
-    slots = sum(count(m.slots) for m in change.moves)
-    if change.kind not in (ChangeKind.ADD, ChangeKind.REPLACE):
-        return Step(change.kind.value, change.node, 0, "", 0.0, slots, cost.total)
-    ring = change.new.ring
-    at = ring.index(change.node)
-    placed = ring.nodes[at]
-    after = ring.nodes[at - 1].node
-    replaces = next((n for n in change.old.ring.names if n not in ring), "")
+def _step(change: Change, cost: CopyCost, rate_bytes_per_s: int) -> Step:
+    position, after, weight, replaces = 0, "", 0.0, ""
+    if change.kind in (ChangeKind.ADD, ChangeKind.REPLACE):
+        ring = change.new.ring
+        at = ring.index(change.node)
+        position, weight = ring.nodes[at].position, ring.nodes[at].weight
+        after = ring.nodes[at - 1].node
+        replaces = next((n for n in change.old.ring.names if n not in ring), "")
     return Step(
-        change.kind.value, change.node, placed.position, after, placed.weight, slots, cost.total, replaces
+        kind=change.kind.value,
+        node=change.node,
+        position=position,
+        after=after,
+        weight=weight,
+        slots=sum(count(m.slots) for m in change.moves),
+        bytes_copied=cost.total,
+        replaces=replaces,
+        copies=_pullers(cost),
+        eta_s=_seconds(cost.total, rate_bytes_per_s),
     )
+
+
+def _pullers(cost: CopyCost) -> tuple[NodeId, ...]:
+    return tuple(
+        sorted({n for pulled in (cost.hand_over, cost.catch_up) for n, size in pulled.items() if size})
+    )
+
+
+def _seconds(size: int, rate_bytes_per_s: int) -> int:
+    """Rounded up."""
+    return -(-size // max(1, rate_bytes_per_s))
 
 
 def _summary(
@@ -344,18 +363,21 @@ def _summary(
     copied = sum(c.total for c in costs)
     moved = [s for change in changes for m in change.moves for s in to_slots(m.slots)]
     before, after = node_bytes(table, replicas, sizes), node_bytes(final, replicas, sizes)
+    bound = placement_bytes(table, final, replicas, sizes)
     return Summary(
         slots_moved=len(moved),
         lower_bound_slots=_bound_slots(table, final.ring) if changes else 0,
         bytes_copied=copied,
-        lower_bound_bytes=placement_bytes(table, final, replicas, sizes),
+        lower_bound_bytes=bound,
+        gap=round(copied / bound - 1, 4) if bound else None,
+        copying_at_once_max=max((len(_pullers(c)) for c in costs), default=0),
         free_placement_bytes=free_bytes(table, final, replicas, sizes),
         max_minus_min_before=spread(list(table.counts().values()), table.ring.weights),
         max_minus_min_after=spread(list(final.counts().values()), final.ring.weights),
         before=_loads(table, before),
         after=_loads(final, after),
         peak_disk=_peaks(facts, changes, costs, sizes),
-        eta_s=-(-copied // max(1, facts.rate_bytes_per_s)),
+        eta_s=_seconds(copied, facts.rate_bytes_per_s),
         rate_bytes_per_s=facts.rate_bytes_per_s,
         nonempty_slots_moved=int((sizes[np.array(moved, np.int64)] > 0).sum()),
     )

@@ -92,6 +92,12 @@ class Summary(msgspec.Struct, frozen=True):
     free_placement_bytes: int = 0
     """Fewest that would be copied if groups did not follow from the ring, for the same share on each node."""
 
+    gap: float | None = None
+    """How much more than `lower_bound_bytes` is copied, as a fraction of it; None when the bound is 0."""
+
+    copying_at_once_max: int = 0
+    """Most nodes that pull at the same time in one step."""
+
     max_over_mean_before: float | None = None
     max_over_mean_after: float | None = None
 
@@ -136,6 +142,12 @@ class Step(msgspec.Struct, frozen=True):
     bytes_copied: int
     replaces: str = ""
     """replace: whose place on the ring `node` takes."""
+
+    copies: tuple[str, ...] = ()
+    """Nodes that pull bytes in this step, all at the same time."""
+
+    eta_s: int = 0
+    """bytes_copied / rate, rounded up."""
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -52,16 +52,21 @@ def summary(plan: Plan) -> Rows:
     if s.max_over_mean_after is not None:
         rows.append(alone("max / mean before", s.max_over_mean_before))
         rows.append(alone("max / mean after", s.max_over_mean_after))
+    rows.append(alone("nodes that copy at once", s.copying_at_once_max))
     rows.append(alone("seconds", s.eta_s))
     return Rows("summary", ("what", "planned", "least possible", "ratio"), tuple(rows))
 
 
 def steps(plan: Plan) -> Rows:
     rows = tuple(
-        (i + 1, s.kind, s.node or None, s.replaces or None, s.after or None, s.slots, s.bytes_copied)
+        (
+            *(i + 1, s.kind, s.node or None, s.replaces or None, s.after or None, s.slots, s.bytes_copied),
+            *(" ".join(s.copies) or None, s.eta_s),
+        )
         for i, s in enumerate(plan.steps)
     )
-    return Rows("steps", ("step", "kind", "node", "for", "after", "slots", "bytes_copied"), rows)
+    columns = ("step", "kind", "node", "for", "after", "slots", "bytes_copied", "copied by", "seconds")
+    return Rows("steps", columns, rows)
 
 
 def nodes(plan: Plan) -> Rows:

@@ -555,6 +555,20 @@ def test_a_rebalance_is_planned_from_a_saved_status(spec: Path) -> None:
     assert (offline["table_version"], offline["spec_hash"]) == (asked["table_version"], asked["spec_hash"])
 
 
+@pytest.mark.parametrize("change", ["add-node node9", "remove-node node3", "replace-node node3 node9"])
+def test_a_change_of_nodes_is_planned_from_a_saved_status(spec: Path, change: str) -> None:
+    """The steps and moves of the plan that asked the cluster; of disks nothing is known."""
+    cluster = FakeCluster(sizes=HEAVY)
+    (spec / "s.json").write_text(iotctl(spec, "cluster", "slots", "-o", "json", cluster=cluster).out)
+    words = ("plan", *change.split(), "-o", "json")
+    asked = json.loads(iotctl(spec, *words, cluster=cluster).out)
+    read = iotctl(spec, *words, "--from-status", "s.json")
+    assert read.code == 0, read.err
+    offline = json.loads(read.out)
+    assert offline["moves"] == asked["moves"] and offline["steps"] == asked["steps"] and offline["steps"]
+    assert {p["free_bytes"] for p in offline["summary"]["peak_disk"]} == {None}
+
+
 @pytest.mark.parametrize(
     "content", ["", "{}", '{"unread": ["node1.1"]}', '{"slots": -1}', '{"ranges": []}', '{"ring": []}', None]
 )

@@ -30,6 +30,7 @@ def test_five_to_six_moves_the_bound() -> None:
     assert s.nonempty_slots_moved >= 200
     assert s.bytes_copied == s.lower_bound_bytes > 0
     assert (s.max_minus_min_before, s.max_minus_min_after) == (0, 1)
+    assert s.gap == 0
     assert {m.target for m in plan.moves} == {"n6"}
     assert sum(n.slots for n in s.after) == 10_000
 
@@ -82,6 +83,10 @@ def test_numbers_agree_with_each_other(n: int, k: int, seed: int, add: bool) -> 
         s.bytes_copied == sum(p.copied_bytes for p in s.peak_disk) == sum(x.bytes_copied for x in plan.steps)
     )
     assert s.bytes_copied >= s.lower_bound_bytes
+    assert (s.gap is None) == (not s.lower_bound_bytes) and (s.gap or 0) >= 0
+    assert {c for x in plan.steps for c in x.copies} == {p.node for p in s.peak_disk if p.copied_bytes}
+    assert s.copying_at_once_max == max(len(x.copies) for x in plan.steps)
+    assert s.eta_s <= sum(x.eta_s for x in plan.steps) <= s.eta_s + len(plan.steps)
     assert len({m.slot for m in plan.moves}) == len(plan.moves) == s.slots_moved == s.lower_bound_slots
     assert s.max_minus_min_after <= 1
     after = {x.node: x.bytes for x in s.after}
