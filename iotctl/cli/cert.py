@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -18,16 +18,24 @@ if TYPE_CHECKING:
     from iotctl.execute.certificates import CertificateRow, Certificates
     from iotctl.output.table import Table
 
+T = TypeVar("T")
+
 app = typer.Typer(help="Certificates of nodes and operators.", no_args_is_help=True)
 
 
 @app.command()
-def init(ctx: typer.Context) -> None:
+def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
     """The authority for a cluster.yaml you wrote yourself, and your own certificate; what is there stays."""
-    from iotctl.execute.certificates import initialise
-    from iotctl.spec.find import authority_dir
+    from iotctl.execute.certificates import AUTHORITY, initialise, lacking
+    from iotctl.spec.find import authority_dir, operator_dir
 
     session = session_of(ctx)
+    if dry_run:
+        for_all, own = (d(session.source, session.env) for d in (authority_dir, operator_dir))
+        missing = _asked(session, lacking)
+        return session.output.would(
+            *(f"make the {m}'s certificate in {for_all if m == AUTHORITY else own}" for m in missing)
+        )
     _shown(session, initialise)
     session.output.note(f"its key, to be kept: {authority_dir(session.source, session.env)}")
     session.output.note("next: iotctl cluster deploy")
@@ -93,6 +101,7 @@ def issue(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the operator.")],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Where it is written.")],
     role: Annotated[str, typer.Option("--role", metavar="admin|reader", help="What it allows.")] = "reader",
+    dry_run: DryRun = False,
 ) -> None:
     """A certificate for another operator."""
     from iotctl.errors import UsageProblem
@@ -102,22 +111,28 @@ def issue(
     if role not in ("admin", "reader"):
         raise UsageProblem(f"--role {role}: admin or reader")
     directory = session.cwd / out
-    row = certificates.issue(session.source, name, role, directory, session.env, now_ms())
+    row = certificates.issue(session.source, name, role, directory, session.env, now_ms(), dry_run=dry_run)
+    if dry_run:
+        return session.output.would(f"write a certificate for {row.name} ({role}) to {directory}")
     body = {"certificates": [row], "changed": 1}
     session.output.emit("certificates", body, lambda: [_table([row])])
     session.output.note(f"next: iotctl --identity {out} cluster status")
 
 
 def _shown(session: Session, ask: Callable[..., Certificates]) -> Certificates:
+    found = _asked(session, ask)
+    session.output.emit("certificates", found, lambda: [_table(found.certificates)])
+    return found
+
+
+def _asked(session: Session, ask: Callable[..., T]) -> T:
     """What `ask`, one of those in `execute.certificates`, finds on every machine."""
     from iotctl.execute.machines import Machines
 
     source = session.source
     with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
         tell = partial(progress.update, "machines", total=len(source.file.nodes))
-        found = ask(source, machines, session.env, now_ms(), tell)
-    session.output.emit("certificates", found, lambda: [_table(found.certificates)])
-    return found
+        return ask(source, machines, session.env, now_ms(), tell)
 
 
 def _code(found: Certificates) -> int:

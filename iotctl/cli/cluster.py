@@ -201,22 +201,24 @@ def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
 
 
 @app.command()
-def drain(ctx: typer.Context, name: Node) -> None:
+def drain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
     """Hand over what the node leads and keep it from leading until `undrain`. Its slots stay."""
-    _drain(session_of(ctx), name, True)
+    _drain(session_of(ctx), name, True, dry_run)
 
 
 @app.command()
-def undrain(ctx: typer.Context, name: Node) -> None:
+def undrain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
     """Let a drained node lead again; its own group comes back to it within seconds."""
-    _drain(session_of(ctx), name, False)
+    _drain(session_of(ctx), name, False, dry_run)
 
 
-def _drain(session: Session, name: str, draining: bool) -> None:
+def _drain(session: Session, name: str, draining: bool, dry_run: bool) -> None:
     from iotctl.cli import views
-    from iotctl.execute.draining import set_draining
+    from iotctl.execute.draining import set_draining, would_drain
     from iotctl.execute.rolling import left_draining
 
+    if dry_run:
+        return session.output.would(*would_drain(session.cluster, name, draining))
     if draining and name in left_draining(session.cluster):
         # It drains because a roll was killed: from here on because a person wants it, and no roll ends that.
         set_draining(session.cluster, name, False, session.operator, lock=session.check_lock())

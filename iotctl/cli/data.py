@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iotctl.cli.options import DryRun
 from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def import_(
     on_error: Annotated[
         str, typer.Option("--on-error", metavar="stop|skip", help="What a bad row does.")
     ] = "stop",
+    dry_run: DryRun = False,
 ) -> None:
     """Import a file; other columns become fields. The table is created when it is not there."""
     from iotctl.cli import rows
@@ -100,11 +102,14 @@ def import_(
             session.cluster.schemas(),
             on_progress=progress.update,
             on_written=wrote,
+            dry_run=dry_run,
         )
     for bad in report.skipped:
         session.output.warn(f"{bad.where}: {bad.reason}")
     if report.skipped_rows > len(report.skipped):
         session.output.warn(f"and {report.skipped_rows - len(report.skipped)} more rows left out")
+    if dry_run:
+        return session.output.would(f"write {report.rows} rows to {storage_group}.{table}")
     session.output.emit("data-import", report, lambda: rows.import_tables(report))
 
 
@@ -181,16 +186,23 @@ def schema(
             "--set-ttl", metavar="DURATION|none", help="Rows of the table older than this go from now on."
         ),
     ] = None,
+    dry_run: DryRun = False,
 ) -> None:
     """Tables, their columns and how long rows are kept."""
     from iotctl.cli import rows
-    from iotctl.execute.data import parse_ttl_ms, set_ttl_of
+    from iotctl.execute.data import parse_ttl_ms, set_ttl_of, table_of
 
     session = session_of(ctx)
     if set_ttl is not None:
         if storage_group is None or table is None:
             raise typer.BadParameter("name the table: --storage-group and --table", param_hint="--set-ttl")
-        set_ttl_of(session.cluster, storage_group, table, parse_ttl_ms(set_ttl))
+        ttl_ms = parse_ttl_ms(set_ttl)
+        if dry_run:
+            changes = table_of(session.cluster, storage_group, table).ttl_ms != ttl_ms
+            return session.output.would(
+                *[f"keep rows of {storage_group}.{table} for {set_ttl}"] if changes else []
+            )
+        set_ttl_of(session.cluster, storage_group, table, ttl_ms)
     found = [
         s
         for s in session.cluster.schemas()

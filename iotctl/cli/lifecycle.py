@@ -45,12 +45,15 @@ def init(
     hosts: Annotated[list[str], typer.Argument(metavar="HOST…", help="[user@]host[:ssh-port], one a node.")],
     name: Annotated[str, typer.Option(help="Name of the cluster.")] = "plant",
     replicas: Annotated[int, typer.Option(min=1, max=9, help="Copies of every row.")] = 3,
+    dry_run: DryRun = False,
 ) -> None:
     """Write cluster.yaml for these machines, and make the cluster's certificate authority."""
     from iotctl.execute.initialise import initialise
 
     session = session_of(ctx)
-    made = initialise(session.cwd, hosts, name=name, replicas=replicas, env=session.env)
+    made = initialise(session.cwd, hosts, name=name, replicas=replicas, env=session.env, dry_run=dry_run)
+    if dry_run:
+        return session.output.would(f"write {made.file}", f"make the authority in {made.authority}")
     session.output.emit("cluster-init", made, lambda: [f"{made.file}\n{made.authority}"])
     session.output.note("next: iotctl cluster trust, then iotctl cluster deploy")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.options import Confirm, Wait, Yes
+from iotctl.cli.options import Confirm, DryRun, Wait, Yes
 from iotctl.cli.session import Session, session_of
 from iotctl.cli.watching import watch_healthy
 
@@ -31,6 +31,7 @@ def up(
     shards: Annotated[int, typer.Option(min=1, help="Shards per storage group and week.")] = 8,
     name: Annotated[str, typer.Option(help="Name of a new cluster.")] = "local",
     wait: Wait = True,
+    dry_run: DryRun = False,
 ) -> None:
     """Start a fleet, or what is down of one that exists (which changes nothing else)."""
     from iotctl.fleet.local import LocalFleet
@@ -38,6 +39,8 @@ def up(
 
     session = session_of(ctx)
     fleet = LocalFleet(session.cwd / directory)
+    if dry_run:
+        return session.output.would(*_missing(fleet, nodes))
     if fleet.exists:
         session.output.detail(f"{fleet.directory} exists: its nodes and settings stay as they are")
     else:
@@ -56,9 +59,11 @@ def up(
 
 
 @app.command()
-def down(ctx: typer.Context, directory: Dir = DEFAULT_DIR) -> None:
+def down(ctx: typer.Context, directory: Dir = DEFAULT_DIR, dry_run: DryRun = False) -> None:
     """Stop every agent and keep the data."""
     session, fleet = _existing(ctx, directory)
+    if dry_run:
+        return session.output.would(*[f"stop {n.name}" for n in fleet.nodes() if n.pid])
     stopped = fleet.stop()
     session.output.note(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
     _print(session, fleet, "local-down")
@@ -73,7 +78,11 @@ def status(ctx: typer.Context, directory: Dir = DEFAULT_DIR) -> None:
 
 @app.command()
 def destroy(
-    ctx: typer.Context, directory: Dir = DEFAULT_DIR, yes: Yes = False, confirm: Confirm = None
+    ctx: typer.Context,
+    directory: Dir = DEFAULT_DIR,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    confirm: Confirm = None,
 ) -> None:
     """Stop every agent and delete the directory, if `local up` made it."""
     from iotctl.fleet.local import LocalFleet
@@ -81,12 +90,24 @@ def destroy(
     session = session_of(ctx)
     fleet = LocalFleet(session.cwd / directory)
     fleet.check_marked()
+    if dry_run:
+        running = [f"stop {n.name}" for n in fleet.nodes() if n.pid]
+        return session.output.would(*running, f"delete {fleet.directory}")
     if confirm is not None:
         session.confirm_name("destroy the fleet", name=fleet.name, given=confirm)
     else:
         session.confirm(f"stop the agents and delete {fleet.directory}?", yes=yes)
     fleet.destroy()
     session.output.note(f"deleted {fleet.directory}")
+
+
+def _missing(fleet: LocalFleet, nodes: int) -> list[str]:
+    """What `up` would do."""
+    if fleet.exists:
+        wanted = fleet.source().node_names
+        return [f"start {n.name}" for n in fleet.nodes() if not n.pid and n.name in wanted]
+    fleet.check_free()
+    return [f"make a fleet in {fleet.directory}", *(f"start node{i}" for i in range(1, nodes + 1))]
 
 
 def _existing(ctx: typer.Context, directory: str) -> tuple[Session, LocalFleet]:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from iotctl.cli.options import Depth, Master, Rate, Verify, Yes, checked_depth, checked_master
-from iotctl.cli.session import Session, session_of
+from iotctl.cli.options import Depth, DryRun, Master, Rate, Verify, Yes, checked_depth, checked_master
+from iotctl.cli.session import Session, now_ms, session_of
 
 MASTER = "local[*]"
 WAITS = ("waiting_migrate", "waiting_signoff", "waiting_release")
@@ -37,11 +37,12 @@ def migrate(
     report: Annotated[
         str | None, typer.Option("--report", metavar="DIR", help="Also write the report here.")
     ] = None,
+    dry_run: DryRun = False,
 ) -> int:
     """Move the data of an open change by Spark: order the pulls, verify, sign off."""
     from iotctl.cli import reports
     from iotctl.errors import Exit, RefusedProblem
-    from iotctl.execute.operations import pick
+    from iotctl.execute.operations import describe_operation, pick
     from iotctl.pipeline.migrate import run
     from iotctl.spec.units import parse_rate
 
@@ -53,6 +54,12 @@ def migrate(
             next="iotctl verify compares all replicas",
         )
     chosen = checked_depth(depth) or ("content" if verify_ else None)
+    if dry_run:
+        row = describe_operation(wanted, now_ms=now_ms())
+        there = f"{row.slots_done} of {row.slots_total} slots are there"
+        compared = [f"compare every copy at depth {chosen}, and sign off"] if chosen else []
+        session.output.would(f"pull what is left of {wanted.id} ({wanted.title}): {there}", *compared)
+        return Exit.DONE
     with session.progress() as progress:
         done = run(
             session.spec,

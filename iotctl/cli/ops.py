@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.options import Confirm, Yes
+from iotctl.cli.options import Confirm, DryRun, Yes
 from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def wait(ctx: typer.Context, operation: MaybeId = None) -> None:
 
 
 @app.command()
-def pause(ctx: typer.Context, operation: MaybeId = None) -> None:
+def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False) -> None:
     """Start no more copies and release nothing until `ops resume`.
 
     Copies under way finish. Slots are never left closed: the stages before MOVING go on.
@@ -76,12 +76,15 @@ def pause(ctx: typer.Context, operation: MaybeId = None) -> None:
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
+    if dry_run:
+        _check_open(found)
+        return session.output.would(*[] if found.paused else [f"pause {found.id} ({found.title})"])
     _print(session, [steer(session.cluster, found.id, "pause", session.operator)])
     session.output.note(f"next: iotctl ops resume {found.id}")
 
 
 @app.command()
-def resume(ctx: typer.Context, operation: MaybeId = None) -> None:
+def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False) -> None:
     """Let a paused or waiting operation go on, then watch it. Always safe to repeat.
 
     One that is paused and waits besides is only un-paused; the last line says what it waits for.
@@ -91,6 +94,9 @@ def resume(ctx: typer.Context, operation: MaybeId = None) -> None:
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
+    if dry_run:
+        goes = found.paused or found.state() == "waiting_migrate"
+        return session.output.would(*[f"let {found.id} ({found.title}) go on"] if goes else [])
     if found.paused:
         steer(session.cluster, found.id, "resume", session.operator)
     elif found.state() == "waiting_migrate":
@@ -99,7 +105,9 @@ def resume(ctx: typer.Context, operation: MaybeId = None) -> None:
 
 
 @app.command()
-def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm = None) -> None:
+def cancel(
+    ctx: typer.Context, operation: Id, dry_run: DryRun = False, yes: Yes = False, confirm: Confirm = None
+) -> None:
     """Cancel an operation; possible up to SEALED, refused from OPEN on."""
     from iotctl.cli.watching import watch_operation
     from iotctl.errors import RefusedProblem
@@ -108,10 +116,7 @@ def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
     row = describe_operation(found, now_ms=now_ms())
-    if found.ended:
-        raise RefusedProblem(
-            f"{found.id} is over ({row.state}): nothing is left to cancel", next="iotctl ops list"
-        )
+    _check_open(found)
     if not row.cancellable:
         if confirm is not None:
             session.confirm_name("cancel", name=session.source.name, given=confirm)
@@ -125,6 +130,8 @@ def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm
             next=f"let it end, then: iotctl plan {reverse}",
         )
     cost = cancel_cost(found, received_bytes(session.cluster.statuses(), found.id))
+    if dry_run:
+        return session.output.would(f"cancel {found.id} ({found.title}): {cost}")
     session.output.note(f"{found.id}: {cost}")
     session.confirm(f"cancel {found.id} ({found.title})?", yes=yes)
     steer(session.cluster, found.id, "cancel", session.operator)
@@ -135,12 +142,19 @@ def cancel(ctx: typer.Context, operation: Id, yes: Yes = False, confirm: Confirm
 
 
 @app.command()
-def release(ctx: typer.Context, operation: Id) -> None:
+def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
     """Free the previous copies that --hold-release keeps; a removal is watched to its end."""
     from iotctl.cli.watching import watch_operation
-    from iotctl.execute.operations import steer
+    from iotctl.execute.operations import pick, steer
 
     session = session_of(ctx)
+    if dry_run:
+        held = pick(session.cluster.meta(strong=True), operation)
+        _check_open(held)
+        frees = not held.release_go and held.options.hold_release_ms
+        return session.output.would(
+            *[f"free the previous copies of {held.id} ({held.title})"] if frees else []
+        )
     found = steer(session.cluster, operation, "release", session.operator)
     if found.kind == "remove-node":
         return watch_operation(session, found.id)
@@ -151,6 +165,7 @@ def release(ctx: typer.Context, operation: Id) -> None:
 def unlock(
     ctx: typer.Context,
     number: Annotated[int, typer.Argument(metavar="NUMBER", help="The lock's, as the refusal names it.")],
+    dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
     """Take the cluster's lock from a program that will not come back; one that still runs stops its work."""
@@ -162,6 +177,8 @@ def unlock(
     if held is None or held.serial != number:
         now = f"it is {held.serial}, of {described(held, now_ms())}" if held else "none is held"
         raise RefusedProblem(f"lock {number} is not held", why=now)
+    if dry_run:
+        return session.output.would(f"take the lock from {described(held, now_ms())}")
     session.confirm(f"take the lock from {described(held, now_ms())}?", yes=yes)
     done = drop(session.cluster, held, session.operator)
     session.output.emit("ops-unlock", done, lambda: [f"{done.owner} does not hold the lock any more"])
@@ -174,13 +191,31 @@ def set_option(
     rate: Annotated[
         str, typer.Option("--rate", help="New cluster-wide copy rate, such as 200MB/s, or auto.")
     ],
+    dry_run: DryRun = False,
 ) -> None:
     """Change a running operation."""
-    from iotctl.execute.operations import steer
+    from iotctl.execute.operations import pick, steer
     from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
-    _print(session, [steer(session.cluster, operation, "set", session.operator, rate=parse_rate(rate))])
+    bytes_per_s = parse_rate(rate)
+    if dry_run:
+        found = pick(session.cluster.meta(strong=True), operation)
+        _check_open(found)
+        changes = found.options.rate_bytes_per_s != bytes_per_s
+        return session.output.would(
+            *[f"set the rate of {found.id} ({found.title}) to {rate}"] if changes else []
+        )
+    _print(session, [steer(session.cluster, operation, "set", session.operator, rate=bytes_per_s)])
+
+
+def _check_open(found: Operation) -> None:
+    from iotctl.errors import RefusedProblem
+
+    if found.ended:
+        raise RefusedProblem(
+            f"{found.id} is over ({found.state()}): nothing is left to do with it", next="iotctl ops list"
+        )
 
 
 def _print(

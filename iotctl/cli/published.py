@@ -28,6 +28,7 @@ from iotctl.execute.stopping import OkToStop
 from iotctl.fleet.local import FleetNode
 from iotctl.output.document import FORMAT_VERSION
 from iotctl.output.failure import Failure
+from iotctl.output.writer import DryRun
 from iotctl.pipeline.report import MigrateReport, VerifyReport
 from iotctl.plan.make import KINDS
 from iotctl.plan.model import Plan
@@ -162,6 +163,7 @@ BODIES: dict[str, Any] = {
     "data-query": DataQuery,
     "data-schema": DataSchema,
     "data-write": DataWrite,
+    "dry-run": DryRun,
     "error": Error,
     "local-down": LocalFleetView,
     "local-status": LocalFleetView,

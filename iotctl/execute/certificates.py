@@ -17,6 +17,9 @@ from nodeagent.client import identity
 from nodeagent.client.identity import KeyPair
 from nodeagent.model.errors import NodeAgentError
 
+AUTHORITY, OPERATOR = "authority", "operator"
+"""Names of certificates that are no node's."""
+
 
 class CertificateRow(msgspec.Struct, frozen=True):
     """`name` of a node or operator. Times in milliseconds, 0 when there is none.
@@ -56,7 +59,7 @@ def show(
     found = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
     authority = _authority(source, env, found)
     rows = [
-        _row("authority", authority.cert, authority.cert, now_ms, role="authority"),
+        _row(AUTHORITY, authority.cert, authority.cert, now_ms, role="authority"),
         _operator(source, env, authority, now_ms),
     ]
     for node in nodes:
@@ -74,20 +77,29 @@ def initialise(
         RefusedProblem: a node has a certificate of an authority that is not here.
         Unreachable: a machine does not tell whether it has one.
     """
-    made = not credentials.has_authority(source, env)
-    if made:
-        answers = machines.each(list(source.file.nodes), lambda n, h: look(source, n, h), done)
-        credentials.authority_of(source, env, all_or_raise(answers, "no authority was made"))
+    missing = lacking(source, machines, env, now_ms, done)
+    if AUTHORITY in missing:
         credentials.make_authority(source, env)
     authority = _authority(source, env, {})
-    missing = not made and _operator(source, env, authority, now_ms).state == "missing"
-    if missing:
+    if missing == [OPERATOR]:
         credentials.make_operator(source, env, authority)
     rows = [
-        _row("authority", authority.cert, authority.cert, now_ms, role="authority"),
+        _row(AUTHORITY, authority.cert, authority.cert, now_ms, role="authority"),
         _operator(source, env, authority, now_ms),
     ]
-    return Certificates(rows, 2 if made else int(missing))
+    return Certificates(rows, len(missing))
+
+
+def lacking(
+    source: ClusterSource, machines: Machines, env: Mapping[str, str], now_ms: int, done: OnDone
+) -> list[str]:
+    """What `initialise` has to make, of `AUTHORITY` and `OPERATOR`; raises what it raises."""
+    if not credentials.has_authority(source, env):
+        answers = machines.each(list(source.file.nodes), lambda n, h: look(source, n, h), done)
+        credentials.authority_of(source, env, all_or_raise(answers, "no authority was made"))
+        return [AUTHORITY, OPERATOR]
+    is_missing = _operator(source, env, _authority(source, env, {}), now_ms).state == "missing"
+    return [OPERATOR] if is_missing else []
 
 
 def renew(
@@ -155,9 +167,16 @@ def renew(
 
 
 def issue(
-    source: ClusterSource, name: str, role: str, out: Path, env: Mapping[str, str], now_ms: int
+    source: ClusterSource,
+    name: str,
+    role: str,
+    out: Path,
+    env: Mapping[str, str],
+    now_ms: int,
+    *,
+    dry_run: bool = False,
 ) -> CertificateRow:
-    """A certificate for another operator, in the directory `out`.
+    """A certificate for another operator, in the directory `out` (`dry_run`: one that is not kept).
 
     Raises:
         RefusedProblem: the authority is not here, or `out` holds one already.
@@ -167,7 +186,8 @@ def issue(
     if (out / identity.CERT_FILE).exists():
         raise RefusedProblem(f"{out} holds a certificate already", next="name another directory with --out")
     pair = identity.issue(authority, name, role)
-    identity.write_identity(out, pair, authority.cert)
+    if not dry_run:
+        identity.write_identity(out, pair, authority.cert)
     return _row(name, pair.cert, authority.cert, now_ms)
 
 
@@ -192,7 +212,7 @@ def _operator(
         pem = (operator_dir(source, env) / identity.CERT_FILE).read_text()
     except OSError:
         pem = ""
-    return _row("operator", pem, authority.cert, now_ms, role="admin")
+    return _row(OPERATOR, pem, authority.cert, now_ms, role="admin")
 
 
 def _row(name: str, pem: str, authority: str, now_ms: int, *, role: str = "node") -> CertificateRow:

@@ -87,6 +87,7 @@ def import_file(
     *,
     on_progress: OnProgress,
     on_written: Callable[[int], None] = lambda rows: None,
+    dry_run: bool = False,
 ) -> ImportReport:
     """Write a file's rows; the table is created, or gets its missing columns.
 
@@ -96,6 +97,7 @@ def import_file(
     Args:
         on_progress: told how much of the file is done, bytes of a CSV file and rows of another.
         on_written: told the rows acknowledged so far.
+        dry_run: read and check the whole file, write nothing; `rows` are those that would be written.
 
     Raises:
         InputProblem: bad rows (with their lines), missing columns, an unreadable file.
@@ -123,6 +125,10 @@ def import_file(
         bad = block.bad
         count += len(bad)
         skipped += [SkippedRow(f"{request.file}:{b.line}", b.reason) for b in bad[: SHOWN_MAX - len(skipped)]]
+        if dry_run:
+            written += block.rows.num_rows
+            on_progress("reading rows", block.at, block.of, unit=block.unit)
+            continue
         for start in range(0, block.rows.num_rows, WRITE_ROWS):
             piece = pa.Table.from_batches([block.rows.slice(start, WRITE_ROWS)])
             written += cluster.write(request.storage_group, request.table, piece, tags=tags).rows
@@ -300,14 +306,15 @@ def parse_ttl_ms(text: str) -> int:
 
 
 def set_ttl_of(cluster: Cluster, storage_group: str, table: str, ttl_ms: int) -> TableSchema:
-    """Keep the table's rows for so long, 0 for ever; the schema in force.
+    """Keep the table's rows for so long, 0 for ever; the schema in force. Raises as `table_of`."""
+    return cluster.put_schema(table_of(cluster, storage_group, table), ttl_ms)
 
-    Raises:
-        InputProblem: there is no such table.
-    """
+
+def table_of(cluster: Cluster, storage_group: str, table: str) -> TableSchema:
+    """Raises `InputProblem` when there is no such table."""
     for schema in cluster.schemas():
         if (schema.storage_group, schema.table) == (storage_group, table):
-            return cluster.put_schema(schema, ttl_ms)
+            return schema
     raise InputProblem(f"there is no table {storage_group}.{table}", next="iotctl data schema")
 
 

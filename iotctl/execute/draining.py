@@ -7,6 +7,7 @@ import msgspec
 
 from iotctl.errors import Partly
 from iotctl.execute.cluster import STATUS_TIMEOUT_S, Cluster
+from nodeagent.model.errors import NotFound
 from nodeagent.model.requests import Drain, NodeStatus
 
 POLL_S = 0.2
@@ -55,6 +56,23 @@ def set_draining(
                 next="iotctl cluster status",
             )
         sleep(POLL_S)
+
+
+def would_drain(cluster: Cluster, node: str, draining: bool) -> list[str]:
+    """What `set_draining` would change, one line each.
+
+    Raises:
+        NodeAgentError: no such node, or the meta group does not answer.
+    """
+    record = next((n for n in cluster.meta(strong=True).nodes if n.node == node), None)
+    if record is None:
+        raise NotFound(f"no node {node} in the cluster", next_step="iotctl cluster nodes")
+    if record.draining == draining:
+        return []
+    if not draining:
+        return [f"let {node} lead again"]
+    leads = _led_by(cluster, node)
+    return [f"keep {node} from leading", *([f"hand over {', '.join(leads)}"] if leads else [])]
 
 
 def _led_by(cluster: Cluster, node: str) -> list[str] | None:

@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import yaml
@@ -22,9 +24,18 @@ class Initialised(msgspec.Struct, frozen=True):
 
 
 def initialise(
-    directory: Path, hosts: Sequence[str], *, name: str, replicas: int, env: Mapping[str, str]
+    directory: Path,
+    hosts: Sequence[str],
+    *,
+    name: str,
+    replicas: int,
+    env: Mapping[str, str],
+    dry_run: bool = False,
 ) -> Initialised:
     """Write `directory`/cluster.yaml with one node a host, and make the authority.
+
+    Args:
+        dry_run: only find out whether that can be done, and where they would be.
 
     Raises:
         RefusedProblem: either is there already.
@@ -40,9 +51,11 @@ def initialise(
             f"{len(hosts)} machines cannot hold {replicas} copies",
             next=f"name more, or --replicas {len(hosts)}",
         )
-    temporary = path.with_name(f".{SPEC_NAME}.{os.getpid()}")
-    temporary.write_text(_text(hosts, name, replicas), encoding="utf-8")
-    try:
+    with ExitStack() as after:
+        beside = Path(after.enter_context(TemporaryDirectory())) if dry_run else directory
+        temporary = beside / f".{SPEC_NAME}.{os.getpid()}"
+        after.callback(temporary.unlink, missing_ok=True)
+        temporary.write_text(_text(hosts, name, replicas), encoding="utf-8")
         source = load_cluster(temporary)
         authority = authority_dir(source, env)
         if credentials.has_authority(source, env):
@@ -50,10 +63,9 @@ def initialise(
                 f"a cluster {name} was made here before: {authority}",
                 next="choose another --name, or move that directory away",
             )
-        credentials.make_authority(source, env)
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        if not dry_run:
+            credentials.make_authority(source, env)
+            temporary.rename(path)
     return Initialised(str(path), str(authority))
 
 

@@ -87,12 +87,8 @@ class LocalFleet:
         Raises:
             RefusedProblem: the directory holds something else.
         """
+        self.check_free()
         self.directory.mkdir(parents=True, exist_ok=True)
-        if any(self.directory.iterdir()) and not self._marked:
-            raise RefusedProblem(
-                f"{self.directory} is not empty and was not made by `iotctl local up`",
-                next="choose another --dir",
-            )
         (self.directory / MARKER).write_text(settings.name + "\n")
         authority = identity.create_authority(settings.name)
         identity.write_authority(self.directory / "authority", authority)
@@ -207,6 +203,14 @@ class LocalFleet:
     def name(self) -> str:
         """The cluster's name, as the marker keeps it."""
         return (self.directory / MARKER).read_text().strip()
+
+    def check_free(self) -> None:
+        """Raises `RefusedProblem` for a directory that holds something else."""
+        if self.directory.is_dir() and any(self.directory.iterdir()) and not self._marked:
+            raise RefusedProblem(
+                f"{self.directory} is not empty and was not made by `iotctl local up`",
+                next="choose another --dir",
+            )
 
     def check_marked(self) -> None:
         """Raises `RefusedProblem` for a directory that `local up` did not make."""

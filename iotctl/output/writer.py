@@ -3,12 +3,20 @@
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
+import msgspec
+
 from iotctl.output.document import document, to_json, to_json_line, to_yaml
 from iotctl.output.failure import Failure, to_lines
 from iotctl.output.progress import Progress, open_progress
 from iotctl.output.table import Table
 
 FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
+
+
+class DryRun(msgspec.Struct, frozen=True):
+    """What a command would do, one line each; nothing was done."""
+
+    would: list[str]
 
 
 class Output:
@@ -46,6 +54,11 @@ class Output:
             ]
             self.out.write("\n".join(parts))
         self.out.flush()
+
+    def would(self, *changes: str) -> None:
+        """The result of a dry run; without changes there is nothing to do."""
+        lines = [f"would {c}" for c in changes] or ["nothing to do"]
+        self.emit("dry-run", DryRun(list(changes)), lambda: ["\n".join(lines)])
 
     def note(self, text: str) -> None:
         """A hint; left out with `--quiet`."""

@@ -16,7 +16,7 @@ def command_line(verb: Verb, arguments: Mapping[str, Any]) -> list[str]:
         if value is None:
             continue
         if parameter.type == "bool":
-            option = parameter.option if _true(value) else parameter.negative
+            option = parameter.option if is_true(value) else parameter.negative
             words += [option] if option else []
             continue
         values = value if isinstance(value, list | tuple) else [value]
@@ -29,5 +29,5 @@ def command_line(verb: Verb, arguments: Mapping[str, Any]) -> list[str]:
     return [*words, *(["--", *placed] if any(p.startswith("-") for p in placed) else placed)]
 
 
-def _true(value: Any) -> bool:
+def is_true(value: Any) -> bool:
     return value if isinstance(value, bool) else str(value).lower() == "true"

@@ -5,6 +5,7 @@ state in which its work is done.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from iotctl.errors import Unreachable, UsageProblem
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.operations import WAITS, open_operations, removed_by
 from iotctl.execute.rolling import left_draining, running_longer
-from iotctl.playbook.command_line import command_line
+from iotctl.playbook.command_line import command_line, is_true
 from iotctl.playbook.model import NO_CHANGE, READS, UNKNOWN, WOULD_CHANGE, Command, Inspection, Ran
 from iotctl.spec.playbook import Verb
 from iotctl.spec.units import parse_duration_ms
@@ -47,6 +48,10 @@ TAKEN_BACK_BY = {
 weight, its address, its place) a command must be told, so none is named for that."""
 
 
+ITSELF = ("cert.init", "local.down", "local.up", "ops.pause", "ops.release", "ops.resume", "ops.set")
+"""Commands whose dry run is empty when there is nothing left to do."""
+
+
 def after_earlier(found: Inspection, verb: str, arguments: Arguments, earlier: Sequence[Would]) -> Inspection:
     """What a step would do once the `earlier` ones have done theirs, `found` being what it would do now."""
     undoing, nodes = UNDONE_BY.get(verb, ()), _nodes(arguments)
@@ -78,11 +83,11 @@ def can_look_again(verb: str, arguments: Arguments) -> bool:
     Not where the same would be done again (a restart), where time alone makes more of it due, and where the
     step was told to leave before the end.
     """
-    if verb in ("cluster.restart", "migrate", "verify", "data.schema"):
+    if verb in ("cluster.restart", "migrate", "verify"):
         return False
-    return not any(
-        arguments.get(early) for early in ("older_than", "within", "no_wait", "no_migrate", "hold_release")
-    )
+    if not is_true(arguments.get("wait", True)) or is_true(arguments.get("no_migrate", False)):
+        return False
+    return not any(arguments.get(early) for early in ("older_than", "within", "hold_release"))
 
 
 def _nodes(arguments: Arguments) -> set[str]:
@@ -128,8 +133,11 @@ class Inspector:
             "approve": lambda a: Inspection(READS),
             "migrate": self._migrate,
             "verify": lambda a: _would("damage is repaired") if a.get("repair") else Inspection(READS),
-            "data.schema": lambda a: _would("a TTL is set") if a.get("set_ttl") else Inspection(READS),
+            "data.schema": lambda a: (
+                self._itself("data.schema", a) if a.get("set_ttl") else Inspection(READS)
+            ),
             "exec": self._exec,
+            **{verb: partial(self._itself, verb) for verb in ITSELF},
         }
 
     def __call__(self, verb: str, arguments: Arguments) -> Inspection:
@@ -246,6 +254,13 @@ class Inspector:
         words = len(self._verbs[verb].words)
         line = command_line(self._verbs[verb], arguments)
         return self._command([*line[:words], "--dry-run", *line[words:]])
+
+    def _itself(self, verb: str, arguments: Arguments) -> Inspection:
+        ran = self._dry_run(verb, arguments)
+        if ran.code or not isinstance(ran.document, dict):
+            return Inspection(UNKNOWN, ran.told.strip())
+        would = ran.document["would"]
+        return _would("; ".join(would)) if would else _done("there is nothing to do")
 
     def _deploy(self, verb: str, arguments: Arguments) -> Inspection:
         ran = self._dry_run(verb, arguments)

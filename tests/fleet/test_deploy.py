@@ -58,6 +58,9 @@ def test_without_consent_nothing_is_deployed(plant: Plant) -> None:
 
 def test_an_authority_is_made_once(plant: Plant) -> None:
     """For a cluster.yaml that somebody wrote; the first deploy makes it else."""
+    share = plant.directory / "share"
+    would = plant.json("cert", "init", "--dry-run")["would"]
+    assert [w.split()[2] for w in would] == ["authority's", "operator's"] and not share.exists()
     made = plant.json("cert", "init")
     assert [(c["role"], c["state"]) for c in made["certificates"]] == [
         ("authority", "good"),
@@ -67,8 +70,10 @@ def test_an_authority_is_made_once(plant: Plant) -> None:
     again = plant.json("cert", "init")
     assert again["changed"] == 0 and again["certificates"] == made["certificates"]
     (plant.directory / "share" / "iotctl" / "plant" / "operator" / "node.pem").unlink()
+    assert len(plant.json("cert", "init", "--dry-run")["would"]) == 1
     assert plant.json("cert", "init")["changed"] == 1
-    shutil.rmtree(plant.directory / "share")
+    assert plant.json("cert", "init", "--dry-run")["would"] == []
+    shutil.rmtree(share)
 
 
 def test_one_command_makes_a_healthy_cluster(plant: Plant) -> None:
@@ -301,6 +306,8 @@ def test_another_machine_makes_no_second_authority(plant: Plant, tmp_path: Path)
 
 
 def test_a_certificate_for_a_reader(plant: Plant) -> None:
+    would = plant.json("cert", "issue", "eve", "--out", "eve", "--dry-run")["would"]
+    assert len(would) == 1 and "eve (reader)" in would[0] and not (plant.directory / "eve").exists()
     made = plant.json("cert", "issue", "eve", "--out", "eve")["certificates"][0]
     assert (made["name"], made["role"], made["state"]) == ("eve", "reader", "good")
     assert plant.iotctl("--identity", "eve", "cluster", "status")[0] == 0

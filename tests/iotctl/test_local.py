@@ -221,6 +221,8 @@ def test_local_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "everything is running already" in again.err
     assert len(json.loads(again.out)["nodes"]) == 5, "an existing fleet keeps its size"
     assert (tmp_path / "iotctl-local" / MARKER).is_file()
+    asked = iotctl(tmp_path, "local", "down", "--dry-run", "-o", "json")
+    assert asked.code == 0 and "stop node1" in json.loads(asked.out)["would"]
     down = iotctl(tmp_path, "local", "down", "-o", "json")
     assert down.code == 0 and all(n["pid"] is None for n in json.loads(down.out)["nodes"])
     refused = iotctl(tmp_path, "local", "destroy")

@@ -20,7 +20,8 @@ from iotctl.playbook.run import BuiltIn, Runner, Values, parts
 from iotctl.spec.playbook import values_of
 from iotctl.spec.playbook_check import load_playbook
 from nodeagent.model.operation import Stage
-from nodeagent.model.requests import Reply, Request
+from nodeagent.model.requests import BeginChange, Reply, Request
+from nodeagent.model.schema import Column, TableSchema
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl, make_operation
 
 VERBS = verbs()
@@ -191,7 +192,7 @@ def test_a_cluster_that_answers_nobody_after_a_step_fails_nothing(tmp_path: Path
         ("cluster.restart", {"nodes": ["node1"]}, False),
         ("cluster.stop", {}, True),
         ("cluster.stop", {"older_than": "1d"}, False),
-        ("cluster.add-node", {"nodes": ["node6"], "no_wait": True}, False),
+        ("cluster.add-node", {"nodes": ["node6"], "wait": "false"}, False),
         ("cert.renew", {"within": "400d"}, False),
         ("verify", {"repair": True}, False),
     ],
@@ -765,3 +766,27 @@ def test_a_failed_run_prints_how_to_take_its_steps_back(tmp_path: Path) -> None:
     assert done.code != 0
     assert "to take one back: iotctl --cluster plant.yaml cluster undrain node1" in done.err
     assert json.loads((tmp_path / "r.json").read_text())["steps"][0]["undo"].endswith("undrain node1")
+
+
+def test_a_command_that_can_say_what_it_would_do_is_asked_by_the_check(tmp_path: Path) -> None:
+    """Exactly: would_change while there is something, no_change after; and a second run changes nothing."""
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    (tmp_path / "p.yaml").write_text(
+        "apiVersion: iotctl/v1\nname: night\nsteps:\n"
+        "  - {id: hold, uses: ops.pause, with: {id: op-7}}\n"
+        "  - {id: keep, uses: data.schema, with: {storage_group: root.p, table: m, set_ttl: 30d}}\n"
+    )
+    table = TableSchema("root.p", "m", 1, (Column("v", "DOUBLE", False),))
+    cluster = FakeCluster(tables=[table])
+    cluster.operations = [make_operation("op-7", BeginChange("add-node", "n", "ann"), stage=Stage.MOVING)]
+    env = {"XDG_STATE_HOME": str(tmp_path / "home")}
+
+    def said(*words: str) -> list[str]:
+        done = iotctl(tmp_path, "playbook", *words, "-o", "json", cluster=cluster, env=env)
+        assert done.code == 0, done.err
+        return [s["state"] for s in json.loads(done.out)["steps"]]
+
+    assert said("check", "p.yaml") == ["would_change"] * 2 and not cluster.steered
+    assert said("run", "p.yaml") == ["changed"] * 2 and cluster.operations[0].paused
+    assert said("check", "p.yaml") == ["no_change"] * 2
+    assert said("run", "p.yaml") == ["ok"] * 2 and len(cluster.steered) == 1
