@@ -155,10 +155,11 @@ def test_a_rolling_restart_loses_no_write(plant: Plant) -> None:
         waves = plant.json("cluster", "restart", "--dry-run")["waves"]
         assert plant.pids() == old
         done = plant.json("cluster", "restart", "--yes")
-        assert done["order"] == waves
     finally:
         seen = load.stop()
-    assert done["restarted"] == list(NODES) and [len(b) for b in done["order"]] == [1, 1, 1]
+    # Who goes first may change with who is a moment behind; never that they go one by one.
+    assert sorted(done["order"]) == sorted(waves) == [[n] for n in NODES]
+    assert sorted(done["restarted"]) == list(NODES)
     assert not seen.failed and not seen.missing and len(seen.acked) == 24
     assert all(plant.pid(n) not in (0, old[n]) for n in NODES)
     assert not any(n.draining for n in _meta(plant).nodes)
@@ -175,7 +176,7 @@ def test_upgrade_brings_a_version_node_by_node(plant: Plant, monkeypatch: pytest
     assert all([c["what"] for c in n["later"]] == ["version"] for n in deployed["nodes"])
     assert plant.pids() == old and plant.files() == files
     done = plant.json("cluster", "upgrade", "--yes")
-    assert done["restarted"] == list(NODES)
+    assert sorted(done["restarted"]) == list(NODES)
     for node in NODES:
         assert os.readlink(plant.home(node) / "app").endswith(newer.version)
         assert newer.version in Path(f"/proc/{plant.pid(node)}/cmdline").read_text()
