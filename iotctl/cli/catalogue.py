@@ -1,7 +1,7 @@
 """What a playbook may use: the commands themselves, read from the command line's own definition."""
 
 from functools import cache
-from typing import Any, get_args
+from typing import Any
 
 import typer
 
@@ -16,7 +16,7 @@ IMPLIED = ("yes", "dry_run", "watch", "help")
 SAYS = {"rate": "rate", "hold_release": "duration", "since": "duration", "older_than": "duration"}
 """What a text means, by the name of its option."""
 
-_TYPES = {int: "int", float: "float", bool: "bool"}
+_TYPES = {"int": "int", "int range": "int", "float": "float", "boolean": "bool"}
 
 READING = frozenset(
     {
@@ -121,10 +121,8 @@ def _parameters(command: Any) -> tuple[Parameter, ...]:
 
 
 def _type(parameter: Any) -> str:
-    """By its annotation; what is optional or a list, by what is inside."""
-    annotation = parameter.type_descriptor.annotation
-    inside = {annotation, *get_args(annotation)}
-    return next((name for kind, name in _TYPES.items() if kind in inside), "string")
+    """As typer names it; what is optional or a list, by what is inside."""
+    return _TYPES.get(parameter.type.name, "string")
 
 
 def _argument_name(argument: Any) -> str:

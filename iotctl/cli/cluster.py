@@ -217,9 +217,11 @@ def _drain(session: Session, name: str, draining: bool, dry_run: bool) -> None:
     from iotctl.execute.draining import set_draining, would_drain
     from iotctl.execute.rolling import left_draining
 
+    taken_over = draining and name in left_draining(session.cluster)
     if dry_run:
-        return session.output.would(*would_drain(session.cluster, name, draining))
-    if draining and name in left_draining(session.cluster):
+        stays = [f"keep {name} draining, as a restart that was killed has left it"] if taken_over else []
+        return session.output.would(*stays, *would_drain(session.cluster, name, draining))
+    if taken_over:
         # It drains because a roll was killed: from here on because a person wants it, and no roll ends that.
         set_draining(session.cluster, name, False, session.operator, lock=session.check_lock())
     found = set_draining(

@@ -54,6 +54,7 @@ def migrate(
             next="iotctl verify compares all replicas",
         )
     chosen = checked_depth(depth) or ("content" if verify_ else None)
+    spark, bytes_per_s = checked_master(master), parse_rate(rate) or None
     if dry_run:
         row = describe_operation(wanted, now_ms=now_ms())
         there = f"{row.slots_done} of {row.slots_total} slots are there"
@@ -65,8 +66,8 @@ def migrate(
             session.spec,
             wanted.id,
             depth=chosen,
-            master=checked_master(master),
-            rate=parse_rate(rate) or None,
+            master=spark,
+            rate=bytes_per_s,
             concurrency=concurrency,
             progress=progress,
         )

@@ -72,12 +72,16 @@ def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False
 
     Copies under way finish. Slots are never left closed: the stages before MOVING go on.
     """
+    from iotctl.errors import RefusedProblem
     from iotctl.execute.operations import pick, steer
+    from nodeagent.model.operation import PAUSABLE
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
     if dry_run:
         _check_open(found)
+        if found.stage not in PAUSABLE:
+            raise RefusedProblem(f"{found.id} is in stage {found.stage}: nothing is left to pause")
         return session.output.would(*[] if found.paused else [f"pause {found.id} ({found.title})"])
     _print(session, [steer(session.cluster, found.id, "pause", session.operator)])
     session.output.note(f"next: iotctl ops resume {found.id}")

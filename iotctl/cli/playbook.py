@@ -205,7 +205,7 @@ def _runner(
         journal=journal,
         by=session.operator,
         again=again,
-        program=["iotctl", *_global_options(session)],
+        program=lambda: ["iotctl", *_anywhere(session)],
         limit=limit or (),
         on_step=lambda result, number, total: _tell(session, result, number, total),
     )
@@ -238,6 +238,18 @@ def _global_options(session: Session) -> list[str]:
     options = session.options
     words = ["--cluster", options.cluster] if options.cluster else []
     return words + (["--identity", options.identity] if options.identity else [])
+
+
+def _anywhere(session: Session) -> list[str]:
+    """The same for whoever reads it in a report, in another directory and environment."""
+    from iotctl.errors import IotctlError
+
+    words = []
+    with suppress(IotctlError):  # no cluster.yaml: nothing was done to a cluster
+        words += ["--cluster", str(session.source.path.resolve())]
+    if session.options.identity:
+        words += ["--identity", str((session.cwd / session.options.identity).resolve())]
+    return words
 
 
 class _Both(io.StringIO):

@@ -34,6 +34,11 @@ UNDONE_BY = {
     "cluster.undrain": {"cluster.drain"},
     "cluster.add-node": {"cluster.remove-node"},
     "cluster.remove-node": {"cluster.add-node"},
+    "local.down": {"local.up"},
+    "local.up": {"local.down"},
+    "ops.pause": {"ops.resume"},
+    "ops.set": {"ops.set"},
+    "data.schema": {"data.schema"},
 }
 """A check runs no step: what is done now is not done any more after one of these before it."""
 
@@ -44,12 +49,12 @@ TAKEN_BACK_BY = {
     "cluster.undrain": "cluster.drain",
     "cluster.add-node": "cluster.remove-node",
 }
-"""Commands that leave the cluster as it was before the step. What a removed or replaced node took along (its
-weight, its address, its place) a command must be told, so none is named for that."""
+"""Commands that take a step back. What a removed or replaced node took along (its weight, its address, its
+place) a command must be told, so none is named for that."""
 
 
-ITSELF = ("cert.init", "local.down", "local.up", "ops.pause", "ops.release", "ops.resume", "ops.set")
-"""Commands whose dry run is empty when there is nothing left to do."""
+ITSELF = ("cert.init", "local.down", "local.up", "ops.pause", "ops.set")
+"""Commands whose dry run is empty when there is nothing left to do; not those that also wait for an end."""
 
 
 def after_earlier(found: Inspection, verb: str, arguments: Arguments, earlier: Sequence[Would]) -> Inspection:
@@ -61,8 +66,8 @@ def after_earlier(found: Inspection, verb: str, arguments: Arguments, earlier: S
 
     if found.state != NO_CHANGE or not any(v in undoing and meets(_nodes(a)) for v, a in earlier):
         return found
-    # How long an agent will have been running then, nobody knows.
-    state = UNKNOWN if arguments.get("older_than") else WOULD_CHANGE
+    # How long an agent will have been running then nobody knows, nor whether the same value is set twice.
+    state = UNKNOWN if arguments.get("older_than") or verb in undoing else WOULD_CHANGE
     return Inspection(state, "after what an earlier step does")
 
 
@@ -74,16 +79,20 @@ def undo_of(verb: str, arguments: Arguments, found: Inspection) -> tuple[str, Ar
     if "node" in arguments:
         return back, {"node": arguments["node"]}
     nodes = found.left or found.nodes or _list(arguments.get("nodes") or [])
-    return (back, {"nodes": list(nodes)}) if nodes else None
+    kept = {k: v for k, v in arguments.items() if k == "no_write_spec"}
+    return (back, {"nodes": list(nodes), **kept}) if nodes else None
 
 
 def can_look_again(verb: str, arguments: Arguments) -> bool:
     """Whether a look at what a step has just done tells that it is done.
 
-    Not where the same would be done again (a restart), where time alone makes more of it due, and where the
-    step was told to leave before the end.
+    Not where the same would be done again (a restart, a node that replaces itself), where time alone makes
+    more of it due, where another cluster's files stay (destroy), and where the step was told to leave before
+    the end.
     """
-    if verb in ("cluster.restart", "migrate", "verify"):
+    if verb in ("cluster.destroy", "cluster.restart", "migrate", "verify"):
+        return False
+    if verb == "cluster.replace-node" and arguments["old"] == arguments["new"]:
         return False
     if not is_true(arguments.get("wait", True)) or is_true(arguments.get("no_migrate", False)):
         return False
@@ -205,8 +214,11 @@ class Inspector:
         return _would("it hands over what it leads" if draining else "it may lead again")
 
     def _start(self, arguments: Arguments) -> Inspection:
-        down = [n for n, up in self._up(arguments).items() if not up]
-        return _would(f"{', '.join(down)} are started", nodes=down) if down else _done("every agent answers")
+        ran = self._dry_run("cluster.start", arguments)
+        if ran.code:
+            return Inspection(UNKNOWN, ran.told.strip())
+        down = [n for wave in ran.document["waves"] for n in wave]
+        return _would(f"{', '.join(down)} are started", nodes=down) if down else _done("every agent runs")
 
     def _restart(self, arguments: Arguments) -> Inspection:
         names = _list(arguments.get("nodes") or []) or list(self._cluster().statuses())

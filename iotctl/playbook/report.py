@@ -4,6 +4,7 @@ import re
 from xml.etree import ElementTree
 
 from iotctl.errors import InputProblem
+from iotctl.playbook.inspect import TAKEN_BACK_BY
 from iotctl.playbook.model import CHANGED, FAILED, PENDING, SKIPPED, UNKNOWN, Report, StepResult
 
 ANNOTATIONS_MAX = 10
@@ -95,8 +96,20 @@ def summary(report: Report) -> str:
 
 
 def taken_back(report: Report) -> list[StepResult]:
-    """Of a run that failed: the steps a command can take back, in the order to do so."""
-    return [s for s in reversed(report.steps) if s.undo] if report.failed else []
+    """Of a run that failed: the steps up to the last failure that a command can take back, in the order to do
+    so; without those that the run has taken back itself."""
+    failed = max((i for i, s in enumerate(report.steps) if s.state == FAILED), default=-1)
+    left: list[StepResult] = []
+    for step in report.steps[: failed + 1]:
+        verb = step.uses.replace(".", " ")
+        back = TAKEN_BACK_BY.get(step.uses, "").replace(".", " ")
+        own = step.undo.replace(back, verb, 1) if step.undo else ""
+        earlier = next((s for s in left if s.undo == own), None)
+        if earlier is not None and step.state == CHANGED:
+            left.remove(earlier)
+        elif step.undo:
+            left.append(step)
+    return left[::-1]
 
 
 def _fails(step: StepResult, fail_on_change: bool) -> bool:

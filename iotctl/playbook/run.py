@@ -91,14 +91,14 @@ class Runner:
         journal: Journal,
         by: str,
         again: str,
-        program: Sequence[str] = ("iotctl",),
+        program: Callable[[], Sequence[str]] = lambda: ("iotctl",),
         limit: Collection[str] = (),
         on_step: OnStep = lambda result, number, total: None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """`limit`: only these nodes, of steps that are about nodes; () for all. `program`: how a command line
-        about this cluster begins."""
+        about this cluster begins, wherever it is typed."""
         self._playbook = playbook
         self._verbs = verbs
         self._values = values
@@ -226,32 +226,29 @@ class Runner:
             self._journal.append(Entry("intent", self._now(), own, digest))
         ran = self._apply(i, step, arguments, found)
         result = self._outcome(i, step, found, ran, began, digest)
-        if result.state == CHANGED:
-            result = self._looked_at(step, arguments, found, result)
+        if result.state == CHANGED and (undone := self._undone(step, arguments)):
+            message = f"it ended without an error, and left undone: {undone}"
+            following = " ".join([*self._program(), "cluster", "status"])
+            code = int(Exit.VERIFICATION)
+            result = self._result(
+                i, step, FAILED, began=began, message=message, next=following, code=code, digest=digest
+            )
+        if result.state in (CHANGED, FAILED):
+            seconds = round(self._clock() - began, 3)  # with the second look
+            result = msgspec.structs.replace(result, undo=self._undo(step, arguments, found), seconds=seconds)
         if result.state == FAILED:
             if step.on_failure == "continue":
                 self._journal.append(Entry("outcome", self._now(), own, digest, result))
             return result  # without an outcome: resume looks again
         return self._over(step, own, digest, result, ran.document)
 
-    def _looked_at(
-        self, step: StepEntry, arguments: dict[str, Any], before: Inspection, result: StepResult
-    ) -> StepResult:
-        """`result`, or a failure when the look after the step says that there is as much to do as before."""
-        undone = self._undone(step, arguments)
-        if undone:
-            return msgspec.structs.replace(
-                result,
-                state=FAILED,
-                code=int(Exit.VERIFICATION),
-                message=self._values.redact(f"it ended without an error, and left undone: {undone}"),
-                next=" ".join([*self._program, "cluster", "status"]),
-            )
+    def _undo(self, step: StepEntry, arguments: dict[str, Any], before: Inspection) -> str:
+        """The command that takes back what the step did, `before` being the look at it; "" for none."""
         back = undo_of(step.uses, arguments, before)
         if back is None:
-            return result
+            return ""
         words = command_line(msgspec.structs.replace(self._verbs[back[0]], asks=False), back[1])
-        return msgspec.structs.replace(result, undo=self._values.redact(shlex.join([*self._program, *words])))
+        return self._values.redact(shlex.join([*self._program(), *words]))
 
     def _undone(self, step: StepEntry, arguments: dict[str, Any]) -> str:
         """What a step that ended well left undone, "" for nothing and where a look cannot tell."""

@@ -30,6 +30,7 @@ from nodeagent.model.requests import (
     BeginChange,
     CloseAll,
     DeleteRows,
+    Drain,
     Forward,
     GetMeta,
     MetaView,
@@ -59,7 +60,7 @@ PATIENCE = 6
 SILENT_MAX = 2
 """Questions in a row without an answer, after which a node is not at work."""
 
-_CHANGES = (PutSchema, BeginChange, Steer, Forward, Write, DeleteRows, Propose)
+_CHANGES = (PutSchema, BeginChange, Drain, Steer, Forward, Write, DeleteRows, Propose)
 _ONCE = (BeginChange, Write, DeleteRows, Propose)
 """Not to be sent again here when an answer is missing."""
 

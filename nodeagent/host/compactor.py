@@ -136,7 +136,9 @@ class Compactor:
                 runs[key] = run
                 self._last[group] = key
                 total += sum(f.size for f in run)
-            elif not masked and files_min == full_min:  # else there may be a run once the change is over
+            elif not masked and not compaction.pick_small(
+                files, full_min
+            ):  # else one waits for a change's end
                 state.changed.discard(key)
         return runs
 

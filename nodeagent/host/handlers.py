@@ -13,6 +13,7 @@ from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.operations import plan_begin, plan_give_up
 from nodeagent.meta import commands as meta
+from nodeagent.meta.runs import fenced
 from nodeagent.model import requests as q
 from nodeagent.model.entries import Config
 from nodeagent.model.ids import META, NodeId
@@ -133,6 +134,10 @@ class Handlers:
                 )
                 replica.propose([meta.encode(command)], token)
             case q.Drain():
+                # Here too: replicas of an older version do not look at it when they apply the entry.
+                refusal = fenced(self.host.meta.image, request.lock)
+                if refusal is not None:
+                    return desk.reply(token, refusal)
                 drain = meta.SetDraining(now, request.node, request.draining, request.by, request.lock)
                 replica.propose([meta.encode(drain)], token)
             case q.GiveUp():

@@ -9,6 +9,7 @@ import typer
 
 from iotctl.cli.catalogue import verbs
 from iotctl.cli.main import app
+from iotctl.execute.rolling import BY_A_ROLL
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import BeginChange, TakeLock
 from nodeagent.model.schema import Column, TableSchema
@@ -64,7 +65,8 @@ def _state(cluster: FakeCluster | None) -> Any:
         return None
     operations = [(o.id, o.stage, o.paused, o.release_go) for o in cluster.operations]
     kept = cluster.kept.encode()
-    return set(cluster.drained), list(cluster.steered), list(cluster.tables), operations, kept
+    done = len(cluster.written), len(cluster.begun), list(cluster.steered)
+    return set(cluster.drained), done, list(cluster.tables), operations, kept
 
 
 def test_drains(place: Path) -> None:
@@ -76,6 +78,9 @@ def test_drains(place: Path) -> None:
     cluster.drained = {"node1"}
     assert would(place, "cluster drain node1", cluster) == []
     assert would(place, "cluster undrain node1", cluster) == ["let node1 lead again"]
+    cluster.audit.append((1, f"ann{BY_A_ROLL}", "drain node1"))
+    (keep,) = would(place, "cluster drain node1", cluster)
+    assert keep.startswith("keep node1 draining")
     assert iotctl(place, "cluster", "drain", "node9", "--dry-run", cluster=cluster).code != 0
 
 
@@ -97,6 +102,10 @@ def test_operations(place: Path) -> None:
     assert would(place, "ops resume op-7", cluster) == ["let op-7 (add-node node6) go on"]
     (pulled, compared) = would(place, "migrate --op op-7 --verify", cluster)
     assert pulled.startswith("pull what is left of op-7") and "depth content" in compared
+    done = iotctl(place, "migrate", "--dry-run", "--rate", "nonsense", cluster=cluster)
+    assert done.code == 2
+    cluster.operations[0].stage = Stage.RELEASED
+    assert iotctl(place, "ops", "pause", "op-7", "--dry-run", cluster=cluster).code == 5
     cluster.operations[0].stage = Stage.DONE
     for words in ("pause op-7", "release op-7", "set op-7 --rate auto", "cancel op-7"):
         done = iotctl(place, "ops", *words.split(), "--dry-run", cluster=cluster)

@@ -12,7 +12,7 @@ import pytest
 from iotctl.cli.catalogue import verbs
 from iotctl.errors import BusyProblem, InputProblem, Unreachable, UsageProblem
 from iotctl.playbook.command_line import command_line
-from iotctl.playbook.inspect import Inspector, can_look_again, undo_of
+from iotctl.playbook.inspect import Inspector, after_earlier, can_look_again, undo_of
 from iotctl.playbook.journal import FileJournal, find_run
 from iotctl.playbook.model import READS, Entry, Inspection, Journal, Ran, Report, StepResult
 from iotctl.playbook.report import annotations, junit, summary, taken_back
@@ -124,7 +124,7 @@ def runner(
         journal=journal,
         by="me",
         again="again",
-        program=["iotctl", "--cluster", "plant.yaml"],
+        program=lambda: ["iotctl", "--cluster", "plant.yaml"],
         limit=limit,
         clock=lambda: sum(slept),
         sleep=slept.append,
@@ -148,7 +148,7 @@ def test_a_step_that_ended_well_and_did_nothing_has_failed(tmp_path: Path) -> No
     report = runner(tmp_path, plant, journal, passed=passed).run()
     assert states(report) == ["changed", "failed", "pending"] and report.resume
     failed = report.steps[1]
-    assert failed.code == 7 and "left undone" in failed.message and not failed.undo
+    assert failed.code == 7 and "left undone" in failed.message and 10 < failed.seconds < 20
     assert failed.next == "iotctl --cluster plant.yaml cluster status"
     assert 10 < sum(passed) < 20, "what it did might be seen a moment later"
     assert [e.step for e in journal.entries() if e.event == "outcome"] == ["drain"]
@@ -202,10 +202,11 @@ def test_a_look_is_taken_only_where_it_can_tell(verb: str, arguments: dict[str, 
 
 
 def test_what_takes_a_step_back_is_told_when_a_later_one_fails(tmp_path: Path) -> None:
-    """Latest first, about this cluster, and only of what the step changed."""
+    """Latest first, about this cluster, only of what the step changed; the failed one may be half done."""
     plant = Plant(fails="undrain", nodes={"node6"})
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     assert [(s.id, s.undo) for s in taken_back(report)] == [
+        ("undrain", "iotctl --cluster plant.yaml cluster drain node1"),
         ("add", "iotctl --cluster plant.yaml cluster remove-node node7"),
         ("drain", "iotctl --cluster plant.yaml cluster undrain node1"),
     ]
@@ -218,6 +219,26 @@ def test_what_takes_a_step_back_is_told_when_a_later_one_fails(tmp_path: Path) -
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     assert not report.failed and not taken_back(report), "it went well: nothing is to be taken back"
     assert report.steps[0].undo, "the record of the run remembers it"
+
+
+def test_what_the_run_took_back_itself_is_not_taken_back_again(tmp_path: Path) -> None:
+    """After the drill brought its node back, nobody is advised to stop it; nor to undo what came after."""
+    drain = "iotctl -c x cluster drain node1"
+    steps = [
+        StepResult("one", "one", "cluster.drain", "changed", undo=drain.replace("drain", "undrain")),
+        StepResult("two", "two", "cluster.undrain", "changed", undo=drain),
+        StepResult("three", "three", "cluster.stop", "changed", undo="iotctl -c x cluster start node2"),
+        StepResult("four", "four", "assert", "failed"),
+        StepResult("five", "five", "cluster.drain", "changed", undo=drain.replace("drain", "undrain")),
+    ]
+    report = Report("p", "r", steps, 4, 1, "again")
+    assert [s.id for s in taken_back(report)] == ["three"]
+
+
+def test_a_node_that_replaces_itself_is_not_looked_at_again() -> None:
+    """A look cannot tell the new one from the old."""
+    assert not can_look_again("cluster.replace-node", {"old": "node4", "new": "node4"})
+    assert can_look_again("cluster.replace-node", {"old": "node4", "new": "node6"})
 
 
 def test_of_a_stop_only_those_that_ran_are_started_again() -> None:
@@ -762,9 +783,10 @@ def test_a_failed_run_prints_how_to_take_its_steps_back(tmp_path: Path) -> None:
         "  - {id: two, uses: cluster.drain, with: {node: node9}}\n"
     )
     words = ("--cluster", "plant.yaml", "playbook", "run", "p.yaml", "--json", "r.json")
+    spec = tmp_path / "plant.yaml"
     done = iotctl(tmp_path, *words, cluster=FakeCluster(), env={"XDG_STATE_HOME": str(tmp_path / "home")})
     assert done.code != 0
-    assert "to take one back: iotctl --cluster plant.yaml cluster undrain node1" in done.err
+    assert f"to take one back: iotctl --cluster {spec} cluster undrain node1" in done.err
     assert json.loads((tmp_path / "r.json").read_text())["steps"][0]["undo"].endswith("undrain node1")
 
 
@@ -790,3 +812,13 @@ def test_a_command_that_can_say_what_it_would_do_is_asked_by_the_check(tmp_path:
     assert said("run", "p.yaml") == ["changed"] * 2 and cluster.operations[0].paused
     assert said("check", "p.yaml") == ["no_change"] * 2
     assert said("run", "p.yaml") == ["ok"] * 2 and len(cluster.steered) == 1
+
+
+def test_a_check_knows_what_an_earlier_step_would_take_back(tmp_path: Path) -> None:
+    """Of a value that is set twice it cannot know."""
+    would, is_done = Inspection("would_change"), Inspection("no_change")
+    paused = [("ops.resume", {"id": "op-7"})]
+    assert after_earlier(is_done, "ops.pause", {"id": "op-7"}, paused).state == "would_change"
+    rated = [("ops.set", {"id": "op-7", "rate": "5MB/s"})]
+    assert after_earlier(is_done, "ops.set", {"id": "op-7", "rate": "auto"}, rated).state == "unknown"
+    assert after_earlier(would, "ops.set", {"id": "op-7", "rate": "auto"}, rated) is would
