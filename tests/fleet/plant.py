@@ -89,12 +89,22 @@ def machines(
 ) -> Iterator[Plant]:
     """A machine for each; cluster.yaml lists `nodes`. `options`: lines for every sshd_config."""
     key = make_key(directory / "id")
-    names = (*nodes, *spares)
     hosts = {
         name: Sshd(directory / name, key, address=f"127.0.0.{i}", options=options)
-        for i, name in enumerate(names, 1)
+        for i, name in enumerate((*nodes, *spares), 1)
     }
-    ports = free_ports(2 * len(names))
+    made = laid_out(directory, nodes, hosts)
+    try:
+        yield made
+    finally:
+        made.kill()
+        for host in hosts.values():
+            host.stop()
+
+
+def laid_out(directory: Path, nodes: Sequence[str], hosts: dict[str, Sshd]) -> Plant:
+    """Write what an operator has: cluster.yaml lists `nodes`, the other hosts are spare."""
+    ports = free_ports(2 * len(hosts))
     lines, http = {}, {}
     for i, (name, host) in enumerate(hosts.items()):
         place = f"port: {ports[2 * i]}, http_port: {ports[2 * i + 1]}, data_dir: {directory / 'nodes' / name}"
@@ -119,10 +129,4 @@ def machines(
         "XDG_DATA_HOME": str(directory / "share"),
         "XDG_CACHE_HOME": str(directory / "cache"),
     }
-    made = Plant(directory, nodes, env, lines, hosts, http)
-    try:
-        yield made
-    finally:
-        made.kill()
-        for host in hosts.values():
-            host.stop()
+    return Plant(directory, nodes, env, lines, hosts, http)
