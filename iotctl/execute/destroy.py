@@ -49,7 +49,7 @@ def _doomed(source: ClusterSource, node: NodeEntry, found: Found | Unreachable) 
     home = source.data_dir_of(node)
     if isinstance(found, Unreachable):
         return Doomed(node.name, node.host, home, there=False, running=False, error=found.what)
-    there = bool(found.files or found.key or found.app or found.running or found.kept)
+    there = bool(found.files or found.key or found.app or found.running or found.kept or found.unit)
     return Doomed(node.name, node.host, home, there=there, running=bool(found.running), error="")
 
 

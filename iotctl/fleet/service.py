@@ -118,6 +118,17 @@ done
 """
 )
 
+_STOP_UNIT = (
+    FIND
+    + r"""
+unit=$2
+systemctl stop "$unit" && exit
+code=$?
+# 5: there is no such unit. A node that was never deployed, or is gone already, has stopped.
+[ "$code" = 5 ] && [ -z "$(agent)" ] && exit
+exit "$code"
+"""
+)
 
 _RELOAD = (
     FIND
@@ -200,7 +211,8 @@ class Service:
             Unreachable: it could not be begun; its last words say why.
         """
         if self.kind == SYSTEMD:
-            ran = self._systemctl("enable", "--now", self.unit)
+            words = ["systemctl", "enable", "--now", self.unit]
+            ran = self.host.run(as_root(words) if self.sudo else words)
         else:
             ran = self.host.run(["sh", "-c", _START, "start", self.home])
         self._check(ran, "its agent did not start")
@@ -213,7 +225,8 @@ class Service:
         """
         timeout_s = STOP_S + 30.0
         if self.kind == SYSTEMD:
-            ran = self._systemctl("stop", self.unit, timeout_s=timeout_s)
+            words = ["sh", "-c", _STOP_UNIT, "stop", self.home, self.unit]
+            ran = self.host.run(as_root(words) if self.sudo else words, timeout_s=timeout_s)
         else:
             words = ["sh", "-c", _STOP, "stop", self.home, str(STOP_S)]
             ran = self.host.run(words, timeout_s=timeout_s)
@@ -242,9 +255,9 @@ class Service:
         return ran.out.decode(errors="replace")
 
     def put_unit(self, text: str) -> None:
-        """Write the unit and let systemd read it. Raises `Unreachable`."""
+        """Write the unit, for everybody to read, and let systemd read it. Raises `Unreachable`."""
         path = f"{UNITS}/{self.unit}"
-        script = f"cat >{path}.new && mv {path}.new {path} && systemctl daemon-reload"
+        script = f"umask 022 && cat >{path}.new && mv {path}.new {path} && systemctl daemon-reload"
         words = ["sh", "-c", script]
         ran = self.host.run(as_root(words) if self.sudo else words, stdin=text.encode())
         self._check(ran, f"{path} could not be written")
@@ -254,14 +267,13 @@ class Service:
         self.stop()
         if self.kind == SYSTEMD:
             path = f"{UNITS}/{self.unit}"
-            script = f"systemctl disable --quiet {self.unit}; rm -f {path}; systemctl daemon-reload"
+            script = (
+                f"systemctl disable --quiet {self.unit}; rm -f {path}; systemctl daemon-reload;"
+                f" systemctl reset-failed {self.unit} 2>/dev/null || :"  # it knows one that had to be killed
+            )
             words = ["sh", "-c", script]
             ran = self.host.run(as_root(words) if self.sudo else words)
             self._check(ran, f"{path} could not be removed")
-
-    def _systemctl(self, *words: str, timeout_s: float = 60.0) -> Ran:
-        command = ["systemctl", *words]
-        return self.host.run(as_root(command) if self.sudo else command, timeout_s=timeout_s)
 
     def _check(self, ran: Ran, what: str, verb: str = "logs") -> None:
         if ran.code:

@@ -1,9 +1,9 @@
 """Machines with a real systemd as PID 1, each in namespaces of its own on the machine that runs the tests.
 
-Such a machine shares files, network and clock with its host. Of its own it has processes, cgroups, name, /run,
+Such a machine shares files, network and clock with its host. Of its own it has processes, cgroups, /run,
 /dev, /etc (a copy) and units: little more than a journal and an sshd. What systemd else writes for the whole
-kernel, below /proc/sys and /sys, is read-only there. It ends when its PID 1 is killed, with every process and
-mount; on the host there is nothing of it but its directory, and a cgroup that is removed.
+kernel, below /proc/sys and /sys, is read-only there. It ends when its PID 1 is killed, with every process
+and mount; on the host there is nothing of it but its directory, and a cgroup that is removed.
 """
 
 import os
@@ -27,7 +27,7 @@ COMMAND_S = 30.0
 FORBIDDEN = "audit_control,audit_read,mac_admin,sys_boot,sys_module,sys_rawio,sys_time,syslog"
 """What would reach the kernel that all share."""
 
-LOGIN = "iotops"
+LOGIN, LOGIN_ID = "iotops", 54321
 """An ordinary user of every machine; `FREE` lets it do everything, `ASKED` once it has told a password."""
 
 FREE, ASKED = f"{LOGIN} ALL=(ALL) NOPASSWD: ALL\n", f"{LOGIN} ALL=(ALL) ALL\n"
@@ -124,9 +124,13 @@ class Machine(Sshd):
     def start(self) -> None:
         """Raises `NoBoot` with systemd's last words."""
         self._lay_out_etc()
-        self._group = _cgroups() / f"iotctl-test-{os.getpid()}-{self.port}"
+        groups = _cgroups()
+        for left in groups.glob("iotctl-test-*"):  # by a run that was killed
+            if not Path("/proc", left.name.split("-")[2]).exists():
+                _removed(left)
+        self._group = groups / f"iotctl-test-{os.getpid()}-{self.port}"
         self._group.mkdir()
-        for name in ("init", "said"):
+        for name in ("init", "said", "log"):
             (self.directory / name).write_bytes(b"")
         words = ["setpriv", "--pdeathsig=KILL", f"--bounding-set=-{FORBIDDEN.replace(',', ',-')}", "unshare"]
         words += ["--mount", "--propagation=private", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
@@ -156,7 +160,16 @@ class Machine(Sshd):
     def run(self, *words: str) -> str:
         """What a command says in there, as root; whether it succeeds or not."""
         said = self.directory / "ran"
-        command = ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--ipc", "--pid", "--cgroup", *words]
+        command = [
+            "nsenter",
+            f"--target={self.pid}",
+            "--mount",
+            "--uts",
+            "--ipc",
+            "--pid",
+            "--cgroup",
+            *words,
+        ]
         with said.open("wb") as out:  # no pipe: what it may leave behind would keep that open
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, timeout=COMMAND_S)
         return said.read_text()
@@ -174,23 +187,18 @@ class Machine(Sshd):
         self._process.kill()
         self._process.wait(10)
         deadline = time.monotonic() + 10.0
-        while self._group.exists():  # until the last process has been reaped
-            below = sorted((d for d, _, _ in os.walk(self._group)), key=len, reverse=True)
-            try:
-                for group in below:
-                    os.rmdir(group)
-            except OSError:
-                assert time.monotonic() < deadline, f"{self._group} cannot be removed"
-                time.sleep(0.05)
+        while not _removed(self._group):  # until the last process has been reaped
+            assert time.monotonic() < deadline, f"{self._group} cannot be removed"
+            time.sleep(0.05)
 
     def _lay_out_etc(self) -> None:
         """What differs from the host's. They have one machine-id, for they share the software."""
-        id_ = 54321
         sshd = SSHD_UNIT.format(sshd=SSHD, directory=self.directory, service=self.service)
         files = {
             "machine-id": "0123456789abcdef0123456789abcdef\n",
-            "passwd": Path("/etc/passwd").read_text() + f"{LOGIN}:x:{id_}:{id_}::/nonexistent:/bin/sh\n",
-            "group": Path("/etc/group").read_text() + f"{LOGIN}:x:{id_}:\n",
+            "passwd": Path("/etc/passwd").read_text()
+            + f"{LOGIN}:x:{LOGIN_ID}:{LOGIN_ID}::/nonexistent:/bin/sh\n",
+            "group": Path("/etc/group").read_text() + f"{LOGIN}:x:{LOGIN_ID}:\n",
             "shadow": Path("/etc/shadow").read_text() + f"{LOGIN}:*:20000:0:99999:7:::\n",
             "sudoers": FREE,
             "systemd/journald.conf": JOURNAL,
@@ -240,6 +248,10 @@ def booted(directory: Path, nodes: Sequence[str], login: str = "root", service: 
         yield laid_out(directory, nodes, hosts)
 
 
+def _and(path: str, line: str) -> str:
+    return Path(path).read_text() + line
+
+
 def _cgroups() -> Path:
     """Where the host has its cgroups of the second kind."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -247,3 +259,12 @@ def _cgroups() -> Path:
         if kind == "cgroup2" and "rw" in options.split(","):
             return Path(place)
     raise NoBoot("no cgroup2 is mounted that can be written")
+
+
+def _removed(group: Path) -> bool:
+    """With the groups in it; False while a process is in one."""
+    below = sorted((d for d, _, _ in os.walk(group)), key=len, reverse=True)
+    with suppress(OSError):
+        for directory in below:
+            os.rmdir(directory)
+    return not group.exists()
