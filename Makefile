@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check sim matrix random-ops mutants bench bench-ssh
+.PHONY: demo test systemd check sim matrix random-ops mutants bench bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -19,6 +19,9 @@ test:
 	@PYTHON=$(PYTHON) .ci/system-deps
 	@$(MAKE) --no-print-directory $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+systemd: $(VENV)/.installed
+	$(BIN)/python -m pytest -m systemd $(ARGS) tests/fleet/test_systemd.py
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

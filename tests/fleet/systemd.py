@@ -248,10 +248,6 @@ def booted(directory: Path, nodes: Sequence[str], login: str = "root", service: 
         yield laid_out(directory, nodes, hosts)
 
 
-def _and(path: str, line: str) -> str:
-    return Path(path).read_text() + line
-
-
 def _cgroups() -> Path:
     """Where the host has its cgroups of the second kind."""
     for line in Path("/proc/self/mounts").read_text().splitlines():

@@ -20,7 +20,7 @@ import yaml
 from tests.fleet.plant import Plant
 from tests.fleet.systemd import ASKED, FREE, LOGIN, LOGIN_ID, Machine, NoBoot, booted
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.real, pytest.mark.systemd, pytest.mark.timeout(120)]
 
 NODES = ("node1", "node2", "node3")
 LIMIT_NOFILE = 1048576
