@@ -80,13 +80,13 @@ def deploy(
 
     Nothing changes where nothing differs. What running agents read only at their start waits for `upgrade`.
     """
-    from iotctl.execute import deploy as deploying
-    from iotctl.execute.lock import of_plan
-
     session = session_of(ctx)
     if session.fleet is not None:
         return _deploy_local(session, session.fleet, nodes or [], wait=wait, dry_run=dry_run)
-    with _machines(session) as machines:
+    with _machines(session, ahead=True) as machines:
+        from iotctl.execute import deploy as deploying
+        from iotctl.execute.lock import of_plan
+
         todo = _prepared(session, machines, nodes or (), accept_layout=accept_layout)
         if dry_run:
             session.output.emit("cluster-deploy-plan", todo.plan, lambda: _plan_tables(todo.plan))
@@ -373,10 +373,18 @@ def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False
 # --- shared ----------------------------------------------------------------------------------------
 
 
-def _machines(session: Session) -> Machines:
+def _machines(session: Session, *, ahead: bool = False) -> Machines:
+    """With `ahead` all of them are called now, while the code that speaks to them is read."""
+    from iotctl.fleet.dial import Ahead, wait_s
+    from iotctl.fleet.ssh_config import target_of
+
+    source, timeout_s, begun = session.source, session.options.timeout_s, None
+    if ahead and not source.is_local:
+        begun = Ahead([target_of(source, n) for n in source.file.nodes], session.env, wait_s(timeout_s))
+
     from iotctl.execute.machines import Machines
 
-    return Machines(session.source, session.env, session.options.timeout_s)
+    return Machines(source, session.env, timeout_s, begun)
 
 
 def _prepared(

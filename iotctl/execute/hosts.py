@@ -6,13 +6,14 @@ from functools import partial
 import msgspec
 
 from iotctl.errors import IotctlError, RefusedProblem, Unreachable, UsageProblem
-from iotctl.execute.machines import Machines, OnDone, chosen, facts_of, place_of, target_of
+from iotctl.execute.machines import Machines, OnDone, chosen, facts_of, place_of
+from iotctl.fleet.dial import CONNECT_TIMEOUT_S
 from iotctl.fleet.facts import Facts
 from iotctl.fleet.findings import Finding, Place, findings
 from iotctl.fleet.known_hosts import HostKey, Known, KnownHosts
 from iotctl.fleet.many import each
-from iotctl.fleet.ssh import CONNECT_TIMEOUT_S, Connector
-from iotctl.fleet.ssh_config import Target
+from iotctl.fleet.ssh import Connector
+from iotctl.fleet.ssh_config import Target, target_of
 from iotctl.spec.cluster import ClusterSource, NodeEntry
 
 

@@ -10,6 +10,7 @@ from iotctl.errors import RefusedProblem, Unreachable, UsageProblem
 from iotctl.fleet import deployment, facts
 from iotctl.fleet.asking import Question, ask
 from iotctl.fleet.deployment import Found
+from iotctl.fleet.dial import Ahead, wait_s
 from iotctl.fleet.facts import Facts
 from iotctl.fleet.findings import Place
 from iotctl.fleet.host import Host, ThisHost
@@ -17,8 +18,8 @@ from iotctl.fleet.known_hosts import KnownHosts
 from iotctl.fleet.many import each
 from iotctl.fleet.service import Service, running_in, unit_name
 from iotctl.fleet.service import question as service_question
-from iotctl.fleet.ssh import CONNECT_TIMEOUT_S, Connector
-from iotctl.fleet.ssh_config import Target
+from iotctl.fleet.ssh import Connector
+from iotctl.fleet.ssh_config import target_of
 from iotctl.spec.cluster import ClusterSource, NodeEntry
 
 B = TypeVar("B")
@@ -30,15 +31,22 @@ OnDone = Callable[[int], None]
 class Machines:
     """One connection for each node, opened when it is first used and kept until the end.
 
-    `timeout_s`, of the whole command, may make the wait for a connection shorter, never longer.
+    `timeout_s` is that of the whole command. `ahead`: connections that are begun already.
     """
 
-    def __init__(self, source: ClusterSource, env: Mapping[str, str], timeout_s: float | None = None) -> None:
+    def __init__(
+        self,
+        source: ClusterSource,
+        env: Mapping[str, str],
+        timeout_s: float | None = None,
+        ahead: Ahead | None = None,
+    ) -> None:
         self.source = source
         self._connector = Connector(
             KnownHosts(source.directory),
             env,
-            timeout_s=min(timeout_s or CONNECT_TIMEOUT_S, CONNECT_TIMEOUT_S),
+            timeout_s=wait_s(timeout_s),
+            ahead=ahead,
         )
         self._open: dict[str, Host] = {}
         self._closed = False
@@ -82,11 +90,6 @@ class Machines:
         """The same on all machines at once; by node name, in the order of `nodes`."""
         answers = each(nodes, lambda node: work(node, self.of(node)), done)
         return {node.name: answer for node, answer in zip(nodes, answers, strict=True)}
-
-
-def target_of(source: ClusterSource, node: NodeEntry) -> Target:
-    ssh = source.ssh_of(node)
-    return Target(node.name, node.host, ssh.user, ssh.port, ssh.key, ssh.jump)
 
 
 def look(source: ClusterSource, node: NodeEntry, host: Host) -> Found:

@@ -10,7 +10,6 @@ import logging
 import random
 import select
 import shlex
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,19 +22,16 @@ import paramiko
 from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
 
 from iotctl.errors import InputProblem, Unreachable
+from iotctl.fleet.dial import CONNECT_TIMEOUT_S, Ahead, dial
 from iotctl.fleet.host import RUN_TIMEOUT_S, Ran, late
 from iotctl.fleet.known_hosts import HostKey, Known, KnownHosts
 from iotctl.fleet.ssh_config import Route, Target, jump_target, route_of
 
-CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_S = 20
 ATTEMPTS = 6
 BACKOFF_S = 0.2
 HANDSHAKES_PER_GATEWAY = 4
 """At a time: sshd drops some of more than ten (`MaxStartups 10:30:100`)."""
-
-QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
-"""Linux has it."""
 
 CHUNK, SEND = 32_768, 1 << 18
 LOOK_S = 1.0
@@ -91,8 +87,15 @@ class Connector:
     """Opens hosts; keeps the gateways that several of them share. Threads may use it together."""
 
     def __init__(
-        self, known: KnownHosts, env: Mapping[str, str], *, timeout_s: float = CONNECT_TIMEOUT_S
+        self,
+        known: KnownHosts,
+        env: Mapping[str, str],
+        *,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+        ahead: Ahead | None = None,
     ) -> None:
+        """`ahead`: closed with this."""
+        self._ahead = ahead
         self._known = known
         self._env = env
         self._timeout_s = timeout_s
@@ -110,10 +113,10 @@ class Connector:
         trusted already."""
         route = route_of(target, self._env)
         known = self._known.of(route.known_as, route.known_hosts)
-        dial = self._dial(target, route, ())
+        reach = self._dial(target, route, ())
 
         def ask() -> HostKey:
-            transport = paramiko.Transport(dial())
+            transport = paramiko.Transport(reach())
             try:
                 options = transport.get_security_options()
                 wanted = [k.type for k in known.keys if k.type in options.key_types]
@@ -146,14 +149,19 @@ class Connector:
                 with suppress(Exception):
                     connection.close()
         self._gateways.clear()
+        if self._ahead is not None:
+            self._ahead.close()
 
     def _connect(self, target: Target, via: tuple[Target, ...]) -> fabric.Connection:
-        route = route_of(target, self._env)
+        begun = self._ahead.take(target) if self._ahead is not None else None
+        route, early = begun or (route_of(target, self._env), None)
         known = self._known.of(route.known_as, route.known_hosts)
-        dial = self._dial(target, route, via)
+        reach = self._dial(target, route, via)
 
         def connect() -> fabric.Connection:
-            connection = _connection(route, known, dial(), self._timeout_s)
+            nonlocal early
+            sock, early = early or reach(), None  # the next attempt needs one of its own
+            connection = _connection(route, known, sock, self._timeout_s)
             connection.open()
             connection.transport.set_keepalive(KEEPALIVE_S)
             return connection
@@ -200,7 +208,7 @@ class Connector:
             )
         if route.proxy_command:
             return lambda: paramiko.ProxyCommand(shlex.join(["sh", "-c", f"exec {route.proxy_command}"]))
-        return lambda: _socket(route.host, route.port, self._timeout_s)
+        return lambda: dial(route.host, route.port, self._timeout_s)
 
     def _gateway(self, jump: Jump, via: tuple[Target, ...]) -> fabric.Connection:
         """Opened once for all hosts behind it, and its failure is told to all; who comes meanwhile waits."""
@@ -337,26 +345,6 @@ def _connection(route: Route, known: Known, sock: Any, timeout_s: float) -> fabr
                 data = paramiko.PKey.from_type_string(key.type, base64.b64decode(key.blob))
                 connection.client.get_host_keys().add(route.known_as, key.type, data)
     return connection
-
-
-class _Socket(socket.socket):
-    """Acknowledges what it has read at once: sshd holds each of its small packets back until the one before
-    is acknowledged, 40 ms later otherwise; the first command of every connection waited for that."""
-
-    def recv(self, size: int, flags: int = 0) -> bytes:
-        data = super().recv(size, flags)
-        if QUICK_ACK is not None:
-            self.setsockopt(socket.IPPROTO_TCP, QUICK_ACK, 1)  # holds for a while only
-        return data
-
-
-def _socket(host: str, port: int, timeout_s: float) -> socket.socket:
-    plain = socket.create_connection((host, port), timeout_s)
-    made = _Socket(fileno=plain.detach())
-    made.settimeout(timeout_s)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return made
 
 
 @contextmanager

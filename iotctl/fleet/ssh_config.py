@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from iotctl.errors import InputProblem
+from iotctl.spec.cluster import ClusterSource, NodeEntry
 
 PORT_MAX = 65_535
 ASK_TIMEOUT_S = 10.0
@@ -58,6 +59,11 @@ class Route(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}:{self.port}"
+
+
+def target_of(source: ClusterSource, node: NodeEntry) -> Target:
+    ssh = source.ssh_of(node)
+    return Target(node.name, node.host, ssh.user, ssh.port, ssh.key, ssh.jump)
 
 
 def route_of(target: Target, env: Mapping[str, str]) -> Route:

@@ -9,12 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import paramiko
 import pytest
 
 from iotctl.errors import InputProblem, Unreachable
+from iotctl.fleet.dial import Ahead, dial
 from iotctl.fleet.known_hosts import HostKey, KnownHosts
 from iotctl.fleet.ssh import Connector
 from iotctl.fleet.ssh_config import CONFIG, Target, route_of
@@ -57,6 +60,64 @@ def test_a_command_runs_with_its_input_output_and_code(
     assert host.run(["true"], stdin=data).code == 0  # it does not read it
     assert host.run(["sh", "-c", "kill -9 $$"]).code == -1
     host.close()
+
+
+def test_a_connection_that_was_begun_ahead_is_taken_once(
+    start: Callable[..., Sshd], connector: Connector, tmp_path: Path
+) -> None:
+    """The second one is a new one; what nobody takes is closed."""
+    sshd = start()
+    trust(connector, tmp_path, target(sshd))
+    other = msgspec.structs.replace(target(sshd), name="node2")
+    begun = {t: dial(sshd.address, sshd.port, 5.0) for t in (target(sshd), other)}
+    with begun_with(connector, lambda t: begun[t], *begun) as early:
+        ports = {early.open(target(sshd)).run(["sh", "-c", "echo $SSH_CLIENT"]).out.split()[1] for _ in "ab"}
+        assert len(ports) == 2 and str(begun[target(sshd)].getsockname()[1]).encode() in ports
+        assert begun[other].fileno() != -1
+    until(lambda: begun[other].fileno() == -1)
+
+
+def test_a_connection_that_was_begun_ahead_and_ended_is_made_anew(
+    start: Callable[..., Sshd], connector: Connector, tmp_path: Path
+) -> None:
+    """As by an sshd with too many of them; what cannot be begun is told when it is needed, as ever."""
+    sshd = start()
+    trust(connector, tmp_path, target(sshd))
+    with socket.create_server(("127.0.0.1", 0)) as closing:
+        early = socket.create_connection(closing.getsockname())
+        closing.accept()[0].close()
+        with begun_with(connector, lambda _: early, target(sshd)) as made:
+            assert made.open(target(sshd)).run(["true"]).code == 0
+    sshd.stop()
+    with (
+        begun_with(connector, None, target(sshd)) as made,
+        pytest.raises(Unreachable, match="no SSH connection"),
+    ):
+        made.open(target(sshd))
+
+
+@contextmanager
+def begun_with(
+    connector: Connector, sock: Callable[[Target], socket.socket] | None, *targets: Target
+) -> Iterator[Connector]:
+    """As `connector`, which knows the keys, with a connection begun for each target; `sock` gives them."""
+    env = dict(connector._env)
+    with pytest.MonkeyPatch.context() as patch:
+        if sock is not None:
+            patch.setattr("iotctl.fleet.dial._begin", lambda t, env, timeout_s: (route_of(t, env), sock(t)))
+        ahead = Ahead(targets, env, 5.0)
+        made = Connector(connector._known, env, ahead=ahead)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_command_that_does_not_end_is_given_up(
