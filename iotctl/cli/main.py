@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import errno
 import gc
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import TyperException
+from typer.models import CommandInfo
 
 from iotctl import __version__
 from iotctl.cli import (
@@ -34,7 +36,7 @@ from iotctl.cli import (
     playbook,
     support,
 )
-from iotctl.cli.options import format_of, hoist, is_csv_refused
+from iotctl.cli.options import command_words, format_of, hoist, is_csv_refused
 from iotctl.cli.session import FORMATS, GlobalOptions, Session, default_session, session_of
 from iotctl.errors import Exit, UsageProblem
 
@@ -146,7 +148,8 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
     try:
         with on_sigterm():
             # The command object is typer's own; its type is private to typer.
-            result = typer.main.get_command(app)(
+            wanted_app = app if "_IOTCTL_COMPLETE" in session.env else _part(app, command_words(arguments))
+            result = typer.main.get_command(wanted_app)(
                 hoist(arguments), prog_name="iotctl", standalone_mode=False, obj=session
             )
         if result == Exit.INTERRUPTED:  # typer catches KeyboardInterrupt; no command returns this itself
@@ -166,6 +169,26 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
     finally:
         with contextlib.suppress(Exception):
             session.close()
+
+
+def _part(whole: typer.Typer, words: Sequence[str]) -> typer.Typer:
+    """With the one command that the words begin with, where they do: typer examines every command it is
+    given, which takes longer than a small command does."""
+    groups = [g for g in whole.registered_groups if words and g.name == words[0]]
+    commands = [c for c in whole.registered_commands if words and _name_of(c) == words[0]]
+    if not (groups or commands):
+        return whole
+    part = copy.copy(whole)
+    part.registered_groups, part.registered_commands = list(map(copy.copy, groups)), commands
+    for group in part.registered_groups:
+        assert group.typer_instance is not None
+        group.typer_instance = _part(group.typer_instance, words[1:])
+    return part
+
+
+def _name_of(command: CommandInfo) -> str:
+    assert command.callback is not None
+    return command.name or command.callback.__name__.replace("_", "-")
 
 
 def _report(session: Session, error: Exception, debug: bool) -> int:

@@ -20,6 +20,11 @@ def hoist(arguments: Sequence[str]) -> list[str]:
     return front + rest
 
 
+def command_words(arguments: Sequence[str]) -> list[str]:
+    """Without the global options."""
+    return _split(arguments)[1]
+
+
 def is_csv_refused(arguments: Sequence[str]) -> bool:
     """CSV is one table of plain values: only rows of a query are that."""
     _, rest = _split(arguments)

@@ -14,6 +14,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Mapping
+from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
 
@@ -147,10 +148,19 @@ def _closure() -> dict[str, str]:
                     next="pip install iotctl",
                 ) from None
             continue  # needed on other systems or Pythons only
-        found[name] = there.version
-        wanted = (r for r in there.requires or () if "extra ==" not in r)
+        found[name], requires = _headers_of(there)
+        wanted = (r for r in requires if "extra ==" not in r)
         pending += [m[0] for r in wanted if (m := _NAME.match(r))]
     return found
+
+
+def _headers_of(there: metadata.Distribution) -> tuple[str, list[str]]:
+    """(version, what it requires); `metadata` would read the whole description, as a mail, for each."""
+    text = there.read_text("METADATA")
+    if text is None:  # as setuptools had it once
+        return there.version, list(there.requires or ())
+    headers = HeaderParser().parsestr(text.partition("\n\n")[0])
+    return headers["Version"], headers.get_all("Requires-Dist") or []
 
 
 def _canonical(name: str) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from iotctl.cli import published
+from iotctl.cli.catalogue import verbs
 from iotctl.cli.main import Terminated
 from iotctl.cli.options import hoist
 from iotctl.errors import Exit
@@ -431,3 +432,27 @@ def test_query_writes_every_format(spec: Path) -> None:
     ]
     lines = iotctl(spec, *words, "-o", "jsonl", "--limit", "1", cluster=cluster).out.splitlines()
     assert [json.loads(x) for x in lines] == [{"time": 0, "device": "a", "v": 1.5}]
+
+
+WORDS = [
+    "",
+    "cluster",
+    "plan",
+    "plan --detailed-exitcode",
+    "plan nosuch",
+    "clster status",
+    "ops lst",
+    "apply x y",
+]
+
+
+@pytest.mark.parametrize(
+    "words", [*WORDS, *(" ".join((*v.words, "--help")) for v in verbs().values() if v.words)]
+)
+def test_a_command_that_is_made_alone_is_the_same(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """typer is given only what the line is about: help, usage errors and what was meant do not change."""
+    alone = iotctl(tmp_path, *words.split())
+    monkeypatch.setattr("iotctl.cli.main._part", lambda whole, words: whole)
+    assert iotctl(tmp_path, *words.split()) == alone
