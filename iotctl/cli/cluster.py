@@ -25,7 +25,7 @@ from iotctl.cli.session import Session, now_ms, session_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iotctl.execute.change import ChangeRequest
+    from iotctl.execute.change import ChangeRequest, Executed
     from iotctl.execute.status import ClusterStatus
     from iotctl.output.table import Table
     from iotctl.plan.model import Plan
@@ -340,7 +340,8 @@ def remove_node(
     if dead:
         if len(names) > 1:
             raise typer.BadParameter("dead nodes are removed one by one", param_hint="NODE")
-        _bury(session, names[0], "remove the dead", confirm, dry_run=dry_run)
+        if _bury(session, names[0], "remove the dead", confirm, dry_run=dry_run):
+            return 0
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
     plan = make_remove(facts, names, accept_layout=accept_layout or dead)
     request = ChangeRequest(
@@ -384,8 +385,8 @@ def replace_node(
 
     session = session_of(ctx)
     options = change_options(verify, depth, no_migrate, hold_release, rate, dead=dead)
-    if dead:
-        _bury(session, old, "replace the dead", confirm, dry_run=dry_run)
+    if dead and _bury(session, old, "replace the dead", confirm, dry_run=dry_run, by=new):
+        return 0
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
     plan = make_replace(facts, old, new, accept_layout=accept_layout or dead)
     request = ChangeRequest(
@@ -401,9 +402,20 @@ def replace_node(
     return execute_plan(session, plan, request, question=question, yes=yes or dead, dry_run=dry_run)
 
 
-def _bury(session: Session, node: str, what: str, confirm: str | None, *, dry_run: bool) -> None:
-    """Before a change without `node`: it must be silent, and an open operation must go on without it."""
-    from iotctl.execute.change import check_silent
+def _bury(
+    session: Session, node: str, what: str, confirm: str | None, *, dry_run: bool, by: str = ""
+) -> bool:
+    """Before a change without `node`: it must be silent, and an open operation must go on without it.
+
+    Returns whether the cluster is then as it was asked for: the operation was the one by which the node came
+    or left (`by`: and another took its place), so that nothing is left to do.
+
+    Raises:
+        RefusedProblem: the node is gone, and the one that was to take its place is not there.
+    """
+    from iotctl.cli.provisioning import provisioning
+    from iotctl.errors import RefusedProblem
+    from iotctl.execute.change import Executed, check_silent, finish_removal
     from iotctl.execute.operations import open_operations, wait_operation
     from iotctl.execute.status import DEAD
     from nodeagent.model.requests import Steer
@@ -412,7 +424,7 @@ def _bury(session: Session, node: str, what: str, confirm: str | None, *, dry_ru
     if known is None or known.state != DEAD:  # one that was given up before may still answer us
         check_silent(session.cluster.statuses(), node, known.incarnation if known else "")
     if dry_run:
-        return
+        return False
     session.confirm_name(f"{what} {node} ({session.source.name})", name=session.source.name, given=confirm)
     for operation in open_operations(session.cluster.meta(strong=True)):
         if node in operation.dead:
@@ -420,12 +432,24 @@ def _bury(session: Session, node: str, what: str, confirm: str | None, *, dry_ru
         session.cluster.steer(Steer(operation.id, "dead", session.operator, node=node))
         session.output.note(f"{operation.id} goes on without {node}")
         with session.progress() as progress:
-            wait_operation(
+            found = wait_operation(
                 session.cluster,
                 operation.id,
                 on_update=lambda op: progress.update(f"{op.id} {op.stage}", note=op.state()),
                 timeout_s=session.options.timeout_s,
             )
+        if node in (there := [n.node for n in session.cluster.meta(strong=True).nodes]):
+            continue
+        with session.progress() as progress, provisioning(session, progress) as provisioner:
+            finish_removal(session.cluster, session.source, provisioner, found, session.output.note)
+        if by and by not in there:
+            raise RefusedProblem(
+                f"{node} left the cluster with {found.id} ({found.title}), and {by} is not in its place",
+                next=f"iotctl cluster add-node {by}",
+            )
+        _emit_change(session, Executed([found.id], found.state(), [node]), [found.title])
+        return True
+    return False
 
 
 def execute_plan(
@@ -437,7 +461,6 @@ def execute_plan(
     from iotctl.cli.watching import operation_progress
     from iotctl.execute.change import check_plan, execute
     from iotctl.execute.facts import spec_hash
-    from iotctl.output.table import Table
     from iotctl.plan.apply import check_fresh
 
     if plan.has_changes:
@@ -467,8 +490,7 @@ def execute_plan(
             locked=session.locked,
             check=session.check_lock,
         )
-    rows = [(o, s.node or "-") for o, s in zip(done.operations, plan.steps, strict=True)]
-    session.output.emit("change", done, lambda: [Table(("operation", "node"), rows), f"state: {done.state}"])
+    _emit_change(session, done, [s.node or "-" for s in plan.steps])
     if done.state not in ("done", "running") or not request.wait:
         operation = done.operations[-1]
         following = {
@@ -478,6 +500,14 @@ def execute_plan(
         }.get(done.state, f"iotctl cluster wait --for op={operation}")
         session.output.note(f"next: {following}")
     return 0
+
+
+def _emit_change(session: Session, done: Executed, nodes: list[str]) -> None:
+    """`nodes` stand beside the operations."""
+    from iotctl.output.table import Table
+
+    rows = list(zip(done.operations, nodes, strict=True))
+    session.output.emit("change", done, lambda: [Table(("operation", "node"), rows), f"state: {done.state}"])
 
 
 def change_options(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.options import DryRun
+from iotctl.cli.options import Confirm, DryRun
 from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
@@ -138,6 +138,39 @@ def export(
     export_table(found, path, kind)
     body = {"path": str(path), "format": kind, "rows": found.num_rows}
     session.output.emit("data-export", body, lambda: [f"{found.num_rows} rows in {path}"])
+
+
+@app.command("delete")
+def delete(
+    ctx: typer.Context,
+    storage_group: Group,
+    table: TableName,
+    where: Where = None,
+    time_from: From = None,
+    time_to: To = None,
+    dry_run: DryRun = False,
+    confirm: Confirm = None,
+) -> None:
+    """Delete rows by table, tags and time range: those that are there when it begins.
+
+    It is durable on a majority of every group when this returns. The rows' files are rewritten later.
+    """
+    from iotctl.execute.data import parse_time, parse_where, rows_in, table_of
+
+    session = session_of(ctx)
+    first, last = parse_time(time_from), parse_time(time_to)
+    tags = parse_where(where or [])
+    schema = table_of(session.cluster, storage_group, table)
+    ends = [f"{word} {time}" for word, time in (("from", time_from), ("to", time_to)) if time is not None]
+    limits = [*(where or []), *ends]
+    what = f"rows of {schema.storage_group}.{schema.table} {' and '.join(limits)}".rstrip()
+    if dry_run:
+        there = rows_in(session.cluster, schema, tags, first, last)
+        return session.output.would(*[f"delete {there} {what}"] if there else [])
+    session.confirm_name(f"delete {'' if limits else 'all '}{what}", name=session.source.name, given=confirm)
+    report = session.cluster.delete(storage_group, table, tags=tags, time_from=first, time_to=last)
+    body = {"partitions": report.partitions}
+    session.output.emit("data-delete", body, lambda: [f"deleted in {report.partitions} partitions: {what}"])
 
 
 @app.command("query")

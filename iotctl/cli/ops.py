@@ -125,13 +125,14 @@ def cancel(
         if confirm is not None:
             session.confirm_name("cancel", name=session.source.name, given=confirm)
         reverse = {
-            "add-node": f"remove-node {found.node}",
-            "remove-node": f"add-node {found.node}",
-        }.get(found.kind, "rebalance")
+            "add-node": f"plan remove-node {found.node}",
+            "remove-node": f"plan add-node {found.node}",
+            "replace-node": f"cluster replace-node {found.node} {found.replaces}",
+        }.get(found.kind, "plan rebalance")
         raise RefusedProblem(
             f"{found.id} is in stage {found.stage} and cannot be cancelled any more",
             why="from OPEN on the new owners may have accepted writes",
-            next=f"let it end, then: iotctl plan {reverse}",
+            next=f"let it end, then: iotctl {reverse}",
         )
     cost = cancel_cost(found, received_bytes(session.cluster.statuses(), found.id))
     if dry_run:
@@ -147,7 +148,7 @@ def cancel(
 
 @app.command()
 def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
-    """Free the previous copies that --hold-release keeps; a removal is watched to its end."""
+    """Free the previous copies that --hold-release keeps; a node that leaves is waited for."""
     from iotctl.cli.watching import watch_operation
     from iotctl.execute.operations import pick, steer
 
@@ -160,7 +161,7 @@ def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
             *[f"free the previous copies of {held.id} ({held.title})"] if frees else []
         )
     found = steer(session.cluster, operation, "release", session.operator)
-    if found.kind == "remove-node":
+    if found.leaving is not None:
         return watch_operation(session, found.id)
     _print(session, [found])
 

@@ -102,6 +102,10 @@ class DataWrite(msgspec.Struct):
     time_ms: int
 
 
+class DataDelete(msgspec.Struct):
+    partitions: int
+
+
 class DataExport(msgspec.Struct):
     path: str
     format: str
@@ -158,6 +162,7 @@ BODIES: dict[str, Any] = {
     "cluster-trust": Enrolment,
     "cluster-waves": Waves,
     "data-count": DataCount,
+    "data-delete": DataDelete,
     "data-export": DataExport,
     "data-import": ImportReport,
     "data-query": DataQuery,

@@ -28,6 +28,11 @@ class WriteReport(Protocol):
     def rows(self) -> int: ...
 
 
+class DeleteReport(Protocol):
+    @property
+    def partitions(self) -> int: ...
+
+
 class Cluster(Protocol):
     """The part of the blocking client that iotctl needs; tests give a fake.
 
@@ -53,6 +58,16 @@ class Cluster(Protocol):
     def write(
         self, storage_group: str, table: str, data: "pa.Table", *, tags: Sequence[str] | None = None
     ) -> WriteReport: ...
+
+    def delete(
+        self,
+        storage_group: str,
+        table: str,
+        *,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+    ) -> DeleteReport: ...
 
     def scan(
         self,

@@ -318,6 +318,20 @@ def table_of(cluster: Cluster, storage_group: str, table: str) -> TableSchema:
     raise InputProblem(f"there is no table {storage_group}.{table}", next="iotctl data schema")
 
 
+def rows_in(
+    cluster: Cluster,
+    schema: TableSchema,
+    tags: Mapping[str, str | None],
+    time_from: int | None,
+    time_to: int | None,
+) -> int:
+    """How many there are now; they are read for it, without their fields."""
+    found = cluster.scan(
+        schema.storage_group, schema.table, fields=(), tags=tags, time_from=time_from, time_to=time_to
+    )
+    return int(found.num_rows)
+
+
 def write_one(
     cluster: Cluster,
     storage_group: str,

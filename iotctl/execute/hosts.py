@@ -7,7 +7,7 @@ import msgspec
 
 from iotctl.errors import IotctlError, RefusedProblem, Unreachable, UsageProblem
 from iotctl.execute.machines import Machines, OnDone, chosen, facts_of, place_of
-from iotctl.fleet.dial import CONNECT_TIMEOUT_S
+from iotctl.fleet.dial import wait_s
 from iotctl.fleet.facts import Facts
 from iotctl.fleet.findings import Finding, Place, findings
 from iotctl.fleet.known_hosts import HostKey, Known, KnownHosts
@@ -118,7 +118,7 @@ def look_at_keys(
     timeout_s: float | None = None,
 ) -> list[tuple[EnrolledHost, HostKey | None]]:
     """The host keys the machines show now, beside those that are known; nothing is accepted."""
-    connector = Connector(KnownHosts(source.directory), env, timeout_s=timeout_s or CONNECT_TIMEOUT_S)
+    connector = Connector(KnownHosts(source.directory), env, timeout_s=wait_s(timeout_s))
     try:
         answers = each(targets, connector.host_key, done)
     finally:

@@ -13,7 +13,7 @@ from iotctl.errors import Partly, RefusedProblem, Unreachable
 from iotctl.execute.change import check_silent
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.operations import open_operations
-from iotctl.execute.status import DEAD, Facts, build_status, collect, replicas_of
+from iotctl.execute.status import DEAD, Facts, build_status, collect, replicas_of, without_dead
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.ids import META
 from nodeagent.model.requests import GiveUp, GroupRecord, Heir, MetaView
@@ -82,7 +82,7 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
         raise RefusedProblem(
             "nothing is lost: every group keeps a majority",
             why=f"{', '.join(waiting)} is being recovered already" if waiting else "",
-            next="iotctl cluster groups" if waiting else f"iotctl cluster remove-node {names[0]} --dead",
+            next="iotctl cluster groups" if waiting else without_dead(view, names[0]),
         )
     for operation in open_operations(view):
         raise RefusedProblem(
@@ -191,7 +191,7 @@ def recover(
                 next="iotctl cluster groups",
             )
         sleep(POLL_S)
-    following = f"iotctl cluster remove-node {found.nodes[0]} --dead"
+    following = without_dead(cluster.meta(strong=True), found.nodes[0])
     return msgspec.structs.replace(found, done=True, next=following)
 
 

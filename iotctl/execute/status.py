@@ -371,6 +371,14 @@ def _meta_role(node: str, meta: GroupStatus | None) -> str:
     return "voter" if node in meta.voters else "observer"
 
 
+def without_dead(view: MetaView | None, node: str) -> str:
+    """The command that ends the membership of a node that was given up: with no node to spare another has to
+    take its place."""
+    if view is not None and len(view.ring) <= view.settings.replicas:
+        return f"iotctl cluster replace-node {node} NEW --dead"
+    return f"iotctl cluster remove-node {node} --dead"
+
+
 def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) -> list[Problem]:
     found = []
     for node in nodes:
@@ -383,7 +391,7 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
             helps = start
             if node.state == DEAD:
                 message = f"{node.id} was given up and is still in the cluster"
-                helps = f"iotctl cluster remove-node {node.id} --dead"
+                helps = without_dead(facts.view, node.id)
             found.append(Problem("error", "node_unreachable", node.id, "", message, helps))
             continue
         if node.state == "not_joined":
@@ -443,7 +451,7 @@ def _group_problems(
         for replica in status.groups:
             if replica.state != "running" or replica.error:
                 message = f"{replica.group} on {status.node} is {replica.state}: {replica.error}".rstrip(": ")
-                look = replica.hint or f"see the log of {status.node}"
+                look = replica.hint or f"iotctl cluster logs {status.node}"
                 severity = "error" if replica.state != "running" else "warning"
                 found.append(Problem(severity, "replica_sick", status.node, replica.group, message, look))
     return found

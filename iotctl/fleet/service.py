@@ -11,7 +11,7 @@ import msgspec
 
 from iotctl.errors import Unreachable
 from iotctl.fleet.asking import Answer, Question
-from iotctl.fleet.host import Host, Ran
+from iotctl.fleet.host import RUN_TIMEOUT_S, Host, Ran
 from iotctl.fleet.upload import File
 
 SYSTEMD, SUPERVISED = "systemd", "supervised"
@@ -211,8 +211,7 @@ class Service:
             Unreachable: it could not be begun; its last words say why.
         """
         if self.kind == SYSTEMD:
-            words = ["systemctl", "enable", "--now", self.unit]
-            ran = self.host.run(as_root(words) if self.sudo else words)
+            ran = self._as_root(["systemctl", "enable", "--now", self.unit])
         else:
             ran = self.host.run(["sh", "-c", _START, "start", self.home])
         self._check(ran, "its agent did not start")
@@ -226,7 +225,7 @@ class Service:
         timeout_s = STOP_S + 30.0
         if self.kind == SYSTEMD:
             words = ["sh", "-c", _STOP_UNIT, "stop", self.home, self.unit]
-            ran = self.host.run(as_root(words) if self.sudo else words, timeout_s=timeout_s)
+            ran = self._as_root(words, timeout_s=timeout_s)
         else:
             words = ["sh", "-c", _STOP, "stop", self.home, str(STOP_S)]
             ran = self.host.run(words, timeout_s=timeout_s)
@@ -240,7 +239,7 @@ class Service:
             Unreachable: it could not be told.
         """
         words = ["sh", "-c", _RELOAD, "reload", self.home]
-        ran = self.host.run(as_root(words) if self.sudo and self.kind == SYSTEMD else words)
+        ran = self._as_root(words) if self.kind == SYSTEMD else self.host.run(words)
         self._check(ran, "its agent could not be told of its certificate", "restart")
         return b"told" in ran.out
 
@@ -248,7 +247,7 @@ class Service:
         """The last lines its agent wrote."""
         if self.kind == SYSTEMD:
             words = ["journalctl", "--no-pager", "--output=cat", f"--lines={lines}", f"--unit={self.unit}"]
-            ran = self.host.run(as_root(words) if self.sudo else words)
+            ran = self._as_root(words)
         else:
             ran = self.host.run(["tail", "-n", str(lines), f"{self.home}/agent.log"])
         self._check(ran, "its log cannot be read", "check")
@@ -258,8 +257,7 @@ class Service:
         """Write the unit, for everybody to read, and let systemd read it. Raises `Unreachable`."""
         path = f"{UNITS}/{self.unit}"
         script = f"umask 022 && cat >{path}.new && mv {path}.new {path} && systemctl daemon-reload"
-        words = ["sh", "-c", script]
-        ran = self.host.run(as_root(words) if self.sudo else words, stdin=text.encode())
+        ran = self._as_root(["sh", "-c", script], stdin=text.encode())
         self._check(ran, f"{path} could not be written")
 
     def remove(self) -> None:
@@ -271,9 +269,11 @@ class Service:
                 f"systemctl disable --quiet {self.unit}; rm -f {path}; systemctl daemon-reload;"
                 f" systemctl reset-failed {self.unit} 2>/dev/null || :"  # it knows one that had to be killed
             )
-            words = ["sh", "-c", script]
-            ran = self.host.run(as_root(words) if self.sudo else words)
+            ran = self._as_root(["sh", "-c", script])
             self._check(ran, f"{path} could not be removed")
+
+    def _as_root(self, words: list[str], stdin: bytes = b"", timeout_s: float = RUN_TIMEOUT_S) -> Ran:
+        return self.host.run(as_root(words) if self.sudo else words, stdin=stdin, timeout_s=timeout_s)
 
     def _check(self, ran: Ran, what: str, verb: str = "logs") -> None:
         if ran.code:

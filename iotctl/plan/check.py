@@ -41,7 +41,9 @@ def check_remove(facts: ClusterFacts, nodes: Sequence[NodeId], comes: int = 0) -
     left = len(facts.table.ring) + comes - len(nodes)
     if not out and left < max(facts.replicas, 1):
         reason = f"{left} nodes would remain, fewer than the {facts.replicas} replicas"
-        out.append(Refusal("cluster_too_small", nodes[-1], reason, "iotctl cluster add-node NODE"))
+        down = next((n for n in nodes if not facts.node(n).live), None)
+        help = "add-node NODE" if down is None else f"replace-node {down} NEW --dead"
+        out.append(Refusal("cluster_too_small", nodes[-1], reason, f"iotctl cluster {help}"))
     return tuple(out)
 
 

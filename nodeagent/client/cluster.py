@@ -222,8 +222,7 @@ class Cluster:
             read="strong",
         )
         return await self._writes.delete(
-            query.storage_group,
-            query.spec.schema.table,
+            query.spec.schema,
             await self._reads.partitions_in(query),
             tags=query.spec.tags,
             time_from=TIME_MIN if time_from is None else time_from,

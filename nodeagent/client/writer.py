@@ -114,8 +114,7 @@ class Writes:
 
     async def delete(
         self,
-        storage_group: str,
-        table: str,
+        schema: TableSchema,
         partitions: Iterable[tuple[int, PartitionKey]],
         *,
         tags: tuple[tuple[str, str | None], ...],
@@ -129,9 +128,18 @@ class Writes:
 
         async def delete_in(slot: int, partition: PartitionKey) -> None:
             def build(group: GroupId, ticket: Ticket) -> Request:
-                session, sequence, settled = ticket.session.name, ticket.sequence, ticket.settled
                 return DeleteRows(
-                    group, slot, partition, table, session, sequence, settled, tags, time_from, time_to
+                    group=group,
+                    slot=slot,
+                    partition=partition,
+                    table=schema.table,
+                    session=ticket.session.name,
+                    sequence=ticket.sequence,
+                    settled=ticket.settled,
+                    tags=tags,
+                    time_from=time_from,
+                    time_to=time_to,
+                    schema_version=schema.version,
                 )
 
             async with room:

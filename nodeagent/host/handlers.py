@@ -1,5 +1,6 @@
 """Requests, dealt out to who answers them. Every request gets exactly one reply."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,13 @@ from nodeagent.host import reads, writes
 from nodeagent.host.admission import check_status
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.meta_replica import MetaReplica
-from nodeagent.host.operations import plan_begin, plan_give_up
+from nodeagent.host.operations import plan_begin, plan_give_up, plan_without
 from nodeagent.meta import commands as meta
 from nodeagent.meta.runs import fenced
+from nodeagent.meta.state import MetaState
 from nodeagent.model import requests as q
 from nodeagent.model.entries import Config
-from nodeagent.model.ids import META, NodeId
+from nodeagent.model.ids import META, GroupId, NodeId
 from nodeagent.model.limits import COLUMNS_MAX, LOCK_TTL_MS_MAX, TABLES_MAX, TTL_MS_MAX
 from nodeagent.model.schema import TYPES
 from nodeagent.partition.table import PartitionTable
@@ -117,22 +119,12 @@ class Handlers:
                     return desk.reply(token, refusal)
                 replica.propose([meta.encode(meta.PutSchema(now, request.schema, request.ttl_ms))], token)
             case q.Forward():
-                if not is_evidence(request.command):
+                evidence = evidence_at(now, request.command)
+                if evidence is None:
                     return desk.refuse(token, "invalid_input", "what is forwarded is no evidence")
-                replica.propose([request.command], token)
+                replica.propose([evidence], token)
             case q.Steer():
-                command = meta.SteerOperation(
-                    now,
-                    request.operation,
-                    request.verb,
-                    request.by,
-                    request.owner,
-                    request.ttl_ms,
-                    request.rate_bytes_per_s,
-                    request.report,
-                    request.node,
-                )
-                replica.propose([meta.encode(command)], token)
+                self._steer(token, replica, request)
             case q.Drain():
                 # Here too: replicas of an older version do not look at it when they apply the entry.
                 refusal = fenced(self.host.meta.image, request.lock)
@@ -177,7 +169,28 @@ class Handlers:
         planned = plan_begin(self.host, request)
         if not isinstance(planned, meta.Begin):
             return self.host.desk.reply(token, planned)
-        Probes(self.host, token, replica, planned).start()
+        Probes(self.host, token, replica, planned, groups_of(planned, self.host.meta)).start()
+        return None
+
+    def _steer(self, token: int, replica: MetaReplica, request: q.Steer) -> None:
+        command = meta.SteerOperation(
+            self.host.desk.wall,
+            request.operation,
+            request.verb,
+            request.by,
+            request.owner,
+            request.ttl_ms,
+            request.rate_bytes_per_s,
+            request.report,
+            request.node,
+        )
+        if request.verb != "dead":
+            replica.propose([meta.encode(command)], token)
+            return
+        affected = plan_without(self.host, request.operation, request.node)
+        if isinstance(affected, q.ErrorReply):
+            return self.host.desk.reply(token, affected)
+        Probes(self.host, token, replica, command, affected).start()
         return None
 
     # --- data --------------------------------------------------------------------------------------
@@ -265,71 +278,96 @@ def _check_bounds(host: "Host", request: q.Request) -> q.ErrorReply | None:
 
 
 class Probes:
-    """Asks a member of every affected group for a read index; proposes the change if all answer."""
+    """Asks the members of every affected group for a read index, each until one of the group has it; proposes
+    the command if every group answers in time. An election under way has its time too."""
 
-    ATTEMPTS = 3
+    TIMEOUTS = 2
+    """Election timeouts that a group has."""
 
-    def __init__(self, host: "Host", token: int, replica: MetaReplica, begin: meta.Begin) -> None:
+    AGAIN_MS = 100
+
+    def __init__(
+        self,
+        host: "Host",
+        token: int,
+        replica: MetaReplica,
+        command: meta.Begin | meta.SteerOperation,
+        groups: Mapping[GroupId, tuple[NodeId, ...]],
+    ) -> None:
         self.host = host
         self.token = token
         self.replica = replica
-        self.begin = begin
-        headers = {m.source for m in begin.moves} | {m.target for m in begin.moves}
-        headers |= {m.header for m in begin.members}
-        groups = host.meta.image.groups.values()
-        self.waiting = {g.group: g.members for g in groups if g.header in headers}
-        self.failed: dict[str, str] = {}
+        self.command = command
+        self.waiting = dict(groups)
+        self.why: dict[GroupId, str] = {}
+        self.ended = False
 
     def start(self) -> None:
         if not self.waiting:
-            self._finish()
+            return self._finish()
+        self.host.desk.later(self.TIMEOUTS * self.host.config.raft.election_timeout_ms, self._finish)
         for group, members in list(self.waiting.items()):
-            self._ask(group, members, 0)
+            for node in members:
+                self._ask(group, node)
+        return None
 
-    def _ask(self, group: str, members: tuple[NodeId, ...], attempt: int) -> None:
-        node = members[attempt % len(members)]
+    def _ask(self, group: GroupId, node: NodeId) -> None:
+        if self.ended or group not in self.waiting:
+            return
         own = self.host.data.get(group)
         if node == self.host.node and own is not None:  # a recovered group may have no other member
             own.read(
-                lambda: self._on_reply(group, members, attempt, q.Accepted()),
-                lambda why: self._on_reply(group, members, attempt, q.ErrorReply("unavailable", why)),
+                lambda: self._on_reply(group, node, q.Accepted()),
+                lambda why: self._on_reply(group, node, q.ErrorReply("unavailable", why)),
             )
             return
-        self.host.desk.call(node, q.ProbeGroup(group), lambda r: self._on_reply(group, members, attempt, r))
+        self.host.desk.call(node, q.ProbeGroup(group), lambda r: self._on_reply(group, node, r))
 
-    def _on_reply(self, group: str, members: tuple[NodeId, ...], attempt: int, reply: q.Reply) -> None:
-        if isinstance(reply, q.ErrorReply) and attempt + 1 < max(self.ATTEMPTS, len(members)):
-            self.host.desk.later(100, lambda: self._ask(group, members, attempt + 1))
-            return
+    def _on_reply(self, group: GroupId, node: NodeId, reply: q.Reply) -> None:
         if isinstance(reply, q.ErrorReply):
-            self.failed[group] = reply.what
+            self.why.setdefault(group, reply.what)
+            self.host.desk.later(self.AGAIN_MS, lambda: self._ask(group, node))
+            return
         self.waiting.pop(group, None)
         if not self.waiting:
             self._finish()
 
     def _finish(self) -> None:
-        desk = self.host.desk
-        if self.failed:
-            lost = "; ".join(f"{g}: {why}" for g, why in sorted(self.failed.items()))
-            return desk.refuse(
+        if self.ended:
+            return None
+        self.ended = True
+        if self.waiting:
+            lost = "; ".join(f"{g}: {self.why.get(g, 'nobody answers')}" for g in sorted(self.waiting))
+            return self.host.desk.refuse(
                 self.token,
                 "refused",
                 f"nothing was changed: no live quorum in {lost}",
-                "start the missing nodes (`iotctl cluster status`)",
+                "start the missing nodes (`iotctl cluster status`); gone for ever, and no change is open: "
+                "iotctl cluster recover NODE...",
             )
-        self.replica.propose([meta.encode(self.begin)], self.token)
+        self.replica.propose([meta.encode(self.command)], self.token)
         return None
 
 
-def is_evidence(command: bytes) -> bool:
-    """Every member applies what is logged, so nothing is logged that cannot be decoded."""
+def groups_of(begin: meta.Begin, state: MetaState) -> dict[GroupId, tuple[NodeId, ...]]:
+    """Groups that give or take slots or change members, with who is in them today."""
+    headers = {m.source for m in begin.moves} | {m.target for m in begin.moves}
+    headers |= {m.header for m in begin.members}
+    return {g.group: g.members for g in state.image.groups.values() if g.header in headers}
+
+
+def evidence_at(now: int, command: bytes) -> bytes | None:
+    """What a node reports, with the leader's time in it: times of a record are compared with each other and
+    with the leader's clock. None for what is no evidence: every member applies what is logged, so nothing is
+    logged that cannot be decoded, and what people ask for is checked elsewhere.
+    """
     try:
         decoded = meta.decode(command)
     except msgspec.MsgspecError:
-        return False
+        return None
     people = meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.GiveUp | meta.Begin
-    people |= meta.TakeLock | meta.DropLock | meta.RecordRun
-    return not isinstance(decoded, people)
+    people |= meta.TakeLock | meta.DropLock | meta.RecordRun | meta.SteerOperation
+    return None if isinstance(decoded, people) else meta.encode(replace(decoded, now=now))
 
 
 def check_schema(host: "Host", request: q.PutSchema) -> q.ErrorReply | None:

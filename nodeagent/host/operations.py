@@ -413,7 +413,9 @@ def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: 
             "refused",
             f"{len(table.ring)} nodes cannot lose one: every group keeps {replicas} replicas"
             " (cluster too small)",
-            "add a node first",
+            f"iotctl cluster replace-node {request.node} NEW --dead"
+            if request.options.dead
+            else "add a node first",
         )
     comes = request.kind in ("add-node", "replace-node")
     if comes and not (request.host and request.port and request.incarnation):
@@ -422,9 +424,9 @@ def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: 
     dead = {n for n, r in host.meta.image.nodes.items() if r.state == DEAD}
     if dead and leaves not in dead:
         names = ", ".join(sorted(dead))
-        return ErrorReply(
-            "refused", f"dead and still in the cluster: {names}", "iotctl cluster remove-node NODE --dead"
-        )
+        spare = len(table.ring) > replicas
+        helps = "remove-node NODE --dead" if spare else "replace-node NODE NEW --dead"
+        return ErrorReply("refused", f"dead and still in the cluster: {names}", f"iotctl cluster {helps}")
     if leaves in dead and not request.options.dead:
         return ErrorReply(
             "refused", f"{leaves} is dead: an earlier change went on without it", "repeat with --dead"
@@ -460,6 +462,27 @@ def schemas_due(known: MetaState, state: DataState, adopt: list[bytes]) -> list[
         if (used := state.schemas.get((schema.storage_group, schema.table))) is None
         or used.version < schema.version
     ]
+
+
+def plan_without(
+    host: "Host", operation: str, node: NodeId
+) -> dict[GroupId, tuple[NodeId, ...]] | ErrorReply:
+    """Groups that must answer before an open operation may go on without `node`, with whom to ask: those it
+    votes in, or may vote in by now. Or why it may not.
+    """
+    op = host.meta.operation(operation)
+    if op is None or op.ended or node in op.dead:
+        return {}  # the entry says what there is to say
+    refusal = _check_silent(host, node)
+    if refusal is not None:
+        return refusal
+    joins = {c.group: (c.joins,) for c in op.changes if c.joins is not None}
+    voters = {
+        g.group: (*g.members, *joins.get(g.group, ()))
+        for g in host.meta.image.groups.values()
+        if g.group != op.created_group or op.group_ready
+    }
+    return {group: tuple(n for n in names if n != node) for group, names in voters.items() if node in names}
 
 
 def plan_give_up(host: "Host", request: GiveUp) -> meta.GiveUp | ErrorReply:

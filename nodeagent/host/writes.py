@@ -14,12 +14,14 @@ from nodeagent.host.desk import Desk
 from nodeagent.meta.state import MetaState
 from nodeagent.model import limits, requests
 from nodeagent.model.errors import InvalidInput, NodeAgentError
+from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.requests import ErrorReply
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition.hash import slot_of
 from nodeagent.partition.rows import check_rows
 from nodeagent.table import arrow
+from nodeagent.table.scan import check_scan
 
 
 class Cluster(Protocol):
@@ -57,24 +59,38 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
         return desk.refuse(
             token, "overloaded", f"{held} bytes of rows wait for their files", "write more slowly"
         )
-    schema = host.meta.schemas.get((w.partition.storage_group, w.table))
-    if schema is None or schema.version < w.schema_version:
-        return desk.refuse(
-            token,
-            "not_found" if schema is None else "overloaded",
-            f"table {w.partition.storage_group}.{w.table} version {w.schema_version} is not known here",
-            "retry shortly if it was just created; a first import or write makes it",
-        )
+    schema = _schema(host, w)
+    if isinstance(schema, ErrorReply):
+        return desk.reply(token, schema)
     try:
         command = _command(host, w, schema)
     except NodeAgentError as error:
         return desk.reply(token, ErrorReply(error.code, error.what, error.next_step))
+    _propose(replica, schema, command, token)
+    return None
+
+
+def _schema(host: Cluster, w: requests.Write | requests.DeleteRows) -> TableSchema | ErrorReply:
+    """The newest that is known here, no older than what the client made it by."""
+    schema = host.meta.schemas.get((w.partition.storage_group, w.table))
+    if schema is not None and schema.version >= w.schema_version:
+        return schema
+    return ErrorReply(
+        "not_found" if schema is None else "overloaded",
+        f"table {w.partition.storage_group}.{w.table} version {w.schema_version} is not known here",
+        "retry shortly if it was just created; a first import or write makes it",
+    )
+
+
+def _propose(
+    replica: DataReplica, schema: TableSchema, command: commands.WriteRows | commands.DeleteRange, token: int
+) -> None:
+    """Behind the schema it was checked against, if the group uses an older one."""
     batch = [commands.encode(command)]
     used = replica.state.schemas.get((schema.storage_group, schema.table))
     if used is None or used.version < schema.version:
         batch.insert(0, commands.encode(commands.UseSchema(schema)))
     replica.propose(batch, token)
-    return None
 
 
 def _command(host: Cluster, w: requests.Write, schema: TableSchema) -> commands.WriteRows:
@@ -150,6 +166,13 @@ def on_delete(host: Cluster, replica: DataReplica, token: int, d: requests.Delet
     refusal = _check_place(host, d.slot, d.partition) or _owned(host, replica, d.slot)
     if refusal is not None:
         return host.desk.reply(token, refusal)
+    schema = _schema(host, d)
+    if isinstance(schema, ErrorReply):
+        return host.desk.reply(token, schema)
+    try:
+        check_scan(ScanSpec(schema, time_from=d.time_from, time_to=d.time_to, tags=d.tags))
+    except InvalidInput as error:
+        return host.desk.refuse(token, error.code, error.what, error.next_step)
     command = commands.DeleteRange(
         d.session,
         d.sequence,
@@ -161,5 +184,5 @@ def on_delete(host: Cluster, replica: DataReplica, token: int, d: requests.Delet
         d.time_from,
         d.time_to,
     )
-    replica.propose([commands.encode(command)], token)
+    _propose(replica, schema, command, token)
     return None

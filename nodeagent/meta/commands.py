@@ -1,4 +1,4 @@
-"""Commands of the meta group. `now` is the proposer's wall clock, for records only."""
+"""Commands of the meta group. `now` is the wall clock of the leader that proposes, for records only."""
 
 import msgspec
 

@@ -416,7 +416,7 @@ class Written(_Tagged, frozen=True):
 
 
 class DeleteRows(_Tagged, frozen=True):
-    """Range delete in one partition; session and sequence as in `Write`."""
+    """Range delete in one partition; session, sequence and schema version as in `Write`."""
 
     group: GroupId
     slot: int
@@ -428,6 +428,7 @@ class DeleteRows(_Tagged, frozen=True):
     tags: tuple[tuple[str, str | None], ...]
     time_from: int
     time_to: int
+    schema_version: int = 0
 
 
 class Propose(_Tagged, frozen=True):

@@ -133,14 +133,17 @@ def _open(op: Operation, look: Look) -> list[Action]:
 def _formal(op: Operation, look: Look) -> list[Action]:
     """Lead the group to its members on the new ring.
 
-    One that is gone never joins; in its stead one that would leave stays, so that no group has fewer
-    live members than it could.
+    Who is gone and does not belong there goes first: while it votes, a newcomer would make the majority
+    greater than the living can afford to lose one of. One that is gone never joins; in its stead one that
+    would leave stays, so that no group has fewer live members than it could.
     """
     change = next((g for g in op.changes if g.group == look.group), None)
     if change is None or look.group in op.formed:
         return []
     voters = look.config.voters
-    stray = next((n for n in look.config.learners if n != change.joins or look.gone(n)), None)
+    strays = [n for n in look.config.learners if n != change.joins or look.gone(n)]
+    strays += [n for n in voters if n not in change.after and look.gone(n)]
+    stray = next(iter(strays), None)
     if stray is not None:
         return [Reconfigure(membership.drop(look.config, stray, op.id))]
     joins = change.joins if change.joins is not None and not look.gone(change.joins) else None
@@ -150,7 +153,7 @@ def _formal(op: Operation, look: Look) -> list[Action]:
     if leaves is None and not look.config.learners:
         members = tuple(sorted(voters, key=_ring_order(change)))
         return [Report(meta.FormedBy(look.now, op.id, look.group, look.state.applied, members))]
-    is_source = look.group in op.losing and leaves is not None and not look.gone(leaves)
+    is_source = look.group in op.losing and leaves is not None
     step = membership.group_step(
         look.config,
         joins,
@@ -164,11 +167,10 @@ def _formal(op: Operation, look: Look) -> list[Action]:
 
 
 def _leaver(change: GroupChange, look: Look) -> NodeId | None:
-    """The next voter to go: those that are gone first."""
+    """The next living voter to go."""
     lacking = sum(look.gone(n) for n in change.after if n not in look.config.voters)
     extra = sorted((n for n in look.config.voters if n not in change.after), key=_ring_order(change))
-    dead = [n for n in extra if look.gone(n)]
-    return next(iter([*dead, *[n for n in extra if n not in dead][lacking:]]), None)
+    return next(iter(extra[lacking:]), None)
 
 
 def _ring_order(change: GroupChange) -> Callable[[NodeId], int]:

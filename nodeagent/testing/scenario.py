@@ -133,7 +133,8 @@ class Scenario:
                 got.append(reply)
                 return
             assert isinstance(reply, ErrorReply), reply
-            if isinstance(request, q.Steer) and reply.code in ("refused", "not_found"):
+            early = any(why in reply.what for why in ("is not dead", "no live quorum"))
+            if isinstance(request, q.Steer) and reply.code in ("refused", "not_found") and not early:
                 got.append(reply)
                 return
             if reply.code == "busy" and isinstance(request, q.BeginChange):

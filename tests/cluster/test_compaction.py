@@ -9,7 +9,9 @@ import pytest
 
 from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
+from nodeagent.model.errors import InvalidInput
 from nodeagent.model.files import FileMeta
+from nodeagent.model.requests import DeleteRows, OpenSession, SessionOpened
 from tests.cluster.world import World, until
 
 pytestmark = pytest.mark.real
@@ -61,6 +63,21 @@ def found(world: World) -> dict[tuple[str, int], tuple[object, object]]:
     return {(r["device"], r["time"]): (r["v"], r["w"]) for r in rows}
 
 
+def check_bad_deletes_are_refused(world: World) -> None:
+    """Of a client that does not check them. One in the log would be met by everybody who merges its rows."""
+    group, file = next(
+        (g.group, f) for g in world.cluster.meta().groups for f in world.manifest(g.header, g.group)
+    )
+    opened = world.cluster.call_group(group, OpenSession(group))
+    assert isinstance(opened, SessionOpened)
+    for n, tag in enumerate(("nosuch", "w", "time"), 1):
+        bad = DeleteRows(
+            group, file.slot, file.partition, TABLE, opened.session, n, n - 1, ((tag, "1"),), 0, 1 << 62
+        )
+        with pytest.raises(InvalidInput, match=tag):
+            world.cluster.call_group(group, bad)
+
+
 def test_many_small_closes_leave_few_files_and_every_row(world: World) -> None:
     """Each round is closed by itself and overwrites a part of the one before; one device is deleted, then
     all but the rows of today expire."""
@@ -94,7 +111,10 @@ def test_many_small_closes_leave_few_files_and_every_row(world: World) -> None:
     assert any(f.clean for f in files), "nothing was compacted"
     assert found(world) == want
 
-    world.cluster.delete(GROUP, TABLE, tags={"device": "b"})
+    check_bad_deletes_are_refused(world)
+    words = ("data", "delete", "--storage-group", GROUP, "--table", TABLE, "--where", "device=b")
+    deleted = world.iotctl(*words, "--confirm", world.fleet.source().name)
+    assert deleted.code == 0, deleted.err
     want = {k: v for k, v in want.items() if k[0] != "b"}
     settled(world, len(want))
     assert found(world) == want

@@ -120,3 +120,30 @@ def test_a_node_whose_disk_was_wiped_comes_back_under_its_name(world: World) -> 
     assert world.check_load(load) > 0
     check_whole(world)
     assert all(n.slots for n in world.status().nodes)
+
+
+def test_a_node_that_dies_while_it_leaves_has_left(world: World) -> None:
+    """The change that is open is its own removal: when it is over nothing is left to do."""
+    leaver = "node6"
+    said = world.iotctl(
+        "cluster", "remove-node", leaver, "--yes", "--no-wait", "--rate", "10KB/s", "-o", "json"
+    )
+    assert said.code == 0, said.err
+    operation = said.json["operations"][0]
+    world.wait_stage(operation, Stage.MOVING)
+    assert world.fleet.kill(leaver)
+    time.sleep(SILENT_MS / 1000)
+    removing = world.process("cluster", "remove-node", leaver, "--dead", "--confirm", "plant")
+
+    def is_given_up() -> bool:
+        record = world.operation(operation)
+        return record is not None and record.dead == [leaver]
+
+    until(is_given_up, 30.0, lambda: world.said_by(removing))
+    faster = world.iotctl("ops", "set", operation, "--rate", "500MB/s")
+    assert faster.code == 0, faster.err
+    assert removing.wait(60.0) == 0, world.said_by(removing)
+    world.reconnect()
+    assert leaver not in world.cluster.meta().ring and leaver not in world.fleet.spec_path.read_text()
+    assert leaver not in [n.name for n in world.fleet.nodes()]
+    check_whole(world, leaver)

@@ -10,7 +10,7 @@ import pytest
 from nodeagent.data import commands as data
 from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host.admission import check_status
-from nodeagent.host.handlers import is_evidence
+from nodeagent.host.handlers import evidence_at
 from nodeagent.host.host import DRIVE_MS, Host
 from nodeagent.host.operations import Operations
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
@@ -120,10 +120,17 @@ def test_a_snapshot_half_fetched_by_an_earlier_life_goes_unless_it_is_fetched_ag
         (meta.encode(meta.MetaReady(1, "op-1")), True),
         (b"\xc1garbage", False),
         (meta.encode(meta.PutSchema(1, TableSchema("g", "t", 1, ()))), False),
+        (meta.encode(meta.SteerOperation(1, "op-1", "dead", "", node="a")), False),
     ],
 )
 def test_only_evidence_is_forwarded_into_the_meta_log(command: bytes, good: bool) -> None:
-    assert is_evidence(command) is good
+    assert (evidence_at(9, command) is not None) is good
+
+
+def test_what_is_reported_gets_the_time_of_the_leader() -> None:
+    """The clock of who reports may be hours off: a hold that began by it would end too early or too late."""
+    at = evidence_at(9, meta.encode(meta.AdoptedBy(1, "op-1", "a.1", 5)))
+    assert at == meta.encode(meta.AdoptedBy(9, "op-1", "a.1", 5))
 
 
 @pytest.mark.parametrize("slots", [((0, 1 << 60),), ((5, 3),), ((-1, 2),), ((0, 11),)])

@@ -11,6 +11,7 @@ import pyarrow as pa
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
 from iotctl.execute.cluster import Cluster
+from nodeagent.client.report import DeleteReport
 from nodeagent.client.spec import ClusterSpec
 from nodeagent.meta import commands, runs
 from nodeagent.meta.state import MetaState
@@ -102,6 +103,9 @@ class FakeCluster:
     begun: list[BeginChange] = field(default_factory=list)
     steered: list[Steer] = field(default_factory=list)
     written: list[tuple[str, str, pa.Table, tuple[str, ...]]] = field(default_factory=list)
+    deleted: list[tuple[str, str, dict[str, str | None], int | None, int | None]] = field(
+        default_factory=list
+    )
     tables: list[TableSchema] = field(default_factory=list)
     counts: list[dict[str, object]] = field(default_factory=list)
     error: Exception | None = None
@@ -337,6 +341,18 @@ class FakeCluster:
             raise self.error
         self.written.append((storage_group, table, data, tuple(tags or ())))
         return Wrote(data.num_rows)
+
+    def delete(
+        self,
+        storage_group: str,
+        table: str,
+        *,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+    ) -> DeleteReport:
+        self.deleted.append((storage_group, table, dict(tags or {}), time_from, time_to))
+        return DeleteReport(3, 0.1)
 
     def scan(
         self,

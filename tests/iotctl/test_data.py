@@ -263,6 +263,25 @@ def test_write_one_row(spec: Path) -> None:
     assert tags == ("device",)
 
 
+def test_rows_are_deleted_by_name_only(spec: Path) -> None:
+    """It cannot be undone: the cluster's name is asked for; with --dry-run the rows are counted."""
+    schema = TableSchema("root.a", "m", 1, (Column("device", "STRING", True), Column("v", "INT32", False)))
+    cluster = FakeCluster(tables=[schema], answers=pa.table({"time": [5, 6], "device": ["d1", "d1"]}))
+    words = ("data", "delete", "--storage-group", "root.a", "--table", "m", "--where", "device=d1")
+    words = (*words, "--from", "5", "--to", "1970-01-01T00:00:01Z")
+    look = iotctl(spec, *words, "--dry-run", "-o", "json", cluster=cluster)
+    assert json.loads(look.out)["would"] == [
+        "delete 2 rows of root.a.m device=d1 and from 5 and to 1970-01-01T00:00:01Z"
+    ]
+    unsaid = iotctl(spec, *words, cluster=cluster)
+    assert unsaid.code == Exit.REFUSED and "--confirm plant" in unsaid.err and not cluster.deleted
+    done = iotctl(spec, *words, "--confirm", "plant", "-o", "json", cluster=cluster)
+    assert done.code == 0 and json.loads(done.out)["partitions"] == 3
+    assert cluster.deleted == [("root.a", "m", {"device": "d1"}, 5, 1000)]
+    unknown = iotctl(spec, *words[:5], "x", "--confirm", "plant", cluster=cluster)
+    assert unknown.code == Exit.INPUT and len(cluster.deleted) == 1
+
+
 @pytest.mark.parametrize("name", ["x.csv", "x.parquet", "x.arrow"])
 def test_export_can_be_imported_again(spec: Path, name: str) -> None:
     """What export writes, import reads as the same rows."""

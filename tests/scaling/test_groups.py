@@ -132,6 +132,17 @@ def test_a_dead_leaver_is_not_waited_for() -> None:
     ]
 
 
+def test_who_is_dead_goes_before_a_newcomer_votes() -> None:
+    """Of four voters with a dead one, three must live: the newcomer's death would end the group."""
+    op, made = operation(Stage.FORMAL), state(OLD, SEAL)
+    learner = Config(MEMBERS, ("n",), "op-9")
+    assert groups.due(op, look(OLD, made, learner, gone="c")) == [
+        Reconfigure(membership.Change(Config(("a", "b"), ("n",), "op-9")))
+    ]
+    dropped = Config(("a", "b"), ("n",), "op-9")
+    assert groups.due(op, look(OLD, made, dropped, gone="c")) == [change_to("a", "b", "n")]
+
+
 def test_in_the_stead_of_a_dead_newcomer_the_leaver_stays() -> None:
     """Whether it never joined or was still a learner; and the record says who the members are."""
     op, made = operation(Stage.FORMAL), state(OLD, SEAL)

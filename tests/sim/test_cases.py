@@ -215,14 +215,52 @@ def test_a_node_that_is_heard_is_not_dead() -> None:
     finish_all(scenario)
 
 
+def test_nobody_is_given_up_in_a_change_while_a_group_of_his_has_no_quorum() -> None:
+    """Of three members two are down, and only one of them for good, it is said. He may hold what the one that
+    is up lacks and the other has lost."""
+    scenario = formed(11, nodes=5)
+    newcomer = scenario.newcomers[0]
+    scenario.sim.nodes[newcomer].start()
+    operation = scenario.change("add-node", newcomer, Options(hold_release_ms=3_600_000))
+
+    def is_held() -> bool:
+        record = scenario.record(operation)
+        return record is not None and record.state() == "waiting_release"
+
+    scenario.until(is_held, "the previous copies are held")
+    _, away, gone = next(iter(scenario.newest().image.groups.values())).members
+    for name in (away, gone):
+        scenario.sim.nodes[name].stop(power=True)
+    scenario.sim.pause(6_000)
+    said: list[q.Reply] = []
+    for node in (n for n in scenario.sim.nodes.values() if n.alive):
+        scenario.sim.call(CLIENT, node.node, q.Steer(operation, "dead", "sim", node=gone), said.append)
+    scenario.sim.pause(3_000)
+    assert any("no live quorum in" in getattr(r, "what", "") for r in said), said
+    record = scenario.record(operation)
+    assert record is not None and not record.dead
+
+    scenario.sim.nodes[away].start()
+    scenario.dead.append(scenario.sim.nodes[gone])
+    scenario.request(q.Steer(operation, "dead", "sim", node=gone), OperationReply)
+    record = scenario.record(operation)
+    assert record is not None and record.dead == [gone]
+    scenario.request(q.Steer(operation, "release", "sim"), OperationReply)
+    scenario.finish(operation)
+    scenario.finish(scenario.change("remove-node", gone, Options(dead=True)))
+    finish_all(scenario)
+
+
 @pytest.mark.parametrize("stage", ["SEALED", "OPEN", "FORMAL", "MOVING"])
 @pytest.mark.parametrize("victim", ["newcomer", "member", "holder"])
 def test_a_death_for_good_amends_the_operation_and_is_cleared_by_the_next(stage: str, victim: str) -> None:
-    """The newcomer, a member of the new group, or the leader of a group that gives slots away dies."""
+    """The newcomer, a member of the new group, or the leader of a group that gives slots away dies. The
+    previous copies are held until then: without a holder the change would be over before it counts as dead.
+    """
     scenario = formed(7)
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
-    operation = scenario.change("add-node", newcomer)
+    operation = scenario.change("add-node", newcomer, Options(hold_release_ms=3_600_000))
     reached = ("SEALED", "OPEN", "FORMAL", "MOVING")
     scenario.until(
         lambda: scenario.stage(operation) in reached[reached.index(stage) :], f"{stage} is reached"
@@ -237,6 +275,7 @@ def test_a_death_for_good_amends_the_operation_and_is_cleared_by_the_next(stage:
     scenario.sim.nodes[name].stop(power=True)
     scenario.dead.append(scenario.sim.nodes[name])
     scenario.request(q.Steer(operation, "dead", "sim", node=name), OperationReply)
+    scenario.request(q.Steer(operation, "release", "sim"), OperationReply)
     if not scenario.finish(operation, cancelled=True):
         return
     scenario.sim.pause(6_000)
