@@ -1,8 +1,9 @@
 """Repair what a verification found: which file of which replica, from whom, and doing it.
 
 A file is *whole* on a replica when its bytes hash to what that replica's manifest records. What a majority of
-all members of the group hold whole under one manifest row, at one cut, is what the others are given; without
-such a majority nothing is touched. Replicas that did not answer count against it.
+all members of the group hold whole under one manifest row, at one cut, is what the others are given. Replicas
+that did not answer count against it. Without such a majority nothing is touched, but for files that a change
+brought here and that its previous holders still keep, signed off: then those are what is given.
 
 - `hash`: the bytes are damaged or missing, the manifest row is the majority's;
 - `content`: also a row that differs from the majority's in size, hash, rows, times or sums.
@@ -11,9 +12,10 @@ A file that only some manifests name, or that lies elsewhere in time or place, i
 and nothing that copying a file could mend.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import msgspec
 
@@ -21,9 +23,10 @@ from iotctl.pipeline.link import Cluster, expect
 from iotctl.pipeline.replicas import GroupView, hash_files
 from iotctl.pipeline.report import Mismatch, Progress, Repair, Unread
 from nodeagent.model.errors import NodeAgentError
-from nodeagent.model.files import FileMeta, FileRef
+from nodeagent.model.files import FileMeta, FileRef, Order
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.requests import ExportFiles, FileRepaired, RepairFile, SourceOpened
+from nodeagent.model.requests import ExportFiles, FileRepaired, OpenSource, RepairFile, SourceOpened
+from nodeagent.partition import ranges
 
 SOURCES = 2
 """Copies offered per repair: the second one for when the first goes away."""
@@ -38,15 +41,21 @@ Place = tuple[NodeId, int]
 Hashes = Mapping[tuple[NodeId, str], str]
 """What the bytes of (node, file name) hash to; no key where that is not known."""
 
+SignedOff = Mapping[tuple[int, Order, str], tuple[FileRef, ...]]
+"""By slot, order and hash: copies of a file that previous holders of its slot keep. The order is the one it
+had with them, which is the adopted file's without its first number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cure:
-    """`node` is to hold `wanted`, which `holders` have whole."""
+    """`node` is to hold `wanted`, which `holders` have whole; `kept` are copies of previous holders, used
+    where a majority does not hold it."""
 
     node: NodeId
     group: GroupId
     wanted: FileMeta
     holders: tuple[NodeId, ...]
+    kept: tuple[FileRef, ...] = ()
 
     @property
     def place(self) -> Place:
@@ -63,13 +72,18 @@ class Hopeless:
     reason: str
 
 
-def decide(view: GroupView, hashes: Hashes, depth: str) -> tuple[list[Cure], list[Hopeless]]:
+def decide(
+    view: GroupView, hashes: Hashes, depth: str, signed_off: SignedOff = MappingProxyType({})
+) -> tuple[list[Cure], list[Hopeless]]:
     """What to do about every file of the view that is not the same and whole everywhere."""
     cures: list[Cure] = []
     hopeless: list[Hopeless] = []
     slots = {name: meta.slot for r in view.replicas for name, meta in r.files.items()}
     for name in sorted(slots):
         wanted, holders = _majority(view, hashes, name)
+        kept: tuple[FileRef, ...] = ()
+        if wanted is None:
+            wanted, holders, kept = _signed_off(view, hashes, name, signed_off)
         for replica in view.replicas:
             if replica.node in holders:
                 continue
@@ -78,21 +92,39 @@ def decide(view: GroupView, hashes: Hashes, depth: str) -> tuple[list[Cure], lis
             if reason:
                 hopeless.append(Hopeless(replica.node, slots[name], name, reason))
             elif wanted is not None:
-                cures.append(Cure(replica.node, view.group, wanted, holders))
+                elsewhere = tuple(ref for ref in kept if ref.node != replica.node)
+                cures.append(Cure(replica.node, view.group, wanted, holders, elsewhere))
     return cures, hopeless
 
 
 def _majority(view: GroupView, hashes: Hashes, name: str) -> tuple[FileMeta | None, tuple[NodeId, ...]]:
     """The row under which more than half of the members hold the file whole, and which those are."""
-    whole = {
-        r.node: r.files[name]
-        for r in view.replicas
-        if name in r.files and hashes.get((r.node, name)) == r.files[name].xxh3
-    }
+    whole = _whole(view, hashes, name)
     for row, votes in Counter(whole.values()).most_common(1):
         if 2 * votes > len(view.members):
             return row, tuple(node for node, own in whole.items() if own == row)
     return None, ()
+
+
+def _whole(view: GroupView, hashes: Hashes, name: str) -> dict[NodeId, FileMeta]:
+    """The rows of the replicas that hold the file whole."""
+    return {
+        r.node: r.files[name]
+        for r in view.replicas
+        if name in r.files and hashes.get((r.node, name)) == r.files[name].xxh3
+    }
+
+
+def _signed_off(
+    view: GroupView, hashes: Hashes, name: str, signed_off: SignedOff
+) -> tuple[FileMeta | None, tuple[NodeId, ...], tuple[FileRef, ...]]:
+    """The only row of the file whose bytes previous holders keep, who holds it whole, and those copies."""
+    rows = {r.files[name] for r in view.replicas if name in r.files}
+    kept = {row: refs for row in rows if (refs := signed_off.get((row.slot, row.order[1:], row.xxh3)))}
+    if len(kept) != 1:
+        return None, (), ()
+    ((row, refs),) = kept.items()
+    return row, tuple(node for node, own in _whole(view, hashes, name).items() if own == row), refs
 
 
 def _why_not(
@@ -108,7 +140,10 @@ def _why_not(
     if view.cut is None:
         return "the group could not be asked for one index at which to compare its replicas"
     if wanted is None:
-        return f"no majority of the {len(view.members)} replicas holds one whole version of it"
+        return (
+            f"no majority of the {len(view.members)} replicas holds one whole version of it,"
+            " and no previous holder keeps a signed-off one"
+        )
     if own is None:
         return "this replica's manifest does not name it"
     if (node, name) not in hashes:
@@ -145,6 +180,8 @@ class Repairer:
         cures: list[Cure] = []
         for part in parts:
             some, hopeless = decide(part, hashes, self._depth)
+            if hopeless and (signed_off := self._signed_off(part)):
+                some, hopeless = decide(part, hashes, self._depth, signed_off)
             cures += [c for c in some if c.place in asked]
             self.reasons |= {(h.node, h.slot, h.file): h.reason for h in hopeless}
         for done, cure in enumerate(cures):
@@ -169,6 +206,26 @@ class Repairer:
                 hashes |= {(replica.node, name): found for name, found in reply.found if name in wanted}
         return hashes
 
+    def _signed_off(self, part: GroupView) -> SignedOff:
+        """What previous holders keep of these slots, by a change that was signed off and is held."""
+        slots = ranges.from_slots({meta.slot for r in part.replicas for meta in r.files.values()})
+        operations = [o for o in self._cluster.meta().operations if o.signed_off and not o.ended]
+        moves = [(o, m) for o in operations for m in o.moves if m.target == part.group]
+        found: defaultdict[tuple[int, Order, str], list[FileRef]] = defaultdict(list)
+        for operation, move in moves:
+            wanted = ranges.intersect(move.slots, slots)
+            for node in move.source_members if wanted else ():
+                request = OpenSource(operation.id, move.source, wanted)
+                try:
+                    offer = expect(self._cluster.call(node, request, EXPORT_TIMEOUT_S), SourceOpened)
+                except NodeAgentError:
+                    continue
+                for pulled in offer.slots:
+                    for meta in pulled.files:
+                        ref = FileRef(node, offer.snapshot, meta.name, meta.size, meta.xxh3)
+                        found[pulled.slot, meta.order, meta.xxh3].append(ref)
+        return {key: tuple(refs) for key, refs in found.items()}
+
     def _cure(self, cure: Cure) -> None:
         try:
             sources = self._sources(cure)
@@ -190,9 +247,9 @@ class Repairer:
 
     def _sources(self, cure: Cure) -> list[FileRef]:
         """Snapshots that have the wanted file. Raises the last holder's error when there is none."""
-        sources: list[FileRef] = []
+        sources = list(cure.kept[:SOURCES])
         last = NodeAgentError(f"no replica offers {cure.wanted.name} any more")
-        for node in cure.holders:
+        for node in cure.holders if not sources else ():
             try:
                 offer = self._offer(node, cure.group, cure.wanted.slot)
             except NodeAgentError as error:

@@ -130,7 +130,7 @@ def test_a_node_that_dies_while_it_leaves_has_left(world: World) -> None:
     )
     assert said.code == 0, said.err
     operation = said.json["operations"][0]
-    world.wait_stage(operation, Stage.MOVING)
+    world.wait_stage(operation, Stage.FORMAL)  # so slow that it is in there when the node is given up
     assert world.fleet.kill(leaver)
     time.sleep(SILENT_MS / 1000)
     removing = world.process("cluster", "remove-node", leaver, "--dead", "--confirm", "plant")

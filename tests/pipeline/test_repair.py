@@ -11,7 +11,7 @@ from iotctl.pipeline import verify
 from iotctl.pipeline.repair import Cure, decide
 from iotctl.pipeline.replicas import GroupView, Replica
 from iotctl.pipeline.report import VerifyReport
-from nodeagent.model.files import FileMeta
+from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import PartitionKey
 from tests.pipeline.fake import Maker
 from tests.pipeline.rows import MACHINES, machines, with_cell
@@ -72,6 +72,34 @@ def test_nothing_without_a_majority_of_all_members(rows: Rows, bytes_: dict[str,
     cures, hopeless = decide(*case(rows, bytes_, members), "content")
     assert not cures
     assert all("no majority" in h.reason for h in hopeless) and hopeless
+
+
+ADOPTED = msgspec.structs.replace(FILE, order=(7, 5))
+KEPT = (FileRef("n1", "s", "old", 10, GOOD), FileRef("n9", "s", "old", 10, GOOD))
+
+
+def test_without_a_majority_a_signed_off_copy_is_as_good() -> None:
+    """A previous holder keeps the bytes that the only row in question names; a node is not its own source."""
+    signed_off = {(3, (5,), GOOD): KEPT}
+    view, hashes = case(dict.fromkeys(NODES, ADOPTED), {"n1": BAD, "n2": BAD, "n3": GOOD})
+    assert decide(view, hashes, "hash", signed_off) == (
+        [
+            Cure("n1", "n1.1", ADOPTED, ("n3",), KEPT[1:]),
+            Cure("n2", "n1.1", ADOPTED, ("n3",), KEPT),
+        ],
+        [],
+    )
+    other = {(3, (5,), "d" * 32): KEPT, (4, (5,), GOOD): KEPT, (3, (6,), GOOD): KEPT}
+    assert not decide(view, hashes, "hash", other)[0]
+
+
+def test_a_majority_counts_more_than_what_previous_holders_keep() -> None:
+    """They were sealed long ago: what the group agrees on since is newer."""
+    view, hashes = case(dict.fromkeys(NODES, ADOPTED), {"n1": BAD, "n2": GOOD, "n3": GOOD})
+    assert decide(view, hashes, "hash", {(3, (5,), GOOD): KEPT}) == (
+        [Cure("n1", "n1.1", ADOPTED, ("n2", "n3"))],
+        [],
+    )
 
 
 def test_a_forged_row_is_for_content_alone() -> None:
