@@ -4,6 +4,8 @@ Evidence is recorded as sets: a command that arrives twice, late or from an old 
 nothing. The entry that completes a stage's evidence is the one that leaves the stage.
 """
 
+from collections import Counter
+
 import msgspec
 
 from nodeagent.meta import commands as c
@@ -182,12 +184,19 @@ def missing(op: Operation, target: str, node: str, incarnation: str) -> SlotRang
 
 
 def copies_disagree(op: Operation, target: str) -> str:
-    """Members of `target` whose copies of the same slots differ in content; "" when none do."""
+    """Members of `target` whose copies of the same slots differ in content; "" when none do. Those that were
+    given up do not count: that is how an operator goes on without the wrong one."""
+    members = op.required(target)
     digests: dict[SlotRanges, dict[str, str]] = {}
     for r in op.copies:
-        if r.target == target:
+        if r.target == target and r.node in members:
             digests.setdefault(r.slots, {})[r.node] = r.digest
     for slots, by_node in digests.items():
-        if len(set(by_node.values())) > 1:
-            return f"copies of slots {slots[0]}… differ between {', '.join(sorted(by_node))}"
+        votes = Counter(by_node.values())
+        if len(votes) == 1:
+            continue
+        what = f"copies of slots {slots[0]}… differ between {', '.join(sorted(by_node))}"
+        usual, count = votes.most_common(1)[0]
+        odd = sorted(node for node, digest in by_node.items() if digest != usual)
+        return f"{what}: {', '.join(odd)} against the others" if 2 * count > len(by_node) else what
     return ""

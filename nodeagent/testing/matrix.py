@@ -18,7 +18,16 @@ from nodeagent.testing.parallel import whys
 from nodeagent.testing.scenario import Scenario
 
 KINDS = ("add-node", "remove-node", "replace-node")
-ROLES = ("meta leader", "losing leader", "gaining leader", "newcomer", "leaver", "overlapping member")
+ROLES = (
+    "meta leader",
+    "losing leader",
+    "gaining leader",
+    "newcomer",
+    "leaver",
+    "overlapping member",
+    "iotctl",
+    "Spark driver",
+)
 RETURNS = ("early", "late")
 EARLY_MS, HELD_MS = 300, 2_500
 OLD = "node2"
@@ -47,6 +56,8 @@ class Case:
     @property
     def skipped(self) -> str:
         """Why there is nothing to run; "" when there is."""
+        if self.role in ("iotctl", "Spark driver"):
+            return "no process of the simulator: tests.cluster.matrix kills it"
         if self.role == "newcomer" and self.kind == "remove-node":
             return "nobody comes"
         if self.role == "leaver" and self.kind == "add-node":
@@ -133,10 +144,19 @@ def _victim(scenario: Scenario, op: Operation, role: str) -> str:
             return shared[0]
 
 
-def run_all(cases: Iterable[C], run_case: Callable[[C, int], None], seeds: int) -> int:
-    """Run every case with every seed and print what came of each; how many failed."""
+def run_all(cases: Iterable[C], run_case: Callable[[C, int], None], seeds: int, first: int = 0) -> int:
+    """Run every case with so many seeds of its own and print what came of each; how many failed.
+
+    Args:
+        first: the number of the first case in the whole table: its seeds are those it has there.
+    """
     every = list(cases)
-    jobs = [(case, seed) for case in every if not case.skipped for seed in range(1, seeds + 1)]
+    jobs = [
+        (case, number * seeds + turn)
+        for number, case in enumerate(every, first)
+        if not case.skipped
+        for turn in range(1, seeds + 1)
+    ]
     failed = 0
     results = zip(jobs, whys(run_case, jobs), strict=True)
     for case in every:
@@ -152,7 +172,7 @@ def run_all(cases: Iterable[C], run_case: Callable[[C, int], None], seeds: int) 
 def main(cases: Iterable[C], run_case: Callable[[C, int], None]) -> int:
     """The table as the command line asks for it: with so many seeds, `COUNT` cases from number `FIRST` on."""
     seeds, first, count = (*map(int, sys.argv[1:]), *(1, 0, 1 << 30)[len(sys.argv) - 1 :])
-    return 1 if run_all(islice(cases, first, first + count), run_case, seeds) else 0
+    return 1 if run_all(islice(cases, first, first + count), run_case, seeds, first) else 0
 
 
 if __name__ == "__main__":

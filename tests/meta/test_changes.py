@@ -280,9 +280,14 @@ def test_copies_that_differ_are_named() -> None:
     run_to(meta, Stage.MOVING)
     op, target = meta.op, meta.op.gaining[0]
     slots = changes.wanted(op, target, "e")
-    for name, digest in (("e", "1"), ("a", "2")):
+    odd, right = sorted(op.required(target) - {"e"})
+    for name, digest in (("e", "1"), (odd, "2")):
         meta.do(c.Copied(5, op.id, CopyRecord(target, name, f"i-{name}", slots, digest, 1, 1)))
-    assert "a, e" in changes.copies_disagree(op, target)
+    assert changes.copies_disagree(op, target).endswith(f"differ between {odd}, e")
+    meta.do(c.Copied(5, op.id, CopyRecord(target, right, f"i-{right}", slots, "1", 1, 1)))
+    assert changes.copies_disagree(op, target).endswith(f": {odd} against the others")
+    assert isinstance(meta.do(c.SteerOperation(6, op.id, "dead", "me", node=odd)), OperationReply)
+    assert not changes.copies_disagree(op, target), "it is not needed any more"
 
 
 @pytest.mark.parametrize(
