@@ -340,7 +340,9 @@ def remove_node(
     if dead:
         if len(names) > 1:
             raise typer.BadParameter("dead nodes are removed one by one", param_hint="NODE")
-        if _bury(session, names[0], "remove the dead", confirm, dry_run=dry_run):
+        if _bury(
+            session, names[0], "remove the dead", confirm, dry_run=dry_run, write_spec=not no_write_spec
+        ):
             return 0
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
     plan = make_remove(facts, names, accept_layout=accept_layout or dead)
@@ -385,7 +387,9 @@ def replace_node(
 
     session = session_of(ctx)
     options = change_options(verify, depth, no_migrate, hold_release, rate, dead=dead)
-    if dead and _bury(session, old, "replace the dead", confirm, dry_run=dry_run, by=new):
+    if dead and _bury(
+        session, old, "replace the dead", confirm, dry_run=dry_run, write_spec=not no_write_spec, by=new
+    ):
         return 0
     facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
     plan = make_replace(facts, old, new, accept_layout=accept_layout or dead)
@@ -403,7 +407,14 @@ def replace_node(
 
 
 def _bury(
-    session: Session, node: str, what: str, confirm: str | None, *, dry_run: bool, by: str = ""
+    session: Session,
+    node: str,
+    what: str,
+    confirm: str | None,
+    *,
+    dry_run: bool,
+    write_spec: bool,
+    by: str = "",
 ) -> bool:
     """Before a change without `node`: it must be silent, and an open operation must go on without it.
 
@@ -415,7 +426,7 @@ def _bury(
     """
     from iotctl.cli.provisioning import provisioning
     from iotctl.errors import RefusedProblem
-    from iotctl.execute.change import Executed, check_silent, finish_removal
+    from iotctl.execute.change import Executed, check_silent, forget_node
     from iotctl.execute.operations import open_operations, wait_operation
     from iotctl.execute.status import DEAD
     from nodeagent.model.requests import Steer
@@ -427,10 +438,9 @@ def _bury(
         return False
     session.confirm_name(f"{what} {node} ({session.source.name})", name=session.source.name, given=confirm)
     for operation in open_operations(session.cluster.meta(strong=True)):
-        if node in operation.dead:
-            continue
-        session.cluster.steer(Steer(operation.id, "dead", session.operator, node=node))
-        session.output.note(f"{operation.id} goes on without {node}")
+        if node not in operation.dead:
+            session.cluster.steer(Steer(operation.id, "dead", session.operator, node=node))
+        session.output.note(f"{operation.id} ({operation.title}) goes on without {node}")
         with session.progress() as progress:
             found = wait_operation(
                 session.cluster,
@@ -441,7 +451,7 @@ def _bury(
         if node in (there := [n.node for n in session.cluster.meta(strong=True).nodes]):
             continue
         with session.progress() as progress, provisioning(session, progress) as provisioner:
-            finish_removal(session.cluster, session.source, provisioner, found, session.output.note)
+            forget_node(session.source, provisioner, node, session.output.note, write_spec=write_spec)
         if by and by not in there:
             raise RefusedProblem(
                 f"{node} left the cluster with {found.id} ({found.title}), and {by} is not in its place",

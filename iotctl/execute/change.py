@@ -242,6 +242,14 @@ def finish_removal(
         _removed(source, provisioner, node, ChangeRequest(operation.by), on_note)
 
 
+def forget_node(
+    source: ClusterSource, provisioner: Provisioner, node: str, on_note: OnNote, *, write_spec: bool
+) -> None:
+    """As `finish_removal`, of a node that the cluster does not know any more, whichever way it went."""
+    if node in load_cluster(source.path).node_names:
+        _removed(source, provisioner, node, ChangeRequest("", write_spec=write_spec), on_note)
+
+
 def _removed(
     source: ClusterSource, provisioner: Provisioner, node: str, request: ChangeRequest, on_note: OnNote
 ) -> None:

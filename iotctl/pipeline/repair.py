@@ -25,6 +25,7 @@ from iotctl.pipeline.report import Mismatch, Progress, Repair, Unread
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.files import FileMeta, FileRef, Order
 from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.limits import REPAIR_SOURCES_MAX
 from nodeagent.model.requests import ExportFiles, FileRepaired, OpenSource, RepairFile, SourceOpened
 from nodeagent.partition import ranges
 
@@ -246,10 +247,11 @@ class Repairer:
         )
 
     def _sources(self, cure: Cure) -> list[FileRef]:
-        """Snapshots that have the wanted file. Raises the last holder's error when there is none."""
-        sources = list(cure.kept[:SOURCES])
+        """Snapshots that have the wanted file, of who was seen to hold it whole first. Raises the last
+        holder's error when there is none."""
+        sources: list[FileRef] = []
         last = NodeAgentError(f"no replica offers {cure.wanted.name} any more")
-        for node in cure.holders if not sources else ():
+        for node in cure.holders:
             try:
                 offer = self._offer(node, cure.group, cure.wanted.slot)
             except NodeAgentError as error:
@@ -260,6 +262,7 @@ class Repairer:
                 sources.append(FileRef(node, offer.snapshot, meta.name, meta.size, meta.xxh3))
             if len(sources) == SOURCES:
                 break
+        sources = [*sources, *cure.kept][:REPAIR_SOURCES_MAX]
         if not sources:
             raise last
         return sources

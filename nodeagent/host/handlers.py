@@ -1,6 +1,6 @@
 """Requests, dealt out to who answers them. Every request gets exactly one reply."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from nodeagent.host import reads, writes
 from nodeagent.host.admission import check_status
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.meta_replica import MetaReplica
-from nodeagent.host.operations import plan_begin, plan_give_up, plan_without
+from nodeagent.host.operations import check_silent, plan_begin, plan_give_up, plan_without
 from nodeagent.meta import commands as meta
 from nodeagent.meta.runs import fenced
 from nodeagent.meta.state import MetaState
@@ -169,7 +169,13 @@ class Handlers:
         planned = plan_begin(self.host, request)
         if not isinstance(planned, meta.Begin):
             return self.host.desk.reply(token, planned)
-        Probes(self.host, token, replica, planned, groups_of(planned, self.host.meta)).start()
+        leaves = request.node if request.kind == "remove-node" else request.replaces
+
+        def still() -> q.ErrorReply | None:
+            # A group may have answered because the node that is to be fenced is back.
+            return check_silent(self.host, leaves) if request.options.dead else None
+
+        Probes(self.host, token, replica, planned, groups_of(planned, self.host.meta), still).start()
         return None
 
     def _steer(self, token: int, replica: MetaReplica, request: q.Steer) -> None:
@@ -190,7 +196,12 @@ class Handlers:
         affected = plan_without(self.host, request.operation, request.node)
         if isinstance(affected, q.ErrorReply):
             return self.host.desk.reply(token, affected)
-        Probes(self.host, token, replica, command, affected).start()
+        node = request.node if affected else ""
+
+        def still() -> q.ErrorReply | None:
+            return check_silent(self.host, node) if node else None
+
+        Probes(self.host, token, replica, command, affected, still).start()
         return None
 
     # --- data --------------------------------------------------------------------------------------
@@ -279,10 +290,10 @@ def _check_bounds(host: "Host", request: q.Request) -> q.ErrorReply | None:
 
 class Probes:
     """Asks the members of every affected group for a read index, each until one of the group has it; proposes
-    the command if every group answers in time. An election under way has its time too."""
+    the command if every group answers in time, and nothing has come between (`still`)."""
 
-    TIMEOUTS = 2
-    """Election timeouts that a group has."""
+    WITHIN_MS = 1_500
+    """Clients wait for an answer at least 2 s."""
 
     AGAIN_MS = 100
 
@@ -293,19 +304,21 @@ class Probes:
         replica: MetaReplica,
         command: meta.Begin | meta.SteerOperation,
         groups: Mapping[GroupId, tuple[NodeId, ...]],
+        still: Callable[[], q.ErrorReply | None],
     ) -> None:
         self.host = host
         self.token = token
         self.replica = replica
         self.command = command
         self.waiting = dict(groups)
+        self.still = still
         self.why: dict[GroupId, str] = {}
         self.ended = False
 
     def start(self) -> None:
         if not self.waiting:
             return self._finish()
-        self.host.desk.later(self.TIMEOUTS * self.host.config.raft.election_timeout_ms, self._finish)
+        self.host.desk.later(self.WITHIN_MS, self._finish)
         for group, members in list(self.waiting.items()):
             for node in members:
                 self._ask(group, node)
@@ -345,6 +358,9 @@ class Probes:
                 "start the missing nodes (`iotctl cluster status`); gone for ever, and no change is open: "
                 "iotctl cluster recover NODE...",
             )
+        refusal = self.still()
+        if refusal is not None:
+            return self.host.desk.reply(self.token, refusal)
         self.replica.propose([meta.encode(self.command)], self.token)
         return None
 

@@ -431,17 +431,20 @@ def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: 
         return ErrorReply(
             "refused", f"{leaves} is dead: an earlier change went on without it", "repeat with --dead"
         )
-    return _check_silent(host, leaves) if request.options.dead else None
+    return check_silent(host, leaves) if request.options.dead else None
 
 
-def _check_silent(host: "Host", node: NodeId) -> ErrorReply | None:
+def check_silent(host: "Host", node: NodeId) -> ErrorReply | None:
+    """Why `node` cannot be called dead, if so."""
     silent_ms = host.desk.now - host.heard.get(node, -(1 << 62))
     limit_ms = SILENT_TIMEOUTS * host.config.raft.election_timeout_ms
-    if node == host.node or silent_ms < limit_ms:
+    if node == host.node:
+        return ErrorReply("refused", f"{node} is not dead: it leads the meta group", "leave --dead out")
+    if silent_ms < limit_ms:
         return ErrorReply(
             "refused",
             f"{node} is not dead: {host.node} heard from it {max(0, silent_ms)} ms ago",
-            "leave --dead out",
+            f"repeat when it has been silent for {limit_ms / 1000:g} s, or leave --dead out",
         )
     return None
 
@@ -473,7 +476,7 @@ def plan_without(
     op = host.meta.operation(operation)
     if op is None or op.ended or node in op.dead:
         return {}  # the entry says what there is to say
-    refusal = _check_silent(host, node)
+    refusal = check_silent(host, node)
     if refusal is not None:
         return refusal
     joins = {c.group: (c.joins,) for c in op.changes if c.joins is not None}
@@ -488,5 +491,5 @@ def plan_without(
 def plan_give_up(host: "Host", request: GiveUp) -> meta.GiveUp | ErrorReply:
     """The entry that gives nodes up, or why not."""
     command = meta.GiveUp(host.desk.wall, request.nodes, request.heirs, request.table_version, request.by)
-    silent = (_check_silent(host, n) for n in request.nodes)
+    silent = (check_silent(host, n) for n in request.nodes)
     return host.meta.check_give_up(command) or next(filter(None, silent), None) or command

@@ -4,8 +4,6 @@ Evidence is recorded as sets: a command that arrives twice, late or from an old 
 nothing. The entry that completes a stage's evidence is the one that leaves the stage.
 """
 
-from collections import Counter
-
 import msgspec
 
 from nodeagent.meta import commands as c
@@ -185,18 +183,26 @@ def missing(op: Operation, target: str, node: str, incarnation: str) -> SlotRang
 
 def copies_disagree(op: Operation, target: str) -> str:
     """Members of `target` whose copies of the same slots differ in content; "" when none do. Those that were
-    given up do not count: that is how an operator goes on without the wrong one."""
+    given up do not count: that is how an operator goes on without the wrong one.
+
+    Which that is the copies do not tell: a member that was a holder keeps its own, and the newcomer took its
+    from one of them, so that two that agree may have one source.
+    """
     members = op.required(target)
     digests: dict[SlotRanges, dict[str, str]] = {}
     for r in op.copies:
         if r.target == target and r.node in members:
             digests.setdefault(r.slots, {})[r.node] = r.digest
     for slots, by_node in digests.items():
-        votes = Counter(by_node.values())
-        if len(votes) == 1:
-            continue
-        what = f"copies of slots {slots[0]}… differ between {', '.join(sorted(by_node))}"
-        usual, count = votes.most_common(1)[0]
-        odd = sorted(node for node, digest in by_node.items() if digest != usual)
-        return f"{what}: {', '.join(odd)} against the others" if 2 * count > len(by_node) else what
+        alike: dict[str, list[str]] = {}
+        for node in sorted(by_node):
+            alike.setdefault(by_node[node], []).append(node)
+        if len(alike) > 1:
+            sides = " and ".join(", ".join(nodes) for nodes in alike.values())
+            return f"{disagreement(target)} {slots[0]}… differ between {sides}"
     return ""
+
+
+def disagreement(target: str) -> str:
+    """How `copies_disagree` begins for this group."""
+    return f"{target}: copies of slots"

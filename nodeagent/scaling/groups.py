@@ -190,7 +190,9 @@ def _adopt(op: Operation, look: Look) -> list[Action]:
     trouble = changes.copies_disagree(op, look.group)
     if trouble:
         return [] if op.last_error == trouble else [Report(meta.ReportError(look.now, op.id, trouble))]
-    return [] if look.state.adopting else [AdoptNow(op.id)]
+    mended = op.last_error.startswith(changes.disagreement(look.group))
+    said: list[Action] = [Report(meta.ReportError(look.now, op.id, ""))] if mended else []
+    return said if look.state.adopting else [*said, AdoptNow(op.id)]
 
 
 def _release(op: Operation, look: Look) -> list[Action]:

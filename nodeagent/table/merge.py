@@ -99,12 +99,11 @@ def _surviving(
         if tomb.table != schema.table:
             continue
         older = sum(rows for order, rows in ages if order < tomb.order)
-        # Rows of an older schema have no value where the delete names a later tag.
-        if any(name not in schema.tags and value is not None for name, value in tomb.tags):
+        # Nodes refuse a delete by what is no tag. One that was logged before they did deletes nothing.
+        if any(name not in columns or columns[name].type != pa.string() for name, _ in tomb.tags):
             continue
-        tags = tuple((name, value) for name, value in tomb.tags if name in schema.tags)
-        prefix = {name: columns[name].slice(0, older) for name, _ in tags}
-        keep[:older] &= ~_matches(prefix, time[:older], tomb.time_from, tomb.time_to, tags)
+        prefix = {name: columns[name].slice(0, older) for name, _ in tomb.tags}
+        keep[:older] &= ~_matches(prefix, time[:older], tomb.time_from, tomb.time_to, tomb.tags)
     return None if keep.all() else keep
 
 

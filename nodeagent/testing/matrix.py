@@ -94,7 +94,7 @@ def run_case(case: Case, seed: int) -> None:
     record = scenario.record(operation)
     assert record is not None and record.stage.value == stage, f"{case.point}: in {record}"
     victim = _victim(scenario, record, case.role)
-    scenario.kill(victim, EARLY_MS if case.back == "early" else 1 << 30, power=bool(seed % 2))
+    scenario.kill(victim, EARLY_MS if case.back == "early" else 1 << 30, power=bool(seed // 2 % 2))
     _, reached = scenario.kills_at[-1]
     assert reached == stage, f"the kill fell in {reached}"
     scenario.sim.pause(HELD_MS)

@@ -283,9 +283,10 @@ def test_copies_that_differ_are_named() -> None:
     odd, right = sorted(op.required(target) - {"e"})
     for name, digest in (("e", "1"), (odd, "2")):
         meta.do(c.Copied(5, op.id, CopyRecord(target, name, f"i-{name}", slots, digest, 1, 1)))
-    assert changes.copies_disagree(op, target).endswith(f"differ between {odd}, e")
+    assert changes.copies_disagree(op, target).endswith(f"differ between {odd} and e")
     meta.do(c.Copied(5, op.id, CopyRecord(target, right, f"i-{right}", slots, "1", 1, 1)))
-    assert changes.copies_disagree(op, target).endswith(f": {odd} against the others")
+    sides = " and ".join(sorted([odd, ", ".join(sorted([right, "e"]))]))
+    assert changes.copies_disagree(op, target).endswith(f"differ between {sides}")
     assert isinstance(meta.do(c.SteerOperation(6, op.id, "dead", "me", node=odd)), OperationReply)
     assert not changes.copies_disagree(op, target), "it is not needed any more"
 

@@ -168,3 +168,19 @@ def test_adoption_does_not_wait_for_the_dead() -> None:
     assert groups.due(op, look(NEW, made)) == []
     op.dead.append("n")
     assert groups.due(op, look(NEW, made)) == [AdoptNow("op-9")]
+
+
+def test_copies_that_agree_again_are_no_trouble_any_more() -> None:
+    """Who was wrong is given up: what it was about is not said for ever. Another group's trouble stays."""
+    op = operation(Stage.MOVING)
+    made = state(NEW, OPEN)
+    op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d" if n != "n" else "e", 1, 1) for n in "abn"]
+    (report,) = groups.due(op, look(NEW, made))
+    assert isinstance(report, Report) and isinstance(report.command, meta.ReportError)
+    op.last_error = report.command.what
+    assert groups.due(op, look(NEW, made)) == []
+    op.dead.append("n")
+    clear = Report(meta.ReportError(7, "op-9", ""))
+    assert groups.due(op, look(NEW, made)) == [clear, AdoptNow("op-9")]
+    op.last_error = op.last_error.replace(NEW, OLD)
+    assert groups.due(op, look(NEW, made)) == [AdoptNow("op-9")]
