@@ -1,4 +1,4 @@
-"""Some cases of the kill matrix on real agents; `make matrix` runs all of them."""
+"""A dozen cases of the kill matrix on real agents; `make matrix` runs all of them."""
 
 from collections.abc import Iterator
 
@@ -22,6 +22,8 @@ CHOSEN = (
     Case("remove-node", "before:MOVING", "leaver", "late"),
     Case("add-node", "after:RELEASED", "newcomer", "late"),
     Case("remove-node", "before:RELEASED", "iotctl", "early"),
+    Case("add-node", "after:FORMAL", "newcomer", "early"),
+    Case("remove-node", "before:RELEASED", "Spark driver", "early"),
 )
 
 
