@@ -69,7 +69,8 @@ def run_case(case: Cancel, seed: int) -> None:
     scenario.sim.faults.duplicate = 0.2
     before = state_of(scenario)
     scenario.hold(case.point)
-    operation = _begin(scenario, case.kind)
+    with scenario.locked():
+        operation = _begin(scenario, case.kind)
     stage = stage_at(case.point)
     scenario.until(lambda: scenario.stage(operation) == stage, f"{case.point} is reached")
     scenario.sim.pause(HELD_MS)

@@ -4,7 +4,8 @@ Every third seed also moves slots between the groups at the end. Which seeds do 
 that the others are the runs they always were.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -91,6 +92,9 @@ class Scenario:
         """They died for good."""
 
         self.operations: list[str] = []
+        self.lock = 0
+        """Serial of the cluster's lock, under which changes are begun; 0 for none."""
+
         self.safety = Safety()
         self.sim.checks.append(self.safety)
 
@@ -146,6 +150,9 @@ class Scenario:
             if begun:  # an answer was lost, and what was asked for may even be over
                 got.append(ErrorReply("busy", "it was begun before", details={"operation": begun}))
                 return
+            if isinstance(request, q.DropLock) and reply.code == "not_found":  # an answer was lost
+                got.append(reply)
+                return
             refusals.append(reply)
             leader = reply.details.get("leader")
             target[0] = leader if isinstance(leader, str) else self.sim.rng.choice(self.view.nodes)
@@ -171,6 +178,18 @@ class Scenario:
         for group in self.storage_groups:
             self.request(q.PutSchema(schema_of(group)), q.SchemaInForce)
         self.request(q.PutSchema(schema_of(EXPIRING), TTL_MS), q.SchemaInForce)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Changes are begun under the cluster's lock, as iotctl does: a request that the network delivers
+        once more, when the change it began was cancelled, begins no other.
+        """
+        taken = self.request(q.TakeLock("sim", "a change", "sim", LIMIT_MS), q.LockReply)
+        assert isinstance(taken, q.LockReply)
+        self.lock = taken.lock.serial
+        yield
+        self.request(q.DropLock(self.lock, "sim", "begun"), q.Accepted)
+        self.lock = 0
 
     def change(
         self, kind: str, node: str, options: Options = PLAIN, *, replaces: str = "", after: str | None = None
@@ -205,7 +224,7 @@ class Scenario:
 
     def _begin(self, begin: q.BeginChange) -> str:
         self.history.change_began = self.sim.now
-        reply = self.request(begin, OperationReply)
+        reply = self.request(msgspec.structs.replace(begin, lock=self.lock), OperationReply)
         if isinstance(reply, OperationReply):
             name = reply.operation.id
         else:

@@ -1,8 +1,14 @@
 """Cancels at hold points in the simulator; `make matrix` runs every case."""
 
+import pytest
+
+from nodeagent.model import requests as q
+from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.scaling.holds import POINTS
-from nodeagent.testing.cancels import KINDS, WAYS, cases, run_case
+from nodeagent.testing.cancels import KINDS, WAYS, cases, run_case, state_of
 from nodeagent.testing.parallel import whys
+from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import CLIENT
 
 EVERY = 11
 
@@ -13,6 +19,40 @@ def test_a_spread_of_cancels_ends_in_the_old_or_the_new_state() -> None:
     results = whys(run_case, [(case, 1) for case in chosen], 2)
     failed = [f"{case}: {why}" for case, why in zip(chosen, results, strict=True) if why]
     assert not failed, "\n".join(failed)
+
+
+def test_a_request_that_comes_again_after_the_cancel_begins_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 17 delivered what began a change once more 1.2 s later, without a lock: it began a second one."""
+    scenario = Scenario(17)
+    scenario.begin(reads=False)
+    newcomer = scenario.newcomers[0]
+    scenario.sim.nodes[newcomer].start()
+    scenario.sim.pause(1_500)
+    before = state_of(scenario)
+    asked: list[q.Request] = []
+    request = scenario.request
+
+    def noted(what: q.Request, accept: type[Reply]) -> Reply:
+        asked.append(what)
+        return request(what, accept)
+
+    monkeypatch.setattr(scenario, "request", noted)
+    scenario.hold("after:SEALED")
+    with scenario.locked():
+        operation = scenario.change("add-node", newcomer)
+    scenario.request(q.Steer(operation, "cancel", "sim"), OperationReply)
+    scenario.hold()
+    assert not scenario.finish(operation, cancelled=True)
+    (again,) = (r for r in asked if isinstance(r, q.BeginChange))
+    got: list[Reply] = []
+    nodes = [n.node for n in scenario.sim.nodes.values() if n.alive]
+    for node in nodes:
+        scenario.sim.call(CLIENT, node, again, got.append)
+    scenario.until(lambda: len(got) == len(nodes), "every request is answered")
+    assert any(isinstance(r, ErrorReply) and "is not held any more" in r.what for r in got), got
+    assert [op.id for op in scenario.newest().image.operations] == [operation] and state_of(
+        scenario
+    ) == before
 
 
 def test_every_point_is_cancelled_at_in_every_way() -> None:
