@@ -21,7 +21,7 @@ from nodeagent.scaling.holds import POINTS
 from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.matrix import OLD, main, stage_at
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import CLEAN_MS, CLIENT
+from nodeagent.testing.sim import CLEAN_MS, CLIENT, LATE_MS
 
 KINDS = ("add-node", "remove-node", "replace-node", "rebalance")
 WAYS = ("plain", "paused", "at once by three", "newcomer killed")
@@ -143,6 +143,7 @@ def _cancel(scenario: Scenario, case: Cancel, operation: str) -> Reply:
         case "paused":
             scenario.request(q.Steer(operation, "pause", "sim"), OperationReply)
             reply = scenario.request(cancel, OperationReply)
+            scenario.sim.pause(2 * LATE_MS)  # or a pause that is delivered once more outlives the resume
             scenario.request(q.Steer(operation, "resume", "sim"), OperationReply)
             return reply
         case "at once by three":
