@@ -218,7 +218,9 @@ def _errors() -> Iterator[None]:
 
 
 def _fail(what: str, next_step: str, code: int) -> NoReturn:
-    typer.echo(f"error: {what}", err=True)
+    from nodeagent.model.text import printable
+
+    typer.echo(printable(f"error: {what}", keep="\n"), err=True)
     if next_step:
-        typer.echo(f"next: {next_step}", err=True)
+        typer.echo(printable(f"next: {next_step}", keep="\n"), err=True)
     sys.exit(code)

@@ -142,7 +142,7 @@ def _print(session: Session, fleet: LocalFleet, kind: str, *, hints: bool = Fals
             for n in nodes
         ]
         shown: list[Table | str] = [Table(("node", "state", "pid", "address", "http"), rows)]
-        if hints:
+        if hints and not session.options.quiet:
             shown.append(f"export IOTCTL_CLUSTER={fleet.spec_path}\n" + "\n".join(f"  {c}" for c in commands))
         return shown
 

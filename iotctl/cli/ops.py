@@ -83,7 +83,7 @@ def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False
         if found.stage not in PAUSABLE:
             raise RefusedProblem(f"{found.id} is in stage {found.stage}: nothing is left to pause")
         return session.output.would(*[] if found.paused else [f"pause {found.id} ({found.title})"])
-    _print(session, [steer(session.cluster, found.id, "pause", session.operator)])
+    _print(session, [steer(session.cluster, found.id, "pause", session.operator)], session.cluster.statuses())
     session.output.note(f"next: iotctl ops resume {found.id}")
 
 
@@ -163,7 +163,7 @@ def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
     found = steer(session.cluster, operation, "release", session.operator)
     if found.leaving is not None:
         return watch_operation(session, found.id)
-    _print(session, [found])
+    _print(session, [found], session.cluster.statuses())
 
 
 @app.command()
@@ -211,7 +211,8 @@ def set_option(
         return session.output.would(
             *[f"set the rate of {found.id} ({found.title}) to {rate}"] if changes else []
         )
-    _print(session, [steer(session.cluster, operation, "set", session.operator, rate=bytes_per_s)])
+    changed = steer(session.cluster, operation, "set", session.operator, rate=bytes_per_s)
+    _print(session, [changed], session.cluster.statuses())
 
 
 def _check_open(found: Operation) -> None:
@@ -226,16 +227,15 @@ def _check_open(found: Operation) -> None:
 def _print(
     session: Session,
     operations: list[Operation],
-    statuses: Mapping[str, NodeStatus | NodeAgentError] | None = None,
+    statuses: Mapping[str, NodeStatus | NodeAgentError],
     *,
     stages: bool = False,
 ) -> None:
-    """With `statuses` the bytes that nodes have received and not yet recorded count too."""
+    """The bytes that nodes have received and not yet recorded count too."""
     from iotctl.cli import views
     from iotctl.execute.operations import Operations, describe_operation, received_bytes
 
     rows = [
-        describe_operation(o, now_ms=now_ms(), received=received_bytes(statuses or {}, o.id))
-        for o in operations
+        describe_operation(o, now_ms=now_ms(), received=received_bytes(statuses, o.id)) for o in operations
     ]
     session.output.emit("operations", Operations(rows), lambda: views.operation_tables(rows, stages=stages))

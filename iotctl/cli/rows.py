@@ -8,6 +8,7 @@ from iotctl.cli.session import Session
 from iotctl.humanize import count_text, span_text, time_text
 from iotctl.output.document import document, to_json, to_json_line, to_yaml
 from iotctl.output.table import Table
+from nodeagent.model.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,9 @@ def print_rows(session: Session, rows: pa.Table) -> None:
 
         sink = pa.BufferOutputStream()
         pacsv.write_csv(rows, sink)
-        session.out.write(sink.getvalue().to_pybytes().decode())
+        text = sink.getvalue().to_pybytes().decode()
+        # A file or a program gets every value as it is; a terminal would act on it.
+        session.out.write(printable(text, keep="\n") if session.out.isatty() else text)
     elif kind == "jsonl":
         for batch in rows.to_batches():
             session.out.write("".join(to_json_line(r) for r in _plain(batch)))

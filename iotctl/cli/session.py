@@ -205,10 +205,15 @@ class Session:
             raise RefusedProblem(
                 f"not confirmed: {question}", why="no terminal to ask on", next="repeat with --yes"
             )
-        self.err.write(f"{question} [y/N] ")
-        self.err.flush()
+        self._ask(f"{question} [y/N] ")
         if self.stdin.readline().strip().lower() not in ("y", "yes"):
             raise RefusedProblem("declined; nothing changed")
+
+    def _ask(self, text: str) -> None:
+        from nodeagent.model.text import printable
+
+        self.err.write(printable(text, keep="\n"))
+        self.err.flush()
 
     def confirm_name(self, question: str, *, name: str, given: str | None) -> None:
         """Grade two: the cluster's name must be given; `--yes` never replaces it.
@@ -217,8 +222,7 @@ class Session:
             RefusedProblem: another name, or nobody to ask.
         """
         if given is None and self.can_ask:
-            self.err.write(f"{question}\nType the cluster's name ({name}) to go on: ")
-            self.err.flush()
+            self._ask(f"{question}\nType the cluster's name ({name}) to go on: ")
             given = self.stdin.readline().strip()
         if given is None:
             raise RefusedProblem(

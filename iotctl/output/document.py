@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from nodeagent.model.text import is_printable, printable_json
+
 FORMAT_VERSION = 1
 
 
@@ -19,14 +21,18 @@ def document(kind: str, body: object) -> dict[str, Any]:
 
 def to_json(value: object) -> str:
     """Indented, one document, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+    return printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()) + "\n"
 
 
 def to_json_line(value: object) -> str:
-    return msgspec.json.encode(value).decode() + "\n"
+    return printable_json(msgspec.json.encode(value).decode()) + "\n"
 
 
 def to_yaml(value: object) -> str:
     import yaml
 
-    return str(yaml.safe_dump(msgspec.to_builtins(value), sort_keys=False, allow_unicode=True, width=110))
+    plain = msgspec.to_builtins(value)
+    text = str(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110))
+    if is_printable(text, keep="\n"):
+        return text
+    return str(yaml.safe_dump(plain, sort_keys=False, width=110))

@@ -4,6 +4,7 @@ import msgspec
 
 from iotctl.errors import Exit, IotctlError
 from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.text import printable
 
 EXIT_OF: dict[str, Exit] = {
     "error": Exit.BUG,
@@ -76,4 +77,4 @@ def to_lines(failure: Failure) -> str:
         lines.append(f"  why: {failure.why}")
     if failure.next:
         lines.append(f"  next: {failure.next}")
-    return "\n".join(lines) + "\n"
+    return "".join(printable(line, keep="\n") + "\n" for line in lines)

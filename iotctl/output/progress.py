@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
 from iotctl.humanize import bytes_text, span_text
+from nodeagent.model.text import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -72,7 +73,7 @@ class LineProgress(_Quiet):
 
     def _say(self, text: str) -> None:
         self._said, self._unsaid = text, ""
-        self._stream.write(f"{span_text(self._clock() - self._started):>8}  {text}\n")
+        self._stream.write(f"{span_text(self._clock() - self._started):>8}  {printable(text)}\n")
         self._stream.flush()
 
     def _close(self) -> None:
@@ -94,7 +95,7 @@ class BarProgress(_Quiet):
         if self._rich is None or unit != self._unit:
             self._open(unit)
         assert self._rich is not None and self._task is not None
-        text = f"{phase} ({note})" if note else phase
+        text = printable(f"{phase} ({note})" if note else phase)
         self._rich.update(self._task, description=text, completed=done, total=total or None)
 
     def __exit__(
@@ -120,7 +121,7 @@ class BarProgress(_Quiet):
             self._rich.stop()
         amounts = (DownloadColumn(), TransferSpeedColumn()) if unit == "B" else (MofNCompleteColumn(),)
         self._rich = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             *amounts,
             TimeElapsedColumn(),

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nodeagent.model.text import printable
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -17,17 +19,21 @@ class Table:
         from tabulate import tabulate
 
         shown = len(self.headers) if wide else len(self.headers) - self.wide
-        head = f"{self.title}\n" if self.title else ""
+        head = f"{printable(self.title)}\n" if self.title else ""
         if not self.rows:
             return f"{head}  (none)\n"
         text = tabulate(
-            [list(r[:shown]) for r in self.rows],
-            headers=list(self.headers[:shown]),
+            [[_cell(v) for v in r[:shown]] for r in self.rows],
+            headers=[printable(h) for h in self.headers[:shown]],
             tablefmt="plain",
             disable_numparse=True,
             colalign=[_align(self.rows, i) for i in range(shown)],
         )
         return f"{head}{text}\n"
+
+
+def _cell(value: object) -> object:
+    return printable(value) if isinstance(value, str) else value
 
 
 def _align(rows: Sequence[Sequence[object]], column: int) -> str:

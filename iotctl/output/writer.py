@@ -9,6 +9,7 @@ from iotctl.output.document import document, to_json, to_json_line, to_yaml
 from iotctl.output.failure import Failure, to_lines
 from iotctl.output.progress import Progress, open_progress
 from iotctl.output.table import Table
+from nodeagent.model.text import printable
 
 FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 
@@ -22,7 +23,8 @@ class DryRun(msgspec.Struct, frozen=True):
 class Output:
     """stdout carries the result alone; hints, warnings, progress and failures go to stderr.
 
-    With `-o json` a failure is one document on stdout too, so that a reader always gets one.
+    With `-o json` a failure is one document on stdout too, so that a reader always gets one. What is text for
+    people has no control character of a value, a name or a peer in it.
     """
 
     def __init__(
@@ -49,8 +51,7 @@ class Output:
             self.out.write(to_yaml(document(kind, body)))
         else:
             parts = [
-                p.render(wide=self.format == "wide") if isinstance(p, Table) else p.rstrip("\n") + "\n"
-                for p in tables()
+                p.render(wide=self.format == "wide") if isinstance(p, Table) else _lines(p) for p in tables()
             ]
             self.out.write("\n".join(parts))
         self.out.flush()
@@ -63,7 +64,7 @@ class Output:
     def note(self, text: str) -> None:
         """A hint; left out with `--quiet`."""
         if not self.quiet:
-            self.err.write(text.rstrip("\n") + "\n")
+            self.err.write(_lines(text))
             self.err.flush()
 
     def detail(self, text: str) -> None:
@@ -72,7 +73,7 @@ class Output:
             self.note(text)
 
     def warn(self, text: str) -> None:
-        self.err.write(f"warning: {text}\n")
+        self.err.write(_lines(f"warning: {text}"))
         self.err.flush()
 
     def fail(self, failure: Failure) -> None:
@@ -87,3 +88,7 @@ class Output:
 
     def progress(self) -> Progress:
         return open_progress(self.err, quiet=self.quiet)
+
+
+def _lines(text: str) -> str:
+    return printable(text.rstrip("\n"), keep="\n") + "\n"

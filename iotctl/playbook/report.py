@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 from iotctl.errors import InputProblem
 from iotctl.playbook.inspect import TAKEN_BACK_BY
 from iotctl.playbook.model import CHANGED, FAILED, PENDING, SKIPPED, UNKNOWN, Report, StepResult
+from nodeagent.model.text import printable
 
 ANNOTATIONS_MAX = 10
 """GitHub shows no more of a kind for one step."""
@@ -122,7 +123,8 @@ def _clean(text: str) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    plain = printable(text, keep="\r\n")
+    return plain.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

@@ -537,6 +537,7 @@ class Host:
 
     def node_status(self, now: int, wall: int) -> NodeStatus:
         """What only the shell knows (disk, certificates, pulled bytes) it fills in itself."""
+        members = self.meta.image.nodes
         groups = [self._group_status(r) for r in self.replicas()]
         groups += [
             GroupStatus(g, "damaged", None, 0, (), (), 0, 0, 0, state="damaged", error=why)
@@ -553,7 +554,7 @@ class Host:
             started_ms=self.started_wall,
             table_version=self.table_version,
             groups=tuple(groups),
-            heard_ms={n: now - at for n, at in self.heard.items()},
+            heard_ms={n: now - at for n, at in self.heard.items() if n in members or not members},
         )
 
     def _group_status(self, replica: Replica) -> GroupStatus:

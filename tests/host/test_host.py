@@ -235,3 +235,12 @@ def test_hold_points_are_refused_by_an_agent_not_started_for_tests(may_hold: boo
     host.handlers.on_request(2, SetHolds(("after:LUNCH",)))
     _, unknown = host.take().replies[0]
     assert isinstance(unknown, ErrorReply)
+
+
+def test_a_node_that_left_is_named_as_a_peer_no_longer() -> None:
+    """Metrics go by this: an alert on its silence would never end."""
+    host = open_host(1)
+    host.heard = {"b": 0, "gone": 0}
+    assert set(host.node_status(5, 0).heard_ms) == {"b", "gone"}, "who is a member is not known yet"
+    host.meta.image.nodes = {n: NodeRecord(n, "h", 1, 1, "i", 0) for n in ("a", "b")}
+    assert host.node_status(5, 0).heard_ms == {"b": 5}

@@ -421,6 +421,7 @@ def iotctl(
     cluster: Cluster | None = None,
     env: Mapping[str, str] | None = None,
     stdin: io.StringIO | None = None,
+    out: io.StringIO | None = None,
 ) -> Ran:
     """Run one command line in `cwd`, the client replaced by `cluster`."""
 
@@ -428,7 +429,7 @@ def iotctl(
         assert cluster is not None, "this command must not need the cluster"
         return cluster
 
-    out, err = io.StringIO(), io.StringIO()
+    out, err = out or io.StringIO(), io.StringIO()
     session = Session(out, err, stdin or io.StringIO(), {"USER": "tester", **(env or {})}, cwd, connect)
     return Ran(run(words, session), out.getvalue(), err.getvalue())
 

@@ -327,6 +327,19 @@ def test_a_paused_operation_is_shown_with_the_command_that_ends_it(spec: Path) -
     assert iotctl(spec, "ops", "wait", "op-9", cluster=cluster).code == 0
 
 
+def test_a_paused_operation_shows_what_was_copied(spec: Path) -> None:
+    """Also bytes that nodes received and have not recorded yet: `copied 0 B` would be wrong."""
+
+    class Copying(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            return msgspec.structs.replace(super().status(node), received_bytes={"op-9": 1024})
+
+    for words in (("pause", "op-9"), ("set", "op-9", "--rate", "auto")):
+        cluster = Copying(operations=[make_operation("op-9", stage=Stage.MOVING)])
+        done = iotctl(spec, "ops", *words, cluster=cluster)
+        assert done.code == 0 and "5.0 KiB" in done.out, (words, done.out)
+
+
 def test_resume_ends_a_pause_and_nothing_else(spec: Path) -> None:
     """One that waits for migrate besides still does: whoever paused did not ask to copy."""
     held = make_operation("op-9", stage=Stage.MOVING)

@@ -1,5 +1,6 @@
 """The local fleet: processes are found again, never killed by mistake, and data outlives them."""
 
+import io
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from iotctl.cli import local
+from iotctl.cli.session import GlobalOptions, Session
 from iotctl.errors import BusyProblem, Exit, RefusedProblem
 from iotctl.execute.change import ChangeRequest, execute
 from iotctl.execute.facts import spec_hash
@@ -330,3 +333,17 @@ def test_ctrl_c_while_an_agent_starts_leaves_none_that_is_on_no_record(
         signal.signal(signal.SIGINT, before)
     assert process.running(file)
     assert process.kill(file)
+
+
+def test_quiet_prints_the_fleet_and_no_hints(tmp_path: Path) -> None:
+    """`local up -q`: what to type next is a hint; the table is the result."""
+    fleet = LocalFleet(tmp_path / "fleet", sleeper)
+    fleet.create(SETTINGS, 1, node_settings={})
+    shown = {}
+    for quiet in (False, True):
+        out = io.StringIO()
+        session = Session(out, io.StringIO(), io.StringIO(), {}, tmp_path, options=GlobalOptions(quiet=quiet))
+        local._print(session, fleet, "local-up", hints=True)
+        shown[quiet] = out.getvalue()
+    assert "node1" in shown[True] and "iotctl " not in shown[True] and "export " not in shown[True]
+    assert shown[False].startswith(shown[True]) and "iotctl cluster status" in shown[False]
