@@ -9,6 +9,7 @@ Invariants of a `GroupIndex`:
 - an index in (base.index, last] that no extent covers is lost, and some damage says so.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -81,12 +82,27 @@ class Extent(msgspec.Struct):
             del self.entries[: index + 1 - self.first]
         self.first = index + 1
 
+    def part(self, first: int, last: int) -> "Extent":
+        """A copy of what lies in `first`..`last`, which this extent covers."""
+        assert self.first <= first <= last <= self.last
+        kept = None if self.entries is None else self.entries[first - self.first : last + 1 - self.first]
+        size = self.size * (last + 1 - first) // (self.last - self.first + 1)
+        return Extent(first, last, self.segment, size, kept)
+
     def _resize(self, count: int) -> None:
         self.size = self.size * count // (self.last - self.first + 1)
 
 
+Place = tuple[int, int, int]
+"""Live entries `first`..`last` lie in a segment: (first, last, segment)."""
+
+
 class Mark(msgspec.Struct, array_like=True, frozen=True):
-    """A group's state at the start of a segment. `seq` is the block of its latest operation."""
+    """A group's state at the start of a segment. `seq` is the block of its latest operation.
+
+    With `places` it is all there is to know of what came before: an earlier segment that is none of them is
+    not needed. None: written before this was told.
+    """
 
     group: GroupId
     seq: int
@@ -94,6 +110,7 @@ class Mark(msgspec.Struct, array_like=True, frozen=True):
     hard: HardState
     last: int
     damages: list[Damage]
+    places: list[Place] | None = None
 
 
 class Start(msgspec.Struct, array_like=True, frozen=True):
@@ -155,6 +172,23 @@ class GroupIndex:
             after[0].cut_through(last)
         kept = None if entries is None else list(entries)
         self.extents = [*before, Extent(first, last, segment, size, kept), *after]
+
+    def keep_places(self, places: Sequence[Place]) -> list[Place]:
+        """Forget every entry that is not where it is said to be; what is said and not here is returned."""
+        kept: list[Extent] = []
+        lacking: list[Place] = []
+        for first, last, segment in places:
+            for extent in self.extents:
+                low, high = max(first, extent.first), min(last, extent.last)
+                if extent.segment == segment and low <= high:
+                    if low > first:
+                        lacking.append((first, low - 1, segment))
+                    kept.append(extent.part(low, high))
+                    first = high + 1
+            if first <= last:
+                lacking.append((first, last, segment))
+        self.extents = kept
+        return lacking
 
     def set_hard(self, hard: HardState) -> None:
         self.hard = hard
@@ -288,15 +322,33 @@ class Index:
                 state.rebase(base, keep)
 
     def start(self, oldest: int) -> Start:
-        """What to write first into a new segment; damage in segments that are gone is not told."""
+        """What to write first into a new segment; damage of no known group is told until every segment up to
+        it is gone."""
         marks = [
-            Mark(g.group, g.seq, g.base, g.hard, g.last, g.open_damages(oldest))
+            Mark(
+                g.group,
+                g.seq,
+                g.base,
+                g.hard,
+                g.last,
+                g.open_damages(oldest),
+                [(e.first, e.last, e.segment) for e in g.extents],
+            )
             for _, g in sorted(self.groups.items())
         ]
         return Start(marks, [damage for damage in self.unknown if damage.segment >= oldest])
 
-    def live_bytes(self, segment: int) -> int:
-        return sum(e.size for g in self.groups.values() for e in g.extents if e.segment == segment)
+    def damaged_segments(self, oldest: int) -> set[int]:
+        """Segments with an open damage of some group: they stay, for the repair and as evidence."""
+        return {d.segment for g in self.groups.values() for d in g.open_damages(oldest)}
+
+    def live_bytes(self) -> dict[int, int]:
+        """Segment -> bytes of the live entries in it; segments without any are not named."""
+        found: dict[int, int] = {}
+        for group in self.groups.values():
+            for e in group.extents:
+                found[e.segment] = found.get(e.segment, 0) + max(1, e.size)
+        return found
 
     def extents_in(self, segment: int) -> list[tuple[GroupId, Extent]]:
         return [(g.group, e) for g in self.groups.values() for e in g.extents if e.segment == segment]

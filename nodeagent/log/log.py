@@ -5,12 +5,12 @@ Write ordering, what must be durable before what (a *must* broken loses data):
 - a record before anything that promises it leaves the node: the caller syncs, then sends;
 - a segment with its seal, before the next one gets its name;
 - the next one's first block, before its name; its name before any record in it;
-- a rebase, and the copies of what is still needed, before the old segment is unlinked;
+- whatever made the last entries of a segment needless (a rebase, an overwrite, copies) before it is unlinked;
 - `newest` after the segment it names, and the bytes before the offset it holds.
 
-A directory holds `<number>.log` segments with consecutive numbers, `newest`, `reserve` (space that is
-given back when the disk is full, so that term and vote can still be written) and `<number>.<offset>.torn`
-(what recovery cut off, for a human).
+A directory holds `<number>.log` segments, of which any but the newest may lack, `newest`, `reserve`
+(space that is given back when the disk is full, so that term and vote can still be written) and
+`<number>.<offset>.torn` (what recovery cut off, for a human).
 
 Any failed write or sync is final (after a failed fsync the kernel calls the lost pages clean, Rebello
 et al., ATC 2020): the log keeps the error and answers everything with it from then on.
@@ -59,7 +59,8 @@ class LogSettings(msgspec.Struct, frozen=True):
     """Given back when the disk is full; 0 for none."""
 
     copy_bytes_max: int = 4 * MIB
-    """Live entries of the oldest segment are copied forward when they are not more than this."""
+    """Live entries of a segment are copied forward when they are not more than this and it is the most that
+    one call copies."""
 
 
 class LogStatistics(msgspec.Struct, frozen=True):
@@ -83,6 +84,10 @@ class Log:
         self._index: Index = replay.index
         self._seq = replay.seq
         self._sealed: dict[int, int] = dict(replay.sizes)
+        self._starts = replay.starts
+        self._unreadable: set[int] = set()
+        """Segments in which a live entry was found to be unreadable while this log was open."""
+
         self._torn_bytes = replay.tail.torn_end - replay.tail.end
         self._batches = 0
         self._syncs = 0
@@ -162,6 +167,7 @@ class Log:
         self._write_newest(segment)
         self._seq += 1
         self._last_kind = BlockKind.START
+        self._starts[number] = True
         self._segment = segment
 
     def _write_newest(self, segment: Segment) -> None:
@@ -301,19 +307,16 @@ class Log:
     # Reclaiming.
 
     def reclaim(self) -> int:
-        """Delete old segments that no group needs; return the bytes that came free.
+        """Delete segments that no group needs, wherever they are; return the bytes that came free.
 
-        A few live entries in the oldest segment (of an idle group) are copied forward first. Hard
-        states and bases need no copy: every segment starts with all of them. Segments from the first
-        one with an open damage on stay, for the repair and as evidence.
+        Hard states and bases need no copy: every segment starts with all of them. When nothing can go as it
+        is, the few live entries of one segment are copied forward. Segments with an open damage stay, for
+        the repair and as evidence.
         """
         self._check()
         before = self.bytes_total
-        for _ in range(SEGMENTS_RECLAIMED_PER_CALL):
-            number = min(self._sealed, default=None)
-            if number is None or number >= self._first_damaged() or not self._empty(number):
-                break
-            self._delete(number)
+        if not self._delete_dead() and self._copy_forward():
+            self._delete_dead()
         if self._space_low:
             self._fill_reserve()
         return max(0, before - self.bytes_total)
@@ -325,24 +328,44 @@ class Log:
             return []
         return sorted({group for group, _ in self._index.extents_in(number)})
 
-    def _first_damaged(self) -> int:
-        oldest = min(self._sealed, default=self._segment.number)
-        damages = [d.segment for g in self._index.groups.values() for d in g.open_damages(oldest)]
-        return min(damages, default=self._segment.number + 1)
+    def damaged_segments(self) -> set[int]:
+        """Segments that are kept as some group lost what they held."""
+        return self._index.damaged_segments(self.segments[0])
 
-    def _empty(self, number: int) -> bool:
-        """Copy what lives in segment `number` to the end of the log, if it is little enough."""
-        live = self._index.extents_in(number)
-        if live:
-            size = self._index.live_bytes(number)
-            if size > self._settings.copy_bytes_max or size * 2 > self._sealed[number]:
-                return False
-            copies = self._copies(number, [(group, e.first, e.last) for group, e in live])
-            if copies is None:
-                return False
-            self._write(copies)
-        self.sync()  # also the rebases that made the segment dispensable
-        return True
+    def _delete_dead(self) -> int:
+        """Delete a few segments without a live entry; how many."""
+        damaged = self.damaged_segments()
+        live = self._index.live_bytes()
+        dead = [n for n in sorted(self._sealed) if n not in live and n not in damaged and self._is_told(n)]
+        if dead:
+            self.sync()  # what made them dispensable is durable first
+        for number in dead[:SEGMENTS_RECLAIMED_PER_CALL]:
+            self._delete(number)
+        return len(dead[:SEGMENTS_RECLAIMED_PER_CALL])
+
+    def _is_told(self, number: int) -> bool:
+        """Whether the start of the segment after `number` says what came of the operations in it.
+
+        One that was written before starts told the places of entries does so only for the oldest.
+        """
+        after = next(n for n in self.segments if n > number)
+        return after in self._starts and (self._starts[after] or number == self.segments[0])
+
+    def _copy_forward(self) -> bool:
+        """Copy what lives in the first segment that holds little to the end of the log."""
+        damaged = self.damaged_segments()
+        live = self._index.live_bytes()
+        for number in sorted(self._sealed):
+            size = live.get(number, 0)
+            is_little = 0 < size <= self._settings.copy_bytes_max and size * 2 <= self._sealed[number]
+            if not is_little or number in damaged or number in self._unreadable or not self._is_told(number):
+                continue
+            copies = self._copies(number, [(g, e.first, e.last) for g, e in self._index.extents_in(number)])
+            if copies is not None:
+                self._write(copies)
+                return True
+            self._unreadable.add(number)
+        return False
 
     def _copies(self, number: int, wanted: list[tuple[GroupId, int, int]]) -> list[Copy] | None:
         """The wanted entries as read from the segment; None when they cannot be read."""
@@ -373,6 +396,7 @@ class Log:
         self._guard(lambda: self._disk.unlink(path))
         self._guard(lambda: self._disk.sync_dir(self._directory))
         del self._sealed[number]
+        self._starts.pop(number, None)
 
     # Looking.
 

@@ -4,14 +4,19 @@ A lost block is noticed in three ways: its own head, when one of the two is read
 of each group, whose `previous` is not the one we have; the marks at the start of the next segment. A
 group that none of these clears after an unreadable place is damaged: it may have lost an acknowledged
 record, and a group that votes with a shorter log can undo a committed entry.
+
+Segments may lack in between: the log deletes any in which nothing lives. The start of the next one says
+where each group's live entries are, so a segment that was lost shows as entries that are nowhere, and one
+that was deleted as nothing.
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from nodeagent.log.index import NO_BASE, Damage, GroupIndex, Index, Mark, Start
+from nodeagent.log.index import NO_BASE, Damage, GroupIndex, Index, Mark, Place, Start
 from nodeagent.log.record import Block, BlockKind, Row, RowKind, decode_ops
 from nodeagent.log.scan import Bad, End, scan_segment
 from nodeagent.model.disk import Disk
@@ -87,6 +92,9 @@ class Replay:
     sizes: dict[int, int] = field(default_factory=dict)
     tail: Tail = field(default_factory=Tail)
     healed: int = 0
+    starts: dict[int, bool] = field(default_factory=dict)
+    """Segments whose start is readable, and whether it tells the places of all live entries."""
+
     lost_start: tuple[GroupId, ...] | None = None
     """After an unreadable place at offset 0: the groups it made suspect."""
 
@@ -143,17 +151,35 @@ class Replay:
     def _begin(self, start: Start, number: int) -> None:
         """Compare with what the writer knew when it began this segment."""
         groups = self.index.groups
+        is_exact = all(mark.places is not None for mark in start.marks)
+        self.starts[number] = is_exact
+        is_gap = number not in (self.oldest, self.previous_segment + 1)
         self.index.unknown += [d for d in start.unknown if d not in self.index.unknown]
         for gone in groups.keys() - {mark.group for mark in start.marks}:
             self._clear(gone)
             del groups[gone]
         for mark in start.marks:
             state = groups.get(mark.group)
-            if state is None or state.seq != mark.seq:
-                groups[mark.group] = self._from_mark(mark, state, number)
-            else:
+            if state is not None and state.seq == mark.seq:
                 state.learn(mark)
+            elif is_gap and mark.places is not None:
+                groups[mark.group] = self._over_gap(mark, mark.places, state)
+            else:
+                groups[mark.group] = self._from_mark(mark, state, number)
             self._clear(mark.group)
+
+    def _over_gap(self, mark: Mark, places: Sequence[Place], state: GroupIndex | None) -> GroupIndex:
+        """Operations of the group were in a segment that is gone. The mark knows what came of them; the
+        entries they wrote are lost unless something behind replaces, copies or purges them.
+        """
+        extents = state.extents if state is not None else []
+        damages = [d for d in state.damages if d.what == "entries"] if state is not None else []
+        found = GroupIndex(mark.group, mark.seq, mark.base, mark.hard, mark.last, extents, list(mark.damages))
+        found.damages += [d for d in damages if d not in found.damages]
+        for first, last, segment in found.keep_places(places):
+            message = f"entries {first}..{last} are not in segment {segment}"
+            found.damages.append(Damage(segment, 0, mark.group, first, last, message, "entries"))
+        return found
 
     def _from_mark(self, mark: Mark, state: GroupIndex | None, number: int) -> GroupIndex:
         found = GroupIndex(mark.group, mark.seq, mark.base, mark.hard, mark.last, [], list(mark.damages))

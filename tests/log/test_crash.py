@@ -8,7 +8,7 @@ import pytest
 from nodeagent.log import Log, LogSettings
 from nodeagent.model.entries import HardState, SetHard
 from nodeagent.testing.disk import Fault, PowerCut, SimDisk
-from tests.log.twin import SMALL, State, Workload, append, copy_state, open_log
+from tests.log.twin import SMALL, State, Workload, append, apply, copy_state, open_log
 
 TINY = LogSettings(segment_bytes=700, zero_step_bytes=512, reserve_bytes=0, copy_bytes_max=300)
 
@@ -16,24 +16,32 @@ TINY = LogSettings(segment_bytes=700, zero_step_bytes=512, reserve_bytes=0, copy
 class Run:
     """A workload over a disk that may die in it: the states that recovery may come back with."""
 
-    def __init__(self, disk: SimDisk, seed: int) -> None:
+    def __init__(self, disk: SimDisk, seed: int, pinned: bool) -> None:
         self.disk = disk
+        self.pinned = pinned
         self.workload = Workload(seed, ("meta", "n.1"))
         self.rng = random.Random(seed)
         self.possible: list[State] = [{}]
         """The last synced state, then one for each batch after it."""
 
+        self.gaps = 0
+        """How often segments were lacking in between."""
+
     def go(self, batches: int) -> None:
         log, found = open_log(self.disk, TINY)
         assert found.damaged == []
-        for _ in range(batches):
+        for number in range(batches):
             batch = self.workload.batch()
+            if self.pinned and not number:
+                batch.append(append("slow", 1, 4, 1, "s" * 100))
+                apply(self.workload.state, batch[-1:])
             self.possible.append(copy_state(self.workload.state))
             log.write(batch)
             if self.rng.random() < 0.5:
                 self._sync(log)
             if self.rng.random() < 0.2:
                 log.reclaim()
+                self.gaps += log.segments[-1] - log.segments[0] >= len(log.segments)
         log.close()
         del self.possible[:-1]
 
@@ -42,23 +50,27 @@ class Run:
         del self.possible[:-1]
 
 
-def operations_of(seed: int, batches: int) -> int:
+def operations_of(seed: int, batches: int, pinned: bool) -> int:
     disk = SimDisk()
-    Run(disk, seed).go(batches)
+    run = Run(disk, seed, pinned)
+    run.go(batches)
+    assert run.gaps or not pinned, "no segment was deleted before an older one"
     return disk.operations
 
 
+@pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_crash_at_every_disk_operation(seed: int) -> None:
+def test_crash_at_every_disk_operation(seed: int, pinned: bool) -> None:
     """Wherever the power goes, every synced batch is there, batches are whole, and nothing is damaged.
 
-    A second recovery, itself cut short at some operation, changes none of it.
+    A second recovery, itself cut short at some operation, changes none of it. `pinned`: a group's entries
+    hold the first segment all the while, and later ones go.
     """
-    batches = 25
-    for cut in range(1, operations_of(seed, batches) + 1):
+    batches = 40 if pinned else 25
+    for cut in range(1, operations_of(seed, batches, pinned) + 1):
         disk = SimDisk()
         disk.cut_power_at = cut
-        run = Run(disk, seed)
+        run = Run(disk, seed, pinned)
         with pytest.raises(PowerCut):
             run.go(batches)
         rng = random.Random(seed * 10_007 + cut)

@@ -2,7 +2,12 @@
 
 import random
 
+import pytest
+
 from nodeagent.log import Log, LogSettings
+from nodeagent.log import index as log_index
+from nodeagent.log.check import check, dump
+from nodeagent.log.index import Mark
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Forget, HardState, Rebase, SetHard
 from nodeagent.testing.disk import Fault, SimDisk
@@ -72,16 +77,137 @@ def test_idle_group_is_copied_forward(disk: Disk) -> None:
     assert len(found.groups["idle"].entries) == 5
 
 
-def test_large_live_group_holds_its_segment(disk: Disk) -> None:
-    """More live bytes than may be copied: the segment stays and `holders` names the group to purge."""
+def test_large_live_group_holds_its_own_segment_only(disk: Disk) -> None:
+    """More live bytes than may be copied: that segment stays, `holders` names the group to purge, and every
+    later one goes as if it were not there."""
     settings = LogSettings(segment_bytes=2048, zero_step_bytes=1024, reserve_bytes=0, copy_bytes_max=50)
     log, _ = open_log(disk, settings)
     log.write([append("slow", 1, 3, 1, "s" * 100)])
     busy(log, 1, 60)
     log.write([Rebase("busy", base(60), True)])
-    assert log.reclaim() == 0 and log.segments[0] == 1 and log.holders() == ["slow"]
+    assert reclaim_all(log) > 0 and log.holders() == ["slow"]
+    assert len(log.segments) == 2 and log.segments[0] == 1
+    log.close()
+    log, found = open_log(disk, settings)
+    assert found.damaged == [] and found.groups["slow"].entries == append("slow", 1, 3, 1, "s" * 100).entries
+    assert found.groups["busy"].base == base(60) and found.groups["busy"].entries == []
     log.write([Forget("slow")])
-    assert log.reclaim() > 0
+    assert log.reclaim() > 0 and 1 not in log.segments
+
+
+def test_overwritten_entries_do_not_come_back_with_an_older_segment(disk: Disk) -> None:
+    """A deleted segment replaced entries that a segment before it still holds. Their copy rots later: the
+    replaced ones must not be taken for them, they are lost."""
+    settings = LogSettings(segment_bytes=2048, zero_step_bytes=1024, reserve_bytes=0, copy_bytes_max=300)
+    log, _ = open_log(disk, settings)
+    log.write([append("slow", 1, 5, 1, "s" * 100), append("g", 1, 6, 1, "old")])
+    busy(log, 1, 20)
+    log.write([append("g", 3, 2, 2, "new")])
+    busy(log, 21, 60)
+    log.write([Rebase("busy", base(60), True)])
+    reclaim_all(log)
+    log.close()
+    left = [n for n in disk.listdir("log") if n.endswith(".log")]
+    assert log.segments == [int(n[:12]) for n in left] and log.segments[0] == 1 and len(left) == 2
+    _, found = open_log(disk, settings)
+    wanted = [*append("g", 1, 2, 1, "old").entries, *append("g", 3, 2, 2, "new").entries]
+    assert found.damaged == [] and found.groups["g"].entries == wanted
+    path = f"log/{left[1]}"
+    with disk.open(path) as file:
+        at = disk.read(path).index(b"new3")
+        file.pwrite(at, b"N")
+    _, found = open_log(disk, settings)
+    assert {(d.group, d.first, d.last) for d in found.damaged} == {("g", 3, 4)}
+    assert found.groups["g"].entries == append("g", 1, 2, 1, "old").entries
+
+
+def test_lost_segment_behind_a_deleted_one_is_noticed() -> None:
+    """A gap that the log made itself says nothing; one that took live entries names them."""
+    disk = SimDisk()
+    settings = LogSettings(segment_bytes=2048, zero_step_bytes=1024, reserve_bytes=0, copy_bytes_max=50)
+    log, _ = open_log(disk, settings)
+    log.write([append("slow", 1, 3, 1, "s" * 100)])
+    busy(log, 1, 40)
+    log.write([append("slow", 4, 3, 1, "t" * 100)])
+    busy(log, 41, 80)
+    log.write([Rebase("busy", base(80), True)])
+    reclaim_all(log)
+    log.close()
+    assert len(log.segments) == 3 and log.segments[1] > 3
+    log, found = open_log(disk, settings)
+    assert found.damaged == [] and len(found.groups["slow"].entries) == 6
+    log.close()
+    disk.unlink(f"log/{log.segments[1]:012d}.log")
+    _, found = open_log(disk, settings)
+    assert [(d.group, d.segment, d.first, d.last) for d in found.damaged] == [("slow", log.segments[1], 4, 6)]
+    assert len(found.groups["slow"].entries) == 3
+
+
+def test_rotten_entry_holds_its_own_segment_only() -> None:
+    """Damage that a start found keeps the segment it is in as evidence, and no other; it is told again."""
+    disk = SimDisk()
+    log, _ = open_log(disk)
+    log.write([append("idle", 1, 2)])
+    busy(log, 1, 60)
+    disk.flip("log/000000000001.log", disk.read("log/000000000001.log").index(b"x1"))
+    log.close()
+    for lap in range(1, 4):
+        log, found = open_log(disk)
+        assert [(d.group, d.segment, d.first, d.last) for d in found.damaged] == [("idle", 1, 1, 2)]
+        busy(log, 60 * lap + 1, 60 * lap + 60)
+        log.write([Rebase("busy", base(60 * lap + 60), True)])
+        reclaim_all(log)
+        assert log.segments[0] == 1 and len(log.segments) <= 3 and log.damaged_segments() == {1}
+        log.close()
+    log, _ = open_log(disk)
+    log.write([Rebase("idle", base(2), False)])
+    reclaim_all(log)
+    assert 1 not in log.segments
+
+
+def test_log_of_the_version_before_makes_no_gap_that_looks_like_a_loss() -> None:
+    """Its starts do not tell where entries are, so nothing could tell a deleted segment from a lost one
+    before such a start: these go last first, from the first start on that does tell."""
+    disk = SimDisk()
+    settings = LogSettings(segment_bytes=2048, zero_step_bytes=1024, reserve_bytes=0, copy_bytes_max=50)
+    log, _ = open_log(disk, settings)
+    log.write([append("slow", 1, 3, 1, "s" * 100)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_index, "Mark", lambda *fields: Mark(*fields[:6]))
+        busy(log, 1, 60)
+    old = log.segments[-1]
+    log.close()
+    log, _ = open_log(disk, settings)
+    busy(log, 61, 120)
+    log.write([Rebase("busy", base(120), True)])
+    before = log.segments
+    while log.reclaim():
+        gone = set(before) - set(log.segments)
+        assert gone >= {n for n in before if min(gone) <= n <= old}, log.segments
+        report = check(disk, "log")
+        assert report.damaged == [] and report.groups == {"slow": (1, 3), "busy": (121, 120)}
+    assert len(log.segments) == 2
+    log.write([Forget("slow")])
+    reclaim_all(log)
+    assert len(log.segments) == 1
+
+
+def test_segment_before_an_unreadable_start_stays() -> None:
+    """What a lost start told is known from the segment before it, as long as that is there."""
+    disk = SimDisk()
+    log, _ = open_log(disk)
+    busy(log, 1, 60)
+    log.close()
+    first = min(int(x["offset"]) for x in dump(disk, "log") if x["segment"] == 3 and x["kind"] == "append")
+    with disk.open("log/000000000003.log") as file:
+        file.zero_fill(0, first)
+    log, found = open_log(disk)
+    assert found.damaged == []
+    log.write([append("busy", 61), Rebase("busy", base(50), True)])
+    while log.reclaim():
+        report = check(disk, "log")
+        assert report.damaged == [] and report.groups == {"busy": (51, 61)}
+    assert len(log.segments) <= 5
 
 
 def test_copy_between_older_and_newer_entries(disk: Disk) -> None:
@@ -114,7 +240,7 @@ def test_rebase_is_durable_before_the_old_segment_goes() -> None:
 
 
 def test_unreadable_segment_is_not_copied_from() -> None:
-    """Rot that is found while copying stops the reclaim; the evidence stays."""
+    """Rot that is found while copying keeps the segment, the evidence; the others go."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([append("idle", 1, 2)])
@@ -122,7 +248,7 @@ def test_unreadable_segment_is_not_copied_from() -> None:
     log.write([Rebase("busy", base(60), True)])
     place = disk.read("log/000000000001.log").index(b"x1")
     disk.flip("log/000000000001.log", place)
-    assert log.reclaim() == 0 and log.segments[0] == 1
+    assert reclaim_all(log) > 0 and log.segments[0] == 1 and len(log.segments) == 2
     log.close()
     _, found = open_log(disk)
     assert [(d.group, d.first, d.last) for d in found.damaged] == [("idle", 1, 2)]
