@@ -182,7 +182,7 @@ class Writes:
         have = {c.name for c in known.columns} | {"time"}
         if have.issuperset(name.lower() for name in source.names):
             return known
-        offered = infer_schema(source, storage_group=storage_group, table=table, tags=tags)
+        offered = infer_schema(source, storage_group=storage_group, table=table, tags=tags, known=known)
         added = tuple(c for c in offered.columns if c.name not in have)
         return await self.put_schema(
             msgspec.structs.replace(known, version=known.version + 1, columns=known.columns + added)

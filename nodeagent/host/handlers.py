@@ -16,11 +16,12 @@ from nodeagent.host.operations import check_silent, plan_begin, plan_give_up, pl
 from nodeagent.meta import commands as meta
 from nodeagent.meta.runs import fenced
 from nodeagent.meta.state import MetaState
+from nodeagent.model import names
 from nodeagent.model import requests as q
 from nodeagent.model.entries import Config
+from nodeagent.model.errors import InvalidInput
 from nodeagent.model.ids import META, GroupId, NodeId
-from nodeagent.model.limits import COLUMNS_MAX, LOCK_TTL_MS_MAX, TABLES_MAX, TTL_MS_MAX
-from nodeagent.model.schema import TYPES
+from nodeagent.model.limits import LOCK_TTL_MS_MAX, TABLES_MAX, TTL_MS_MAX
 from nodeagent.partition.table import PartitionTable
 
 if TYPE_CHECKING:
@@ -388,21 +389,15 @@ def evidence_at(now: int, command: bytes) -> bytes | None:
 
 def check_schema(host: "Host", request: q.PutSchema) -> q.ErrorReply | None:
     schema = request.schema
-    if not schema.storage_group or not schema.table or len(schema.columns) > COLUMNS_MAX:
-        return q.ErrorReply("invalid_input", "a table has a storage group, a name and at most 4096 columns")
-    if (schema.storage_group, schema.table) not in host.meta.schemas and len(host.meta.schemas) >= TABLES_MAX:
+    known = host.meta.schemas.get((schema.storage_group, schema.table))
+    if known is None and len(host.meta.schemas) >= TABLES_MAX:
         return q.ErrorReply("overloaded", f"the cluster has {TABLES_MAX} tables")
     if request.ttl_ms is not None and not 0 <= request.ttl_ms <= TTL_MS_MAX:
         return q.ErrorReply("invalid_input", f"a TTL is 0 (none) to {TTL_MS_MAX} ms")
-    names = [c.name for c in schema.columns]
-    bad = [c for c in schema.columns if c.name != c.name.lower() or c.type not in TYPES or c.name == "time"]
-    bad += [c for c in schema.columns if c.tag and c.type != "STRING"]
-    if bad or len(set(names)) != len(names) or schema.table != schema.table.lower():
-        return q.ErrorReply(
-            "invalid_input",
-            f"table {schema.table}: names are lower case and unique, types are {', '.join(TYPES)}, "
-            f"tags are STRING{': ' + bad[0].name if bad else ''}",
-        )
+    try:
+        names.check_schema(schema, known)
+    except InvalidInput as error:
+        return q.ErrorReply(error.code, error.what, error.next_step)
     return None
 
 

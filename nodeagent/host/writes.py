@@ -16,6 +16,7 @@ from nodeagent.model import limits, requests
 from nodeagent.model.errors import InvalidInput, NodeAgentError
 from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import PartitionKey
+from nodeagent.model.names import check_fileable
 from nodeagent.model.requests import ErrorReply
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition.hash import slot_of
@@ -96,6 +97,7 @@ def _propose(
 def _command(host: Cluster, w: requests.Write, schema: TableSchema) -> commands.WriteRows:
     settings = host.meta.image.settings
     assert settings is not None
+    check_fileable(schema)
     given = arrow.decode(w.ipc)
     rows = arrow.normalise(given, schema)
     if not rows.num_rows:

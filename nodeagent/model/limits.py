@@ -68,6 +68,17 @@ SESSION_WINDOW = 1024
 SESSIONS_PER_GROUP_MAX = 65536
 TABLES_MAX = 10_000
 COLUMNS_MAX = 4096
+
+NAME_BYTES_MAX = 255
+"""UTF-8 bytes of the name of a storage group, a table or a column."""
+
+TAG_BYTES_MAX = 64 * KIB
+"""UTF-8 bytes of one tag value: every file repeats it in its index."""
+
+TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
+"""Times of rows that are written, 0001-01-01 to 9999-12-31: every calendar can show them, and microseconds
+taken for milliseconds are noticed."""
+
 NODES_MAX = 2000
 SLOTS_MAX = 1_000_000
 

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nodeagent.model.errors import InvalidInput, SchemaMismatch
+from nodeagent.model.names import check_schema
 from nodeagent.model.schema import Column, TableSchema
+from nodeagent.table.values import check_values
 
 TIME = "time"
 
@@ -78,8 +80,15 @@ def normalise(rows: Rows, schema: TableSchema) -> pa.RecordBatch:
 
     Raises:
         SchemaMismatch: a column the table does not have, or of a type that cannot become the table's.
-        InvalidInput: no `time`, a null in it, a name twice, a value that does not fit its type.
+        InvalidInput: no `time`, a null in it, a name twice, a value that does not fit its type or that
+            no file could give back (`table.values`).
     """
+    batch = _in_form(rows, schema)
+    check_values(batch, schema)
+    return batch
+
+
+def _in_form(rows: Rows, schema: TableSchema) -> pa.RecordBatch:
     if has_form(rows.schema, schema) and not rows.column(0).null_count:
         return pa.RecordBatch.from_arrays([one_chunk(c) for c in rows.columns], schema=arrow_schema(schema))
     columns = _by_lower_name(rows)
@@ -214,12 +223,21 @@ def decode(ipc: bytes, *, trusted: bool = False) -> pa.Table:
 
 
 def infer_schema(
-    source: pa.Schema, *, storage_group: str, table: str, tags: Iterable[str], time: str = TIME
+    source: pa.Schema,
+    *,
+    storage_group: str,
+    table: str,
+    tags: Iterable[str],
+    time: str = TIME,
+    known: TableSchema | None = None,
 ) -> TableSchema:
     """A table schema for data described by an Arrow schema; `time` and `tags` name its columns.
 
+    `known` is the table as it is, whose names are not checked again.
+
     Raises:
         InvalidInput: a named column is absent, or a column's type has no counterpart.
+        InvalidName: a name that a storage group, table or column may not have.
     """
     wanted_tags = [t.lower() for t in tags]
     names = [f.name.lower() for f in source]
@@ -232,7 +250,9 @@ def infer_schema(
         if name != time.lower()
     ]
     columns.sort(key=lambda c: (not c.tag, wanted_tags.index(c.name) if c.tag else 0))
-    return TableSchema(storage_group.lower(), table.lower(), 1, tuple(columns))
+    schema = TableSchema(storage_group.lower(), table.lower(), 1, tuple(columns))
+    check_schema(schema, known)
+    return schema
 
 
 def _table_type(field: pa.Field) -> str:

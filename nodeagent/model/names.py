@@ -1,0 +1,153 @@
+"""What storage groups, tables and columns may be called, and which schemas can be filed.
+
+The client asks before it sends, the leader before it logs, and the leader of the meta group before it
+creates a table. Names are stored in lower case, as TsFile has them; whoever takes names from people lowers
+them first. The limits were measured with the TsFile library (`tests/storage/test_accepted.py`): it ends a
+name at a NUL, takes no empty one, and cannot read back a field whose name has 1 500 bytes.
+
+A table made by an earlier release may have a name that is refused today. It is served as long as its rows
+can be filed: only names that are new are checked in full (`check_schema`), others by `check_fileable`.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from nodeagent.model.errors import InvalidInput, InvalidName
+from nodeagent.model.limits import COLUMNS_MAX, NAME_BYTES_MAX
+from nodeagent.model.schema import TYPES, TableSchema
+
+TIME = "time"
+"""The time column of every table; no other is called so."""
+
+_WORD = "letters and digits of any script, '_' and '-', in parts joined by single dots"
+_COLUMN = "printable text without blanks at its ends, and not beginning with '$'"
+
+
+def check_storage_group(name: str) -> str:
+    """Return `name` if a storage group may be called so: `root.plant`.
+
+    Raises:
+        InvalidName: it may not; the error has the rule.
+    """
+    return _check_path("storage group", name)
+
+
+def check_table(name: str) -> str:
+    """As `check_storage_group`, for a table."""
+    return _check_path("table", name)
+
+
+def check_column(name: str) -> str:
+    """As `check_storage_group`, for a tag or field."""
+    _check_text("column", name, _COLUMN)
+    if name == TIME:
+        raise InvalidName(f"a column is not called {TIME!r}: that is the time column")
+    if not name.isprintable() or name != name.strip() or name.startswith("$"):
+        raise _refused("column", name, _COLUMN)
+    return name
+
+
+def check_columns(names: Iterable[str]) -> None:
+    """Check every name, and that no two are one name to a reader that does not look at case.
+
+    Raises:
+        InvalidName: a name or a pair that is not allowed.
+    """
+    for name in (names := tuple(names)):
+        check_column(name)
+    check_apart(names)
+
+
+def check_apart(names: Iterable[str]) -> None:
+    """Spark compares names by their upper case and then by their lower: `ı` and `i` are one to it.
+
+    Raises:
+        InvalidName: two names that differ in case alone.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        twin = seen.setdefault(name.upper().casefold(), name)
+        if twin is not name:
+            raise InvalidName(
+                f"columns {twin!r} and {name!r} are one name",
+                next_step="rename one: names that differ in case alone are the same",
+            )
+
+
+def check_schema(schema: TableSchema, known: TableSchema | None = None) -> None:
+    """Whether the table may be created, or `known` be extended to it.
+
+    Raises:
+        InvalidName: a name that is not in `known` and is not allowed.
+        InvalidInput: a type that there is not, a tag that is not STRING, no column or too many.
+    """
+    if known is None:
+        check_storage_group(schema.storage_group)
+        check_table(schema.table)
+    place = f"table {schema.table}"
+    before = {c.name for c in known.columns} if known is not None else set[str]()
+    names = [*before, *(c.name for c in schema.columns if c.name not in before)]
+    if not 0 < len(names) <= COLUMNS_MAX:
+        raise InvalidInput(f"{place} would have {len(names)} columns; 1 to {COLUMNS_MAX} are allowed")
+    for column in schema.columns:
+        if column.type not in TYPES:
+            types = ", ".join(TYPES)
+            raise InvalidInput(f"{place}: column {column.name!r} is {column.type!r}; types are {types}")
+        if column.tag and column.type != "STRING":
+            raise InvalidInput(f"{place}: tag {column.name!r} is {column.type}; tags are STRING")
+    for name in names[len(before) :]:
+        check_column(name)
+    if len({c.name for c in schema.columns}) < len(schema.columns):
+        raise InvalidInput(f"{place}: a column is given twice")
+    if len(names) > len(before):
+        check_apart(names)
+
+
+@lru_cache(maxsize=1024)
+def check_fileable(schema: TableSchema) -> None:
+    """Whether rows of the table can become a TsFile, whichever release created it.
+
+    Raises:
+        InvalidName: they cannot; the table or the column is named.
+    """
+    where = f"rows of {schema.storage_group}.{schema.table} cannot be stored"
+    next_step = "write to a new table whose columns all have a name (`iotctl data schema`)"
+    if not schema.table or "\0" in schema.table or not schema.columns:
+        raise InvalidName(f"{where}: the table has no proper name or no column", next_step=next_step)
+    for column in schema.columns:
+        size = 0 if column.tag else len(column.name.encode())
+        if not column.name or "\0" in column.name or size > _FIELD_BYTES_MAX:
+            raise InvalidName(f"{where}: no file can have column {_shown(column.name)}", next_step=next_step)
+
+
+_FIELD_BYTES_MAX = 1000
+"""Of a field's name, which earlier releases did not bound: with 1 500 a file cannot be read back."""
+
+
+def _check_path(kind: str, name: str) -> str:
+    _check_text(kind, name, _WORD)
+    for part in name.split("."):
+        if not part or not all(c.isalnum() or c in "_-" for c in part):
+            raise _refused(kind, name, _WORD)
+    return name
+
+
+def _check_text(kind: str, name: str, rule: str) -> None:
+    if not name:
+        raise InvalidName(f"a {kind} without a name", next_step=f"name it: {rule}")
+    size = len(name.encode(errors="surrogatepass"))
+    if size > NAME_BYTES_MAX:
+        raise InvalidName(
+            f"{kind} {_shown(name)} is {size} bytes long; at most {NAME_BYTES_MAX} are allowed",
+            next_step="use a shorter name",
+        )
+    if name != name.lower():
+        raise InvalidName(f"{kind} {_shown(name)} is not in lower case", next_step=f"use {name.lower()!r}")
+
+
+def _refused(kind: str, name: str, rule: str) -> InvalidName:
+    return InvalidName(f"{kind} {_shown(name)} is not allowed", next_step=f"a {kind} is called by {rule}")
+
+
+def _shown(name: str) -> str:
+    return repr(name) if len(name) <= 80 else f"{name[:77]!r}..."

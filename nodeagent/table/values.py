@@ -1,0 +1,64 @@
+"""Which values a row may have, beyond fitting their types: what a TsFile gives back as it was.
+
+Times are within the calendar. A tag value has no NUL, for the TsFile library ends it there and takes `a\\0b`
+and `a\\0c` for one device, and is at most `TAG_BYTES_MAX` long. Fields are free: NUL, empty, NaN and
+infinities come back from a file as they went in (`tests/storage/test_accepted.py`).
+
+All is looked at in whole buffers; a single value only to name it in an error.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from nodeagent.model.errors import InvalidInput
+from nodeagent.model.limits import TAG_BYTES_MAX, TIME_MS_MAX, TIME_MS_MIN
+from nodeagent.model.schema import TableSchema
+
+
+def check_values(batch: pa.RecordBatch, schema: TableSchema) -> None:
+    """Check rows in the table's Arrow form (column 0 is `time`).
+
+    Raises:
+        InvalidInput: a value that is not allowed, with its column and row.
+    """
+    _check_times(batch.column(0))
+    for at, column in enumerate(schema.columns, 1):
+        if column.tag:
+            _check_tag(batch.column(at), column.name)
+
+
+def _check_times(times: pa.Array) -> None:
+    values = times.to_numpy()
+    if not values.size or (values.min() >= TIME_MS_MIN and values.max() <= TIME_MS_MAX):
+        return
+    row = int(np.flatnonzero((values < TIME_MS_MIN) | (values > TIME_MS_MAX))[0])
+    raise InvalidInput(
+        f"`time` is {values[row]} in row {row}: outside the years 1 to 9999",
+        next_step="times are milliseconds since 1970; divide microseconds by 1 000, nanoseconds by 1 000 000",
+        row=row,
+    )
+
+
+def _check_tag(tags: pa.Array, name: str) -> None:
+    _, offsets, content = tags.buffers()
+    if content is None or not len(tags):
+        return
+    ends = np.frombuffer(offsets, np.int32, len(tags) + 1, 4 * tags.offset)
+    first, size = int(ends[0]), int(ends[-1] - ends[0])
+    if not size:
+        return
+    # Text of a null may lie in between: it is looked at again, without nulls, when something is found.
+    if b"\0" in content.slice(first, size).to_pybytes():
+        _refuse_first(pc.match_substring(tags, "\0"), name, "has a NUL character")
+    if size > TAG_BYTES_MAX and int(np.diff(ends).max()) > TAG_BYTES_MAX:
+        is_long = pc.greater(pc.binary_length(tags), TAG_BYTES_MAX)
+        _refuse_first(is_long, name, f"is longer than {TAG_BYTES_MAX} bytes")
+
+
+def _refuse_first(bad: pa.BooleanArray, name: str, why: str) -> None:
+    row = pc.index(bad, True).as_py()
+    if row >= 0:
+        raise InvalidInput(
+            f"tag {name!r} {why} in row {row}", next_step="correct the value, or make it a field", row=row
+        )
