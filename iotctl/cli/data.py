@@ -12,6 +12,8 @@ from iotctl.cli.session import Session, session_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from iotctl.execute.selection import Selection
+
 app = typer.Typer(help="Rows in and out.", no_args_is_help=True)
 
 Group = Annotated[str, typer.Option("--storage-group", help="Such as root.plant.")]
@@ -19,7 +21,10 @@ TableName = Annotated[str, typer.Option("--table", help="Table name.")]
 MaybeGroup = Annotated[str | None, typer.Option("--storage-group", help="Only this storage group.")]
 MaybeTable = Annotated[str | None, typer.Option("--table", help="Only this table.")]
 Fields = Annotated[str | None, typer.Option("--fields", metavar="A,B", help="Only these fields.")]
-Where = Annotated[list[str] | None, typer.Option("--where", metavar="TAG=VALUE", help="Tag equals value.")]
+Where = Annotated[
+    list[str] | None,
+    typer.Option("--where", metavar="TAG=VALUE", help="Tag equals value; several values of one tag: either."),
+]
 From = Annotated[str | None, typer.Option("--from", help="First time (ms or ISO 8601), included.")]
 To = Annotated[str | None, typer.Option("--to", help="Last time (ms or ISO 8601), included.")]
 Read = Annotated[str, typer.Option("--read", metavar="strong|mid|weak", help="How fresh the answer must be.")]
@@ -40,10 +45,11 @@ def write(
     """Write one row; returns when it is durable on a majority."""
     from time import time as now
 
-    from iotctl.execute.data import parse_time, parse_where, write_one
+    from iotctl.execute.data import write_one
+    from iotctl.execute.selection import parse_tags, parse_time
 
     session = session_of(ctx)
-    tags = {k: v or "" for k, v in parse_where(tag or [], "--tag").items()}
+    tags = parse_tags(tag or [])
     moment = parse_time(time)
     at = int(now() * 1000) if moment is None else moment
     rows = write_one(session.cluster, storage_group, table, at, tags, values)
@@ -118,7 +124,7 @@ def export(
     ctx: typer.Context,
     storage_group: Group,
     table: TableName,
-    to_path: Annotated[str, typer.Option("--to", metavar="PATH", help="File to write.")],
+    to_path: Annotated[str, typer.Option("--to", metavar="PATH", help="File to write; - for stdout.")],
     format_: Annotated[
         str | None, typer.Option("--format", metavar="arrow|csv|parquet", help="By extension else.")
     ] = None,
@@ -126,18 +132,26 @@ def export(
     where: Where = None,
     read: Read = "strong",
 ) -> None:
-    """Export a table to a file."""
-    from iotctl.execute.data import ARROW, CSV, PARQUET, export_table, format_of
+    """Export a table to a file, as it is: `data import` reads the same rows from it.
+
+    A spreadsheet may take text that begins with =, +, - or @ for a formula; CSV has no mark against that.
+    """
+    from iotctl.execute.data import ARROW, CSV, PARQUET, export_table, format_of, write_rows
 
     session = session_of(ctx)
+    to_stdout = to_path == "-"
     path = session.cwd / to_path
-    kind = format_ or format_of(path)
+    kind = format_ or (CSV if to_stdout else format_of(path))
     if kind not in (ARROW, CSV, PARQUET):
         raise typer.BadParameter(f"{kind!r} is not one of arrow, csv, parquet", param_hint="--format")
-    found = _scan(session, storage_group, table, fields, where, None, None, read, None)
+    found = _scan(session, storage_group, table, _selection(where, None, None), fields, read, None)
+    if to_stdout:
+        write_rows(found, session.binary_out(), kind)
+        return session.output.note(f"{found.num_rows} rows written to standard output")
     export_table(found, path, kind)
     body = {"path": str(path), "format": kind, "rows": found.num_rows}
     session.output.emit("data-export", body, lambda: [f"{found.num_rows} rows in {path}"])
+    return None
 
 
 @app.command("delete")
@@ -155,22 +169,21 @@ def delete(
 
     It is durable on a majority of every group when this returns. The rows' files are rewritten later.
     """
-    from iotctl.execute.data import parse_time, parse_where, rows_in, table_of
+    from iotctl.execute.selection import count_rows, delete_rows, table_of
 
     session = session_of(ctx)
-    first, last = parse_time(time_from), parse_time(time_to)
-    tags = parse_where(where or [])
+    selection = _selection(where, time_from, time_to)
     schema = table_of(session.cluster, storage_group, table)
     ends = [f"{word} {time}" for word, time in (("from", time_from), ("to", time_to)) if time is not None]
-    limits = [*(where or []), *ends]
+    limits = [*selection.limits(), *ends]
     what = f"rows of {schema.storage_group}.{schema.table} {' and '.join(limits)}".rstrip()
     if dry_run:
-        there = rows_in(session.cluster, schema, tags, first, last)
+        there = count_rows(session.cluster, schema, selection)
         return session.output.would(*[f"delete {there} {what}"] if there else [])
     session.confirm_name(f"delete {'' if limits else 'all '}{what}", name=session.source.name, given=confirm)
-    report = session.cluster.delete(storage_group, table, tags=tags, time_from=first, time_to=last)
-    body = {"partitions": report.partitions}
-    session.output.emit("data-delete", body, lambda: [f"deleted in {report.partitions} partitions: {what}"])
+    partitions = delete_rows(session.cluster, schema, selection)
+    body = {"partitions": partitions}
+    session.output.emit("data-delete", body, lambda: [f"deleted in {partitions} partitions: {what}"])
 
 
 @app.command("query")
@@ -192,7 +205,8 @@ def query(
     bound = limit
     if limit is None and session.options.format in ("table", "wide"):
         bound = ROWS_SHOWN
-    found = _scan(session, storage_group, table, fields, where, time_from, time_to, read, bound)
+    selection = _selection(where, time_from, time_to)
+    found = _scan(session, storage_group, table, selection, fields, read, bound)
     rows.print_rows(session, found)
     if limit is None and bound is not None and found.num_rows == bound:
         session.output.note(f"only the first {bound} rows are shown; use --limit, or -o csv for all")
@@ -220,52 +234,83 @@ def schema(
         ),
     ] = None,
     dry_run: DryRun = False,
+    confirm: Confirm = None,
 ) -> None:
-    """Tables, their columns and how long rows are kept."""
+    """Tables, their columns and how long rows are kept.
+
+    A TTL that deletes rows at once asks as `data delete` does.
+    """
     from iotctl.cli import rows
-    from iotctl.execute.data import parse_ttl_ms, set_ttl_of, table_of
 
     session = session_of(ctx)
     if set_ttl is not None:
         if storage_group is None or table is None:
             raise typer.BadParameter("name the table: --storage-group and --table", param_hint="--set-ttl")
-        ttl_ms = parse_ttl_ms(set_ttl)
+        todo = _set_ttl(session, storage_group, table, set_ttl, confirm, dry_run=dry_run)
         if dry_run:
-            changes = table_of(session.cluster, storage_group, table).ttl_ms != ttl_ms
-            return session.output.would(
-                *[f"keep rows of {storage_group}.{table} for {set_ttl}"] if changes else []
-            )
-        set_ttl_of(session.cluster, storage_group, table, ttl_ms)
+            return session.output.would(*todo)
     found = [
         s
         for s in session.cluster.schemas()
-        if storage_group in (None, s.storage_group) and table in (None, s.table)
+        if _lower(storage_group) in (None, s.storage_group) and _lower(table) in (None, s.table)
     ]
     session.output.emit("data-schema", rows.schema_body(found), lambda: rows.schema_tables(found))
+
+
+def _set_ttl(
+    session: Session, storage_group: str, table: str, given: str, confirm: str | None, *, dry_run: bool
+) -> list[str]:
+    """Set it, or (`dry_run`) only look; what it does."""
+    from iotctl.cli.session import now_ms
+    from iotctl.execute.data import expiring, parse_ttl_ms, set_ttl_of
+    from iotctl.execute.selection import table_of
+    from iotctl.humanize import time_text
+
+    ttl_ms = parse_ttl_ms(given)
+    schema = table_of(session.cluster, storage_group, table)
+    if schema.ttl_ms == ttl_ms:
+        return []
+    name = f"{schema.storage_group}.{schema.table}"
+    rows, before = expiring(session.cluster, schema, ttl_ms, now_ms())
+    todo = [f"keep rows of {name} for {given}"]
+    if rows:
+        todo.append(f"delete {rows} rows of {name} older than {time_text(before)}")
+    if not dry_run:
+        if rows:
+            session.confirm_name(" and ".join(todo), name=session.source.name, given=confirm)
+        set_ttl_of(session.cluster, schema, ttl_ms)
+    return todo
+
+
+def _lower(name: str | None) -> str | None:
+    return None if name is None else name.lower()
+
+
+def _selection(where: list[str] | None, time_from: str | None, time_to: str | None) -> Selection:
+    from iotctl.execute.selection import Selection, parse_time, parse_where
+
+    return Selection(parse_where(where or []), parse_time(time_from), parse_time(time_to))
 
 
 def _scan(
     session: Session,
     storage_group: str,
     table: str,
+    selection: Selection,
     fields: str | None,
-    where: list[str] | None,
-    time_from: str | None,
-    time_to: str | None,
     read: str,
     limit: int | None,
 ) -> pa.Table:
-    from iotctl.execute.data import parse_time, parse_where
+    from iotctl.execute.selection import scan
 
     if read not in ("strong", "mid", "weak"):
         raise typer.BadParameter(f"{read!r} is not one of strong, mid, weak", param_hint="--read")
-    return session.cluster.scan(
+    return scan(
+        session.cluster,
         storage_group,
         table,
+        selection,
         fields=[f.strip().lower() for f in fields.split(",")] if fields else None,
-        tags=parse_where(where or []),
-        time_from=parse_time(time_from),
-        time_to=parse_time(time_to),
         read=read,
         limit=limit,
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, BinaryIO, TextIO, cast
 
 import typer
 
@@ -178,6 +178,21 @@ class Session:
             return self.cluster
         self.close()  # connected anew next time: a playbook may just be making it
         return None
+
+    def binary_out(self) -> BinaryIO:
+        """Standard output for bytes.
+
+        Raises:
+            RefusedProblem: it is a terminal, or takes text only.
+        """
+        raw = getattr(self.out, "buffer", None)
+        if raw is None or self.out.isatty():
+            raise RefusedProblem(
+                "no bytes are written to a terminal",
+                next="redirect the output: > FILE, or name one with --to",
+            )
+        self.out.flush()
+        return cast("BinaryIO", raw)
 
     def progress(self) -> Progress:
         return self.output.progress()

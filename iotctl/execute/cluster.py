@@ -1,6 +1,6 @@
 """The cluster as iotctl uses it, and how a connection to it is made."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -81,6 +81,17 @@ class Cluster(Protocol):
         read: str = "strong",
         limit: int | None = None,
     ) -> "pa.Table": ...
+
+    def scan_batches(
+        self,
+        storage_group: str,
+        table: str,
+        *,
+        fields: Sequence[str] | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        time_from: int | None = None,
+        time_to: int | None = None,
+    ) -> Iterator["pa.RecordBatch"]: ...
 
     def count(
         self, storage_group: str | None = None, table: str | None = None

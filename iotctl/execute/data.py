@@ -1,9 +1,10 @@
 """Rows in and out: import, export, query. Columnar throughout."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import msgspec
 import pyarrow as pa
@@ -12,8 +13,10 @@ import pyarrow.compute as pc
 from iotctl.errors import InputProblem, UsageProblem
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.csv_rows import BAD_ROWS_MAX, BadRow, check_columns, infer_types, read_csv
+from iotctl.execute.selection import Selection, count_rows
 from iotctl.spec.units import parse_duration_ms
 from nodeagent.model.limits import TTL_MS_MAX
+from nodeagent.model.requests import NodeStatus
 from nodeagent.model.schema import TYPES, TableSchema
 from nodeagent.table.arrow import ARROW_TYPES
 
@@ -258,37 +261,6 @@ def _cast(name: str, column: pa.Array, request: ImportRequest) -> pa.Array:
         ) from None
 
 
-def parse_where(given: Sequence[str], option: str = "--where") -> dict[str, str | None]:
-    """`tag=value` words; an empty value asks for rows without the tag. Raises `UsageProblem`."""
-    tags: dict[str, str | None] = {}
-    for word in given:
-        name, equals, value = word.partition("=")
-        if not name or not equals:
-            raise UsageProblem(f"{option} {word!r} is not TAG=VALUE", next=f"for example {option} device=d1")
-        tags[name.lower()] = value or None
-    return tags
-
-
-def parse_time(text: str | None) -> int | None:
-    """Milliseconds, or ISO 8601 (UTC without a zone), as milliseconds. Raises `UsageProblem`."""
-    from datetime import UTC, datetime
-
-    if text is None:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageProblem(
-            f"{text!r} is not a time", next="write milliseconds or 2024-05-01T12:00:00Z"
-        ) from None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1000)
-
-
 def parse_ttl_ms(text: str) -> int:
     """Milliseconds of a duration, 0 for `none`.
 
@@ -305,31 +277,21 @@ def parse_ttl_ms(text: str) -> int:
     return found
 
 
-def set_ttl_of(cluster: Cluster, storage_group: str, table: str, ttl_ms: int) -> TableSchema:
-    """Keep the table's rows for so long, 0 for ever; the schema in force. Raises as `table_of`."""
-    return cluster.put_schema(table_of(cluster, storage_group, table), ttl_ms)
+def set_ttl_of(cluster: Cluster, schema: TableSchema, ttl_ms: int) -> TableSchema:
+    """Keep the table's rows for so long, 0 for ever; the schema in force."""
+    return cluster.put_schema(schema, ttl_ms)
 
 
-def table_of(cluster: Cluster, storage_group: str, table: str) -> TableSchema:
-    """Raises `InputProblem` when there is no such table."""
-    for schema in cluster.schemas():
-        if (schema.storage_group, schema.table) == (storage_group, table):
-            return schema
-    raise InputProblem(f"there is no table {storage_group}.{table}", next="iotctl data schema")
+def expiring(cluster: Cluster, schema: TableSchema, ttl_ms: int, now_ms: int) -> tuple[int, int]:
+    """(rows, ms) that a new TTL would delete at once: so many, older than that.
 
-
-def rows_in(
-    cluster: Cluster,
-    schema: TableSchema,
-    tags: Mapping[str, str | None],
-    time_from: int | None,
-    time_to: int | None,
-) -> int:
-    """How many there are now; they are read for it, without their fields."""
-    found = cluster.scan(
-        schema.storage_group, schema.table, fields=(), tags=tags, time_from=time_from, time_to=time_to
-    )
-    return int(found.num_rows)
+    Nodes go by their own clocks: the latest of all counts.
+    """
+    if not ttl_ms or 0 < schema.ttl_ms <= ttl_ms:
+        return 0, 0
+    answers = cluster.statuses().values()
+    latest = max([now_ms, *(a.now_ms for a in answers if isinstance(a, NodeStatus))])
+    return count_rows(cluster, schema, Selection(time_to=latest - ttl_ms - 1)), latest - ttl_ms
 
 
 def write_one(
@@ -363,20 +325,26 @@ def export_table(rows: pa.Table, path: Path, kind: str) -> None:
     """Write rows to `path` aside, then rename. Raises `InputProblem` when it cannot be written."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        if kind == CSV:
-            import pyarrow.csv as pacsv
-
-            pacsv.write_csv(rows, temporary)
-        elif kind == PARQUET:
-            import pyarrow.parquet as pq
-
-            pq.write_table(rows, temporary, compression="zstd")
-        else:
-            import pyarrow.feather as feather
-
-            feather.write_feather(rows, str(temporary), compression="zstd")
+        with temporary.open("wb") as file:
+            write_rows(rows, file, kind)
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         why = error.strerror or str(error)
         raise InputProblem("cannot be written", why=why, next="name another file", where=str(path)) from None
+
+
+def write_rows(rows: pa.Table, file: BinaryIO, kind: str) -> None:
+    if kind == CSV:
+        import pyarrow.csv as pacsv
+
+        pacsv.write_csv(rows, file)
+    elif kind == PARQUET:
+        import pyarrow.parquet as pq
+
+        pq.write_table(rows, file, compression="zstd")
+    else:
+        import pyarrow.feather as feather
+
+        feather.write_feather(rows, file, compression="zstd")

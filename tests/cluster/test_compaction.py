@@ -124,7 +124,9 @@ def test_many_small_closes_leave_few_files_and_every_row(world: World) -> None:
     fresh = pa.table({"time": pa.array([now], pa.int64()), "device": ["a"], "v": [1.5], "w": [7]})
     world.cluster.write(GROUP, TABLE, fresh)
     named = ("data", "schema", "--storage-group", GROUP, "--table", TABLE)
-    assert world.iotctl(*named, "--set-ttl", "1d").code == 0
+    unasked = world.iotctl(*named, "--set-ttl", "1d")
+    assert unasked.code == 5 and f"delete {len(want)} rows" in unasked.err, unasked.err
+    assert world.iotctl(*named, "--set-ttl", "1d", "--confirm", world.fleet.source().name).code == 0
     (files_left,) = {tuple(f.rows for f in settled(world, 1))}
     assert files_left == (1,) and found(world) == {("a", now): (1.5, 7)}
     assert world.iotctl(*named, "-o", "json").json["tables"][0]["ttl_ms"] == DAY_MS

@@ -1,12 +1,14 @@
 """A cluster in memory behind the same verbs, and one command line run against it."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
@@ -121,6 +123,12 @@ class FakeCluster:
     """The lock and the runs."""
 
     answers: pa.Table | None = None
+    """Of a scan: those whose tag has the value that was asked for, where it is a column."""
+
+    scanned: list[dict[str, Any]] = field(default_factory=list)
+    clock_ms: int = NOW_MS
+    """Of every node."""
+
     closed: bool = False
     looks: int = 0
     """How often the meta view was asked for."""
@@ -198,7 +206,7 @@ class FakeCluster:
             cluster="plant",
             version="0.1.0",
             state="active",
-            now_ms=NOW_MS,
+            now_ms=self.clock_ms,
             started_ms=NOW_MS - 1000,
             table_version=self.version,
             groups=tuple(groups),
@@ -368,8 +376,20 @@ class FakeCluster:
     ) -> pa.Table:
         if self.error is not None:
             raise self.error
-        assert self.answers is not None
-        return self.answers.slice(0, limit)
+        return self._chosen(tags).slice(0, limit)
+
+    def scan_batches(self, storage_group: str, table: str, **asked: Any) -> Iterator[pa.RecordBatch]:
+        self.scanned.append(asked)
+        if self.answers is not None:
+            yield from self._chosen(asked.get("tags")).to_batches()
+
+    def _chosen(self, tags: Mapping[str, str | None] | None) -> pa.Table:
+        found = self.answers
+        assert found is not None
+        for tag, value in (tags or {}).items():
+            if tag in found.column_names:
+                found = found.filter(pc.equal(found.column(tag), value))
+        return found
 
     def count(self, storage_group: str | None = None, table: str | None = None) -> list[dict[str, object]]:
         return self.counts

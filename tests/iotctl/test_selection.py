@@ -1,0 +1,151 @@
+"""What is selected, shown, asked for and deleted is one set of rows (E2, E3, E9)."""
+
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pytest
+
+from iotctl.errors import Exit, UsageProblem
+from iotctl.execute.selection import PARTS_MAX, Selection, parse_where
+from nodeagent.client.report import DeleteReport
+from nodeagent.model.errors import Unavailable
+from nodeagent.model.schema import Column, TableSchema
+from tests.iotctl.fakes import NOW_MS, SPEC, FakeCluster, Tty, iotctl
+
+DAY_MS = 86_400_000
+COLUMNS = (Column("device", "STRING", True), Column("v", "DOUBLE", False))
+NAMED = ("--storage-group", "root.a", "--table", "m")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    return tmp_path
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    rows = {"time": [3, 1, 2, 4], "device": ["c", "a", "b", "a"], "v": [3.0, 1.0, 2.0, 4.0]}
+    return FakeCluster(tables=[TableSchema("root.a", "m", 1, COLUMNS)], answers=pa.table(rows))
+
+
+def test_several_values_of_one_tag_mean_either_and_tags_are_anded() -> None:
+    """In parts that do not overlap, each with one value per tag; a value twice is one."""
+    selection = Selection(parse_where(["Device=a", "device=b", "region=eu", "device=a", "room="]))
+    assert selection.parts() == [
+        {"device": "a", "region": "eu", "room": None},
+        {"device": "b", "region": "eu", "room": None},
+    ]
+    assert selection.limits() == ["(device=a or device=b)", "region=eu", "room="]
+    assert Selection().parts() == [{}]
+    with pytest.raises(UsageProblem, match="combinations"):
+        parse_where([f"d={i}" for i in range(PARTS_MAX + 1)])
+
+
+def test_a_query_and_a_delete_mean_the_same_rows(place: Path, cluster: FakeCluster) -> None:
+    """E3: what is read, what a dry run counts, what is asked and what is deleted; none is left out."""
+    where = ("--where", "device=b", "--where", "device=a")
+    done = iotctl(place, "data", "query", *NAMED, *where, "-o", "json", cluster=cluster)
+    assert [(r["device"], r["time"]) for r in json.loads(done.out)["rows"]] == [("a", 1), ("a", 4), ("b", 2)]
+    limited = iotctl(place, "data", "query", *NAMED, *where, "--limit", "2", "-o", "json", cluster=cluster)
+    assert [r["time"] for r in json.loads(limited.out)["rows"]] == [1, 4]
+    delete = ("data", "delete", *NAMED, *where)
+    look = iotctl(place, *delete, "--dry-run", "-o", "json", cluster=cluster)
+    assert json.loads(look.out)["would"] == ["delete 3 rows of root.a.m (device=b or device=a)"]
+    asked = iotctl(place, *delete, cluster=cluster)
+    assert asked.code == Exit.REFUSED and "(device=b or device=a)" in asked.err and not cluster.deleted
+    done = iotctl(place, *delete, "--confirm", "plant", "-o", "json", cluster=cluster)
+    assert done.code == 0 and json.loads(done.out)["partitions"] == 6
+    assert [tags for _, _, tags, _, _ in cluster.deleted] == [{"device": "b"}, {"device": "a"}]
+
+
+def test_a_delete_that_fails_halfway_says_what_is_deleted(place: Path, cluster: FakeCluster) -> None:
+    class Failing(FakeCluster):
+        def delete(self, *words: object, **asked: object) -> DeleteReport:
+            if asked["tags"] == {"device": "b"}:
+                raise Unavailable("no quorum")
+            return DeleteReport(1, 0.1)
+
+    failing = Failing(tables=cluster.tables)
+    words = ("data", "delete", *NAMED, "--where", "device=a", "--where", "device=b", "--confirm", "plant")
+    done = iotctl(place, *words, cluster=failing)
+    assert done.code == Exit.UNKNOWN and "rows of device=a are deleted, the rest may not be" in done.err
+    alone = iotctl(place, "data", "delete", *NAMED, "--where", "device=b", *words[-2:], cluster=failing)
+    assert alone.code == Exit.UNREACHABLE, "nothing was deleted"
+
+
+def test_a_row_has_one_value_per_tag(place: Path) -> None:
+    words = ("data", "write", "v=1", *NAMED, "--tag", "device=a", "--tag", "device=b")
+    done = iotctl(place, *words, cluster=FakeCluster())
+    assert done.code == Exit.USAGE and "--tag device has 2 values" in done.err
+
+
+def test_a_ttl_that_expires_rows_counts_them_and_asks(place: Path, cluster: FakeCluster) -> None:
+    """E2: as a delete does: the dry run says how many go, the cluster's name is asked for, --yes is no
+    answer; the cut-off is by the latest clock of all nodes, for theirs is the one that counts."""
+    words = ("data", "schema", *NAMED, "--set-ttl", "30d")
+    look = iotctl(place, *words, "--dry-run", "-o", "json", cluster=cluster)
+    keeps, deletes = json.loads(look.out)["would"]
+    assert keeps == "keep rows of root.a.m for 30d" and deletes.startswith(
+        "delete 4 rows of root.a.m older than "
+    )
+    (asked,) = cluster.scanned
+    assert asked["time_to"] >= NOW_MS - 30 * DAY_MS and asked["fields"] == ()
+    unsaid = iotctl(place, *words, cluster=cluster)
+    assert unsaid.code == Exit.REFUSED and "delete 4 rows" in unsaid.err and "--confirm plant" in unsaid.err
+    typed = iotctl(place, *words, cluster=cluster, stdin=Tty("other\n"))
+    assert typed.code == Exit.REFUSED and cluster.tables[0].ttl_ms == 0
+    assert iotctl(place, *words, "--confirm", "plant", cluster=cluster).code == 0
+    assert cluster.tables[0].ttl_ms == 30 * DAY_MS
+
+
+def test_a_ttl_that_expires_nothing_new_asks_nothing(place: Path, cluster: FakeCluster) -> None:
+    """A longer one, none, the same again, and one of a table whose rows are all younger."""
+    young = FakeCluster(tables=list(cluster.tables))
+    words = ("data", "schema", *NAMED, "--set-ttl")
+    for ttl in ("30d", "30d", "60d", "none"):
+        assert iotctl(place, *words, ttl, cluster=young).code == 0, ttl
+    cluster.tables = [TableSchema("root.a", "m", 1, COLUMNS, 30 * DAY_MS)]
+    assert iotctl(place, *words, "60d", cluster=cluster).code == 0 and not cluster.scanned
+    assert iotctl(place, *words, "29d", cluster=cluster).code == Exit.REFUSED
+
+
+def test_a_node_ahead_of_the_operator_decides_what_expires(place: Path, cluster: FakeCluster) -> None:
+    """An operator whose clock is behind is told what the nodes will do."""
+    later = NOW_MS * 2
+    ahead = FakeCluster(tables=cluster.tables, answers=cluster.answers, clock_ms=later)
+    iotctl(place, "data", "schema", *NAMED, "--set-ttl", "1d", "--dry-run", cluster=ahead)
+    assert ahead.scanned[0]["time_to"] == later - DAY_MS - 1
+
+
+class Bytes(io.StringIO):
+    """Standard output that is a pipe."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.buffer = io.BytesIO()
+
+
+def test_a_dash_exports_to_standard_output(place: Path, cluster: FakeCluster) -> None:
+    """E9: rows and nothing else, exactly; no file is named `-`; a terminal gets no bytes."""
+    words = ("data", "export", *NAMED, "--to", "-")
+    out = Bytes()
+    done = iotctl(place, *words, cluster=cluster, out=out)
+    assert done.code == 0 and not out.getvalue() and "4 rows" in done.err
+    assert pacsv.read_csv(io.BytesIO(out.buffer.getvalue())).num_rows == 4
+    assert not (place / "-").exists()
+    out = Bytes()
+    assert iotctl(place, *words, "--format", "parquet", cluster=cluster, out=out).code == 0
+    assert out.buffer.getvalue()[:4] == b"PAR1"
+    assert iotctl(place, *words, cluster=cluster, out=Tty()).code == Exit.REFUSED
+
+
+def test_csv_export_is_exact(place: Path, cluster: FakeCluster) -> None:
+    """F15: nothing is put before what a spreadsheet may take for a formula: import reads the same rows."""
+    text = "=1+1"
+    cluster.answers = pa.table({"time": [1], "device": ["-a"], "note": [text]})
+    assert iotctl(place, "data", "export", *NAMED, "--to", "x.csv", cluster=cluster).code == 0
+    assert pacsv.read_csv(place / "x.csv").column("note").to_pylist() == [text]
