@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test systemd check sim matrix random-ops mutants bench bench-ssh
+.PHONY: demo test systemd check sim matrix random-ops torture mutants bench bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,9 @@ matrix: $(VENV)/.installed
 random-ops: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.random_ops 1 100
 	$(BIN)/python -m tests.cluster.random_ops $(ARGS)
+
+torture: $(VENV)/.installed
+	$(BIN)/python -m tests.torture.torture $(or $(MINUTES),60) $(ARGS)
 
 mutants: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.mutants $(ARGS)
