@@ -6,7 +6,7 @@ directory without touching it. Everything goes through the `Disk` protocol and r
 """
 
 from nodeagent.log.index import Damage
-from nodeagent.log.log import Log, LogSettings, LogStatistics
+from nodeagent.log.log import Log, LogSettings, LogStatistics, NoSpace
 from nodeagent.log.replay import GroupLog, Recovered
 
-__all__ = ["Damage", "GroupLog", "Log", "LogSettings", "LogStatistics", "Recovered"]
+__all__ = ["Damage", "GroupLog", "Log", "LogSettings", "LogStatistics", "NoSpace", "Recovered"]

@@ -121,6 +121,31 @@ class Start(msgspec.Struct, array_like=True, frozen=True):
     """Damage of no known group (`group` is "")."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tip:
+    """Where a group's log is while a batch is put together: block of its latest operation, base and end."""
+
+    seq: int = 0
+    base: int = 0
+    last: int = 0
+
+    def after(self, op: AnyOp, seq: int) -> "Tip":
+        """Behind `op`, which goes into block `seq`. An append leaves no gap and is not below the base."""
+        base, last = self.base, self.last
+        match op:
+            case Append(group, first, entries):
+                assert base < first <= last + 1, f"{group}: append at {first}, log is ({base}, {last}]"
+                last = first + len(entries) - 1
+            case Copy(_, first, entries):
+                last = max(last, first + len(entries) - 1)
+            case Rebase(_, new, keep):
+                base = new.index
+                last = max(last, base) if keep else base
+            case Forget():
+                return Tip()
+        return Tip(seq, base, last)
+
+
 @dataclass(slots=True)
 class GroupIndex:
     group: GroupId
@@ -291,16 +316,9 @@ class Index:
         self.groups: dict[GroupId, GroupIndex] = {}
         self.unknown: list[Damage] = []
 
-    def seq_of(self, group: GroupId) -> int:
-        found = self.groups.get(group)
-        return found.seq if found is not None else 0
-
-    def check(self, op: AnyOp) -> None:
-        """Assert that a caller may write `op` now: no gap before the first entry, none below the base."""
-        if isinstance(op, Append):
-            state = self.groups.get(op.group)
-            base, last = (state.base.index, state.last) if state is not None else (0, 0)
-            assert base < op.first <= last + 1, f"{op.group}: append at {op.first}, log is ({base}, {last}]"
+    def tip(self, group: GroupId) -> Tip:
+        state = self.groups.get(group)
+        return Tip() if state is None else Tip(state.seq, state.base.index, state.last)
 
     def apply(self, row: Row, op: AnyOp, seq: int, segment: int, *, keep_entries: bool) -> None:
         """Follow one operation that is, or is about to be, in block `seq`."""

@@ -12,17 +12,19 @@ A directory holds `<number>.log` segments, of which any but the newest may lack,
 (space that is given back when the disk is full, so that term and vote can still be written) and
 `<number>.<offset>.torn` (what recovery cut off, for a human).
 
-Any failed write or sync is final (after a failed fsync the kernel calls the lost pages clean, Rebello
+A write that finds no room is refused and may be tried again: the log is as it was before it. Any other failed
+write, and any failed sync, is final (after a failed fsync the kernel calls the lost pages clean, Rebello
 et al., ATC 2020): the log keeps the error and answers everything with it from then on.
 """
 
+import contextlib
 import errno
 from collections.abc import Callable, Sequence
 from typing import Self
 
 import msgspec
 
-from nodeagent.log.index import Index
+from nodeagent.log.index import Index, Tip
 from nodeagent.log.record import (
     AnyOp,
     Block,
@@ -42,10 +44,16 @@ from nodeagent.model.entries import Append, Entry, LogOp
 from nodeagent.model.ids import GroupId
 from nodeagent.model.limits import MIB
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 RESERVE = "reserve"
+NEW = ".new"
 SEGMENTS_RECLAIMED_PER_CALL = 4
 
 _encoder = msgspec.msgpack.Encoder()
+
+
+class NoSpace(OSError):
+    """The disk is full, the reserve is used up. Nothing was written; trying again is right."""
 
 
 class LogSettings(msgspec.Struct, frozen=True):
@@ -110,7 +118,7 @@ class Log:
         """
         disk.mkdirs(directory)
         for name in disk.listdir(directory):
-            if name.endswith((".new", ".tmp")):
+            if name.endswith((NEW, ".tmp")):
                 disk.unlink(f"{directory}/{name}")
         replay = Replay()
         replay.run(disk, directory)
@@ -125,13 +133,18 @@ class Log:
 
     def _continue(self, replay: Replay) -> None:
         tail = replay.tail
+        oldest = min(self._sealed, default=tail.number + 1)
         if tail.number not in self._sealed:
-            self._create(max(tail.number, 0) + 1)
+            self._grow(lambda: self._create(tail.number + 1, oldest), self._drop_new)
             return
         file = self._disk.open(path_of(self._directory, tail.number))
         if tail.torn_end > tail.end:
             aside = f"{self._directory}/{tail.number:012d}.{tail.end}.torn"
-            self._disk.write_atomic(aside, file.pread(tail.end, tail.torn_end - tail.end))
+            torn = file.pread(tail.end, tail.torn_end - tail.end)
+            with contextlib.suppress(
+                NoSpace
+            ):  # it was never acknowledged, and is only for a person to look at
+                self._grow(lambda: self._disk.write_atomic(aside, torn))
             file.zero_fill(tail.end, tail.torn_end - tail.end)
         if not tail.damaged and tail.end > tail.synced:
             # What was read may be in the page cache only, and called clean after a failed sync of an
@@ -139,23 +152,29 @@ class Log:
             file.pwrite(tail.synced, file.pread(tail.synced, tail.end - tail.synced))
         file.sync()
         self._disk.sync_dir(self._directory)
-        if tail.sealed or tail.damaged:
-            file.close()
-            self._create(tail.number + 1)
-            return
         del self._sealed[tail.number]
         self._segment = Segment(file, tail.number, tail.end, self._settings.zero_step_bytes)
-        if read_newest(self._disk, self._directory)[0] != tail.number:
-            self._write_newest(self._segment)
+        with contextlib.suppress(NoSpace):  # the first write tries again; `newest` is a second witness only
+            if tail.sealed or tail.damaged:
+                self._segment.closed = True
+                self._begin_next()
+            elif read_newest(self._disk, self._directory)[0] != tail.number:
+                self._grow(lambda: self._write_newest(self._segment))
 
-    def _create(self, number: int) -> None:
+    def _begin_next(self) -> None:
+        """Go on in a new segment. Without room for it this one stays the last, closed."""
+        old = self._segment
+        oldest = self.segments[0]
+        self._grow(lambda: self._create(old.number + 1, oldest), self._drop_new)
+        old.file.close()
+        self._sealed[old.number] = old.end
+
+    def _create(self, number: int, oldest: int) -> None:
         """Make segment `number` and write there from now on."""
         path = path_of(self._directory, number)
-        temporary = path.removesuffix(SUFFIX) + ".new"
-        if self._disk.exists(temporary):
-            self._disk.unlink(temporary)
+        temporary = path.removesuffix(SUFFIX) + NEW
+        self._drop_new()
         file = self._disk.create(temporary)
-        oldest = min(self._sealed, default=number)
         body = _encoder.encode(self._index.start(oldest))
         segment = Segment(file, number, 0, self._settings.zero_step_bytes)
         parts, length = encode_block(BlockKind.START, number, self._seq + 1, 0, 0, [], [body])
@@ -170,6 +189,12 @@ class Log:
         self._starts[number] = True
         self._segment = segment
 
+    def _drop_new(self) -> None:
+        """Remove a segment that was begun and has no name yet."""
+        for name in self._disk.listdir(self._directory):
+            if name.endswith(NEW):
+                self._disk.unlink(f"{self._directory}/{name}")
+
     def _write_newest(self, segment: Segment) -> None:
         content = newest_content(segment.number, segment.synced)
         self._disk.write_atomic(f"{self._directory}/{NEWEST}", content)
@@ -180,6 +205,7 @@ class Log:
         """Put one atomic batch behind the others; durable only after `sync`.
 
         Raises:
+            NoSpace: it is not written, nothing else has changed.
             OSError: this or an earlier call failed; the log is of no more use.
         """
         self._check()
@@ -203,61 +229,62 @@ class Log:
         self._check()
         segment = self._segment
         if segment.synced == segment.end and self._last_kind == BlockKind.BATCH:
-            self._put(BlockKind.SYNCED, [], [])
+            with contextlib.suppress(NoSpace):
+                self._put(BlockKind.SYNCED, [], [])
 
     def close(self) -> None:
-        """Sync, record that, and close. A poisoned log only closes its file."""
+        """Sync, record that (when there is room), and close. A poisoned log only closes its file."""
         try:
             if self._poison is None:
                 self.sync()
-                self._guard(lambda: self._write_newest(self._segment))
+                with contextlib.suppress(NoSpace):
+                    self._grow(lambda: self._write_newest(self._segment))
         finally:
             self._segment.file.close()
 
     def _write(self, ops: Sequence[AnyOp]) -> None:
         payloads = [encode_payload(op) for op in ops]
         segment = self._segment
-        if segment.end > segment.first_batch:
-            rough_length = sum(map(len, payloads)) + 256 * (1 + len(ops))
-            if segment.end + rough_length > self._settings.segment_bytes:
-                self._rotate()
+        rough_length = sum(map(len, payloads)) + 256 * (1 + len(ops))
+        is_long = segment.end + rough_length > self._settings.segment_bytes
+        if segment.closed or (is_long and segment.end > segment.first_batch):
+            self._rotate()
         seq, number = self._seq + 1, self._segment.number
+        rows = self._rows(ops, payloads, seq)
+        self._put(BlockKind.BATCH, rows, payloads)
+        for row, op in zip(rows, ops, strict=True):
+            self._index.apply(row, op, seq, number, keep_entries=False)
+        self._batches += 1
+
+    def _rows(self, ops: Sequence[AnyOp], payloads: Sequence[bytes], seq: int) -> list[Row]:
+        """What the head of block `seq` says of these operations; the index does not follow them yet."""
+        tips: dict[GroupId, Tip] = {}
         rows: list[Row] = []
         for op, payload in zip(ops, payloads, strict=True):
-            self._index.check(op)
-            row = row_of(op, self._index.seq_of(op.group), len(payload))
-            self._index.apply(row, op, seq, number, keep_entries=False)
-            rows.append(row)
-        self._put(BlockKind.BATCH, rows, payloads)
-        self._batches += 1
+            tip = tips.get(op.group) or self._index.tip(op.group)
+            rows.append(row_of(op, tip.seq, len(payload)))
+            tips[op.group] = tip.after(op, seq)
+        return rows
 
     def _put(self, kind: BlockKind, rows: Sequence[Row], payloads: Sequence[bytes]) -> None:
         segment = self._segment
         parts, length = encode_block(
             kind, segment.number, self._seq + 1, segment.end, segment.synced, rows, payloads
         )
-        try:
-            segment.put(parts, length)
-        except OSError as error:
-            self._make_room(error)
-            self._guard(lambda: segment.put(parts, length))
+        self._grow(lambda: segment.put(parts, length), segment.trim)
         self._seq += 1
         self._last_kind = kind
 
     def _rotate(self) -> None:
-        """Seal the segment, then begin the next one."""
+        """Seal the segment, unless it is, then begin the next one."""
         old = self._segment
-        extents = [(group, e.first, e.last) for group, e in self._index.extents_in(old.number)]
-        self._put(BlockKind.SEAL, [], [_encoder.encode(extents)])
-        self._guard(lambda: old.file.truncate(old.end))
-        self._guard(old.sync)
-        old.file.close()
-        self._sealed[old.number] = old.end
-        try:
-            self._create(old.number + 1)
-        except OSError as error:
-            self._make_room(error)
-            self._guard(lambda: self._create(old.number + 1))
+        if not old.closed:
+            extents = [(group, e.first, e.last) for group, e in self._index.extents_in(old.number)]
+            self._put(BlockKind.SEAL, [], [_encoder.encode(extents)])
+            self._guard(lambda: old.file.truncate(old.end))
+            self._guard(old.sync)
+            old.closed = True
+        self._begin_next()
 
     # Failing.
 
@@ -273,15 +300,34 @@ class Log:
             self._poison = error
             raise
 
-    def _make_room(self, error: OSError) -> None:
-        """Give the reserve back when the disk is full; any other failure is final."""
+    def _grow(self, action: Callable[[], None], undo: Callable[[], None] = lambda: None) -> None:
+        """Run what takes room on the disk, when there is none once more without the reserve.
+
+        `undo` takes back what an attempt without room has left. Any other failure is final.
+
+        Raises:
+            NoSpace: undone.
+        """
+        while True:
+            try:
+                return action()
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    self._poison = error
+                    raise
+                self._space_low = True
+                self._guard(undo)
+                if not self._give_reserve():
+                    raise NoSpace(*error.args) from error
+
+    def _give_reserve(self) -> bool:
+        """Whether there was a reserve to give back."""
         path = f"{self._directory}/{RESERVE}"
-        if error.errno != errno.ENOSPC or not self._disk.exists(path):
-            self._poison = error
-            raise error
-        self._space_low = True
+        if not self._disk.exists(path):
+            return False
         self._guard(lambda: self._disk.unlink(path))
         self._guard(lambda: self._disk.sync_dir(self._directory))
+        return True
 
     def _fill_reserve(self) -> None:
         """Lay the reserve by, unless the disk is too full for it."""
@@ -297,9 +343,9 @@ class Log:
                 file.zero_fill(0, size)
                 file.sync()
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in NO_SPACE:
                 raise
-            self._disk.unlink(path)
+            self._give_reserve()
             self._space_low = True
             return
         self._space_low = False
@@ -315,8 +361,9 @@ class Log:
         """
         self._check()
         before = self.bytes_total
-        if not self._delete_dead() and self._copy_forward():
-            self._delete_dead()
+        with contextlib.suppress(NoSpace):  # the copies wait
+            if not self._delete_dead() and self._copy_forward():
+                self._delete_dead()
         if self._space_low:
             self._fill_reserve()
         return max(0, before - self.bytes_total)

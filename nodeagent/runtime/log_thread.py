@@ -4,16 +4,24 @@ It swaps the queue of batches for an empty one, writes each batch, syncs once, a
 batch number: completing n implies all before n. Batches that arrive while it syncs leave together in
 the next round (group commit); one long-lived thread costs less than an executor hop per batch.
 
-After any error the thread has ended for good: nothing may be assumed about what is durable, so the
-agent has to stop (never retry a failed fsync).
+On a full disk it keeps what was not written and tries again, in order, until there is room. After any other
+error the thread has ended for good: nothing may be assumed about what is durable, so the agent has to stop
+(never retry a failed fsync).
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from nodeagent.log import NoSpace
 from nodeagent.model.entries import LogOp
+
+Batch = tuple[int, list[LogOp]]
+
+NO_SPACE_RETRY_S = 0.5
+"""Between two attempts to write on a full disk."""
 
 RECLAIM_EVERY_S = 1.0
 """Space is looked after this often, right after a sync or when nothing is to be written."""
@@ -51,12 +59,15 @@ class LogThread:
         self._fail = fail
         self._reclaim_every_s = reclaim_every_s
         self._wake = threading.Condition()
-        self._queue: list[tuple[int, list[LogOp]]] = []
+        self._queue: list[Batch] = []
         self._stopping = False
         self.syncs = 0
         self.batches = 0
         self.sync_seconds = 0.0
         self.reclaimed_bytes = 0
+        self.held = 0
+        """Batches that wait for room on the disk."""
+
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
     def start(self) -> None:
@@ -83,36 +94,46 @@ class LogThread:
 
     def _loop(self) -> None:
         reclaim_at = time.monotonic() + self._reclaim_every_s
+        held: list[Batch] = []
         while True:
-            queue = self._next(reclaim_at)
-            if queue:
-                self._write(queue)
-            elif not self._stopping:
+            queue = self._next(reclaim_at, held)
+            held = self._write(queue)
+            if not queue and not self._stopping:
                 self._log.mark_synced()
-            if time.monotonic() >= reclaim_at:
+            if held or time.monotonic() >= reclaim_at:
                 self.reclaimed_bytes += self._log.reclaim()
                 reclaim_at = time.monotonic() + self._reclaim_every_s
             if self._stopping and not self._queue:
-                self._log.close()
+                self._log.close()  # what is still held promised nothing to anybody
                 return
 
-    def _next(self, until: float) -> list[tuple[int, list[LogOp]]]:
-        """Everything queued; waits for something until the given time."""
+    def _next(self, until: float, held: list[Batch]) -> list[Batch]:
+        """Everything queued, behind what is held; waits for something until the given time, when something is
+        held for a moment in any case."""
         with self._wake:
-            while not self._queue and not self._stopping:
+            if held:
+                self._wake.wait_for(lambda: self._stopping, NO_SPACE_RETRY_S)
+            while not self._queue and not held and not self._stopping:
                 left = until - time.monotonic()
                 if left <= 0:
                     break
                 self._wake.wait(left)
-            queue, self._queue = self._queue, []
+            queue, self._queue = [*held, *self._queue], []
             return queue
 
-    def _write(self, queue: list[tuple[int, list[LogOp]]]) -> None:
-        for _, ops in queue:
-            self._log.write(ops)
-        start = time.perf_counter()
-        self._log.sync()
-        self.sync_seconds += time.perf_counter() - start
-        self.syncs += 1
-        self.batches += len(queue)
-        self._post(queue[-1][0])
+    def _write(self, queue: list[Batch]) -> list[Batch]:
+        """Write and sync what there is room for; returns the rest."""
+        written = 0
+        with contextlib.suppress(NoSpace):
+            for _, ops in queue:
+                self._log.write(ops)
+                written += 1
+        self.held = len(queue) - written
+        if written:
+            start = time.perf_counter()
+            self._log.sync()
+            self.sync_seconds += time.perf_counter() - start
+            self.syncs += 1
+            self.batches += written
+            self._post(queue[written - 1][0])
+        return queue[written:]

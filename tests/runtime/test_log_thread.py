@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from nodeagent.log import NoSpace
 from nodeagent.model.entries import HardState, LogOp, SetHard
 from nodeagent.runtime.log_thread import LogThread
 
@@ -62,6 +63,59 @@ def test_batches_that_come_during_a_sync_share_the_next_one() -> None:
     thread.stop()
     assert log.done == ["write 1", "sync", "write 2", "write 3", "write 4", "sync", "close"]
     assert (thread.syncs, thread.batches) == (2, 4)
+
+
+def test_full_disk_holds_batches_back_until_there_is_room() -> None:
+    """What there was room for is synced and completed; the rest is tried again, in order, and no other batch
+    comes before it. Nothing fails."""
+    log = SlowLog()
+    posted: queue.SimpleQueue[int] = queue.SimpleQueue()
+    failed: list[BaseException] = []
+    full = threading.Event()
+    full.set()
+    refused = threading.Semaphore(0)
+    write = log.write
+
+    def write_if_room(ops: Sequence[LogOp]) -> None:
+        assert isinstance(ops[0], SetHard)
+        if full.is_set() and ops[0].hard.term >= 2:
+            refused.release()
+            raise NoSpace(28, "no room")
+        write(ops)
+
+    log.write = write_if_room  # type: ignore[method-assign]
+    thread = LogThread(log, posted.put, failed.append, 60)
+    for batch in (1, 2):
+        thread.submit(batch, ops(batch))
+    thread.start()
+    log.permits.put(None)
+    assert posted.get(timeout=5) == 1
+    thread.submit(3, ops(3))
+    for _ in range(2):
+        assert refused.acquire(timeout=5)
+    assert posted.empty() and thread.held
+    full.clear()
+    log.permits.put(None)
+    log.permits.put(None)
+    assert posted.get(timeout=5) in (2, 3)
+    thread.stop()
+    assert [d for d in log.done if d.startswith("write")] == ["write 1", "write 2", "write 3"]
+    assert failed == [] and thread.held == 0
+
+
+def test_stop_on_a_full_disk_waits_for_nothing() -> None:
+    """What there is no room for promised nothing: the log is closed without it."""
+    log = SlowLog()
+
+    def refuse(ops: Sequence[LogOp]) -> None:
+        raise NoSpace(28, "no room")
+
+    log.write = refuse  # type: ignore[method-assign]
+    thread = LogThread(log, lambda batch: None, lambda error: None, 60)
+    thread.submit(1, ops(1))
+    thread.start()
+    thread.stop()
+    assert log.done == ["close"]
 
 
 def test_failed_sync_is_final() -> None:
