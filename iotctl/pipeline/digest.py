@@ -17,6 +17,9 @@ from nodeagent.model.schema import TableSchema
 from nodeagent.table.checksum import COUNT, DAY, DAY_MS, H1, H2, Sums, checksum, total
 from nodeagent.table.merge import merge
 
+AT = "$time"
+"""The time column while it is summed up: a tag may be called `time_min`, none begins with `$`."""
+
 Bucket = tuple[str | int | None, ...]
 """(tag values…, UTC day)."""
 
@@ -76,12 +79,13 @@ def buckets(rows: pa.Table, schema: TableSchema) -> dict[Bucket, BucketSums]:
     values = dict(zip(_keys(sums, tags), zip(*_lists(sums, (COUNT, H1, H2)), strict=True), strict=True))
     days = _day_of(rows)
     spans = (
-        rows.select([TIME, *tags])
+        rows.select(tags)
         .append_column(DAY, days)
+        .append_column(AT, rows.column(TIME))
         .group_by([*tags, DAY])
-        .aggregate([(TIME, "count"), (TIME, "min"), (TIME, "max")])
+        .aggregate([(AT, "count"), (AT, "min"), (AT, "max")])
     )
-    span_lists = _lists(spans, (f"{TIME}_count", f"{TIME}_min", f"{TIME}_max"))
+    span_lists = _lists(spans, (f"{AT}_count", f"{AT}_min", f"{AT}_max"))
     return {
         key: (*span, *values.get(key, (0, 0, 0)))
         for key, span in zip(_keys(spans, tags), zip(*span_lists, strict=True), strict=True)

@@ -1,5 +1,6 @@
 """The `tsfile` data source: what a Spark user sees."""
 
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,6 +12,11 @@ from iotctl.pipeline.tsfile_source import TsFileDataSource, cluster_option, pars
 from nodeagent.model.errors import InvalidInput
 from nodeagent.model.files import Tombstone
 from nodeagent.model.ids import PartitionKey
+from nodeagent.model.limits import TAG_BYTES_MAX, TIME_MS_MAX, TIME_MS_MIN
+from nodeagent.model.schema import Column, TableSchema
+from nodeagent.table.arrow import normalise
+from nodeagent.table.checksum import checksum, total
+from nodeagent.table.merge import merge
 from tests.pipeline.fake import DirectorySpec, Maker, create
 from tests.pipeline.rows import MACHINES, machines, with_cell
 
@@ -69,6 +75,31 @@ def test_filters_are_pushed_down_and_right(source: SparkSession, directory: Path
     plan = pushing.load(str(directory)).where("device = 'd1'")._jdf.queryExecution().toString()
     physical = plan.partition("== Physical Plan ==")[2]
     assert "= d1" in plan and "= d1" not in physical
+
+
+def test_odd_values_and_names_that_are_accepted_reach_spark(
+    source: SparkSession, maker: Maker, tmp_path: Path
+) -> None:
+    """Every plane of Unicode, NUL, long text, NaN, zeros, extreme times, names with dots and blanks."""
+    fields = (Column("a.b (%)", "DOUBLE", False), Column("time_min", "TEXT", False))
+    schema = TableSchema("sg", "\u0442", 1, (Column("dev \u0131", "STRING", True), *fields))
+    names = [chr(0x10000 * plane + 0xFFFD) for plane in range(17)] + ["", None, "null", "x" * TAG_BYTES_MAX]
+    numbers = [0.0, -0.0, math.nan, math.inf, -math.inf, None, 5e-324]
+    text = ["", "\0", "a\0b", None, "y" * (1 << 16)]
+    given = pa.table(
+        {
+            "time": pa.array([(TIME_MS_MIN, 0, TIME_MS_MAX)[i % 3] for i in range(len(names))], pa.int64()),
+            "dev \u0131": pa.array(names, pa.string()),
+            "a.b (%)": pa.array([numbers[i % 7] for i in range(len(names))], pa.float64()),
+            "time_min": pa.array([text[i % 5] for i in range(len(names))], pa.string()),
+        }
+    )
+    made = maker.file(schema, pa.table(normalise(given, schema)), 7, (5,))
+    (tmp_path / made.meta.name).write_bytes(made.content)
+    frame = source.read.format("tsfile").load(str(tmp_path))
+    found = frame.toArrow().select(given.column_names).cast(given.schema)
+    assert total(checksum(merge([((1,), found)], (), schema), schema)) == made.meta.logical
+    assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, given.to_pylist()))
 
 
 def test_empty_directory_is_no_rows(source: SparkSession, tmp_path: Path) -> None:
