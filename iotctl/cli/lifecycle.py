@@ -245,7 +245,7 @@ def _long_running(session: Session, names: list[str], older_than: str | None) ->
     from iotctl.execute.rolling import running_longer
     from iotctl.spec.units import parse_duration_ms
 
-    return running_longer(session.cluster, names, parse_duration_ms(older_than), now_ms=now_ms())
+    return running_longer(session.cluster, names, parse_duration_ms(older_than))
 
 
 def upgrade(

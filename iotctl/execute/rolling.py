@@ -71,13 +71,13 @@ def plan_waves(cluster: Cluster, names: Sequence[str], at_once: int) -> Waves:
     return Waves(waves, left, _unsafe(decide(facts, left[:1], now_ms=0), left[0]).why if left else "")
 
 
-def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int, *, now_ms: int) -> list[str]:
-    """Those of `names` whose agent was started more than `age_ms` ago, or does not answer."""
+def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int) -> list[str]:
+    """Those of `names` whose agent runs for more than `age_ms` by its own clock, or does not answer."""
     statuses = cluster.statuses()
     found = []
     for name in names:
         status = statuses.get(name)
-        if not isinstance(status, NodeStatus) or now_ms - status.started_ms > age_ms:
+        if not isinstance(status, NodeStatus) or status.now_ms - status.started_ms > age_ms:
             found.append(name)
     return found
 

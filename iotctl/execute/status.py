@@ -18,6 +18,7 @@ from iotctl.execute.operations import (
     received_bytes,
     removed_by,
 )
+from iotctl.humanize import span_text
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.config import RaftSettings
 from nodeagent.model.errors import NodeAgentError
@@ -409,6 +410,21 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
         if node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_LOW_BYTES:
             message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
             found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node NODE"))
+    return [*found, *_clock_problems(facts)]
+
+
+def _clock_problems(facts: Facts) -> list[Problem]:
+    """Clocks that the leaders of their groups found wrong, each once."""
+    ahead: dict[str, int] = {}
+    for status in facts.statuses.values():
+        ahead |= status.clock_skew_ms
+    found = []
+    for node, ms in sorted(ahead.items()):
+        amount = f"{span_text(abs(ms) / 1000)} {'ahead of' if ms > 0 else 'behind'}"
+        message = (
+            f"the clock of {node} is {amount} its groups' other members; nothing there is deleted by age"
+        )
+        found.append(Problem("error", "clock_skew", node, "", message, f"set the clock of {node} (NTP)"))
     return found
 
 

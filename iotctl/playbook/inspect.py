@@ -244,7 +244,7 @@ class Inspector:
         age = arguments.get("older_than")
         if not age:
             return names
-        return running_longer(self._cluster(), names, parse_duration_ms(age), now_ms=self._now_ms())
+        return running_longer(self._cluster(), names, parse_duration_ms(age))
 
     def _destroy(self, arguments: Arguments) -> Inspection:
         ran = self._dry_run("cluster.destroy", arguments)

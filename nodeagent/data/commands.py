@@ -133,13 +133,15 @@ class Compact(msgspec.Struct, array_like=True, frozen=True, tag=13):
 class Expire(msgspec.Struct, array_like=True, frozen=True, tag=14):
     """Rows of the table logged before this entry with a time before `before` (ms) are gone.
 
-    The proposing leader's clock chose `before`; nobody looks at a clock again.
+    `passed` is the time that the clocks of a majority of the voters had passed when it was proposed (ms;
+    0 from a leader that did not say). A cut-off after it has no effect; nobody looks at a clock again.
     """
 
     slot: int
     partition: PartitionKey
     table: str
     before: int
+    passed: int = 0
 
 
 Command = (

@@ -147,10 +147,10 @@ def pick_masked(files: Sequence[FileMeta], tombstones: Sequence[Tombstone]) -> S
     return run
 
 
-def cut_off(ttl_ms: int, wall_ms: int) -> int:
+def cut_off(ttl_ms: int, passed_ms: int) -> int:
     """Rows before this time are past the TTL. It moves in steps, so that few entries say so."""
     step = max(ttl_ms // EXPIRY_STEPS, 1)
-    return (wall_ms - ttl_ms) // step * step
+    return (passed_ms - ttl_ms) // step * step
 
 
 def needs_expiry(

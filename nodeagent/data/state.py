@@ -165,7 +165,7 @@ class DataState:
             case commands.Compact():
                 self._compact(index, command)
             case commands.Expire():
-                self._expire(index, command)
+                return self._expire(index, command)
         return Accepted(index)
 
     def _recover(self, index: int, entry: Entry, now: int) -> None:
@@ -436,13 +436,16 @@ class DataState:
             self._prune_tombstones()
         self._take_turns()
 
-    def _expire(self, index: int, e: commands.Expire) -> None:
+    def _expire(self, index: int, e: commands.Expire) -> Reply:
+        if e.passed and e.before > e.passed:
+            return ErrorReply("refused", f"the cut-off {e.before} lies after {e.passed}: in the future")
         if self.check_slot(e.slot) is None:
             self.tombstones.append(
                 Tombstone((index,), e.partition, e.table, (), TIME_MIN, e.before - 1, expiry=True)
             )
             self._settle_files((e.partition, e.table))
             self._prune_tombstones()
+        return Accepted(index)
 
     # --- hand-over ---------------------------------------------------------------------------------
 

@@ -220,15 +220,16 @@ class Compactor:
     # --- expiry ------------------------------------------------------------------------------------
 
     def _expire(self, replica: DataReplica) -> None:
-        """Log a cut-off where rows past their table's TTL would still be read, by this node's wall clock."""
-        state, wall = replica.state, self.host.desk.wall
-        before = {
-            name: compaction.cut_off(schema.ttl_ms, wall)
-            for name, schema in self.host.meta.schemas.items()
-            if schema.ttl_ms
-        }
-        if not before:
+        """Log a cut-off where rows past their table's TTL would still be read, by the voters' clocks.
+
+        While those disagree, or too few are heard, no row is past anything.
+        """
+        state = replica.state
+        ttls = {name: schema.ttl_ms for name, schema in self.host.meta.schemas.items() if schema.ttl_ms}
+        passed = self.host.clocks.passed(replica.raft.log.config.voters) if ttls else None
+        if passed is None:
             return
+        before = {name: compaction.cut_off(ttl_ms, passed) for name, ttl_ms in ttls.items()}
         ages: dict[Key, list[tuple[Order, int, int]]] = defaultdict(list)
         slots: dict[Key, int] = {}
         for f in state.manifest.files():
@@ -247,7 +248,7 @@ class Compactor:
             cut = before[key[0].storage_group, key[1]]
             is_ours = slots[key] not in moving and state.is_settled(slots[key])
             if is_ours and compaction.needs_expiry(cut, ages[key], tombstones[key]):
-                batch.append(commands.encode(commands.Expire(slots[key], *key, cut)))
+                batch.append(commands.encode(commands.Expire(slots[key], *key, cut, passed)))
         self._log(replica, batch[:EXPIRIES_PER_LOOK_MAX])
 
 

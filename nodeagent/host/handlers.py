@@ -112,7 +112,7 @@ class Handlers:
         request: Leading,
     ) -> None:
         desk = self.host.desk
-        now = desk.wall
+        now = self.host.record_now
         match request:
             case q.PutSchema():
                 refusal = check_schema(self.host, request)
@@ -181,7 +181,7 @@ class Handlers:
 
     def _steer(self, token: int, replica: MetaReplica, request: q.Steer) -> None:
         command = meta.SteerOperation(
-            self.host.desk.wall,
+            self.host.record_now,
             request.operation,
             request.verb,
             request.by,

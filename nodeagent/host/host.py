@@ -16,6 +16,7 @@ import msgspec
 
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
 from nodeagent.host.admission import Admission, first_ring
+from nodeagent.host.clocks import Clocks
 from nodeagent.host.compactor import Compactor
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk, Effects
@@ -34,7 +35,7 @@ from nodeagent.model.entries import Base, Config, Entry, Forget, HardState, Reba
 from nodeagent.model.errors import retired_sentence
 from nodeagent.model.ids import META, GroupId, NodeId, header_of
 from nodeagent.model.jobs import INSTALL, DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
-from nodeagent.model.raft_messages import Routed
+from nodeagent.model.raft_messages import HeartbeatReply, Routed
 from nodeagent.model.requests import GroupStatus, NodeStatus, Reply, Request
 from nodeagent.partition.table import initial_table
 from nodeagent.raft.core import Raft
@@ -47,6 +48,9 @@ DRIVE_MS = 100
 HOUSEKEEPING_MS = 200
 EXPIRE_MS = 60_000
 CREATE_AGAIN_MS = 1_000
+CLOCK_TIMEOUTS = 5
+"""What a member's clock said so many election timeouts ago does not count any more."""
+
 RETIRED_MS = 10_000
 """A retired node dials again, and is told again, more often than this."""
 
@@ -87,8 +91,9 @@ class Host:
         self.node: NodeId = config.node
         self.incarnation = incarnation
         self.random = rng
-        self.started_wall = wall
+        self._started = now
         self.desk = Desk(now, wall)
+        self.clocks = Clocks(config.node, self.desk, CLOCK_TIMEOUTS * config.raft.election_timeout_ms)
         self.outbox = Outbox()
         self.meta_replica: MetaReplica | None = None
         self.data: dict[GroupId, DataReplica] = {}
@@ -105,6 +110,9 @@ class Host:
         self._bootstrap_due = False
         self.addresses: dict[NodeId, tuple[str, int]] = {}
         self.heard: dict[NodeId, int] = {}
+        self.skewed: dict[NodeId, int] = {}
+        """Voters of groups led here whose clocks are wrong, in ms ahead of the others'."""
+
         self._empty = MetaState()
         self._drive_at = now
         self._house_at = now
@@ -272,6 +280,24 @@ class Host:
     def meta_applied(self) -> int:
         return self.meta.applied
 
+    @property
+    def record_now(self) -> int:
+        """The time to write into the meta group's records: its voters' where this node leads it."""
+        replica = self.meta_replica
+        if replica is None or not replica.leads:
+            return self.desk.wall
+        return self.clocks.record(replica.raft.log.config.voters)
+
+    def _watch_clocks(self) -> None:
+        """Name every voter whose clock is wrong, of the groups led here: nothing of those goes by its age."""
+        skewed: dict[NodeId, int] = {}
+        for replica in self.replicas():
+            if replica.leads:
+                skewed |= self.clocks.skewed(replica.raft.log.config.voters)
+        for node in skewed.keys() - self.skewed.keys():
+            self.desk.note("clock_skew", node=node, ahead_ms=skewed[node])
+        self.skewed = skewed
+
     def new_id(self) -> str:
         """An opaque id for a snapshot."""
         return f"{self.random.getrandbits(128):032x}"
@@ -286,6 +312,8 @@ class Host:
         self.desk.now = now
         self.heard[sender] = now
         for routed in messages:
+            if isinstance(routed.message, HeartbeatReply) and routed.message.wall:
+                self.clocks.heard(sender, routed.message.wall)
             replica = self.replica(routed.group)
             if replica is not None:
                 replica.step(sender, routed.message)
@@ -514,6 +542,7 @@ class Host:
             replica.drop_taken()
         for replica in self.data.values():
             replica.maybe_close()
+        self._watch_clocks()
         self.leadership.keep()
         self.compactor.keep()
         if self.desk.now >= self._expire_at:
@@ -551,10 +580,11 @@ class Host:
             version="1",
             state=self.state(),
             now_ms=wall,
-            started_ms=self.started_wall,
+            started_ms=wall - (now - self._started),
             table_version=self.table_version,
             groups=tuple(groups),
             heard_ms={n: now - at for n, at in self.heard.items() if n in members or not members},
+            clock_skew_ms=dict(self.skewed),
         )
 
     def _group_status(self, replica: Replica) -> GroupStatus:

@@ -88,9 +88,9 @@ class Operations:
         stopped = op is not None and holds.is_stopped(op, self.holds)
         if op is not None and not stopped:
             states = {g: r.state for g, r in host.data.items() if r.state.recovered}
-            for report in groups.sources_due(op, host.node, states, host.desk.wall):
+            for report in groups.sources_due(op, host.node, states, host.record_now):
                 self.report(report.command)
-            for report in groups.joins_due(op, host.node, host.joined(op.id), host.desk.wall):
+            for report in groups.joins_due(op, host.node, host.joined(op.id), host.record_now):
                 self.report(report.command)
             for replica in host.data.values():
                 if replica.leads:
@@ -117,7 +117,7 @@ class Operations:
             recovery = record.recovery
             done = groups.op_number(replica.raft.log.config.operation) >= groups.op_number(recovery.operation)
             if done and replica.leads and replica.raft.can_change():
-                self.report(meta.LedAgain(host.desk.wall, group, recovery.operation))
+                self.report(meta.LedAgain(host.record_now, group, recovery.operation))
             elif not done and recovery.head == host.node:
                 config = Config(record.members, (), recovery.operation)
                 try:
@@ -160,7 +160,7 @@ class Operations:
             caught_up=partial(self.host.leadership.is_at_hand, replica),
             incarnations={n: r.incarnation for n, r in nodes.items()},
             gone=lambda n: n not in nodes or nodes[n].state == DEAD,
-            now=self.host.desk.wall,
+            now=self.host.record_now,
         )
         for action in groups.due(op, look):
             self._act(op, replica, action, wanted)
@@ -231,7 +231,7 @@ class Operations:
         if op is not None and holds.is_stopped(op, self.holds):
             return
         if op is not None and not op.meta_ready and self._meta_ready(op):
-            self.report(meta.MetaReady(host.desk.wall, op.id))
+            self.report(meta.MetaReady(host.record_now, op.id))
         self._watch_stage(op)
         self._watch_lease(op)
         self._watch_hold(op)
@@ -258,7 +258,7 @@ class Operations:
             missing = sorted(set(op.losing) - set(op.sealed)) if op.stage is Stage.SEALED else [late]
             self.report(
                 meta.SteerOperation(
-                    self.host.desk.wall,
+                    self.host.record_now,
                     op.id,
                     "cancel",
                     f"{op.stage.value.lower()} timeout",
@@ -274,7 +274,7 @@ class Operations:
             self._lease_since = (op.id, op.lease.serial, self.host.desk.now)
         elif self.host.desk.now - self._lease_since[2] > op.lease.ttl_ms:
             lapsed = str(op.lease.serial)
-            self.report(meta.SteerOperation(self.host.desk.wall, op.id, "unlease", "", report=lapsed))
+            self.report(meta.SteerOperation(self.host.record_now, op.id, "unlease", "", report=lapsed))
 
     def _watch_lock(self, replica: MetaReplica) -> None:
         """As with a lease: who died must not keep the cluster's lock from others."""
@@ -284,15 +284,18 @@ class Operations:
             self._lock_since = (renewed, now)
         elif lock is not None and now - self._lock_since[1] > lock.ttl_ms:
             self._lock_since = (renewed, now)
-            lapsed = meta.DropLock(self.host.desk.wall, lock.serial, "", "it lapsed", renewed)
+            lapsed = meta.DropLock(self.host.record_now, lock.serial, "", "it lapsed", renewed)
             replica.propose([meta.encode(lapsed)])
 
     def _watch_hold(self, op: Operation | None) -> None:
-        """The hold ends by the wall clock: a hold of days must survive every change of leader."""
+        """The hold ends by the voters' wall clocks: a hold of days must survive every change of leader, and
+        no single clock may end it."""
         if op is None or not op.is_held or not op.held_since_ms:
             return
-        if self.host.desk.wall >= op.held_since_ms + op.options.hold_release_ms:
-            over = meta.SteerOperation(self.host.desk.wall, op.id, "release", "--hold-release is over")
+        assert self.host.meta_replica is not None
+        passed = self.host.clocks.passed(self.host.meta_replica.raft.log.config.voters)
+        if passed is not None and passed >= op.held_since_ms + op.options.hold_release_ms:
+            over = meta.SteerOperation(self.host.record_now, op.id, "release", "--hold-release is over")
             self.report(over)
 
     # --- evidence ----------------------------------------------------------------------------------
@@ -365,7 +368,7 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
             place.weight,
         )
     begin = meta.Begin(
-        now=host.desk.wall,
+        now=host.record_now,
         kind=request.kind,
         node=record,
         by=request.by,
@@ -490,6 +493,6 @@ def plan_without(
 
 def plan_give_up(host: "Host", request: GiveUp) -> meta.GiveUp | ErrorReply:
     """The entry that gives nodes up, or why not."""
-    command = meta.GiveUp(host.desk.wall, request.nodes, request.heirs, request.table_version, request.by)
+    command = meta.GiveUp(host.record_now, request.nodes, request.heirs, request.table_version, request.by)
     silent = (check_silent(host, n) for n in request.nodes)
     return host.meta.check_give_up(command) or next(filter(None, silent), None) or command

@@ -27,7 +27,7 @@ from nodeagent.model.jobs import (
     install_area,
 )
 from nodeagent.model.jobs import SaveCheckpoint as SaveJob
-from nodeagent.model.raft_messages import AppendRequest, RaftMessage, SnapshotOffer
+from nodeagent.model.raft_messages import AppendRequest, HeartbeatReply, RaftMessage, SnapshotOffer
 from nodeagent.model.requests import ErrorReply, Reply
 from nodeagent.raft.core import Raft
 from nodeagent.raft.progress import ProgressState
@@ -200,6 +200,8 @@ class Replica:
         elif ops:  # it says nothing of entries: those at the end may be written again meanwhile
             self.outbox.persist(self.group, ops)
         for to, message in ready.now:
+            if isinstance(message, HeartbeatReply):
+                message = msgspec.structs.replace(message, wall=self.desk.wall)
             self.outbox.send(to, self.group, message)
         for to, message in ready.after:
             self.outbox.send_after(to, self.group, message)

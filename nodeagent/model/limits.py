@@ -26,6 +26,9 @@ MEMTABLES_MAX = 4
 
 APPLY_BYTES_PER_TURN = 4 * MIB
 READS_PENDING_MAX = 4096
+CLOCK_SKEW_MAX_MS = 10_000
+"""Two members' wall clocks further apart are a problem, and nothing of their group is deleted by its age."""
+
 REQUESTS_PER_CONNECTION_MAX = 8192
 
 CHUNK_BYTES = 1 * MIB

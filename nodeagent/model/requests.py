@@ -103,6 +103,8 @@ class NodeStatus(_Tagged, frozen=True):
     state: str
     now_ms: int
     started_ms: int
+    """By the node's clock of now: `now_ms - started_ms` is how long it runs, whatever its clock did."""
+
     table_version: int
     groups: tuple[GroupStatus, ...]
     heard_ms: dict[str, int]
@@ -113,6 +115,10 @@ class NodeStatus(_Tagged, frozen=True):
     cert_expires_ms: int = 0
     received_bytes: dict[str, int] = {}
     """File bytes pulled, per operation."""
+
+    clock_skew_ms: dict[str, int] = {}
+    """Voters of the groups led here whose wall clocks are further than `CLOCK_SKEW_MAX_MS` from the others':
+    milliseconds ahead of them, negative when behind."""
 
 
 class GetEvents(_Tagged, frozen=True):

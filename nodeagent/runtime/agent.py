@@ -337,7 +337,7 @@ class Agent:
         def expire() -> None:
             with contextlib.suppress(OSError, RuntimeError):  # tried again in a minute; or the loop is closed
                 ttl_ms = self.opened.config.snapshot_ttl_ms
-                gone = self.opened.storage.expire_snapshots(self._clock.wall(), ttl_ms)
+                gone = self.opened.storage.expire_snapshots(self._clock.now(), ttl_ms)
                 if gone:
                     loop.call_soon_threadsafe(self._driver.on_snapshots_expired, gone)
 

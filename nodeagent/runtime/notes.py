@@ -24,7 +24,7 @@ NOTABLE = frozenset(
         *("certificate_loaded", "certificate_not_loaded", "disk_low", "disk_enough"),
         *("peer_unreachable", "peer_connected", "connection_refused"),
         *("job_failed", "install_failed", "installed", "replica_removed", "handing_over"),
-        "compaction_waits",
+        *("compaction_waits", "clock_skew"),
         *("recovered", "recover_later"),
     )
 )

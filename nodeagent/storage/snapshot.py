@@ -44,6 +44,8 @@ class Snapshots:
         """Those read from since the last `expire`."""
 
         self._used_ms: dict[str, int] = {}
+        """When each was last read from, or first seen by this process: never a time of the disk's clock,
+        which may have jumped."""
 
     def make(self, snapshot: str, group: GroupId, files: Iterable[FileMeta], payload: bytes) -> None:
         """Link all the files or none; durable when it returns. Made already: nothing changes.
@@ -114,16 +116,19 @@ class Snapshots:
         return tuple(self._disk.listdir(layout.SNAPSHOTS)) if present else ()
 
     def expire(self, now_ms: int, ttl_ms: int) -> list[str]:
-        """Drop those nobody read from for `ttl_ms`, and unfinished ones; links pin deleted files."""
+        """Drop those nobody read from for `ttl_ms`, and unfinished ones; links pin deleted files.
+
+        Args:
+            now_ms: monotonic.
+        """
         ids = self.ids()
         read, self._read = self._read, set()
         used = self._used_ms | dict.fromkeys(read, now_ms)
-        self._used_ms = {s: at for s, at in used.items() if s in ids}
+        self._used_ms = {s: used.get(s, now_ms) for s in ids}
         gone = []
-        for snapshot in ids:
-            index = layout.snapshot_path(snapshot, layout.INDEX)
-            made = self._disk.stat(index).modified_ms if self._disk.exists(index) else None
-            if made is None or now_ms - max(made, self._used_ms.get(snapshot, 0)) > ttl_ms:
+        for snapshot, used_ms in self._used_ms.items():
+            is_whole = self._disk.exists(layout.snapshot_path(snapshot, layout.INDEX))
+            if not is_whole or now_ms - used_ms > ttl_ms:
                 self.drop(snapshot)
                 gone.append(snapshot)
         return gone

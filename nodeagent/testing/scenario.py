@@ -19,8 +19,9 @@ from nodeagent.model.operation import Operation, Options
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import from_slots
 from nodeagent.partition.recovery import heir_of
+from nodeagent.scaling.groups import op_number
 from nodeagent.testing.checks import Safety, check_converged
-from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim, SimNode, configs
+from nodeagent.testing.sim import CLIENT, Sim, SimNode, configs
 from nodeagent.testing.workload import (
     EXPIRING,
     TTL_MS,
@@ -88,6 +89,9 @@ class Scenario:
         """(who was killed, the stage of the newest operation then)"""
 
         self.operation = ""
+        self.begun_after = 0
+        """Index of the meta group when the newest change was asked for: a change has a greater number."""
+
         self.dead: list[SimNode] = []
         """They died for good."""
 
@@ -169,10 +173,12 @@ class Scenario:
     def _begun(self, request: q.Request) -> str:
         if not isinstance(request, q.BeginChange):
             return ""
-        since = WALL_START_MS + self.history.change_began
         records = [op for n in self.sim.nodes.values() if n.alive for op in n.host.meta.image.operations]
         wanted = (request.kind, request.node)
-        return next((op.id for op in records if (op.kind, op.node) == wanted and op.started_ms >= since), "")
+        return next(
+            (op.id for op in records if (op.kind, op.node) == wanted and op_number(op.id) > self.begun_after),
+            "",
+        )
 
     def schemas(self) -> None:
         for group in self.storage_groups:
@@ -224,6 +230,7 @@ class Scenario:
 
     def _begin(self, begin: q.BeginChange) -> str:
         self.history.change_began = self.sim.now
+        self.begun_after = self.newest().applied
         reply = self.request(msgspec.structs.replace(begin, lock=self.lock), OperationReply)
         if isinstance(reply, OperationReply):
             name = reply.operation.id

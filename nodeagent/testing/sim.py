@@ -75,6 +75,20 @@ class Faults:
         self.compact_ms = None
 
 
+@dataclass(frozen=True, slots=True)
+class WallClock:
+    """A node's wall clock: it was set wrong by `ahead_ms` at `since_ms` and goes `rate` times too fast from
+    then on; a rate of 0 is a clock that stands still."""
+
+    ahead_ms: int = 0
+    since_ms: int = 0
+    rate: float = 1.0
+
+    def at(self, now_ms: int) -> int:
+        """What it shows, in milliseconds since the epoch."""
+        return WALL_START_MS + self.ahead_ms + self.since_ms + int((now_ms - self.since_ms) * self.rate)
+
+
 class Sim:
     """The virtual world. `trace` is a running hash of all that happened."""
 
@@ -171,12 +185,13 @@ class SimNode:
         self.sim = sim
         self.config = config
         self.node = config.node
-        self.disk = SimDisk(now_ms=lambda: WALL_START_MS + sim.now)
+        self.disk = SimDisk(now_ms=lambda: self.wall)
         self.alive = False
         self.gone = False
         """The machine is no more: nothing starts it again."""
 
         self.holds: tuple[str, ...] = ()
+        self.clock = WallClock()
         self.life = 0
         self.incarnation = f"{sim.rng.getrandbits(64):016x}"
         self.host: Host
@@ -255,9 +270,8 @@ class SimNode:
         return decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state).files
 
     def _upkeep(self) -> None:
-        self.host.on_snapshots_expired(
-            self.storage.expire_snapshots(self.wall, SNAPSHOT_TTL_MS), self.sim.now
-        )
+        gone = self.storage.expire_snapshots(self.sim.now, SNAPSHOT_TTL_MS)
+        self.host.on_snapshots_expired(gone, self.sim.now)
         self.wake()
         if not self._writing:
             self._log.mark_synced()
@@ -284,7 +298,7 @@ class SimNode:
 
     @property
     def wall(self) -> int:
-        return WALL_START_MS + self.sim.now
+        return self.clock.at(self.sim.now)
 
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
         """An event of this process: gone when it is."""

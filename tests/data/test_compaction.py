@@ -471,6 +471,15 @@ def test_a_compaction_after_a_cut_off_does_not_find_what_it_dropped(cluster: Clu
     assert slow.files == cluster.leader.files == files[1:]
 
 
+def test_a_cut_off_in_the_future_has_no_effect(cluster: Cluster) -> None:
+    """It says what time had passed when it was proposed; an entry of a release that said nothing counts."""
+    cluster.some_files(2)
+    cluster.do(c.Expire(0, P, "m", 9, passed=8))
+    assert len(cluster.leader.state.manifest) == 2 and not cluster.leader.state.tombstones
+    cluster.do(c.Expire(0, P, "m", 9, passed=9))
+    assert len(cluster.leader.state.manifest) == 0
+
+
 def test_a_cut_off_in_a_sealed_slot_has_no_effect(cluster: Cluster) -> None:
     cluster.some_files(2)
     cluster.do(c.Seal("op-1", 1, ((0, 1),)))

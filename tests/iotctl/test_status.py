@@ -37,6 +37,21 @@ def test_a_whole_cluster_is_healthy(spec: Path) -> None:
     assert first["bytes"] == 12_000
 
 
+def test_a_clock_that_is_wrong_is_a_problem_with_its_amount(spec: Path) -> None:
+    """Also when several leaders found it; healthy is not the word while nothing is deleted by its age."""
+
+    class Skewed(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            given = super().status(node)
+            return msgspec.structs.replace(given, clock_skew_ms={"node2": 60 * 86_400_000, "node3": -11_000})
+
+    found = cluster_status(Skewed(), load_cluster(spec / "cluster.yaml"), now_ms=NOW_MS)
+    assert not found.healthy
+    assert [(p.code, p.node) for p in found.problems] == [("clock_skew", "node2"), ("clock_skew", "node3")]
+    assert "60 d" in found.problems[0].message and "ahead" in found.problems[0].message
+    assert "11 s behind" in found.problems[1].message
+
+
 def test_one_dead_node_keeps_the_quorum_and_is_a_problem(spec: Path) -> None:
     """Exit 0 (nothing is lost), not healthy, and the command that starts it."""
     code, found = status(spec, FakeCluster(down={"node2"}))

@@ -1,0 +1,86 @@
+"""The ordinary scenario while the nodes' wall clocks jump, drift and stand still.
+
+`python -m nodeagent.testing.clocks [FIRST [LAST]]` prints one line per seed and ends with 1 when one failed.
+
+Every node's clock is set anew every few seconds, to anything within an hour of the truth or, now and then,
+within sixty days; also while an operation is waited for, and no other fault may be in force then. So nothing
+that must end may depend on a clock. Before the end the clocks are set right: what was put off comes to pass.
+Rows with a TTL are the reader's to check: it knows the true time, and none may be missed early.
+"""
+
+import random
+import sys
+
+import msgspec
+
+from nodeagent.testing.scenario import Report, Scenario
+from nodeagent.testing.sim import WallClock
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+JUMP_EVERY_MS = 2_000
+
+
+class ClockScenario(Scenario):
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.clocks = random.Random(seed)
+        """Chance of its own, so that a seed is otherwise the run it is without."""
+
+        self.jumps = 0
+        self.are_wrong = True
+
+    def run(self) -> Report:
+        self._jump()
+        return super().run()
+
+    def _jump(self) -> None:
+        if not self.are_wrong:
+            return
+        for node in self.sim.nodes.values():
+            if self.clocks.random() < 0.3:
+                self.jumps += 1
+                node.clock = self._draw()
+        self.sim.at(self.clocks.randint(1, JUMP_EVERY_MS), self._jump)
+
+    def _draw(self) -> WallClock:
+        rng, now = self.clocks, self.sim.now
+        span = rng.choice([0, HOUR_MS, HOUR_MS, 60 * DAY_MS])
+        return WallClock(rng.randint(-span, span), now, rng.choice([1.0, 1.0, 1.0, 0.0, 0.9, 1.1, 20.0]))
+
+    def quiet(self) -> None:
+        self.are_wrong = False
+        for node in self.sim.nodes.values():
+            node.clock = WallClock()
+        super().quiet()
+
+
+def run(seed: int) -> Report:
+    """One run; a failure says how to replay it and what happened last."""
+    scenario = ClockScenario(seed)
+    try:
+        return scenario.run()
+    except Exception as error:
+        trace = "\n".join(scenario.sim.log[-60:])
+        raise AssertionError(
+            f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing.clocks {seed}\n{trace}"
+        ) from error
+
+
+def main() -> int:
+    first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    last = int(sys.argv[2]) if len(sys.argv) > 2 else first
+    failed = []
+    for seed in range(first, last + 1):
+        try:
+            said = msgspec.json.encode(run(seed)).decode()
+        except AssertionError as error:
+            failed.append(seed)
+            said = f"FAILED {error}"
+        print(said, flush=True)
+    print(f"{last + 1 - first} seeds, {len(failed)} failed: {failed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

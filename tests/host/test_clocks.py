@@ -1,0 +1,56 @@
+"""What the voters' clocks say together, and what waits while they disagree."""
+
+from nodeagent.host.clocks import Clocks
+from nodeagent.host.desk import Desk
+from nodeagent.model.limits import CLOCK_SKEW_MAX_MS
+
+VOTERS = ("a", "b", "c")
+HEARD_MS = 5_000
+DAYS = 60 * 86_400_000
+
+
+def clocks(wall: int = 1_000_000) -> Clocks:
+    """Those node a knows of; its own shows `wall`."""
+    return Clocks("a", Desk(0, wall), HEARD_MS)
+
+
+def test_no_time_has_passed_before_a_majority_was_heard() -> None:
+    """One clock alone ends nothing, however sure it is."""
+    c = clocks()
+    assert c.passed(VOTERS) is None and c.skewed(VOTERS) == {}
+    c.heard("b", 1_000_000)
+    assert c.passed(VOTERS) == 1_000_000
+    assert clocks().passed(("a",)) == 1_000_000, "a group of one has one clock"
+
+
+def test_the_slowest_of_those_heard_tells_what_has_passed() -> None:
+    """What is deleted by its age is old by every clock that was heard."""
+    c = clocks(1_004_000)
+    c.heard("b", 1_003_000)
+    c.heard("c", 1_000_000)
+    assert c.passed(VOTERS) == 1_000_000
+
+
+def test_one_clock_that_is_wrong_ends_nothing_and_is_named() -> None:
+    """Ahead or behind, the leader's own or another's; records go by the others."""
+    for wrong in (DAYS, -DAYS, CLOCK_SKEW_MAX_MS + 1):
+        for node in VOTERS:
+            c = clocks(1_000_000 + wrong * (node == "a"))
+            c.heard("b", 1_000_000 + wrong * (node == "b"))
+            c.heard("c", 1_000_000 + wrong * (node == "c"))
+            assert c.passed(VOTERS) is None
+            assert c.skewed(VOTERS) == {node: wrong}
+            assert c.record(VOTERS) == 1_000_000
+    c = clocks(1_000_000 + CLOCK_SKEW_MAX_MS)
+    c.heard("b", 1_000_000)
+    assert c.passed(VOTERS) == 1_000_000, "within the bound"
+
+
+def test_what_a_clock_said_grows_old() -> None:
+    """With the monotonic time since; and a peer that is not heard any more is no witness."""
+    c = clocks()
+    c.heard("b", 1_000_000)
+    c._desk.now, c._desk.wall = HEARD_MS, 1_000_000 + HEARD_MS
+    assert c.passed(VOTERS) == 1_000_000 + HEARD_MS
+    c._desk.now += 1
+    assert c.passed(VOTERS) is None and c.record(VOTERS) == c._desk.wall
