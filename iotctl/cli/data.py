@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.options import Confirm, DryRun
-from iotctl.cli.session import Session, session_of
+from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,18 +41,25 @@ def write(
     tag: Annotated[
         list[str] | None, typer.Option("--tag", metavar="TAG=VALUE", help="The row's tags.")
     ] = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Create the table or columns that are not there.")
+    ] = False,
 ) -> None:
-    """Write one row; returns when it is durable on a majority."""
+    """Write one row; returns when it is durable on a majority.
+
+    A table or column that is not there is refused, for it may be a slip.
+    """
     from time import time as now
 
     from iotctl.execute.data import write_one
     from iotctl.execute.selection import parse_tags, parse_time
 
     session = session_of(ctx)
+    storage_group, table = _named(session, storage_group, table)
     tags = parse_tags(tag or [])
     moment = parse_time(time)
     at = int(now() * 1000) if moment is None else moment
-    rows = write_one(session.cluster, storage_group, table, at, tags, values)
+    rows = write_one(session.cluster, storage_group, table, at, tags, values, create=create)
     session.output.emit("data-write", {"rows": rows, "time_ms": at}, lambda: [f"{rows} row at {at}"])
 
 
@@ -62,7 +69,21 @@ def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help=".csv, .parquet, .arrow, or example:weather")],
     storage_group: Group,
     table: TableName,
-    time: Annotated[str, typer.Option("--time", help="The time column: integer ms or ISO 8601.")] = "time",
+    time: Annotated[str, typer.Option("--time", help="The time column: whole numbers or ISO 8601.")] = "time",
+    time_unit: Annotated[
+        str,
+        typer.Option(
+            "--time-unit",
+            metavar="auto|s|ms|us|ns",
+            help="Of times that are whole numbers; auto is ms, and refuses what is not likely ms.",
+        ),
+    ] = "auto",
+    time_zone: Annotated[
+        str, typer.Option("--time-zone", help="Of times that name none, such as Europe/Berlin.")
+    ] = "UTC",
+    truncate_times: Annotated[
+        bool, typer.Option("--truncate-times", help="Cut digits below a millisecond, which are refused else.")
+    ] = False,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="COLUMN", help="A tag column.")] = None,
     type_: Annotated[
         list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="A column's type.")
@@ -70,18 +91,34 @@ def import_(
     on_error: Annotated[
         str, typer.Option("--on-error", metavar="stop|skip", help="What a bad row does.")
     ] = "stop",
+    on_duplicate: Annotated[
+        str,
+        typer.Option(
+            "--on-duplicate",
+            metavar="stop|last",
+            help="What rows do that have one time and the same tags and differ: last keeps the last.",
+        ),
+    ] = "stop",
     dry_run: DryRun = False,
 ) -> None:
-    """Import a file; other columns become fields. The table is created when it is not there."""
+    """Import a file; other columns become fields. The table is created when it is not there.
+
+    All of the file is checked before the first row is written; --dry-run shows what is found.
+    """
     from iotctl.cli import rows
-    from iotctl.execute.data import ImportRequest, format_of, import_file, parse_types
+    from iotctl.execute.data import format_of
     from iotctl.execute.examples import named_file
+    from iotctl.execute.imports import ImportRequest, import_file, parse_types
+    from iotctl.execute.times import TimeRule
 
     session = session_of(ctx)
     if on_error not in ("stop", "skip"):
         raise typer.BadParameter(f"{on_error!r} is neither stop nor skip", param_hint="--on-error")
+    if on_duplicate not in ("stop", "last"):
+        raise typer.BadParameter(f"{on_duplicate!r} is neither stop nor last", param_hint="--on-duplicate")
     path = named_file(file, session.cwd)
     format_of(path)
+    storage_group, table = _named(session, storage_group, table)
     request = ImportRequest(
         file=path,
         storage_group=storage_group,
@@ -90,6 +127,8 @@ def import_(
         tags=tuple(tag or ()),
         types=parse_types(type_ or []),
         skip_bad=on_error == "skip",
+        last_wins=on_duplicate == "last",
+        times=TimeRule(time_unit, time_zone, truncate_times),
     )
     written = 0
 
@@ -105,7 +144,7 @@ def import_(
         report = import_file(
             session.cluster,
             request,
-            session.cluster.schemas(),
+            now_ms=now_ms(),
             on_progress=progress.update,
             on_written=wrote,
             dry_run=dry_run,
@@ -115,7 +154,10 @@ def import_(
     if report.skipped_rows > len(report.skipped):
         session.output.warn(f"and {report.skipped_rows - len(report.skipped)} more rows left out")
     if dry_run:
-        return session.output.would(f"write {report.rows} rows to {storage_group}.{table}")
+        what = f"write {report.rows} rows to {report.storage_group}.{report.table}"
+        return session.output.would(what, found=report.notes)
+    for note in report.notes:
+        session.output.note(note)
     session.output.emit("data-import", report, lambda: rows.import_tables(report))
 
 
@@ -261,7 +303,6 @@ def _set_ttl(
     session: Session, storage_group: str, table: str, given: str, confirm: str | None, *, dry_run: bool
 ) -> list[str]:
     """Set it, or (`dry_run`) only look; what it does."""
-    from iotctl.cli.session import now_ms
     from iotctl.execute.data import expiring, parse_ttl_ms, set_ttl_of
     from iotctl.execute.selection import table_of
     from iotctl.humanize import time_text
@@ -280,6 +321,14 @@ def _set_ttl(
             session.confirm_name(" and ".join(todo), name=session.source.name, given=confirm)
         set_ttl_of(session.cluster, schema, ttl_ms)
     return todo
+
+
+def _named(session: Session, storage_group: str, table: str) -> tuple[str, str]:
+    """As they are stored."""
+    names = storage_group.lower(), table.lower()
+    if names != (storage_group, table):
+        session.output.note(f"names are lower case: {'.'.join(names)}")
+    return names
 
 
 def _lower(name: str | None) -> str | None:

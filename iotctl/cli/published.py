@@ -11,12 +11,12 @@ import msgspec
 from iotctl.execute.bundle import Bundle
 from iotctl.execute.certificates import Certificates
 from iotctl.execute.change import Executed
-from iotctl.execute.data import ImportReport
 from iotctl.execute.deploy import Deployed, DeployPlan
 from iotctl.execute.destroy import Destroyed, Doomed
 from iotctl.execute.draining import Drained
 from iotctl.execute.events import Events
 from iotctl.execute.hosts import Enrolment, HostsChecked
+from iotctl.execute.imports import ImportReport
 from iotctl.execute.initialise import Initialised
 from iotctl.execute.layout import RingView, SlotsView
 from iotctl.execute.lock import Unlocked

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from iotctl.execute.data import ImportReport
+    from iotctl.execute.imports import ImportReport
     from nodeagent.model.schema import TableSchema
 
 

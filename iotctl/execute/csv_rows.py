@@ -1,30 +1,28 @@
 """CSV to Arrow, column by column, with every bad row known by its line.
 
 Everything is first read as text, so that a bad value is a mark in a column and not an exception of a
-whole block. A value that cannot be cast is found by halving the column: its cost is k * log n casts for
-k bad values. A quoted value must not contain a line break (lines would not be countable).
+whole block. A quoted value must not contain a line break (lines would not be countable).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from iotctl.errors import InputProblem
+from iotctl.execute.blocks import BAD_ROWS_MAX, BadRow, Block, Columns, Int64s, Mask, a_type, cast, nulls
+from iotctl.execute.times import TimeRule
 
 BLOCK_BYTES = 8 * 1024 * 1024
-BAD_ROWS_MAX = 1000
-"""More bad rows than this in a file mean the file or its types are wrong as a whole."""
-
 NULLS = ("NA", "N/A", "NULL", "null", "None", "nan", "NaN", "NAN", "-")
 """Spellings of "no value" in number, boolean and time columns; in text columns only "" is one."""
 
-Mask = npt.NDArray[np.bool_]
+_MS = TimeRule("ms")
 
 ARROW = {
     "BOOLEAN": pa.bool_(),
@@ -37,23 +35,6 @@ ARROW = {
     "TIMESTAMP": pa.timestamp("ms"),
     "DATE": pa.date32(),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """`line` counts from 1, the header included."""
-
-    line: int
-    reason: str
-
-
-@dataclass(slots=True)
-class Block:
-    """Rows that are good, and those of the same block that are not. `at`: bytes of the file read so far."""
-
-    rows: pa.RecordBatch
-    bad: list[BadRow]
-    at: int
 
 
 @dataclass(slots=True)
@@ -88,16 +69,24 @@ class _Source:
                 raise InputProblem(f"not a CSV file: {error}", where=str(self.path)) from None
 
     def header(self) -> list[str]:
-        try:
-            with self.path.open(encoding="utf-8-sig", newline="") as file:
-                line = file.readline()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputProblem("cannot be read as text", why=str(error), where=str(self.path)) from None
-        if not line.strip():
-            raise InputProblem("the file has no header line", where=f"{self.path}:1")
         import csv
 
-        return next(csv.reader([line]))
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as file:
+                reader = csv.reader(file)
+                names = next(reader, [])
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise InputProblem("cannot be read as text", why=str(error), where=str(self.path)) from None
+        if not any(n.strip() for n in names):
+            raise InputProblem("the file has no header line", where=f"{self.path}:1")
+        if reader.line_num > 1:
+            raise InputProblem(
+                "the header has a line break within quotes",
+                why="or a quote that is not closed",
+                next="write the names of the columns in one line",
+                where=f"{self.path}:1",
+            )
+        return names
 
     def _on_ragged(self, row: pacsv.InvalidRow) -> str:
         reason = f"{row.actual_columns} values, the header has {row.expected_columns}"
@@ -105,29 +94,64 @@ class _Source:
         return "skip"
 
 
-def infer_types(path: Path, given: dict[str, str], time: str) -> dict[str, str]:
-    """A type for every column but `time`: as given, else DOUBLE or BOOLEAN when most values are, else STRING.
+class Inferred(msgspec.Struct, frozen=True):
+    """A type for every column but the time, and the columns that look like numbers and are text."""
 
-    Whole numbers become DOUBLE too: a sensor that reads 20 today reads 20.5 tomorrow.
-    """
-    counts: dict[str, list[int]] = {}
+    types: dict[str, str]
+    coded: list[str]
+
+
+def infer_types(path: Path, given: dict[str, str], time: str) -> Inferred:
+    """As given, else by what most values are: INT64 where no number has a fraction or exponent, DOUBLE,
+    BOOLEAN, else STRING. Numbers with leading zeros (`007`) are codes: the column is STRING."""
     source = _Source(path)
-    check_columns(source.header(), time, given, where=f"{path}:1")
+    header = source.header()
+    check_columns(header, time, given, where=f"{path}:1")
+    votes = {n: _Votes() for n in header if n != time and n not in given}
     for block in source.blocks():
-        for name, column in zip(block.schema.names, block.columns, strict=True):
-            if name == time or name in given:
-                continue
-            count = counts.setdefault(name, [0, 0, 0])
-            text = _blank_nulls(pc.utf8_trim_whitespace(column))
-            valid = len(text) - text.null_count
-            count[0] += valid
-            count[1] += _matches(text, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:inf|infinity)$")
-            count[2] += _matches(text, r"^(?i:true|false)$")
-    return {**{n: _vote(*c) for n, c in counts.items()}, **given}
+        for name in votes:
+            votes[name].add(block.column(name))
+    types = {n: given[n] if n in given else votes[n].type for n in header if n != time}
+    return Inferred(types, [n for n, v in votes.items() if v.is_coded])
 
 
-def read_csv(path: Path, types: dict[str, str], time: str) -> Iterator[Block]:
-    """The file's rows with `time` as int64 milliseconds (named `time`) and the columns of `types`.
+@dataclass(slots=True)
+class _Votes:
+    """How many values of a column look like what."""
+
+    valid: int = 0
+    numbers: int = 0
+    whole: int = 0
+    zeros: int = 0
+    booleans: int = 0
+
+    def add(self, column: pa.Array) -> None:
+        text = _blank_nulls(pc.utf8_trim_whitespace(column))
+        self.valid += len(text) - text.null_count
+        self.numbers += _matches(text, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:inf|infinity)$")
+        self.whole += _matches(text, r"^[+-]?\d+$")
+        self.zeros += _matches(text, r"^[+-]?0\d+$")
+        self.booleans += _matches(text, r"^(?i:true|false)$")
+
+    @property
+    def is_numeric(self) -> bool:
+        return self.numbers * 2 > self.valid
+
+    @property
+    def is_coded(self) -> bool:
+        return self.is_numeric and self.zeros > 0 and self.whole == self.numbers
+
+    @property
+    def type(self) -> str:
+        if self.is_coded:
+            return "STRING"
+        if self.is_numeric:
+            return "INT64" if self.whole == self.numbers else "DOUBLE"
+        return "BOOLEAN" if self.booleans * 2 > self.valid else "STRING"
+
+
+def read_csv(path: Path, types: dict[str, str], time: str, rule: TimeRule = _MS) -> Iterator[Block]:
+    """The file's rows with `time` and the columns of `types`.
 
     Raises:
         InputProblem: unreadable, no `time` column, a column of `types` that is not there.
@@ -138,13 +162,14 @@ def read_csv(path: Path, types: dict[str, str], time: str) -> Iterator[Block]:
         if kind not in ARROW:
             raise InputProblem(f"{name}: a {kind} cannot be written in a CSV file", where=f"{path}:1")
     done = 0
-    for block in source.blocks():
-        lines = _lines(done, block.num_rows, source.ragged)
-        done += block.num_rows
-        rows, bad = _convert(block, lines, types, time)
-        yield Block(rows, bad, source.at)
+    for batch in source.blocks():
+        lines = _lines(done, batch.num_rows, source.ragged)
+        done += batch.num_rows
+        yield _convert(batch, lines, types, time, rule, source.at)
     if source.ragged:
-        yield Block(pa.RecordBatch.from_pylist([], pa.schema([])), list(source.ragged), source.at)
+        ragged = source.ragged[:BAD_ROWS_MAX]
+        none = pa.RecordBatch.from_pylist([], pa.schema([]))
+        yield Block(none, np.empty(0, np.int64), ragged, len(source.ragged), source.at)
 
 
 def check_columns(names: Sequence[str], time: str, wanted: Iterable[str], *, where: str) -> None:
@@ -188,12 +213,6 @@ def _no_column(name: str, names: Sequence[str], option: str, where: str) -> Inpu
     return InputProblem(f"no column {name!r}", why=why, next=following, where=where)
 
 
-def _vote(valid: int, numbers: int, booleans: int) -> str:
-    if valid and numbers * 2 > valid:
-        return "DOUBLE"
-    return "BOOLEAN" if valid and booleans * 2 > valid else "STRING"
-
-
 def _matches(text: pa.Array, pattern: str) -> int:
     return int(pc.sum(pc.match_substring_regex(text, pattern)).as_py() or 0)
 
@@ -202,7 +221,7 @@ def _blank_nulls(text: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
 
 
-def _lines(done: int, count: int, ragged: list[BadRow]) -> npt.NDArray[np.int64]:
+def _lines(done: int, count: int, ragged: list[BadRow]) -> Int64s:
     """Line of each row of a block: rows before it, the header, and the lines the parser left out."""
     lines = np.arange(done, done + count, dtype=np.int64) + 2
     for bad in sorted(ragged, key=lambda b: b.line):
@@ -211,74 +230,36 @@ def _lines(done: int, count: int, ragged: list[BadRow]) -> npt.NDArray[np.int64]
 
 
 def _convert(
-    block: pa.RecordBatch, lines: npt.NDArray[np.int64], types: dict[str, str], time: str
-) -> tuple[pa.RecordBatch, list[BadRow]]:
-    columns = dict(zip(block.schema.names, block.columns, strict=True))
-    empty = np.logical_and.reduce([_nulls(c) for c in columns.values()])
-    reasons: list[tuple[Mask, str, pa.Array]] = []
-    times, bad = _times(columns[time])
-    reasons.append((bad & ~empty, f"{time}: not a time in milliseconds or ISO 8601", columns[time]))
-    arrays = [times]
+    batch: pa.RecordBatch, lines: Int64s, types: dict[str, str], time: str, rule: TimeRule, at: int
+) -> Block:
+    given = dict(zip(batch.schema.names, batch.columns, strict=True))
+    columns = Columns(batch.num_rows)
+    seen = columns.add_times(time, given[time], rule)
     for name, kind in types.items():
-        array, bad = _typed(columns[name], kind)
-        arrays.append(array)
-        reasons.append((bad & ~empty, f"{name}: not a {kind}", columns[name]))
-    good = ~empty & ~np.logical_or.reduce([mask for mask, _, _ in reasons])
-    found = [
-        BadRow(int(lines[i]), f"{text}: {values[int(i)].as_py()!r}")
-        for mask, text, values in reasons
-        for i in np.flatnonzero(mask)[:BAD_ROWS_MAX]
-    ]
-    rows = pa.RecordBatch.from_arrays(arrays, names=["time", *(n.lower() for n in types)])
-    return rows.filter(pa.array(good)), sorted(found, key=lambda b: b.line)
-
-
-def _nulls(array: pa.Array) -> Mask:
-    mask: Mask = pc.is_null(array).to_numpy(zero_copy_only=False)
-    return mask
+        array, bad = _typed(given[name], kind)
+        columns.add(name.lower(), array, bad, f"{name}: not {a_type(kind)}", given[name])
+        if kind == "DOUBLE":
+            columns.also(
+                _rounded(given[name]),
+                f"{name}: a DOUBLE cannot hold it exactly (--type {name}=INT64 can)",
+                given[name],
+            )
+    empty = np.logical_and.reduce([nulls(c) for c in given.values()])
+    return columns.block(lines, empty, at, seen)
 
 
 def _typed(text: pa.Array, kind: str) -> tuple[pa.Array, Mask]:
     if kind in ("STRING", "TEXT"):
         return text, np.zeros(len(text), np.bool_)
-    return _cast(_blank_nulls(pc.utf8_trim_whitespace(text)), ARROW[kind])
+    return cast(_blank_nulls(pc.utf8_trim_whitespace(text)), ARROW[kind])
 
 
-def _times(text: pa.Array) -> tuple[pa.Array, Mask]:
-    """int64 milliseconds; a missing time is bad. Whole numbers are milliseconds, else ISO 8601 (UTC when
-    no zone is given)."""
+def _rounded(text: pa.Array) -> Mask:
+    """Whole numbers that are another number as a DOUBLE; only those of 16 digits and more can be."""
     trimmed = pc.utf8_trim_whitespace(text)
-    whole = pc.match_substring_regex(trimmed, r"^[+-]?\d+$")
-    none = pa.scalar(None, pa.string())
-    numbers, bad_numbers = _cast(pc.if_else(whole, trimmed, none), pa.int64())
-    zoned = pc.match_substring_regex(trimmed, r"\d[ T]?\d\d:?\d\d.*([zZ]|[+-]\d\d(:?\d\d)?)$")
-    iso = pc.invert(whole)
-    plain, bad_plain = _cast(pc.if_else(pc.and_(iso, pc.invert(zoned)), trimmed, none), pa.timestamp("ms"))
-    aware, bad_aware = _cast(pc.if_else(pc.and_(iso, zoned), trimmed, none), pa.timestamp("ms", "UTC"))
-    values = pc.coalesce(numbers, plain.cast(pa.int64()), aware.cast(pa.int64()))
-    return values, bad_numbers | bad_plain | bad_aware | _nulls(values)
-
-
-def _cast(text: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
-    """The cast column and which values refused; those become null."""
-    bad = np.zeros(len(text), np.bool_)
-    parts: list[pa.Array] = []
-    _cast_part(text, kind, 0, bad, parts)
-    if len(parts) == 1:
-        return parts[0], bad
-    return (pa.concat_arrays(parts) if parts else pa.nulls(0, kind)), bad
-
-
-def _cast_part(text: pa.Array, kind: pa.DataType, at: int, bad: Mask, parts: list[pa.Array]) -> None:
-    try:
-        parts.append(text.cast(kind))
-        return
-    except pa.ArrowInvalid:
-        pass
-    if len(text) == 1 or int(bad.sum()) > BAD_ROWS_MAX:
-        bad[at : at + len(text)] = ~_nulls(text)
-        parts.append(pa.nulls(len(text), kind))
-        return
-    half = len(text) // 2
-    _cast_part(text.slice(0, half), kind, at, bad, parts)
-    _cast_part(text.slice(half), kind, at + half, bad, parts)
+    long = pc.fill_null(pc.match_substring_regex(trimmed, r"^[+-]?\d{16,}$"), False)
+    numbers, beyond = cast(pc.if_else(long, trimmed, pa.scalar(None, pa.string())), pa.int64())
+    values = numbers.fill_null(0).to_numpy()
+    with np.errstate(invalid="ignore"):  # the largest come back as something else, which is what is asked
+        changed: Mask = values.astype(np.float64).astype(np.int64) != values
+    return changed | beyond

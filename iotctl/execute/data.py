@@ -1,76 +1,24 @@
-"""Rows in and out: import, export, query. Columnar throughout."""
+"""One row in, all rows out, and how long rows are kept."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
-import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from iotctl.errors import InputProblem, UsageProblem
 from iotctl.execute.cluster import Cluster
-from iotctl.execute.csv_rows import BAD_ROWS_MAX, BadRow, check_columns, infer_types, read_csv
 from iotctl.execute.selection import Selection, count_rows
 from iotctl.spec.units import parse_duration_ms
 from nodeagent.model.limits import TTL_MS_MAX
 from nodeagent.model.requests import NodeStatus
-from nodeagent.model.schema import TYPES, TableSchema
-from nodeagent.table.arrow import ARROW_TYPES
+from nodeagent.model.schema import TableSchema
+from nodeagent.table.arrow import ARROW_TYPES, infer_schema
 
-SHOWN_MAX = 10
-WRITE_ROWS = 200_000
 CSV, PARQUET, ARROW = "csv", "parquet", "arrow"
 FORMAT_OF = {".csv": CSV, ".parquet": PARQUET, ".arrow": ARROW, ".feather": ARROW, ".ipc": ARROW}
-
-
-class OnProgress(Protocol):
-    def __call__(
-        self, phase: str, done: int = 0, total: int = 0, *, unit: str = "", note: str = ""
-    ) -> None: ...
-
-
-class SkippedRow(msgspec.Struct, frozen=True):
-    """`where` is file:line."""
-
-    where: str
-    reason: str
-
-
-class ImportReport(msgspec.Struct, frozen=True):
-    """`rows` were acknowledged; `skipped_rows` were left out, the first of them listed."""
-
-    storage_group: str
-    table: str
-    rows: int
-    skipped_rows: int
-    skipped: list[SkippedRow]
-    seconds: float
-
-
-class ImportRequest(msgspec.Struct, frozen=True):
-    """`time` names the time column, `types` gives column types by name (as in the file)."""
-
-    file: Path
-    storage_group: str
-    table: str
-    time: str
-    tags: tuple[str, ...]
-    types: dict[str, str]
-    skip_bad: bool
-
-
-def parse_types(given: Sequence[str]) -> dict[str, str]:
-    """`col=DOUBLE` words to a mapping. Raises `UsageProblem`."""
-    types = {}
-    for word in given:
-        name, _, kind = word.partition("=")
-        if not name or kind.upper() not in TYPES:
-            raise UsageProblem(f"--type {word!r} is not COLUMN=TYPE", next=f"use one of {', '.join(TYPES)}")
-        types[name] = kind.upper()
-    return types
 
 
 def format_of(path: Path) -> str:
@@ -81,184 +29,6 @@ def format_of(path: Path) -> str:
             f"{path.name}: the extension names no known format", next="use .csv, .parquet or .arrow"
         )
     return known
-
-
-def import_file(
-    cluster: Cluster,
-    request: ImportRequest,
-    schemas: Sequence[TableSchema],
-    *,
-    on_progress: OnProgress,
-    on_written: Callable[[int], None] = lambda rows: None,
-    dry_run: bool = False,
-) -> ImportReport:
-    """Write a file's rows; the table is created, or gets its missing columns.
-
-    Without `skip_bad` the whole file is checked before the first row is written, so that a bad one
-    leaves nothing behind.
-
-    Args:
-        on_progress: told how much of the file is done, bytes of a CSV file and rows of another.
-        on_written: told the rows acknowledged so far.
-        dry_run: read and check the whole file, write nothing; `rows` are those that would be written.
-
-    Raises:
-        InputProblem: bad rows (with their lines), missing columns, an unreadable file.
-    """
-    import time
-
-    started = time.monotonic()
-    _check_file(request.file)
-    for name in request.tags:
-        if request.types.get(name, "STRING") != "STRING":
-            raise UsageProblem(f"--type {name}={request.types[name]}: a tag is a STRING", next="leave it out")
-    if format_of(request.file) == CSV:
-        types = _csv_types(request, schemas)
-        if not request.skip_bad:
-            _check_csv(request, types, on_progress)
-        blocks = _csv_blocks(request, types)
-    else:
-        if request.types:
-            for _ in _binary_blocks(request):
-                pass  # a value that does not fit its type is found before the first row is written
-        blocks = _binary_blocks(request)
-    tags = [t.lower() for t in request.tags]
-    written, skipped, count = 0, list[SkippedRow](), 0
-    for block in blocks:
-        bad = block.bad
-        count += len(bad)
-        skipped += [SkippedRow(f"{request.file}:{b.line}", b.reason) for b in bad[: SHOWN_MAX - len(skipped)]]
-        if dry_run:
-            written += block.rows.num_rows
-            on_progress("reading rows", block.at, block.of, unit=block.unit)
-            continue
-        for start in range(0, block.rows.num_rows, WRITE_ROWS):
-            piece = pa.Table.from_batches([block.rows.slice(start, WRITE_ROWS)])
-            written += cluster.write(request.storage_group, request.table, piece, tags=tags).rows
-            on_written(written)
-        on_progress("writing rows", block.at, block.of, unit=block.unit)
-    return ImportReport(
-        request.storage_group, request.table, written, count, skipped, round(time.monotonic() - started, 3)
-    )
-
-
-def _check_file(path: Path) -> None:
-    if path.is_file():
-        return
-    what = "is a directory, not a file" if path.is_dir() else "no such file"
-    raise InputProblem(what, next="name a .csv, .parquet or .arrow file, or example:weather", where=str(path))
-
-
-def _csv_types(request: ImportRequest, schemas: Sequence[TableSchema]) -> dict[str, str]:
-    """Types as given, else as the table has them, else as most values look; tags are text."""
-    known = next(
-        (
-            s
-            for s in schemas
-            if (s.storage_group, s.table) == (request.storage_group.lower(), request.table.lower())
-        ),
-        None,
-    )
-    of_table = {c.name: c.type for c in known.columns} if known else {}
-    inferred = infer_types(
-        request.file, {**request.types, **dict.fromkeys(request.tags, "STRING")}, request.time
-    )
-    return {n: request.types.get(n) or of_table.get(n.lower()) or t for n, t in inferred.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Rows to write, and `at` of `of` (bytes where `unit` is "B", else rows) of the file that are read."""
-
-    rows: pa.RecordBatch
-    bad: list[BadRow]
-    at: int
-    of: int
-    unit: str
-
-
-def _csv_blocks(request: ImportRequest, types: dict[str, str]) -> Iterator[_Piece]:
-    size = request.file.stat().st_size
-    for block in read_csv(request.file, types, request.time):
-        yield _Piece(block.rows, block.bad, block.at, size, "B")
-
-
-def _check_csv(request: ImportRequest, types: dict[str, str], on_progress: OnProgress) -> None:
-    bad: list[BadRow] = []
-    for block in _csv_blocks(request, types):
-        bad += block.bad
-        on_progress("checking rows", block.at, block.of, unit=block.unit)
-        if len(bad) > BAD_ROWS_MAX:
-            break
-    if not bad:
-        return
-    bad.sort(key=lambda b: b.line)
-    first, *rest = bad
-    more = "; ".join(f"line {b.line}: {b.reason}" for b in rest[: SHOWN_MAX - 1])
-    if len(rest) >= SHOWN_MAX:
-        more += f"; and {len(rest) - SHOWN_MAX + 1} more"
-    raise InputProblem(
-        first.reason,
-        why=more,
-        next="nothing was written; mend the file, give the column's type with --type, or use --on-error skip",
-        where=f"{request.file}:{first.line}",
-    )
-
-
-def _binary_blocks(request: ImportRequest) -> Iterator[_Piece]:
-    """Parquet and Arrow files; the time column is renamed, other columns keep their types unless `types`
-    gives one."""
-    try:
-        if format_of(request.file) == PARQUET:
-            import pyarrow.parquet as pq
-
-            file = pq.ParquetFile(request.file)
-            total, names = file.metadata.num_rows, file.schema_arrow.names
-            source: Iterator[pa.RecordBatch] = file.iter_batches(WRITE_ROWS)
-        else:
-            import pyarrow.feather as feather
-
-            table = feather.read_table(request.file)
-            total, names = table.num_rows, table.column_names
-            source = iter(table.to_batches(WRITE_ROWS))
-        check_columns(names, request.time, (*request.tags, *request.types), where=str(request.file))
-        done = 0
-        for batch in source:
-            done += batch.num_rows
-            yield _Piece(_as_asked(batch, request), [], done, total, "")
-    except pa.ArrowInvalid as error:
-        raise InputProblem(f"cannot be read: {error}", where=str(request.file)) from None
-
-
-def _as_asked(batch: pa.RecordBatch, request: ImportRequest) -> pa.RecordBatch:
-    """The columns with the types and the name of the time column that the command line gives."""
-    names = batch.schema.names
-    arrays = []
-    for name, column in zip(names, batch.columns, strict=True):
-        if name == request.time and pa.types.is_string(column.type):
-            column = pc.cast(column, pa.timestamp("ms"))
-        if name == request.time and pa.types.is_timestamp(column.type):
-            column = pc.cast(column, pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
-        elif name in request.tags and not pa.types.is_string(column.type):
-            column = pc.cast(column, pa.string())
-        elif name in request.types:
-            column = _cast(name, column, request)
-        arrays.append(column)
-    return pa.RecordBatch.from_arrays(arrays, names=["time" if n == request.time else n for n in names])
-
-
-def _cast(name: str, column: pa.Array, request: ImportRequest) -> pa.Array:
-    """Raises `InputProblem` for a value that is none of the type."""
-    kind = request.types[name]
-    try:
-        return pc.cast(column, ARROW_TYPES[kind])
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise InputProblem(
-            f"{name}: not all values are a {kind}",
-            why=str(error).splitlines()[0],
-            next="nothing was written; give another --type, or leave it out",
-            where=str(request.file),
-        ) from None
 
 
 def parse_ttl_ms(text: str) -> int:
@@ -301,24 +71,71 @@ def write_one(
     time_ms: int,
     tags: Mapping[str, str],
     values: Sequence[str],
+    *,
+    create: bool = False,
 ) -> int:
-    """Write one row given as `field=value` words; numbers become DOUBLE. Raises `UsageProblem`."""
-    row: dict[str, object] = {"time": time_ms, **tags}
+    """Write one row given as `field=value` words, by the table's types; else whole numbers are INT64, other
+    numbers DOUBLE, true and false BOOLEAN, the rest STRING.
+
+    Raises:
+        UsageProblem: a word that is no field.
+        InputProblem: no such table or column and not `create`, or a value that does not fit its type.
+        InvalidName: a name that is not allowed.
+    """
+    fields = {}
     for word in values:
         name, equals, text = word.partition("=")
         if not name or not equals:
             raise UsageProblem(f"{word!r} is not FIELD=VALUE", next="for example temperature=21.5")
-        row[name] = _value(text)
-    return cluster.write(storage_group, table, pa.Table.from_pylist([row]), tags=list(tags)).rows
+        if name.lower() in fields:
+            raise UsageProblem(f"{name} is given twice", next="a row has one value per field")
+        fields[name.lower()] = text
+    wanted = storage_group.lower(), table.lower()
+    known = next((s for s in cluster.schemas() if (s.storage_group, s.table) == wanted), None)
+    if not create:
+        _check_known(known, ".".join(wanted), [*tags, *fields])
+    types = {c.name: c.type for c in known.columns} if known else {}
+    columns = {"time": pa.array([time_ms], pa.int64())}
+    columns |= {tag: pa.array([value or None], pa.string()) for tag, value in tags.items()}
+    columns |= {name: _value(name, text, types.get(name)) for name, text in fields.items()}
+    rows = pa.table(columns)
+    infer_schema(rows.schema, storage_group=wanted[0], table=wanted[1], tags=list(tags), known=known)
+    return cluster.write(*wanted, rows, tags=list(tags) if create else None).rows
 
 
-def _value(text: str) -> object:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+def _check_known(known: TableSchema | None, name: str, columns: Sequence[str]) -> None:
+    """A name that is mistyped must not become a table or a column."""
+    if known is None:
+        raise InputProblem(f"there is no table {name}", next="iotctl data schema; or --create it")
+    there = [c.name for c in known.columns]
+    unknown = [c for c in columns if c not in there]
+    if unknown:
+        raise InputProblem(
+            f"table {name} has no column {unknown[0]!r}",
+            why=f"its columns are: {', '.join(there)}",
+            next="correct the name; or --create the column",
+        )
+
+
+def _value(name: str, text: str, kind: str | None) -> pa.Array:
+    if kind is None:
+        kind = _looks_like(text)
     try:
-        return float(text)
+        return pa.array([text]).cast(ARROW_TYPES[kind])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise InputProblem(f"{name}: {text!r} is not of type {kind}", next="iotctl data schema") from None
+
+
+def _looks_like(text: str) -> str:
+    if text.lower() in ("true", "false"):
+        return "BOOLEAN"
+    if re.fullmatch(r"[+-]?(0|[1-9]\d*)", text):
+        return "INT64"
+    try:
+        float(text)
     except ValueError:
-        return text
+        return "STRING"
+    return "STRING" if re.fullmatch(r"[+-]?0\d+", text) else "DOUBLE"
 
 
 def export_table(rows: pa.Table, path: Path, kind: str) -> None:

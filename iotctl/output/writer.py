@@ -15,9 +15,10 @@ FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 
 
 class DryRun(msgspec.Struct, frozen=True):
-    """What a command would do, one line each; nothing was done."""
+    """What a command would do, and what it found on the way, one line each; nothing was done."""
 
     would: list[str]
+    found: list[str] = []
 
 
 class Output:
@@ -56,10 +57,10 @@ class Output:
             self.out.write("\n".join(parts))
         self.out.flush()
 
-    def would(self, *changes: str) -> None:
+    def would(self, *changes: str, found: Sequence[str] = ()) -> None:
         """The result of a dry run; without changes there is nothing to do."""
-        lines = [f"would {c}" for c in changes] or ["nothing to do"]
-        self.emit("dry-run", DryRun(list(changes)), lambda: ["\n".join(lines)])
+        lines = [*found, *([f"would {c}" for c in changes] or ["nothing to do"])]
+        self.emit("dry-run", DryRun(list(changes), list(found)), lambda: ["\n".join(lines)])
 
     def note(self, text: str) -> None:
         """A hint; left out with `--quiet`."""

@@ -92,16 +92,16 @@ def test_lines_stay_right_over_block_borders(tmp_path: Path, monkeypatch: pytest
 
 
 def test_types_are_inferred_from_the_whole_file(tmp_path: Path) -> None:
-    """Whole numbers become DOUBLE; mostly numbers is a number column; given types win."""
+    """Whole numbers stay whole; mostly numbers is a number column; given types win."""
     path = tmp_path / "c.csv"
     path.write_text("time,i,f,b,s,mixed,x\n1,1,1.5,true,a,1,1\n2,2,2,false,b,2,2\n3,,NA,,1,x,3\n")
-    types = infer_types(path, {"x": "INT64"}, "time")
+    types = infer_types(path, {"x": "INT64"}, "time").types
     assert types == {
-        "i": "DOUBLE",
+        "i": "INT64",
         "f": "DOUBLE",
         "b": "BOOLEAN",
         "s": "STRING",
-        "mixed": "DOUBLE",
+        "mixed": "INT64",
         "x": "INT64",
     }
 
@@ -207,7 +207,7 @@ def test_types_are_given_to_parquet_too(spec: Path) -> None:
     done = iotctl(spec, *words, "a=DOUBLE", cluster=cluster)
     assert done.code == 0, done.err
     assert cluster.written[0][2].column("a").type == pa.float64()
-    for given, says in (("b=DOUBLE", "b: not all values are a DOUBLE"), ("c=DOUBLE", "no column 'c'")):
+    for given, says in (("b=DOUBLE", "a.parquet row 2: b: not a DOUBLE: 'x'"), ("c=DOUBLE", "no column 'c'")):
         cluster = FakeCluster()
         done = iotctl(spec, *words, given, cluster=cluster)
         assert done.code == Exit.INPUT and says in done.err and not cluster.written
@@ -244,7 +244,7 @@ def test_progress_of_an_import_is_in_bytes_up_to_the_files_size(
 
 
 def test_write_one_row(spec: Path) -> None:
-    """Fields by name, numbers as DOUBLE, tags apart."""
+    """Fields by name, each with the type it looks like, tags apart."""
     cluster = FakeCluster()
     words = (
         "--storage-group",
@@ -255,6 +255,7 @@ def test_write_one_row(spec: Path) -> None:
         "device=d1",
         "--time",
         "1970-01-01T00:00:01Z",
+        "--create",
     )
     done = iotctl(spec, "data", "write", "t=21.5", "on=true", "note=x", *words, cluster=cluster)
     assert done.code == 0, done.err

@@ -1,0 +1,131 @@
+"""A file's rows block by block: the good ones in columns, the bad ones by their place and reason."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from iotctl.execute.times import Seen, TimeRule, read_times
+
+BAD_ROWS_MAX = 1000
+"""Bad rows that are listed; more in a file mean the file or its types are wrong as a whole."""
+
+Mask = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """`line` counts from 1: lines of a CSV file with its header, rows of another."""
+
+    line: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Block:
+    """`lines` has the place of each row of `rows`; `bad` lists the first of `bad_rows` that are left out.
+
+    `rows` has `time` (int64 ms) and the other columns in lower case. `at`: of the file read so far.
+    """
+
+    rows: pa.RecordBatch
+    lines: Int64s
+    bad: list[BadRow] = field(default_factory=list)
+    bad_rows: int = 0
+    at: int = 0
+    seen: Seen = field(default_factory=Seen)
+
+    def drop(self, row: int, reason: str) -> None:
+        """A row turned out to be bad."""
+        self.bad.append(BadRow(int(self.lines[row]), reason))
+        self.bad_rows += 1
+        kept = np.arange(self.rows.num_rows) != row
+        self.rows, self.lines = self.rows.filter(pa.array(kept)), self.lines[kept]
+
+
+@dataclass(slots=True)
+class Columns:
+    """Collects the converted columns of one block and what was wrong in them."""
+
+    count: int
+    names: list[str] = field(default_factory=list)
+    arrays: list[pa.Array] = field(default_factory=list)
+    reasons: list[tuple[Mask, str, pa.Array]] = field(default_factory=list)
+
+    def add(self, name: str, array: pa.Array, bad: Mask, reason: str, given: pa.Array) -> None:
+        self.names.append(name)
+        self.arrays.append(array)
+        self.also(bad, reason, given)
+
+    def also(self, bad: Mask, reason: str, given: pa.Array) -> None:
+        if bad.any():
+            self.reasons.append((bad, reason, given))
+
+    def add_times(self, name: str, column: pa.Array, rule: TimeRule) -> Seen:
+        """The time column, as `time`."""
+        times = read_times(column, rule, cast)
+        self.names.append("time")
+        self.arrays.append(times.values)
+        for bad, reason in times.bad:
+            self.also(bad, f"{name}: {reason}", column)
+        return times.seen
+
+    def block(self, lines: Int64s, empty: Mask, at: int, seen: Seen) -> Block:
+        """The rows that are neither empty nor bad."""
+        bad = np.logical_or.reduce([np.zeros(self.count, np.bool_), *(m for m, _, _ in self.reasons)])
+        found = [
+            BadRow(int(lines[i]), f"{text}: {values[int(i)].as_py()!r}")
+            for mask, text, values in self.reasons
+            for i in np.flatnonzero(mask & ~empty)[:BAD_ROWS_MAX]
+        ]
+        rows = pa.RecordBatch.from_arrays(self.arrays, names=self.names)
+        good = ~empty & ~bad
+        found.sort(key=lambda b: b.line)
+        return Block(
+            rows.filter(pa.array(good)),
+            lines[good],
+            found[:BAD_ROWS_MAX],
+            int(np.count_nonzero(bad & ~empty)),
+            at,
+            seen,
+        )
+
+
+def nulls(array: pa.Array) -> Mask:
+    mask: Mask = pc.is_null(array).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
+    """The cast column and which values refused; those become null.
+
+    They are found by halving the column: k bad values cost k * log n casts.
+    """
+    bad = np.zeros(len(array), np.bool_)
+    parts: list[pa.Array] = []
+    _cast_part(array, kind, 0, bad, parts)
+    if len(parts) == 1:
+        return parts[0], bad
+    return (pa.concat_arrays(parts) if parts else pa.nulls(0, kind)), bad
+
+
+def _cast_part(array: pa.Array, kind: pa.DataType, at: int, bad: Mask, parts: list[pa.Array]) -> None:
+    try:
+        parts.append(array.cast(kind))
+        return
+    except pa.ArrowInvalid:
+        pass
+    if len(array) == 1 or int(bad.sum()) > BAD_ROWS_MAX:
+        bad[at : at + len(array)] = ~nulls(array)
+        parts.append(pa.nulls(len(array), kind))
+        return
+    half = len(array) // 2
+    _cast_part(array.slice(0, half), kind, at, bad, parts)
+    _cast_part(array.slice(half), kind, at + half, bad, parts)
+
+
+def a_type(kind: str) -> str:
+    return f"an {kind}" if kind.startswith("INT") else f"a {kind}"

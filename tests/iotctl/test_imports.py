@@ -1,0 +1,371 @@
+"""A file is checked whole before its first row is written, and no value is changed in silence.
+
+E4, E6, E8 and E10 of the edges (docs/internals/testing.md).
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from iotctl.errors import Exit
+from nodeagent.model.errors import NodeAgentError, OutcomeUnknown, Unavailable
+from nodeagent.model.schema import Column, TableSchema
+from tests.iotctl.fakes import SPEC, FakeCluster, Ran, Wrote, iotctl
+
+NAMED = ("--storage-group", "root.a", "--table", "m")
+BIG = 9_007_199_254_740_993
+"""2^53 + 1: no DOUBLE."""
+
+NOON = 1_700_000_000
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    return tmp_path
+
+
+def load(place: Path, file: str, *words: str, cluster: FakeCluster | None = None) -> tuple[Ran, FakeCluster]:
+    cluster = cluster or FakeCluster()
+    return iotctl(place, "data", "import", file, *NAMED, *words, "-o", "json", cluster=cluster), cluster
+
+
+def csv(place: Path, text: str, *words: str, cluster: FakeCluster | None = None) -> tuple[Ran, FakeCluster]:
+    (place / "a.csv").write_text(text)
+    return load(place, "a.csv", *words, cluster=cluster)
+
+
+def parquet(place: Path, rows: dict[str, Any], *words: str) -> tuple[Ran, FakeCluster]:
+    pq.write_table(pa.table(rows), place / "a.parquet")
+    return load(place, "a.parquet", *words)
+
+
+def failure(done: Ran, code: Exit = Exit.INPUT) -> dict[str, str]:
+    assert done.code == code, done.err
+    return dict(json.loads(done.out)["error"])
+
+
+def rows_of(cluster: FakeCluster) -> list[dict[str, Any]]:
+    return list(pa.concat_tables([w[2] for w in cluster.written]).to_pylist())
+
+
+# --- Parquet --------------------------------------------------------------------------------------
+
+
+def test_a_bad_row_deep_in_a_parquet_file_stops_before_the_first_is_written(place: Path) -> None:
+    """E4: its number counts from the file's start, whatever the blocks; nothing was sent, so no table is."""
+    times: list[int | None] = list(range(250_002))
+    times[250_000] = None
+    for words in ((), ("--dry-run",)):
+        done, cluster = parquet(place, {"time": times, "v": [1.0] * 250_002}, *words)
+        found = failure(done)
+        assert found["where"] == f"{place}/a.parquet row 250001" and "time: no time" in found["what"]
+        assert "nothing was written" in found["next"] and not cluster.written
+
+
+def test_bad_rows_of_a_parquet_file_are_skipped_on_request(place: Path) -> None:
+    """E4: null times, times out of the calendar and values that do not fit, each by its row."""
+    rows = {"time": [1, None, 3, 10**17, 5], "v": ["1", "2", "x", "4", "5"]}
+    words = ("--on-error", "skip", "--type", "v=INT64", "--time-unit", "ms")
+    done, cluster = parquet(place, rows, *words)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert (report["rows"], report["skipped_rows"]) == (2, 3)
+    assert [s["where"].rpartition(" ")[2] for s in report["skipped"]] == ["2", "3", "4"]
+    assert rows_of(cluster) == [{"time": 1, "v": 1}, {"time": 5, "v": 5}]
+
+
+def test_what_a_node_would_refuse_is_found_before(place: Path) -> None:
+    """By the node's own rule: a tag that a file cannot hold is a bad row with its place."""
+    done, cluster = parquet(place, {"time": [1, 2], "d": ["a", "b\0c"], "v": [1, 2]}, "--tag", "d")
+    assert "NUL" in failure(done)["what"] and failure(done)["where"].endswith("row 2") and not cluster.written
+    done, cluster = parquet(place, {"time": [1, 2], "d": ["a", "b\0c"], "v": [1, 2]}, "--tag", "d", *SKIP)
+    assert done.code == 0 and [r["d"] for r in rows_of(cluster)] == ["a"]
+
+
+SKIP = ("--on-error", "skip")
+
+
+def test_a_column_is_never_converted_unasked(place: Path) -> None:
+    """Text into a DOUBLE column and DOUBLE into FLOAT are refused by name; --type says that it is meant."""
+    table = TableSchema("root.a", "m", 1, (Column("v", "FLOAT", False), Column("w", "DOUBLE", False)))
+    for rows, name in (({"v": [0.1]}, "v=FLOAT"), ({"w": ["1.5"]}, "w=DOUBLE")):
+        pq.write_table(pa.table({"time": [1], **rows}), place / "a.parquet")
+        done, cluster = load(place, "a.parquet", cluster=FakeCluster(tables=[table]))
+        assert f"--type {name}" in failure(done)["next"] and not cluster.written
+        done, _ = load(place, "a.parquet", "--type", name, cluster=FakeCluster(tables=[table]))
+        assert done.code == 0, done.err
+
+
+def test_a_damaged_file_is_named(place: Path) -> None:
+    rows = {"time": list(range(10_000)), "v": [f"x{i}" for i in range(10_000)]}
+    pq.write_table(pa.table(rows), place / "a.parquet")
+    whole = bytearray((place / "a.parquet").read_bytes())
+    whole[100:2000] = b"\0" * 1900
+    (place / "a.parquet").write_bytes(whole)
+    done, cluster = load(place, "a.parquet")
+    assert "cannot be read" in failure(done)["what"] and not cluster.written
+
+
+# --- what is told ---------------------------------------------------------------------------------
+
+
+def test_a_dry_run_shows_the_table_samples_and_series(place: Path) -> None:
+    """E4: schema, first rows, series, time range, and what is odd about them."""
+    done, cluster = csv(place, "time,dev,v,c\n1,a,1.5,007\n2,b,2,008\n", "--tag", "dev", "--dry-run")
+    assert done.code == 0 and not cluster.written
+    body = json.loads(done.out)
+    assert body["would"] == ["write 2 rows to root.a.m"]
+    found = "\n".join(body["found"])
+    for text in (
+        "root.a.m is a new table: dev STRING tag, v DOUBLE, c STRING",
+        "2 rows of 2 series from 1970-01-01T00:00:00",
+        "such as time=1, dev=a, v=1.5, c=007",
+        "c is a STRING, for it has leading zeros (--type c=INT64 drops them)",
+    ):
+        assert text in found, (text, found)
+
+
+def test_rows_past_the_ttl_and_tags_without_a_column_are_told(place: Path) -> None:
+    columns = (Column("dev", "STRING", True), Column("room", "STRING", True), Column("v", "INT64", False))
+    cluster = FakeCluster(tables=[TableSchema("root.a", "m", 1, columns, ttl_ms=86_400_000)])
+    done, _ = csv(place, "time,dev,v\n1,a,1\n2,b,2\n", cluster=cluster)
+    report = json.loads(done.out)
+    assert report["expired_rows"] == 2 and report["series"] == 2
+    assert "2 rows are older than the table's TTL" in done.err
+    assert "no column for tag room" in done.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (Unavailable("no quorum"), Exit.PARTLY, "200000 of 200010 rows are written, the others are not"),
+        (
+            OutcomeUnknown("lost", rows_acknowledged=4),
+            Exit.UNKNOWN,
+            "200004 of 200010 rows are written, others may be",
+        ),
+    ],
+)
+def test_a_write_that_fails_halfway_says_how_much_is_written(
+    place: Path, error: NodeAgentError, code: Exit, says: str
+) -> None:
+    class Failing(FakeCluster):
+        def write(
+            self, group: str, table: str, data: pa.Table, *, tags: Sequence[str] | None = None
+        ) -> Wrote:
+            if self.written:
+                raise error
+            return super().write(group, table, data, tags=tags)
+
+    pq.write_table(pa.table({"time": range(200_010), "v": range(200_010)}), place / "a.parquet")
+    done, _ = load(place, "a.parquet", cluster=Failing())
+    found = failure(done, code)
+    assert found["what"] == says and "run the same command again" in found["next"]
+    done, _ = load(place, "a.parquet", cluster=FakeCluster(error=Unavailable("no quorum")))
+    assert failure(done, Exit.UNREACHABLE)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def test_integers_stay_integers(place: Path) -> None:
+    """E6: exactly, in CSV as in Parquet: one data set has one schema."""
+    text, table = f"time,v\n1,{BIG}\n2,-5\n", {"time": [1, 2], "v": [BIG, -5]}
+    for done, cluster in (csv(place, text), parquet(place, table)):
+        assert done.code == 0, done.err
+        assert cluster.written[0][2].column("v").type == pa.int64()
+        assert rows_of(cluster) == [{"time": 1, "v": BIG}, {"time": 2, "v": -5}]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (f"1.5\n2,{BIG}", f"a DOUBLE cannot hold it exactly (--type v=INT64 can): '{BIG}'"),
+        ("1\n2,9223372036854775808", "v: not an INT64: '9223372036854775808'"),
+        ("1.5\n2,123456789012345678901", "a DOUBLE cannot hold it exactly"),
+    ],
+)
+def test_an_integer_that_does_not_fit_is_refused_by_name(place: Path, values: str, reason: str) -> None:
+    """E6: also in a column of other numbers; never another number."""
+    done, cluster = csv(place, f"time,v\n1,{values}\n")
+    assert reason in failure(done)["what"] and failure(done)["where"].endswith(":3") and not cluster.written
+
+
+def test_large_numbers_that_a_double_holds_are_taken(place: Path) -> None:
+    done, cluster = csv(place, f"time,v\n1,1.5\n2,{2**60}\n3,-{2**53}\n")
+    assert done.code == 0 and [r["v"] for r in rows_of(cluster)] == [1.5, 2.0**60, -(2.0**53)]
+
+
+def test_leading_zeros_make_a_code(place: Path) -> None:
+    """E6: `007` stays as it is, and it is said; --type makes it a number."""
+    done, cluster = csv(place, "time,c\n1,007\n2,12\n")
+    assert [r["c"] for r in rows_of(cluster)] == ["007", "12"] and "--type c=INT64" in done.err
+    done, cluster = csv(place, "time,c\n1,007\n2,12\n", "--type", "c=INT64")
+    assert [r["c"] for r in rows_of(cluster)] == [7, 12]
+    done, cluster = csv(place, "time,c\n1,0\n2,0.5\n")
+    assert [r["c"] for r in rows_of(cluster)] == [0.0, 0.5]
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stamp", "unit"), [(NOON, "s"), (NOON * 1000, "ms"), (NOON * 10**6, "us"), (NOON * 10**9, "ns")]
+)
+def test_a_unit_is_said_or_likely(place: Path, stamp: int, unit: str) -> None:
+    """E6: seconds are not 1970 and nanoseconds not the far future: what is no likely millisecond is refused
+    until the unit is said; in CSV and Parquet alike."""
+    for suffix, load_it in (("csv", csv), ("parquet", parquet)):
+        given: Any = f"time,v\n{stamp},1\n" if suffix == "csv" else {"time": [stamp], "v": [1]}
+        done, cluster = load_it(place, given)
+        if unit == "ms":
+            assert done.code == 0
+        else:
+            assert "unit of the times is not clear" in failure(done)["what"]
+            assert f"--time-unit {unit}" in failure(done)["next"] and not cluster.written
+        done, cluster = load_it(place, given, "--time-unit", unit)
+        assert done.code == 0 and rows_of(cluster)[0]["time"] == NOON * 1000, (suffix, done.err)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "kept"),
+    [
+        ("2020-01-01T00:00:00.123456Z", 1_577_836_800_123),
+        ("1577836800123456789", 1_577_836_800_123),
+        ("2020-01-01T00:00:00.123400001+01:00", 1_577_833_200_123),
+    ],
+)
+def test_digits_below_a_millisecond_are_never_cut_in_silence(place: Path, stamp: str, kept: int) -> None:
+    """E6: refused with their line, unless it is asked for."""
+    words = ("--time-unit", "ns") if stamp.isdigit() else ()
+    done, cluster = csv(place, f"time,v\n{stamp},1\n", *words)
+    assert "digits below a millisecond" in failure(done)["what"] and not cluster.written
+    done, cluster = csv(place, f"time,v\n{stamp},1\n", *words, "--truncate-times")
+    assert done.code == 0 and rows_of(cluster)[0]["time"] == kept
+
+
+def test_zeros_below_a_millisecond_are_no_digits(place: Path) -> None:
+    done, cluster = csv(place, "time,v\n2020-01-01T00:00:00.120000000Z,1\n2020-01-01T00:00:00.5,1\n")
+    assert done.code == 0, done.err
+    assert [r["time"] for r in rows_of(cluster)] == [1_577_836_800_120, 1_577_836_800_500]
+
+
+def test_timestamps_of_parquet_keep_their_precision_or_are_refused(place: Path) -> None:
+    """E6: nanoseconds were cut before."""
+    for unit, value in (("ns", 1_577_836_800_123_456_789), ("us", 1_577_836_800_123_456)):
+        rows = {"time": pa.array([value], pa.timestamp(unit, "UTC")), "v": [1]}
+        done, cluster = parquet(place, rows)
+        assert "digits below a millisecond" in failure(done)["what"] and not cluster.written
+        done, cluster = parquet(place, rows, "--truncate-times")
+        assert done.code == 0 and rows_of(cluster)[0]["time"] == 1_577_836_800_123
+
+
+def test_times_without_a_zone_are_read_in_one_that_is_said(place: Path) -> None:
+    """E6: UTC unless --time-zone names another; the output says how many; what has a zone keeps it."""
+    text = "time,v\n2020-07-01T12:00:00,1\n2020-01-01T12:00:00,2\n2020-01-01T12:00:01Z,3\n"
+    done, cluster = csv(place, text)
+    assert "2 times name no zone and are read in UTC (--time-zone)" in done.err
+    utc = [r["time"] for r in rows_of(cluster)]
+    done, cluster = csv(place, text, "--time-zone", "Europe/Berlin")
+    berlin = [r["time"] for r in rows_of(cluster)]
+    assert [u - b for u, b in zip(utc, berlin, strict=True)] == [7_200_000, 3_600_000, 0]
+    assert json.loads(done.out)["naive_times"] == 2 and json.loads(done.out)["time_zone"] == "Europe/Berlin"
+    naive = {"time": pa.array([1_577_880_000_000], pa.timestamp("ms")), "v": [1]}
+    done, cluster = parquet(place, naive, "--time-zone", "+02:00")
+    assert rows_of(cluster)[0]["time"] == 1_577_880_000_000 - 7_200_000 and "1 times name no zone" in done.err
+    assert csv(place, text, "--time-zone", "Mars/Base")[0].code == Exit.USAGE
+    assert csv(place, text, "--time-unit", "hours")[0].code == Exit.USAGE
+
+
+@pytest.mark.parametrize("local", ["2020-03-29T02:30:00", "2020-10-25T02:30:00"])
+def test_local_times_that_are_not_there_or_twice_are_refused(place: Path, local: str) -> None:
+    done, cluster = csv(place, f"time,v\n{local},1\n", "--time-zone", "Europe/Berlin")
+    assert "there is no such time in Europe/Berlin, or it is there twice" in failure(done)["what"]
+    assert failure(done)["where"].endswith(":2") and not cluster.written
+
+
+@pytest.mark.parametrize("stamp", ["-62135596800001", "253402300800000"])
+def test_times_out_of_the_calendar_are_refused_by_line(place: Path, stamp: str) -> None:
+    done, cluster = csv(place, f"time,v\n1,1\n{stamp},1\n3,1\n")
+    assert "outside the years 1 to 9999" in failure(done)["what"] and not cluster.written
+    assert failure(done)["where"].endswith(":3")
+
+
+# --- headers, names and series --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", ['time,"a\nb",v', 'time,"a', 'time,"v\r\n"'])
+def test_a_header_with_a_line_break_is_refused(place: Path, header: str) -> None:
+    """E8: by name and not as a fault of ours."""
+    done, cluster = csv(place, f"{header}\n1,2,3\n")
+    found = failure(done)
+    assert "line break" in found["what"] and found["where"].endswith("a.csv:1") and not cluster.written
+
+
+@pytest.mark.parametrize("group", ["../../etc", "root..z", "x" * 70_000, "root.\x1b", "root."])
+def test_names_have_a_grammar_that_the_error_tells(place: Path, group: str) -> None:
+    """E10: an import and a write by hand alike; nothing is sent."""
+    (place / "a.csv").write_text("time,v\n1,2\n")
+    for words in (("data", "import", "a.csv"), ("data", "write", "v=1", "--create")):
+        cluster = FakeCluster()
+        done = iotctl(place, *words, "--storage-group", group, "--table", "m", cluster=cluster)
+        assert done.code == Exit.INPUT and "storage group" in done.err and "next: " in done.err
+        assert not cluster.written and len(done.err) < 1000
+
+
+def test_an_upper_case_name_is_said_to_be_lower_case(place: Path) -> None:
+    """E10: it was lowered without a word."""
+    (place / "a.csv").write_text("time,v\n1,2\n")
+    named = ("--storage-group", "Root.A", "--table", "M")
+    done = iotctl(place, "data", "import", "a.csv", *named, cluster=FakeCluster())
+    assert done.code == 0 and "names are lower case: root.a.m" in done.err
+
+
+def test_series_that_collapse_for_want_of_a_tag_are_refused(place: Path) -> None:
+    """E10: two devices, one time: without --tag one value would be lost. The dry run says one series."""
+    text = "time,dev,v\n1,a,1\n1,b,2\n2,a,3\n"
+    for words in ((), ("--dry-run",)):
+        done, cluster = csv(place, text, *words)
+        found = failure(done)
+        assert found["what"] == "2 rows have the time of another row and other values"
+        assert "--tag" in found["next"] and "--on-duplicate last" in found["next"] and not cluster.written
+    done, cluster = csv(place, text, "--on-duplicate", "last")
+    assert done.code == 0 and json.loads(done.out)["series"] == 1
+    assert "of 1 series, for no column is a tag (--tag)" in done.err and "the last stays" in done.err
+    done, _ = csv(place, text, "--tag", "dev")
+    assert done.code == 0 and json.loads(done.out)["series"] == 2
+
+
+def test_rows_of_one_key_that_do_not_contradict_are_taken(place: Path) -> None:
+    """Equal rows, and rows that fill different cells: nothing is lost."""
+    done, cluster = csv(place, "time,dev,v,w\n1,a,1,\n1,a,,2\n1,a,1,2\n2,a,3,\n", "--tag", "dev")
+    assert done.code == 0 and len(rows_of(cluster)) == 4, done.err
+    assert "3 rows are given more than once" in done.err
+
+
+# --- one row --------------------------------------------------------------------------------------
+
+
+def test_a_slip_in_a_name_makes_no_table_and_no_column(place: Path) -> None:
+    """E10: `data write` creates on request only."""
+    table = TableSchema("root.a", "m", 1, (Column("dev", "STRING", True), Column("v", "INT64", False)))
+    cluster = FakeCluster(tables=[table])
+    for words, says in (
+        (("v=1", "--storage-group", "root.a", "--table", "n"), "there is no table root.a.n"),
+        (("w=1", *NAMED), "table root.a.m has no column 'w'"),
+        (("v=1", *NAMED, "--tag", "devv=a"), "table root.a.m has no column 'devv'"),
+    ):
+        done = iotctl(place, "data", "write", *words, cluster=cluster)
+        assert done.code == Exit.INPUT and says in done.err and "--create" in done.err
+    assert not cluster.written
+    done = iotctl(place, "data", "write", f"v={BIG}", *NAMED, "--tag", "dev=a", cluster=cluster)
+    assert done.code == 0, done.err
+    assert rows_of(cluster)[0]["v"] == BIG, "by the table's type, not through a DOUBLE"
+    done = iotctl(place, "data", "write", "v=1.5", *NAMED, cluster=cluster)
+    assert done.code == Exit.INPUT and "v: '1.5' is not of type INT64" in done.err
