@@ -10,6 +10,7 @@ come back as itself.
 from collections.abc import Callable
 
 from nodeagent.host.desk import Desk
+from nodeagent.host.members import members_of
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
 from nodeagent.model.entries import Config
@@ -47,11 +48,8 @@ class Admission:
                 self.desk.later(ASK_AGAIN_MS, self.start)
 
     def _ask(self, seed: Seed) -> None:
-        c = self.config
-        request = CheckStatus(
-            c.node, self.incarnation, c.host, c.port, c.http_port, c.cluster, c.seeds, c.join
-        )
-        self.desk.call((seed.host, seed.port), request, lambda r: self._on_answer(seed, r))
+        question = status_question(self.config, self.incarnation)
+        self.desk.call((seed.host, seed.port), question, lambda r: self._on_answer(seed, r))
 
     def _on_answer(self, seed: Seed, reply: Reply) -> None:
         if isinstance(reply, ErrorReply):
@@ -141,6 +139,11 @@ def first_config(config: NodeConfig) -> Config:
     return Config(names[:n], names[n:])
 
 
+def status_question(config: NodeConfig, incarnation: str) -> CheckStatus:
+    c = config
+    return CheckStatus(c.node, incarnation, c.host, c.port, c.http_port, c.cluster, c.seeds, c.join)
+
+
 def check_status(
     config: NodeConfig, incarnation: str, meta: MetaState, ready: bool, asked: CheckStatus
 ) -> StatusChecked:
@@ -163,6 +166,7 @@ def check_status(
         ready,
         config.http_port,
         known is not None and known.incarnation == asked.incarnation,
+        members_of(meta.image),
     )
 
 

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
-from nodeagent.host.admission import Admission, first_ring
+from nodeagent.host.admission import Admission, first_ring, status_question
 from nodeagent.host.clocks import Clocks
 from nodeagent.host.compactor import Compactor
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk, Effects
 from nodeagent.host.handlers import Handlers
 from nodeagent.host.leadership import Leadership
+from nodeagent.host.members import Members
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.mover import Mover
 from nodeagent.host.operations import Operations
@@ -37,6 +38,7 @@ from nodeagent.model.ids import META, GroupId, NodeId, header_of
 from nodeagent.model.jobs import INSTALL, DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.raft_messages import HeartbeatReply, Routed
 from nodeagent.model.requests import GroupStatus, NodeStatus, Reply, Request
+from nodeagent.model.standing import Standing
 from nodeagent.partition.table import initial_table
 from nodeagent.raft.core import Raft
 from nodeagent.raft.log import RaftLog
@@ -118,6 +120,14 @@ class Host:
         self._house_at = now
         self._expire_at = now + EXPIRE_MS
         self.admission = Admission(config, incarnation, self.desk, self._create_meta)
+        self.members = Members(
+            self.desk,
+            rng,
+            image=lambda: self.meta.image,
+            named=self._named,
+            known=lambda: self.addresses,
+            question=status_question(config, incarnation),
+        )
         self.mover = Mover(self.node, incarnation, self.desk, self.data, self._report)
         self.repairs = Repairs(self.desk)
         self.operations = Operations(self)
@@ -298,6 +308,11 @@ class Host:
             self.desk.note("clock_skew", node=node, ahead_ms=skewed[node])
         self.skewed = skewed
 
+    def _named(self) -> set[NodeId]:
+        """Members by name alone, where the meta state does not know them (`members.standing`)."""
+        seeds = set() if self.cluster_id else {s.node for s in self.config.seeds}
+        return seeds | set(self.meta_replica.raft.log.config.members if self.meta_replica else ())
+
     def new_id(self) -> str:
         """An opaque id for a snapshot."""
         return f"{self.random.getrandbits(128):032x}"
@@ -308,7 +323,16 @@ class Host:
 
     # --- events ------------------------------------------------------------------------------------
 
+    def standing(self, node: NodeId, incarnation: str, now: int) -> Standing:
+        """Whether a peer is heard; to be asked before each of its frames is handed in.
+
+        Effects may follow: other members are asked about a node that this one does not know.
+        """
+        self.desk.now = now
+        return self.members.standing(node, incarnation)
+
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
+        """`sender` is a member (`standing`)."""
         self.desk.now = now
         self.heard[sender] = now
         for routed in messages:

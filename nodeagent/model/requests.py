@@ -58,6 +58,9 @@ class StatusChecked(_Tagged, frozen=True):
     member: bool = False
     """The cluster knows `node` by this very incarnation."""
 
+    members: tuple[tuple[NodeId, str], ...] = ()
+    """(name, incarnation) of the cluster's nodes, as far as the answering one knows them."""
+
 
 class GetStatus(_Tagged, frozen=True):
     pass

@@ -176,6 +176,7 @@ class Agent:
             "log_space_low": float(self.opened.log.space_low),
             "requests_total": driver.requests,
             "raft_frames_total": driver.frames,
+            "frames_of_strangers_total": driver.strangers,
             "raft_messages_dropped_total": dropped,
             "turns_total": driver.turns,
             "jobs_done_total": self._jobs.done,

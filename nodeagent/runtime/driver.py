@@ -30,6 +30,7 @@ from nodeagent.model.requests import (
     ScanRows,
     Write,
 )
+from nodeagent.model.standing import Standing
 from nodeagent.runtime.clock import Clock
 from nodeagent.runtime.notes import Notes
 from nodeagent.runtime.peers import Peers
@@ -92,6 +93,8 @@ class Driver:
         self.requests = 0
         self.data_requests = 0
         self.frames = 0
+        self.strangers = 0
+        """Frames of nodes that are no members, as far as this node knew."""
 
     def attach(self, submit: Submit, submit_job: SubmitJob, read_chunk: ReadChunk, peers: Peers) -> None:
         self._submit = submit
@@ -156,25 +159,35 @@ class Driver:
         return Hello(PROTOCOL, "node", self._node, self._incarnation, host.cluster_id, host.table_version)
 
     def check_peer(self, hello: Hello) -> None:
-        if hello.incarnation and hello.incarnation in self._host.retired:
+        if self._standing(hello) is Standing.RETIRED:
             raise Forbidden(
                 retired_sentence(hello.incarnation, hello.name),
                 next_step="start with a new directory and add the node with `iotctl cluster add-node`",
                 retired=hello.incarnation,
             )
 
-    def _is_retired(self, connection: Connection) -> bool:
-        """Whether the peer was retired since it said hello; then the connection is closed.
+    def _standing(self, peer: Hello) -> Standing:
+        """Of a peer that says it is a node; people need only their certificate."""
+        if peer.role != "node":
+            return Standing.MEMBER
+        standing = self._host.standing(peer.name, peer.incarnation, self._clock.now())
+        if standing is Standing.UNKNOWN:
+            self._wake()  # members may have to be asked about it
+        return standing
+
+    def _heard(self, connection: Connection) -> Standing:
+        """The peer's standing at this frame. Whoever was retired since the hello loses the connection.
 
         A process that stood still goes on with the connections it had.
         """
         assert connection.peer is not None
-        try:
-            self.check_peer(connection.peer)
-        except Forbidden as error:
-            connection.close(error)
-            return True
-        return False
+        standing = self._standing(connection.peer)
+        if standing is Standing.RETIRED:
+            try:
+                self.check_peer(connection.peer)
+            except Forbidden as error:
+                connection.close(error)
+        return standing
 
     def on_open(self, connection: Connection) -> None:
         if connection.name in self._refused:
@@ -182,7 +195,10 @@ class Driver:
             self._notes.write("peer_connected", {"peer": connection.name})
 
     def on_raft(self, connection: Connection, messages: list[Routed]) -> None:
-        if self._stopped or self._is_retired(connection):
+        if self._stopped:
+            return
+        if self._heard(connection) is not Standing.MEMBER:
+            self.strangers += 1
             return
         self.frames += 1
         self._host.on_raft(connection.name, messages, self._clock.now())
@@ -191,12 +207,14 @@ class Driver:
     def on_request(self, connection: Connection, number: int, request: Request) -> None:
         peer = connection.peer
         assert peer is not None
-        if self._is_retired(connection):
+        standing = self._heard(connection)
+        if standing is Standing.RETIRED:
             return
         self.requests += 1
+        self.strangers += standing is Standing.UNKNOWN
         try:
-            check_right(peer.role, peer.name, request)
-        except Forbidden as error:
+            check_right(peer.role if standing is Standing.MEMBER else "guest", peer.name, request)
+        except NodeAgentError as error:
             connection.reply(number, to_reply(error))
             return
         if self._stopped:

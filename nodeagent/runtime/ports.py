@@ -8,6 +8,7 @@ from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job, JobResult
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import NodeStatus, Reply, Request
+from nodeagent.model.standing import Standing
 
 Address = tuple[str, int]
 
@@ -48,9 +49,6 @@ class HostPort(Protocol):
     def table_version(self) -> int: ...
 
     @property
-    def retired(self) -> Collection[str]: ...
-
-    @property
     def audit(self) -> Sequence[tuple[int, str, str]]: ...
 
     @property
@@ -58,6 +56,8 @@ class HostPort(Protocol):
 
     @property
     def addresses(self) -> Mapping[NodeId, Address]: ...
+
+    def standing(self, node: NodeId, incarnation: str, now: int) -> Standing: ...
 
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None: ...
 

@@ -26,7 +26,8 @@ from nodeagent.model.errors import Damaged, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, GroupId, NodeId
 from nodeagent.model.jobs import CompactFiles, Failed, InstallSnapshot, Job, JobResult, StageFiles
-from nodeagent.model.requests import Chunk, ErrorReply, FetchChunk, GetStatus, Reply, Request
+from nodeagent.model.requests import CheckStatus, Chunk, ErrorReply, FetchChunk, GetStatus, Reply, Request
+from nodeagent.model.standing import Standing
 from nodeagent.storage import layout
 from nodeagent.storage.engine import InlineEngine
 from nodeagent.storage.executor import Storage
@@ -103,6 +104,9 @@ class Sim:
         """The last things that happened, for a failure's report."""
 
         self.checks: list[Callable[[SimNode, Effects], None]] = []
+        self.unknown = 0
+        """Frames of nodes that the receiver did not know as members."""
+
         self.jobs: Counter[str] = Counter()
         """Jobs that were done, by kind."""
 
@@ -418,19 +422,33 @@ class SimNode:
 
     # --- arrivals ----------------------------------------------------------------------------------
 
+    def _standing(self, peer: NodeId) -> Standing:
+        """Of a node by the incarnation it has now; a client is heard by its certificate."""
+        source = self.sim.nodes.get(peer)
+        if source is None:
+            return Standing.MEMBER
+        standing = self.host.standing(peer, source.incarnation, self.sim.now)
+        if standing is Standing.UNKNOWN:
+            self.sim.unknown += 1
+            self.wake()
+        return standing
+
     def on_raft(self, sender: NodeId, messages: list) -> None:  # type: ignore[type-arg]
-        peer = self.sim.nodes.get(sender)
-        if peer is not None and peer.incarnation in self.host.retired:
+        standing = self._standing(sender)
+        if standing is Standing.RETIRED:
             why = f"the incarnation of {sender} was retired"
             self.sim.carry(self.node, sender, lambda n: n.host.on_retired(why, self.sim.now))
-            return
-        self.host.on_raft(sender, messages, self.sim.now)
-        self.wake()
+        elif standing is Standing.MEMBER:
+            self.host.on_raft(sender, messages, self.sim.now)
+            self.wake()
 
     def serve(self, peer: NodeId, request: Request, answer: Callable[[Reply], None]) -> None:
-        source = self.sim.nodes.get(peer)
-        if source is not None and source.incarnation in self.host.retired:
+        standing = self._standing(peer)
+        if standing is Standing.RETIRED:
             answer(ErrorReply("forbidden", f"the incarnation of {peer} was retired"))
+            return
+        if standing is Standing.UNKNOWN and not isinstance(request, CheckStatus):
+            answer(ErrorReply("unavailable", f"{peer} is not known here"))
             return
         if isinstance(request, GetStatus):
             answer(self.host.node_status(self.sim.now, self.wall))

@@ -17,13 +17,21 @@ from nodeagent.client.identity import issue, write_identity
 from nodeagent.host.desk import Effects
 from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
 from nodeagent.model.entries import HardState, SetHard
-from nodeagent.model.errors import Forbidden, InvalidInput, NodeAgentError, OutcomeUnknown, Refused
+from nodeagent.model.errors import (
+    Forbidden,
+    InvalidInput,
+    NodeAgentError,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import JobResult, SaveCheckpoint
 from nodeagent.model.limits import EVENTS_KEPT
 from nodeagent.model.raft_messages import Heartbeat, Routed
 from nodeagent.model.requests import (
     Accepted,
+    CheckStatus,
     ErrorReply,
     EventsReply,
     FetchChunk,
@@ -37,6 +45,7 @@ from nodeagent.model.requests import (
     Request,
 )
 from nodeagent.model.schema import TableSchema
+from nodeagent.model.standing import Standing
 from nodeagent.runtime.agent import Agent
 from nodeagent.runtime.config import dump_config
 from nodeagent.runtime.notes import Notes
@@ -57,6 +66,7 @@ class ScriptedHost:
         self.cluster_id = "cluster"
         self.table_version = 3
         self.retired = {"old"}
+        self.unknown: set[str] = set()
         self.effects = Effects()
         self.batch = 0
         self.waiting: dict[int, list[int]] = {}
@@ -69,6 +79,11 @@ class ScriptedHost:
     @property
     def idle(self) -> bool:
         return self.effects == Effects()
+
+    def standing(self, node: NodeId, incarnation: str, now: int) -> Standing:
+        if incarnation in self.retired:
+            return Standing.RETIRED
+        return Standing.UNKNOWN if incarnation in self.unknown else Standing.MEMBER
 
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
         self.events.append(f"raft {sender} {len(messages)}")
@@ -452,5 +467,29 @@ def test_who_is_retired_while_connected_is_heard_no_longer(tmp_path: Path) -> No
                 await link.call(GetMeta(), 5)
             heard = [e for e in running.host.events if e.startswith(("raft", "request"))]
             assert heard == ["raft node2 1", "request GetMeta"]
+
+    run(test())
+
+
+def test_who_is_no_member_may_ask_for_admission_only_until_it_is_known(tmp_path: Path) -> None:
+    """On one connection: nothing is taken from an unknown node but `CheckStatus`, and all once it is known.
+    The refusal is not final, for this node may only lag behind the others."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            running.host.unknown.add("i1")
+            link = await running.reach("node")
+            link.send_raft([Routed("meta", Heartbeat(1, 0))])
+            with pytest.raises(Unavailable, match="no member"):
+                await link.call(GetMeta(), 5)
+            with pytest.raises(Unavailable, match="no member"):
+                await link.call(FetchChunk("s", "n", 0, 1), 5)
+            checked = CheckStatus("node2", "i1", "h", 1, 2, ClusterSettings("c"), (), True)
+            await link.call(checked, 5)
+            running.host.unknown.clear()
+            link.send_raft([Routed("meta", Heartbeat(1, 0))])
+            await link.call(GetMeta(), 5)
+            heard = [e for e in running.host.events if e.startswith(("raft", "request"))]
+            assert heard == ["request CheckStatus", "raft node2 1", "request GetMeta"]
 
     run(test())

@@ -20,4 +20,5 @@ def test_rights() -> None:
     assert allowed("reader") == READS
     assert every - allowed("admin") == {"Forward", "CheckStatus"}
     assert every - allowed("node") == {"RepairFile", "GiveUp", "TakeLock", "DropLock", "RecordRun"}
-    assert allowed("guest") == set()
+    assert allowed("guest") == {"CheckStatus"}
+    assert allowed("nobody") == set()

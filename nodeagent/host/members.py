@@ -1,0 +1,134 @@
+"""Which nodes this node hears: those that the meta state names, by name and incarnation.
+
+A certificate with the role `node` says that somebody was a node once. Before a node answers a request of
+another, pulls for it or takes its Raft messages, it looks here: at every frame, for a membership changes
+while connections are open.
+
+The meta state of this node may be old: it does not name a member that joined since then, and such a
+member may be the very leader that would bring the newer state. So an unknown node is neither refused for
+good nor heard: this node asks some members that it does know (a node that joins: the seeds), and hears
+the node if one of them vouches for it.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from nodeagent.host.desk import Desk
+from nodeagent.meta.state import DEAD, Image
+from nodeagent.model.ids import NodeId
+from nodeagent.model.requests import CheckStatus, GetMeta, MetaView, Reply, StatusChecked
+from nodeagent.model.standing import Standing
+
+if TYPE_CHECKING:
+    import random
+
+ASK_AGAIN_MS = 300
+"""Members are asked about unknown nodes at most this often."""
+
+ASKED_AT_ONCE = 3
+"""Members asked at a time: one of them may be down, another may not know the node either."""
+
+VOUCHED_MS = 30_000
+"""What a member said of another node holds for this long; it is asked again after half of it."""
+
+
+def standing(
+    image: Image,
+    named: Callable[[], Collection[NodeId]],
+    vouched: Mapping[NodeId, str],
+    node: NodeId,
+    incarnation: str,
+) -> Standing:
+    """The standing of `node` by the meta state `image`.
+
+    Args:
+        named: nodes that are members by name where the state does not know them: of the newest config in
+            the meta log, which may be newer than the state, and the seeds of `node.yaml` until there is a
+            state (until the cluster is formed, or until a node that joins has it).
+        vouched: incarnations that members named lately.
+    """
+    if incarnation in image.retired:
+        return Standing.RETIRED
+    record = image.nodes.get(node)
+    if record is not None and record.incarnation == incarnation:
+        return Standing.MEMBER
+    if vouched.get(node) == incarnation or (record is None and node in named()):
+        return Standing.MEMBER
+    return Standing.UNKNOWN
+
+
+def members_of(image: Image) -> tuple[tuple[NodeId, str], ...]:
+    """(name, incarnation) of all nodes of the cluster that are not given up."""
+    return tuple((n.node, n.incarnation) for n in image.nodes.values() if n.state != DEAD)
+
+
+class Members:
+    """`standing`, with the questions to members that it takes.
+
+    Args:
+        known: nodes with a known address, this one not among them.
+        question: what this node asks; a node that is not a member yet may ask it too.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        rng: "random.Random",
+        *,
+        image: Callable[[], Image],
+        named: Callable[[], Collection[NodeId]],
+        known: Callable[[], Collection[NodeId]],
+        question: CheckStatus,
+    ) -> None:
+        self._desk = desk
+        self._random = rng
+        self._image = image
+        self._named = named
+        self._known = known
+        self._question = question
+        self._vouched: dict[NodeId, str] = {}
+        self._vouched_at: dict[NodeId, int] = {}
+        self._ask_at = desk.now
+
+    def standing(self, node: NodeId, incarnation: str) -> Standing:
+        """The standing of a peer now. Members are asked (`Desk.calls`) where the meta state does not know."""
+        self._forget()
+        found = standing(self._image(), self._named, self._vouched, node, incarnation)
+        if found is Standing.UNKNOWN or (found is Standing.MEMBER and self._is_ageing(node)):
+            self._ask()
+        return found
+
+    def _is_ageing(self, node: NodeId) -> bool:
+        """Whether the node counts by what others said, and that was some time ago."""
+        at = self._vouched_at.get(node)
+        return at is not None and self._desk.now - at > VOUCHED_MS // 2 and node not in self._image().nodes
+
+    def _forget(self) -> None:
+        before = self._desk.now - VOUCHED_MS
+        for node in [n for n, at in self._vouched_at.items() if at < before]:
+            del self._vouched[node], self._vouched_at[node]
+
+    def _ask(self) -> None:
+        if self._desk.now < self._ask_at:
+            return
+        self._ask_at = self._desk.now + ASK_AGAIN_MS
+        known = sorted(self._known())
+        for node in self._random.sample(known, min(ASKED_AT_ONCE, len(known))):
+            self._desk.call(node, self._question, lambda reply, n=node: self._on_answer(n, reply))  # type: ignore[misc]
+
+    def _on_answer(self, node: NodeId, reply: Reply) -> None:
+        mine = self._image().cluster_id
+        if isinstance(reply, StatusChecked) and reply.cluster_id and mine in ("", reply.cluster_id):
+            if reply.members:
+                self._vouch(reply.members)
+            else:  # an older release, which names nobody here and answers any node
+                self._desk.call(node, GetMeta(), lambda view: self._on_answer(node, view))
+        elif isinstance(reply, MetaView) and mine in ("", reply.cluster_id):
+            self._vouch((n.node, n.incarnation) for n in reply.nodes if n.state != DEAD)
+
+    def _vouch(self, members: Iterable[tuple[NodeId, str]]) -> None:
+        retired = self._image().retired
+        for node, incarnation in members:
+            if incarnation not in retired:
+                self._vouched[node] = incarnation
+                self._vouched_at[node] = self._desk.now

@@ -1,0 +1,148 @@
+"""Who is heard: by the meta state, by the seeds before there is one, by what members say of others."""
+
+import random
+
+from nodeagent.host.desk import Desk
+from nodeagent.host.members import ASK_AGAIN_MS, VOUCHED_MS, Members, members_of
+from nodeagent.meta.state import DEAD, Image
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.ids import NodeId
+from nodeagent.model.requests import CheckStatus, GetMeta, MetaView, NodeRecord, StatusChecked
+from nodeagent.model.standing import Standing
+
+QUESTION = CheckStatus("a", "i-a", "a", 1, 2, ClusterSettings("c"), (), False)
+
+
+def record(node: NodeId, incarnation: str, state: str = "active") -> NodeRecord:
+    return NodeRecord(node, node, 1, 2, incarnation, 0, state=state)
+
+
+def formed() -> Image:
+    nodes = {n: record(n, f"i-{n}") for n in ("a", "b", "c")}
+    return Image(cluster_id="id", nodes=nodes)
+
+
+class World:
+    def __init__(self, image: Image) -> None:
+        self.image = image
+        self.desk = Desk(0, 0)
+        self.members = Members(
+            self.desk,
+            random.Random(1),
+            image=lambda: self.image,
+            named=lambda: {"a", "b", "l", *(() if self.image.cluster_id else ("s",))},
+            known=lambda: ["b", "c"],
+            question=QUESTION,
+        )
+
+    def of(self, node: NodeId, incarnation: str) -> Standing:
+        return self.members.standing(node, incarnation)
+
+    def answer(self, reply: StatusChecked | MetaView) -> None:
+        calls, self.desk.calls = self.desk.calls, []
+        for number, _, _ in calls:
+            self.desk.on_reply(number, reply)
+
+
+def checked(*members: tuple[NodeId, str]) -> StatusChecked:
+    return StatusChecked("b", "i-b", (), "id", False, True, members=members)
+
+
+def test_the_meta_state_names_members_by_name_and_incarnation() -> None:
+    """A certificate of a node that never was, or a member's name with another directory, is not enough; a
+    seed that is no node of the formed cluster is none of its members either."""
+    world = World(formed())
+    assert world.of("b", "i-b") is Standing.MEMBER
+    assert not world.desk.calls, "nobody is asked about a node that the state names"
+    for node, incarnation in (("x", "i-x"), ("b", "i-x"), ("x", "i-b"), ("s", "i-s"), ("b", "")):
+        assert world.of(node, incarnation) is Standing.UNKNOWN
+    world.image.retired.append("i-b")
+    assert world.of("b", "i-b") is Standing.RETIRED
+
+
+def test_before_the_cluster_is_formed_the_seeds_are_heard() -> None:
+    world = World(Image())
+    assert world.of("s", "any") is Standing.MEMBER
+    assert not world.desk.calls
+    assert world.of("x", "any") is Standing.UNKNOWN
+
+
+def test_the_newest_config_of_the_meta_log_counts_before_it_is_applied() -> None:
+    """After a start the state may be older than the log. The state counts where it names a node."""
+    world = World(formed())
+    assert world.of("l", "any") is Standing.MEMBER
+    assert world.of("b", "any") is Standing.UNKNOWN
+
+
+def test_an_unknown_node_is_heard_once_a_member_vouches_for_it() -> None:
+    """A state that lags does not name the leader that would bring a newer one: members are asked, at a
+    bounded rate, and a retired incarnation is vouched for in vain."""
+    world = World(formed())
+    assert world.of("x", "i-x") is Standing.UNKNOWN
+    assert {to for _, to, _ in world.desk.calls} == {"b", "c"}
+    asked = len(world.desk.calls)
+    assert world.of("y", "i-y") is Standing.UNKNOWN
+    assert len(world.desk.calls) == asked, "members are not asked again for every frame"
+    world.image.retired.append("i-z")
+    world.answer(checked(("x", "i-x"), ("z", "i-z")))
+    assert world.of("x", "i-x") is Standing.MEMBER
+    assert world.of("x", "other") is Standing.UNKNOWN
+    assert world.of("z", "i-z") is Standing.RETIRED
+    world.desk.now = ASK_AGAIN_MS
+    world.of("y", "i-y")
+    assert world.desk.calls
+
+
+def test_what_was_vouched_for_is_asked_again_and_ends() -> None:
+    """A newcomer whose change was cancelled was a member once, and is not for ever."""
+    world = World(formed())
+    world.of("x", "i-x")
+    world.answer(checked(("x", "i-x")))
+    world.desk.now = VOUCHED_MS // 2 + 1
+    assert world.of("x", "i-x") is Standing.MEMBER and world.desk.calls
+    world.answer(checked(("b", "i-b")))
+    world.desk.now = VOUCHED_MS + 1
+    assert world.of("x", "i-x") is Standing.UNKNOWN
+
+
+def test_another_cluster_vouches_for_nobody() -> None:
+    world = World(formed())
+    world.of("x", "i-x")
+    world.answer(StatusChecked("b", "i-b", (), "other", False, True, members=(("x", "i-x"),)))
+    assert world.of("x", "i-x") is Standing.UNKNOWN
+
+
+def test_an_older_release_is_asked_for_its_view() -> None:
+    """It names no members in `StatusChecked`."""
+    world = World(formed())
+    world.of("x", "i-x")
+    world.answer(checked())
+    calls, world.desk.calls = world.desk.calls, []
+    assert {type(request) for _, _, request in calls} == {GetMeta}
+    view = MetaView(
+        node="b",
+        applied=1,
+        cluster_id="id",
+        settings=ClusterSettings("c"),
+        nodes=(record("x", "i-x"), record("d", "i-d", DEAD)),
+        table_version=1,
+        ring=(),
+        owners=(),
+        groups=(),
+        schemas=(),
+        operations=(),
+        leader=None,
+        term=1,
+        voters=(),
+        learners=(),
+    )
+    for number, _, _ in calls:
+        world.desk.on_reply(number, view)
+    assert world.of("x", "i-x") is Standing.MEMBER
+    assert world.of("d", "i-d") is Standing.UNKNOWN
+
+
+def test_who_is_given_up_is_not_vouched_for() -> None:
+    image = formed()
+    image.nodes["c"] = record("c", "i-c", DEAD)
+    assert members_of(image) == (("a", "i-a"), ("b", "i-b"))
