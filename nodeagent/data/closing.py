@@ -3,7 +3,12 @@
 A `CloseFile` entry freezes the rows that precede it; the files are made later, by a worker, from
 exactly those rows. Until then the frozen rows are read from memory and their log is pinned, so a
 worker that dies or a full disk costs only time: the same units are simply asked for again.
+
+Files enter the manifest partition by partition, and of one partition in the order of the closes: what cannot
+be made holds back its own partition and no other.
 """
+
+from collections.abc import Mapping
 
 import msgspec
 
@@ -16,14 +21,24 @@ from nodeagent.model.schema import TableSchema
 Tables = dict[str, tuple[MemBatch, ...]]
 
 
+class Part(msgspec.Struct):
+    """What a close has of one partition: a unit per table, by table name."""
+
+    first: int | None
+    """Number of the first unit in the close: names go on from there. None in what a release that filed whole
+    closes has saved: counted again."""
+
+    units: tuple[CloseUnit, ...] = ()
+    """None before the rows are back in memory after a restart."""
+
+
 class Pending(msgspec.Struct):
-    """A close whose files are not made yet. `units` follows partition, then table name."""
+    """A close with files that are not in the manifest yet."""
 
     index: int
     command: CloseFile
-    units: list[CloseUnit]
-    first_index: int
-    """Oldest log index any of its rows came with."""
+    parts: dict[PartitionKey, Part]
+    """The partitions not filed yet, in the order of the command."""
 
     schemas: list[TableSchema]
     """In use when the close was applied."""
@@ -31,12 +46,43 @@ class Pending(msgspec.Struct):
     gone: set[int] = set()
     """Slots released since: what is made of them is deleted, even if they have come back meanwhile."""
 
-    made: tuple[FileMeta | None, ...] | None = None
-    """The files, once durable; they enter the manifest in the order of the closes."""
+    made: dict[str, FileMeta | None] = {}
+    """Files that are durable and not in the manifest, by name; None where no row was left."""
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(u.spec.name for u in self.units)
+    def units(self) -> tuple[CloseUnit, ...]:
+        return tuple(u for part in self.parts.values() for u in part.units)
+
+    @property
+    def first_index(self) -> int:
+        """Oldest log index any of its rows came with."""
+        return min((u.batches[0].order[0] for u in self.units), default=self.index)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether its rows are in memory, as they are not at once after a restart."""
+        return any(part.units for part in self.parts.values())
+
+    def is_made(self, partition: PartitionKey) -> bool:
+        return all(u.spec.name in self.made for u in self.parts[partition].units)
+
+    def on_made(self, unit: CloseUnit, file: FileMeta | None) -> None:
+        """The unit's file is durable. One that is filed already came twice."""
+        if any(u.spec.name == unit.spec.name for u in self._of(unit.spec.partition)):
+            assert file is None or (file.name, file.order) == (unit.spec.name, unit.spec.order), (
+                file,
+                unit.spec,
+            )
+            self.made[unit.spec.name] = file
+
+    def file(self, partition: PartitionKey) -> list[FileMeta]:
+        """Take the partition out; its new manifest rows."""
+        files = (self.made.pop(u.spec.name) for u in self.parts.pop(partition).units)
+        return [f for f in files if f is not None]
+
+    def _of(self, partition: PartitionKey) -> tuple[CloseUnit, ...]:
+        part = self.parts.get(partition)
+        return part.units if part is not None else ()
 
 
 def plan(
@@ -45,50 +91,44 @@ def plan(
     frozen: list[tuple[int, PartitionKey, Tables]],
     schemas: dict[tuple[str, str], TableSchema],
     tombstones: list[Tombstone],
+    firsts: Mapping[PartitionKey, int | None],
 ) -> Pending:
     """Units of one `CloseFile`: what they hold follows from the log up to the entry alone (law 6).
 
     Deletes after it are left out, since a replica that recovers knows of them already.
+
+    Args:
+        firsts: of a close that was filed in part before a restart, `Part.first` of what is left.
     """
-    units: list[CloseUnit] = []
-    first = index
+    parts: dict[PartitionKey, Part] = {}
+    count = 0
     for slot, partition, tables in frozen:
-        for table in sorted(tables):
-            batches = tables[table]
-            first = min(first, *(b.order[0] for b in batches))
-            oldest = min(b.order for b in batches)
-            units.append(
-                CloseUnit(
-                    spec=CloseSpec(
-                        name=f"{slot:05d}-{index:012d}-{len(units):04d}.tsfile",
-                        slot=slot,
-                        partition=partition,
-                        order=(index,),
-                        schema=schemas[partition.storage_group, table],
-                        compression=command.compression,
-                        memory_threshold=command.memory_threshold,
-                        format_version=command.format_version,
-                    ),
-                    batches=batches,
-                    tombstones=tuple(
-                        t
-                        for t in tombstones
-                        if t.partition == partition and t.table == table and oldest < t.order < (index,)
-                    ),
-                )
+        first = firsts.get(partition)
+        number = first = count if first is None else first
+        units = []
+        for number, table in enumerate(sorted(tables), first):
+            spec = CloseSpec(
+                name=f"{slot:05d}-{index:012d}-{number:04d}.tsfile",
+                slot=slot,
+                partition=partition,
+                order=(index,),
+                schema=schemas[partition.storage_group, table],
+                compression=command.compression,
+                memory_threshold=command.memory_threshold,
+                format_version=command.format_version,
             )
-    used = {(u.spec.schema.storage_group, u.spec.schema.table): u.spec.schema for u in units}
-    return Pending(index, command, units, first, [used[key] for key in sorted(used)])
+            units.append(_unit(spec, tables[table], tombstones))
+        parts[partition] = Part(first, tuple(units))
+        count = number + 1
+    used = {(p.storage_group, u.spec.schema.table): u.spec.schema for p in parts for u in parts[p].units}
+    return Pending(index, command, parts, [used[key] for key in sorted(used)])
 
 
-def made_files(pending: Pending) -> list[FileMeta]:
-    """The new manifest rows, after comparing them with what was asked for."""
-    files = pending.made
-    assert files is not None
-    assert len(files) == len(pending.units), (len(files), len(pending.units))
-    made = []
-    for unit, file in zip(pending.units, files, strict=True):
-        if file is not None:
-            assert file.name == unit.spec.name and file.order == unit.spec.order, (file, unit.spec)
-            made.append(file)
-    return made
+def _unit(spec: CloseSpec, batches: tuple[MemBatch, ...], tombstones: list[Tombstone]) -> CloseUnit:
+    oldest = batches[0].order
+    deletes = (
+        t
+        for t in tombstones
+        if t.partition == spec.partition and t.table == spec.schema.table and oldest < t.order < spec.order
+    )
+    return CloseUnit(spec, batches, tuple(deletes))

@@ -10,7 +10,7 @@ Invariants:
     the log is needed from `base() + 1` on, and from no earlier index.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -25,7 +25,7 @@ from nodeagent.model import limits
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.files import FileMeta, Tombstone
 from nodeagent.model.ids import GroupId, PartitionKey
-from nodeagent.model.jobs import AdoptFiles, CloseFiles, CompactFiles, DeleteFiles, Job
+from nodeagent.model.jobs import AdoptFiles, CloseFiles, CloseUnit, CompactFiles, DeleteFiles, Job
 from nodeagent.model.operation import Ranges
 from nodeagent.model.requests import Accepted, ErrorReply, Reply, SessionOpened, Written
 from nodeagent.model.schema import TableSchema
@@ -60,6 +60,10 @@ class Checkpoint(msgspec.Struct):
 
     compacting: list[tuple[int, bytes, TableSchema, list[Tombstone]]] = []
     """(index, entry, schema and deletes of that instant)"""
+
+    unfiled: list[tuple[int, PartitionKey, int]] = []
+    """What is left of `pending`: (index of the close, partition, number of its first unit). A release that
+    filed whole closes has saved none: there all of a pending close is left."""
 
 
 @dataclass(slots=True)
@@ -272,9 +276,13 @@ class DataState:
         index: int,
         command: commands.CloseFile,
         schemas: dict[tuple[str, str], TableSchema] | None = None,
+        left: Mapping[PartitionKey, int | None] | None = None,
     ) -> None:
+        """`left` are the partitions not filed yet of a close from before a restart; None for all."""
         frozen = []
         for slot, partition in command.partitions:
+            if left is not None and partition not in left:
+                continue
             held = self.memtable.partition(partition)
             before = held.frozen_through if held else 0
             tables = {
@@ -285,9 +293,11 @@ class DataState:
             if tables:
                 frozen.append((slot, partition, tables))
         if frozen:
-            pending = closing.plan(index, command, frozen, schemas or self.schemas, self.tombstones)
+            pending = closing.plan(
+                index, command, frozen, schemas or self.schemas, self.tombstones, left or {}
+            )
             self.pending.append(pending)
-            self.jobs.append(CloseFiles(self.group, tuple(pending.units)))
+            self.jobs.append(CloseFiles(self.group, pending.units))
 
     def _refreeze(self, index: int) -> None:
         """A close of the checkpoint whose files were not made: its rows are back in the memtable.
@@ -298,7 +308,9 @@ class DataState:
         waiting = self.pending.pop(at)
         later = self.pending[at:]
         del self.pending[at:]
-        self._close(index, waiting.command, {(s.storage_group, s.table): s for s in waiting.schemas})
+        schemas = {(s.storage_group, s.table): s for s in waiting.schemas}
+        left = {partition: part.first for partition, part in waiting.parts.items()}
+        self._close(index, waiting.command, schemas, left)
         if len(self.pending) > at:
             self.pending[at].gone = waiting.gone
         self._drop_rows(waiting.gone)
@@ -306,23 +318,48 @@ class DataState:
 
     def on_closed(self, job: CloseFiles, files: tuple[FileMeta | None, ...]) -> None:
         """The files `job` asked for are durable."""
-        names = tuple(u.spec.name for u in job.units)
+        closes = {p.index: p for p in self.pending}
+        for unit, file in zip(job.units, files, strict=True):
+            pending = closes.get(unit.spec.order[0])
+            if pending is not None:
+                pending.on_made(unit, file)
+        self._file_made()
+
+    def _file_made(self) -> None:
+        """Per partition in the order of the closes, so that dropping rows up to one never drops those of an
+        earlier one."""
+        behind: set[PartitionKey] = set()
         for pending in self.pending:
-            if pending.names == names:
-                pending.made = files
-        # In order, so that dropping rows up to one close never drops those of an earlier one.
-        while self.pending and self.pending[0].made is not None:
-            self._materialise(self.pending.pop(0))
+            if not pending.is_frozen:
+                break  # the log has not come to it again; nor to what follows it
+            for partition in list(pending.parts):
+                if partition not in behind and pending.is_made(partition):
+                    self._materialise(pending, partition)
+                else:
+                    behind.add(partition)
+        self.pending = [p for p in self.pending if p.parts]
+        self._prune_tombstones()
         self._take_turns()
 
-    def _materialise(self, pending: closing.Pending) -> None:
-        self._keep(closing.made_files(pending), pending.gone)
-        for partition in {u.spec.partition for u in pending.units}:
-            self.memtable.drop(partition, pending.index)
-            if self.memtable.partition(partition) is None:
-                self.slot_of.pop(partition, None)
-            self.closed_through[partition] = max(self.closed_through.get(partition, 0), pending.index)
-        self._prune_tombstones()
+    def _materialise(self, pending: closing.Pending, partition: PartitionKey) -> None:
+        self._keep(pending.file(partition), pending.gone)
+        self.memtable.drop(partition, pending.index)
+        if self.memtable.partition(partition) is None:
+            self.slot_of.pop(partition, None)
+        self.closed_through[partition] = max(self.closed_through.get(partition, 0), pending.index)
+
+    def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
+        """Of a job that failed, the units to be tried again: what was released since is done with."""
+        closes = {p.index: p for p in self.pending}
+        wanted = []
+        for unit in job.units:
+            pending = closes.get(unit.spec.order[0])
+            if pending is not None and unit.spec.slot in pending.gone:
+                pending.on_made(unit, None)
+            elif pending is not None:
+                wanted.append(unit)
+        self._file_made()
+        return tuple(wanted)
 
     def _keep(self, files: Iterable[FileMeta], gone: set[int]) -> None:
         """Into the manifest; but files of slots released while they were being made or adopted go."""
@@ -410,7 +447,7 @@ class DataState:
 
     def _is_next(self, c: Compacting) -> bool:
         """Whether everything logged before it that may concern its files is in the manifest."""
-        if any(p.index < c.index for p in self.pending):
+        if any(p.index < c.index and c.command.partition in p.parts for p in self.pending):
             return False
         return not any(a.index < c.index and c.command.slot in expand(a.command.slots) for a in self.adopting)
 
@@ -576,6 +613,12 @@ class DataState:
             closed_through=sorted(self.closed_through.items()),
             refused=sorted(self.refused),
             pending=[(p.index, commands.encode(p.command), p.schemas, p.gone) for p in self.pending],
+            unfiled=[
+                (p.index, partition, part.first)
+                for p in self.pending
+                for partition, part in p.parts.items()
+                if part.first is not None
+            ],
             adopting=[(a.index, commands.encode(a.command), a.gone) for a in self.adopting],
             compacting=[
                 (c.index, commands.encode(c.command), c.schema, c.tombstones)
@@ -592,13 +635,16 @@ class DataState:
         """
         if self.applied < old.applied:
             return ()
-        made_by = {p.index for p in self.pending} | {c.index for c in self.compacting}
+        made_by = {(p.index, partition) for p in self.pending for partition in p.parts}
+        made_by |= {(c.index, c.command.partition) for c in self.compacting}
         adopted = {f.meta.name for a in self.adopting for f in a.command.files}
-        unnamed = (f for p in old.pending for f in p.made or () if f is not None)
+        unnamed = (f for p in old.pending for f in p.made.values() if f is not None)
         return tuple(
             f
             for f in (*old.manifest.files(), *unnamed, *left)
-            if f.name not in self.manifest and f.name not in adopted and index_in(f.name) not in made_by
+            if f.name not in self.manifest
+            and f.name not in adopted
+            and (index_in(f.name), f.partition) not in made_by
         )
 
     @classmethod
@@ -620,7 +666,9 @@ class DataState:
         for index, data, schemas, gone in saved.pending:
             command = commands.decode(data)
             assert isinstance(command, commands.CloseFile)
-            state.pending.append(closing.Pending(index, command, [], index, schemas, gone))
+            parts = {p: closing.Part(first) for i, p, first in saved.unfiled if i == index}
+            parts = parts or {p: closing.Part(None) for _, p in command.partitions}
+            state.pending.append(closing.Pending(index, command, parts, schemas, gone))
         for index, data, gone in saved.adopting:
             command = commands.decode(data)
             assert isinstance(command, commands.Adopt)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from nodeagent.data import commands
 from nodeagent.data.compaction import Key
@@ -11,7 +12,8 @@ from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Entry, EntryKind
-from nodeagent.model.files import FileMeta
+from nodeagent.model.errors import Overloaded
+from nodeagent.model.files import CloseSpec, FileMeta
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.jobs import (
     AdoptFiles,
@@ -28,6 +30,9 @@ from nodeagent.raft.core import Raft
 
 CLOSE_PARTITIONS_MAX = 256
 JOB_RETRY_MS = 1_000
+JOB_RETRY_MS_MAX = 60_000
+"""A close of one file that fails again and again waits twice as long each time, up to this."""
+
 SEALED_CLOSE_MS = 1_000
 """Files of sealed slots are made so long after the seal. Nobody serves from them; made at once, on all
 members, they slow down the very moment in which writers wait for the slots to open elsewhere."""
@@ -37,6 +42,25 @@ COMPACT_RETRY_MS = 10_000
 
 Waiting = tuple[Callable[[], None], Callable[[], None]]
 """What to do when it is durable, and when the replica went before that."""
+
+
+@dataclass(slots=True)
+class Failing:
+    """A close of one unit that fails: its rows stay in memory, are read from there, and hold their log."""
+
+    spec: CloseSpec
+    tries: int = 0
+    """For a reason that is not want of space."""
+
+    why: str = ""
+
+    @property
+    def trouble(self) -> str:
+        where, key = self.spec, self.spec.partition
+        return (
+            f"rows of {key.storage_group}.{where.schema.table} (time partition {key.time_partition}, shard"
+            f" {key.shard}) do not become a file, tried {self.tries} times: {self.why}"
+        )
 
 
 class DataReplica(Replica):
@@ -84,6 +108,9 @@ class DataReplica(Replica):
         self._in_use: Counter[str] = Counter()
         """Files by name that jobs under way read."""
 
+        self.failing: dict[str, Failing] = {}
+        """Closes that fail, by the name of their file."""
+
         self.stuck: dict[str, str] = {}
         """Compactions that fail, by the name of their output, with the reason."""
 
@@ -122,6 +149,8 @@ class DataReplica(Replica):
             return  # the state that asked is gone; the one that replaced it asks for what it needs
         if isinstance(job, CompactFiles):
             return self._on_compacted(job, state, result)
+        if isinstance(job, CloseFiles) and isinstance(result, Failed):
+            return self._on_close_failed(job, result)
         if isinstance(result, Failed):
             # Rows stay in memory and their log stays: nothing is lost, only late.
             self.error = f"{type(job).__name__}: {result.what}"
@@ -130,11 +159,44 @@ class DataReplica(Replica):
         self.error = ""
         if isinstance(job, CloseFiles):
             assert isinstance(result, FilesClosed)
+            self._forget_failing(u.spec.name for u in job.units)
             self.state.on_closed(job, result.files)
         elif isinstance(job, AdoptFiles):
             self.state.on_adopted(job)
         self.changed()
         self.start_jobs()
+
+    def _on_close_failed(self, job: CloseFiles, result: Failed) -> None:
+        """Rows stay in memory and their log stays: nothing is lost, only late.
+
+        Without space nothing can be made, and all is tried again. Else one unit may be the reason: halves are
+        tried until it is alone, so that it keeps no other from its file.
+        """
+        self.desk.note("job_failed", group=self.group, job="CloseFiles", why=result.what)
+        units = self.state.still_wanted(job)
+        self._forget_failing(u.spec.name for u in job.units if u not in units)
+        self.changed()
+        if len(units) > 1 and result.code != Overloaded.code:
+            half = len(units) // 2
+            self._start(CloseFiles(self.group, units[:half]))
+            self._start(CloseFiles(self.group, units[half:]))
+        elif units:
+            tries = [self._count_failure(u.spec, result) for u in units]
+            delay_ms = min(JOB_RETRY_MS << min(max(tries) - 1, 16), JOB_RETRY_MS_MAX)
+            self._start_after(delay_ms, CloseFiles(self.group, units))
+        self.start_jobs()
+
+    def _forget_failing(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.failing.pop(name, None)
+
+    def _count_failure(self, spec: CloseSpec, result: Failed) -> int:
+        """How often in a row the unit could not be closed."""
+        failing = self.failing.setdefault(spec.name, Failing(spec))
+        if result.code != Overloaded.code:
+            failing.tries += 1
+        failing.why = result.what
+        return failing.tries or 1
 
     def _on_compacted(self, job: CompactFiles, state: DataState, result: JobResult) -> None:
         name = job.unit.spec.name
@@ -160,7 +222,8 @@ class DataReplica(Replica):
     def trouble(self) -> str:
         """What an operator should know, "" if nothing."""
         damaged = self.damaged if self.leads else {}
-        return self.error or next(iter((*self.stuck.values(), *damaged.values())), "")
+        failing = (f.trouble for f in self.failing.values())
+        return self.error or next(iter((*failing, *self.stuck.values(), *damaged.values())), "")
 
     # --- files that go -----------------------------------------------------------------------------
 
@@ -297,6 +360,7 @@ class DataReplica(Replica):
         superseded = self.state.superseded(old, self._leaving.values())
         self._leaving.clear()
         self._unnamed.clear()
+        self.failing.clear()
         self.stuck.clear()
         if superseded:
             self.state.jobs.append(DeleteFiles(self.group, superseded))

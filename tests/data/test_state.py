@@ -5,7 +5,7 @@ import pytest
 from nodeagent.data import commands as c
 from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots
-from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
+from nodeagent.data.state import Checkpoint, DataState, decode_checkpoint, encode_checkpoint, initial
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.files import FileMeta, Tombstone
 from nodeagent.model.ids import PartitionKey
@@ -77,9 +77,9 @@ class Group:
             elif isinstance(job, DeleteFiles):
                 self.deleted.append(job)
 
-    def restart(self) -> "Group":
+    def restart(self, saved: Checkpoint | None = None) -> "Group":
         """From the checkpoint of now and the log after its base."""
-        saved = self.state.checkpoint()
+        saved = saved or self.state.checkpoint()
         base = self.state.base()
         again = Group(DataState.restore(decode_checkpoint(encode_checkpoint(saved)), base))
         again.log, again.first = self.log, self.first
@@ -203,6 +203,78 @@ def test_a_close_drops_no_row_of_an_earlier_one(group: Group) -> None:
     assert group.state.memtable.rows == 2 and not len(group.state.manifest)
     group.state.on_closed(first, made[0])
     assert group.state.memtable.rows == 0 and len(group.state.manifest) == 2
+
+
+def finish_units(group: Group, *of: PartitionKey) -> None:
+    """Make the files of these partitions alone; the other units stay jobs."""
+    jobs, group.state.jobs = group.state.jobs, []
+    for job in jobs:
+        assert isinstance(job, CloseFiles)
+        now = tuple(u for u in job.units if u.spec.partition in of)
+        rest = tuple(u for u in job.units if u.spec.partition not in of)
+        made = tuple(meta(u.spec.name, u.spec.slot, u.spec.partition, u.spec.order) for u in now)
+        group.state.on_closed(CloseFiles(job.group, now), made)
+        group.state.jobs += [CloseFiles(job.group, rest)] if rest else []
+
+
+def test_a_partition_that_cannot_be_closed_holds_back_no_other(group: Group) -> None:
+    """Of one close and of later ones; its own rows stay in memory and in the log, whatever comes after."""
+    first = group.state.applied + 1
+    group.write(P)
+    group.write(Q)
+    group.close(P, Q)
+    group.write(P)
+    group.write(Q)
+    group.close(P, Q)
+    finish_units(group, Q)
+    assert [f.partition for f in group.state.manifest.files()] == [Q, Q]
+    assert group.state.memtable.partition(Q) is None and group.state.memtable.rows == 2
+    assert group.state.base() == first - 1
+    group.finish()
+    assert len(group.state.manifest) == 4 and group.state.memtable.rows == 0
+    assert group.state.base() == group.state.applied and not group.state.pending
+
+
+def test_what_is_left_of_a_close_keeps_its_name_over_a_restart(group: Group) -> None:
+    """The first partition is filed, the second is not: its file is called as on all members."""
+    group.write(P)
+    group.write(Q)
+    group.write(P)
+    group.close(P, Q)
+    (job,) = group.state.jobs
+    assert isinstance(job, CloseFiles)
+    wanted = [u for u in job.units if u.spec.partition == Q]
+    finish_units(group, P)
+    again = group.restart()
+    assert [u for j in again.state.jobs if isinstance(j, CloseFiles) for u in j.units] == wanted
+    assert again.state.manifest.files() == group.state.manifest.files()
+    assert again.state.memtable.partition(P) is None
+    again.finish()
+    assert again.state.memtable.rows == 0 and len(again.state.manifest) == 2
+
+
+def test_a_close_saved_by_a_release_that_filed_whole_closes_is_made(group: Group) -> None:
+    """Its checkpoint says nothing of partitions: all of the close is left."""
+    group.write(P)
+    group.write(Q)
+    group.close(P, Q)
+    saved = group.state.checkpoint()
+    saved.unfiled = []
+    again = group.restart(saved)
+    assert units(again.state) == units(group.state)
+
+
+def test_a_close_that_fails_is_not_tried_for_slots_that_left(group: Group) -> None:
+    """Nobody wants the file: the close is over without it, and the state counts as materialised."""
+    group.write(P)
+    group.write(Q)
+    group.close(P, Q)
+    (job,) = group.state.jobs
+    assert isinstance(job, CloseFiles)
+    group.do(c.Seal("op", 1, ((3, 4),)))
+    group.do(c.Release("op", 1))
+    assert [u.spec.partition for u in group.state.still_wanted(job)] == [Q]
+    assert [list(p.parts) for p in group.state.pending] == [[Q]]
 
 
 def adopt(group: Group) -> c.Adopt:
@@ -350,14 +422,14 @@ def test_a_newer_state_deletes_what_waited_for_an_earlier_close() -> None:
     """Its file is on the disk and in no manifest: the earlier close met a full disk, then a snapshot came."""
     old = Group()
     old.open_session()
-    for p in (P, Q):
+    for p in (P, P):
         old.write(p)
         old.close(p)
     new = old.restart()
     new.finish()
     old.state.jobs.pop(0)
     old.finish()
-    (waiting,) = (f for p in old.state.pending for f in p.made or () if f is not None)
+    (waiting,) = (f for p in old.state.pending for f in p.made.values() if f is not None)
     assert new.state.superseded(old.state) == ()
     new.do(c.Seal("op", 1, ((0, 10),)))
     new.do(c.Release("op", 1))

@@ -4,7 +4,9 @@ import pyarrow as pa
 
 from nodeagent.data import commands as c
 from nodeagent.host.data_replica import SEALED_CLOSE_MS
-from nodeagent.model.jobs import CloseFiles, Failed
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import CloseFiles, CloseUnit, Failed, FilesClosed
 from nodeagent.table import arrow
 from tests.host.test_compactor import SCHEMA, Node, P
 
@@ -13,10 +15,10 @@ def opened_session(node: Node) -> str:
     return f"a.1:{node.replica.propose([c.encode(c.OpenSession())])}.{node.replica.raft.term}"
 
 
-def write_row(node: Node, session: str, sequence: int) -> None:
+def write_row(node: Node, session: str, sequence: int, partition: PartitionKey = P) -> None:
     rows = pa.record_batch({"time": pa.array([1], pa.int64()), "v": pa.array([7], pa.int64())})
     ipc = arrow.encode(arrow.normalise(rows, SCHEMA))
-    node.replica.propose([c.encode(c.WriteRows(session, sequence, 0, 3, P, "t", 1, 1, 1, 1, ipc))])
+    node.replica.propose([c.encode(c.WriteRows(session, sequence, 0, 3, partition, "t", 1, 1, 1, 1, ipc))])
     node.take()
 
 
@@ -46,3 +48,65 @@ def test_other_files_are_made_at_once_and_again_after_a_failure() -> None:
     assert not node.under_way(CloseFiles)
     node.pass_ms(1_000)
     assert len(node.under_way(CloseFiles)) == 1
+
+
+PARTITIONS = [PartitionKey("sg", n, 0) for n in range(1, 6)]
+BAD = PARTITIONS[2]
+
+
+def node_closing_five() -> Node:
+    """One close of five partitions is under way."""
+    node = Node(())
+    session = opened_session(node)
+    for number, partition in enumerate(PARTITIONS, 1):
+        write_row(node, session, number, partition)
+    node.replica.close(PARTITIONS)
+    node.take()
+    return node
+
+
+def made_of(unit: CloseUnit) -> FileMeta:
+    spec = unit.spec
+    return FileMeta(spec.name, 3, spec.partition, "t", spec.order, 10, "0" * 32, 1, 1, 1, (1, 1, 1))
+
+
+def close_all_but(node: Node, bad: PartitionKey, why: Failed) -> int:
+    """End every close under way, badly where the unit is in it; how many were tried."""
+    tried = 0
+    while node.under_way(CloseFiles):
+        job = node.under_way(CloseFiles)[0]
+        assert isinstance(job, CloseFiles)
+        files = tuple(made_of(u) for u in job.units)
+        node.finish(CloseFiles, why if bad in [f.partition for f in files] else FilesClosed(files))
+        tried += 1
+    return tried
+
+
+def test_a_unit_that_cannot_be_closed_is_found_and_keeps_no_other_from_its_file() -> None:
+    """Halves are tried at once; what is left is tried again ever more rarely, and named in the status."""
+    node = node_closing_five()
+    assert close_all_but(node, BAD, Failed("file_corrupt", "wrote 2 rows, the file has 1")) <= 7
+    state = node.replica.state
+    assert {f.partition for f in state.manifest.files()} == {*PARTITIONS} - {BAD}
+    assert list(state.memtable.partitions()) == [BAD]
+    assert "sg.t (time partition 3, shard 0)" in node.replica.trouble and "has 1" in node.replica.trouble
+    waited = []
+    for _ in range(3):
+        before = node.now
+        while not node.under_way(CloseFiles):
+            node.pass_ms(100)
+        waited.append(node.now - before)
+        close_all_but(node, BAD, Failed("file_corrupt", "again"))
+    assert waited[1] >= 2 * waited[0] - 200 and waited[2] >= 2 * waited[1] - 200
+    node.pass_ms(60_000)
+    close_all_but(node, PARTITIONS[0], Failed("", ""))
+    assert not node.replica.trouble and len(state.manifest) == 5 and state.base() == state.applied
+
+
+def test_a_full_disk_splits_no_close() -> None:
+    """Nothing can be made then, and a try per unit would only cost more."""
+    node = node_closing_five()
+    assert close_all_but(node, BAD, Failed("overloaded", "no space left")) == 1
+    node.pass_ms(1_000)
+    (job,) = node.under_way(CloseFiles)
+    assert isinstance(job, CloseFiles) and len(job.units) == 5 and "no space left" in node.replica.trouble
