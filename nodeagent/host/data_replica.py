@@ -8,6 +8,7 @@ from nodeagent.data import commands
 from nodeagent.data.compaction import Key
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint
 from nodeagent.host.desk import Desk
+from nodeagent.host.freshness import Freshness
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
 from nodeagent.model.config import NodeConfig
@@ -85,6 +86,7 @@ class DataReplica(Replica):
         self.config = config
         self._new_id = new_id
         self._is_source = is_source
+        self.freshness = Freshness(desk, self.read, lambda: self.seen)
         self._closing = (0, 0)
         """(term, index) of the last `CloseFile` we proposed; no other before it is applied."""
 

@@ -44,6 +44,9 @@ class Desk:
         self.jobs: list[tuple[int, Job]] = []
         self.calls: list[tuple[int, To, Request]] = []
         self.notes: list[tuple[str, dict[str, object]]] = []
+        self._amend: dict[int, Callable[[Reply], Reply]] = {}
+        """token -> what is to be made of the reply to it"""
+
         self._number = 0
         self._jobs: dict[int, Callable[[JobResult], None]] = {}
         self._calls: dict[int, Callable[[Reply], None]] = {}
@@ -54,7 +57,12 @@ class Desk:
         return self._number
 
     def reply(self, token: int, reply: Reply) -> None:
-        self.replies.append((token, reply))
+        amend = self._amend.pop(token, None)
+        self.replies.append((token, reply if amend is None else amend(reply)))
+
+    def amend(self, token: int, change: Callable[[Reply], Reply]) -> None:
+        """Pass the reply to come through `change`."""
+        self._amend[token] = change
 
     def refuse(self, token: int, code: str, what: str, next_step: str = "") -> None:
         self.reply(token, ErrorReply(code, what, next_step))

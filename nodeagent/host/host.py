@@ -566,6 +566,7 @@ class Host:
             replica.drop_taken()
         for replica in self.data.values():
             replica.maybe_close()
+            replica.freshness.refresh(self.config.staleness_max_ms // 2)
         self._watch_clocks()
         self.leadership.keep()
         self.compactor.keep()

@@ -6,6 +6,9 @@ an empty result. After its seal a group gives rows of a slot only to a reader th
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
+
+import msgspec
 
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.writes import Cluster, moved, not_leader
@@ -31,6 +34,7 @@ from nodeagent.model.requests import (
     ManifestReply,
     PartitionInfo,
     PartitionsListed,
+    Reply,
     RowsScanned,
     SourceOpened,
 )
@@ -59,17 +63,42 @@ def on_scan(host: Cluster, replica: DataReplica, token: int, s: requests.ScanRow
 def _with_level(
     host: Cluster, replica: DataReplica, token: int, level: str, then: Callable[[], None]
 ) -> None:
-    """strong: read index. mid, weak: what this replica has, if it is whole."""
+    """strong: read index. mid, weak: what this replica has, if it is whole; mid, if that is no older than
+    `staleness_max_ms`. Their answers carry its age.
+    """
     if level == "strong":
         replica.read(then, lambda why: host.desk.refuse(token, "unavailable", why))
     elif not replica.state.recovered:
         host.desk.refuse(token, "unavailable", f"group {replica.group} is still recovering on this node")
-    elif level == "mid" and replica.raft.commit - replica.seen > 1000:
-        host.desk.refuse(token, "unavailable", f"replica of {replica.group} lags more than 1000 entries")
-    elif level in ("mid", "weak"):
-        then()
+    elif level == "mid":
+        bound_ms = replica.config.staleness_max_ms
+        refuse = partial(_refuse_stale, host, replica, token)
+        replica.freshness.within(bound_ms, lambda: _with_age(host, replica, token, then), refuse)
+    elif level == "weak":
+        _with_age(host, replica, token, then)
     else:
         host.desk.refuse(token, "invalid_input", f"read level {level!r}", "use strong, mid or weak")
+
+
+def _refuse_stale(host: Cluster, replica: DataReplica, token: int, age_ms: int) -> None:
+    bound_ms = replica.config.staleness_max_ms
+    age = f"confirmed it {age_ms} ms ago" if age_ms >= 0 else "has not confirmed it since it was started"
+    what = f"the replica of {replica.group} on {replica.raft.node} may be stale: a leader {age}; "
+    what += f"mid allows {bound_ms} ms"
+    helps = "ask another member, or read weak: its answers carry their age"
+    host.desk.reply(token, ErrorReply("unavailable", what, helps, {"age_ms": age_ms}))
+
+
+def _with_age(host: Cluster, replica: DataReplica, token: int, then: Callable[[], None]) -> None:
+    """Whatever `then` answers carries the age of what this replica holds now."""
+    age_ms = replica.freshness.age_ms
+
+    def aged(reply: Reply) -> Reply:
+        is_answer = isinstance(reply, RowsScanned | PartitionsListed)
+        return msgspec.structs.replace(reply, age_ms=age_ms) if is_answer else reply
+
+    host.desk.amend(token, aged)
+    then()
 
 
 def _scan_owned(host: Cluster, replica: DataReplica, token: int, s: requests.ScanRows) -> None:

@@ -74,6 +74,9 @@ class NodeConfig(msgspec.Struct, frozen=True):
     expire_every_ms: int = 60_000
     """How often a leader looks for rows past their table's TTL."""
 
+    staleness_max_ms: int = 10_000
+    """A replica answers `mid` reads while a leader confirmed what it holds no longer ago than this."""
+
     session_ttl_ms: int = 3_600_000
     snapshot_ttl_ms: int = 600_000
     worker_timeout_ms: int = 120_000

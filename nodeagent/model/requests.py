@@ -480,6 +480,9 @@ class RowsScanned(_Tagged, frozen=True):
     table_version: int
     handover: tuple[Handover, ...] = ()
     tombstones: tuple[Tombstone, ...] = ()
+    age_ms: int = -1
+    """Of a mid or weak read: everything acknowledged so long before it began is in the answer. -1 when no
+    leader confirmed it yet, and with a strong read, which has no age."""
 
 
 class ListPartitions(_Tagged, frozen=True):
@@ -506,6 +509,8 @@ class PartitionsListed(_Tagged, frozen=True):
     partitions: tuple[PartitionInfo, ...]
     handover: tuple[Handover, ...] = ()
     table_version: int = 0
+    age_ms: int = -1
+    """As in `RowsScanned`."""
 
 
 class GetManifest(_Tagged, frozen=True):

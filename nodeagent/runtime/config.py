@@ -174,6 +174,7 @@ _POSITIVE = (
     "compact_every_ms",
     "compact_deletes_ms",
     "expire_every_ms",
+    "staleness_max_ms",
     "session_ttl_ms",
     "snapshot_ttl_ms",
     "worker_timeout_ms",

@@ -5,7 +5,8 @@
 Every node's clock is set anew every few seconds, to anything within an hour of the truth or, now and then,
 within sixty days; also while an operation is waited for, and no other fault may be in force then. So nothing
 that must end may depend on a clock. Before the end the clocks are set right: what was put off comes to pass.
-Rows with a TTL are the reader's to check: it knows the true time, and none may be missed early.
+Rows with a TTL are the reader's to check: it knows the true time, and none may be missed early. Another
+reader asks any member for mid and weak answers and checks what they say of their age.
 """
 
 import random
@@ -15,10 +16,12 @@ import msgspec
 
 from nodeagent.testing.scenario import Report, Scenario
 from nodeagent.testing.sim import WallClock
+from nodeagent.testing.workload import StaleReader
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 JUMP_EVERY_MS = 2_000
+STALENESS_MS = 1_500
 
 
 class ClockScenario(Scenario):
@@ -27,11 +30,15 @@ class ClockScenario(Scenario):
         self.clocks = random.Random(seed)
         """Chance of its own, so that a seed is otherwise the run it is without."""
 
+        for node in self.sim.nodes.values():
+            node.config = msgspec.structs.replace(node.config, staleness_max_ms=STALENESS_MS)
+        self.stale = StaleReader(self.sim, self.view, self.history, self.storage_groups, STALENESS_MS)
         self.jumps = 0
         self.are_wrong = True
 
     def run(self) -> Report:
         self._jump()
+        self.stale.start()
         return super().run()
 
     def _jump(self) -> None:
@@ -52,6 +59,8 @@ class ClockScenario(Scenario):
         self.are_wrong = False
         for node in self.sim.nodes.values():
             node.clock = WallClock()
+        self.stale.stopping = True
+        assert self.stale.answers > 10, "mid and weak reads are answered, and their ages checked"
         super().quiet()
 
 

@@ -70,6 +70,9 @@ class History:
     acks: dict[Cell, list[int]] = field(default_factory=dict)
     """Everything acknowledged, rising."""
 
+    acked_at: dict[Cell, list[tuple[int, int]]] = field(default_factory=dict)
+    """(when, value) of everything acknowledged, rising."""
+
     ops: dict[tuple[str, int, int], tuple[Cell, int]] = field(default_factory=dict)
     """By (session, slot, sequence), as the log has it: which cell, and its value."""
 
@@ -277,6 +280,7 @@ class Writer:
         if isinstance(reply, q.Written):
             self.history.acked[op.cell] = op.value
             self.history.acks.setdefault(op.cell, []).append(op.value)
+            self.history.acked_at.setdefault(op.cell, []).append((self.sim.now, op.value))
             self.history.writes += 1
             self.history.longest_gap_ms = max(self.history.longest_gap_ms, self.sim.now - op.since)
             self.sim.at(self.sim.rng.randint(1, 20), self._next)
@@ -448,3 +452,64 @@ class Reader:
         for cell, value in found.items():
             assert value <= self.history.sent.get(cell, 0), f"S6: {cell} = {value} was never sent"
             assert cell not in expired, f"S6: {cell} = {value} had expired and is back"
+
+
+class StaleReader(Reader):
+    """Mid and weak reads from any member (S17): what they say of their age is true, whatever the clocks show,
+    and no mid read is older than its bound."""
+
+    def __init__(self, sim: Sim, view: View, history: History, groups: list[str], bound_ms: int) -> None:
+        super().__init__(sim, view, history, groups)
+        self.bound_ms = bound_ms
+        self.answers = 0
+        self.refused = 0
+
+    def partitions(self) -> list[tuple[str, int]]:
+        return [(g, w) for g in self.groups for w in range(4)]
+
+    def read(self, storage_group: str, week: int, then: Callable[[bool], None], retry: bool = False) -> None:
+        meta = self.view.meta
+        assert meta is not None
+        slot = slot_of(storage_group, week, 0, meta.settings)
+        place = self.view.group(slot)
+        if place is None:
+            return self.view.refresh()
+        group, members = place
+        interval = meta.settings.time_partition_interval_ms
+        spec = ScanSpec(
+            schema_of(storage_group), time_from=week * interval, time_to=(week + 1) * interval - 1
+        )
+        level = self.sim.rng.choice(("mid", "weak"))
+        began = self.sim.now
+
+        def on_page(reply: Reply) -> None:
+            if isinstance(reply, RowsScanned) and not (reply.handover or reply.cursor):
+                self._check_age(storage_group, week, interval, level, began, reply)
+            else:
+                self.refused += isinstance(reply, ErrorReply) and "age_ms" in reply.details
+                self.view.refresh()
+            then(True)
+
+        request = q.ScanRows(group, storage_group, spec, level, slots=((slot, slot + 1),))
+        self.sim.call(CLIENT, self.sim.rng.choice(members), request, on_page)
+        return None
+
+    def _check_age(
+        self, storage_group: str, week: int, interval: int, level: str, began: int, reply: RowsScanned
+    ) -> None:
+        if level == "mid":
+            assert 0 <= reply.age_ms <= self.bound_ms, f"S17: a mid read of age {reply.age_ms}"
+        if reply.age_ms < 0:
+            return
+        rows = arrow.decode(reply.ipc)
+        columns = (rows[name].to_pylist() for name in ("device", "time", "v"))
+        found = {Cell(storage_group, d, t): v for d, t, v in zip(*columns, strict=True)}
+        self.answers += 1
+        for cell, acks in self.history.acked_at.items():
+            if cell.storage_group == storage_group and cell.time // interval == week:
+                floor = max((v for at, v in acks if at <= began - reply.age_ms), default=0)
+                got = found.get(cell, self.history.deleted.get(cell, 0))
+                assert got >= floor, (
+                    f"S17: {cell} was acknowledged as {floor} before {began} - {reply.age_ms} ms, "
+                    f"a {level} read gave {found.get(cell)}"
+                )

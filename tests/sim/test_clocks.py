@@ -1,12 +1,14 @@
 """Whole clusters whose wall clocks are wrong. A failure prints the command that replays it."""
 
+from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import META
 from nodeagent.model.operation import Options
-from nodeagent.testing.clocks import DAY_MS, run
+from nodeagent.model.requests import ErrorReply, Reply, RowsScanned, ScanRows
+from nodeagent.testing.clocks import DAY_MS, STALENESS_MS, ClockScenario, run
 from nodeagent.testing.parallel import whys
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import WALL_START_MS, SimNode, WallClock
-from nodeagent.testing.workload import TTL_MS
+from nodeagent.testing.sim import CLIENT, WALL_START_MS, SimNode, WallClock
+from nodeagent.testing.workload import TTL_MS, schema_of
 from tests.sim.test_cases import finish_all, formed
 from tests.sim.test_steering import leaders
 
@@ -18,6 +20,58 @@ def test_clocks_that_jump_lose_no_row_and_stop_no_operation() -> None:
     was put off comes to pass when they are right again."""
     failed = [why for why in whys(run, [(seed,) for seed in SEEDS], 2) if why]
     assert not failed, "\n\n".join(failed)
+
+
+def test_a_cut_off_replica_refuses_mid_reads_and_tells_its_age() -> None:
+    """It still holds what was deleted meanwhile. Until the bound it may say so; then mid is refused with the
+    age, and a weak answer carries it, though its wall clock shows anything."""
+    scenario = ClockScenario(4)
+    scenario.begin(reads=False)
+    scenario.sim.pause(3_000)
+    groups = leaders(scenario)
+    group, leader = next((g, n) for g, n in sorted(groups.items()) if g != META)
+    cut_off = next(n for n in alive(scenario) if group in n.host.data and n.node != leader)
+    others = set(scenario.sim.nodes) - {cut_off.node}
+    scenario.sim.faults.cut |= {(n, cut_off.node) for n in others} | {(cut_off.node, n) for n in others}
+    cut_off.clock = WallClock(-60 * DAY_MS)
+    cut_at = scenario.sim.now
+    ages = {"mid": [], "weak": []}  # type: dict[str, list[int]]
+    slots = sorted(cut_off.host.data[group].state.slots.open)
+
+    def look(level: str) -> Reply:
+        got: list[Reply] = []
+        request = ScanRows(
+            group, "root.g0", ScanSpec(schema_of("root.g0")), level, slots=((slots[0], slots[0] + 1),)
+        )
+        cut_off.serve(CLIENT, request, got.append)
+        scenario.until(lambda: bool(got), "an answer")
+        return got[0]
+
+    for _ in range(12):
+        for level in ages:
+            reply = look(level)
+            held_ms = scenario.sim.now - cut_at
+            if isinstance(reply, ErrorReply):
+                assert level == "mid" and reply.code == "unavailable" and held_ms >= STALENESS_MS // 2
+                age = reply.details["age_ms"]
+                assert isinstance(age, int) and age > STALENESS_MS and str(age) in reply.what
+            else:
+                assert isinstance(reply, RowsScanned)
+                age = reply.age_ms
+                assert level == "weak" or age <= STALENESS_MS
+            assert age >= held_ms - 600
+            ages[level].append(age)
+        scenario.sim.pause(300)
+    assert max(ages["weak"]) > 2 * STALENESS_MS and max(ages["mid"]) > STALENESS_MS
+    cut_off.clock = WallClock()
+    scenario.sim.faults.heal()
+
+    def is_fresh() -> bool:
+        reply = look("mid")
+        return isinstance(reply, RowsScanned) and 0 <= reply.age_ms <= STALENESS_MS
+
+    scenario.until(is_fresh, "it serves mid reads again", 5_000)
+    finish_all(scenario)
 
 
 def alive(scenario: Scenario) -> list[SimNode]:

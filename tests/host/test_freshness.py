@@ -1,0 +1,73 @@
+"""How old a replica's state may be, by the monotonic time of the question alone."""
+
+from collections.abc import Callable
+
+from nodeagent.host.desk import Desk
+from nodeagent.host.freshness import ASK_AGAIN_MS, Freshness
+
+
+class Replica:
+    """Its leader answers when a test says so."""
+
+    def __init__(self) -> None:
+        self.desk = Desk(1_000, 0)
+        self.seen = 10
+        self.asked: list[tuple[Callable[[], None], Callable[[str], None]]] = []
+        self.freshness = Freshness(self.desk, lambda *calls: self.asked.append(calls), lambda: self.seen)
+        self.said: list[object] = []
+
+    def within(self, bound_ms: int) -> None:
+        self.freshness.within(bound_ms, lambda: self.said.append("ok"), self.said.append)
+
+
+def test_the_age_counts_from_the_question() -> None:
+    """An answer that took long says nothing of the time it took."""
+    r = Replica()
+    assert r.freshness.age_ms == -1
+    r.freshness.refresh(100)
+    r.desk.now += 70
+    r.asked.pop()[0]()
+    assert r.freshness.age_ms == 70
+    r.desk.now += 30
+    assert r.freshness.age_ms == 100
+
+
+def test_one_question_is_out_at_a_time_and_not_repeated_at_once() -> None:
+    r = Replica()
+    for _ in range(3):
+        r.freshness.refresh(100)
+        r.within(50)
+    assert len(r.asked) == 1
+    r.asked.pop()[1]("no leader")
+    assert r.said == [-1, -1, -1]
+    r.freshness.refresh(100)
+    assert not r.asked
+    r.desk.now += ASK_AGAIN_MS
+    r.freshness.refresh(100)
+    assert len(r.asked) == 1
+
+
+def test_who_waits_is_answered_by_the_age_at_the_end() -> None:
+    """Within the bound at once; else after asking; an answer later than the bound is too old."""
+    r = Replica()
+    r.within(50)
+    r.desk.now += 50
+    r.asked.pop()[0]()
+    r.within(50)
+    assert r.said == ["ok", "ok"] and not r.asked
+    r.desk.now += 1
+    r.within(50)
+    r.desk.now += 51
+    r.asked.pop()[0]()
+    assert r.said == ["ok", "ok", 51]
+
+
+def test_a_state_that_went_back_is_confirmed_by_nothing() -> None:
+    """A snapshot may be older than what was here: until the log is applied again the age is unknown."""
+    r = Replica()
+    r.freshness.refresh(100)
+    r.asked.pop()[0]()
+    r.seen = 9
+    assert r.freshness.age_ms == -1
+    r.seen = 10
+    assert r.freshness.age_ms == 0
