@@ -1,11 +1,14 @@
 """What a playbook may use: the commands themselves, read from the command line's own definition."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import typer
 
+from iotctl.errors import IotctlError
 from iotctl.spec.playbook import CONDITION, Parameter, Verb
+from nodeagent.model.errors import NodeAgentError
 
 LEFT_OUT = ("demo", "completion", "playbook")
 """Commands that are no steps, with everything below them."""
@@ -54,7 +57,6 @@ WORKING = frozenset({"cluster.wait", "data.export", "ops.wait", "support.bundle"
 """Of those the ones that write a file or take their time."""
 
 BUILT_IN = (
-    Verb("wait_for", ("cluster", "wait"), (Parameter("for", "string", "--for", required=True),), True),
     Verb(
         "assert",
         (),
@@ -96,6 +98,8 @@ def verbs() -> dict[str, Verb]:
                 found[verb] = Verb(verb, words, _parameters(child), verb in READING, looks, asks)
 
     walk(typer.main.get_command(app), ())
+    waits = found["cluster.wait"]
+    found["wait_for"] = Verb("wait_for", waits.words, waits.parameters, True)
     return found | {v.name: v for v in BUILT_IN}
 
 
@@ -115,9 +119,24 @@ def _parameters(command: Any) -> tuple[Parameter, ...]:
                 negative=max(one.secondary_opts, key=len) if one.secondary_opts else "",
                 many=bool(getattr(one, "multiple", False)) or one.nargs == -1,
                 required=bool(one.required),
+                check=_check_of(one),
             )
         )
     return tuple(made)
+
+
+def _check_of(parameter: Any) -> Callable[[str], object]:
+    """What the command line does with one word for it, so that no rule is written twice."""
+
+    def check(text: str) -> object:
+        try:
+            return parameter.type.convert(text, parameter, None)
+        except typer.TyperException as error:
+            raise ValueError(getattr(error, "message", str(error))) from None
+        except (IotctlError, NodeAgentError) as error:
+            raise ValueError(error.what) from None
+
+    return check
 
 
 def _type(parameter: Any) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from iotctl.cli.hosts import Names
-from iotctl.cli.options import DryRun, Yes
+from iotctl.cli.options import DryRun, Duration, Yes, one_of
 from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def renew(
     ctx: typer.Context,
     nodes: Names = None,
     within: Annotated[
-        str, typer.Option("--within", metavar="30d", help="Renew what ends sooner than this.")
+        str,
+        typer.Option("--within", metavar="30d", parser=Duration, help="Renew what ends sooner than this."),
     ] = "30d",
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -100,16 +101,18 @@ def issue(
     ctx: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the operator.")],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Where it is written.")],
-    role: Annotated[str, typer.Option("--role", metavar="admin|reader", help="What it allows.")] = "reader",
+    role: Annotated[
+        str,
+        typer.Option(
+            "--role", metavar="admin|reader", parser=one_of("admin", "reader"), help="What it allows."
+        ),
+    ] = "reader",
     dry_run: DryRun = False,
 ) -> None:
     """A certificate for another operator."""
-    from iotctl.errors import UsageProblem
     from iotctl.execute import certificates
 
     session = session_of(ctx)
-    if role not in ("admin", "reader"):
-        raise UsageProblem(f"--role {role}: admin or reader")
     directory = session.cwd / out
     row = certificates.issue(session.source, name, role, directory, session.env, now_ms(), dry_run=dry_run)
     if dry_run:

@@ -8,18 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli import hosts, lifecycle
-from iotctl.cli.options import (
-    AcceptLayout,
-    Confirm,
-    Depth,
-    DryRun,
-    Rate,
-    Verify,
-    Wait,
-    Watch,
-    Yes,
-    checked_depth,
-)
+from iotctl.cli.options import AcceptLayout, Confirm, Depth, DryRun, Duration, Rate, Verify, Wait, Watch, Yes
 from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
@@ -45,6 +34,7 @@ HoldRelease = Annotated[
     typer.Option(
         "--hold-release",
         metavar="24h",
+        parser=Duration,
         help="Keep the previous copies this long; no other change can begin until they are released.",
     ),
 ]
@@ -123,10 +113,18 @@ def slots(
     return repeated(session, show, watch)
 
 
+def _goal(text: str) -> str:
+    if text != "healthy" and not (text.startswith("op=") and text[3:]):
+        raise typer.BadParameter(f"{text!r} is neither healthy nor op=ID")
+    return text
+
+
 @app.command("wait")
 def wait_for(
     ctx: typer.Context,
-    goal: Annotated[str, typer.Option("--for", metavar="healthy|op=ID", help="What to wait for.")],
+    goal: Annotated[
+        str, typer.Option("--for", metavar="healthy|op=ID", parser=_goal, help="What to wait for.")
+    ],
 ) -> None:
     """Wait until the cluster is healthy, or an operation is over (or waits for you)."""
     from iotctl.cli.watching import watch_healthy, watch_operation
@@ -139,15 +137,13 @@ def wait_for(
             "cluster-status", found, lambda: [Table(("cluster", "healthy"), [(found.name, "yes")])]
         )
         return
-    if not goal.startswith("op=") or not goal[3:]:
-        raise typer.BadParameter(f"{goal!r} is neither healthy nor op=ID", param_hint="--for")
     watch_operation(session, goal[3:])
 
 
 @app.command()
 def events(
     ctx: typer.Context,
-    since: Annotated[str, typer.Option(metavar="1h", help="How far back.")] = "24h",
+    since: Annotated[str, typer.Option(metavar="1h", parser=Duration, help="How far back.")] = "24h",
     limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 200,
     watch: Watch = False,
 ) -> int:
@@ -528,7 +524,7 @@ def change_options(
 
     return Options(
         verify=verify or depth is not None,
-        depth=checked_depth(depth) or "content",
+        depth=depth or "content",
         no_migrate=no_migrate,
         hold_release_ms=parse_duration_ms(hold) if hold else 0,
         rate_bytes_per_s=parse_rate(rate),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.options import Confirm, DryRun
+from iotctl.cli.options import Confirm, DryRun, one_of, text_for
 from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
@@ -16,6 +16,37 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Rows in and out.", no_args_is_help=True)
 
+
+def _where(text: str) -> str:
+    from iotctl.execute.selection import parse_where
+
+    return text_for(lambda word: parse_where([word]))(text)
+
+
+def _time(text: str) -> str:
+    from iotctl.execute.selection import parse_time
+
+    return text_for(parse_time)(text)
+
+
+def _zone(text: str) -> str:
+    from iotctl.execute.times import check_zone
+
+    return text_for(check_zone)(text)
+
+
+def _type(text: str) -> str:
+    from iotctl.execute.imports import parse_types
+
+    return text_for(lambda word: parse_types([word]))(text)
+
+
+def _ttl(text: str) -> str:
+    from iotctl.execute.data import parse_ttl_ms
+
+    return text_for(parse_ttl_ms)(text)
+
+
 Group = Annotated[str, typer.Option("--storage-group", help="Such as root.plant.")]
 TableName = Annotated[str, typer.Option("--table", help="Table name.")]
 MaybeGroup = Annotated[str | None, typer.Option("--storage-group", help="Only this storage group.")]
@@ -23,11 +54,30 @@ MaybeTable = Annotated[str | None, typer.Option("--table", help="Only this table
 Fields = Annotated[str | None, typer.Option("--fields", metavar="A,B", help="Only these fields.")]
 Where = Annotated[
     list[str] | None,
-    typer.Option("--where", metavar="TAG=VALUE", help="Tag equals value; several values of one tag: either."),
+    typer.Option(
+        "--where",
+        metavar="TAG=VALUE",
+        parser=_where,
+        help="Tag equals value; several values of one tag: either.",
+    ),
 ]
-From = Annotated[str | None, typer.Option("--from", help="First time (ms or ISO 8601), included.")]
-To = Annotated[str | None, typer.Option("--to", help="Last time (ms or ISO 8601), included.")]
-Read = Annotated[str, typer.Option("--read", metavar="strong|mid|weak", help="How fresh the answer must be.")]
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="TIME", parser=_time, help="First time (ms or ISO 8601), included."),
+]
+To = Annotated[
+    str | None,
+    typer.Option("--to", metavar="TIME", parser=_time, help="Last time (ms or ISO 8601), included."),
+]
+Read = Annotated[
+    str,
+    typer.Option(
+        "--read",
+        metavar="strong|mid|weak",
+        parser=one_of("strong", "mid", "weak"),
+        help="How fresh the answer must be.",
+    ),
+]
 ROWS_SHOWN = 1000
 
 
@@ -37,9 +87,12 @@ def write(
     values: Annotated[list[str], typer.Argument(metavar="FIELD=VALUE…", help="The row's fields.")],
     storage_group: Group,
     table: TableName,
-    time: Annotated[str | None, typer.Option("--time", help="The row's time (now when left out).")] = None,
+    time: Annotated[
+        str | None,
+        typer.Option("--time", metavar="TIME", parser=_time, help="The row's time (now when left out)."),
+    ] = None,
     tag: Annotated[
-        list[str] | None, typer.Option("--tag", metavar="TAG=VALUE", help="The row's tags.")
+        list[str] | None, typer.Option("--tag", metavar="TAG=VALUE", parser=_where, help="The row's tags.")
     ] = None,
     create: Annotated[
         bool, typer.Option("--create", help="Create the table or columns that are not there.")
@@ -75,27 +128,38 @@ def import_(
         typer.Option(
             "--time-unit",
             metavar="auto|s|ms|us|ns",
+            parser=one_of("auto", "s", "ms", "us", "ns"),
             help="Of times that are whole numbers; auto is ms, and refuses what is not likely ms.",
         ),
     ] = "auto",
     time_zone: Annotated[
-        str, typer.Option("--time-zone", help="Of times that name none, such as Europe/Berlin.")
+        str,
+        typer.Option(
+            "--time-zone",
+            metavar="ZONE",
+            parser=_zone,
+            help="Of times that name none, such as Europe/Berlin.",
+        ),
     ] = "UTC",
     truncate_times: Annotated[
         bool, typer.Option("--truncate-times", help="Cut digits below a millisecond, which are refused else.")
     ] = False,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="COLUMN", help="A tag column.")] = None,
     type_: Annotated[
-        list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", help="A column's type.")
+        list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", parser=_type, help="A column's type.")
     ] = None,
     on_error: Annotated[
-        str, typer.Option("--on-error", metavar="stop|skip", help="What a bad row does.")
+        str,
+        typer.Option(
+            "--on-error", metavar="stop|skip", parser=one_of("stop", "skip"), help="What a bad row does."
+        ),
     ] = "stop",
     on_duplicate: Annotated[
         str,
         typer.Option(
             "--on-duplicate",
             metavar="stop|last",
+            parser=one_of("stop", "last"),
             help="What rows do that have one time and the same tags and differ: last keeps the last.",
         ),
     ] = "stop",
@@ -112,10 +176,6 @@ def import_(
     from iotctl.execute.times import TimeRule
 
     session = session_of(ctx)
-    if on_error not in ("stop", "skip"):
-        raise typer.BadParameter(f"{on_error!r} is neither stop nor skip", param_hint="--on-error")
-    if on_duplicate not in ("stop", "last"):
-        raise typer.BadParameter(f"{on_duplicate!r} is neither stop nor last", param_hint="--on-duplicate")
     path = named_file(file, session.cwd)
     format_of(path)
     storage_group, table = _named(session, storage_group, table)
@@ -168,7 +228,13 @@ def export(
     table: TableName,
     to_path: Annotated[str, typer.Option("--to", metavar="PATH", help="File to write; - for stdout.")],
     format_: Annotated[
-        str | None, typer.Option("--format", metavar="arrow|csv|parquet", help="By extension else.")
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="arrow|csv|parquet",
+            parser=one_of("arrow", "csv", "parquet"),
+            help="By extension else.",
+        ),
     ] = None,
     fields: Fields = None,
     where: Where = None,
@@ -178,14 +244,12 @@ def export(
 
     A spreadsheet may take text that begins with =, +, - or @ for a formula; CSV has no mark against that.
     """
-    from iotctl.execute.data import ARROW, CSV, PARQUET, export_table, format_of, write_rows
+    from iotctl.execute.data import CSV, export_table, format_of, write_rows
 
     session = session_of(ctx)
     to_stdout = to_path == "-"
     path = session.cwd / to_path
     kind = format_ or (CSV if to_stdout else format_of(path))
-    if kind not in (ARROW, CSV, PARQUET):
-        raise typer.BadParameter(f"{kind!r} is not one of arrow, csv, parquet", param_hint="--format")
     found = _scan(session, storage_group, table, _selection(where, None, None), fields, read, None)
     if to_stdout:
         write_rows(found, session.binary_out(), kind)
@@ -272,7 +336,10 @@ def schema(
     set_ttl: Annotated[
         str | None,
         typer.Option(
-            "--set-ttl", metavar="DURATION|none", help="Rows of the table older than this go from now on."
+            "--set-ttl",
+            metavar="DURATION|none",
+            parser=_ttl,
+            help="Rows of the table older than this go from now on.",
         ),
     ] = None,
     dry_run: DryRun = False,
@@ -352,8 +419,6 @@ def _scan(
 ) -> pa.Table:
     from iotctl.execute.selection import scan
 
-    if read not in ("strong", "mid", "weak"):
-        raise typer.BadParameter(f"{read!r} is not one of strong, mid, weak", param_hint="--read")
     return scan(
         session.cluster,
         storage_group,

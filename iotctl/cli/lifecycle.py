@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.hosts import Names
-from iotctl.cli.options import AcceptLayout, Confirm, DryRun, Wait, Watch, Yes
+from iotctl.cli.options import AcceptLayout, Confirm, DryRun, Duration, Wait, Watch, Yes
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.cli.watching import watch_healthy
 
@@ -31,7 +31,9 @@ AtOnce = Annotated[
 
 OlderThan = Annotated[
     str | None,
-    typer.Option("--older-than", metavar="1h", help="Only agents that have been running longer."),
+    typer.Option(
+        "--older-than", metavar="1h", parser=Duration, help="Only agents that have been running longer."
+    ),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from iotctl.cli.options import Depth, DryRun, Master, Rate, Verify, Yes, checked_depth, checked_master
+from iotctl.cli.options import Depth, DryRun, Master, Rate, Verify, Yes
 from iotctl.cli.session import Session, now_ms, session_of
 
 MASTER = "local[*]"
@@ -53,8 +53,8 @@ def migrate(
             f"{wanted.id} is over ({wanted.state()}): nothing is left to migrate",
             next="iotctl verify compares all replicas",
         )
-    chosen = checked_depth(depth) or ("content" if verify_ else None)
-    spark, bytes_per_s = checked_master(master), parse_rate(rate) or None
+    chosen = depth or ("content" if verify_ else None)
+    spark, bytes_per_s = master, parse_rate(rate) or None
     if dry_run:
         row = describe_operation(wanted, now_ms=now_ms())
         there = f"{row.slots_done} of {row.slots_total} slots are there"
@@ -124,7 +124,7 @@ def verify(
     from iotctl.pipeline.verify import Filters, run
 
     session = session_of(ctx)
-    wanted = checked_depth(depth) or "content"
+    wanted = depth or "content"
     if repair and wanted == "manifest":
         raise typer.BadParameter(
             "--repair reads the bytes: use --depth hash or content", param_hint="--depth"
@@ -138,7 +138,7 @@ def verify(
         found = run(
             session.spec,
             depth=wanted,
-            master=checked_master(master),
+            master=master,
             filters=filters,
             progress=progress,
             repair=repair,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.options import Confirm, DryRun, Yes
+from iotctl.cli.options import Confirm, DryRun, Yes, text_for
 from iotctl.cli.session import Session, now_ms, session_of
+from iotctl.spec.units import parse_rate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -194,13 +195,18 @@ def set_option(
     ctx: typer.Context,
     operation: Id,
     rate: Annotated[
-        str, typer.Option("--rate", help="New cluster-wide copy rate, such as 200MB/s, or auto.")
+        str,
+        typer.Option(
+            "--rate",
+            metavar="RATE",
+            parser=text_for(parse_rate),
+            help="New cluster-wide copy rate, such as 200MB/s, or auto.",
+        ),
     ],
     dry_run: DryRun = False,
 ) -> None:
     """Change a running operation."""
     from iotctl.execute.operations import pick, steer
-    from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
     bytes_per_s = parse_rate(rate)

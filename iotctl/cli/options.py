@@ -1,10 +1,12 @@
 """Options that many commands share, and the global ones that may stand anywhere."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
+
+from iotctl.spec.units import parse_duration_ms, parse_rate
 
 VALUES = ("--cluster", "--identity", "--timeout", "--output", "-o")
 FLAGS = ("--quiet", "-q", "--verbose", "-v", "--no-color", "--no-input", "--debug")
@@ -63,6 +65,27 @@ def format_of(arguments: Sequence[str]) -> str:
     return "table"
 
 
+def one_of(*allowed: str) -> Callable[[str], str]:
+    """A parser of an option, which playbooks are checked by too (`catalogue`)."""
+
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def text_for(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """The text itself, once `parse` takes it."""
+
+    def parsed(text: str) -> str:
+        parse(text)
+        return text
+
+    return parsed
+
+
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer ordinary questions with yes.")]
 Confirm = Annotated[
     str | None,
@@ -78,27 +101,35 @@ AcceptLayout = Annotated[
 Verify = Annotated[
     bool, typer.Option("--verify", help="Keep the old copies until a verification has signed off.")
 ]
-Depth = Annotated[
-    str | None, typer.Option("--depth", metavar="manifest|hash|content", help="How deep to compare.")
-]
-Rate = Annotated[str, typer.Option("--rate", help="Cluster-wide copy rate, such as 200MB/s, or auto.")]
-Master = Annotated[str, typer.Option("--master", help="Where Spark runs.")]
-MASTERS = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|spark://[^:\s]+:\d+(,[^:\s]+:\d+)*|yarn|k8s://\S+")
 DEPTHS = ("manifest", "hash", "content")
+Depth = Annotated[
+    str | None,
+    typer.Option("--depth", metavar="|".join(DEPTHS), parser=one_of(*DEPTHS), help="How deep to compare."),
+]
+Rate = Annotated[
+    str,
+    typer.Option(
+        "--rate",
+        metavar="RATE",
+        parser=text_for(parse_rate),
+        help="Cluster-wide copy rate, such as 200MB/s, or auto.",
+    ),
+]
+Duration = text_for(parse_duration_ms)
 
 
-def checked_depth(depth: str | None) -> str | None:
-    """Raises `BadParameter` for anything but a known depth."""
-    if depth is not None and depth not in DEPTHS:
-        raise typer.BadParameter(f"{depth!r} is not one of {', '.join(DEPTHS)}", param_hint="--depth")
-    return depth
+MASTERS = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|spark://[^:\s]+:\d+(,[^:\s]+:\d+)*|yarn|k8s://\S+")
 
 
-def checked_master(master: str) -> str:
+def parse_master(master: str) -> str:
     """Raises `BadParameter` for what Spark takes for no master, before a JVM is started to say so."""
     if not MASTERS.fullmatch(master):
         raise typer.BadParameter(
-            f"{master!r} is not one of local[*], local[N], spark://HOST:PORT, yarn, k8s://URL",
-            param_hint="--master",
+            f"{master!r} is not one of local[*], local[N], spark://HOST:PORT, yarn, k8s://URL"
         )
     return master
+
+
+Master = Annotated[
+    str, typer.Option("--master", metavar="MASTER", parser=parse_master, help="Where Spark runs.")
+]

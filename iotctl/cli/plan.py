@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iotctl.cli.cluster import Nodes
-from iotctl.cli.options import AcceptLayout, Rate
+from iotctl.cli.options import AcceptLayout, Rate, one_of
 from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
@@ -110,12 +110,22 @@ def replace_node(
     return show_plan(session, made, out=out, detailed=detailed_exitcode)
 
 
+def _strategy(text: str) -> str:
+    from iotctl.plan.make import STRATEGIES
+
+    return one_of(*STRATEGIES)(text)
+
+
 @app.command("rebalance")
 def rebalance(
     ctx: typer.Context,
     strategy: Annotated[
         str,
-        typer.Option(metavar="slots|bytes|write-rate", help="What every group shall have its share of."),
+        typer.Option(
+            metavar="slots|bytes|write-rate",
+            parser=_strategy,
+            help="What every group shall have its share of.",
+        ),
     ] = "slots",
     max_moves: Annotated[
         int | None,
@@ -127,12 +137,8 @@ def rebalance(
     from_status: FromStatus = None,
 ) -> int:
     """Plan moving slots between the groups there are; no node comes or leaves."""
-    from iotctl.plan.make import STRATEGIES, make_rebalance
+    from iotctl.plan.make import make_rebalance
 
-    if strategy not in STRATEGIES:
-        raise typer.BadParameter(
-            f"{strategy!r} is not one of {', '.join(STRATEGIES)}", param_hint="--strategy"
-        )
     session = session_of(ctx)
     facts = _facts(session, rate, from_status, write_rates=True)
     plan = make_rebalance(facts, strategy, max_moves)

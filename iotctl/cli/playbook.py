@@ -174,15 +174,22 @@ def _runner(
     again: str,
 ) -> Runner:
     from iotctl.cli.catalogue import verbs
+    from iotctl.errors import InputProblem
     from iotctl.execute.machines import chosen
     from iotctl.playbook.inspect import Inspector
     from iotctl.playbook.run import Runner, Values
     from iotctl.spec.cluster import load_cluster
     from iotctl.spec.playbook import values_of
+    from iotctl.spec.playbook_check import check_values
 
     if limit:
         chosen(session.source, limit)
     values = Values(*values_of(book, _given(var), session.env))
+    try:
+        check_values(book, verbs(), values)
+    except InputProblem as error:
+        what, why = values.redact(error.what), values.redact(error.why)
+        raise InputProblem(what, why=why, where=error.where) from None
     command = _Commands(session, values.redact)
     return Runner(
         book,

@@ -21,7 +21,7 @@ from iotctl.execute.csv_rows import ARROW as CSV_TYPES
 from iotctl.execute.csv_rows import infer_types, read_csv
 from iotctl.execute.data import CSV, PARQUET, format_of
 from iotctl.execute.survey import KEYS_MAX, SERIES_MAX, Sharing, Survey, keys_of, series_of, sharing_of
-from iotctl.execute.times import TimeRule, check_rule, check_unit
+from iotctl.execute.times import TimeRule, check_unit
 from iotctl.humanize import time_text
 from nodeagent.model.errors import InvalidInput, NodeAgentError, OutcomeUnknown, SchemaMismatch
 from nodeagent.model.schema import TYPES, TableSchema
@@ -161,7 +161,6 @@ def open_import(request: ImportRequest, schemas: Sequence[TableSchema]) -> Impor
         UsageProblem, InputProblem: options or columns that do not fit the file or the table.
         InvalidInput, InvalidName: a name or type that no table has.
     """
-    check_rule(request.times)
     _check_file(request.file)
     for name in request.tags:
         if request.types.get(name, "STRING") != "STRING":

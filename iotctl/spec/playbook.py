@@ -4,7 +4,7 @@ A step's `uses` is a command with a dot (`cluster.add-node`), its `with` that co
 options; so what a playbook may say is what the command line takes, and is checked before anything runs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,8 @@ class Parameter(msgspec.Struct, frozen=True):
     """One argument or option of a verb.
 
     `type` is one of `TYPES`, or `CONDITION`, whose text is evaluated, not replaced by values; `many`: a list.
-    `option` is "" for an argument by its place; `negative` what says no to a flag.
+    `option` is "" for an argument by its place; `negative` what says no to a flag. `check` is the command's
+    own look at one value as text: it raises `ValueError` for what a run would refuse.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Parameter(msgspec.Struct, frozen=True):
     negative: str = ""
     many: bool = False
     required: bool = False
+    check: Callable[[str], object] | None = None
 
 
 class Verb(msgspec.Struct, frozen=True):
@@ -137,6 +139,17 @@ def convert(value: Any, type_name: str) -> Any:
     except UsageProblem as error:
         raise ValueError(error.what) from None
     return str(value)
+
+
+def check_value(value: Any, parameter: Parameter) -> None:
+    """One value of a step's argument, not a list of them, as the command itself takes it.
+
+    Raises:
+        ValueError: says what is expected.
+    """
+    converted = convert(value, parameter.type)
+    if parameter.check is not None and parameter.type != "bool":
+        parameter.check(text_of(converted))
 
 
 def article(type_name: str) -> str:

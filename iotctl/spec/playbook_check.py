@@ -5,16 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from iotctl.spec.cluster import API_VERSION
-from iotctl.spec.expression import BadExpression, condition, name_of, references
+from iotctl.spec.expression import (
+    BadExpression,
+    Lookup,
+    condition,
+    holds,
+    name_of,
+    references,
+    substitute,
+)
 from iotctl.spec.playbook import (
     CONDITION,
     ON_FAILURE,
     TYPES,
+    Parameter,
     Playbook,
     PlaybookFile,
     StepEntry,
     VariableEntry,
     Verb,
+    check_value,
     convert,
     step_ids,
 )
@@ -28,6 +38,47 @@ def load_playbook(path: Path, verbs: Mapping[str, Verb]) -> Playbook:
     checker.check()
     raise_problems(checker.problems)
     return Playbook(str(path), loaded.value, tuple(step_ids(loaded.value.steps)), loaded)
+
+
+def check_values(playbook: Playbook, verbs: Mapping[str, Verb], values: Lookup) -> None:
+    """What steps are given by variables, as the commands take it; what an earlier step registers is not known
+    yet. `values` looks up a path.
+
+    Raises:
+        InputProblem: with the place of every mistake.
+    """
+    problems = []
+    for i, step in enumerate(playbook.file.steps):
+        if _is_left_out(step, values):
+            continue
+        parameters = {p.name: p for p in verbs[step.uses].parameters}
+        for key, value in step.arguments.items():
+            given = _known_value(value, values)
+            if parameters[key].type == CONDITION or given is None:
+                continue
+            for one in given if isinstance(given, list) and parameters[key].many else [given]:
+                try:
+                    check_value(one, parameters[key])
+                except ValueError as error:
+                    place = playbook.marks.where("steps", i, "with", key)
+                    problems.append((place, f"steps[{i}].with.{key}: {error}"))
+    raise_problems(problems)
+
+
+def _is_left_out(step: StepEntry, values: Lookup) -> bool:
+    """By a condition that is known now."""
+    try:
+        return bool(step.when) and not holds(condition(step.when), values)
+    except (KeyError, BadExpression):
+        return False
+
+
+def _known_value(value: Any, values: Lookup) -> Any:
+    """With its variables, None where some are not known; what has none is checked already."""
+    try:
+        return substitute(value, values) if any(references(value)) else None
+    except (KeyError, BadExpression):
+        return None
 
 
 class Checker:
@@ -159,9 +210,9 @@ class Checker:
                 continue  # its type is known when the variables are
             if parameter.many and isinstance(value, list):
                 for j, one in enumerate(value):
-                    self._typed(one, parameter.type, name, *at, key, j)
+                    self._taken(one, parameter, name, *at, key, j)
             else:
-                self._typed(value, parameter.type, name, *at, key)
+                self._taken(value, parameter, name, *at, key)
         for parameter in verb.parameters:
             if parameter.required and parameter.name not in step.arguments:
                 self.fail(f"steps[{i}].with.{parameter.name}: {verb.name} needs it", "steps", i, "with")
@@ -176,10 +227,18 @@ class Checker:
         nodes = next((p for p in verb.parameters if p.name in ("nodes", "names")), None)
         if step.serial and nodes is None:
             self.fail(f"steps[{i}].serial: {verb.name} takes no nodes", "steps", i, "serial")
+        if step.max_unavailable < 0:
+            self.fail(f"steps[{i}].max_unavailable: it is 1 or more", "steps", i, "max_unavailable")
         if step.max_unavailable and "max_unavailable" not in known:
             self.fail(
                 f"steps[{i}].max_unavailable: {verb.name} restarts nothing", "steps", i, "max_unavailable"
             )
+
+    def _taken(self, value: Any, parameter: Parameter, name: str, *path: str | int) -> None:
+        try:
+            check_value(value, parameter)
+        except ValueError as error:
+            self.fail(f"{name}: {error}", *path)
 
     def _typed(self, value: Any, type_name: str, name: str, *path: str | int) -> None:
         try:
