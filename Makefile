@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test systemd check sim matrix random-ops torture mutants bench bench-ssh
+.PHONY: demo test systemd check sim matrix lost random-ops torture mutants bench bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,9 @@ matrix: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.matrix 2
 	$(BIN)/python -m nodeagent.testing.cancels 2
 	$(BIN)/python -m tests.cluster.matrix
+
+lost: $(VENV)/.installed
+	$(BIN)/python -m tests.cluster.lost_directories $(ARGS)
 
 random-ops: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.random_ops 1 100

@@ -40,6 +40,12 @@ DAY_MS = 86_400_000
 CERT_WARN_MS = 30 * DAY_MS
 META_TRIES_MAX = 2
 
+SERVING_MS_MAX = 5_000
+"""A node that was started longer ago should take part. One that starts again does so within a second."""
+
+NOT_SERVING = ("forming", "joining", "refused", "damaged")
+"""States in which a node takes no part, as it says itself."""
+
 DEAD = "dead"
 """State of a node that was given up and is still on the ring."""
 
@@ -399,6 +405,7 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
             add = f"iotctl cluster add-node {node.id}"
             message = f"{node.id} is in cluster.yaml but not in the cluster"
             found.append(Problem("warning", "not_joined", node.id, "", message, add))
+        found += _not_serving(node, facts, start)
         if node.state == "draining":
             message = f"{node.id} is draining: it is kept from leading groups"
             undrain = f"iotctl cluster undrain {node.id}"
@@ -426,6 +433,23 @@ def _clock_problems(facts: Facts) -> list[Problem]:
         )
         found.append(Problem("error", "clock_skew", node, "", message, f"set the clock of {node} (NTP)"))
     return found
+
+
+def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
+    """A node that answers and takes no part in the cluster, when it had the time to."""
+    status = facts.statuses[node.id]
+    if status.state not in NOT_SERVING or status.now_ms - status.started_ms <= SERVING_MS_MAX:
+        return []
+    if status.state == "joining" and node.state == "not_joined":
+        return []  # it waits to be added
+    why = f": {status.why}" if status.why else ""
+    message = f"{node.id} takes no part in the cluster, its state is {status.state}{why}"
+    helps = f"iotctl cluster logs {node.id}"
+    if status.state == "damaged" or (status.state == "refused" and node.state == "refused"):
+        helps = f"iotctl cluster replace-node {node.id} NEW --dead"
+    elif status.state == "forming" and facts.errors:
+        helps = start
+    return [Problem("error", "node_not_serving", node.id, "", message, helps)]
 
 
 def _removal(node: str, facts: Facts) -> Problem | None:

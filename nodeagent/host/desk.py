@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from nodeagent.model.entries import LogOp
-from nodeagent.model.ids import NodeId
+from nodeagent.model.ids import NodeId, Owner
 from nodeagent.model.jobs import Job, JobResult
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import ErrorReply, Reply, Request
 
 To = NodeId | tuple[str, int]
+NOBODY = Owner()
 
 
 @dataclass(slots=True)
@@ -34,12 +35,13 @@ class Desk:
     """Numbers jobs and calls and remembers who waits for them; keeps timers.
 
     `now` is monotonic, `wall` the wall clock for records, both in milliseconds and set by the host
-    before it deals out an event.
+    before it deals out an event. `owner` is what checkpoints are signed with.
     """
 
-    def __init__(self, now: int, wall: int) -> None:
+    def __init__(self, now: int, wall: int, owner: Owner = NOBODY) -> None:
         self.now = now
         self.wall = wall
+        self.owner = owner
         self.replies: list[tuple[int, Reply]] = []
         self.jobs: list[tuple[int, Job]] = []
         self.calls: list[tuple[int, To, Request]] = []

@@ -72,6 +72,8 @@ class Handlers:
     def _to_meta(self, token: int, request: q.GetMeta | q.GetRuns | Leading) -> None:
         host = self.host
         replica = host.meta_replica
+        if META in host.damaged:
+            return self._refuse_blind(token)
         if replica is None or not host.meta.cluster_id:
             why = ", ".join(host.admission.waiting_for)
             return host.desk.refuse(
@@ -205,12 +207,20 @@ class Handlers:
         Probes(self.host, token, replica, command, affected, still).start()
         return None
 
+    def _refuse_blind(self, token: int) -> None:
+        host = self.host
+        what = f"{host.node} serves nobody: its meta group is damaged: {host.damaged[META]}"
+        host.desk.refuse(token, "unavailable", what, "ask another node")
+
     # --- data --------------------------------------------------------------------------------------
 
     def _to_data(self, token: int, request: q.Request) -> None:
         host = self.host
         assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetEvents | q.GetMeta | Leading)
         assert not isinstance(request, q.SetHolds | q.GetRuns | q.FetchChunk | q.PullUnit)
+        if META in host.damaged:
+            # Without tables, slots and schemas it can answer nothing, and would refuse what is right.
+            return self._refuse_blind(token)
         replica = host.data.get(request.group)
         if replica is None:
             damage = host.damaged.get(request.group)

@@ -10,7 +10,7 @@ Nothing taken may be dropped, but sends may be lost and jobs and calls may fail.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +20,7 @@ from nodeagent.host.clocks import Clocks
 from nodeagent.host.compactor import Compactor
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk, Effects
+from nodeagent.host.found import Found, Lost, fault_of, is_blank, is_traceless
 from nodeagent.host.handlers import Handlers
 from nodeagent.host.leadership import Leadership
 from nodeagent.host.members import Members
@@ -32,9 +33,9 @@ from nodeagent.host.replica import INSTALL_KEEP_MS, Replica, Saved
 from nodeagent.meta import commands as meta_commands
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import NodeConfig
-from nodeagent.model.entries import Base, Config, Entry, Forget, HardState, Rebase
+from nodeagent.model.entries import Base, Config, Forget, HardState, Rebase
 from nodeagent.model.errors import retired_sentence
-from nodeagent.model.ids import META, GroupId, NodeId, header_of
+from nodeagent.model.ids import META, GroupId, NodeId, Owner, header_of
 from nodeagent.model.jobs import INSTALL, DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.raft_messages import HeartbeatReply, Routed
 from nodeagent.model.requests import GroupStatus, NodeStatus, Reply, Request
@@ -57,49 +58,28 @@ RETIRED_MS = 10_000
 """A retired node dials again, and is told again, more often than this."""
 
 
-class Found(Protocol):
-    """What the log held of one group."""
-
-    @property
-    def base(self) -> Base: ...
-    @property
-    def hard(self) -> HardState: ...
-    @property
-    def entries(self) -> list[Entry]: ...
-
-
-class Lost(Protocol):
-    """Entries of a group that its log may have promised and cannot read."""
-
-    @property
-    def group(self) -> GroupId: ...
-    @property
-    def message(self) -> str: ...
-
-
-def _is_traceless(found: Found) -> bool:
-    """Whether the log knows nothing of the group but perhaps that it was to join with nothing."""
-    empty = not found.entries and found.hard == HardState()
-    return empty and not found.base.index and not found.base.config.members
-
-
 class Host:
     """See the module. `addresses` are those of every node it may have to reach."""
 
     def __init__(
-        self, config: NodeConfig, incarnation: str, rng: "random.Random", now: int, wall: int
+        self, config: NodeConfig, incarnation: str, rng: "random.Random", now: int, wall: int, start: int = 0
     ) -> None:
         self.config = config
         self.node: NodeId = config.node
         self.incarnation = incarnation
         self.random = rng
         self._started = now
-        self.desk = Desk(now, wall)
+        self.desk = Desk(now, wall, Owner(self.node, incarnation, start))
         self.clocks = Clocks(config.node, self.desk, CLOCK_TIMEOUTS * config.raft.election_timeout_ms)
         self.outbox = Outbox()
         self.meta_replica: MetaReplica | None = None
         self.data: dict[GroupId, DataReplica] = {}
         self.damaged: dict[GroupId, str] = {}
+        """These do not run: they neither vote nor acknowledge, and nothing of them is removed."""
+
+        self._unlogged: dict[GroupId, bool] = {}
+        """Data groups with a directory that the log knows nothing of, and whether there is nothing in it."""
+
         self._creating: set[GroupId] = set()
         self._removing: set[GroupId] = set()
         self._joined: dict[GroupId, str] = {}
@@ -149,6 +129,9 @@ class Host:
         now: int,
         wall: int,
         staged: Sequence[str] = (),
+        *,
+        start: int = 0,
+        holding: Collection[GroupId] = (),
     ) -> "Host":
         """From what the log and the checkpoints held.
 
@@ -156,15 +139,18 @@ class Host:
             groups: log and checkpoint payload of every group on this disk.
             damaged: such groups do not run: they neither vote nor acknowledge.
             staged: staging areas that an earlier life has left.
+            start: number of this start of the node, counted from 1; 0 where nobody counts.
+            holding: groups with files on this disk.
         """
-        host = cls(config, incarnation, rng, now, wall)
+        host = cls(config, incarnation, rng, now, wall, start)
         host.damaged = {d.group: d.message for d in damaged if d.group}
         anybody = next((d.message for d in damaged if not d.group), None)
         if anybody is not None:  # it may be any of them
             host.damaged = dict.fromkeys({META, *groups}, anybody) | host.damaged
+        host._compare(groups, holding)
         if META in groups and META not in host.damaged:
             host._reopen_meta(*groups[META])
-        for group in sorted(set(groups) - {META} - set(host.damaged)):
+        for group in sorted(set(groups) - {META} - set(host.damaged) - set(host._unlogged)):
             host._reopen_data(group, *groups[group])
         if host.meta_replica is not None:
             host.admission.stop()
@@ -181,6 +167,24 @@ class Host:
         if not any(r.is_installing(area) for r in self.replicas()):
             self.desk.job(DropStaging(area), lambda _: None)
 
+    def _compare(
+        self, groups: Mapping[GroupId, tuple[Found, bytes | None]], holding: Collection[GroupId]
+    ) -> None:
+        """Find what does not belong together. A directory of a group that the log knows nothing of is what a
+        creation or a removal has left that was cut short, or the log was lost: the meta state tells, when it
+        is current (`_sync_groups`)."""
+        for group, (found, payload) in groups.items():
+            fault = fault_of(group, found, payload, self.desk.owner)
+            if fault:
+                self.damaged.setdefault(group, fault)
+            elif group != META and group not in self.damaged and is_traceless(found):
+                self._unlogged[group] = is_blank(payload) and group not in holding
+        self.damaged |= {
+            g: f"data/groups/{g} holds data that the log knows nothing of"
+            for g, blank in self._unlogged.items()
+            if not blank
+        }
+
     def _reopen_meta(self, found: Found, payload: bytes | None) -> None:
         saved = msgspec.msgpack.decode(payload, type=Saved) if payload else None
         state = MetaState.decode(saved.state) if saved else MetaState()
@@ -190,14 +194,7 @@ class Host:
         self.meta_replica = MetaReplica(raft, self.desk, self.outbox, state, self._on_meta, self.new_id)
 
     def _reopen_data(self, group: GroupId, found: Found, payload: bytes | None) -> None:
-        if _is_traceless(found):
-            # It was being made, or it was forgotten and its files not yet removed: nothing was promised.
-            self._removing.add(group)
-            self._remove_files(group)
-            return
-        if payload is None:  # it is written before the group's first log record
-            self.damaged[group] = f"group {group} has a log and no checkpoint"
-            return
+        assert payload is not None, group  # else it is damaged
         saved = msgspec.msgpack.decode(payload, type=Saved)
         log = self._open_log(group, found, saved)
         state = DataState.restore(decode_checkpoint(saved.state), log.base.index)
@@ -228,25 +225,36 @@ class Host:
             settings = msgspec.structs.replace(settings, commit_news_ms=0)
         return Raft(self.node, log, hard, settings, draw, self.desk.now, applied)
 
-    def _add_data(self, group: GroupId, raft: Raft, state: DataState) -> None:
+    def _add_data(self, group: GroupId, raft: Raft, state: DataState) -> DataReplica:
         replica = DataReplica(
             group, raft, self.desk, self.outbox, state, self.config, self.new_id, self._is_source
         )
+        raft.passive = META in self.damaged  # it could serve nothing that it leads
         self.data[group] = replica
         replica.start_jobs()
+        return replica
 
     def _create(self, group: GroupId, base: Base) -> Raft:
-        self.outbox.persist(group, [Rebase(group, base, False)])
         return self._raft(group, RaftLog(base, []), HardState(), base.index)
+
+    def _found(self, replica: Replica) -> None:
+        """Write the first record of a replica just made into the log."""
+
+        def founded() -> None:
+            replica.founding = False
+
+        replica.founding = True
+        self.outbox.persist(replica.group, [Rebase(replica.group, replica.raft.log.base, False)], founded)
 
     def _create_meta(self, config: Config) -> None:
         raft = self._create(META, Base(0, 0, config))
         self.meta_replica = MetaReplica(raft, self.desk, self.outbox, MetaState(), self._on_meta, self.new_id)
+        self._found(self.meta_replica)
 
     def _create_data(self, group: GroupId, config: Config, state: DataState) -> None:
         """The first slots are in no log entry, so the checkpoint comes before the first promise."""
         base = Base(state.applied, 0, config)
-        saved = Saved(base, encode_checkpoint(state.checkpoint()))
+        saved = Saved(base, encode_checkpoint(state.checkpoint()), group=group, owner=self.desk.owner)
         self._creating.add(group)
 
         def created(result: JobResult) -> None:
@@ -255,7 +263,7 @@ class Host:
                 self.desk.later(CREATE_AGAIN_MS, self._on_meta)
                 return
             raft = self._create(group, base)
-            self._add_data(group, raft, state)
+            self._found(self._add_data(group, raft, state))
             if self.node == header_of(group):
                 raft.hurry(self.desk.now)
             self._on_meta()
@@ -508,6 +516,7 @@ class Host:
             needed |= {c.group for c in op.changes if self.node in c.before}
             needed |= {m.source for m in op.moves if self.node in m.source_members}
         groups = self.meta.image.groups
+        self._settle_unlogged(joining, needed)
         for group, record in groups.items():
             if group in self.data or group in self.damaged or group in self._creating | self._removing:
                 continue
@@ -531,6 +540,23 @@ class Host:
             current = groups.get(group)
             if current is None or (self.node not in current.members and group not in needed):
                 self._remove(group)
+
+    def _settle_unlogged(self, joining: Collection[GroupId], needed: Collection[GroupId]) -> None:
+        """What the log knows nothing of goes when the committed meta state says that this node has no part in
+        the group. If it has, an empty directory is made use of; one with data stays damaged."""
+        op = self.meta.open_operation()
+        for group, blank in list(self._unlogged.items()):
+            record = self.meta.image.groups.get(group)
+            promised = op is not None and (group, self.node) in op.joined
+            is_member = record is not None and self.node in record.members
+            if is_member or promised or (group in needed and group not in joining):
+                if blank:
+                    del self._unlogged[group]
+                continue
+            del self._unlogged[group]
+            self.damaged.pop(group, None)
+            self._removing.add(group)
+            self._remove_files(group)
 
     def joined(self, operation: str) -> set[GroupId]:
         """Replicas here that were made to join their group by `operation`."""
@@ -580,6 +606,8 @@ class Host:
     def state(self) -> str:
         if self.admission.refused:
             return "refused"
+        if META in self.damaged:
+            return "damaged"
         if self.meta_replica is None or not self.cluster_id:
             return "joining" if self.config.join else "forming"
         record = self.meta.image.nodes.get(self.node)
@@ -589,12 +617,20 @@ class Host:
             return "joining"
         return "draining" if record.draining and record.state == "active" else record.state
 
+    def _why(self) -> str:
+        """Why this node does not serve; "" when nothing is known to be in the way."""
+        if self.admission.refused or META in self.damaged or self.outcast:
+            return self.admission.refused or self.damaged.get(META, "") or self.outcast
+        waits = ", ".join(self.admission.waiting_for) if self.meta_replica is None else ""
+        return f"it waits for {waits}" if waits else ""
+
     def node_status(self, now: int, wall: int) -> NodeStatus:
         """What only the shell knows (disk, certificates, pulled bytes) it fills in itself."""
         members = self.meta.image.nodes
         groups = [self._group_status(r) for r in self.replicas()]
+        replace = f"iotctl cluster replace-node {self.node} NEW"
         groups += [
-            GroupStatus(g, "damaged", None, 0, (), (), 0, 0, 0, state="damaged", error=why)
+            GroupStatus(g, "damaged", None, 0, (), (), 0, 0, 0, state="damaged", error=why, hint=replace)
             for g, why in self.damaged.items()
         ]
         return NodeStatus(
@@ -610,6 +646,7 @@ class Host:
             groups=tuple(groups),
             heard_ms={n: now - at for n, at in self.heard.items() if n in members or not members},
             clock_skew_ms=dict(self.skewed),
+            why=self._why(),
         )
 
     def _group_status(self, replica: Replica) -> GroupStatus:

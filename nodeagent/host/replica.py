@@ -14,7 +14,7 @@ from nodeagent.model import limits
 from nodeagent.model.entries import Append, Base, Entry, LogOp, Rebase, SetHard
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.files import FileMeta
-from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.ids import GroupId, NodeId, Owner
 from nodeagent.model.jobs import (
     DropSnapshot,
     DropStaging,
@@ -57,6 +57,10 @@ class Saved(msgspec.Struct, frozen=True):
     sent: bool = False
     """Made for a peer. The peer's own log after `base` is then not known to be what the state came from."""
 
+    group: GroupId = ""
+    owner: Owner = Owner()
+    """For one that is sent: the node it is made for."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Offered:
@@ -89,6 +93,10 @@ class Replica:
         self._read_number = 0
         self._installing: str | None = None
         """Snapshot being pulled; files and checkpoint on disk are its business until the log begins there."""
+
+        self.founding = False
+        """It was just made, and the log does not durably say so: nothing of it is saved or installed, for a
+        checkpoint that the log knows nothing of looks like a log that was lost."""
 
         self.rebasing = False
         """The new state is in place and the log's new beginning not yet durable: nothing is applied."""
@@ -270,12 +278,15 @@ class Replica:
 
     def maybe_checkpoint(self, *, force: bool = False) -> None:
         """Save the state when it changed; then the log before it may go."""
-        if self._saving or self._installing or not self.unsaved or self.seen < self.state_index:
+        if self._saving or self._installing or self.founding:
+            return
+        if not self.unsaved or self.seen < self.state_index:
             return
         patience_ms = 0 if self.pressing else CHECKPOINT_ROWS_MS - CHECKPOINT_MIN_MS
         if not force and self.desk.now < self._save_from + patience_ms:
             return
-        saved = Saved(self._base_at(self.log_needed_after()), self.encode_state(None))
+        base = self._base_at(self.log_needed_after())
+        saved = Saved(base, self.encode_state(None), group=self.group, owner=self.desk.owner)
         self._saving = True
         self.unsaved, self.pressing = 0, False
         payload = msgspec.msgpack.encode(saved)
@@ -331,7 +342,9 @@ class Replica:
         self._making.add(peer)
         base = self._base_at(self.log_needed_after())
         name = self.new_snapshot_id()
-        payload = msgspec.msgpack.encode(Saved(base, self.encode_state(peer), sent=True))
+        state = self.encode_state(peer)
+        saved = Saved(base, state, sent=True, group=self.group, owner=Owner(peer))
+        payload = msgspec.msgpack.encode(saved)
         self._drop_snapshot(peer)
         self._snapshots[peer] = _Offered(name, base.index)
         job = MakeSnapshot(name, self.group, self.snapshot_files(peer), payload)
@@ -375,7 +388,7 @@ class Replica:
     def _take_offer(self, source: NodeId, offer: SnapshotOffer) -> None:
         if self._installing is not None or offer.base.index < self.raft.log.base.index:
             return
-        if self._working or self.leads:
+        if self._working or self.leads or self.founding:
             return  # it is offered again; what works on the old state's files must be over
         self._installing = offer.snapshot
         self.desk.note("install_begins", group=self.group, source=source, base=offer.base.index)

@@ -45,3 +45,12 @@ class PartitionKey(msgspec.Struct, array_like=True, frozen=True, order=True):
     storage_group: str
     time_partition: int
     shard: int
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose a stored thing is: a node, the incarnation of its directory, and the start of the agent, counted
+    from 1, in which it was written. "" and 0 where that was not said."""
+
+    node: NodeId = ""
+    incarnation: str = ""
+    start: int = 0

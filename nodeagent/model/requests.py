@@ -123,6 +123,9 @@ class NodeStatus(_Tagged, frozen=True):
     """Voters of the groups led here whose wall clocks are further than `CLOCK_SKEW_MAX_MS` from the others':
     milliseconds ahead of them, negative when behind."""
 
+    why: str = ""
+    """What a node waits for that does not serve, or why it refuses to; "" for one that serves."""
+
 
 class GetEvents(_Tagged, frozen=True):
     """What happened since `since_ms` (wall clock): the newest `limit` of each kind."""

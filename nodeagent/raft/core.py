@@ -58,6 +58,7 @@ class Raft(State):
         "_lead",
         "_random",
         "_reported",
+        "passive",
     )
 
     def __init__(
@@ -71,6 +72,9 @@ class Raft(State):
         applied: int,
     ) -> None:
         super().__init__(node, log, hard, settings, now)
+        self.passive = False
+        """It votes and follows, and never campaigns."""
+
         self._random = random
         self._handed_out = max(applied, log.base.index)
         self._lead: Leader | None = None
@@ -237,7 +241,7 @@ class Raft(State):
     # Roles
 
     def _may_campaign(self) -> bool:
-        return self.node in self.log.config.voters
+        return self.node in self.log.config.voters and not self.passive
 
     def _campaign(self, *, pre: bool, transfer: bool = False) -> None:
         self._follow(None)

@@ -202,7 +202,7 @@ class Agent:
         self._driver = driver = Driver(
             self._host,
             config.node,
-            opened.incarnation,
+            opened.identity.incarnation,
             clock=self._clock,
             notes=self.notes,
             status=self.status,
@@ -234,7 +234,7 @@ class Agent:
         self.notes.write(
             "started",
             {
-                "incarnation": opened.incarnation,
+                "incarnation": opened.identity.incarnation,
                 "port": self.listener.port,
                 "http_port": self._http.port,
                 "groups": len(opened.groups),
@@ -261,13 +261,15 @@ class Agent:
         damaged = [msgspec.structs.replace(damage, message=damage.text) for damage in opened.damaged]
         host = Host.open(
             opened.config,
-            opened.incarnation,
+            opened.identity.incarnation,
             opened.groups,
             damaged,
             fresh_random(),
             now,
             wall,
             opened.storage.staging.operations(),
+            start=opened.identity.start,
+            holding=opened.holding,
         )
         if self._holds is not None:
             host.operations.may_hold = True

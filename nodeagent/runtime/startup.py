@@ -1,20 +1,25 @@
 """Opening a node's directory: lock, identity, log, checkpoints. Everything that may refuse a start."""
 
 import random
+import secrets
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from nodeagent.host.found import fault_of, is_traceless, lost_meta
 from nodeagent.log import Damage, GroupLog, Log, LogSettings, Recovered
+from nodeagent.log.identity import LOG_DIR, NodeFile, count_start, known_identity
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.errors import Damaged
-from nodeagent.model.ids import META, GroupId
+from nodeagent.model.ids import META, GroupId, Owner
 from nodeagent.runtime.config import load_config
-from nodeagent.runtime.directory import CONFIG_FILE, DATA_DIR, LOG_DIR, open_incarnation
+from nodeagent.runtime.directory import CONFIG_FILE, DATA_DIR
 from nodeagent.runtime.disk import RealDisk
 from nodeagent.runtime.offline import known_files
+from nodeagent.storage import layout
 from nodeagent.storage.executor import Storage
 from nodeagent.storage.worker import WorkerEngine
 
@@ -25,12 +30,15 @@ class Opened(msgspec.Struct):
     """What a start found. `home` holds the lock until `home.unlock()`."""
 
     config: NodeConfig
-    incarnation: str
+    identity: NodeFile
     home: RealDisk
     data: RealDisk
     log: Log
     storage: Storage
     groups: dict[GroupId, GroupState]
+    holding: set[GroupId]
+    """Groups with files."""
+
     damaged: list[Damage]
     torn_bytes: int
     swept: int
@@ -43,7 +51,7 @@ def open_directory(directory: Path) -> Opened:
     Raises:
         InvalidInput: `node.yaml` has a mistake.
         Refused: another process runs here, or the directory is another node's.
-        Damaged: the identity file is not to be trusted.
+        Damaged: `node.id` or the log is missing, another's or older than the other; nothing was changed.
         OSError: the disk refuses.
     """
     start = time.monotonic()
@@ -51,26 +59,32 @@ def open_directory(directory: Path) -> Opened:
     home = RealDisk(directory)
     home.lock()
     try:
-        incarnation = open_incarnation(home, config.node)
+        known = known_identity(home, config.node, f"{DATA_DIR}/{layout.GROUPS}")
         log, recovered = Log.open(home, LOG_DIR, LogSettings(segment_bytes=config.segment_bytes))
+        identity = count_start(home, config.node, known, partial(secrets.token_hex, 8))
         data = RealDisk(directory / DATA_DIR)
         engine = WorkerEngine(data.root, config.worker_timeout_ms / 1000)
         storage = Storage(data, engine)
         storage.prepare()
         groups, unreadable = _groups(recovered, storage)
+        holding = {g for g in storage.groups() if any(storage.files.names(g).values())}
         damaged = [*recovered.damaged, *unreadable]
-        swept = _sweep(storage, groups, damaged)
+        lost = lost_meta(groups, holding)
+        damaged += [Damage(0, 0, META, 0, 0, lost)] if lost else []
+        owner = Owner(identity.node, identity.incarnation, identity.start)
+        swept = _sweep(storage, groups, damaged, owner)
     except BaseException:
         home.unlock()
         raise
     return Opened(
         config=config,
-        incarnation=incarnation,
+        identity=identity,
         home=home,
         data=data,
         log=log,
         storage=storage,
         groups=groups,
+        holding=holding,
         damaged=damaged,
         swept=len(swept),
         torn_bytes=recovered.torn_bytes,
@@ -83,15 +97,21 @@ def fresh_random() -> random.Random:
     return random.Random(random.SystemRandom().getrandbits(64))
 
 
-def _sweep(storage: Storage, groups: dict[GroupId, GroupState], damaged: list[Damage]) -> list[str]:
-    """Remove files that no manifest names, of whole groups with a checkpoint only."""
+def _sweep(
+    storage: Storage, groups: dict[GroupId, GroupState], damaged: list[Damage], owner: Owner
+) -> list[str]:
+    """Remove files that no manifest names, of groups whose log and checkpoint are whole and fit alone."""
     broken = {damage.group for damage in damaged}
     if "" in broken:
         return []
     whole = {
         group: payload
-        for group, (_, payload) in groups.items()
-        if payload is not None and group not in broken and group != META
+        for group, (log, payload) in groups.items()
+        if payload is not None
+        and group not in broken
+        and group != META
+        and not is_traceless(log)
+        and not fault_of(group, log, payload, owner)
     }
     return storage.sweep(known_files(whole))
 

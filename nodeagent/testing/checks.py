@@ -7,6 +7,7 @@ from collections.abc import Collection
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Effects
 from nodeagent.host.replica import Replica
+from nodeagent.log.identity import ID_FILE, LOG_DIR
 from nodeagent.model.entries import Entry
 from nodeagent.model.ids import META
 from nodeagent.model.raft_messages import VoteReply, VoteRequest
@@ -15,7 +16,7 @@ from nodeagent.raft.log import RaftLog
 from nodeagent.storage.leftovers import LINKED, QUARANTINED, SNAPSHOT, leftovers
 from nodeagent.testing.sim import Sim, SimNode
 
-_LOG_NAME = re.compile(r"\d{12}\.log|newest|reserve|\d+\.\d+\.torn")
+_LOG_NAME = re.compile(r"\d{12}\.log|newest|reserve|log\.id|\d+\.\d+\.torn")
 
 
 class Safety:
@@ -148,8 +149,9 @@ def check_clean(sim: Sim, kinds: Collection[str] = ()) -> None:
 
 
 def _check_disk(node: SimNode, kinds: Collection[str]) -> None:
+    assert node.lossy or not node.host.damaged, f"{node.node}: {node.host.damaged}"
     manifests = {g: r.state.manifest.files() for g, r in node.host.data.items()}
-    found = leftovers(node.disk, {**manifests, META: []}, beside=("log",))
+    found = leftovers(node.disk, {**manifests, META: []}, beside=(LOG_DIR, ID_FILE))
     left = [f"{f.path} ({f.kind})" for f in found if f.kind not in kinds]
     assert not left, f"L4: {node.node} keeps {left[:4]}"
     for group, files in manifests.items():
@@ -158,5 +160,5 @@ def _check_disk(node: SimNode, kinds: Collection[str]) -> None:
             assert bytes_now == meta.xxh3, f"L3: {node.node} {group}: {meta.name} is {bytes_now}"
         saved = node.saved(group)
         assert saved == list(files), f"L4: {node.node} {group}: the checkpoint names other files: {saved}"
-    names = [n for n in node.disk.listdir("log") if not _LOG_NAME.fullmatch(n)]
+    names = [n for n in node.disk.listdir(LOG_DIR) if not _LOG_NAME.fullmatch(n)]
     assert not names, f"L4: {node.node} has {names} beside its log"

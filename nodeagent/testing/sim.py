@@ -16,15 +16,17 @@ import msgspec
 
 from nodeagent.data.state import decode_checkpoint
 from nodeagent.host.desk import Effects
+from nodeagent.host.found import fault_of, is_traceless, lost_meta
 from nodeagent.host.host import Host
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
-from nodeagent.log import Log, LogSettings, Recovered
+from nodeagent.log import Damage, Log, LogSettings, Recovered
+from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, count_start, known_identity
 from nodeagent.model.config import ClusterSettings, NodeConfig, RaftSettings, Seed
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Base, Config, HardState, LogOp
 from nodeagent.model.errors import Damaged, Unavailable
 from nodeagent.model.files import FileMeta
-from nodeagent.model.ids import META, GroupId, NodeId
+from nodeagent.model.ids import META, GroupId, NodeId, Owner
 from nodeagent.model.jobs import CompactFiles, Failed, InstallSnapshot, Job, JobResult, StageFiles
 from nodeagent.model.requests import CheckStatus, Chunk, ErrorReply, FetchChunk, GetStatus, Reply, Request
 from nodeagent.model.standing import Standing
@@ -194,6 +196,12 @@ class SimNode:
         self.gone = False
         """The machine is no more: nothing starts it again."""
 
+        self.damaged = ""
+        """Why its directory does not let it start any more; it stays down."""
+
+        self.lossy = False
+        """Parts of its directory were taken away, so groups of it may be damaged."""
+
         self.holds: tuple[str, ...] = ()
         self.clock = WallClock()
         self.life = 0
@@ -212,7 +220,7 @@ class SimNode:
 
     def start(self) -> None:
         assert not self.alive
-        if self.gone:
+        if self.gone or self.damaged:
             return
         self.life += 1
         self.alive = True
@@ -223,20 +231,36 @@ class SimNode:
         self._guard(self._open)
 
     def _open(self) -> None:
-        self._log, recovered = Log.open(self.disk, "log", LogSettings(segment_bytes=1 << 18))
+        try:
+            known = known_identity(self.disk, self.node, layout.GROUPS)
+        except Damaged as error:
+            self.alive, self.damaged = False, error.what
+            self.sim.tell(f"{self.node} does not start: {error.what}")
+            return
+        self._log, recovered = Log.open(self.disk, LOG_DIR, LogSettings(segment_bytes=1 << 18))
+        start = count_start(self.disk, self.node, known, self._draw).start
         engine = InlineEngine(_under(self.disk), ArrowFormat())
         self.storage = Storage(_under(self.disk), engine)
         self.storage.prepare()
-        self._sweep()
+        groups = self._found(recovered)
+        holding = {g for g in self.storage.groups() if any(self.storage.files.names(g).values())}
+        lost = lost_meta(groups, holding)
+        damaged = [*recovered.damaged, *([Damage(0, 0, META, 0, 0, lost)] if lost else [])]
+        owner = Owner(self.node, self.incarnation, start)
+        faults = [f for g, (log, payload) in groups.items() if (f := fault_of(g, log, payload, owner))]
+        assert self.lossy or not (damaged or faults), (self.node, damaged, faults)
+        self._sweep({} if damaged else groups, owner)
         self.host = Host.open(
             self.config,
             self.incarnation,
-            self._found(recovered),
-            recovered.damaged,
+            groups,
+            damaged,
             random.Random(self.sim.rng.getrandbits(64)),
             self.sim.now,
             self.wall,
             self.storage.staging.operations(),
+            start=start,
+            holding=holding,
         )
         self.host.operations.may_hold = True
         self.host.operations.hold(self.holds)
@@ -254,10 +278,16 @@ class SimNode:
                 raise AssertionError(f"{self.node}: {error.what}") from error
         return out
 
-    def _sweep(self) -> None:
-        """As a starting node does: what no checkpoint names goes."""
+    def _draw(self) -> str:
+        """Names of this directory: its first one is the incarnation that the scenario knows the node by."""
+        return f"{self.disk.operations}" if self.disk.exists(LOG_ID_FILE) else self.incarnation
+
+    def _sweep(self, groups: "dict[str, tuple[_Found, bytes | None]]", owner: Owner) -> None:
+        """As a starting node does: what no checkpoint of a whole group names goes."""
         known: dict[str, dict[int, set[str]]] = {}
-        for group in self.storage.groups():
+        for group, (log, payload) in groups.items():
+            if is_traceless(log) or fault_of(group, log, payload, owner):
+                continue
             files = self.saved(group)
             if files is not None:
                 slots = known.setdefault(group, {})
@@ -265,6 +295,16 @@ class SimNode:
                     slots.setdefault(meta.slot, set()).add(meta.name)
         self.storage.sweep(known)
         self.later(UPKEEP_MS, self._upkeep)
+
+    def lose(self, *paths: str) -> None:
+        """Take files or directories away while the node is down, as a person or a repair of the file system
+        may."""
+        assert not self.alive
+        self.lossy = True
+        for path in paths:
+            if self.disk.exists(path):
+                self.disk.rmtree(path) if self.disk.stat(path).is_dir else self.disk.unlink(path)
+        self.sim.tell(f"{self.node} loses {paths}")
 
     def saved(self, group: GroupId) -> list[FileMeta] | None:
         """What the checkpoint of a data group on disk names; None when there is none."""

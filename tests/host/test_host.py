@@ -1,6 +1,7 @@
 """What a host does with what it finds on its disk and with requests no honest peer sends."""
 
 import random
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,34 +11,40 @@ import pytest
 from nodeagent.data import commands as data
 from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host.admission import check_status
+from nodeagent.host.found import lost_meta
 from nodeagent.host.handlers import evidence_at
 from nodeagent.host.host import DRIVE_MS, Host
 from nodeagent.host.operations import Operations
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
 from nodeagent.log import Damage, GroupLog
 from nodeagent.meta import commands as meta
-from nodeagent.meta.state import MetaState
+from nodeagent.meta.state import Image, MetaState
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
 from nodeagent.model.files import ScanSpec
-from nodeagent.model.ids import META
-from nodeagent.model.jobs import Done, DropStaging, RemoveGroup, SaveCheckpoint, install_area
+from nodeagent.model.ids import META, Owner
+from nodeagent.model.jobs import Done, DropStaging, Job, RemoveGroup, SaveCheckpoint, install_area
 from nodeagent.model.requests import (
     Accepted,
     CheckStatus,
     ErrorReply,
     GetMeta,
+    GroupRecord,
+    ListPartitions,
     NodeRecord,
+    OpenSession,
     OpenSource,
     ScanRows,
     SetHolds,
 )
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.raft import RaftLog
+from nodeagent.raft.state import Role
 from nodeagent.testing.sim import configs
 
 CONFIG = configs(["a", "b", "c"], ClusterSettings("t", slots=10), 3)[0]
 MEMBERS = Config(("a", "b", "c"))
+ME = Owner("a", "i", 1)
 
 
 def found(term: int) -> GroupLog:
@@ -69,19 +76,135 @@ def test_news_of_a_commit_waits_in_data_groups_only() -> None:
     assert waits == {META: 0, "a.1": CONFIG.raft.commit_news_ms} and waits["a.1"] > 0
 
 
-def test_a_group_the_log_forgot_is_removed_and_never_run() -> None:
-    """The process ended between the two halves of a removal: vote and entries are gone."""
-    host = open_host(0)
-    assert not host.data
-    assert [j for _, j in host.take().jobs] == [RemoveGroup("a.1")]
+def settled_host(groups: dict[str, Any], *records: GroupRecord, holding: Sequence[str] = ()) -> Host:
+    """Node a with a meta log and a meta checkpoint that knows `records`, and `groups` beside it."""
+    image = Image(cluster_id="c", applied=5, groups={r.group: r for r in records})
+    saved = Saved(Base(5, 1, MEMBERS), MetaState(image).encode(), group=META, owner=ME)
+    meta_log = GroupLog(Base(5, 1, MEMBERS), HardState(1), [])
+    both = {META: (meta_log, msgspec.msgpack.encode(saved)), **groups}
+    return Host.open(CONFIG, "i", both, (), random.Random(1), 0, 0, start=3, holding=holding)
+
+
+def jobs_of(host: Host) -> list[Job]:
+    return [job for _, job in host.take().jobs]
+
+
+def used() -> bytes:
+    """A checkpoint of a group that was written to."""
+    state = initial("a.1", ((0, 5),))
+    state.apply(2, [Entry(1, EntryKind.COMMAND, data.encode(data.Opaque(b"x")))], 0)
+    saved = Saved(Base(2, 1, MEMBERS), encode_checkpoint(state.checkpoint()), group="a.1", owner=ME)
+    return msgspec.msgpack.encode(saved)
+
+
+@pytest.mark.parametrize("payload,holding", [(used(), ()), (None, ("a.1",)), (checkpoint(), ("a.1",))])
+def test_data_that_the_log_knows_nothing_of_is_kept_and_damaged(payload: bytes | None, holding: Any) -> None:
+    """As long as the meta state says the node is a member, or says nothing: it does not run, it is not made
+    anew from its first members, and nothing of it is removed."""
+    groups = {"a.1": (found(0), payload)}
+    member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
+    alone = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0, holding=holding)
+    for host in (alone, settled_host(groups, member, holding=holding)):
+        assert "the log knows nothing of" in host.damaged["a.1"] and not host.data
+        host.tick(10_000, 0)
+        assert not jobs_of(host)
+
+
+@pytest.mark.parametrize("payload", [used(), checkpoint(), None])
+def test_data_that_the_log_forgot_goes_when_the_meta_state_says_so(payload: bytes | None) -> None:
+    """The process ended between the two halves of a removal, which a committed entry began."""
+    members = ("b", "c", "d")
+    gone = GroupRecord("a.1", "a", members, MEMBERS.voters, ((0, 5),))
+    for records in ([gone], []):
+        host = settled_host({"a.1": (found(0), payload)}, *records, holding=("a.1",))
+        assert jobs_of(host) == [RemoveGroup("a.1")] and not host.damaged and not host.data
     assert set(open_host(1).data) == {"a.1"}
 
 
-def test_a_group_without_a_checkpoint_was_never_made_or_is_damaged() -> None:
-    """Only a log tells the two apart: it comes after the first checkpoint."""
-    unmade = open_host(0, saved=False)
-    assert not unmade.damaged and [j for _, j in unmade.take().jobs] == [RemoveGroup("a.1")]
-    assert set(open_host(1, saved=False).damaged) == {"a.1"}
+def test_a_group_whose_making_was_cut_short_is_made_again() -> None:
+    """Its directory holds the first checkpoint or none, no file, and nothing was promised."""
+    member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
+    for payload in (checkpoint(), None):
+        host = settled_host({"a.1": (found(0), payload)}, member)
+        (job,) = jobs_of(host)
+        assert isinstance(job, SaveCheckpoint) and job.group == "a.1" and not host.damaged
+
+
+def test_a_log_without_its_checkpoint_is_damage() -> None:
+    """A data group's is written before its first record; the meta group's before its log is purged."""
+    assert "is missing" in open_host(1, saved=False).damaged["a.1"]
+    meta_log = GroupLog(Base(5, 1, MEMBERS), HardState(1), [])
+    host = Host.open(CONFIG, "i", {META: (meta_log, None)}, (), random.Random(1), 0, 0)
+    assert "is missing" in host.damaged[META] and host.meta_replica is None
+    whole = GroupLog(Base(0, 0, MEMBERS), HardState(1), [])
+    assert not Host.open(CONFIG, "i", {META: (whole, None)}, (), random.Random(1), 0, 0).damaged
+
+
+@pytest.mark.parametrize(
+    "owner,base,group,why",
+    [
+        (Owner("b", "j", 1), 2, "a.1", "is that of b j"),
+        (Owner("a", "other", 1), 2, "a.1", "is that of a other"),
+        (Owner("a", "i", 4), 2, "a.1", "was written in start 4"),
+        (Owner("a", "i", 1), 1, "a.1", "is an older one: it ends at entry 1, the log begins after 2"),
+        (Owner("a", "i", 1), 2, "b.1", "is that of group b.1"),
+    ],
+)
+def test_a_checkpoint_of_another_node_time_or_group_is_damage(
+    owner: Owner, base: int, group: str, why: str
+) -> None:
+    """It is noticed before anything goes on from it, and is as it was after the start."""
+    state = initial("a.1", ((0, 5),))
+    log = GroupLog(Base(2, 1, MEMBERS), HardState(1), [])
+    fitting = Saved(Base(2, 1, MEMBERS), encode_checkpoint(state.checkpoint()), group="a.1", owner=ME)
+    foreign = msgspec.structs.replace(fitting, base=Base(base, 1, MEMBERS), group=group, owner=owner)
+    member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
+    assert "a.1" in settled_host({"a.1": (log, msgspec.msgpack.encode(fitting))}, member).data
+    host = settled_host({"a.1": (log, msgspec.msgpack.encode(foreign))}, member)
+    assert why in host.damaged["a.1"] and not host.data and not jobs_of(host)
+
+
+def test_a_meta_group_that_the_log_knows_nothing_of_is_damage_beside_data() -> None:
+    """Every node follows it before it is in any other group, so its log was lost: it is not joined anew."""
+    blank = {"a.1": (found(0), checkpoint())}
+    for groups in ({"a.1": (found(1), checkpoint())}, {"a.1": (found(0), used())}):
+        assert "knows nothing of the meta group" in lost_meta(groups, ())
+        assert not lost_meta(groups | {META: (found(1), None)}, ())
+    assert lost_meta(blank, ["a.1"]) and not lost_meta(blank, ()) and not lost_meta({}, ())
+    host = Host.open(CONFIG, "i", {META: (found(0), checkpoint())}, (), random.Random(1), 0, 0)
+    assert "knows nothing of the meta group" in host.damaged[META] and host.state() == "damaged"
+    host.tick(10_000, 0)
+    assert not host.take().calls, "it asks nobody to be taken in"
+
+
+def test_a_node_without_its_meta_state_leads_nothing_and_sends_clients_elsewhere() -> None:
+    """It votes and follows in its data groups, whose slots it cannot know."""
+    groups = {"a.1": (found(1), checkpoint())}
+    host = Host.open(CONFIG, "i", groups, [Damage(0, 0, META, 0, 0, "bad")], random.Random(1), 0, 0)
+    host.tick(60_000, 0)
+    host.take()
+    assert host.data["a.1"].raft.role is Role.FOLLOWER
+    for token, request in enumerate((GetMeta(), ListPartitions("a.1", ((0, 5),)), OpenSession("a.1"))):
+        host.on_request(token, request, 60_000, 0)
+        ((_, reply),) = host.take().replies
+        assert isinstance(reply, ErrorReply) and reply.code == "unavailable" and "bad" in reply.what
+
+
+def test_nothing_is_saved_or_installed_before_the_log_knows_of_a_replica() -> None:
+    """After a power cut a checkpoint alone would look like a log that was lost."""
+    member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
+    host = settled_host({}, member)
+    effects = host.take()
+    host.on_job(effects.jobs[0][0], Done(), 1)
+    replica = host.data["a.1"]
+    replica.changed()
+    persist = host.take().persist
+    assert persist is not None
+    host.tick(20_000, 0)
+    assert not jobs_of(host)
+    host.on_persisted(persist[0], 20_001)
+    host.tick(40_000, 0)
+    assert any(isinstance(job, SaveCheckpoint) and job.group == "a.1" for job in jobs_of(host))
 
 
 def test_a_checkpoint_before_a_leader_is_heard_purges_nothing() -> None:

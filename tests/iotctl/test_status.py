@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.execute.status import HEARD_MS_MAX, cluster_status
+from iotctl.execute.status import HEARD_MS_MAX, SERVING_MS_MAX, cluster_status
 from iotctl.spec.cluster import load_cluster
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import NodeStatus
@@ -199,3 +199,38 @@ def test_status_of_dead_nodes_reads_as_text(spec: Path) -> None:
     done = iotctl(spec, "cluster", "status", cluster=FakeCluster(down={"node1", "node2", "node3"}))
     assert "QUORUM LOST" in done.out
     assert "start: node1, node2, node3" in done.out
+
+
+@pytest.mark.parametrize(
+    "state,why,helps",
+    [
+        ("forming", "it waits for node3", "iotctl cluster logs node2"),
+        ("joining", "", "iotctl cluster logs node2"),
+        (
+            "refused",
+            "it knows another data directory",
+            "iotctl cluster replace-node node2 NEW",
+        ),
+        ("damaged", "data/groups/meta/checkpoint is missing", "iotctl cluster replace-node node2 NEW"),
+    ],
+)
+def test_a_node_that_takes_no_part_for_long_is_an_error(spec: Path, state: str, why: str, helps: str) -> None:
+    """With the place and the next command; one that was started a moment ago may still be starting."""
+
+    class Apart(FakeCluster):
+        age_ms = SERVING_MS_MAX + 1
+
+        def status(self, node: str) -> NodeStatus:
+            given = FakeCluster.status(self, node)
+            started = given.now_ms - self.age_ms
+            apart = msgspec.structs.replace(given, state=state, why=why, started_ms=started)
+            return apart if node == "node2" else given
+
+    cluster = Apart()
+    _, found = status(spec, cluster)
+    (problem,) = [p for p in found["problems"] if p["code"] == "node_not_serving"]
+    assert (problem["severity"], problem["node"]) == ("error", "node2") and not found["healthy"]
+    assert state in problem["message"] and why in problem["message"] and problem["next"].startswith(helps)
+    cluster.age_ms = SERVING_MS_MAX - 1
+    _, young = status(spec, cluster)
+    assert not [p for p in young["problems"] if p["code"] == "node_not_serving"]

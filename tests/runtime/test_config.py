@@ -1,14 +1,12 @@
-"""`node.yaml` and `node.id`: every mistake has its line, and identity is never made up."""
+"""`node.yaml`: every mistake has its line."""
 
 from pathlib import Path
 
 import pytest
 
 from nodeagent.model.config import NodeConfig
-from nodeagent.model.errors import Damaged, InvalidInput, Refused
+from nodeagent.model.errors import InvalidInput
 from nodeagent.runtime.config import dump_config, load_config, parse_config
-from nodeagent.runtime.directory import ID_FILE, open_incarnation
-from nodeagent.runtime.disk import RealDisk
 
 GOOD = """\
 # a node
@@ -79,39 +77,3 @@ def test_missing_file_is_invalid_input(tmp_path: Path) -> None:
     """With the command that makes one."""
     with pytest.raises(InvalidInput, match="cannot be read"):
         load_config(tmp_path / "node.yaml")
-
-
-def test_incarnation_is_made_once(tmp_path: Path) -> None:
-    """The same after a restart, another in another directory."""
-    disk = RealDisk(tmp_path / "a")
-    first = open_incarnation(disk, "node1")
-    assert open_incarnation(disk, "node1") == first
-    assert open_incarnation(RealDisk(tmp_path / "b"), "node1") != first
-
-
-def test_directory_of_another_node_is_refused(tmp_path: Path) -> None:
-    """A changed name in node.yaml does not take over a directory."""
-    disk = RealDisk(tmp_path)
-    open_incarnation(disk, "node1")
-    with pytest.raises(Refused, match="belongs to node node1"):
-        open_incarnation(disk, "node2")
-
-
-def test_identity_is_never_made_beside_data(tmp_path: Path) -> None:
-    """Lost identity with data is damage, not a first start."""
-    disk = RealDisk(tmp_path)
-    disk.mkdirs("log")
-    disk.write_atomic("log/000000000001.log", b"x")
-    with pytest.raises(Damaged, match="missing but log/"):
-        open_incarnation(disk, "node1")
-
-
-def test_changed_identity_file_is_damage(tmp_path: Path) -> None:
-    """Any other byte is noticed."""
-    disk = RealDisk(tmp_path)
-    incarnation = open_incarnation(disk, "node1")
-    swapped = disk.read(ID_FILE).replace(incarnation.encode(), b"0" * 16)
-    for content in (swapped, swapped[:10], b""):
-        disk.write_atomic(ID_FILE, content)
-        with pytest.raises(Damaged):
-            open_incarnation(disk, "node1")

@@ -1,0 +1,158 @@
+"""Parts of stopped nodes' directories are taken away, one by one and in pairs: nothing may follow from it but
+a refusal or a damaged group. `python -m tests.cluster.lost_directories` runs every case; each ends with the
+parts put back, so one fleet serves all."""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from iotctl.execute.generate import TAG, Fleet, generate
+from iotctl.fleet.local import LocalFleet
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.errors import NodeAgentError
+from tests.cluster.world import World, until
+
+DATA = Fleet(storage_groups=6, weeks=6, step_ms=12 * 3_600_000)
+EXIT_DAMAGED = 7
+
+LOG, LOG_ID, NODE_ID, NEWEST = "log", "log/log.id", "node.id", "log/newest"
+META, GROUP, FILES = "data/groups/meta/checkpoint", "data/groups/{group}/checkpoint", "data/groups/{group}"
+PARTS = (LOG, LOG_ID, NODE_ID, NEWEST, META, GROUP, FILES)
+STOPS = (LOG, LOG_ID, NODE_ID)
+"""Without these an agent does not start."""
+
+HARMLESS = (NEWEST,)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    nodes: tuple[str, ...]
+    parts: tuple[str, ...]
+
+    @property
+    def stops(self) -> bool:
+        return any(part in STOPS for part in self.parts)
+
+
+CASES = [
+    Case(nodes, parts)
+    for nodes in (("node2",), ("node2", "node3"))
+    for parts in [*((p,) for p in PARTS), *combinations(PARTS, 2)]
+]
+
+
+def make_world(directory: Path) -> World:
+    """Three running nodes, three replicas, all rows in files."""
+    fleet = LocalFleet(directory / "fleet")
+    fleet.create(ClusterSettings(name="lost"), 3, node_settings={})
+    world = World(fleet, data=DATA)
+    world.up()
+    assert world.cluster.write_many(generate(DATA), tags=[TAG]).rows == DATA.rows
+    world.close_memtables()
+    world.rows_before = world.rows()
+    return world
+
+
+def check(world: World, case: Case) -> None:
+    """Lose the parts, start, look, put them back; the cluster is whole before and after."""
+    group = world.group_of(case.nodes[0])
+    with lost(world, case, group):
+        for name in case.nodes:
+            files = _files(world, name)
+            if case.stops:
+                _check_refused(world, name)
+                assert _files(world, name) == files, f"{name} changed files"
+            else:
+                world.fleet.start([name])
+                _check_damaged(world, name, case, group)
+                assert {f for f in files if f"/{group}/" in f} <= _files(world, name), f"{name} lost files"
+        _check_rows(world)
+        if case.parts != HARMLESS:
+            assert not world.status().healthy
+    world.up()
+    assert world.rows() == world.rows_before
+
+
+@contextmanager
+def lost(world: World, case: Case, group: str) -> Iterator[None]:
+    """The nodes down and without the parts; at the end down once more, with their directories as before."""
+    homes = [world.fleet.directory / name for name in case.nodes]
+    kept = world.fleet.directory.parent / "kept"  # beside the fleet, which starts what lies in it
+    for name in case.nodes:
+        assert world.fleet.stop([name])
+    for home in homes:
+        shutil.copytree(home, kept / home.name)
+        for part in case.parts:
+            path = home / part.format(group=group)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        for home in homes:
+            world.fleet.kill(home.name)
+            shutil.rmtree(home)
+            (kept / home.name).rename(home)
+
+
+def _files(world: World, name: str) -> set[str]:
+    root = world.fleet.directory / name / "data" / "groups"
+    return {str(p) for p in root.rglob("slots/*/*")}
+
+
+def _check_refused(world: World, name: str) -> None:
+    """Exit 7 with the place and the next command."""
+    home = world.fleet.directory / name
+    run = [sys.executable, "-m", "nodeagent", "run", str(home)]
+    said = subprocess.run(run, capture_output=True, text=True, timeout=30)
+    assert said.returncode == EXIT_DAMAGED, (said.returncode, said.stderr)
+    assert "error: " in said.stderr and ("log/" in said.stderr or "node.id" in said.stderr), said.stderr
+    assert f"iotctl cluster replace-node {name} NEW" in said.stderr, said.stderr
+
+
+def _check_damaged(world: World, name: str, case: Case, group: str) -> None:
+    """The groups concerned are damaged, which status says with the next command; they lead nothing."""
+    until(lambda: name in world.statuses(), 30.0, lambda: world.fleet.log_tail(name))
+    if case.parts == HARMLESS:
+        return
+    groups = {g.group: g for g in world.statuses()[name].groups}
+    wanted = {"meta"} if META in case.parts else set()
+    wanted |= {group} if GROUP in case.parts or FILES in case.parts else set()
+    damaged = {g for g, status in groups.items() if status.state == "damaged"}
+    assert damaged == wanted, (damaged, wanted)
+    assert all(f"replace-node {name}" in groups[g].hint and groups[g].error for g in damaged)
+    if "meta" in damaged:
+        assert not any(g.role == "leader" for g in groups.values())
+
+
+def _check_rows(world: World) -> None:
+    """A strong count is right or refused."""
+    try:
+        rows = world.rows()
+    except NodeAgentError:
+        return
+    assert rows == world.rows_before, f"{rows} rows of {world.rows_before}"
+
+
+def main(words: Sequence[str]) -> None:
+    first, count = [int(w) for w in words] or (0, len(CASES))
+    with tempfile.TemporaryDirectory(prefix="lost-") as directory:
+        world = make_world(Path(directory))
+        try:
+            for number, case in enumerate(CASES[first : first + count], first):
+                check(world, case)
+                print(number, " ".join(case.nodes), "without", " and ".join(case.parts), flush=True)
+        finally:
+            world.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

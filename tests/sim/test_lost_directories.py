@@ -1,0 +1,127 @@
+"""Parts of a node's directory that are gone when it starts, on whole simulated clusters."""
+
+import pytest
+
+from nodeagent.model.operation import Options
+from nodeagent.storage import layout
+from nodeagent.testing.checks import check_converged
+from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import SimNode
+
+RUN_MS = 6_000
+
+
+def written(seed: int) -> Scenario:
+    scenario = Scenario(seed)
+    scenario.begin()
+    scenario.sim.pause(RUN_MS)
+    return scenario
+
+
+def files_of(node: SimNode) -> set[str]:
+    """All data files in the directory of a node."""
+    return {
+        f"{group}/{slot}/{name}"
+        for group in node.storage.groups()
+        for slot, names in node.storage.files.names(group).items()
+        for name in names
+    }
+
+
+def take_away(scenario: Scenario, name: str, parts: tuple[str, ...]) -> set[str]:
+    """Kill a node, take parts of its directory away and start it again; the files it still has."""
+    node = scenario.sim.nodes[name]
+    if node.alive:
+        node.stop(power=False)
+    group = max(node.host.data, key=lambda g: len(node.host.data[g].state.manifest))
+    node.lose(
+        *(part.format(group=f"{layout.GROUPS}/{group}", meta=f"{layout.GROUPS}/meta") for part in parts)
+    )
+    left = files_of(node)
+    node.start()
+    scenario.sim.pause(RUN_MS)
+    return left
+
+
+def replace(scenario: Scenario, victim: str) -> None:
+    """As `iotctl cluster replace-node VICTIM NEW --dead`; everything is there and equal again."""
+    node, newcomer = scenario.sim.nodes[victim], scenario.newcomers[0]
+    if node.alive:
+        node.stop(power=False)
+    node.gone = True
+    scenario.dead.append(node)
+    scenario.sim.nodes[newcomer].start()
+    scenario.sim.pause(RUN_MS)
+    scenario.finish(scenario.change("replace-node", newcomer, Options(dead=True), replaces=victim))
+    scenario.quiet()
+    check_converged(scenario.sim)
+    scenario.read_everything()
+
+
+STOPS = [
+    ("log",),
+    ("node.id",),
+    ("log/log.id",),
+    ("log", "{group}/checkpoint"),
+    ("node.id", "{meta}/checkpoint"),
+]
+DAMAGES = [("{group}/checkpoint",), ("{group}",), ("{meta}/checkpoint", "{group}/checkpoint")]
+
+
+@pytest.mark.parametrize("seed,parts", [(i, parts) for i, parts in enumerate(STOPS, 1)])
+def test_a_node_without_its_log_or_name_does_not_start_and_keeps_its_files(
+    seed: int, parts: tuple[str, ...]
+) -> None:
+    """Nobody misses an acknowledged row while it is down (the reader checks), and it can be replaced."""
+    scenario = written(seed)
+    victim = "node2"
+    left = take_away(scenario, victim, parts)
+    node = scenario.sim.nodes[victim]
+    assert not node.alive and node.damaged
+    assert left and files_of(node) == left
+    replace(scenario, victim)
+
+
+@pytest.mark.parametrize("seed,parts", [(i, parts) for i, parts in enumerate(DAMAGES, 11)])
+def test_a_group_without_its_checkpoint_is_damaged_and_the_others_run(
+    seed: int, parts: tuple[str, ...]
+) -> None:
+    """It neither votes nor leads nor loses a file, and is not made anew from its first members."""
+    scenario = written(seed)
+    victim = "node2"
+    left = take_away(scenario, victim, parts)
+    node = scenario.sim.nodes[victim]
+    damaged = set(node.host.damaged)
+    assert node.alive and damaged and damaged.isdisjoint(node.host.data)
+    assert {f for f in left if f.partition("/")[0] in damaged} <= files_of(node)
+    if "meta" in damaged:
+        assert node.host.state() == "damaged"
+        assert not any(r.leads for r in node.host.replicas())
+    else:
+        assert node.host.data, "groups that are whole run"
+    replace(scenario, victim)
+
+
+@pytest.mark.parametrize("seed", [21, 22, 23])
+def test_two_nodes_without_their_logs_elect_nobody_and_lose_nothing(seed: int) -> None:
+    """Most of a group has lost its memory: what was acknowledged is refused, not forgotten. With the logs
+    back as they were everything is there."""
+    scenario = written(seed)
+    victims = [scenario.sim.nodes[n] for n in ("node2", "node3")]
+    for node in victims:
+        node.stop(power=False)
+    kept = [
+        {p: node.disk.read(p) for p in ("log/" + n for n in node.disk.listdir("log"))} for node in victims
+    ]
+    for node in victims:
+        left = take_away(scenario, node.node, ("log",))
+        assert not node.alive and files_of(node) == left
+    for node, log in zip(victims, kept, strict=True):
+        node.disk.mkdirs("log")
+        for path, content in log.items():
+            node.disk.write_atomic(path, content)
+        node.damaged, node.lossy = "", False
+        node.start()
+    scenario.quiet()
+    check_converged(scenario.sim)
+    scenario.read_everything()
