@@ -92,7 +92,7 @@ def saved_facts(path: Path, source: ClusterSource, *, rate: int = 0) -> ClusterF
             union(*(((r.start, r.end),) for r in saved.ranges if r.header == n.node)) for n in nodes
         )
         table = PartitionTable.from_wire(TableWire(saved.table_version, saved.slots, nodes, owned))
-    except (OSError, msgspec.MsgspecError, NodeAgentError) as error:
+    except (OSError, RecursionError, msgspec.MsgspecError, NodeAgentError) as error:
         raise InputProblem(
             f"{path} is no saved status",
             why=str(error),

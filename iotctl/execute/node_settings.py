@@ -12,6 +12,7 @@ import yaml
 
 from iotctl.errors import RefusedProblem
 from iotctl.spec.cluster import ClusterSource, NodeEntry
+from iotctl.spec.typed_yaml import BYTES_MAX
 from nodeagent.model.config import ClusterSettings, Seed
 from nodeagent.partition.ring import initial_ring
 
@@ -137,8 +138,12 @@ def _check_address(source: ClusterSource, entry: NodeEntry, present: dict[str, A
 
 
 def _read(node: str, text: str) -> dict[str, Any]:
+    if len(text) > BYTES_MAX:
+        raise _unreadable(node, f"it is larger than {BYTES_MAX >> 20} MiB")
     try:
         found = yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise _unreadable(node, "it is nested too deeply") from None
     except yaml.YAMLError as error:
         raise _unreadable(node, str(error).replace("\n", " ")) from None
     if not isinstance(found, dict) or not isinstance(found.get("seeds"), list):

@@ -15,6 +15,7 @@ import msgspec
 
 from iotctl.errors import InputProblem
 from iotctl.spec.cluster import ClusterSource, NodeEntry
+from iotctl.spec.hosts import host_problem, jump_problem, split_port, user_problem
 
 PORT_MAX = 65_535
 ASK_TIMEOUT_S = 10.0
@@ -67,7 +68,9 @@ def target_of(source: ClusterSource, node: NodeEntry) -> Target:
 
 
 def route_of(target: Target, env: Mapping[str, str]) -> Route:
-    """Raises `InputProblem` when the operator's SSH configuration cannot be read, or the key is no file."""
+    """Raises `InputProblem` when the operator's SSH configuration cannot be read, the key is no file, or a
+    host or user is more than a name: the configuration may run commands with them in it."""
+    _check_names(target.name, target.host, target.user, target.jump)
     if target.key and not Path(target.key).is_file():
         raise InputProblem(f"{target.name}: the SSH key {target.key} is not there", where=target.name)
     try:
@@ -82,6 +85,14 @@ def route_of(target: Target, env: Mapping[str, str]) -> Route:
         ) from None
 
 
+def _check_names(node: str, host: str, user: str, jump: str = "") -> None:
+    problem = host_problem(host) or (user_problem(user) if user else "") or jump_problem(jump)
+    if problem:
+        raise InputProblem(
+            f"{node}: {problem}", next="correct it in cluster.yaml or ~/.ssh/config", where=node
+        )
+
+
 def jump_target(word: str, before: Sequence[str] = ()) -> Target:
     """`[user@]host[:port]` as `ssh -J` takes it, reached through those `before` it.
 
@@ -89,13 +100,7 @@ def jump_target(word: str, before: Sequence[str] = ()) -> Target:
         InputProblem: the port is no number from 1 on.
     """
     user, _, place = word.rpartition("@")
-    if place.startswith("["):
-        host, _, port = place[1:].partition("]")
-        port = port.removeprefix(":")
-    elif place.count(":") > 1:  # an IPv6 address by itself
-        host, port = place, ""
-    else:
-        host, _, port = place.partition(":")
+    host, port = split_port(place)
     if port and not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= PORT_MAX):
         raise InputProblem(f"{word}: {port!r} is no port", next="[user@]host[:port], an IPv6 address in [ ]")
     return Target(word, host, user, int(port or 0), jump=",".join(before))
@@ -145,6 +150,8 @@ def _of_settings(target: Target, settings: Mapping[str, list[str]]) -> Route:
         return "" if value == "none" else value
 
     host, port, user = one("hostname", target.host), int(one("port", "22")), one("user")
+    if one("proxycommand"):
+        _check_names(target.name, host, user)
     tokens = {
         "h": host,
         "p": str(port),

@@ -16,6 +16,9 @@ from nodeagent.partition.table import PartitionTable
 _MAKE = "make one, such as with `iotctl plan add-node NODE --out FILE` or `iotctl plan spec --out FILE`"
 
 
+_DEEP = "it is nested too deeply"
+
+
 def to_json(plan: Plan) -> str:
     return msgspec.json.format(msgspec.json.encode(plan), indent=2).decode()
 
@@ -28,6 +31,8 @@ def from_json(text: str | bytes, where: str = "") -> Plan:
     """Raises `InputProblem` for anything but a plan of this format."""
     try:
         return _known(msgspec.json.decode(text, type=Plan), where)
+    except RecursionError as error:
+        raise InputProblem("this is not a plan", why=_DEEP, next=_MAKE, where=where) from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputProblem("this is not a plan", why=str(error), next=_MAKE, where=where) from error
 
@@ -36,6 +41,8 @@ def from_yaml(text: str, where: str = "") -> Plan:
     """Raises `InputProblem` for anything but a plan of this format."""
     try:
         return _known(msgspec.convert(yaml.safe_load(text), Plan), where)
+    except RecursionError as error:
+        raise InputProblem("this is not a plan", why=_DEEP, next=_MAKE, where=where) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"{where}:{mark.line + 1}:{mark.column + 1}" if mark else where

@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from iotctl.errors import UsageProblem
+from iotctl.spec.hosts import host_problem, jump_problem, user_problem
 from iotctl.spec.typed_yaml import Loaded, load_file, raise_problems, suggest
 from iotctl.spec.units import parse_duration_ms
 from nodeagent.model.config import ClusterSettings
@@ -196,6 +197,7 @@ def check_cluster(loaded: Loaded[ClusterFile]) -> None:
         fail(f"defaults.transport: unknown {file.defaults.transport!r}{near}", "defaults", "transport")
     _check_section(file.cluster, fail)
     _check_nodes(file, fail)
+    _check_reach(file, fail)
     if file.defaults.transport == "ssh":
         _check_places(file, fail)
     raise_problems(problems)
@@ -225,6 +227,22 @@ def _check_places(file: ClusterFile, fail: _Fail) -> None:
     for value, path in places:
         if not _PLACE.fullmatch(value):
             fail(f"{path[-1]}: {value!r} is not an absolute path of letters, digits and '._/+-'", *path)
+
+
+def _check_reach(file: ClusterFile, fail: _Fail) -> None:
+    """What becomes part of addresses and commands."""
+    for i, node in enumerate(file.nodes):
+        if problem := host_problem(node.host):
+            fail(f"nodes[{i}].host: {problem}", "nodes", i, "host")
+    sections: list[tuple[SshSection, tuple[str | int, ...]]] = [
+        (file.defaults.ssh, ("defaults", "ssh")),
+        *((n.ssh, ("nodes", i, "ssh")) for i, n in enumerate(file.nodes) if n.ssh is not None),
+    ]
+    for ssh, at in sections:
+        if ssh.user and (problem := user_problem(ssh.user)):
+            fail(f"ssh.user: {problem}", *at, "user")
+        if problem := jump_problem(ssh.jump):
+            fail(f"ssh.jump: {problem}", *at, "jump")
 
 
 def _check_section(section: ClusterSection, fail: _Fail) -> None:

@@ -1,6 +1,7 @@
 """`node.yaml`: loading with the line of every mistake, and writing it back."""
 
 import re
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -14,6 +15,13 @@ from nodeagent.model.limits import SLOTS_MAX
 
 DEPTH_MAX = 8
 """Settings nest no deeper; an alias inside itself would nest for ever."""
+
+BYTES_MAX = 4 << 20
+VALUES_MAX = 20_000
+"""Of one file, each alias counted as what it stands for: a few aliases of aliases stand for billions. The
+seeds of a cluster of `NODES_MAX` are some 12 000."""
+
+_EVENTS = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _Value = None | bool | int | float | str | list["_Value"] | dict[str, "_Value"]
 _Path = tuple[str | int, ...]
@@ -37,6 +45,9 @@ def load_config(path: Path) -> NodeConfig:
 def parse_config(text: str, name: str) -> NodeConfig:
     """The settings in `text`; `name` is the file in messages. Raises `InvalidInput`."""
     lines: dict[_Path, int] = {}
+    if len(text) > BYTES_MAX:
+        raise InvalidInput(f"{name}: the file is larger than {BYTES_MAX >> 20} MiB")
+    _check_depth(text, name)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -72,11 +83,24 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _check_depth(text: str, name: str) -> None:
+    """Before a tree is made of it, for that recurses; what is no YAML is told by who makes it."""
+    depth = 0
+    with suppress(yaml.YAMLError):
+        for event in yaml.parse(text, Loader=_EVENTS):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > DEPTH_MAX:
+                raise InvalidInput(f"{name}:{event.start_mark.line + 1}: nested too deeply")
+
+
 def _plain(node: yaml.Node, path: _Path, lines: dict[_Path, int], name: str) -> _Value:
     """The node as plain values, the line of each in `lines`; a mapping's keys are at their own line."""
     lines.setdefault(path, node.start_mark.line + 1)
     if len(path) > DEPTH_MAX:
         raise InvalidInput(f"{name}:{node.start_mark.line + 1}: nested too deeply")
+    if len(lines) > VALUES_MAX:
+        raise InvalidInput(f"{name}:{node.start_mark.line + 1}: more than {VALUES_MAX} values")
     if isinstance(node, yaml.MappingNode):
         found: dict[str, _Value] = {}
         for key_node, value_node in node.value:

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from iotctl.errors import RefusedProblem
-from iotctl.execute.node_settings import check_layout, node_settings
+from iotctl.execute.node_settings import check_layout, check_ours, node_settings
 from iotctl.spec.cluster import ClusterSource, load_cluster
 from nodeagent.runtime.config import parse_config
 
@@ -135,3 +135,10 @@ def test_another_node_or_cluster_is_refused(tmp_path: Path, old: str, new: str, 
     with pytest.raises(RefusedProblem) as caught:
         node_settings(spec, {**first, "a": first["a"].replace(old, new, 1)})
     assert said in caught.value.what and "nothing was changed" in caught.value.what
+
+
+@pytest.mark.parametrize("text", ["seeds: " + "[" * 5_000, "seeds: []\nx: " + "x" * (5 << 20)])
+def test_a_node_yaml_that_cannot_be_read_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    """F15: a machine's file is as hostile as its owner."""
+    with pytest.raises(RefusedProblem, match="cannot be read"):
+        check_ours(source(tmp_path, "a"), {"a": text})

@@ -120,3 +120,10 @@ def test_another_format_is_refused() -> None:
     """A plan of a later format is not half understood."""
     with pytest.raises(InputProblem, match="format"):
         from_json(to_json(msgspec.structs.replace(PLANS["add"], format_version=2)))
+
+
+def test_a_plan_nested_deeply_is_an_input_problem() -> None:
+    """F15: it ended as a fault of ours, a RecursionError."""
+    for read, text in ((from_json, '{"kind": ' + "[" * 200_000), (from_yaml, "kind: " + "[" * 500)):
+        with pytest.raises(InputProblem, match="not a plan"):
+            read(text)

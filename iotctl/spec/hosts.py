@@ -1,0 +1,51 @@
+"""What a machine and a user on it may be called.
+
+These words become parts of commands (`ProxyCommand … %h`), options and file names: whatever a shell, SSH or a
+path would take for more than a name is refused where it is read.
+"""
+
+HOST_CHARS_MAX = 253
+_HOST = "letters, digits and '.', '_', '-', or an IP address; it does not begin with '-'"
+_USER = "letters, digits and '.', '_', '-', '+', '@'; it does not begin with '-'"
+
+
+def host_problem(host: str) -> str:
+    """Why `host` names no machine, "" when it may."""
+    name, percent, zone = host.partition("%")
+    words = [name, *([zone] if percent else [])]
+    fits = all(w and w[0] != "-" and all(c.isalnum() or c in "._-:" for c in w) for w in words)
+    if not fits or (percent and ":" not in name) or len(host) > HOST_CHARS_MAX:
+        return f"{_shown(host)} is no host: {_HOST}"
+    return ""
+
+
+def user_problem(user: str) -> str:
+    """The same of a user on a machine."""
+    fits = user and user[0] != "-" and all(c.isalnum() or c in "._-+@" for c in user)
+    return "" if fits else f"{_shown(user)} is no user: {_USER}"
+
+
+def jump_problem(jump: str) -> str:
+    """The same of machines as `ssh -J` takes them: `[user@]host[:port]`, separated by commas."""
+    for word in filter(None, (w.strip() for w in jump.split(","))):
+        user, at, place = word.rpartition("@")
+        host, _ = split_port(place)
+        problem = (user_problem(user) if at else "") or host_problem(host)
+        if problem:
+            return problem
+    return ""
+
+
+def split_port(place: str) -> tuple[str, str]:
+    """(host, port or "") of `host`, `host:port`, `[v6]:port` or an IPv6 address by itself."""
+    if place.startswith("["):
+        host, _, port = place[1:].partition("]")
+        return host, port.removeprefix(":")
+    if place.count(":") > 1:
+        return place, ""
+    host, _, port = place.partition(":")
+    return host, port
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else f"{text[:77]}...")
