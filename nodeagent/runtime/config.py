@@ -91,7 +91,8 @@ def _check_depth(text: str, name: str) -> None:
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > DEPTH_MAX:
-                raise InvalidInput(f"{name}:{event.start_mark.line + 1}: nested too deeply")
+                line = event.start_mark.line + 1 if event.start_mark else 1
+                raise InvalidInput(f"{name}:{line}: nested too deeply")
 
 
 def _plain(node: yaml.Node, path: _Path, lines: dict[_Path, int], name: str) -> _Value:
