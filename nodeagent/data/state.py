@@ -19,6 +19,7 @@ from nodeagent.data import closing, commands, compaction
 from nodeagent.data.commands import Command
 from nodeagent.data.compaction import Compacting, Key
 from nodeagent.data.rates import WriteRates
+from nodeagent.data.sessions import Image as SessionsImage
 from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots, expand
 from nodeagent.model import limits
@@ -44,7 +45,7 @@ class Checkpoint(msgspec.Struct):
     group: GroupId
     applied: int
     slots: Slots
-    sessions: Sessions
+    sessions: SessionsImage
     schemas: list[TableSchema]
     tombstones: list[Tombstone]
     files: list[FileMeta]
@@ -207,12 +208,9 @@ class DataState:
         if refusal is not None:
             self.refused.add(index)
             return refusal
-        seen = self.sessions.of(w.session, w.slot)
-        seen.settle(w.settled)
-        if seen.has(w.sequence):
+        if not self.sessions.take(w.session, w.slot, w.sequence, w.settled):
             self.refused.add(index)
             return Written(0, duplicate=True)
-        seen.add(w.sequence)
         self._remember(index, w, now)
         self.rates.add(w.slot, len(w.ipc), now)
         return Written(index)
@@ -220,8 +218,7 @@ class DataState:
     def _check_session(self, session: str, slot: int, sequence: int, settled: int) -> ErrorReply | None:
         if not self.sessions.knows(session, slot):
             return ErrorReply("session_expired", f"session {session} is not known to group {self.group}")
-        seen = self.sessions.seen.get(slot, {}).get(session)
-        floor = max(seen.floor, settled) if seen is not None else settled
+        floor = max(self.sessions.floor(session, slot), settled)
         if sequence > floor + limits.SESSION_WINDOW:
             return ErrorReply(
                 "overloaded", f"sequence {sequence} is more than {limits.SESSION_WINDOW} past {floor}"
@@ -245,11 +242,8 @@ class DataState:
         refusal = self.check_slot(d.slot) or self._check_session(d.session, d.slot, d.sequence, d.settled)
         if refusal is not None:
             return refusal
-        seen = self.sessions.of(d.session, d.slot)
-        seen.settle(d.settled)
-        if seen.has(d.sequence):
+        if not self.sessions.take(d.session, d.slot, d.sequence, d.settled):
             return Written(0, duplicate=True)
-        seen.add(d.sequence)
         self.tombstones.append(Tombstone((index,), d.partition, d.table, d.tags, d.time_from, d.time_to))
         self.changed.add((d.partition, d.table))
         return Written(index)
@@ -501,9 +495,8 @@ class DataState:
         sources = [r.group for r in command.results]
         if not self.slots.open_for(command.operation, command.slots, index, sources):
             return
-        slots = expand(command.slots)
-        for result in command.results:
-            self.sessions.admit(result.sessions, slots)
+        opened = self.slots.arriving[command.operation].slots
+        self.sessions.admit((result.sessions for result in command.results), opened)
 
     def _adopt(self, index: int, command: commands.Adopt) -> None:
         if command.operation in self.slots.ended or command.operation not in self.slots.arriving:
@@ -606,7 +599,7 @@ class DataState:
             group=self.group,
             applied=self.applied,
             slots=self.slots.without_files(operations) if operations else self.slots,
-            sessions=self.sessions,
+            sessions=self.sessions.image(),
             schemas=list(self.schemas.values()),
             tombstones=self.tombstones,
             files=[f for f in self.manifest.files() if f.slot not in sources],
@@ -654,7 +647,7 @@ class DataState:
             saved.group,
             applied=saved.applied,
             slots=saved.slots,
-            sessions=saved.sessions,
+            sessions=Sessions.restore(saved.sessions),
             schemas={(s.storage_group, s.table): s for s in saved.schemas},
             tombstones=saved.tombstones,
             closed_through=dict(saved.closed_through),

@@ -11,6 +11,7 @@ from nodeagent.host.desk import Desk
 from nodeagent.host.freshness import Freshness
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
+from nodeagent.model import limits
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import Overloaded
@@ -308,12 +309,15 @@ class DataReplica(Replica):
         if not self.leads:
             self._used.clear()
             return
-        known = self.state.sessions.own | set(self.state.sessions.guests)
-        self._used = {s: self._used.get(s, self.desk.now) for s in known}
+        self._used = {s: self._used.get(s, self.desk.now) for s in self.state.sessions.known()}
         before = self.desk.now - self.config.session_ttl_ms
         old = tuple(sorted(s for s, at in self._used.items() if at < before))
-        if old:
-            self.propose([commands.encode(commands.ExpireSessions(old))])
+        parts = [
+            old[i : i + limits.EXPIRED_PER_ENTRY_MAX]
+            for i in range(0, len(old), limits.EXPIRED_PER_ENTRY_MAX)
+        ]
+        if parts:
+            self.propose([commands.encode(commands.ExpireSessions(part)) for part in parts])
 
     # --- repairs -----------------------------------------------------------------------------------
 

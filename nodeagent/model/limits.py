@@ -69,6 +69,13 @@ SESSION_WINDOW = 1024
 """Sequences a session may have outstanding per slot."""
 
 SESSIONS_PER_GROUP_MAX = 65536
+
+EXPIRED_PER_ENTRY_MAX = 1024
+"""Sessions one log entry ends: what applying it costs follows their number."""
+
+SESSIONS_PART_BYTES = 1 * MIB
+"""One part of a table of sessions on its way from the sealed group to the gaining one."""
+
 TABLES_MAX = 10_000
 COLUMNS_MAX = 4096
 

@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         "sessions do not move with their slots",
         "data/state.py",
-        "            self.sessions.admit(result.sessions, slots)",
-        "            self.sessions.guests.update(dict.fromkeys((), slots))",
+        "        self.sessions.admit((result.sessions for result in command.results), opened)\n",
+        "",
     ),
     Mutant(
         "a duplicate counts again",

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import msgspec
 
 from nodeagent.data.commands import DeleteRange, WriteRows, decode
-from nodeagent.data.sessions import Seen
 from nodeagent.meta.state import MetaState
 from nodeagent.model import requests as q
 from nodeagent.model.config import ClusterSettings
@@ -308,8 +307,8 @@ class Scenario:
             self.history.lost_sessions.add(f"{group}:{index}.{entry.term}")
         for entry in log.slice(log.first_index, log.last_index, 1 << 60):
             lost -= self._write_in(entry)
-        seen = replica.state.sessions.seen
-        return {(s, slot, n) for s, slot, n in lost if not seen.get(slot, {}).get(s, Seen()).has(n)}
+        sessions = replica.state.sessions
+        return {(s, slot, n) for s, slot, n in lost if not sessions.has(s, slot, n)}
 
     @staticmethod
     def _write_in(entry: Entry) -> set[tuple[str, int, int]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
-from nodeagent.data.sessions import Exported, Sessions
+from nodeagent.data.sessions import Sessions
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import (
     Moved,
@@ -284,12 +284,10 @@ class FakeCluster:
             raise SessionExpired(f"session {w.session} is not known to {group.name}")
         if (w.partition.storage_group, w.table) not in self.schemas:
             raise SchemaMismatch("not in use yet")
-        seen = group.sessions.of(w.session, w.slot)
-        seen.settle(w.settled)
-        if seen.has(w.sequence):
+        floor = max(group.sessions.floor(w.session, w.slot), w.settled)
+        if not group.sessions.take(w.session, w.slot, w.sequence, w.settled):
             return Written(0, duplicate=True)
-        assert w.sequence <= seen.floor + 1024, "the client keeps within the window"
-        seen.add(w.sequence)
+        assert w.sequence <= floor + 1024, "the client keeps within the window"
         index = group.next_index()
         if isinstance(w, DeleteRows):
             tomb = Tombstone((index,), w.partition, w.table, w.tags, w.time_from, w.time_to)
@@ -396,7 +394,7 @@ class FakeCluster:
 
     def expire_sessions(self, group: str) -> None:
         sessions = self.groups[group].sessions
-        sessions.expire(list(sessions.own | set(sessions.guests)))
+        sessions.expire(sessions.known())
 
     def plan(self, slots: set[int], source: str, target: str) -> str:
         """The table names the new owner; the source still serves."""
@@ -418,14 +416,14 @@ class FakeCluster:
         op.stage = Stage.SEALED
         source.slots -= slots
         source.sealed |= {s: operation for s in slots}
-        op.sealed[source.name] = SealResult(source.name, source.next_index(), export(source.sessions, slots))
+        op.sealed[source.name] = SealResult(source.name, source.next_index(), source.sessions.export(slots))
         self.publish()
 
     def open(self, operation: str) -> None:
         op = self._operation(operation)
         (source, target), slots = self._ends(op), self._slots(op)
         op.stage = Stage.OPEN
-        target.sessions.admit(op.sealed[source.name].sessions, slots)
+        target.sessions.admit([op.sealed[source.name].sessions], slots)
         target.slots |= slots
         for s in slots:
             target.sealed.pop(s, None)
@@ -464,9 +462,3 @@ class FakeCluster:
     def times_applied(self, marker: float) -> int:
         """How often the row with `v` = marker went into a log, in all groups."""
         return sum(a.rows.column("v").to_pylist().count(marker) for g in self.groups.values() for a in g.rows)
-
-
-def export(sessions: Sessions, slots: set[int]) -> bytes:
-    """What a gaining group must know of the sessions of `slots`."""
-    seen = {s: sessions.seen[s] for s in sorted(slots) if s in sessions.seen}
-    return msgspec.msgpack.encode(Exported(sorted(sessions.own | set(sessions.guests)), seen))

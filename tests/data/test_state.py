@@ -362,7 +362,7 @@ def test_a_release_forgets_files_sessions_and_deletes_of_its_slots_alone(group: 
     group.do(c.Seal("op", 1, ((3, 4),)))
     group.do(c.Release("op", 1))
     assert {f.slot for f in group.state.manifest.files()} == {4}
-    assert 3 not in group.state.sessions.seen and 4 in group.state.sessions.seen
+    assert group.state.sessions.written() == {4}
 
 
 def test_a_new_member_is_told_of_the_seal_and_given_no_files(group: Group) -> None:
@@ -382,7 +382,7 @@ def test_a_new_group_begins_where_no_member_can_come_from_nothing() -> None:
 def test_a_session_is_a_guest_for_the_slots_that_brought_it() -> None:
     old, new = Sessions(), Sessions()
     old.open("s")
-    new.admit(old.export([3]), {3})
+    new.admit([old.export([3])], {3})
     assert new.knows("s", 3) and not new.knows("s", 4)
     new.forget([3])
     assert not new.knows("s", 3)
