@@ -3,7 +3,7 @@
 import msgspec
 
 from nodeagent.model.files import Tombstone
-from nodeagent.model.ids import PartitionKey
+from nodeagent.model.ids import GroupId, PartitionKey
 from nodeagent.model.jobs import Adoption
 from nodeagent.model.operation import Ranges, SealResult
 from nodeagent.model.schema import TableSchema
@@ -82,7 +82,10 @@ class Unseal(msgspec.Struct, array_like=True, frozen=True, tag=8):
 
 
 class Open(msgspec.Struct, array_like=True, frozen=True, tag=9):
-    """The group owns these slots now. `results` are those of every losing group of the slots."""
+    """The group owns these slots now. `results` are those of every losing group of the slots.
+
+    Without effect unless all their parts precede it in the log (`OpenSessions`).
+    """
 
     operation: str
     table_version: int
@@ -144,6 +147,15 @@ class Expire(msgspec.Struct, array_like=True, frozen=True, tag=14):
     passed: int = 0
 
 
+class OpenSessions(msgspec.Struct, array_like=True, frozen=True, tag=15):
+    """Part `part` of the sessions that `source` sealed for `operation`, for the `Open` that follows."""
+
+    operation: str
+    source: GroupId
+    part: int
+    data: bytes
+
+
 Command = (
     WriteRows
     | OpenSession
@@ -159,6 +171,7 @@ Command = (
     | Opaque
     | Compact
     | Expire
+    | OpenSessions
 )
 
 _encoder = msgspec.msgpack.Encoder()

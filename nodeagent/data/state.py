@@ -18,6 +18,7 @@ import msgspec
 from nodeagent.data import closing, commands, compaction
 from nodeagent.data.commands import Command
 from nodeagent.data.compaction import Compacting, Key
+from nodeagent.data.handover import Part, Staged
 from nodeagent.data.rates import WriteRates
 from nodeagent.data.sessions import Image as SessionsImage
 from nodeagent.data.sessions import Sessions
@@ -66,6 +67,9 @@ class Checkpoint(msgspec.Struct):
     """What is left of `pending`: (index of the close, partition, number of its first unit). A release that
     filed whole closes has saved none: there all of a pending close is left."""
 
+    staged: dict[str, dict[GroupId, dict[int, Part]]] = {}
+    """As in `handover.Staged`."""
+
 
 @dataclass(slots=True)
 class Adopting:
@@ -85,6 +89,7 @@ class DataState:
     applied: int = 0
     slots: Slots = field(default_factory=Slots)
     sessions: Sessions = field(default_factory=Sessions)
+    staged: Staged = field(default_factory=Staged)
     schemas: dict[tuple[str, str], TableSchema] = field(default_factory=dict)
     tombstones: list[Tombstone] = field(default_factory=list)
     manifest: Manifest = field(default_factory=Manifest)
@@ -161,6 +166,9 @@ class DataState:
                 self._seal(index, command)
             case commands.Unseal():
                 self.slots.unseal(command.operation)
+                self.staged.drop(command.operation)
+            case commands.OpenSessions():
+                self._stage_sessions(command)
             case commands.Open():
                 self._open(index, command)
             case commands.Adopt():
@@ -491,12 +499,19 @@ class DataState:
         """Sorted: the order of first writes in memory depends on when files were made, names may not."""
         return commands.CloseFile(tuple((s, p) for p, s in sorted(self.slot_of.items()) if s in slots))
 
+    def _stage_sessions(self, command: commands.OpenSessions) -> None:
+        if command.operation not in self.slots.ended and command.operation not in self.slots.arriving:
+            self.staged.add(command)
+
     def _open(self, index: int, command: commands.Open) -> None:
+        if self.staged.lacking(command.operation, command.results):
+            return
         sources = [r.group for r in command.results]
         if not self.slots.open_for(command.operation, command.slots, index, sources):
             return
         opened = self.slots.arriving[command.operation].slots
-        self.sessions.admit((result.sessions for result in command.results), opened)
+        self.sessions.admit(self.staged.tables(command.operation, command.results), opened)
+        self.staged.drop(command.operation)
 
     def _adopt(self, index: int, command: commands.Adopt) -> None:
         if command.operation in self.slots.ended or command.operation not in self.slots.arriving:
@@ -618,6 +633,7 @@ class DataState:
                 for c in self.compacting
                 if not c.gone and c.command.slot not in sources
             ],
+            staged=self.staged.parts,
         )
 
     def superseded(self, old: "DataState", left: Iterable[FileMeta] = ()) -> tuple[FileMeta, ...]:
@@ -648,6 +664,7 @@ class DataState:
             applied=saved.applied,
             slots=saved.slots,
             sessions=Sessions.restore(saved.sessions),
+            staged=Staged(saved.staged),
             schemas={(s.storage_group, s.table): s for s in saved.schemas},
             tombstones=saved.tombstones,
             closed_through=dict(saved.closed_through),

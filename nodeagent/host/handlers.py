@@ -13,6 +13,7 @@ from nodeagent.host.admission import check_status
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.operations import check_silent, plan_begin, plan_give_up, plan_without
+from nodeagent.host.session_parts import sealed_part
 from nodeagent.meta import commands as meta
 from nodeagent.meta.runs import fenced
 from nodeagent.meta.state import MetaState
@@ -266,6 +267,8 @@ class Handlers:
                 reads.on_export(host, replica, token, request, host.new_id())
             case q.OpenSource():
                 reads.on_open_source(host, replica, token, request, host.new_id())
+            case q.GetSealedSessions():
+                self._sealed_sessions(token, replica, request)
             case q.ProbeGroup():
                 self._probe(token, replica)
         return None
@@ -275,6 +278,13 @@ class Handlers:
             return self.host.desk.reply(token, writes.not_leader(replica))
         replica.propose([data.encode(data.OpenSession())], token)
         return None
+
+    def _sealed_sessions(self, token: int, replica: DataReplica, request: q.GetSealedSessions) -> None:
+        part = sealed_part(replica, request.operation, request.part)
+        if not part:
+            what = f"{request.group} has no part {request.part} of the sessions of {request.operation} here"
+            return self.host.desk.refuse(token, "not_found", what, "ask another member")
+        return self.host.desk.reply(token, q.SealedSessions(part))
 
     def _probe(self, token: int, replica: DataReplica | MetaReplica | None) -> None:
         desk = self.host.desk

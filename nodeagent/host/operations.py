@@ -11,6 +11,7 @@ from nodeagent.data.state import DataState
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.replica import as_reply
+from nodeagent.host.session_parts import SessionParts
 from nodeagent.meta import commands as meta
 from nodeagent.meta.state import DEAD, MetaState
 from nodeagent.model.entries import Config
@@ -56,6 +57,7 @@ class Operations:
         self._awaited: dict[GroupId, tuple[int, int]] = {}
         """Those of `_proposed` that were not seen applied yet."""
 
+        self._parts = SessionParts(host.node, host.desk, host.data, self._propose)
         self.holds: frozenset[str] = frozenset()
         """Points of `scaling.holds`."""
 
@@ -173,6 +175,8 @@ class Operations:
                 self._reconfigure(replica, action.step)
             case groups.Report():
                 self.report(action.command)
+            case groups.TakePart():
+                self._parts.take(replica, action)
             case groups.AdoptNow():
                 if self.host.mover.lacks(op, replica.group):
                     wanted.add(replica.group)

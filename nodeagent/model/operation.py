@@ -86,11 +86,15 @@ class StageSpan(msgspec.Struct):
 
 
 class SealResult(msgspec.Struct, frozen=True):
-    """What a losing group committed: the seal's log index and the sessions of the moved slots."""
+    """What a losing group committed: the seal's log index, and which sessions go with the moved slots."""
 
     group: GroupId
     index: int
-    sessions: bytes
+    sessions: bytes = b""
+    """The table itself, from members of 2ccee90, which have no `parts`."""
+
+    parts: tuple[str, ...] = ()
+    """XXH3-128 of each part of the table, which goes from group to group."""
 
 
 class CopyRecord(msgspec.Struct, frozen=True):

@@ -613,6 +613,19 @@ class SourceOpened(_Tagged, frozen=True):
     slots: tuple[PulledSlot, ...]
 
 
+class GetSealedSessions(_Tagged, frozen=True):
+    """A gaining group's leader asks any member of a sealed group for a part of the sessions that go with the
+    slots; `not_found` from one that has not applied the seal."""
+
+    operation: str
+    group: GroupId
+    part: int
+
+
+class SealedSessions(_Tagged, frozen=True):
+    data: bytes
+
+
 class FetchChunk(_Tagged, frozen=True):
     """Bytes of a file of a snapshot. A missing file is `not_found`, never an empty chunk."""
 
@@ -678,6 +691,7 @@ Request = (
     | RepairFile
     | ExportFiles
     | OpenSource
+    | GetSealedSessions
     | FetchChunk
     | PullUnit
 )
@@ -700,6 +714,7 @@ Reply = (
     | FilesChecked
     | FileRepaired
     | SourceOpened
+    | SealedSessions
     | Chunk
     | UnitPulled
     | ErrorReply

@@ -12,6 +12,7 @@ from nodeagent.model.requests import (
     GetManifest,
     GetMeta,
     GetRuns,
+    GetSealedSessions,
     GetStatus,
     GetWriteRates,
     GiveUp,
@@ -28,7 +29,7 @@ _READS = (
     *(GetStatus, GetEvents, GetMeta, GetRuns, GetWriteRates, ProbeGroup),
     *(ScanRows, ListPartitions, GetManifest, CheckFiles),
 )
-_NODES_ONLY = (Forward, CheckStatus)
+_NODES_ONLY = (Forward, CheckStatus, GetSealedSessions)
 _GUESTS = (CheckStatus,)
 _ADMINS_ONLY = (RepairFile, GiveUp, TakeLock, DropLock, RecordRun)
 

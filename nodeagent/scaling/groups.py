@@ -4,14 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nodeagent.data import commands as data
+from nodeagent.data.handover import seal_result
 from nodeagent.data.state import DataState
 from nodeagent.meta import changes
 from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.operation import GroupChange, Operation, Ranges, SealResult, Stage
+from nodeagent.model.operation import GroupChange, Operation, Ranges, Stage
 from nodeagent.partition.ranges import union
 from nodeagent.scaling import membership
+
+PARTS_AT_ONCE = 4
+"""Parts of sessions asked for, or logged, in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,18 @@ class AdoptNow:
     operation: str
 
 
-Action = Log | Reconfigure | Report | AdoptNow
+@dataclass(frozen=True, slots=True)
+class TakePart:
+    """Bring part `number` of the sessions that `source` sealed into this group's log; `members` have it."""
+
+    operation: str
+    source: GroupId
+    number: int
+    digest: str
+    members: tuple[NodeId, ...]
+
+
+Action = Log | Reconfigure | Report | AdoptNow | TakePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +116,7 @@ def _seal(op: Operation, look: Look) -> list[Action]:
     sealed = look.state.slots.sealed.get(op.id)
     if sealed is None:
         return [Log(data.Seal(op.id, op.table_version, slots_from(op, look.group)))]
-    result = SealResult(look.group, sealed.index, sealed.sessions)
+    result = seal_result(look.group, sealed.index, sealed.sessions)
     return [Report(meta.SealedBy(look.now, op.id, result))]
 
 
@@ -127,7 +142,12 @@ def _open(op: Operation, look: Look) -> list[Action]:
         return [Report(meta.OpenedBy(look.now, op.id, look.group, look.state.applied))]
     sources = sorted({m.source for m in op.moves if m.target == look.group})
     results = tuple(op.sealed[s] for s in sources)
-    return [Log(data.Open(op.id, op.table_version, slots_to(op, look.group), results))]
+    lacking = look.state.staged.lacking(op.id, results)
+    if not lacking:
+        return [Log(data.Open(op.id, op.table_version, slots_to(op, look.group), results))]
+    holders = {m.source: tuple(n for n in m.source_members if n not in op.dead) for m in op.moves}
+    first = lacking[:PARTS_AT_ONCE]
+    return [TakePart(op.id, source, number, wanted, holders[source]) for source, number, wanted in first]
 
 
 def _formal(op: Operation, look: Look) -> list[Action]:

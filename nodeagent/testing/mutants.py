@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "sessions do not move with their slots",
         "data/state.py",
-        "        self.sessions.admit((result.sessions for result in command.results), opened)\n",
+        "        self.sessions.admit(self.staged.tables(command.operation, command.results), opened)\n",
         "",
     ),
     Mutant(

@@ -11,6 +11,7 @@ import pytest
 from nodeagent.data import commands as data
 from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host.admission import check_status
+from nodeagent.host.desk import Desk
 from nodeagent.host.found import lost_meta
 from nodeagent.host.handlers import evidence_at
 from nodeagent.host.host import DRIVE_MS, Host
@@ -325,7 +326,7 @@ def test_seeds_that_disagree_on_weights_form_no_cluster() -> None:
 def test_the_next_step_of_a_change_follows_the_entry_it_waits_for() -> None:
     """Slots stand closed between the steps: the host goes on when the entry is applied, not at a tick."""
     replica: Any = SimpleNamespace(group="a.1", raft=SimpleNamespace(term=2), seen=4, propose=lambda batch: 5)
-    host: Any = SimpleNamespace(data={"a.1": replica})
+    host: Any = SimpleNamespace(node="a", desk=Desk(0, 0), data={"a.1": replica})
     operations = Operations(host)
     operations._propose(replica, [b"seal", b"open"])
     assert not operations.is_due()

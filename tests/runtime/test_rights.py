@@ -18,7 +18,7 @@ def test_rights() -> None:
         return {kind.__name__ for kind in get_args(Request) if may_ask(role, kind)}
 
     assert allowed("reader") == READS
-    assert every - allowed("admin") == {"Forward", "CheckStatus"}
+    assert every - allowed("admin") == {"Forward", "CheckStatus", "GetSealedSessions"}
     assert every - allowed("node") == {"RepairFile", "GiveUp", "TakeLock", "DropLock", "RecordRun"}
     assert allowed("guest") == {"CheckStatus"}
     assert allowed("nobody") == set()

@@ -3,12 +3,13 @@
 import pytest
 
 from nodeagent.data import commands as data
+from nodeagent.data.handover import digest
 from nodeagent.data.state import DataState, initial
 from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config, Entry, EntryKind
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SealResult, SlotMove, Stage
 from nodeagent.scaling import groups, membership
-from nodeagent.scaling.groups import AdoptNow, Log, Look, Reconfigure, Report
+from nodeagent.scaling.groups import PARTS_AT_ONCE, AdoptNow, Log, Look, Reconfigure, Report, TakePart
 
 OLD, NEW = "a.1", "n.9"
 MEMBERS = ("a", "b", "c")
@@ -73,6 +74,22 @@ def test_a_gaining_group_opens_with_the_sessions_of_the_losing_ones() -> None:
     (action,) = groups.due(op, look(NEW, state(NEW)))
     assert isinstance(action, Log) and isinstance(action.command, data.Open)
     assert action.command.results == (op.sealed[OLD],) and action.command.slots == ((0, 2),)
+
+
+def test_a_gaining_group_takes_the_parts_it_lacks_and_opens_when_it_has_all() -> None:
+    """A few at a time, from members of the losing group that are not dead."""
+    op = operation(Stage.OPEN)
+    parts = [bytes([i]) for i in range(PARTS_AT_ONCE + 2)]
+    op.sealed[OLD] = SealResult(OLD, 3, parts=tuple(digest(p) for p in parts))
+    op.dead = ["b"]
+    have = [data.OpenSessions(op.id, OLD, 1, parts[1])]
+    wanted = [n for n in range(len(parts)) if n != 1][:PARTS_AT_ONCE]
+    assert groups.due(op, look(NEW, state(NEW, *have))) == [
+        TakePart(op.id, OLD, n, digest(parts[n]), ("a", "c")) for n in wanted
+    ]
+    all_of_them = [data.OpenSessions(op.id, OLD, n, p) for n, p in enumerate(parts)]
+    (action,) = groups.due(op, look(NEW, state(NEW, *all_of_them)))
+    assert isinstance(action, Log) and isinstance(action.command, data.Open)
 
 
 def test_adoption_waits_for_a_copy_on_every_member_under_its_incarnation() -> None:
