@@ -39,6 +39,9 @@ class Attempt:
         self._group: GroupId | None = None
         self._hops = 0
         self._refusals = 0
+        self._overloaded: Overloaded | None = None
+        """Why the leader did not take it, the last time it said so."""
+
         self._hint: GroupRecord | None = None
         """The group that a refusal named, until another answer."""
 
@@ -69,6 +72,8 @@ class Attempt:
         except (Unavailable, Overloaded, Refused, NotFound, SchemaMismatch) as error:
             # A schema mismatch here is a group that has not seen the newest schema yet: the rows were
             # brought into the form of the meta group's before.
+            if isinstance(error, Overloaded):
+                self._overloaded = error
             await self._elsewhere(error)
         except NodeAgentError as error:
             if not isinstance(error, Definite):
@@ -167,6 +172,8 @@ class Attempt:
                 next_step="read the rows back, or write them again (equal rows overwrite each other)",
                 slot=self._slot,
             )
+        if isinstance(error, NotLeader) and self._overloaded is not None:
+            return self._overloaded  # it was asked elsewhere meanwhile, which is no news
         if isinstance(error, NotLeader | Moved | SessionExpired):
             return Unavailable(
                 f"slot {self._slot} took no write within {self._deadline.timeout_s:g} s: {error.what}",

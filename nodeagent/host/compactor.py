@@ -113,6 +113,7 @@ class Compactor:
         """What to compact now, of where something changed; what has nothing to compact is forgotten."""
         state, group, now = replica.state, replica.group, self.host.desk.now
         files_min, full_min = self._files_min(), self.host.config.compact_files_min
+        low = self.host.desk.space.is_low  # then only what makes room: the end of rows that were deleted
         moving = self._moving(group)
         under_way = {c.key for c in state.compacting}
         deletes = _by_key(state.tombstones)
@@ -128,9 +129,9 @@ class Compactor:
             files = state.manifest.of_partition(*key)
             if files and (files[0].slot in moving or not state.is_settled(files[0].slot)):
                 continue
-            run = compaction.pick_small(files, files_min, full_min)
+            run = compaction.pick_small(files, files_min, full_min) if not low else []
             masked, due = self._deletes_due(group, key, files, deletes[key])
-            if not run and due:
+            if not run and (due or (low and masked)):
                 run = compaction.pick_masked(files, deletes[key])
             if run:
                 runs[key] = run

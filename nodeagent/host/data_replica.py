@@ -143,9 +143,12 @@ class DataReplica(Replica):
         self.desk.later(delay_ms, lambda: self._start(job) if state is self.state else None)
 
     def _start(self, job: Job) -> None:
-        if not self.removed:
-            state = self.state
-            self.job(job, lambda r: self._on_job(job, state, r))
+        if self.removed:
+            return
+        state, space = self.state, self.desk.space
+        if isinstance(job, CompactFiles) and sum(f.size for f in job.unit.inputs) > space.spare:
+            return self._on_compacted(job, state, Failed("overloaded", space.why))
+        self.job(job, lambda r: self._on_job(job, state, r))
 
     def _on_job(self, job: Job, state: DataState, result: JobResult) -> None:
         if self.removed or state is not self.state:

@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nodeagent.host.space import Space
 from nodeagent.model.entries import LogOp
 from nodeagent.model.ids import NodeId, Owner
 from nodeagent.model.jobs import Job, JobResult
@@ -35,13 +36,15 @@ class Desk:
     """Numbers jobs and calls and remembers who waits for them; keeps timers.
 
     `now` is monotonic, `wall` the wall clock for records, both in milliseconds and set by the host
-    before it deals out an event. `owner` is what checkpoints are signed with.
+    before it deals out an event, as is `space`, what the disk has room for. `owner` is what checkpoints are
+    signed with.
     """
 
     def __init__(self, now: int, wall: int, owner: Owner = NOBODY) -> None:
         self.now = now
         self.wall = wall
         self.owner = owner
+        self.space = Space(owner.node)
         self.replies: list[tuple[int, Reply]] = []
         self.jobs: list[tuple[int, Job]] = []
         self.calls: list[tuple[int, To, Request]] = []

@@ -230,6 +230,7 @@ class Host:
             group, raft, self.desk, self.outbox, state, self.config, self.new_id, self._is_source
         )
         raft.passive = META in self.damaged  # it could serve nothing that it leads
+        raft.room = self.desk.space.room
         self.data[group] = replica
         replica.start_jobs()
         return replica
@@ -369,6 +370,17 @@ class Host:
         for replica in self.replicas():
             replica.snapshots_expired(names)
 
+    def on_disk(self, free: int, total: int, now: int) -> None:
+        """What the disk with log and data has, in bytes; told every fraction of a second."""
+        self.desk.now = now
+        space = self.desk.space
+        before = space.is_low
+        space.measured(free, total, sum(r.state.memtable.nbytes for r in self.data.values()))
+        for replica in self.data.values():
+            replica.raft.room = space.room
+        if space.is_low != before:
+            self.desk.note("writes_refused" if space.is_low else "writes_taken_again", why=space.why)
+
     def on_retired(self, why: str, now: int) -> None:
         """A peer will not hear this node, because its incarnation was retired.
 
@@ -387,6 +399,11 @@ class Host:
         if self.incarnation in self.retired:
             return retired_sentence(self.incarnation, self.node)
         return self._retired_why if self.desk.now < self._retired_until else ""
+
+    @property
+    def no_room(self) -> str:
+        """Why no files may be copied here for now, "" when they may."""
+        return self.desk.space.why if self.desk.space.is_low else ""
 
     def on_reply(self, call: int, reply: Reply, now: int) -> None:
         self.desk.now = now

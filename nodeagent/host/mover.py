@@ -13,6 +13,7 @@ from nodeagent.data import commands as data
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk
 from nodeagent.host.reads import source_slots
+from nodeagent.host.space import GO_ON
 from nodeagent.meta import commands as meta
 from nodeagent.model.files import FileRef, PulledSlot
 from nodeagent.model.ids import GroupId, NodeId
@@ -191,6 +192,8 @@ class Mover:
             return self.desk.refuse(token, "refused", "the operation is not open, or not moving")
         if op.paused:
             return self._refuse_paused(token, op)
+        if self.desk.space.is_low:
+            return self.desk.refuse(token, "overloaded", self.desk.space.why, GO_ON)
         mine = [
             u
             for u in self._units(op)
@@ -217,7 +220,7 @@ class Mover:
         return self._pulls.setdefault(unit.key, _Pull(unit, self.desk.now + OWN_WAIT_MS))
 
     def _start(self) -> None:
-        if self._paused:
+        if self._paused or self.desk.space.is_low:
             return
         busy = sum(p.busy for p in self._pulls.values())
         for pull in self._pulls.values():

@@ -27,8 +27,10 @@ from nodeagent.model.jobs import (
     install_area,
 )
 from nodeagent.model.jobs import SaveCheckpoint as SaveJob
+from nodeagent.model.limits import SMALL_APPEND_BYTES
 from nodeagent.model.raft_messages import AppendRequest, HeartbeatReply, RaftMessage, SnapshotOffer
 from nodeagent.model.requests import ErrorReply, Reply
+from nodeagent.model.space import Room
 from nodeagent.raft.core import Raft
 from nodeagent.raft.progress import ProgressState
 from nodeagent.raft.state import Ready, Role
@@ -148,8 +150,11 @@ class Replica:
     # --- in ----------------------------------------------------------------------------------------
 
     def step(self, sender: NodeId, message: RaftMessage) -> None:
-        if self._installing is not None and isinstance(message, AppendRequest):
-            return  # the group must be at rest until its new state is in place
+        if isinstance(message, AppendRequest):
+            if self._installing is not None:
+                return  # the group must be at rest until its new state is in place
+            if self.raft.room >= Room.FULL and sum(len(e.data) for e in message.entries) > SMALL_APPEND_BYTES:
+                return  # the leader keeps it, and learns why by the next heartbeat
         self.raft.step(sender, message, self.desk.now)
 
     @property
@@ -204,6 +209,8 @@ class Replica:
             ops.append(Append(self.group, *ready.append))
         if ready.append is not None:
             last = (self.raft.log.last_index, self.raft.log.last_term)
+            if not self.leads:  # what a leader takes is counted when it takes it
+                self.desk.space.spend(self.raft.log.bytes_between(ready.append[0] - 1, last[0]))
             self.outbox.persist(self.group, ops, lambda: self.raft.persisted(*last))
         elif ops:  # it says nothing of entries: those at the end may be written again meanwhile
             self.outbox.persist(self.group, ops)
@@ -315,7 +322,7 @@ class Replica:
 
     def _pins(self) -> list[int]:
         pins = [o.base for o in self._snapshots.values()]
-        if self.leads and self.log_bytes() < self.log_bytes_keep:
+        if self.leads and self.log_bytes() < self.desk.space.log_keep:
             status = self.raft.status()
             pins += [p.match for p in status.progress.values() if p.match >= status.base]
         return pins
@@ -388,6 +395,8 @@ class Replica:
     def _take_offer(self, source: NodeId, offer: SnapshotOffer) -> None:
         if self._installing is not None or offer.base.index < self.raft.log.base.index:
             return
+        if self.raft.room:
+            return  # it is offered again; its files would fill the disk
         if self._working or self.leads or self.founding:
             return  # it is offered again; what works on the old state's files must be over
         self._installing = offer.snapshot
@@ -432,9 +441,6 @@ class Replica:
         self.desk.note("installed", group=self.group, base=saved.base.index, received=result.bytes_received)
 
     # --- hooks -------------------------------------------------------------------------------------
-
-    log_bytes_keep = 64 * limits.MIB
-    """The leader keeps this much log for followers that lag."""
 
     @property
     def seen(self) -> int:

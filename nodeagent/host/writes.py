@@ -55,6 +55,10 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
         return desk.refuse(
             token, "invalid_input", f"{len(w.ipc)} bytes in one write; the limit is {limits.WRITE_BYTES_MAX}"
         )
+    short = replica.raft.short_of_room()
+    refusal = desk.space.refusal(short, len(replica.raft.log.config.voters))
+    if refusal is not None:
+        return desk.reply(token, refusal)
     held = replica.state.memtable.nbytes
     if held > limits.MEMTABLES_MAX * replica.config.memtable_bytes_max:
         return desk.refuse(
@@ -67,6 +71,7 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
         command = _command(host, w, schema)
     except NodeAgentError as error:
         return desk.reply(token, ErrorReply(error.code, error.what, error.next_step))
+    desk.space.spend(len(command.ipc))
     _propose(replica, schema, command, token)
     return None
 

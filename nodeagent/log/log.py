@@ -20,7 +20,7 @@ et al., ATC 2020): the log keeps the error and answers everything with it from t
 import contextlib
 import errno
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 
@@ -48,6 +48,8 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 RESERVE = "reserve"
 NEW = ".new"
 SEGMENTS_RECLAIMED_PER_CALL = 4
+
+T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -285,6 +287,16 @@ class Log:
             self._guard(old.sync)
             old.closed = True
         self._begin_next()
+
+    def with_room(self, action: Callable[[], T]) -> T:
+        """Run what must be written beside the log at a start, on a full disk into the room that was laid by.
+
+        Raises:
+            NoSpace: that is used up too.
+        """
+        found: list[T] = []
+        self._grow(lambda: found.append(action()))
+        return found[0]
 
     # Failing.
 

@@ -114,3 +114,41 @@ EVENTS_REPLY_MAX = 4096
 
 DISK_LOW_BYTES = 5 * 10**9
 """With less left an operator should know."""
+
+DISK_REFUSE_SHARE = 12
+"""With less than one part in so many of its disk free, but at most `DISK_REFUSE_BYTES_MAX`, a node takes no
+rows and pulls no files: what it accepted must still become files and checkpoints."""
+
+DISK_REFUSE_BYTES_MAX = 1024 * MIB
+
+DISK_FLOOR_SHARE = 32
+"""With less than this free, but at most `DISK_FLOOR_BYTES_MAX`, a follower takes small entries only."""
+
+DISK_FLOOR_BYTES_MAX = 256 * MIB
+
+DISK_RESUME_PERCENT = 125
+"""Of a watermark must be free before what it stopped goes on."""
+
+SMALL_APPEND_BYTES = 16 * KIB
+"""Entries of one append that a follower takes whatever room it has."""
+
+GROUP_SHARE = 16
+"""Rows of one group in memory, and with them its log, are closed at one part in so many of the disk."""
+
+SEGMENT_SHARE = 16
+"""A segment of the log is at most one part in so many of the disk."""
+
+LOG_KEEP_SHARE = 64
+LOG_KEEP_BYTES_MAX = 64 * MIB
+"""Log of one group that its leader keeps for followers that lag."""
+
+LOG_KEEP_MS_MAX = 600_000
+"""A leader keeps log no longer for a follower that makes no headway; it comes back by a snapshot."""
+
+RESERVE_SHARE = 32
+RESERVE_BYTES_MAX = 8 * MIB
+"""Laid by beside the log, and given back to it when the disk is full."""
+
+ZERO_STEP_SHARE = 256
+ZERO_STEP_BYTES_MAX = 4 * MIB
+"""The log is filled with zeros so far ahead of writing."""

@@ -54,10 +54,12 @@ class Heartbeat(_Message, tag=3, frozen=True):
 
 
 class HeartbeatReply(_Message, tag=4, frozen=True):
-    """`wall` is the sender's wall clock (ms), 0 when it says nothing of it: see `host.clocks`."""
+    """`wall` is the sender's wall clock (ms), 0 when it says nothing of it: see `host.clocks`. `room`: what its
+    disk has room for (`model.space.Room`)."""
 
     read: int = 0
     wall: int = 0
+    room: int = 0
 
 
 class VoteRequest(_Message, tag=5, frozen=True):

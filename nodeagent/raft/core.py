@@ -372,6 +372,10 @@ class Raft(State):
         """Whether we lead and `peer`, or this node itself, holds everything that is committed now."""
         return self._lead is not None and (peer == self.node or self._lead.caught_up(peer))
 
+    def short_of_room(self) -> list[NodeId]:
+        """Leader: other voters that said that they have no room for rows."""
+        return self._lead.short_of_room() if self._lead is not None else []
+
     def transfer(self, target: NodeId, now: int) -> None:
         """Hand leadership to `target`; given up after an election timeout. Proposals are refused meanwhile.
 

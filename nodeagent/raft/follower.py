@@ -64,7 +64,7 @@ def on_heartbeat(state: State, leader: NodeId, beat: Heartbeat) -> None:
     """Learn the commit index. The answer promises no entry, so it does not wait for the disk."""
     # A member that lost its disk holds less than the leader believes (matrixone #25029).
     state.commit_to(min(beat.commit, state.log.last_index))
-    state.now.append((leader, HeartbeatReply(state.term, beat.read)))
+    state.now.append((leader, HeartbeatReply(state.term, beat.read, room=state.room)))
 
 
 def on_offer(state: State, leader: NodeId, offer: SnapshotOffer) -> None:

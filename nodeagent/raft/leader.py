@@ -9,6 +9,7 @@ from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import (
     APPEND_BYTES_MAX,
     APPEND_ENTRIES_MAX,
+    SMALL_APPEND_BYTES,
     UNCOMMITTED_BYTES_MAX,
 )
 from nodeagent.model.raft_messages import (
@@ -21,6 +22,7 @@ from nodeagent.model.raft_messages import (
     SnapshotOffer,
     TimeoutNow,
 )
+from nodeagent.model.space import Room
 from nodeagent.raft.log import ENTRY_OVERHEAD_BYTES
 from nodeagent.raft.membership import check_step, encode_config
 from nodeagent.raft.progress import Progress, ProgressState
@@ -182,6 +184,7 @@ class Leader:
         if progress is None:
             return
         progress.active = True
+        progress.room = reply.room
         if reply.read > progress.read_round:
             self._on_read_round(progress, reply.read)
         self._maybe_hand_over(peer)  # again: the first word of it may be lost
@@ -252,7 +255,7 @@ class Leader:
             if beat or (tell and known > progress.commit_sent and not appended):
                 self._beat(peer, progress)
             owed = owed or known > progress.commit_sent
-            if progress.state is _REPLICATE and progress.next <= last and not progress.is_full:
+            if progress.state is _REPLICATE and self._may_carry(progress, last):
                 self.dirty = True
         if not owed:
             self.news_at = None
@@ -263,8 +266,8 @@ class Leader:
         if progress.state is _SNAPSHOT or progress.paused:
             return False
         log = self.state.log
-        idle = progress.state is _REPLICATE and (progress.next > last or progress.is_full)
-        if idle and not progress.nudge:
+        carries = self._may_carry(progress, last)
+        if progress.state is _REPLICATE and not carries and not progress.nudge:
             return False
         prev = progress.next - 1
         prev_term = log.term(prev)
@@ -272,10 +275,21 @@ class Leader:
             self._ask_for_snapshot(peer, progress)
             return False
         entries: list[Entry] = []
-        if not idle and prev < last:
-            entries = log.slice(prev + 1, min(last, prev + APPEND_ENTRIES_MAX), APPEND_BYTES_MAX)
+        if carries:
+            most = SMALL_APPEND_BYTES if progress.room >= Room.FULL else APPEND_BYTES_MAX
+            entries = log.slice(prev + 1, min(last, prev + APPEND_ENTRIES_MAX), most)
         self._send_append(peer, progress, prev_term, entries)
         return True
+
+    def _may_carry(self, progress: Progress, last: int) -> bool:
+        """Whether an append may have entries now. A follower whose disk is full gets small ones only: large
+        ones it would not take, and they would be sent again and again."""
+        if progress.next > last or (progress.state is _REPLICATE and progress.is_full):
+            return False
+        log = self.state.log
+        if progress.room < Room.FULL or progress.next <= log.base.index:
+            return True
+        return log.bytes_between(progress.next - 1, progress.next) <= SMALL_APPEND_BYTES
 
     def _send_append(self, peer: NodeId, progress: Progress, prev_term: int, entries: list[Entry]) -> None:
         state = self.state
@@ -310,8 +324,8 @@ class Leader:
     # Snapshots
 
     def _ask_for_snapshot(self, peer: NodeId, progress: Progress) -> None:
-        """Only for a peer that answers: a snapshot for a dead one would be made in vain."""
-        if not progress.active:
+        """Only for a peer that answers and has room: for another a snapshot would be made in vain."""
+        if not progress.active or progress.room:
             progress.become_probe(progress.next)
             progress.paused = True
             return
@@ -430,6 +444,11 @@ class Leader:
     def caught_up(self, peer: NodeId) -> bool:
         progress = self.progress.get(peer)
         return progress is not None and progress.state is _REPLICATE and progress.match >= self.state.commit
+
+    def short_of_room(self) -> list[NodeId]:
+        """Other voters whose disks are nearly full."""
+        voters = self.state.log.config.voters
+        return [v for v in voters if v in self.progress and self.progress[v].room]
 
     def statuses(self) -> dict[NodeId, PeerStatus]:
         return {peer: PeerStatus(self.progress[peer].match, self.progress[peer].state) for peer in self.peers}

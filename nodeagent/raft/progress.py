@@ -37,6 +37,7 @@ class Progress:
         "offer",
         "paused",
         "read_round",
+        "room",
         "state",
     )
 
@@ -65,6 +66,9 @@ class Progress:
 
         self.read_round = 0
         """Newest read round it confirmed."""
+
+        self.room = 0
+        """What its disk has room for, as it said last (`model.space.Room`)."""
 
         self.moved_at = now
         """When appends to it last made headway or were last tried anew."""

@@ -100,6 +100,7 @@ class State:
         "reads_done",
         "reads_failed",
         "role",
+        "room",
         "settings",
         "snapshots",
         "term",
@@ -124,6 +125,9 @@ class State:
         self.durability = Durability(log.last_index)
         self.clock = now
         """Milliseconds, as last told."""
+
+        self.room = 0
+        """What this node's disk has room for, as told; followers pass it on (`HeartbeatReply`)."""
 
         self.hard_changed = False
         self.unwritten: int | None = None

@@ -44,6 +44,7 @@ from nodeagent.transport.tls import client_context, reload, server_context
 if TYPE_CHECKING:
     from nodeagent.host.host import Host
 
+DISK_LOOK_S = 0.2
 EXPIRE_EVERY_S = 60.0
 STOP_TIMEOUT_S = 5.0
 HAND_OVER_S_MAX = 2.0
@@ -87,6 +88,9 @@ class Agent:
         self._done = asyncio.Event()
         self._leaving = False
         self._disk_low = False
+        self._look_at = 0.0
+        """When the disk is looked at again."""
+
         self._exit_code = EXIT_OK
         self._expires_ms = 0
         self._server_context: ssl.SSLContext | None = None
@@ -211,7 +215,7 @@ class Agent:
         )
         post = partial(_post, loop)
         self._peers = Peers(config.node, driver, self._client_context, driver.on_refused)
-        self._puller = Puller(loop, self._ask)
+        self._puller = Puller(loop, self._ask, lambda: self._host.no_room)
         self._jobs = Jobs(opened.storage, opened.data, self._puller, post, driver.on_job, self._operation_of)
         self._log_thread = LogThread(
             opened.log,
@@ -247,6 +251,14 @@ class Agent:
 
     def _on_tick(self) -> None:
         self._puller.rate.bytes_per_s = self._rate() or self._auto_rate()
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + DISK_LOOK_S
+            self._host.on_disk(*self._room(), self._clock.now())
+
+    def _room(self) -> tuple[int, int]:
+        """(free, total) bytes of the disk that has less left, should log and data be on two."""
+        disks = (self.opened.home, self.opened.data)
+        return min((disk.free_bytes(), disk.total_bytes()) for disk in disks)
 
     def _auto_rate(self) -> int:
         now = time.monotonic()

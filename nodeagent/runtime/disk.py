@@ -219,6 +219,10 @@ class RealDisk:
         found = os.statvfs(self._root)
         return found.f_bavail * found.f_frsize
 
+    def total_bytes(self) -> int:
+        found = os.statvfs(self._root)
+        return found.f_blocks * found.f_frsize
+
 
 def _sync_dir(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -22,6 +22,7 @@ NOTABLE = frozenset(
     (
         *("started", "handed_over", "log_failed", "invariant_broken"),
         *("certificate_loaded", "certificate_not_loaded", "disk_low", "disk_enough"),
+        *("writes_refused", "writes_taken_again"),
         *("peer_unreachable", "peer_connected", "connection_refused"),
         *("job_failed", "install_failed", "installed", "replica_removed", "handing_over"),
         *("compaction_waits", "clock_skew"),

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, wait
 
-from nodeagent.model.errors import InvalidInput, NodeAgentError, Unavailable
+from nodeagent.model.errors import InvalidInput, NodeAgentError, Overloaded, Unavailable
 from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import CHUNK_BYTES
 from nodeagent.model.requests import Chunk, FetchChunk, Reply
@@ -43,9 +43,13 @@ Ask = Callable[[NodeId, FetchChunk, float], Awaitable[Reply]]
 class Puller:
     """Shared by all pulls of a node: the rate and the counters. `fetcher` gives one per job."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ask: Ask) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, ask: Ask, no_room: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`no_room` says why nothing more may be copied here for now, "" when it may."""
         self._loop = loop
         self._ask = ask
+        self._no_room = no_room
         self._lock = threading.Lock()
         self._stopped = False
         self.rate = Rate()
@@ -55,6 +59,12 @@ class Puller:
 
     def fetcher(self, operation: str) -> "Fetcher":
         return Fetcher(self, operation)
+
+    def check_room(self) -> None:
+        """Raises `Overloaded` while the disk has no room for files."""
+        why = self._no_room()
+        if why:
+            raise Overloaded(why, next_step="it is pulled when there is room")
 
     def request(self, node: NodeId, wanted: FetchChunk) -> "Future[Chunk]":
         """May be called on any thread. Raises `Unavailable` once the agent stops."""
@@ -115,6 +125,8 @@ class Fetcher:
         Raises:
             NodeAgentError: not there (`NotFound`), or no contact (`Unavailable`).
         """
+        if name not in _MESSAGES:
+            self._puller.check_room()
         wanted = FetchChunk(snapshot, name, offset, min(length, CHUNK_BYTES))
         try:
             future = self._ahead.pop((node, snapshot, name, offset), None)

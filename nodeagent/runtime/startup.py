@@ -15,6 +15,7 @@ from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.errors import Damaged
 from nodeagent.model.ids import META, GroupId, Owner
+from nodeagent.model.space import fitted, reserve, zero_step
 from nodeagent.runtime.config import load_config
 from nodeagent.runtime.directory import CONFIG_FILE, DATA_DIR
 from nodeagent.runtime.disk import RealDisk
@@ -60,9 +61,10 @@ def open_directory(directory: Path) -> Opened:
     home.lock()
     try:
         known = known_identity(home, config.node, f"{DATA_DIR}/{layout.GROUPS}")
-        log, recovered = Log.open(home, LOG_DIR, LogSettings(segment_bytes=config.segment_bytes))
-        identity = count_start(home, config.node, known, partial(secrets.token_hex, 8))
         data = RealDisk(directory / DATA_DIR)
+        config = fitted(config, min(home.total_bytes(), data.total_bytes()))
+        log, recovered = Log.open(home, LOG_DIR, _log_settings(config, home.total_bytes()))
+        identity = log.with_room(lambda: count_start(home, config.node, known, partial(secrets.token_hex, 8)))
         engine = WorkerEngine(data.root, config.worker_timeout_ms / 1000)
         storage = Storage(data, engine)
         storage.prepare()
@@ -90,6 +92,10 @@ def open_directory(directory: Path) -> Opened:
         torn_bytes=recovered.torn_bytes,
         seconds=time.monotonic() - start,
     )
+
+
+def _log_settings(config: NodeConfig, total: int) -> LogSettings:
+    return LogSettings(config.segment_bytes, zero_step(total), reserve(total))
 
 
 def fresh_random() -> random.Random:

@@ -426,6 +426,9 @@ class SimDisk:
     def free_bytes(self) -> int:
         return self.capacity_bytes - _used(self._root, set())
 
+    def total_bytes(self) -> int:
+        return self.capacity_bytes
+
 
 def _apply(change: _Change, *, durable: bool) -> None:
     for directory, name, node in change:

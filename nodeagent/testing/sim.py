@@ -19,21 +19,23 @@ from nodeagent.host.desk import Effects
 from nodeagent.host.found import fault_of, is_traceless, lost_meta
 from nodeagent.host.host import Host
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
-from nodeagent.log import Damage, Log, LogSettings, Recovered
+from nodeagent.log import Damage, Log, LogSettings, NoSpace, Recovered
 from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, count_start, known_identity
 from nodeagent.model.config import ClusterSettings, NodeConfig, RaftSettings, Seed
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Base, Config, HardState, LogOp
-from nodeagent.model.errors import Damaged, Unavailable
+from nodeagent.model.errors import Damaged, Overloaded, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, GroupId, NodeId, Owner
 from nodeagent.model.jobs import CompactFiles, Failed, InstallSnapshot, Job, JobResult, StageFiles
+from nodeagent.model.limits import SEGMENT_SHARE
 from nodeagent.model.requests import CheckStatus, Chunk, ErrorReply, FetchChunk, GetStatus, Reply, Request
+from nodeagent.model.space import reserve, zero_step
 from nodeagent.model.standing import Standing
 from nodeagent.storage import layout
 from nodeagent.storage.engine import InlineEngine
 from nodeagent.storage.executor import Storage
-from nodeagent.testing.disk import Fault, PowerCut, SimDisk
+from nodeagent.testing.disk import ENDLESS_BYTES, Fault, PowerCut, SimDisk
 from nodeagent.testing.format import ArrowFormat
 
 WALL_START_MS = 1_700_000_000_000
@@ -45,9 +47,11 @@ CLIENT = "client"
 LOOK_MS = 10
 """A condition that is waited for is looked at this often."""
 
+BALLAST = "ballast"
 UPKEEP_MS = 1_000
 SNAPSHOT_TTL_MS = 6_000
 STALL_POLL_MS = 10
+NO_SPACE_RETRY_MS = 100
 CLEAN_MS = max(SNAPSHOT_TTL_MS, INSTALL_KEEP_MS) + 2 * UPKEEP_MS
 """So long after the last event nothing may be left that no manifest names."""
 
@@ -211,6 +215,9 @@ class SimNode:
         self._log: Log
         self._tokens: dict[int, Callable[[Reply], None]] = {}
         self._token = 0
+        self.held = 0
+        """How often the log's writer found no room."""
+
         self._writing = False
         self._queue: list[tuple[int, list[LogOp]]] = []
         self._turn_due = False
@@ -237,8 +244,10 @@ class SimNode:
             self.alive, self.damaged = False, error.what
             self.sim.tell(f"{self.node} does not start: {error.what}")
             return
-        self._log, recovered = Log.open(self.disk, LOG_DIR, LogSettings(segment_bytes=1 << 18))
-        start = count_start(self.disk, self.node, known, self._draw).start
+        total = self.disk.total_bytes()
+        settings = LogSettings(min(1 << 18, total // SEGMENT_SHARE), zero_step(total), reserve(total))
+        self._log, recovered = Log.open(self.disk, LOG_DIR, settings)
+        start = self._log.with_room(lambda: count_start(self.disk, self.node, known, self._draw)).start
         engine = InlineEngine(_under(self.disk), ArrowFormat())
         self.storage = Storage(_under(self.disk), engine)
         self.storage.prepare()
@@ -331,6 +340,17 @@ class SimNode:
             Fault("write", errno.ENOSPC, f"{layout.TMP}/", times=self.sim.rng.randint(1, 6))
         )
 
+    def take_room(self, leave: int) -> None:
+        """Somebody else's file takes all of the disk but `leave` bytes, or gives all of it back."""
+        if self.disk.exists(BALLAST):
+            self.disk.unlink(BALLAST)
+        size = self.disk.free_bytes() - leave
+        if size > 0:
+            with self.disk.create(BALLAST) as file:
+                file.pwrite(0, bytes(size))
+                file.sync()
+        self.disk.sync_dir("")
+
     def stop(self, *, power: bool) -> None:
         """Kill the process; with `power` also lose what was not synced."""
         self.alive = False
@@ -403,6 +423,8 @@ class SimNode:
         self._tick_at = -1
         if self.sim.now >= self.host.deadline():
             self.host.tick(self.sim.now, self.wall)
+            if self.disk.total_bytes() < ENDLESS_BYTES:
+                self.host.on_disk(self.disk.free_bytes(), self.disk.total_bytes(), self.sim.now)
             self.wake()
         else:
             self._arm()
@@ -412,10 +434,25 @@ class SimNode:
         if self._writing or not self._queue:
             return
         self._writing = True
-        batches, self._queue = self._queue, []
-        for _, ops in batches:
-            self._log.write(ops)
-        self.later(self.sim.between(self.sim.faults.sync_ms), lambda: self._synced(batches[-1][0]))
+        written = 0
+        try:
+            for _, ops in self._queue:
+                self._log.write(ops)
+                written += 1
+        except NoSpace:
+            if not written:
+                self.later(NO_SPACE_RETRY_MS, self._write_again)
+                return
+        last = self._queue[written - 1][0]
+        del self._queue[:written]
+        self.later(self.sim.between(self.sim.faults.sync_ms), lambda: self._synced(last))
+
+    def _write_again(self) -> None:
+        """After a moment on a full disk."""
+        self.held += 1
+        self._log.reclaim()
+        self._writing = False
+        self._write()
 
     def _synced(self, batch: int) -> None:
         if self.node in self.sim.faults.stalled:
@@ -443,6 +480,8 @@ class SimNode:
 
     def _fetch(self, source: NodeId, snapshot: str, name: str, offset: int, length: int) -> bytes:
         sim = self.sim
+        if self.host.no_room:
+            raise Overloaded(self.host.no_room)
         node = sim.nodes.get(source)
         lost = (self.node, source) in sim.faults.cut or sim.rng.random() < sim.faults.drop / 4
         if node is None or not node.alive or lost:

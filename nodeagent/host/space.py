@@ -1,0 +1,90 @@
+"""Which work this node still takes on, by the room its disk has.
+
+All replicas of a group fill together, so a full disk is a state to live in: what was acknowledged becomes
+files, checkpoints are written, the log is purged, leaders are elected; and when there is room again, writes
+go on by themselves. The shell measures now and then; in between, what is accepted is counted against it: rows
+take their bytes in the log and, until it is purged, once more as a file.
+"""
+
+from nodeagent.model.ids import NodeId
+from nodeagent.model.limits import DISK_RESUME_PERCENT, MIB
+from nodeagent.model.requests import ErrorReply
+from nodeagent.model.space import Room, floor_of, log_keep, refuse_below
+
+GO_ON = "writes go on by themselves when there is room: free space, or iotctl plan add-node NODE"
+
+
+class Space:
+    """Until the first measurement there is enough."""
+
+    def __init__(self, node: NodeId) -> None:
+        self._node = node
+        self._spent = self._spent_before = 0
+        """Bytes accepted since the last measurement, and between the two before: of those some may not have
+        been written yet when it was taken."""
+
+        self._owed = 0
+        """Bytes of rows in memory, which become files."""
+
+        self.free = self.total = 0
+        self.room = Room.ENOUGH
+
+    def measured(self, free: int, total: int, owed: int) -> None:
+        self.free, self.total, self._owed = free, total, owed
+        self._spent_before, self._spent = self._spent, 0
+        self._judge()
+
+    def spend(self, nbytes: int) -> None:
+        """So many bytes of rows were accepted."""
+        self._spent += nbytes
+        self._judge()
+
+    def _judge(self) -> None:
+        if not self.total:
+            return
+        spent = self._spent + self._spent_before
+        if self.free - spent < self._mark(floor_of(self.total), Room.FULL):
+            self.room = Room.FULL
+        elif self.free - self._owed - 2 * spent < self._mark(refuse_below(self.total), Room.LOW):
+            self.room = Room.LOW
+        else:
+            self.room = Room.ENOUGH
+
+    def _mark(self, mark: int, room: Room) -> int:
+        """A watermark is higher on the way back, so that nothing flutters."""
+        return mark * DISK_RESUME_PERCENT // 100 if self.room >= room else mark
+
+    @property
+    def is_low(self) -> bool:
+        return self.room is not Room.ENOUGH
+
+    @property
+    def spare(self) -> int:
+        """Bytes a file may have that is made to delete others."""
+        return max(0, self.free - self._spent - floor_of(self.total)) // 2 if self.total else 1 << 62
+
+    @property
+    def log_keep(self) -> int:
+        return log_keep(self.total or 1 << 62)
+
+    @property
+    def why(self) -> str:
+        kept = refuse_below(self.total)
+        return (
+            f"the disk of {self._node} has {self.free / MIB:.1f} MiB left; {self._owed / MIB:.1f} MiB of "
+            f"rows are not in files yet, and {kept / MIB:.1f} MiB are kept for what is accepted already"
+        )
+
+    def refusal(self, short: list[NodeId], voters: int) -> ErrorReply | None:
+        """Why rows are not taken, None when they are.
+
+        Args:
+            short: other voters of the group that say they have no room; the group goes on without a minority.
+            voters: how many it has.
+        """
+        if self.is_low:
+            return ErrorReply("overloaded", self.why, GO_ON)
+        if len(short) > (voters - 1) // 2:
+            what = f"no majority has room for rows: the disk of {', '.join(short)} is nearly full"
+            return ErrorReply("overloaded", what, GO_ON)
+        return None

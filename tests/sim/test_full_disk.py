@@ -1,0 +1,152 @@
+"""Disks that fill up, on whole simulated clusters: all replicas together, which is how it happens."""
+
+from collections import Counter
+
+import pytest
+
+from nodeagent.model import requests as q
+from nodeagent.model.ids import META
+from nodeagent.model.limits import MIB
+from nodeagent.model.requests import ErrorReply, Reply
+from nodeagent.model.space import Room, floor_of, refuse_below
+from nodeagent.testing.checks import check_clean, check_converged
+from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import CLEAN_MS
+from nodeagent.testing.workload import Writer
+
+CAPACITY = 8 * MIB
+RESUME_MS = 30_000
+
+
+class Plant:
+    """Three nodes with small disks that are written to; what writers are refused with is counted."""
+
+    def __init__(self, seed: int) -> None:
+        self.scenario = Scenario(seed, nodes=3, spares=0)
+        self.sim = self.scenario.sim
+        self.nodes = list(self.sim.nodes.values())
+        self.refusals: Counter[str] = Counter()
+        self.last = ""
+        self.rows = self.deletes = 0
+        """Writes and deletes that were acknowledged."""
+
+        for node in self.nodes:
+            node.disk.capacity_bytes = CAPACITY
+        for writer in self.scenario.writers:
+            self._listen(writer)
+        self.scenario.begin()
+        self.sim.pause(4_000)
+
+    def _listen(self, writer: Writer) -> None:
+        on = writer._on
+
+        def heard(op, group: str, reply: Reply) -> None:  # type: ignore[no-untyped-def]
+            if isinstance(reply, ErrorReply):
+                self.refusals[reply.code] += 1
+                self.last = reply.what if reply.code == "overloaded" else self.last
+            elif op.delete:
+                self.deletes += 1
+            else:
+                self.rows += 1
+            on(op, group, reply)
+
+        writer._on = heard  # type: ignore[method-assign]
+
+    def fill(self, leave: int) -> None:
+        for node in self.nodes:
+            node.take_room(leave)
+
+    def most_low(self) -> bool:
+        """Purging its log may have given one of them room again."""
+        return sum(n.alive and n.host.desk.space.is_low for n in self.nodes) >= 2
+
+    def led(self) -> bool:
+        """Whether every group has a leader that can commit."""
+        led = {r.group for n in self.nodes if n.alive for r in n.host.replicas() if r.raft.can_change()}
+        return led >= {META, *self.scenario.newest().image.groups}
+
+    def refuses(self) -> None:
+        """Rows are refused with the reason, and none are acknowledged for a while."""
+        self.scenario.until(self.most_low, "most nodes are short of room")
+        self.sim.pause(1_000)
+        before = self.rows
+        self.refusals.clear()
+        self.sim.pause(3_000)
+        assert self.rows == before and self.refusals["overloaded"], self.refusals
+        assert "MiB left" in self.last or "has room" in self.last, self.last
+        assert all(n.alive for n in self.nodes)
+
+    def goes_on(self) -> None:
+        """With room again everything goes on by itself, and nothing acknowledged is missing."""
+        self.fill(CAPACITY)
+        before = self.rows
+        self.scenario.until(lambda: self.rows > before + 20, "writes go on", RESUME_MS)
+        self.scenario.quiet()
+        check_converged(self.sim)
+        self.scenario.read_everything()
+        self.sim.pause(CLEAN_MS)
+        check_clean(self.sim)
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+def test_replicas_that_fill_together_refuse_rows_and_go_on(seed: int) -> None:
+    """Below the first watermark every group has a leader, refuses rows with the reason, and takes them again
+    as soon as there is room; the nodes lose power and start meanwhile."""
+    plant = Plant(seed)
+    plant.fill(refuse_below(CAPACITY) // 2)
+    plant.refuses()
+    for node in plant.nodes:
+        plant.scenario.kill(node.node, 200, power=True)
+        plant.sim.pause(2_000)
+    plant.scenario.until(plant.led, "every group has a leader on full disks")
+    plant.fill(refuse_below(CAPACITY) // 2)
+    plant.refuses()
+    plant.goes_on()
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+def test_not_one_byte_left_on_any_replica(seed: int) -> None:
+    """Somebody else takes every byte before anybody has measured it: the logs hold back what they cannot
+    write, no node ends, and with room again all go on."""
+    plant = Plant(seed)
+    for node in plant.nodes:
+        node.host.on_disk = lambda free, total, now: None  # type: ignore[method-assign]
+    for _ in range(40):
+        plant.fill(0)
+        plant.sim.pause(250)
+    assert all(n.alive and n.held for n in plant.nodes)
+    before = plant.rows
+    plant.sim.pause(500)
+    assert plant.rows == before
+    for node in plant.nodes:
+        del node.host.on_disk
+    plant.goes_on()
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+def test_one_full_node_stops_nobody_else(seed: int) -> None:
+    """A minority without room: the groups that others lead go on; with room it catches up."""
+    plant = Plant(seed)
+    victim = plant.nodes[seed % 3]
+    for _ in range(10):
+        victim.take_room(floor_of(CAPACITY) // 2)
+        plant.sim.pause(200)
+        assert victim.host.desk.space.room is Room.FULL
+    others = [r for n in plant.nodes if n is not victim for r in n.host.data.values() if r.leads]
+    before = {r.group: r.raft.commit for r in others}
+    victim.take_room(floor_of(CAPACITY) // 2)
+    plant.sim.pause(5_000)
+    assert others and any(r.raft.commit > before[r.group] for r in others)
+    plant.goes_on()
+
+
+def test_what_makes_room_is_taken_without_room_for_rows() -> None:
+    """Deletes and commands of operators are not refused with the rows."""
+    plant = Plant(3)
+    plant.fill(refuse_below(CAPACITY) // 2)
+    plant.refuses()
+    for writer in plant.scenario.writers:
+        writer._next()
+    plant.sim.pause(3_000)
+    assert plant.deletes
+    assert isinstance(plant.scenario.request(q.Drain("node1", True, "sim"), q.Accepted), q.Accepted)
