@@ -54,8 +54,8 @@ class Heartbeat(_Message, tag=3, frozen=True):
 
 
 class HeartbeatReply(_Message, tag=4, frozen=True):
-    """`wall` is the sender's wall clock (ms), 0 when it says nothing of it: see `host.clocks`. `room`: what its
-    disk has room for (`model.space.Room`)."""
+    """`wall` is the sender's wall clock (ms), 0 when it says nothing of it: see `host.clocks`. `room`:
+    what its disk has room for (`model.space.Room`)."""
 
     read: int = 0
     wall: int = 0
