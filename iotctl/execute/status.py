@@ -230,8 +230,8 @@ def replicas_of(facts: Facts, group: str) -> dict[str, GroupStatus]:
 
 
 def _serving(facts: Facts, group: str) -> set[str]:
-    """Nodes whose replica can vote."""
-    return {n for n, g in replicas_of(facts, group).items() if g.state == "running"}
+    """Nodes whose replica can vote, as one that stopped at an entry does."""
+    return {n for n, g in replicas_of(facts, group).items() if g.state in ("running", "stopped")}
 
 
 def _has_quorum(voters: Iterable[str], serving: set[str]) -> bool:

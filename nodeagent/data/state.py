@@ -25,6 +25,7 @@ from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots, expand
 from nodeagent.model import limits
 from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.errors import EntryFailed
 from nodeagent.model.files import FileMeta, Tombstone
 from nodeagent.model.ids import GroupId, PartitionKey
 from nodeagent.model.jobs import AdoptFiles, CloseFiles, CloseUnit, CompactFiles, DeleteFiles, Job
@@ -126,20 +127,32 @@ class DataState:
     # --- applying ----------------------------------------------------------------------------------
 
     def apply(self, first: int, entries: list[Entry], now: int) -> list[tuple[int, Reply]]:
-        """Apply committed entries from index `first`; the answers, by index."""
-        replies = []
+        """Apply committed entries from index `first`; the answers, by index.
+
+        Raises:
+            EntryFailed: an entry cannot be applied. The state may not be used or saved any more.
+        """
+        replies: list[tuple[int, Reply]] = []
         for index, entry in enumerate(entries, first):
-            self.delivered = index
-            if index <= self.recovered_to:
-                self._recover(index, entry, now)
-                continue
-            assert index == self.applied + 1, (self.group, index, self.applied)
-            self.applied = index
-            if entry.kind == EntryKind.COMMAND:
-                command = commands.decode(entry.data)
-                self._news |= not isinstance(command, commands.WriteRows)
-                replies.append((index, self._apply(index, entry.term, command, now)))
+            try:
+                self._take(index, entry, now, replies)
+            except MemoryError:
+                raise  # it passes
+            except Exception as error:  # whatever it is, it comes again with the entry
+                raise EntryFailed.of(index, error, replies) from error
         return replies
+
+    def _take(self, index: int, entry: Entry, now: int, replies: list[tuple[int, Reply]]) -> None:
+        self.delivered = index
+        if index <= self.recovered_to:
+            return self._recover(index, entry, now)
+        assert index == self.applied + 1, (self.group, index, self.applied)
+        self.applied = index
+        if entry.kind == EntryKind.COMMAND:
+            command = commands.decode(entry.data)
+            self._news |= not isinstance(command, commands.WriteRows)
+            replies.append((index, self._apply(index, entry.term, command, now)))
+        return None
 
     def take_news(self) -> bool:
         """Whether anything but rows was applied since the last call."""

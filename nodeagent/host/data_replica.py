@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from nodeagent.data import commands
 from nodeagent.data.compaction import Key
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint
@@ -44,6 +46,14 @@ COMPACT_RETRY_MS = 10_000
 
 Waiting = tuple[Callable[[], None], Callable[[], None]]
 """What to do when it is durable, and when the replica went before that."""
+
+
+def _may_adopt(data: bytes) -> bool:
+    """Whether a logged command is an `Adopt`, as one that this release does not know may be."""
+    try:
+        return isinstance(commands.decode(data), commands.Adopt)
+    except msgspec.MsgspecError:
+        return True
 
 
 @dataclass(slots=True)
@@ -125,6 +135,10 @@ class DataReplica(Replica):
 
     # --- the state's jobs --------------------------------------------------------------------------
 
+    def stop(self, index: int, why: str) -> None:
+        super().stop(index, why)
+        self._tell_gone()
+
     def start_jobs(self) -> None:
         jobs, self.state.jobs = self.state.jobs, []
         for job in jobs:
@@ -151,7 +165,7 @@ class DataReplica(Replica):
         self.job(job, lambda r: self._on_job(job, state, r))
 
     def _on_job(self, job: Job, state: DataState, result: JobResult) -> None:
-        if self.removed or state is not self.state:
+        if self.removed or self.stopped or state is not self.state:
             return  # the state that asked is gone; the one that replaced it asks for what it needs
         if isinstance(job, CompactFiles):
             return self._on_compacted(job, state, result)
@@ -332,6 +346,10 @@ class DataReplica(Replica):
 
     def abandon(self) -> None:
         super().abandon()
+        self._tell_gone()
+
+    def _tell_gone(self) -> None:
+        """No checkpoint comes that somebody waits for."""
         waits = [*self._saving_waits, *self._unsaved_waits]
         self._saving_waits, self._unsaved_waits = [], []
         for _, gone in waits:
@@ -405,8 +423,7 @@ class DataReplica(Replica):
     def _has_adopt_ahead(self) -> bool:
         log = self.raft.log
         ahead = log.slice(max(self.seen + 1, log.first_index), log.last_index, 1 << 62)
-        payloads = (commands.decode(e.data) for e in ahead if e.kind == EntryKind.COMMAND)
-        return any(isinstance(p, commands.Adopt) for p in payloads)
+        return any(e.kind == EntryKind.COMMAND and _may_adopt(e.data) for e in ahead)
 
     def _not_for(self, peer: NodeId | None) -> set[str]:
         """Operations whose sealed slots `peer` has no use for, as it is no source of them."""

@@ -90,3 +90,11 @@ def lost_meta(groups: Mapping[GroupId, tuple[Found, bytes | None]], holding: Col
         if group != META and not (is_traceless(found) and is_blank(payload) and group not in holding)
     ]
     return f"the log knows nothing of the meta group, data/groups holds {', '.join(held)}" if held else ""
+
+
+def foreign(group: GroupId, error: Exception) -> str:
+    """Why a group whose checkpoint is whole, and cannot be taken for a state, does not run."""
+    return (
+        f"the checkpoint of {group} is of a release that this one does not know"
+        f" ({type(error).__name__}: {error}): upgrade this node"
+    )

@@ -83,6 +83,8 @@ class Handlers:
                 f"the cluster is not formed yet{': waiting for ' + why if why else ''}",
                 "start the other seeds",
             )
+        if replica.stopped:
+            return _refuse_stopped(host, token, replica)
         if isinstance(request, q.GetMeta):
             if request.strong:
                 return replica.read(
@@ -233,6 +235,8 @@ class Handlers:
                 f"{host.node} holds no replica of group {request.group}",
                 "refresh the partition table",
             )
+        if replica.stopped:
+            return _refuse_stopped(host, token, replica)
         refusal = _check_bounds(host, request)
         if refusal is not None:
             return host.desk.reply(token, refusal)
@@ -293,6 +297,12 @@ class Handlers:
         return replica.read(
             lambda: desk.reply(token, q.Accepted()), lambda why: desk.refuse(token, "unavailable", why)
         )
+
+
+def _refuse_stopped(host: "Host", token: int, replica: DataReplica | MetaReplica) -> None:
+    """Its state ends before an entry that others have applied."""
+    what = f"the replica of {replica.group} on {host.node} is {replica.stopped}"
+    host.desk.refuse(token, "unavailable", what, "ask another member; upgrade this node")
 
 
 def _check_bounds(host: "Host", request: q.Request) -> q.ErrorReply | None:

@@ -20,7 +20,7 @@ from nodeagent.host.clocks import Clocks
 from nodeagent.host.compactor import Compactor
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk, Effects
-from nodeagent.host.found import Found, Lost, fault_of, is_blank, is_traceless
+from nodeagent.host.found import Found, Lost, fault_of, foreign, is_blank, is_traceless
 from nodeagent.host.handlers import Handlers
 from nodeagent.host.leadership import Leadership
 from nodeagent.host.members import Members
@@ -34,7 +34,7 @@ from nodeagent.meta import commands as meta_commands
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, Forget, HardState, Rebase
-from nodeagent.model.errors import retired_sentence
+from nodeagent.model.errors import EntryFailed, retired_sentence
 from nodeagent.model.ids import META, GroupId, NodeId, Owner, header_of
 from nodeagent.model.jobs import INSTALL, DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.raft_messages import HeartbeatReply, Routed
@@ -187,7 +187,11 @@ class Host:
 
     def _reopen_meta(self, found: Found, payload: bytes | None) -> None:
         saved = msgspec.msgpack.decode(payload, type=Saved) if payload else None
-        state = MetaState.decode(saved.state) if saved else MetaState()
+        try:
+            state = MetaState.decode(saved.state) if saved else MetaState()
+        except Exception as error:  # its bytes are whole: whatever is raised, another release wrote them
+            self.damaged[META] = foreign(META, error)
+            return
         log = self._open_log(META, found, saved)
         self._meta_known = log.last_index
         raft = self._raft(META, log, found.hard, state.applied)
@@ -197,15 +201,25 @@ class Host:
         assert payload is not None, group  # else it is damaged
         saved = msgspec.msgpack.decode(payload, type=Saved)
         log = self._open_log(group, found, saved)
-        state = DataState.restore(decode_checkpoint(saved.state), log.base.index)
+        try:
+            state = DataState.restore(decode_checkpoint(saved.state), log.base.index)
+        except Exception as error:  # as in `_reopen_meta`
+            self.damaged[group] = foreign(group, error)
+            return
+        failed: EntryFailed | None = None
         known = min(state.recovered_to, log.last_index)
         if (
             known > log.base.index and not saved.sent
         ):  # committed for sure: rows return without waiting for a leader
             entries = log.slice(log.first_index, known, 1 << 62)
-            state.apply(log.first_index, entries, self.desk.now)
+            try:
+                state.apply(log.first_index, entries, self.desk.now)
+            except EntryFailed as error:
+                failed = error
         raft = self._raft(group, log, found.hard, max(state.delivered, log.base.index))
-        self._add_data(group, raft, state)
+        replica = self._add_data(group, raft, state)
+        if failed is not None:
+            replica.stop(failed.index, failed.why)
 
     def _open_log(self, group: GroupId, found: Found, saved: Saved | None) -> RaftLog:
         base = found.base
@@ -679,8 +693,10 @@ class Host:
             applied=replica.seen,
             last=status.last,
             lag={n: max(0, status.last - p.match) for n, p in status.progress.items()},
-            error=replica.error,
+            error=replica.stopped or replica.error,
             last_term=replica.raft.log.last_term,
+            state="stopped" if replica.stopped else "running",
+            hint=f"iotctl cluster upgrade {self.node}" if replica.stopped else "",
         )
         if not isinstance(replica, DataReplica):
             return base
@@ -695,7 +711,7 @@ class Host:
             materialised=state.materialised,
             compacting=len(state.compacting),
             files_most=state.manifest.most_files(),
-            error=replica.trouble,
-            hint="iotctl verify --repair" if replica.leads and replica.damaged else "",
-            state="running" if state.recovered else "recovering",
+            error=replica.stopped or replica.trouble,
+            hint="iotctl verify --repair" if replica.leads and replica.damaged else base.hint,
+            state=base.state if replica.stopped else "running" if state.recovered else "recovering",
         )

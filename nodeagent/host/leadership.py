@@ -35,8 +35,11 @@ class Leadership:
 
     @property
     def shunned(self) -> bool:
-        """Whether this node should lead nothing."""
-        return self._stopping or self._is_draining(self._host.node)
+        """Whether this node should lead nothing. One whose meta group stopped knows of no new table."""
+        meta = self._host.meta_replica
+        return (
+            self._stopping or self._is_draining(self._host.node) or (meta is not None and bool(meta.stopped))
+        )
 
     def timeout_share(self, group: GroupId) -> float:
         """For an election timeout in [t, 2t): the header tends to be first. A shunned node is last, in

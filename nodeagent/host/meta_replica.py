@@ -7,6 +7,7 @@ from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
 from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Entry
+from nodeagent.model.errors import EntryFailed
 from nodeagent.model.ids import META, NodeId
 from nodeagent.model.requests import Reply
 from nodeagent.raft.core import Raft
@@ -38,11 +39,14 @@ class MetaReplica(Replica):
         return self.state.applied
 
     def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
-        replies = []
+        replies: list[tuple[int, Reply]] = []
         self.pressing = True
         for index, entry in enumerate(entries, first):
             # One by one: a group that a cancel takes away and a retry brings back must go in between.
-            replies += self.state.apply(index, [entry])
+            try:
+                replies += self.state.apply(index, [entry])
+            except EntryFailed as error:
+                raise EntryFailed(error.index, error.why, replies) from error
             self._changed()
         return replies
 

@@ -3,7 +3,7 @@
 What the entries mean is the subclass's business.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,7 +12,7 @@ from nodeagent.host.desk import Desk
 from nodeagent.host.outbox import Outbox
 from nodeagent.model import limits
 from nodeagent.model.entries import Append, Base, Entry, LogOp, Rebase, SetHard
-from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.errors import EntryFailed, NodeAgentError
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId, NodeId, Owner
 from nodeagent.model.jobs import (
@@ -82,6 +82,9 @@ class Replica:
         self.outbox = outbox
         self.error = ""
         self.removed = False
+        self.stopped = ""
+        """Why no entry is applied any more (`stop`), "" as long as they are."""
+
         self.led_from = 0
         """Leader: everything earlier leaders logged is applied from this index on."""
 
@@ -133,9 +136,25 @@ class Replica:
     def abandon(self) -> None:
         """The replica goes: whoever waits for it is told."""
         self.removed = True
-        self._give_up(list(self._tokens), "outcome_unknown", f"the replica of {self.group} was removed")
+        self._dismiss(f"the replica of {self.group} was removed")
+
+    def stop(self, index: int, why: str) -> None:
+        """The entry at `index` is committed and cannot be applied here: the state ends before it.
+
+        The replica goes on as a follower: it keeps what the leader sends it and votes for others, for that
+        promises something of the log alone, which is whole, and members that can apply the entry may need it
+        for their majority. It leads nothing, answers nothing, and saves no state: after a restart it comes to
+        the same entry, and a release that knows the entry goes on from there.
+        """
+        self.stopped = f"stopped at entry {index}, which cannot be applied here: {why}"
+        self._dismiss(f"the replica of {self.group} is {self.stopped}")
+        self.raft.abstain(self.desk.now)
+        self.desk.note("group_stopped", group=self.group, entry=index, why=why)
+
+    def _dismiss(self, why: str) -> None:
+        self._give_up(list(self._tokens), "outcome_unknown", why)
         for _, failed in (*self._reads.values(), *(w for _, w in self._ripe)):
-            failed(f"the replica of {self.group} was removed")
+            failed(why)
         self._reads.clear()
         self._ripe.clear()
 
@@ -155,7 +174,16 @@ class Replica:
                 return  # the group must be at rest until its new state is in place
             if self.raft.room >= Room.FULL and sum(len(e.data) for e in message.entries) > SMALL_APPEND_BYTES:
                 return  # the leader keeps it, and learns why by the next heartbeat
+        if self.stopped and self._keeps_no_more(message):
+            return
         self.raft.step(sender, message, self.desk.now)
+
+    def _keeps_no_more(self, message: RaftMessage) -> bool:
+        """Whether a stopped replica leaves the message alone: its log is never purged, so it has an end, and
+        a state made by another release must not take the place of its own."""
+        if isinstance(message, AppendRequest):
+            return self.log_bytes() >= limits.STOPPED_LOG_BYTES_MAX
+        return isinstance(message, SnapshotOffer)
 
     @property
     def installing(self) -> bool:
@@ -184,6 +212,9 @@ class Replica:
 
     def read(self, then: Callable[[], None], failed: Callable[[str], None]) -> None:
         """Run `then` when this state is at least as new as everything acknowledged before now."""
+        if self.stopped:
+            failed(f"the replica of {self.group} is {self.stopped}")
+            return
         if len(self._reads) + len(self._ripe) >= limits.READS_PENDING_MAX:
             failed("too many reads wait")
             return
@@ -223,9 +254,11 @@ class Replica:
         if ready.committed is not None:
             self._apply(*ready.committed)
         for context, index in ready.reads:
-            self._ripe.append((index, self._reads.pop(context)))
+            if context in self._reads:  # else told already that the replica stopped
+                self._ripe.append((index, self._reads.pop(context)))
         for context in ready.reads_failed:
-            self._reads.pop(context)[1]("no leader confirmed the read")
+            if context in self._reads:
+                self._reads.pop(context)[1]("no leader confirmed the read")
         self._run_ripe()
         for peer in ready.snapshots:
             self._make_snapshot(peer)
@@ -242,10 +275,19 @@ class Replica:
                 then()
 
     def _apply(self, first: int, entries: list[Entry]) -> None:
-        if self.rebasing:
+        if self.rebasing or self.stopped:
             return  # of the log that goes: what of it counts is handed out again after the new base
         self.unsaved += len(entries)
-        replies = self.apply_entries(first, entries)
+        try:
+            replies = self.apply_entries(first, entries)
+        except EntryFailed as error:
+            self._answer(first, entries[: error.index - first], error.replies)
+            self.stop(error.index, error.why)
+        else:
+            self._answer(first, entries, replies)
+
+    def _answer(self, first: int, entries: list[Entry], replies: Sequence[tuple[int, Reply]]) -> None:
+        """Answer who proposed these entries, which are applied."""
         if not self._tokens:
             return
         for index, reply in replies:
@@ -289,6 +331,8 @@ class Replica:
             return
         if not self.unsaved or self.seen < self.state_index:
             return
+        if self.stopped:
+            return  # the state may hold part of an entry that the next release applies
         patience_ms = 0 if self.pressing else CHECKPOINT_ROWS_MS - CHECKPOINT_MIN_MS
         if not force and self.desk.now < self._save_from + patience_ms:
             return
@@ -429,7 +473,11 @@ class Replica:
         assert saved.base.index >= self.raft.log.base.index, (self.group, saved.base, self.raft.log.base)
         keep = self.raft.log.term(saved.base.index) == saved.base.term
         self._give_up(list(self._tokens), "outcome_unknown", f"leadership of {self.group} was lost")
-        self.restore(saved.state, saved.base.index)
+        try:
+            self.restore(saved.state, saved.base.index)
+        except Exception as error:  # the sender's release has what this one does not know
+            self._installing = None
+            return self.stop(saved.base.index, f"the state {type(error).__name__}: {error}")
         self.rebasing = True
 
         def rebased() -> None:
@@ -439,6 +487,7 @@ class Replica:
 
         self.outbox.persist(self.group, [Rebase(self.group, saved.base, keep)], rebased)
         self.desk.note("installed", group=self.group, base=saved.base.index, received=result.bytes_received)
+        return None
 
     # --- hooks -------------------------------------------------------------------------------------
 

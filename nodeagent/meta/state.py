@@ -18,6 +18,7 @@ from nodeagent.meta import changes, commands, runs
 from nodeagent.meta.commands import Begin, Command
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.errors import EntryFailed
 from nodeagent.model.ids import GroupId, NodeId, data_group
 from nodeagent.model.operation import GroupChange, Operation, SlotMove, Stage, StageSpan
 from nodeagent.model.requests import (
@@ -104,12 +105,22 @@ class MetaState:
     # --- applying ----------------------------------------------------------------------------------
 
     def apply(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
-        replies = []
+        """Apply committed entries from index `first`; the answers, by index.
+
+        Raises:
+            EntryFailed: an entry cannot be applied. The state may not be used or saved any more.
+        """
+        replies: list[tuple[int, Reply]] = []
         for index, entry in enumerate(entries, first):
-            assert index == self.image.applied + 1, (index, self.image.applied)
-            self.image.applied = index
-            if entry.kind == EntryKind.COMMAND:
-                replies.append((index, self._apply(index, commands.decode(entry.data))))
+            try:
+                assert index == self.image.applied + 1, (index, self.image.applied)
+                self.image.applied = index
+                if entry.kind == EntryKind.COMMAND:
+                    replies.append((index, self._apply(index, commands.decode(entry.data))))
+            except MemoryError:
+                raise  # it passes
+            except Exception as error:  # whatever it is, it comes again with the entry
+                raise EntryFailed.of(index, error, replies) from error
         return replies
 
     def _apply(self, index: int, command: Command) -> Reply:

@@ -23,7 +23,10 @@
 A definite error is never used where the outcome may be otherwise (law 10).
 """
 
+from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 
 class NodeAgentError(Exception):
@@ -100,6 +103,28 @@ class Busy(Definite):
 
 class Forbidden(Definite):
     code = "forbidden"
+
+
+class EntryFailed(Exception):
+    """A committed entry that this release cannot apply. It answers nobody: it stops its group on this node.
+
+    Args:
+        index: of the entry; the state may have taken part of it and is not to be saved.
+        why: the error, in words for an operator.
+        replies: (index, answer) of the entries before it that were applied in the same turn.
+    """
+
+    def __init__(self, index: int, why: str, replies: Sequence[tuple[int, Any]] = ()) -> None:
+        super().__init__(f"entry {index}: {why}")
+        self.index = index
+        self.why = why
+        self.replies = list(replies)
+
+    @classmethod
+    def of(cls, index: int, error: Exception, replies: Sequence[tuple[int, Any]] = ()) -> "EntryFailed":
+        if isinstance(error, msgspec.MsgspecError):
+            return cls(index, f"this release does not know the command ({error})", replies)
+        return cls(index, f"{type(error).__name__}: {error}", replies)
 
 
 def retired_sentence(incarnation: str, node: str) -> str:

@@ -65,6 +65,10 @@ EXPIRY_STEPS = 32
 EXPIRIES_PER_LOOK_MAX = 256
 """Cut-offs one leader logs for a group at a time."""
 
+STOPPED_LOG_BYTES_MAX = 256 * MIB
+"""Log that a replica keeps past an entry it cannot apply; then it takes no more, so that it fills neither
+memory nor disk of the groups beside it."""
+
 SESSION_WINDOW = 1024
 """Sequences a session may have outstanding per slot."""
 

@@ -4,7 +4,7 @@
            ▲                        │                             │                       │
            └──────── higher term, a leader, a lost vote, no quorum, removed ──────────────┘
 
-Only a voter leaves `follower`, and `TimeoutNow` skips the pre-vote.
+Only a voter leaves `follower`, unless it abstains, and `TimeoutNow` skips the pre-vote.
 """
 
 from collections.abc import Callable
@@ -239,6 +239,14 @@ class Raft(State):
             self._election_at = now
 
     # Roles
+
+    def abstain(self, now: int) -> None:
+        """Lead no more and never again: what is committed cannot be applied here. A leader steps down; as a
+        follower it goes on."""
+        self.clock = now
+        self.passive = True
+        if self.role is not Role.FOLLOWER:
+            self._become_follower(self.term, None)
 
     def _may_campaign(self) -> bool:
         return self.node in self.log.config.voters and not self.passive

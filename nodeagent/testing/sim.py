@@ -110,6 +110,9 @@ class Sim:
         """The last things that happened, for a failure's report."""
 
         self.checks: list[Callable[[SimNode, Effects], None]] = []
+        self.may_stop = False
+        """Whether a group may meet an entry that cannot be applied; else that is a bug of ours."""
+
         self.unknown = 0
         """Frames of nodes that the receiver did not know as members."""
 
@@ -271,6 +274,7 @@ class SimNode:
             start=start,
             holding=holding,
         )
+        assert recovered.damaged or not self.host.damaged, self.host.damaged
         self.host.operations.may_hold = True
         self.host.operations.hold(self.holds)
         self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(self.host.data)}")
@@ -409,6 +413,7 @@ class SimNode:
             self._call(call, to, request)
         for event, fields in effects.notes:
             self.sim.tell(f"{self.node} {event} {fields}")
+            assert event != "group_stopped" or self.sim.may_stop, (self.node, fields)
         if not self.host.idle:
             self.wake()
         self._arm()
