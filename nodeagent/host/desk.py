@@ -3,9 +3,11 @@
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from traceback import format_exc
 
 from nodeagent.host.space import Space
 from nodeagent.model.entries import LogOp
+from nodeagent.model.errors import InvariantBroken
 from nodeagent.model.ids import NodeId, Owner
 from nodeagent.model.jobs import Job, JobResult
 from nodeagent.model.raft_messages import Routed
@@ -52,6 +54,9 @@ class Desk:
         self._amend: dict[int, Callable[[Reply], Reply]] = {}
         """token -> what is to be made of the reply to it"""
 
+        self.failures = 0
+        """Requests that ended with an exception."""
+
         self._number = 0
         self._jobs: dict[int, Callable[[JobResult], None]] = {}
         self._calls: dict[int, Callable[[Reply], None]] = {}
@@ -71,6 +76,29 @@ class Desk:
 
     def refuse(self, token: int, code: str, what: str, next_step: str = "") -> None:
         self.reply(token, ErrorReply(code, what, next_step))
+
+    def guarded(self, token: int, what: str, then: Callable[..., None]) -> Callable[..., None]:
+        """`then`, as the rest of the work on request `token`: an exception in it ends that request alone.
+
+        For what looks at state and answers, or checks and then proposes. What changes state raises
+        `InvariantBroken` when it stops half way, which passes.
+        """
+
+        def run(*args: object) -> None:
+            try:
+                then(*args)
+            except InvariantBroken:
+                raise
+            except Exception as error:
+                self._failed(token, what, error)
+
+        return run
+
+    def _failed(self, token: int, what: str, error: Exception) -> None:
+        self.failures += 1
+        self.note("request_failed", request=what, why=repr(error)[:1024], traceback=format_exc(limit=-8))
+        if all(answered != token for answered, _ in self.replies):
+            self.refuse(token, "error", f"{what} failed in the node: {type(error).__name__}", "see its log")
 
     def job(self, job: Job, then: Callable[[JobResult], None]) -> None:
         number = self._next()

@@ -11,6 +11,7 @@ from nodeagent.data import commands as data
 from nodeagent.host import reads, writes
 from nodeagent.host.admission import check_status
 from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.evidence import unfit
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.operations import check_silent, plan_begin, plan_give_up, plan_without
 from nodeagent.host.session_parts import sealed_part
@@ -41,6 +42,9 @@ class Handlers:
 
     def on_request(self, token: int, request: q.Request) -> None:
         """What the peer may ask for is checked before (`runtime.rights`)."""
+        self.host.desk.guarded(token, type(request).__name__, self._answer)(token, request)
+
+    def _answer(self, token: int, request: q.Request) -> None:
         desk = self.host.desk
         if isinstance(request, q.CheckStatus):
             return self._check_status(token, request)
@@ -88,13 +92,17 @@ class Handlers:
         if isinstance(request, q.GetMeta):
             if request.strong:
                 return replica.read(
-                    lambda: host.desk.reply(token, meta_view(host, replica)),
+                    host.desk.guarded(
+                        token, "GetMeta", lambda: host.desk.reply(token, meta_view(host, replica))
+                    ),
                     lambda why: host.desk.refuse(token, "unavailable", why),
                 )
             return host.desk.reply(token, meta_view(host, replica))
         if isinstance(request, q.GetRuns):
             return replica.read(
-                lambda: host.desk.reply(token, runs_view(host, request.run)),
+                host.desk.guarded(
+                    token, "GetRuns", lambda: host.desk.reply(token, runs_view(host, request.run))
+                ),
                 lambda why: host.desk.refuse(token, "unavailable", why),
             )
         if not replica.leads:
@@ -128,6 +136,9 @@ class Handlers:
                 evidence = evidence_at(now, request.command)
                 if evidence is None:
                     return desk.refuse(token, "invalid_input", "what is forwarded is no evidence")
+                why = unfit(self.host.meta, meta.decode(evidence))
+                if why:
+                    return desk.refuse(token, "invalid_input", why)
                 replica.propose([evidence], token)
             case q.Steer():
                 self._steer(token, replica, request)

@@ -336,6 +336,11 @@ class Host:
         seeds = set() if self.cluster_id else {s.node for s in self.config.seeds}
         return seeds | set(self.meta_replica.raft.log.config.members if self.meta_replica else ())
 
+    @property
+    def requests_failed(self) -> int:
+        """Requests that ended with an exception: each is a bug."""
+        return self.desk.failures
+
     def new_id(self) -> str:
         """An opaque id for a snapshot."""
         return f"{self.random.getrandbits(128):032x}"

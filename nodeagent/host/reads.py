@@ -66,6 +66,7 @@ def _with_level(
     """strong: read index. mid, weak: what this replica has, if it is whole; mid, if that is no older than
     `staleness_max_ms`. Their answers carry its age.
     """
+    then = host.desk.guarded(token, "a read", then)
     if level == "strong":
         replica.read(then, lambda why: host.desk.refuse(token, "unavailable", why))
     elif not replica.state.recovered:
@@ -178,7 +179,7 @@ def _scan(
             host.desk.reply(token, job_error(result))
 
     job = Scan(replica.group, s.spec, tuple(files), tuple(batches), tombstones)
-    replica.read_files(job, files, done)
+    replica.read_files(job, files, host.desk.guarded(token, "a scan", done))
 
 
 def _position(key: PartitionKey) -> int:
@@ -332,7 +333,7 @@ def on_check(host: Cluster, replica: DataReplica, token: int, request: requests.
         else:
             host.desk.reply(token, job_error(result))
 
-    replica.read_files(HashFiles(replica.group, files), files, done)
+    replica.read_files(HashFiles(replica.group, files), files, host.desk.guarded(token, "a check", done))
 
 
 def on_export(
@@ -410,7 +411,8 @@ def _offer(
         else:
             host.desk.reply(token, SourceOpened(node, snapshot, slots))
 
-    replica.read_files(MakeSnapshot(snapshot, replica.group, files), files, done)
+    job = MakeSnapshot(snapshot, replica.group, files)
+    replica.read_files(job, files, host.desk.guarded(token, "an offer", done))
 
 
 def job_error(result: JobResult) -> ErrorReply:

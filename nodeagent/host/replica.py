@@ -12,7 +12,7 @@ from nodeagent.host.desk import Desk
 from nodeagent.host.outbox import Outbox
 from nodeagent.model import limits
 from nodeagent.model.entries import Append, Base, Entry, LogOp, Rebase, SetHard
-from nodeagent.model.errors import EntryFailed, NodeAgentError
+from nodeagent.model.errors import EntryFailed, InvalidInput, InvariantBroken, NodeAgentError
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId, NodeId, Owner
 from nodeagent.model.jobs import (
@@ -200,11 +200,16 @@ class Replica:
     def propose(self, commands: list[bytes], token: int | None = None) -> int | None:
         """Propose; the token is answered when the last one is applied. None (and answered) if refused."""
         try:
+            check_entries(commands)
             first = self.raft.propose(commands, self.desk.now)
         except NodeAgentError as error:
             if token is not None:
                 self.desk.reply(token, as_reply(error))
+            elif isinstance(error, InvalidInput):
+                self.desk.note("entry_refused", group=self.group, why=error.what)
             return None
+        except Exception as error:
+            raise InvariantBroken(f"a proposal in {self.group} stopped half way") from error
         if token is not None:
             last = first + len(commands) - 1
             self._tokens.setdefault(last, (self.raft.term, []))[1].append(token)
@@ -220,7 +225,10 @@ class Replica:
             return
         self._read_number += 1
         self._reads[self._read_number] = (then, failed)
-        self.raft.read(self._read_number, self.desk.now)
+        try:
+            self.raft.read(self._read_number, self.desk.now)
+        except Exception as error:
+            raise InvariantBroken(f"a read in {self.group} stopped half way") from error
 
     # --- out ---------------------------------------------------------------------------------------
 
@@ -530,6 +538,13 @@ class Replica:
 
     def on_role(self) -> None:
         """Leadership was won or lost."""
+
+
+def check_entries(commands: list[bytes]) -> None:
+    """Raises `InvalidInput` for an entry that no frame could bring to the others."""
+    size = max(map(len, commands), default=0)
+    if size > limits.ENTRY_BYTES_MAX:
+        raise InvalidInput(f"an entry of {size} bytes; the limit is {limits.ENTRY_BYTES_MAX}")
 
 
 def as_reply(error: NodeAgentError) -> ErrorReply:

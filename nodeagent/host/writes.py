@@ -142,6 +142,8 @@ def _check_place(host: Cluster, slot: int, partition: PartitionKey) -> ErrorRepl
     settings = host.meta.image.settings
     if settings is None:
         return ErrorReply("unavailable", "this node does not know the cluster yet")
+    if not 0 <= partition.shard < settings.shards:
+        return ErrorReply("invalid_input", f"shard {partition.shard}: the cluster has {settings.shards}")
     right = slot_of(partition.storage_group, partition.time_partition, partition.shard, settings)
     if right == slot:
         return None

@@ -386,6 +386,8 @@ class MetaState:
             if isinstance(e, commands.SteerOperation):
                 return ErrorReply("refused", f"{op.id} has ended in stage {op.stage}")
             return Accepted(index)
+        if isinstance(e, commands.FormedBy) and e.group not in self.image.groups:
+            return ErrorReply("not_found", f"no group {e.group}")
         is_formed = isinstance(e, commands.FormedBy) and op.stage is Stage.FORMAL and e.group not in op.formed
         if isinstance(e, commands.SteerOperation) and e.verb == "dead":
             refusal = self._amend(op, e.node)

@@ -69,6 +69,13 @@ class FrameError(InvalidInput):
     code = "frame_error"
 
 
+class InvariantBroken(Exception):
+    """State may be half changed: the process must end, and start again from what is durable.
+
+    No `NodeAgentError`: whoever isolates the failure of one request lets it pass.
+    """
+
+
 class NotFound(Definite):
     code = "not_found"
 

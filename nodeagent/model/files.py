@@ -2,6 +2,7 @@
 
 import msgspec
 
+from nodeagent.model.bounds import INT64_MAX, INT64_MIN, Time
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.schema import TableSchema
 
@@ -79,8 +80,8 @@ class ScanSpec(msgspec.Struct, frozen=True):
 
     schema: TableSchema
     fields: tuple[str, ...] | None = None
-    time_from: int = -(1 << 63)
-    time_to: int = (1 << 63) - 1
+    time_from: Time = INT64_MIN
+    time_to: Time = INT64_MAX
     tags: tuple[tuple[str, str | None], ...] = ()
 
 

@@ -4,7 +4,10 @@ KIB = 1024
 MIB = 1024 * KIB
 
 FRAME_BYTES_MAX = 64 * MIB
-"""A longer frame is refused before anything is allocated."""
+"""A longer frame is refused by its announced length."""
+
+ENTRY_BYTES_MAX = FRAME_BYTES_MAX - 1 * MIB
+"""One log entry: it must fit a frame with all that travels around it, or no follower would ever get it."""
 
 WRITE_BYTES_MAX = 8 * MIB
 """Encoded size of one write entry's Arrow batch."""
@@ -92,6 +95,9 @@ TAG_BYTES_MAX = 64 * KIB
 TIME_MS_MIN, TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 """Times of rows that are written, 0001-01-01 to 9999-12-31: every calendar can show them, and microseconds
 taken for milliseconds are noticed."""
+
+TEXT_CHARS_MAX = 4096
+"""What a person or a program says in a request, to be shown to people later."""
 
 NODES_MAX = 2000
 SLOTS_MAX = 1_000_000

@@ -5,11 +5,12 @@ The group travels beside the message, the sender is the authenticated peer.
 
 import msgspec
 
+from nodeagent.model.bounds import Count, Name, Term, Time
 from nodeagent.model.entries import Base, Entry
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True):
-    term: int
+    term: Term
 
 
 class AppendRequest(_Message, tag=1, frozen=True):
@@ -21,12 +22,12 @@ class AppendRequest(_Message, tag=1, frozen=True):
     a replica that was removed does not count for the one that came after it.
     """
 
-    prev_index: int
-    prev_term: int
-    commit: int
+    prev_index: Count
+    prev_term: Term
+    commit: Count
     entries: list[Entry]
-    read: int = 0
-    addition: int = 0
+    read: Count = 0
+    addition: Count = 0
 
 
 class AppendReply(_Message, tag=2, frozen=True):
@@ -38,28 +39,28 @@ class AppendReply(_Message, tag=2, frozen=True):
     """
 
     accepted: bool
-    match: int
-    hint_index: int = 0
-    hint_term: int = 0
-    read: int = 0
-    addition: int = 0
+    match: Count
+    hint_index: Count = 0
+    hint_term: Term = 0
+    read: Count = 0
+    addition: Count = 0
 
 
 class Heartbeat(_Message, tag=3, frozen=True):
     """`commit` is clipped to what the leader knows the follower holds."""
 
-    commit: int
-    read: int = 0
-    addition: int = 0
+    commit: Count
+    read: Count = 0
+    addition: Count = 0
 
 
 class HeartbeatReply(_Message, tag=4, frozen=True):
     """`wall` is the sender's wall clock (ms), 0 when it says nothing of it: see `host.clocks`. `room`:
     what its disk has room for (`model.space.Room`)."""
 
-    read: int = 0
-    wall: int = 0
-    room: int = 0
+    read: Count = 0
+    wall: Time = 0
+    room: Time = 0
 
 
 class VoteRequest(_Message, tag=5, frozen=True):
@@ -68,8 +69,8 @@ class VoteRequest(_Message, tag=5, frozen=True):
     `transfer`: the leader asked for this election, so leader stickiness does not apply.
     """
 
-    last_index: int
-    last_term: int
+    last_index: Count
+    last_term: Term
     pre: bool
     transfer: bool = False
 
@@ -92,19 +93,19 @@ class SnapshotOffer(_Message, tag=8, frozen=True):
     """
 
     base: Base
-    snapshot: str
-    addition: int = 0
+    snapshot: Name
+    addition: Count = 0
 
 
 class ReadRequest(_Message, tag=9, frozen=True):
     """A follower asks the leader for a read index; `read` is the follower's own number."""
 
-    read: int
+    read: Count
 
 
 class ReadReply(_Message, tag=10, frozen=True):
-    read: int
-    index: int
+    read: Count
+    index: Count
     ok: bool
 
 
@@ -125,5 +126,5 @@ RaftMessage = (
 class Routed(msgspec.Struct, array_like=True, frozen=True):
     """One message of one group; a frame between two nodes carries a list of them."""
 
-    group: str
+    group: Name
     message: RaftMessage

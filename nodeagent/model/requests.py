@@ -4,8 +4,12 @@ Every request gets exactly one reply: its own kind, or `ErrorReply`. The frame c
 pairs them; the sender's identity is that of its certificate.
 """
 
-import msgspec
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from nodeagent.model.bounds import ChunkBytes, Count, Name, Nodes, Port, Rate, Slot, Slots, Text, Time, Weight
 from nodeagent.model.config import ClusterSettings, Seed
 from nodeagent.model.files import FileMeta, FileRef, PulledSlot, ScanSpec, Tombstone
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
@@ -21,12 +25,12 @@ class _Tagged(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 class Hello(msgspec.Struct, frozen=True):
     """First frame on every connection, both ways. `cluster_id` is "" while it is not known."""
 
-    protocol: int
-    role: str
-    name: str
-    incarnation: str = ""
-    cluster_id: str = ""
-    table_version: int = 0
+    protocol: Count
+    role: Name
+    name: Name
+    incarnation: Name = ""
+    cluster_id: Name = ""
+    table_version: Count = 0
 
 
 # --- any node, at any time -------------------------------------------------------------------------
@@ -35,11 +39,11 @@ class Hello(msgspec.Struct, frozen=True):
 class CheckStatus(_Tagged, frozen=True):
     """First start and join: are we configured alike? (seed-facts 1.5)"""
 
-    node: NodeId
-    incarnation: str
-    host: str
-    port: int
-    http_port: int
+    node: Name
+    incarnation: Name
+    host: Name
+    port: Port
+    http_port: Port
     settings: ClusterSettings
     seeds: tuple[Seed, ...]
     join: bool
@@ -130,8 +134,8 @@ class NodeStatus(_Tagged, frozen=True):
 class GetEvents(_Tagged, frozen=True):
     """What happened since `since_ms` (wall clock): the newest `limit` of each kind."""
 
-    since_ms: int
-    limit: int
+    since_ms: Time
+    limit: Time
 
 
 class NodeEvent(msgspec.Struct, frozen=True):
@@ -243,26 +247,26 @@ class BeginChange(_Tagged, frozen=True):
     For an add, where the newcomer listens and which disk it has.
     """
 
-    kind: str
-    node: NodeId
-    by: str
+    kind: Name
+    node: Name
+    by: Text
     options: Options = Options()
-    after: NodeId | None = None
-    host: str = ""
-    port: int = 0
-    http_port: int = 0
-    incarnation: str = ""
-    weight: float = 1.0
-    table_version: int = 0
+    after: Name | None = None
+    host: Name = ""
+    port: Port = 0
+    http_port: Port = 0
+    incarnation: Name = ""
+    weight: Weight = 1.0
+    table_version: Count = 0
     """The version the caller planned for; 0 skips the check."""
 
-    gains: tuple[tuple[NodeId, Ranges], ...] = ()
+    gains: tuple[tuple[Name, Slots], ...] = ()
     """Slots each group (by header) gains, as the caller planned and showed them; () lets the leader plan."""
 
-    replaces: NodeId = ""
+    replaces: Name = ""
     """replace-node: whose place on the ring `node` takes."""
 
-    lock: int = 0
+    lock: Count = 0
     """Serial of the cluster's lock; refused when it is not held any more. 0 works without it."""
 
 
@@ -274,14 +278,14 @@ class Steer(_Tagged, frozen=True):
 
     """
 
-    operation: str
-    verb: str
-    by: str
-    owner: str = ""
-    ttl_ms: int = 0
-    rate_bytes_per_s: int = -1
-    report: str = ""
-    node: NodeId = ""
+    operation: Name
+    verb: Name
+    by: Text
+    owner: Text = ""
+    ttl_ms: Count = 0
+    rate_bytes_per_s: Rate = -1
+    report: Text = ""
+    node: Name = ""
 
 
 class TakeLock(_Tagged, frozen=True):
@@ -291,19 +295,19 @@ class TakeLock(_Tagged, frozen=True):
     when another holds it, `refused` when what is to be renewed is lost.
     """
 
-    owner: str
-    what: str
-    by: str
-    ttl_ms: int
-    serial: int = 0
+    owner: Text
+    what: Text
+    by: Text
+    ttl_ms: Count
+    serial: Count = 0
 
 
 class DropLock(_Tagged, frozen=True):
     """Give the lock up, also another's; `outcome` goes to the audit log. `not_found` when it is not held."""
 
-    serial: int
-    by: str
-    outcome: str
+    serial: Count
+    by: Text
+    outcome: Text
 
 
 class LockReply(_Tagged, frozen=True):
@@ -313,19 +317,19 @@ class LockReply(_Tagged, frozen=True):
 class RecordRun(_Tagged, frozen=True):
     """Entry `number` of a run's record, counted from 0; may be sent twice. `serial` is of the lock held."""
 
-    run: str
-    name: str
-    number: int
+    run: Name
+    name: Text
+    number: Count
     entry: bytes
-    serial: int
-    by: str
+    serial: Count
+    by: Text
     ended: bool = False
 
 
 class GetRuns(_Tagged, frozen=True):
     """The lock and the runs, newest last; entries only of the run that is named."""
 
-    run: str = ""
+    run: Name = ""
 
 
 class RunsReply(_Tagged, frozen=True):
@@ -336,7 +340,7 @@ class RunsReply(_Tagged, frozen=True):
 class SetHolds(_Tagged, frozen=True):
     """Stop operations at these points (`scaling.holds`), on this node; () lets them go on. For tests."""
 
-    points: tuple[str, ...]
+    points: Annotated[tuple[Name, ...], Meta(max_length=64)]
 
 
 class Drain(_Tagged, frozen=True):
@@ -345,10 +349,10 @@ class Drain(_Tagged, frozen=True):
     `lock` as in `BeginChange`.
     """
 
-    node: NodeId
+    node: Name
     draining: bool
-    by: str
-    lock: int = 0
+    by: Text
+    lock: Count = 0
 
 
 class Heir(msgspec.Struct, frozen=True):
@@ -366,10 +370,10 @@ class GiveUp(_Tagged, frozen=True):
     `table_version` is the one the caller looked at.
     """
 
-    nodes: tuple[NodeId, ...]
+    nodes: Nodes
     heirs: tuple[Heir, ...]
-    table_version: int
-    by: str
+    table_version: Count
+    by: Text
 
 
 class OperationReply(_Tagged, frozen=True):
@@ -392,11 +396,11 @@ class Accepted(_Tagged, frozen=True):
 class ProbeGroup(_Tagged, frozen=True):
     """Does the group have a live quorum? `Accepted` after a read index, else `unavailable`."""
 
-    group: GroupId
+    group: Name
 
 
 class OpenSession(_Tagged, frozen=True):
-    group: GroupId
+    group: Name
 
 
 class SessionOpened(_Tagged, frozen=True):
@@ -410,15 +414,15 @@ class Write(_Tagged, frozen=True):
     for the client and need not be remembered.
     """
 
-    group: GroupId
-    slot: int
+    group: Name
+    slot: Slot
     partition: PartitionKey
-    table: str
-    schema_version: int
-    session: str
-    sequence: int
-    settled: int
-    table_version: int
+    table: Name
+    schema_version: Count
+    session: Name
+    sequence: Count
+    settled: Count
+    table_version: Count
     ipc: bytes
 
 
@@ -430,23 +434,23 @@ class Written(_Tagged, frozen=True):
 class DeleteRows(_Tagged, frozen=True):
     """Range delete in one partition; session, sequence and schema version as in `Write`."""
 
-    group: GroupId
-    slot: int
+    group: Name
+    slot: Slot
     partition: PartitionKey
-    table: str
-    session: str
-    sequence: int
-    settled: int
+    table: Name
+    session: Name
+    sequence: Count
+    settled: Count
     tags: tuple[tuple[str, str | None], ...]
-    time_from: int
-    time_to: int
-    schema_version: int = 0
+    time_from: Time
+    time_to: Time
+    schema_version: Count = 0
 
 
 class Propose(_Tagged, frozen=True):
     """Bare proposals that only the log sees: what a benchmark of the log itself needs."""
 
-    group: GroupId
+    group: Name
     payloads: tuple[bytes, ...]
 
 
@@ -465,13 +469,13 @@ class ScanRows(_Tagged, frozen=True):
     `operation` reads sealed slots of that operation from a previous holder (`slots` is required).
     """
 
-    group: GroupId
-    storage_group: str
+    group: Name
+    storage_group: Name
     spec: ScanSpec
-    read: str = "strong"
-    cursor: int = 0
-    slots: Ranges = ()
-    operation: str = ""
+    read: Name = "strong"
+    cursor: Time = 0
+    slots: Slots = ()
+    operation: Name = ""
 
 
 class RowsScanned(_Tagged, frozen=True):
@@ -491,10 +495,10 @@ class RowsScanned(_Tagged, frozen=True):
 class ListPartitions(_Tagged, frozen=True):
     """What a group holds; rows are exact where `exact`, else an upper bound."""
 
-    group: GroupId
-    storage_group: str = ""
-    table: str = ""
-    read: str = "strong"
+    group: Name
+    storage_group: Name = ""
+    table: Name = ""
+    read: Name = "strong"
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
@@ -522,8 +526,8 @@ class GetManifest(_Tagged, frozen=True):
     `operation`: also staged and sealed files of that operation.
     """
 
-    group: GroupId
-    slots: Ranges = ()
+    group: Name
+    slots: Slots = ()
 
 
 class ManifestReply(_Tagged, frozen=True):
@@ -540,7 +544,7 @@ class ManifestReply(_Tagged, frozen=True):
 class GetWriteRates(_Tagged, frozen=True):
     """How fast the group's slots are written, as this member counted it; the leader's count is the best."""
 
-    group: GroupId
+    group: Name
 
 
 class WriteRatesReply(_Tagged, frozen=True):
@@ -553,15 +557,15 @@ class WriteRatesReply(_Tagged, frozen=True):
 class CloseAll(_Tagged, frozen=True):
     """The leader closes every open partition (of the given slots); answered when it applied that."""
 
-    group: GroupId
-    slots: Ranges = ()
+    group: Name
+    slots: Slots = ()
 
 
 class CheckFiles(_Tagged, frozen=True):
     """Re-read and hash the replica's files of these slots; of them only `names`, when given."""
 
-    group: GroupId
-    slots: Ranges = ()
+    group: Name
+    slots: Slots = ()
     names: tuple[str, ...] = ()
 
 
@@ -578,7 +582,7 @@ class RepairFile(_Tagged, frozen=True):
     goes to quarantine, never away. Repeating it changes nothing.
     """
 
-    group: GroupId
+    group: Name
     wanted: FileMeta
     sources: tuple[FileRef, ...]
 
@@ -595,16 +599,16 @@ class FileRepaired(_Tagged, frozen=True):
 class ExportFiles(_Tagged, frozen=True):
     """Make a hard-link snapshot of the replica's files of these slots, to be fetched by chunks."""
 
-    group: GroupId
-    slots: Ranges
+    group: Name
+    slots: Slots
 
 
 class OpenSource(_Tagged, frozen=True):
     """A new member asks a previous holder for sealed slots of an operation."""
 
-    operation: str
-    group: GroupId
-    slots: Ranges
+    operation: Name
+    group: Name
+    slots: Slots
 
 
 class SourceOpened(_Tagged, frozen=True):
@@ -629,10 +633,10 @@ class SealedSessions(_Tagged, frozen=True):
 class FetchChunk(_Tagged, frozen=True):
     """Bytes of a file of a snapshot. A missing file is `not_found`, never an empty chunk."""
 
-    snapshot: str
-    name: str
-    offset: int
-    length: int
+    snapshot: Name
+    name: Name
+    offset: Count
+    length: ChunkBytes
 
 
 class Chunk(_Tagged, frozen=True):
@@ -643,9 +647,9 @@ class Chunk(_Tagged, frozen=True):
 class PullUnit(_Tagged, frozen=True):
     """Whoever holds the operation's lease orders a target node to pull some slots now."""
 
-    operation: str
-    group: GroupId
-    slots: Ranges
+    operation: Name
+    group: Name
+    slots: Slots
 
 
 class UnitPulled(_Tagged, frozen=True):

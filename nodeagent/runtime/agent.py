@@ -180,6 +180,7 @@ class Agent:
             "log_space_low": float(self.opened.log.space_low),
             "requests_total": driver.requests,
             "raft_frames_total": driver.frames,
+            "requests_failed_total": driver.failures + self._host.requests_failed,
             "frames_of_strangers_total": driver.strangers,
             "raft_messages_dropped_total": dropped,
             "turns_total": driver.turns,

@@ -8,6 +8,7 @@ frame per peer, carry whatever came together.
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from traceback import format_exc
 
 from nodeagent.model.entries import LogOp
 from nodeagent.model.errors import Forbidden, NodeAgentError, retired_sentence
@@ -93,6 +94,9 @@ class Driver:
         self.requests = 0
         self.data_requests = 0
         self.frames = 0
+        self.failures = 0
+        """Requests that ended with an exception, those of the host not counted."""
+
         self.strangers = 0
         """Frames of nodes that are no members, as far as this node knew."""
 
@@ -219,12 +223,8 @@ class Driver:
             return
         if self._stopped:
             connection.reply(number, ErrorReply("unavailable", f"{self._node} is stopping"))
-        elif isinstance(request, GetStatus):
-            connection.reply(number, self._status())
-        elif isinstance(request, GetEvents):
-            connection.reply(number, self._events(request))
-        elif isinstance(request, FetchChunk):
-            self._read_chunk(request, partial(connection.reply, number))
+        elif isinstance(request, GetStatus | GetEvents | FetchChunk):
+            self._answer(connection, number, request)
         else:
             self.data_requests += isinstance(request, Write | DeleteRows | ScanRows)
             self._token += 1
@@ -232,6 +232,26 @@ class Driver:
             clock = self._clock
             self._host.on_request(self._token, request, clock.now(), clock.wall())
             self._wake()
+
+    def _answer(
+        self, connection: Connection, number: int, request: GetStatus | GetEvents | FetchChunk
+    ) -> None:
+        """What the shell knows; it changes nothing, so a failure ends that request alone."""
+        try:
+            match request:
+                case GetStatus():
+                    connection.reply(number, self._status())
+                case GetEvents():
+                    connection.reply(number, self._events(request))
+                case FetchChunk():
+                    self._read_chunk(request, partial(connection.reply, number))
+        except Exception as error:
+            self.failures += 1
+            what = type(request).__name__
+            fields = {"request": what, "why": repr(error), "traceback": format_exc(limit=-8)}
+            self._notes.write("request_failed", fields)
+            reply = ErrorReply("error", f"{what} failed in the node: {type(error).__name__}", "see its log")
+            connection.reply(number, reply)
 
     def on_close(self, connection: Connection, error: NodeAgentError) -> None:
         self._peers.lost(connection)
@@ -256,8 +276,9 @@ class Driver:
         for node, messages in effects.sends:
             self._peers.send(node, messages)
         for token, reply in effects.replies:
-            connection, number = self._asked.pop(token)
-            connection.reply(number, reply)
+            connection, number = self._asked.pop(token, (None, 0))
+            if connection is not None:  # a request that failed after it was answered is told so once
+                connection.reply(number, reply)
         for number, job in effects.jobs:
             self._submit_job(number, job)
         for call, to, request in effects.calls:

@@ -49,6 +49,9 @@ class HostPort(Protocol):
     def table_version(self) -> int: ...
 
     @property
+    def requests_failed(self) -> int: ...
+
+    @property
     def audit(self) -> Sequence[tuple[int, str, str]]: ...
 
     @property

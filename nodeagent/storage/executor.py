@@ -105,6 +105,10 @@ class Storage:
             return Failed(error.code, error.what)
         except OSError as error:
             return failed_by_system(error)
+        except Exception as error:
+            if not isinstance(job, Scan | HashFiles):
+                raise  # it was changing something
+            return Failed("error", f"{type(job).__name__} failed in the node: {error!r}")
 
     def _run(self, job: Job) -> JobResult:
         match job:

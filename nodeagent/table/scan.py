@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from nodeagent.model.errors import InvalidInput
 from nodeagent.model.files import ScanSpec
-from nodeagent.model.schema import Column, TableSchema
+from nodeagent.model.schema import TYPES, Column, TableSchema
 from nodeagent.table.arrow import TIME
 
 
@@ -12,9 +12,13 @@ def check_scan(spec: ScanSpec) -> None:
     """Tags are compared as text and fields are picked by name: both must be what the schema says.
 
     Raises:
-        InvalidInput: a tag or field that the table does not have; the columns it has are named.
+        InvalidInput: a tag or field that the table does not have; the columns it has are named. Or columns
+            that no table has.
     """
     schema = spec.schema
+    names = {TIME, *(c.name for c in schema.columns)}
+    if len(names) <= len(schema.columns) or any(c.type not in TYPES for c in schema.columns):
+        raise InvalidInput(f"no table has such columns: names are unique, types are {', '.join(TYPES)}")
     for name, value in spec.tags:
         if name not in schema.tags:
             raise _no_column(schema, "tag", name, schema.tags)

@@ -414,6 +414,7 @@ class SimNode:
         for event, fields in effects.notes:
             self.sim.tell(f"{self.node} {event} {fields}")
             assert event != "group_stopped" or self.sim.may_stop, (self.node, fields)
+            assert event != "request_failed", fields
         if not self.host.idle:
             self.wake()
         self._arm()

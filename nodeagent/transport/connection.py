@@ -19,6 +19,7 @@ from typing import Protocol, cast
 from nodeagent.model.errors import (
     Forbidden,
     FrameError,
+    InvalidInput,
     NodeAgentError,
     OutcomeUnknown,
     Overloaded,
@@ -144,9 +145,12 @@ class Connection(asyncio.Protocol):
         if not self.is_open or self._queue_bytes > QUEUE_BYTES_MAX:
             self.raft_dropped += len(messages)
             return False
-        for frame in codec.encode_raft(messages):
+        frames = codec.encode_raft(messages)
+        if not frames:
+            self.raft_dropped += len(messages)
+        for frame in frames:
             self._send(frame)
-        return True
+        return bool(frames)
 
     def request(self, request: Request, timeout_s: float, on_reply: OnReply) -> None:
         """Send a request; `on_reply` gets the reply, or an `ErrorReply` made here: `outcome_unknown`
@@ -350,11 +354,15 @@ class Connection(asyncio.Protocol):
     def _on_request(self, frame: Frame) -> None:
         if self._dialled or frame.number == 0:
             raise FrameError("a request came from the side that was dialled, or without a number")
-        request = codec.decode_request(frame)
         self._answering += 1
+        try:
+            request = codec.decode_request(frame)
+        except FrameError as error:  # also a request of a later release: that one is not done, others are
+            self.reply(frame.number, to_reply(InvalidInput(error.what)))
+            return
         if self._answering > REQUESTS_PER_CONNECTION_MAX:
-            error = Overloaded(f"{REQUESTS_PER_CONNECTION_MAX} requests of this connection are open")
-            self.reply(frame.number, to_reply(error))
+            refusal = Overloaded(f"{REQUESTS_PER_CONNECTION_MAX} requests of this connection are open")
+            self.reply(frame.number, to_reply(refusal))
             return
         self._handler.on_request(self, frame.number, request)
 

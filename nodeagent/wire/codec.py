@@ -1,13 +1,16 @@
-"""Messages to frames and back. Decoding is typed: what does not fit is a `FrameError`, never a crash."""
+"""Messages to frames and back. Decoding is typed: what does not fit, or is out of range (`model.bounds`), is
+a `FrameError`, never a crash.
+"""
 
 from typing import TypeVar
 
 import msgspec
 
+from nodeagent.model import bounds
 from nodeagent.model.errors import FrameError, InvalidInput
-from nodeagent.model.limits import FRAME_BYTES_MAX
+from nodeagent.model.limits import FRAME_BYTES_MAX, NAME_BYTES_MAX
 from nodeagent.model.raft_messages import Routed
-from nodeagent.model.requests import Hello, Reply, Request
+from nodeagent.model.requests import BeginChange, DeleteRows, GiveUp, Hello, Reply, Request, Write
 from nodeagent.wire.frames import HEAD, LENGTH, NUMBERED_HEAD, Frame, Kind
 
 _T = TypeVar("_T")
@@ -26,8 +29,8 @@ def encode_hello(hello: Hello) -> bytearray:
 
 
 def encode_raft(messages: list[Routed]) -> list[bytearray]:
-    """One frame, or several where one would be too long. A single message that is too long is left
-    out: the group's own limits make that a bug elsewhere, and a lost message is always allowed."""
+    """One frame, or several where one would be too long. A single message that is too long is left out, for a
+    lost message is always allowed: it holds an entry that an earlier release let in (`ENTRY_BYTES_MAX`)."""
     if not messages:
         return []
     frame = _encode(Kind.RAFT, messages)
@@ -58,11 +61,33 @@ def decode_raft(frame: Frame) -> list[Routed]:
 
 
 def decode_request(frame: Frame) -> Request:
-    return _decode(_request_decoder, frame)
+    request = _decode(_request_decoder, frame)
+    try:
+        _check_parts(request)
+    except InvalidInput as error:
+        raise FrameError(f"a {type(request).__name__} is out of range: {error.what}") from error
+    return request
 
 
 def decode_reply(frame: Frame) -> Reply:
     return _decode(_reply_decoder, frame)
+
+
+def _check_parts(request: Request) -> None:
+    """The structs in a request that are stored as they are."""
+    if isinstance(request, Write | DeleteRows):
+        key = request.partition
+        bounds.check_range("shard", key.shard, 0, bounds.SHARD_MAX)
+        bounds.check_range("time partition", key.time_partition, bounds.INT64_MIN, bounds.INT64_MAX)
+        bounds.check_length("storage group", key.storage_group, NAME_BYTES_MAX)
+    elif isinstance(request, BeginChange):
+        options = request.options
+        bounds.check_range("hold_release_ms", options.hold_release_ms, 0, bounds.COUNT_MAX)
+        bounds.check_range("rate_bytes_per_s", options.rate_bytes_per_s, 0, bounds.COUNT_MAX)
+        bounds.check_length("depth", options.depth, NAME_BYTES_MAX)
+    elif isinstance(request, GiveUp):
+        for heir in request.heirs:  # there must be terms left after it
+            bounds.check_range("term", heir.term, 0, bounds.TERM_MAX // 2)
 
 
 def _encode(kind: Kind, message: object) -> bytearray:
@@ -74,7 +99,10 @@ def _encode(kind: Kind, message: object) -> bytearray:
 
 def _encode_numbered(kind: Kind, number: int, message: object) -> bytearray:
     buffer = bytearray(_NUMBERED_HEAD_BYTES)
-    _encoder.encode_into(message, buffer, _NUMBERED_HEAD_BYTES)
+    try:
+        _encoder.encode_into(message, buffer, _NUMBERED_HEAD_BYTES)
+    except (msgspec.EncodeError, OverflowError, TypeError, ValueError) as error:
+        raise InvalidInput(f"{type(message).__name__} cannot be encoded: {error}") from error
     length = len(buffer) - LENGTH.size
     if length > FRAME_BYTES_MAX:
         raise InvalidInput(

@@ -22,26 +22,34 @@ from nodeagent.meta import commands as meta
 from nodeagent.meta.state import Image, MetaState
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
+from nodeagent.model.errors import InvariantBroken
 from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import META, Owner
 from nodeagent.model.jobs import Done, DropStaging, Job, RemoveGroup, SaveCheckpoint, install_area
+from nodeagent.model.limits import ENTRY_BYTES_MAX
+from nodeagent.model.raft_messages import AppendRequest, Routed
 from nodeagent.model.requests import (
     Accepted,
     CheckStatus,
     ErrorReply,
+    GetManifest,
     GetMeta,
+    GetWriteRates,
     GroupRecord,
     ListPartitions,
     NodeRecord,
     OpenSession,
     OpenSource,
+    Propose,
     ScanRows,
     SetHolds,
 )
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.raft import RaftLog
+from nodeagent.raft.core import Raft
 from nodeagent.raft.state import Role
 from nodeagent.testing.sim import configs
+from nodeagent.wire.codec import encode_raft
 
 CONFIG = configs(["a", "b", "c"], ClusterSettings("t", slots=10), 3)[0]
 MEMBERS = Config(("a", "b", "c"))
@@ -368,3 +376,55 @@ def test_a_node_that_left_is_named_as_a_peer_no_longer() -> None:
     assert set(host.node_status(5, 0).heard_ms) == {"b", "gone"}, "who is a member is not known yet"
     host.meta.image.nodes = {n: NodeRecord(n, "h", 1, 1, "i", 0) for n in ("a", "b")}
     assert host.node_status(5, 0).heard_ms == {"b": 5}
+
+
+def test_an_exception_in_one_request_ends_that_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered and noted with its traceback, at once or after a read index; the next one is served."""
+    host = open_host(1)
+
+    def fails(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("nodeagent.host.handlers.check_status", fails)
+    monkeypatch.setattr("nodeagent.host.reads.files_of", fails)
+    question = CheckStatus("b", "i", "h", 1, 2, CONFIG.cluster, (), False)
+    for token, request in enumerate((question, GetManifest("a.1")), 1):
+        host.on_request(token, request, 0, 0)
+        effects = host.take()
+        assert [t for t, r in effects.replies if isinstance(r, ErrorReply) and r.code == "error"] == [token]
+        (fields,) = (f for event, f in effects.notes if event == "request_failed")
+        assert "KeyError" in str(fields["why"]) and "fails" in str(fields["traceback"])
+        assert host.requests_failed == token
+    host.on_request(3, GetWriteRates("a.1"), 0, 0)
+    assert [t for t, _ in host.take().replies] == [3]
+
+
+def test_a_state_that_is_half_changed_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception inside of Raft is no matter of one request: going on might break a promise."""
+    host = open_host(1)
+
+    def fails(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(Raft, "propose", fails)
+    with pytest.raises(InvariantBroken):
+        host.on_request(1, Propose("a.1", (b"x",)), 0, 0)
+
+
+def test_an_entry_that_fits_no_frame_is_refused_by_name() -> None:
+    """No follower would ever get it, nor anything after it. Where nobody asked, it is noted."""
+    host = open_host(1)
+    host.on_request(1, Propose("a.1", (bytes(ENTRY_BYTES_MAX),)), 0, 0)
+    (_, reply) = host.take().replies[0]
+    assert isinstance(reply, ErrorReply) and reply.code == "invalid_input" and "limit" in reply.what
+    last = host.data["a.1"].raft.log.last_index
+    assert host.data["a.1"].propose([bytes(ENTRY_BYTES_MAX + 1)]) is None
+    assert host.data["a.1"].raft.log.last_index == last
+    assert "entry_refused" in [event for event, _ in host.take().notes]
+
+
+def test_an_entry_of_the_largest_size_travels() -> None:
+    """With all that is around it."""
+    entry = Entry(1 << 48, int(EntryKind.COMMAND), bytes(ENTRY_BYTES_MAX))
+    append = AppendRequest(1 << 48, 1 << 53, 1 << 48, 1 << 53, [entry], 1 << 53, 1 << 53)
+    assert len(encode_raft([Routed("g" * 255, append)])) == 1

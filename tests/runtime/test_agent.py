@@ -67,6 +67,7 @@ class ScriptedHost:
         self.table_version = 3
         self.retired = {"old"}
         self.unknown: set[str] = set()
+        self.requests_failed = 0
         self.effects = Effects()
         self.batch = 0
         self.waiting: dict[int, list[int]] = {}

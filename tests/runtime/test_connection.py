@@ -5,17 +5,19 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
+from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import Forbidden, NodeAgentError, OutcomeUnknown, Overloaded, Unavailable
 from nodeagent.model.limits import REQUESTS_PER_CONNECTION_MAX
-from nodeagent.model.raft_messages import Heartbeat, Routed
-from nodeagent.model.requests import Accepted, Chunk, FetchChunk, GetStatus, Hello, Request
+from nodeagent.model.raft_messages import AppendRequest, Heartbeat, Routed
+from nodeagent.model.requests import Accepted, Chunk, ErrorReply, FetchChunk, GetStatus, Hello, Reply, Request
 from nodeagent.transport import connection as room
 from nodeagent.transport.connection import Connection, Listener, dial
 from nodeagent.transport.tls import Identity, client_context, server_context
 from nodeagent.wire import codec
-from nodeagent.wire.frames import PROTOCOL
+from nodeagent.wire.frames import NUMBERED_HEAD, PROTOCOL, Kind
 from tests.runtime.links import Recorder, admin_hello, identity, node_hello
 
 Test = Callable[[], Coroutine[None, None, None]]
@@ -317,7 +319,8 @@ def test_slow_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             assert peer is not None
             peer.pause_reading()
             sent = 0
-            while link.send_raft([Routed("g" * 50_000, Heartbeat(1, 0))]):
+            large = AppendRequest(1, 0, 0, 0, [Entry(1, int(EntryKind.COMMAND), bytes(50_000))])
+            while link.send_raft([Routed("g", large)]):
                 sent += 1
                 await asyncio.sleep(0)
                 assert sent < 1000
@@ -376,6 +379,31 @@ def test_without_tls_only_the_protocol_version_and_names_count() -> None:
         async with serving(Recorder(node_hello()), tls=False) as listener:
             link = await dial(Recorder(admin_hello()), "127.0.0.1", listener.port, context=None)
             assert link.peer == node_hello() and link.peer.protocol == PROTOCOL
+            link.close()
+
+    run(test())
+
+
+def test_a_request_that_does_not_decode_is_refused_and_the_connection_goes_on() -> None:
+    """Of a later release, or out of range: its number is known, so it gets its reply, as others do."""
+
+    async def test() -> None:
+        handler = Recorder(node_hello())
+        async with serving(handler) as listener:
+            link = await reach(listener.port, identity("alice", "admin"), admin_hello())
+            for bad in (
+                {"type": "OfALaterRelease"},
+                {"type": "GetManifest", "group": "g", "slots": [[0, -1]]},
+            ):
+                replies: list[Reply] = []
+                link.request(GetStatus(), 5, replies.append)
+                body = msgspec.msgpack.encode(bad)
+                link._queue[-1] = NUMBERED_HEAD.pack(9 + len(body), Kind.REQUEST, link._last_number) + body
+                while not replies:
+                    await asyncio.sleep(0)
+                assert isinstance(replies[0], ErrorReply) and replies[0].code == "invalid_input"
+            assert isinstance(await link.call(GetStatus(), 5), Accepted)
+            assert handler.requests == [GetStatus()]
             link.close()
 
     run(test())
