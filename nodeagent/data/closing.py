@@ -8,7 +8,7 @@ Files enter the manifest partition by partition, and of one partition in the ord
 be made holds back its own partition and no other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -19,6 +19,7 @@ from nodeagent.model.jobs import CloseUnit, MemBatch
 from nodeagent.model.schema import TableSchema
 
 Tables = dict[str, tuple[MemBatch, ...]]
+Deletes = Callable[[PartitionKey, str], Sequence[Tombstone]]
 
 
 class Part(msgspec.Struct):
@@ -90,7 +91,7 @@ def plan(
     command: CloseFile,
     frozen: list[tuple[int, PartitionKey, Tables]],
     schemas: dict[tuple[str, str], TableSchema],
-    tombstones: list[Tombstone],
+    deletes: Deletes,
     firsts: Mapping[PartitionKey, int | None],
 ) -> Pending:
     """Units of one `CloseFile`: what they hold follows from the log up to the entry alone (law 6).
@@ -98,6 +99,7 @@ def plan(
     Deletes after it are left out, since a replica that recovers knows of them already.
 
     Args:
+        deletes: of a partition and table, in the order they came.
         firsts: of a close that was filed in part before a restart, `Part.first` of what is left.
     """
     parts: dict[PartitionKey, Part] = {}
@@ -117,18 +119,13 @@ def plan(
                 memory_threshold=command.memory_threshold,
                 format_version=command.format_version,
             )
-            units.append(_unit(spec, tables[table], tombstones))
+            units.append(_unit(spec, tables[table], deletes(partition, table)))
         parts[partition] = Part(first, tuple(units))
         count = number + 1
     used = {(p.storage_group, u.spec.schema.table): u.spec.schema for p in parts for u in parts[p].units}
     return Pending(index, command, parts, [used[key] for key in sorted(used)])
 
 
-def _unit(spec: CloseSpec, batches: tuple[MemBatch, ...], tombstones: list[Tombstone]) -> CloseUnit:
+def _unit(spec: CloseSpec, batches: tuple[MemBatch, ...], deletes: Sequence[Tombstone]) -> CloseUnit:
     oldest = batches[0].order
-    deletes = (
-        t
-        for t in tombstones
-        if t.partition == spec.partition and t.table == spec.schema.table and oldest < t.order < spec.order
-    )
-    return CloseUnit(spec, batches, tuple(deletes))
+    return CloseUnit(spec, batches, tuple(t for t in deletes if oldest < t.order < spec.order))

@@ -10,7 +10,7 @@ Invariants:
     the log is needed from `base() + 1` on, and from no earlier index.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +23,7 @@ from nodeagent.data.rates import WriteRates
 from nodeagent.data.sessions import Image as SessionsImage
 from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots, expand
+from nodeagent.data.tombstones import Tombstones
 from nodeagent.model import limits
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import EntryFailed
@@ -92,7 +93,7 @@ class DataState:
     sessions: Sessions = field(default_factory=Sessions)
     staged: Staged = field(default_factory=Staged)
     schemas: dict[tuple[str, str], TableSchema] = field(default_factory=dict)
-    tombstones: list[Tombstone] = field(default_factory=list)
+    tombstones: Tombstones = field(default_factory=Tombstones)
     manifest: Manifest = field(default_factory=Manifest)
     memtable: Memtable = field(default_factory=Memtable)
     closed_through: dict[PartitionKey, int] = field(default_factory=dict)
@@ -107,8 +108,8 @@ class DataState:
     """Files that left the manifest since the host looked. The log would name them again as inputs after a
     restart, so they are unlinked only when a durable checkpoint is without them."""
 
-    changed: set[Key] = field(default_factory=set)
-    """Where files or deletes came since a leader looked for what to compact."""
+    changed: dict[Key, None] = field(default_factory=dict)
+    """Where files or deletes came since a leader looked for what to compact, the longest waiting first."""
 
     recovered_to: int = 0
     """Entries up to here only give their rows back to the memtable."""
@@ -265,8 +266,8 @@ class DataState:
             return refusal
         if not self.sessions.take(d.session, d.slot, d.sequence, d.settled):
             return Written(0, duplicate=True)
-        self.tombstones.append(Tombstone((index,), d.partition, d.table, d.tags, d.time_from, d.time_to))
-        self.changed.add((d.partition, d.table))
+        self.tombstones.add(Tombstone((index,), d.partition, d.table, d.tags, d.time_from, d.time_to))
+        self.changed[d.partition, d.table] = None
         return Written(index)
 
     def _open_session(self, index: int, term: int) -> Reply:
@@ -309,7 +310,7 @@ class DataState:
                 frozen.append((slot, partition, tables))
         if frozen:
             pending = closing.plan(
-                index, command, frozen, schemas or self.schemas, self.tombstones, left or {}
+                index, command, frozen, schemas or self.schemas, self.tombstones.of, left or {}
             )
             self.pending.append(pending)
             self.jobs.append(CloseFiles(self.group, pending.units))
@@ -361,6 +362,7 @@ class DataState:
         self.memtable.drop(partition, pending.index)
         if self.memtable.partition(partition) is None:
             self.slot_of.pop(partition, None)
+        self.tombstones.touched(partition)
         self.closed_through[partition] = max(self.closed_through.get(partition, 0), pending.index)
 
     def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
@@ -392,11 +394,13 @@ class DataState:
         for partition in [p for p, slot in self.slot_of.items() if slot in slots]:
             self.memtable.drop_partition(partition)
             del self.slot_of[partition]
+            self.tombstones.touched(partition)
 
     def _settle_files(self, key: Key) -> None:
         """Files of the table and partition came: those that expired meanwhile go again."""
-        self.changed.add(key)
-        cuts = [t for t in self.tombstones if t.expiry and (t.partition, t.table) == key]
+        self.changed[key] = None
+        self.tombstones.touched(*key)
+        cuts = [t for t in self.tombstones.of(*key) if t.expiry]
         if cuts:
             waiting = reversed([c for c in self.compacting if c.key == key and not c.gone])
             pinned = {name: c.index for c in waiting for name, _ in c.command.inputs}
@@ -407,12 +411,13 @@ class DataState:
         """Forget deletes that mask nothing any more: no older file, no row in memory, nothing to arrive."""
         if not self.tombstones or self.slots.arriving or not self.recovered:
             return
-        self.tombstones = [
-            t
-            for t in self.tombstones
-            if self._holds_older(t)
-            or any(t.masks(f) for f in self.manifest.of_partition(t.partition, t.table))
-        ]
+        self.tombstones.prune(self._still_masking)
+
+    def _still_masking(
+        self, partition: PartitionKey, table: str, deletes: Sequence[Tombstone]
+    ) -> list[Tombstone]:
+        files = self.manifest.of_partition(partition, table)
+        return [t for t in deletes if self._holds_older(t) or any(t.masks(f) for f in files)]
 
     def _holds_older(self, t: Tombstone) -> bool:
         """Whether rows that came before the delete are in no file yet."""
@@ -438,10 +443,10 @@ class DataState:
         schema = self.schemas.get((command.partition.storage_group, command.table))
         if schema is None or not command.inputs or not self.is_settled(command.slot):
             return
-        known = [*self.tombstones, *(t for a in self.adopting for t in a.command.tombstones)]
         key = (command.partition, command.table)
-        deletes = [t for i, t in enumerate(known) if (t.partition, t.table) == key and t not in known[:i]]
-        self.compacting.append(Compacting(index, command, schema, deletes))
+        coming = (t for a in self.adopting for t in a.command.tombstones if (t.partition, t.table) == key)
+        deletes = dict.fromkeys([*self.tombstones.of(*key), *coming])
+        self.compacting.append(Compacting(index, command, schema, list(deletes)))
         self._take_turns()
 
     def _take_turns(self) -> None:
@@ -492,7 +497,7 @@ class DataState:
         if e.passed and e.before > e.passed:
             return ErrorReply("refused", f"the cut-off {e.before} lies after {e.passed}: in the future")
         if self.check_slot(e.slot) is None:
-            self.tombstones.append(
+            self.tombstones.add(
                 Tombstone((index,), e.partition, e.table, (), TIME_MIN, e.before - 1, expiry=True)
             )
             self._settle_files((e.partition, e.table))
@@ -541,7 +546,7 @@ class DataState:
             return
         adopted = self.adopting.pop(at)
         command = adopted.command
-        self.tombstones = [*(t for t in command.tombstones if t not in self.tombstones), *self.tombstones]
+        self.tombstones.add_older(command.tombstones)
         self._keep([a.meta for a in command.files], adopted.gone)
         self.slots.adopted(command.operation, command.slots)
         self._take_turns()
@@ -560,8 +565,8 @@ class DataState:
             c.gone = c.gone or c.command.slot in gone
         self.compacting = [c for c in self.compacting if not c.gone or c.job is not None]
         doomed = tuple(f for slot in sorted(gone) for f in self.manifest.remove_slot(slot))
-        partitions = {f.partition for f in doomed}
-        self.tombstones = [t for t in self.tombstones if t.partition not in partitions]
+        for partition in {f.partition for f in doomed}:
+            self.tombstones.drop(partition)
         if doomed:
             self.jobs.append(DeleteFiles(self.group, doomed))
 
@@ -629,7 +634,7 @@ class DataState:
             slots=self.slots.without_files(operations) if operations else self.slots,
             sessions=self.sessions.image(),
             schemas=list(self.schemas.values()),
-            tombstones=self.tombstones,
+            tombstones=list(self.tombstones),
             files=[f for f in self.manifest.files() if f.slot not in sources],
             closed_through=sorted(self.closed_through.items()),
             refused=sorted(self.refused),
@@ -679,7 +684,7 @@ class DataState:
             sessions=Sessions.restore(saved.sessions),
             staged=Staged(saved.staged),
             schemas={(s.storage_group, s.table): s for s in saved.schemas},
-            tombstones=saved.tombstones,
+            tombstones=Tombstones(saved.tombstones),
             closed_through=dict(saved.closed_through),
             refused=set(saved.refused),
             recovered_to=saved.applied,
@@ -701,7 +706,7 @@ class DataState:
             command = commands.decode(data)
             assert isinstance(command, commands.Compact)
             state.compacting.append(Compacting(index, command, schema, tombstones))
-        state.changed = {(f.partition, f.table) for f in saved.files}
+        state.changed = dict.fromkeys((f.partition, f.table) for f in saved.files)
         state._take_turns()
         return state
 
