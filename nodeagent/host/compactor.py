@@ -10,9 +10,9 @@ group whose files somebody compares. Elsewhere, while an operation goes on, runs
 writers have to share the node with it already.
 """
 
-from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from nodeagent.data import commands, compaction
@@ -20,12 +20,14 @@ from nodeagent.data.compaction import Key
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.model.errors import LogCorrupt
 from nodeagent.model.files import FileMeta, Order, Tombstone
-from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.jobs import FilesHashed, HashFiles, JobResult
 from nodeagent.model.limits import (
     COMPACT_BYTES_MAX,
+    COMPACT_KEYS_PER_LOOK,
     COMPACTIONS_MAX,
     DELETES_KEPT_MAX,
+    EXPIRE_PARTITIONS_PER_LOOK,
     EXPIRIES_PER_LOOK_MAX,
 )
 from nodeagent.model.requests import CheckFiles, ErrorReply, FilesChecked, Reply
@@ -59,8 +61,8 @@ class Compactor:
         self._checking: set[GroupId] = set()
         self._masked_since: dict[tuple[GroupId, Key], int] = {}
         self._not_before: dict[tuple[GroupId, Key], int] = {}
-        self._last: dict[GroupId, Key] = {}
-        """Where the last look at a group ended; the next goes on behind it, so that each key has its turn."""
+        self._unlooked: dict[GroupId, deque[PartitionKey]] = {}
+        """Partitions that the look for what has expired has still to come to."""
 
     def keep(self) -> None:
         """Called now and then."""
@@ -71,8 +73,9 @@ class Compactor:
                 self._compact(replica)
         if now >= self._expire_at:
             self._expire_at = now + config.expire_every_ms
-            for replica in self._led():
-                self._expire(replica)
+            self._unlooked = {r.group: deque(self._that_expire(r)) for r in self._led()}
+        for replica in self._led() if self._unlooked else ():
+            self._expire(replica)
 
     def _led(self) -> list[DataReplica]:
         """Replicas here that lead, have seen all earlier leaders logged, and wait for no entry of ours."""
@@ -112,39 +115,42 @@ class Compactor:
     def _choose(self, replica: DataReplica, room: int) -> Runs:
         """What to compact now, of where something changed; what has nothing to compact is forgotten."""
         state, group, now = replica.state, replica.group, self.host.desk.now
-        files_min, full_min = self._files_min(), self.host.config.compact_files_min
-        low = self.host.desk.space.is_low  # then only what makes room: the end of rows that were deleted
         moving = self._moving(group)
         under_way = {c.key for c in state.compacting}
-        deletes = _by_key(state.tombstones)
         runs: Runs = {}
         total = 0
-        keys = sorted(state.changed - under_way)
-        at = bisect_right(keys, self._last[group]) if group in self._last else 0
-        for key in keys[at:] + keys[:at]:
+        for key in list(islice(state.changed, COMPACT_KEYS_PER_LOOK)):
             if len(runs) >= room or total >= COMPACT_BYTES_MAX:
                 break
-            if now < self._not_before.get((group, key), now):
-                continue
-            files = state.manifest.of_partition(*key)
-            if files and (files[0].slot in moving or not state.is_settled(files[0].slot)):
-                continue
-            run = compaction.pick_small(files, files_min, full_min) if not low else []
-            masked, due = self._deletes_due(group, key, files, deletes[key])
-            if not run and (due or (low and masked)):
-                run = compaction.pick_masked(files, deletes[key])
-            if run:
-                runs[key] = run
-                self._last[group] = key
-                total += sum(f.size for f in run)
-            elif not masked and not compaction.pick_small(
-                files, full_min
-            ):  # else one waits for a change's end
-                state.changed.discard(key)
+            del state.changed[key]
+            if key not in under_way and now >= self._not_before.get((group, key), now):
+                run, is_done = self._run_of(replica, key, moving)
+                if run:
+                    runs[key] = run
+                    total += sum(f.size for f in run)
+                if is_done:
+                    continue
+            state.changed[key] = None  # behind the others, so that each has its turn
         return runs
 
+    def _run_of(self, replica: DataReplica, key: Key, moving: set[int]) -> tuple[Sequence[FileMeta], bool]:
+        """What to compact there now, if anything; and whether there is nothing until something changes."""
+        state, group = replica.state, replica.group
+        files_min, full_min = self._files_min(), self.host.config.compact_files_min
+        files = state.manifest.of_partition(*key)
+        if files and (files[0].slot in moving or not state.is_settled(files[0].slot)):
+            return (), False
+        low = self.host.desk.space.is_low  # then only what makes room: the end of rows that were deleted
+        run = compaction.pick_small(files, files_min, full_min) if not low else []
+        deletes = state.tombstones.of(*key)
+        masked, due = self._deletes_due(group, key, files, deletes)
+        if not run and (due or (low and masked)):
+            run = compaction.pick_masked(files, deletes)
+        # Runs that are long enough only when no change goes on wait for its end.
+        return run, not run and not masked and not compaction.pick_small(files, full_min)
+
     def _deletes_due(
-        self, group: GroupId, key: Key, files: Sequence[FileMeta], tombstones: list[Tombstone]
+        self, group: GroupId, key: Key, files: Sequence[FileMeta], tombstones: Sequence[Tombstone]
     ) -> tuple[bool, bool]:
         """Whether range deletes mask files, and whether that is to be ended now."""
         masking = compaction.deletes_on(files, tombstones) if tombstones else []
@@ -220,41 +226,54 @@ class Compactor:
 
     # --- expiry ------------------------------------------------------------------------------------
 
+    def _that_expire(self, replica: DataReplica) -> list[PartitionKey]:
+        """Partitions of storage groups that have a table with a TTL, in files or memory."""
+        groups = {name[0] for name, schema in self.host.meta.schemas.items() if schema.ttl_ms}
+        found = dict[PartitionKey, None]()
+        for storage_group in sorted(groups):
+            found |= dict.fromkeys(replica.state.manifest.partitions(storage_group))
+        found |= dict.fromkeys(p for p in replica.state.slot_of if p.storage_group in groups)
+        return list(found)
+
     def _expire(self, replica: DataReplica) -> None:
         """Log a cut-off where rows past their table's TTL would still be read, by the voters' clocks.
 
-        While those disagree, or too few are heard, no row is past anything.
+        While those disagree, or too few are heard, no row is past anything. Some partitions at a time.
         """
-        state = replica.state
-        ttls = {name: schema.ttl_ms for name, schema in self.host.meta.schemas.items() if schema.ttl_ms}
-        passed = self.host.clocks.passed(replica.raft.log.config.voters) if ttls else None
-        if passed is None:
+        unlooked = self._unlooked.get(replica.group)
+        passed = self.host.clocks.passed(replica.raft.log.config.voters) if unlooked else None
+        if not unlooked or passed is None:
+            self._unlooked.pop(replica.group, None)
             return
-        before = {name: compaction.cut_off(ttl_ms, passed) for name, ttl_ms in ttls.items()}
-        ages: dict[Key, list[tuple[Order, int, int]]] = defaultdict(list)
-        slots: dict[Key, int] = {}
-        for f in state.manifest.files():
-            if (f.partition.storage_group, f.table) in before:
-                ages[f.partition, f.table].append((f.order, f.time_min, f.time_max))
-                slots[f.partition, f.table] = f.slot
-        for partition, rows in state.memtable.partitions().items():
-            for h in rows.held:
-                if (partition.storage_group, h.table) in before:
-                    ages[partition, h.table].append((h.batch.order, h.time_min, h.time_max))
-                    slots[partition, h.table] = state.slot_of[partition]
-        tombstones = _by_key(state.tombstones)
         moving = self._moving(replica.group)
-        batch = []
-        for key in sorted(ages):
-            cut = before[key[0].storage_group, key[1]]
-            is_ours = slots[key] not in moving and state.is_settled(slots[key])
-            if is_ours and compaction.needs_expiry(cut, ages[key], tombstones[key]):
-                batch.append(commands.encode(commands.Expire(slots[key], *key, cut, passed)))
-        self._log(replica, batch[:EXPIRIES_PER_LOOK_MAX])
+        batch: list[bytes] = []
+        for _ in range(min(len(unlooked), EXPIRE_PARTITIONS_PER_LOOK)):
+            if len(batch) >= EXPIRIES_PER_LOOK_MAX:
+                break
+            batch += self._cut_offs(replica, unlooked.popleft(), moving, passed)
+        self._log(replica, batch)
 
-
-def _by_key(tombstones: list[Tombstone]) -> dict[Key, list[Tombstone]]:
-    found: dict[Key, list[Tombstone]] = defaultdict(list)
-    for t in tombstones:
-        found[t.partition, t.table].append(t)
-    return found
+    def _cut_offs(
+        self, replica: DataReplica, partition: PartitionKey, moving: set[int], passed: int
+    ) -> list[bytes]:
+        """`Expire` for the tables of one partition that need it."""
+        state = replica.state
+        ages: dict[str, list[tuple[Order, int, int]]] = defaultdict(list)
+        slot = state.slot_of.get(partition)
+        for f in state.manifest.of_partition(partition):
+            slot = f.slot
+            ages[f.table].append((f.order, f.time_min, f.time_max))
+        held = state.memtable.partition(partition)
+        for h in held.held if held is not None else ():
+            ages[h.table].append((h.batch.order, h.time_min, h.time_max))
+        if slot is None or slot in moving or not state.is_settled(slot):
+            return []
+        found = []
+        for table in sorted(ages):
+            schema = self.host.meta.schemas.get((partition.storage_group, table))
+            if schema is None or not schema.ttl_ms:
+                continue
+            cut = compaction.cut_off(schema.ttl_ms, passed)
+            if compaction.needs_expiry(cut, ages[table], state.tombstones.of(partition, table)):
+                found.append(commands.encode(commands.Expire(slot, partition, table, cut, passed)))
+        return found

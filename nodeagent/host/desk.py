@@ -33,6 +33,11 @@ class Effects:
     notes: list[tuple[str, dict[str, object]]] = field(default_factory=list)
     """Log lines: event name and fields."""
 
+    applied: int = 0
+    """Entries that were applied on the way here, and their bytes: what a slow turn did."""
+
+    applied_bytes: int = 0
+
 
 class Desk:
     """Numbers jobs and calls and remembers who waits for them; keeps timers.

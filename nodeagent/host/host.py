@@ -16,6 +16,7 @@ import msgspec
 
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
 from nodeagent.host.admission import Admission, first_ring, status_question
+from nodeagent.host.budget import Budget
 from nodeagent.host.clocks import Clocks
 from nodeagent.host.compactor import Compactor
 from nodeagent.host.data_replica import DataReplica
@@ -37,6 +38,7 @@ from nodeagent.model.entries import Base, Config, Forget, HardState, Rebase
 from nodeagent.model.errors import EntryFailed, retired_sentence
 from nodeagent.model.ids import META, GroupId, NodeId, Owner, header_of
 from nodeagent.model.jobs import INSTALL, DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
+from nodeagent.model.limits import APPLY_BYTES_PER_TURN, APPLY_ENTRIES_PER_TURN
 from nodeagent.model.raft_messages import HeartbeatReply, Routed
 from nodeagent.model.requests import GroupStatus, NodeStatus, Reply, Request
 from nodeagent.model.standing import Standing
@@ -96,6 +98,7 @@ class Host:
         """Voters of groups led here whose clocks are wrong, in ms ahead of the others'."""
 
         self._empty = MetaState()
+        self._turn = 0
         self._drive_at = now
         self._house_at = now
         self._expire_at = now + EXPIRE_MS
@@ -453,9 +456,12 @@ class Host:
     # --- effects -----------------------------------------------------------------------------------
 
     def take(self) -> Effects:
-        """Everything to do now. One persist batch and one frame per peer, however much happened."""
+        """Everything to do now, but for entries to apply past the turn's budget: the next call goes on with
+        those. One persist batch and one frame per peer, however much happened."""
+        budget = Budget()
+        self._turn += 1
         for _ in range(16):
-            worked = [r.drain() for r in list(self.replicas())]
+            worked = [r.drain(budget) for r in self._in_turn()]
             if self._drive_at <= self.desk.now or self.operations.is_due():
                 self._drive_at = self.desk.now + DRIVE_MS
                 self.operations.drive()
@@ -470,6 +476,8 @@ class Host:
             jobs=self.desk.jobs,
             calls=self.desk.calls,
             notes=self.desk.notes,
+            applied=APPLY_ENTRIES_PER_TURN - budget.entries,
+            applied_bytes=APPLY_BYTES_PER_TURN - budget.nbytes,
         )
         self.desk.replies, self.desk.jobs, self.desk.calls, self.desk.notes = [], [], [], []
         return effects
@@ -488,6 +496,13 @@ class Host:
         if self.meta_replica is not None:
             yield self.meta_replica
         yield from self.data.values()
+
+    def _in_turn(self) -> list[Replica]:
+        """The meta group, then the data groups: each turn another is first at what may be applied."""
+        data: list[Replica] = list(self.data.values())
+        first = self._turn % max(1, len(data))
+        data = data[first:] + data[:first]
+        return data if self.meta_replica is None else [self.meta_replica, *data]
 
     # --- the meta group says -----------------------------------------------------------------------
 

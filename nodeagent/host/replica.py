@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from nodeagent.host.budget import Budget
 from nodeagent.host.desk import Desk
 from nodeagent.host.outbox import Outbox
 from nodeagent.model import limits
@@ -232,11 +233,14 @@ class Replica:
 
     # --- out ---------------------------------------------------------------------------------------
 
-    def drain(self) -> bool:
-        """Deal out what Raft has ready. Whether there was anything."""
+    def drain(self, budget: Budget) -> bool:
+        """Deal out what Raft has ready, entries to apply while the budget lasts. Whether there was any."""
         worked = False
-        while self.raft.has_ready and not self.removed:
-            self._deal(self.raft.take())
+        while not self.removed and (self.raft.has_news or (self.raft.has_committed and not budget.is_spent)):
+            ready = self.raft.take(budget.entries, budget.nbytes)
+            if ready.committed is not None:
+                budget.spend(ready.committed[1])
+            self._deal(ready)
             worked = True
         return worked
 

@@ -28,6 +28,19 @@ MEMTABLES_MAX = 4
 `Overloaded`, so that closing sets the pace of writing."""
 
 APPLY_BYTES_PER_TURN = 4 * MIB
+APPLY_ENTRIES_PER_TURN = 1024
+"""What one turn of the loop applies, all groups of a node together; the next turn goes on. Heartbeats leave
+and requests are taken between them."""
+
+TURN_MS_MAX = 100
+"""A longer turn of the loop is counted and named in a log line."""
+
+COMPACT_KEYS_PER_LOOK = 512
+"""Pairs of table and time partition a leader looks at for one group at a time."""
+
+EXPIRE_PARTITIONS_PER_LOOK = 512
+"""Time partitions a leader looks through for rows past their TTL in one turn."""
+
 READS_PENDING_MAX = 4096
 CLOCK_SKEW_MAX_MS = 10_000
 """Two members' wall clocks further apart are a problem, and nothing of their group is deleted by its age."""

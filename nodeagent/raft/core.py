@@ -13,7 +13,7 @@ from nodeagent.model.config import RaftSettings
 from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.errors import NotLeader, Refused
 from nodeagent.model.ids import NodeId
-from nodeagent.model.limits import APPLY_BYTES_PER_TURN
+from nodeagent.model.limits import APPLY_BYTES_PER_TURN, APPLY_ENTRIES_PER_TURN
 from nodeagent.model.raft_messages import (
     AppendReply,
     AppendRequest,
@@ -457,6 +457,16 @@ class Raft(State):
 
     @property
     def has_ready(self) -> bool:
+        return self.has_committed or self.has_news
+
+    @property
+    def has_committed(self) -> bool:
+        """Whether entries are to be applied."""
+        return min(self.commit, self.durability.index) > self._handed_out
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything but entries to apply."""
         lead = self._lead
         return bool(
             self.now
@@ -464,7 +474,6 @@ class Raft(State):
             or self.unwritten is not None
             or self.hard_changed
             or (lead is not None and lead.dirty)
-            or min(self.commit, self.durability.index) > self._handed_out
             or self.reads_done
             or self.reads_failed
             or self.snapshots
@@ -473,8 +482,12 @@ class Raft(State):
             or self._reported != (self.role, self.term, self.leader)
         )
 
-    def take(self) -> Ready:
-        """Everything since the last call; the caller owns it."""
+    def take(self, entries_max: int = APPLY_ENTRIES_PER_TURN, bytes_max: int = APPLY_BYTES_PER_TURN) -> Ready:
+        """Everything since the last call; the caller owns it.
+
+        Args:
+            entries_max, bytes_max: of the entries to apply; above 0 at least one is handed out.
+        """
         if self._lead is not None:
             if self._lead.dirty:
                 self._lead.flush()
@@ -492,7 +505,8 @@ class Raft(State):
         self.now, self.after, self.reads_done = [], [], []
         self.reads_failed, self.snapshots, self.offer = [], [], None
         self._take_writes(ready)
-        self._take_committed(ready)
+        if entries_max > 0 and bytes_max > 0:
+            self._take_committed(ready, entries_max, bytes_max)
         reported = (self.role, self.term, self.leader)
         ready.role_changed = reported != self._reported
         self._reported = reported
@@ -510,10 +524,10 @@ class Raft(State):
             self.durability.started(last, log.last_term)
             self.unwritten = None
 
-    def _take_committed(self, ready: Ready) -> None:
-        last = min(self.commit, self.durability.index)
+    def _take_committed(self, ready: Ready, entries_max: int, bytes_max: int) -> None:
+        last = min(self.commit, self.durability.index, self._handed_out + entries_max)
         if last > self._handed_out:
-            entries = self.log.slice(self._handed_out + 1, last, APPLY_BYTES_PER_TURN)
+            entries = self.log.slice(self._handed_out + 1, last, bytes_max)
             ready.committed = (self._handed_out + 1, entries)
             self._handed_out += len(entries)
 

@@ -37,6 +37,7 @@ from nodeagent.runtime.notes import Notes
 from nodeagent.runtime.peers import Peers
 from nodeagent.runtime.ports import Address, HostPort
 from nodeagent.runtime.rights import check_right
+from nodeagent.runtime.turns import Turns
 from nodeagent.transport.connection import Connection
 from nodeagent.wire.faults import to_reply
 from nodeagent.wire.frames import PROTOCOL
@@ -90,7 +91,7 @@ class Driver:
         self._submit_job: SubmitJob
         self._read_chunk: ReadChunk
         self._peers: Peers
-        self.turns = 0
+        self.turns = Turns(notes.write)
         self.requests = 0
         self.data_requests = 0
         self.frames = 0
@@ -127,26 +128,26 @@ class Driver:
 
     def on_persisted(self, batch: int) -> None:
         if not self._stopped:
-            self._host.on_persisted(batch, self._clock.now())
             self._wake()
+            self._host.on_persisted(batch, self._clock.now())
 
     def on_job(self, number: int, result: JobResult) -> None:
         if not self._stopped:
-            self._host.on_job(number, result, self._clock.now())
             self._wake()
+            self._host.on_job(number, result, self._clock.now())
 
     def on_snapshots_expired(self, names: Collection[str]) -> None:
         if not self._stopped:
-            self._host.on_snapshots_expired(names, self._clock.now())
             self._wake()
+            self._host.on_snapshots_expired(names, self._clock.now())
 
     def on_reply(self, call: int, reply: Reply) -> None:
         if self._stopped:
             return
         if isinstance(reply, ErrorReply) and reply.details.get("lost"):
             reply = ErrorReply("unavailable", reply.what)
-        self._host.on_reply(call, reply, self._clock.now())
         self._wake()
+        self._host.on_reply(call, reply, self._clock.now())
 
     def on_refused(self, node: NodeId, error: NodeAgentError) -> None:
         """A connection to `node` failed; said once for each reason."""
@@ -205,8 +206,8 @@ class Driver:
             self.strangers += 1
             return
         self.frames += 1
-        self._host.on_raft(connection.name, messages, self._clock.now())
         self._wake()
+        self._host.on_raft(connection.name, messages, self._clock.now())
 
     def on_request(self, connection: Connection, number: int, request: Request) -> None:
         peer = connection.peer
@@ -230,8 +231,8 @@ class Driver:
             self._token += 1
             self._asked[self._token] = (connection, number)
             clock = self._clock
-            self._host.on_request(self._token, request, clock.now(), clock.wall())
             self._wake()
+            self._host.on_request(self._token, request, clock.now(), clock.wall())
 
     def _answer(
         self, connection: Connection, number: int, request: GetStatus | GetEvents | FetchChunk
@@ -261,6 +262,8 @@ class Driver:
     # --- turns -----------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
+        """Called before an event is handled: what that takes is part of the turn."""
+        self.turns.event()
         if not self._turn_due:
             self._turn_due = True
             self._loop.call_soon(self._turn)
@@ -269,7 +272,6 @@ class Driver:
         self._turn_due = False
         if self._stopped:
             return
-        self.turns += 1
         effects = self._host.take()
         if effects.persist is not None:
             self._submit(*effects.persist)
@@ -285,6 +287,7 @@ class Driver:
             self._call(call, to, request)
         for event, fields in effects.notes:
             self._notes.write(event, fields)
+        self.turns.end(effects)
         if not self._host.idle:
             self._wake()
         self._arm()
@@ -316,9 +319,9 @@ class Driver:
             return
         now = self._clock.now()
         if now >= self._host.deadline():
+            self._wake()
             self._host.tick(now, self._clock.wall())
             self._on_tick()
             self._follow_addresses()
-            self._wake()
         else:
             self._arm()

@@ -35,6 +35,12 @@ class EffectsPort(Protocol):
     @property
     def notes(self) -> Sequence[tuple[str, dict[str, object]]]: ...
 
+    @property
+    def applied(self) -> int: ...
+
+    @property
+    def applied_bytes(self) -> int: ...
+
 
 class HostPort(Protocol):
     """All groups of this node, without a clock, a socket or a file."""

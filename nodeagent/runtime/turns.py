@@ -1,0 +1,55 @@
+"""How long the loop is busy at a time, and with what when it was too long."""
+
+import time
+from collections.abc import Callable
+
+from nodeagent.model.limits import TURN_MS_MAX
+from nodeagent.runtime.ports import EffectsPort
+
+Note = Callable[[str, dict[str, object]], None]
+
+
+class Turns:
+    """A turn begins with the first event after the last, and ends when the host's effects are under way."""
+
+    def __init__(self, note: Note, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._note = note
+        self._clock = clock
+        self._began: float | None = None
+        self._events = 0
+        self.count = 0
+        self.slow = 0
+        """Longer than `TURN_MS_MAX`."""
+
+        self.seconds = 0.0
+        self.longest_s = 0.0
+
+    def event(self) -> None:
+        """Something comes in; called before it is handled."""
+        self._events += 1
+        if self._began is None:
+            self._began = self._clock()
+
+    def end(self, effects: EffectsPort) -> None:
+        took_s = self._clock() - (self._began if self._began is not None else self._clock())
+        events, self._events, self._began = self._events, 0, None
+        self.count += 1
+        self.seconds += took_s
+        self.longest_s = max(self.longest_s, took_s)
+        if took_s * 1000 > TURN_MS_MAX:
+            self.slow += 1
+            self._note("slow_turn", {"ms": round(took_s * 1000), "events": events, **described(effects)})
+
+
+def described(effects: EffectsPort) -> dict[str, object]:
+    """What was done in a turn, in numbers."""
+    kinds = sorted({type(job).__name__ for _, job in effects.jobs})
+    return {
+        "applied": effects.applied,
+        "applied_bytes": effects.applied_bytes,
+        "persisted": len(effects.persist[1]) if effects.persist is not None else 0,
+        "sends": len(effects.sends),
+        "replies": len(effects.replies),
+        "jobs": len(effects.jobs),
+        "kinds": ",".join(kinds),
+    }

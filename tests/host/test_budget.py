@@ -1,0 +1,114 @@
+"""No turn of the loop does more than its budget, and nothing is left undone."""
+
+import random
+
+import msgspec
+
+from nodeagent.data import commands
+from nodeagent.data.state import encode_checkpoint, initial
+from nodeagent.host.host import Host
+from nodeagent.host.replica import Saved
+from nodeagent.log import GroupLog
+from nodeagent.model.entries import Base, Config, HardState
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import HashFiles
+from nodeagent.model.limits import (
+    APPLY_BYTES_PER_TURN,
+    APPLY_ENTRIES_PER_TURN,
+    COMPACT_KEYS_PER_LOOK,
+    COMPACTIONS_MAX,
+)
+from tests.host.test_compactor import SCHEMA, Node
+from tests.host.test_host import CONFIG
+
+GROUPS = ("a.1", "a.2")
+
+
+def leading() -> Host:
+    """A node alone in its two groups, which it leads."""
+    groups = {}
+    for group in GROUPS:
+        state = initial(group, ((0, 5),))
+        saved = Saved(Base(1, 0, Config(("a",))), encode_checkpoint(state.checkpoint()))
+        log = GroupLog(saved.base, HardState(1), [])
+        groups[group] = (log, msgspec.msgpack.encode(saved))
+    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0)
+    for now in range(0, 4_000, 100):
+        host.tick(now, now)
+        while not host.idle:
+            persist = host.take().persist
+            if persist is not None:
+                host.on_persisted(persist[0], now)
+    assert all(host.data[g].leads for g in GROUPS)
+    return host
+
+
+def turns(host: Host, payload: bytes, count: int) -> list[dict[str, int]]:
+    """Per turn how many of `count` entries for each group were applied."""
+    for group in GROUPS:
+        host.data[group].propose([payload] * count)
+    persist = host.take().persist
+    assert persist is not None
+    host.on_persisted(persist[0], 4_000)
+    found = []
+    while not host.idle:
+        before = {g: host.data[g].seen for g in GROUPS}
+        effects = host.take()
+        assert effects.applied <= APPLY_ENTRIES_PER_TURN
+        found.append({g: host.data[g].seen - before[g] for g in GROUPS})
+    return found
+
+
+def test_a_backlog_is_applied_over_several_turns() -> None:
+    """In entries; no group waits for the whole backlog of another, and all is applied in the end."""
+    host = leading()
+    seen = {g: host.data[g].seen for g in GROUPS}
+    found = turns(host, commands.encode(commands.Opaque(b"x")), 3 * APPLY_ENTRIES_PER_TURN)
+    assert {g: host.data[g].seen - seen[g] for g in GROUPS} == dict.fromkeys(
+        GROUPS, 3 * APPLY_ENTRIES_PER_TURN
+    )
+    assert 6 <= sum(1 for f in found if any(f.values())) <= 8
+    assert all(any(f[g] for f in found[:2]) for g in GROUPS), "each has its turn"
+
+
+def test_large_entries_are_counted_in_bytes() -> None:
+    """One that is larger than the budget is applied all the same, alone."""
+    payload = commands.encode(commands.Opaque(b"x" * (APPLY_BYTES_PER_TURN // 4)))
+    assert max(sum(f.values()) for f in turns(leading(), payload, 8)) <= 4
+    payload = commands.encode(commands.Opaque(b"x" * (APPLY_BYTES_PER_TURN + 1)))
+    assert max(sum(f.values()) for f in turns(leading(), payload, 3)) == 1
+
+
+def test_a_look_for_what_to_compact_is_bounded_and_comes_to_all() -> None:
+    """With more tables and partitions than one look takes, the next go on behind it."""
+    count = 3 * COMPACT_KEYS_PER_LOOK
+    files = [
+        FileMeta(
+            f"00003-{2 + i:012d}-{n:04d}.tsfile",
+            3,
+            PartitionKey("sg", i, 0),
+            "t",
+            (2 + i, n),
+            10,
+            f"{i:032x}",
+            1,
+            i,
+            i,
+            (1, 1, 1),
+        )
+        for i in range(count)
+        for n in range(1 + (i == count - 1))
+    ]
+    node = Node(files)
+    state = node.replica.state
+    asked = [f.partition for job in node.under_way(HashFiles) for f in job.files]  # type: ignore[attr-defined]
+    looks = 0
+    state.changed = dict.fromkeys((f.partition, "t") for f in files)
+    compactor = node.host.compactor
+    while not (runs := compactor._choose(node.replica, COMPACTIONS_MAX)):
+        before = len(state.changed)
+        looks += 1
+        assert count - COMPACT_KEYS_PER_LOOK * looks <= before and looks < 4
+    assert looks == 2 and [key[0].time_partition for key in runs] == [count - 1]
+    assert set(asked) <= {PartitionKey("sg", count - 1, 0)} and SCHEMA.table == "t"
