@@ -7,6 +7,7 @@ acknowledged any more and the cluster goes on without this node.
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import ssl
 import sys
@@ -54,6 +55,7 @@ HAND_OVER_POLL_S = 0.02
 SWITCH_INTERVAL_S = 0.0005
 """The log's thread waits at most so long for a busy loop to hand over the interpreter (default 5 ms)."""
 
+OPEN_FILES = 65_536
 EXIT_OK, EXIT_FAILED = 0, 1
 
 MakeHost = Callable[[Opened, int, int], HostPort]
@@ -397,10 +399,20 @@ def run(directory: Path, holds: Sequence[str] | None = None) -> int:
     """Run the agent of `directory` on uvloop; the process's exit code."""
     import uvloop
 
+    _allow_open_files()
+
     async def serve() -> int:
         return await Agent(directory, holds=holds).run()
 
     return uvloop.run(serve())
+
+
+def _allow_open_files() -> None:
+    """Every connection is one, and the usual soft limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

@@ -9,8 +9,13 @@ from collections.abc import Callable
 from nodeagent.model.requests import NodeStatus
 
 REQUEST_BYTES_MAX = 8192
-REQUEST_TIMEOUT_S = 5.0
+REQUEST_TIMEOUT_S = 2.0
 CONNECTIONS_MAX = 64
+"""With more, the one that has waited longest for its request to be sent is cut."""
+
+METRICS_MS = 1_000
+"""`/metrics` is made anew at most this often: it looks at every group."""
+
 _TEXT = "text/plain; charset=utf-8"
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Unavailable"}
 
@@ -26,7 +31,11 @@ class HttpServer:
         self._status = status
         self._counters = counters
         self._server: asyncio.Server | None = None
-        self._open = 0
+        self._waiting: dict[asyncio.StreamWriter, None] = {}
+        """Connections whose request has not come, oldest first."""
+
+        self._metrics = b""
+        self._metrics_at = -METRICS_MS / 1000
 
     async def start(self, host: str, port: int) -> None:
         """Raises `OSError` when the address cannot be had."""
@@ -42,18 +51,21 @@ class HttpServer:
             self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        self._waiting[writer] = None
+        if len(self._waiting) > CONNECTIONS_MAX:
+            slowest = next(iter(self._waiting))
+            del self._waiting[slowest]
+            slowest.transport.abort()
         try:
-            if self._open > CONNECTIONS_MAX:
-                return
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 head = await reader.readuntil(b"\r\n\r\n")
+                self._waiting.pop(writer, None)
                 writer.write(_response(head, self._answer))
                 await writer.drain()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             return
         finally:
-            self._open -= 1
+            self._waiting.pop(writer, None)
             writer.close()
 
     def _answer(self, path: str) -> Answer:
@@ -64,10 +76,17 @@ class HttpServer:
             ready = status.state == "active"
             return (200 if ready else 503), _TEXT, f"{status.state}\n".encode()
         if path == "/metrics":
-            from nodeagent.runtime.metrics import CONTENT_TYPE, render
-
-            return 200, CONTENT_TYPE, render(self._status(), self._counters())
+            return self._render()
         return 404, _TEXT, b"known: /health /ready /metrics\n"
+
+    def _render(self) -> Answer:
+        from nodeagent.runtime.metrics import CONTENT_TYPE, render
+
+        now = asyncio.get_running_loop().time()
+        if now - self._metrics_at >= METRICS_MS / 1000:
+            self._metrics = render(self._status(), self._counters())
+            self._metrics_at = now
+        return 200, CONTENT_TYPE, self._metrics
 
 
 def _response(head: bytes, answer: Callable[[str], Answer]) -> bytes:

@@ -25,16 +25,17 @@ from nodeagent.model.errors import (
     Overloaded,
     Unavailable,
 )
-from nodeagent.model.limits import FRAME_BYTES_MAX, MIB, REQUESTS_PER_CONNECTION_MAX
+from nodeagent.model.limits import FRAME_BYTES_MAX, KIB, MIB, REQUESTS_PER_CONNECTION_MAX
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import ErrorReply, Hello, Reply, Request
 from nodeagent.transport.hello import check_hello
+from nodeagent.transport.places import Places
 from nodeagent.transport.secure import Secure
 from nodeagent.transport.sockets import address_text, is_loopback, joined, reason_of, tune
 from nodeagent.transport.tls import PeerName, explain, peer_name
 from nodeagent.wire import codec
 from nodeagent.wire.faults import to_error, to_reply
-from nodeagent.wire.frames import HELLO_BYTES_MAX, Frame, FrameReader, Kind
+from nodeagent.wire.frames import FIRST_BYTES, FIRST_BYTES_TRUSTED, HELLO_BYTES_MAX, Frame, FrameReader, Kind
 
 SOCKET_BUFFER_HIGH = 4 * MIB
 """Bytes the transport holds before it asks us to pause."""
@@ -48,8 +49,9 @@ REPLY_BYTES_MAX = 512 * MIB
 HELLO_TIMEOUT_S = 5.0
 """For handshake and hello together."""
 
-CONNECTIONS_MAX = 8192
-"""Accepted connections; more are cut at once."""
+FRAME_TIMEOUT_S = 30.0
+FRAME_BYTES_PER_S_MIN = 64 * KIB
+"""An unfinished frame ends the connection after the first, and the time its length takes at the second."""
 
 LINGER_S = 1.0
 """After an error frame the peer gets this long to read it before the connection is cut."""
@@ -90,9 +92,9 @@ class Connection(asyncio.Protocol):
         dialled: bool,
         context: ssl.SSLContext | None,
         expect: str = "",
-        registry: "set[Connection] | None" = None,
+        places: Places | None = None,
     ) -> None:
-        self._registry: set[Connection] = set() if registry is None else registry
+        self._places = places
         self._handler = handler
         self._dialled = dialled
         self._secure = Secure(context, server_side=not dialled) if context else None
@@ -112,6 +114,10 @@ class Connection(asyncio.Protocol):
         self._answering = 0
         self._certificate: PeerName | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
+        self._frame_timer: asyncio.TimerHandle | None = None
+        self._held = 0
+        """Bytes of an unfinished frame, as the places count them."""
+
         self.peer: Hello | None = None
         """The peer's hello, once it was accepted."""
 
@@ -239,11 +245,12 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if self._closed or len(self._registry) >= CONNECTIONS_MAX:
+        if self._closed:
             self._transport.abort()
             self._end()
             return
-        self._registry.add(self)
+        if self._places is not None:
+            self._places.enter(self)
         self._transport.set_write_buffer_limits(high=SOCKET_BUFFER_HIGH)
         peer = transport.get_extra_info("peername")
         self.address = address_text(peer)
@@ -261,6 +268,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._closed:
             return
+        if self._places is not None and not self.bytes_in:
+            self._places.speaks(self)
         self.bytes_in += len(data)
         try:
             if self._secure is None:
@@ -268,7 +277,7 @@ class Connection(asyncio.Protocol):
             else:
                 for piece in self._on_records(self._secure, data):
                     self._on_bytes(piece)
-        except (FrameError, Forbidden) as error:
+        except (FrameError, Forbidden, Overloaded) as error:
             self.close(error)
 
     def eof_received(self) -> bool:
@@ -310,10 +319,29 @@ class Connection(asyncio.Protocol):
         return pieces
 
     def _on_bytes(self, data: bytes) -> None:
-        for frame in self._reader.feed(data):
+        frames = self._reader.feed(data)
+        for frame in frames:
             if self._closed:
                 return
             self._on_frame(frame)
+        if self._reader.announced or self._held:
+            self._watch_partial(bool(frames))
+
+    def _watch_partial(self, any_came: bool) -> None:
+        """What is held of an unfinished frame is bounded, and so is the time it is held."""
+        announced = self._reader.announced
+        if self._frame_timer is not None and (any_came or not announced):
+            self._frame_timer.cancel()
+            self._frame_timer = None
+        if announced and self._frame_timer is None and not self._closed:
+            wait_s = FRAME_TIMEOUT_S + announced / FRAME_BYTES_PER_S_MIN
+            self._frame_timer = self._loop.call_later(wait_s, self._on_frame_timeout)
+        if self._places is not None and self.peer is not None:
+            before, self._held = self._held, self._reader.pending_bytes if announced else 0
+            self._places.hold(self.peer.role, self._held - before)
+
+    def _on_frame_timeout(self) -> None:
+        self.abort(Unavailable(f"{self.name} began a frame and did not end it"))
 
     def _on_frame(self, frame: Frame) -> None:
         if self.peer is None:
@@ -341,8 +369,11 @@ class Connection(asyncio.Protocol):
         if self._dialled and hello.role != "node":
             raise Forbidden(f"{hello.role} {hello.name} answers at {self.address}: not a node")
         self._handler.check_peer(hello)
+        if self._places is not None:
+            self._places.greeted(self, hello.role, hello.name)
         self.peer = hello
         self._reader.bytes_max = FRAME_BYTES_MAX
+        self._reader.first_bytes = FIRST_BYTES if hello.role == "reader" else FIRST_BYTES_TRUSTED
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         if not self._dialled:
@@ -421,8 +452,11 @@ class Connection(asyncio.Protocol):
         if self._closed:
             return
         self._closed = True
-        self._registry.discard(self)
-        for timer in (self._sweeper, self._hello_timer):
+        if self._places is not None:
+            self._places.leave(self)
+            if self.peer is not None:
+                self._places.hold(self.peer.role, -self._held)
+        for timer in (self._sweeper, self._hello_timer, self._frame_timer):
             if timer is not None:
                 timer.cancel()
         self._queue.clear()
@@ -472,13 +506,13 @@ async def dial(
 
 
 class Listener:
-    """The accepting side: every connection it made is in `connections` until it ends."""
+    """The accepting side: every connection it made has a place until it ends."""
 
     def __init__(self, handler: Handler, context: ssl.SSLContext | None) -> None:
         self._handler = handler
         self._context = context
         self._server: asyncio.Server | None = None
-        self.connections: set[Connection] = set()
+        self.connections = Places()
 
     async def start(self, host: str, port: int) -> None:
         """Raises `OSError` when the address cannot be had."""
@@ -495,8 +529,8 @@ class Listener:
         """Accept no more, and end every connection after its queued replies."""
         if self._server is not None:
             self._server.close()
-        for connection in tuple(self.connections):
+        for connection in self.connections.all():
             connection.close()
 
     def _accept(self) -> Connection:
-        return Connection(self._handler, dialled=False, context=self._context, registry=self.connections)
+        return Connection(self._handler, dialled=False, context=self._context, places=self.connections)

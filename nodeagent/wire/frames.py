@@ -1,8 +1,8 @@
 """Cutting a byte stream into frames.
 
 The reader is fed whatever the socket gives and returns the frames that are complete. How the bytes
-were cut on the way makes no difference. Bytes of a large frame are copied once, into a buffer of the
-announced size; a small frame is a view of the bytes that were fed.
+were cut on the way makes no difference. Bytes of a large frame are copied once, into a buffer that grows
+with what comes: what a peer only announces costs nothing. A small frame is a view of the bytes that were fed.
 """
 
 import struct
@@ -11,13 +11,17 @@ from enum import IntEnum
 import msgspec
 
 from nodeagent.model.errors import FrameError
-from nodeagent.model.limits import FRAME_BYTES_MAX, KIB
+from nodeagent.model.limits import CHUNK_BYTES, FRAME_BYTES_MAX, KIB
 
 PROTOCOL = 1
 """Version of everything on the wire; sides that differ refuse each other."""
 
 HELLO_BYTES_MAX = 16 * KIB
 """Nothing larger is read from a peer that has not said who it is."""
+
+FIRST_BYTES = 64 * KIB
+FIRST_BYTES_TRUSTED = CHUNK_BYTES + 64 * KIB
+"""For those that may write: a chunk of a file is copied once."""
 
 LENGTH = struct.Struct(">I")
 HEAD = struct.Struct(">IB")
@@ -51,11 +55,17 @@ class FrameReader:
         self.bytes_max = bytes_max
         """Longest `length` accepted; may be raised or lowered between frames."""
 
+        self.first_bytes = FIRST_BYTES
+        """Set aside for a frame of which only the beginning came."""
+
         self._head = b""
         """Up to three bytes of an unfinished length."""
 
         self._partial: bytearray | None = None
-        """The frame being received, already of its final size."""
+        """The frame being received. Its size doubles as bytes come, up to the frame's length."""
+
+        self._wanted = 0
+        """The frame's announced length."""
 
         self._filled = 0
 
@@ -63,6 +73,11 @@ class FrameReader:
     def pending_bytes(self) -> int:
         """Bytes received of a frame that is not complete."""
         return len(self._head) if self._partial is None else self._filled + _LENGTH_BYTES
+
+    @property
+    def announced(self) -> int:
+        """Length of the frame being received, 0 when there is none."""
+        return 0 if self._partial is None else self._wanted
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
         """The frames that `data` completes, in order.
@@ -80,7 +95,8 @@ class FrameReader:
             self._check_length(length)
             at += _LENGTH_BYTES
             if size - at < length:
-                self._partial = bytearray(length)
+                self._partial = bytearray(min(length, self.first_bytes))
+                self._wanted = length
                 self._filled = 0
                 at += self._fill(view[at:], frames)
                 assert at == size
@@ -98,13 +114,16 @@ class FrameReader:
         """Copy into the unfinished frame, if there is one; how many bytes were taken."""
         if self._partial is None:
             return 0
-        taken = min(len(view), len(self._partial) - self._filled)
-        self._partial[self._filled : self._filled + taken] = view[:taken]
-        self._filled += taken
-        if self._filled == len(self._partial):
+        taken = min(len(view), self._wanted - self._filled)
+        filled = self._filled + taken
+        if filled > len(self._partial):
+            size = min(self._wanted, max(filled, 2 * len(self._partial)))
+            self._partial.extend(bytes(size - len(self._partial)))
+        self._partial[self._filled : filled] = view[:taken]
+        self._filled = filled
+        if filled == self._wanted:
             frames.append(_frame(memoryview(self._partial)))
             self._partial = None
-            self._filled = 0
         return taken
 
 

@@ -15,6 +15,7 @@ from nodeagent.model.raft_messages import AppendRequest, Heartbeat, Routed
 from nodeagent.model.requests import Accepted, Chunk, ErrorReply, FetchChunk, GetStatus, Hello, Reply, Request
 from nodeagent.transport import connection as room
 from nodeagent.transport.connection import Connection, Listener, dial
+from nodeagent.transport.places import UNKNOWN_MAX
 from nodeagent.transport.tls import Identity, client_context, server_context
 from nodeagent.wire import codec
 from nodeagent.wire.frames import NUMBERED_HEAD, PROTOCOL, Kind
@@ -405,5 +406,43 @@ def test_a_request_that_does_not_decode_is_refused_and_the_connection_goes_on() 
             assert isinstance(await link.call(GetStatus(), 5), Accepted)
             assert handler.requests == [GetStatus()]
             link.close()
+
+    run(test())
+
+
+def test_a_frame_that_does_not_end_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slowly its bytes come; what was held of it is given back."""
+    monkeypatch.setattr(room, "FRAME_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(room, "FRAME_BYTES_PER_S_MIN", 1 << 40)
+
+    async def test() -> None:
+        handler = Recorder(node_hello())
+        async with serving(handler) as listener:
+            link = await reach(listener.port, identity("bob", "reader"), Hello(PROTOCOL, "reader", "bob"))
+            link._send(NUMBERED_HEAD.pack(1 << 20, Kind.REQUEST, 1) + bytes(100))
+            while not listener.connections._partial["reader"]:
+                await asyncio.sleep(0)
+            while link.is_open:
+                await asyncio.sleep(0.01)
+            assert not listener.connections and not listener.connections._partial["reader"]
+
+    run(test())
+
+
+def test_many_half_open_connections_keep_an_operator_out_no_longer() -> None:
+    """Nor does it take a timeout until they are gone."""
+
+    async def test() -> None:
+        handler = Recorder(node_hello())
+        async with serving(handler) as listener:
+            strangers = [
+                await asyncio.open_connection("127.0.0.1", listener.port) for _ in range(UNKNOWN_MAX + 20)
+            ]
+            link = await reach(listener.port, identity("alice", "admin"), admin_hello())
+            assert isinstance(await link.call(GetStatus(), 5), Accepted)
+            assert len(listener.connections) <= UNKNOWN_MAX + 1
+            link.close()
+            for _, writer in strangers:
+                writer.close()
 
     run(test())
