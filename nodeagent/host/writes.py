@@ -104,7 +104,7 @@ def _command(host: Cluster, w: requests.Write, schema: TableSchema) -> commands.
     assert settings is not None
     check_fileable(schema)
     given = arrow.decode(w.ipc)
-    rows = arrow.normalise(given, schema)
+    rows = arrow.normalise(given, schema, limits.WRITE_BYTES_MAX)
     if not rows.num_rows:
         raise InvalidInput("a write without rows")
     if not check_rows(rows, schema.tags, w.partition, settings):

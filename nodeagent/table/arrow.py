@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from nodeagent.model.errors import InvalidInput, SchemaMismatch
 from nodeagent.model.names import check_schema
 from nodeagent.model.schema import Column, TableSchema
+from nodeagent.table.ipc import check_plain
 from nodeagent.table.values import check_values
 
 TIME = "time"
@@ -73,24 +75,27 @@ def arrow_schema(schema: TableSchema) -> pa.Schema:
     return pa.schema(fields + [pa.field(c.name, arrow_type(c)) for c in schema.columns])
 
 
-def normalise(rows: Rows, schema: TableSchema) -> pa.RecordBatch:
+def normalise(rows: Rows, schema: TableSchema, bytes_max: int | None = None) -> pa.RecordBatch:
     """Bring rows from outside into the table's Arrow form, changing no value.
 
-    Names are lower-cased, absent columns become null.
+    Names are lower-cased, absent columns become null. Nothing is made of rows that would become more than
+    `bytes_max`.
 
     Raises:
         SchemaMismatch: a column the table does not have, or of a type that cannot become the table's.
         InvalidInput: no `time`, a null in it, a name twice, a value that does not fit its type or that
             no file could give back (`table.values`).
     """
-    batch = _in_form(rows, schema)
+    batch = _in_form(rows, schema, bytes_max)
     check_values(batch, schema)
     return batch
 
 
-def _in_form(rows: Rows, schema: TableSchema) -> pa.RecordBatch:
+def _in_form(rows: Rows, schema: TableSchema, bytes_max: int | None) -> pa.RecordBatch:
     if has_form(rows.schema, schema) and not rows.column(0).null_count:
         return pa.RecordBatch.from_arrays([one_chunk(c) for c in rows.columns], schema=arrow_schema(schema))
+    if bytes_max is not None and (least := form_bytes(rows, schema)) > bytes_max:
+        raise InvalidInput(f"{least} bytes in the table's form; the limit is {bytes_max}")
     columns = _by_lower_name(rows)
     known = {c.name: c for c in schema.columns}
     for name, array in columns.items():
@@ -108,6 +113,47 @@ def _in_form(rows: Rows, schema: TableSchema) -> pa.RecordBatch:
         array = columns.get(column.name)
         arrays.append(pa.nulls(rows.num_rows, arrow_type(column)) if array is None else _exact(array, column))
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(schema))
+
+
+def form_bytes(rows: Rows, schema: TableSchema) -> int:
+    """Bytes that `normalise` makes of the rows, at least: what is looked at before it makes them.
+
+    Little can become much: a dictionary's or a view's value is repeated for every row that names it, and
+    columns that are absent are filled with nulls.
+    """
+    texts = sum(_text_bytes(one_chunk(c)) for c in rows.columns if _is_shared(c.type))
+    return int(rows.num_rows * _row_bytes(schema) + texts)
+
+
+@lru_cache(maxsize=1024)
+def _row_bytes(schema: TableSchema) -> int:
+    """Of one row without its texts; a column of bits counts as nothing."""
+    fixed = [kind.bit_width // 8 for kind in map(arrow_type, schema.columns) if not _has_offsets(kind)]
+    return int(8 + sum(fixed) + 4 * (len(schema.columns) - len(fixed)))
+
+
+def _has_offsets(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _is_shared(kind: pa.DataType) -> bool:
+    """Whether a value may be there once for many rows."""
+    views = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
+    return bool(views or pa.types.is_dictionary(kind))
+
+
+def _text_bytes(array: pa.Array) -> int:
+    """Of all rows' values together."""
+    if not pa.types.is_dictionary(array.type):
+        lengths = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)[:, 0]
+        return int(lengths[array.offset : array.offset + len(array)].sum(dtype=np.int64))
+    values = array.dictionary
+    if _is_shared(values.type):
+        raise SchemaMismatch(f"a dictionary of {values.type} is no column of a table")
+    if not any(is_kind(values.type) for is_kind in (*_STRINGS, *_BLOBS)):
+        return 0
+    lengths = pc.binary_length(values).take(array.indices)
+    return int(pc.sum(lengths).as_py() or 0)
 
 
 def has_form(given: pa.Schema, schema: TableSchema) -> bool:
@@ -156,13 +202,13 @@ def _exact(array: pa.Array, column: Column) -> pa.Array:
     if array.type == wanted:
         exact = array
     else:
-        plain = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        kind = plain.type
+        kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
         if not (pa.types.is_null(kind) or any(is_kind(kind) for is_kind in _SOURCES[column.type])):
             raise SchemaMismatch(
                 f"column {column.name!r} is {array.type}, the table has {column.type} ({wanted})",
                 column=column.name,
             )
+        plain = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
         if pa.types.is_timestamp(kind) and kind.tz is not None:
             plain = plain.cast(pa.timestamp(kind.unit))
         exact = _cast(plain, wanted, column.name)
@@ -210,8 +256,10 @@ def decode(ipc: bytes, *, trusted: bool = False) -> pa.Table:
     UTF-8), because Arrow's kernels do not check them again.
 
     Raises:
-        InvalidInput: the bytes are no such stream.
+        InvalidInput: the bytes are no such stream, or compressed ones that are not trusted.
     """
+    if not trusted:
+        check_plain(ipc)
     try:
         with pa.ipc.open_stream(pa.py_buffer(ipc)) as reader:
             table = reader.read_all()

@@ -1,13 +1,16 @@
 """The gate for rows from outside."""
 
+import contextlib
 import datetime
 import random
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from nodeagent.model.errors import InvalidInput, SchemaMismatch
 from nodeagent.model.schema import Column, TableSchema
+from nodeagent.table import arrow
 from nodeagent.table.arrow import arrow_schema, decode, encode, infer_schema, normalise
 
 from .rows import SCHEMA, random_row, table
@@ -166,3 +169,66 @@ def test_infer_schema_puts_tags_first_in_the_order_given() -> None:
     ]
     with pytest.raises(InvalidInput, match="'nope'"):
         infer_schema(source, storage_group="sg", table="t", tags=["nope"], time="ts")
+
+
+def _ipc(rows: pa.Table, **options: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write(rows)
+    return bytes(sink.getvalue())
+
+
+_SMALL = pa.table({"time": [1, 2], "v": [1.0, 2.0]})
+_CODED = pa.table({"time": [1, 2], "d": pa.array(["a", "a"]).dictionary_encode()})
+_WIDE = TableSchema("g", "t", 1, tuple(Column(f"c{i}", "DOUBLE", False) for i in range(4_000)))
+
+
+@pytest.mark.parametrize("rows", [_SMALL, _CODED])
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_compressed_stream_is_refused_before_it_is_opened(rows: pa.Table, codec: str) -> None:
+    """11 KB can be 840 MiB. Our own log is read as it is: an earlier release let such streams in."""
+    ipc = _ipc(rows, compression=codec)
+    with pytest.raises(InvalidInput, match="compressed"):
+        arrow.decode(ipc)
+    assert arrow.decode(ipc, trusted=True).equals(rows)
+    assert arrow.decode(_ipc(rows)).equals(rows)
+    assert arrow.decode(_ipc(rows, use_legacy_format=True)).equals(rows)
+
+
+def test_damaged_metadata_is_invalid_input_and_nothing_else() -> None:
+    rng = random.Random(1)
+    good = _ipc(_CODED)
+    for _ in range(5_000):
+        damaged = bytearray(good)
+        for _ in range(rng.choice((1, 2, 4))):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        with contextlib.suppress(InvalidInput):
+            arrow.decode(bytes(damaged))
+
+
+@pytest.mark.parametrize(
+    "rows,schema",
+    [
+        (pa.table({"time": np.arange(3_000)}), _WIDE),
+        (
+            pa.table(
+                {
+                    "time": np.arange(30_000),
+                    "s": pa.DictionaryArray.from_arrays(np.zeros(30_000, np.int8), ["x" * 10_000]),
+                }
+            ),
+            TableSchema("g", "t", 1, (Column("s", "STRING", False),)),
+        ),
+        (
+            pa.table({"time": np.arange(3_000), "s": pa.array(["x" * 9_000] * 3_000, pa.string_view())}),
+            TableSchema("g", "t", 1, (Column("s", "STRING", False),)),
+        ),
+    ],
+)
+def test_little_that_would_become_much_is_refused_before_it_does(rows: pa.Table, schema: TableSchema) -> None:
+    """Nulls for columns that are absent, a value that is there once for many rows."""
+    before = pa.total_allocated_bytes()
+    with pytest.raises(InvalidInput, match="in the table's form"):
+        arrow.normalise(rows, schema, 8 << 20)
+    assert pa.total_allocated_bytes() - before < 1 << 20
+    assert arrow.form_bytes(rows.slice(0, 10), schema) <= arrow.normalise(rows.slice(0, 10), schema).nbytes
