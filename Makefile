@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test systemd check sim matrix lost random-ops torture mutants bench bench-ssh
+.PHONY: demo test systemd check sim matrix lost random-ops torture mutants bench large bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -52,6 +52,9 @@ mutants: $(VENV)/.installed
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m tests.bench $(ARGS)
+
+large: $(VENV)/.installed
+	$(BIN)/python -m tests.bench large $(ARGS)
 
 bench-ssh: $(VENV)/.installed
 	$(BIN)/python -m tests.bench ssh

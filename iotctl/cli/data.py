@@ -244,19 +244,27 @@ def export(
 
     A spreadsheet may take text that begins with =, +, - or @ for a formula; CSV has no mark against that.
     """
-    from iotctl.execute.data import CSV, export_table, format_of, write_rows
+    from iotctl.execute.data import CSV, format_of
+    from iotctl.execute.export import export_table, shape_of, write_rows
+    from iotctl.execute.selection import rows_of, table_of
 
     session = session_of(ctx)
     to_stdout = to_path == "-"
     path = session.cwd / to_path
     kind = format_ or (CSV if to_stdout else format_of(path))
-    found = _scan(session, storage_group, table, _selection(where, None, None), fields, read, None)
+    schema = table_of(session.cluster, storage_group, table)
+    chosen = _fields(fields)
+    batches = rows_of(session.cluster, schema, _selection(where, None, None), fields=chosen, read=read)
+    shape = shape_of(schema, chosen)
     if to_stdout:
-        write_rows(found, session.binary_out(), kind)
-        return session.output.note(f"{found.num_rows} rows written to standard output")
-    export_table(found, path, kind)
-    body = {"path": str(path), "format": kind, "rows": found.num_rows}
-    session.output.emit("data-export", body, lambda: [f"{found.num_rows} rows in {path}"])
+        rows = write_rows(batches, schema, shape, session.binary_out(), kind, lambda done: None)
+        return session.output.note(f"{rows} rows written to standard output")
+    with session.progress() as progress:
+        rows = export_table(
+            batches, schema, shape, path, kind, lambda done: progress.update("exporting rows", done)
+        )
+    body = {"path": str(path), "format": kind, "rows": rows}
+    session.output.emit("data-export", body, lambda: [f"{rows} rows in {path}"])
     return None
 
 
@@ -424,7 +432,11 @@ def _scan(
         storage_group,
         table,
         selection,
-        fields=[f.strip().lower() for f in fields.split(",")] if fields else None,
+        fields=_fields(fields),
         read=read,
         limit=limit,
     )
+
+
+def _fields(given: str | None) -> list[str] | None:
+    return [f.strip().lower() for f in given.split(",")] if given else None

@@ -91,6 +91,7 @@ class Cluster(Protocol):
         tags: Mapping[str, str | None] | None = None,
         time_from: int | None = None,
         time_to: int | None = None,
+        read: str = "strong",
     ) -> Iterator["pa.RecordBatch"]: ...
 
     def count(

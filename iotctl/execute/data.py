@@ -2,9 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -136,32 +134,3 @@ def _looks_like(text: str) -> str:
     except ValueError:
         return "STRING"
     return "STRING" if re.fullmatch(r"[+-]?0\d+", text) else "DOUBLE"
-
-
-def export_table(rows: pa.Table, path: Path, kind: str) -> None:
-    """Write rows to `path` aside, then rename. Raises `InputProblem` when it cannot be written."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            write_rows(rows, file, kind)
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        why = error.strerror or str(error)
-        raise InputProblem("cannot be written", why=why, next="name another file", where=str(path)) from None
-
-
-def write_rows(rows: pa.Table, file: BinaryIO, kind: str) -> None:
-    if kind == CSV:
-        import pyarrow.csv as pacsv
-
-        pacsv.write_csv(rows, file)
-    elif kind == PARQUET:
-        import pyarrow.parquet as pq
-
-        pq.write_table(rows, file, compression="zstd")
-    else:
-        import pyarrow.feather as feather
-
-        feather.write_feather(rows, file, compression="zstd")

@@ -17,6 +17,7 @@ from nodeagent.model.requests import (
     ListPartitions,
     MetaView,
     NodeStatus,
+    PartitionInfo,
     PartitionsListed,
     WriteRatesReply,
 )
@@ -153,7 +154,7 @@ def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
         if listed is None:
             unread.append(group.group)
             continue
-        for p in listed.partitions:
+        for p in listed:
             load = loads.setdefault((p.slot, group.group), [0, 0, 1, 0])
             load[0] += 1
             load[1] += p.rows
@@ -238,12 +239,19 @@ def _moving_from(view: MetaView, slot: int) -> str:
     return next((source for start, end, source in _open_moves(view) if start <= slot < end), "")
 
 
-def _list(cluster: Cluster, group: GroupRecord, storage_group: str) -> PartitionsListed | None:
+def _list(cluster: Cluster, group: GroupRecord, storage_group: str) -> list[PartitionInfo] | None:
+    """What the first member that answers lists; None when none does."""
     for member in group.members:
+        found: list[PartitionInfo] = []
+        request = ListPartitions(group.group, storage_group, read="weak", paged=True)
         try:
-            reply = cluster.call(member, ListPartitions(group.group, storage_group, read="weak"))
+            while True:
+                reply = cluster.call(member, request)
+                assert isinstance(reply, PartitionsListed)
+                found += reply.partitions
+                if reply.next is None:
+                    return found
+                request = msgspec.structs.replace(request, after=reply.next)
         except NodeAgentError:
             continue
-        assert isinstance(reply, PartitionsListed)
-        return reply
     return None

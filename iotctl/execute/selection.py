@@ -129,27 +129,41 @@ def scan(
     if len(found) == 1:
         return found[0]
     rows = pa.concat_tables(found)
-    tags = [t for t in table_of(cluster, storage_group, table).tags if t in rows.column_names]
-    series, _ = series_codes([tag_codes(one_chunk(rows.column(t))) for t in tags], rows.num_rows)
+    return in_order(rows, table_of(cluster, storage_group, table)).slice(0, limit)
+
+
+def in_order(rows: pa.Table, schema: TableSchema) -> pa.Table:
+    """Rows sorted by (tags, time), nulls first."""
+    codes = [tag_codes(one_chunk(rows.column(t))) for t in schema.tags if t in rows.column_names]
+    series, _ = series_codes(codes, rows.num_rows)
     order = np.lexsort((rows.column("time").to_numpy(), series))
-    return rows.take(pa.array(order[:limit]))
+    return rows.take(pa.array(order))
 
 
-def count_rows(cluster: Cluster, schema: TableSchema, selection: Selection) -> int:
-    """How many there are now; they are read for it, without their fields and not all at once."""
-    return sum(batch.num_rows for batch in _batches(cluster, schema, selection))
-
-
-def _batches(cluster: Cluster, schema: TableSchema, selection: Selection) -> Iterator[pa.RecordBatch]:
+def rows_of(
+    cluster: Cluster,
+    schema: TableSchema,
+    selection: Selection,
+    *,
+    fields: Sequence[str] | None = None,
+    read: str = "strong",
+) -> Iterator[pa.RecordBatch]:
+    """As `scan`, without an order, some pages in memory at a time."""
     for tags in selection.parts():
         yield from cluster.scan_batches(
             schema.storage_group,
             schema.table,
-            fields=(),
+            fields=fields,
             tags=tags,
             time_from=selection.time_from,
             time_to=selection.time_to,
+            read=read,
         )
+
+
+def count_rows(cluster: Cluster, schema: TableSchema, selection: Selection) -> int:
+    """How many there are now; they are read for it, without their fields and not all at once."""
+    return sum(batch.num_rows for batch in rows_of(cluster, schema, selection, fields=()))
 
 
 def delete_rows(cluster: Cluster, schema: TableSchema, selection: Selection) -> int:

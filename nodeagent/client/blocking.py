@@ -176,7 +176,7 @@ class BlockingCluster:
         time_to: int | None = None,
         read: str = "strong",
     ) -> Iterator[pa.RecordBatch]:
-        """As `scan`, without an order, one group's rows in memory at a time."""
+        """As `scan`, without an order, some pages in memory at a time."""
         batches = self._cluster.scan_batches(
             storage_group,
             table,

@@ -264,7 +264,7 @@ class Cluster:
         time_to: int | None = None,
         read: str = "strong",
     ) -> AsyncIterator[pa.RecordBatch]:
-        """As `scan`, without an order, one group's rows in memory at a time."""
+        """As `scan`, without an order, some pages in memory at a time."""
         query = await self._reads.query(
             storage_group,
             table,
@@ -274,7 +274,7 @@ class Cluster:
             time_to=time_to,
             read=read,
         )
-        async for part in self._reads.scan_parts(query):
+        async for part in self._reads.pages(query):
             for batch in part.to_batches():
                 yield batch
 

@@ -5,15 +5,20 @@ the node answered by a table in which the group has exactly these slots; else, a
 slots are routed anew and asked again, until the deadline passes without progress. So a slot that moves
 during a read is read again, never missed and never read twice.
 
+Rows come in pages, each bounded in bytes, and a page ends at a key of the rows: it is final as soon as it is
+checked. A leg that fails after some pages is routed anew and goes on behind the last of them, at another
+member or another group, so that what was given already is never given again.
+
 While a slot's files are still with its previous holders, the group's answer names them. Their rows are
-older than anything the group has itself: they are merged below it, after its range deletes.
+older than anything the group has itself: they are merged below it, after its range deletes, page by page.
+Both are then asked for the rows up to the same key.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -33,7 +38,7 @@ from nodeagent.model.errors import (
     NodeAgentError,
     Unavailable,
 )
-from nodeagent.model.files import ScanSpec, Tombstone
+from nodeagent.model.files import Cursor, ScanSpec, Tombstone
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.requests import (
     Handover,
@@ -49,6 +54,7 @@ from nodeagent.partition.hash import shard_of, slot_of, time_partition
 from nodeagent.partition.rows import split_rows
 from nodeagent.table.arrow import TIME, decode, one_batch
 from nodeagent.table.merge import merge
+from nodeagent.table.paging import key_of
 from nodeagent.table.scan import check_scan
 
 if TYPE_CHECKING:
@@ -56,6 +62,12 @@ if TYPE_CHECKING:
 
 LEGS_MAX = 8
 """Groups asked at once."""
+
+PAGES_WAITING_MAX = 2
+"""Pages that wait for whoever reads them; nodes are asked for no more meanwhile."""
+
+FIRST_ROWS_KEPT = 100_000
+"""Rows beyond the wanted first ones that are held before they are dropped."""
 
 SLOTS_LISTED_MAX = 4096
 """A time range of up to this many (time partition, shard) is narrowed to its slots."""
@@ -83,29 +95,33 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
+class _Fatal:
+    """Asking again is of no use."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
 class _Answer(Generic[_T]):
     value: _T
 
 
+@dataclass(frozen=True, slots=True)
+class _PageRead:
+    """Rows of a leg from `start` on; where the next page begins, None behind the last."""
+
+    rows: pa.Table
+    start: Cursor
+    end: Cursor | None
+    node: str
+
+
 @dataclass(slots=True)
-class _Pages:
-    """What one group said of one leg."""
+class _Asked:
+    """A leg with the place from which on its slots are still to be read."""
 
-    rows: list[pa.Table] = field(default_factory=list)
-    handovers: dict[tuple[str, str], Handover] = field(default_factory=dict)
-    tombstones: list[Tombstone] = field(default_factory=list)
-    versions: set[int] = field(default_factory=set)
-
-    def add(self, page: RowsScanned) -> None:
-        if page.ipc:
-            self.rows.append(decode(page.ipc))
-        for handover in page.handover:
-            key = (handover.operation, handover.source)
-            known = self.handovers.get(key)
-            slots = ranges.union(handover.slots, known.slots if known else ())
-            self.handovers[key] = Handover(handover.operation, slots, handover.source, handover.members)
-        self.tombstones += [t for t in page.tombstones if t not in self.tombstones]
-        self.versions.add(page.table_version)
+    leg: Leg
+    start: Cursor
 
 
 @dataclass(slots=True)
@@ -166,79 +182,201 @@ class Reads:
 
     async def scan(self, query: Query, limit: int | None = None) -> pa.Table:
         """All rows, sorted by (tags, time), nulls first; the first `limit` of them."""
-        parts = [part async for part in self.scan_parts(query)]
-        table = merge([((), part) for part in parts], (), query.spec.schema, query.spec)
+        parts: list[pa.Table] = []
+        rows = 0
+        async for part in self.pages(query, limit=limit or 0):
+            parts.append(part)
+            rows += part.num_rows
+            if limit is not None and rows > limit + FIRST_ROWS_KEPT:
+                parts = [_merged(parts, query).slice(0, limit)]
+                rows = parts[0].num_rows
+        table = _merged(parts, query)
         return table if limit is None else table.slice(0, limit)
 
-    async def scan_parts(self, query: Query, slots: Mask | None = None) -> AsyncIterator[pa.Table]:
-        """The rows leg by leg; each key is in one part only."""
+    async def pages(self, query: Query, slots: Mask | None = None, limit: int = 0) -> AsyncIterator[pa.Table]:
+        """The rows page by page, as they come; each key is in one page only.
+
+        Args:
+            limit: 0, or no more than the first so many rows (in order) are wanted; others may come too.
+
+        Raises:
+            Unavailable: some slots were not answered, with the last reason; pages given before stay right.
+        """
         settings = (await self._calls.current()).view.settings
         wanted = slots_of(query.storage_group, query.spec, settings) if slots is None else slots
-
-        async def ask(leg: Leg, deadline: Deadline) -> tuple[int, pa.Table]:
-            return await self._scan_leg(leg, query, Deadline(self._calls.timeout_s, within=deadline))
-
-        async for _, part in self._cover(wanted, ask):
-            if part.num_rows:
-                yield part
-
-    async def _scan_leg(self, leg: Leg, query: Query, deadline: Deadline) -> tuple[int, pa.Table]:
-        request = ScanRows(leg.group.group, query.storage_group, query.spec, query.read, slots=leg.slots)
-        node, first = await self._calls.ask_group(
-            leg.group.group, request, read=query.read, deadline=deadline
-        )
-        pages = _Pages()
-        await self._read_on(node, request, first, pages, deadline)
-        if len(pages.versions) != 1:
-            raise Unavailable(f"the table changed while {leg.group.group} was read")
-        # Pages are counted in partitions: one that appears meanwhile makes the next page repeat some.
-        rows = merge([((), page) for page in pages.rows], (), query.spec.schema, query.spec)
-        old = [
-            await self._old_rows(handover, ranges.intersect(handover.slots, leg.slots), query, deadline)
-            for handover in pages.handovers.values()
-        ]
-        if old:
-            settings = (await self._calls.current()).view.settings
-            rows = merge_below(rows, old, pages.tombstones, query, settings)
-        return pages.versions.pop(), rows
-
-    async def _read_on(
-        self, node: str, request: ScanRows, reply: object, pages: _Pages, deadline: Deadline
-    ) -> None:
-        """All pages from one node: a cursor means something only to the node that gave it."""
-        while True:
-            assert isinstance(reply, RowsScanned), reply
-            pages.add(reply)
-            if not reply.cursor:
+        pending = {Cursor(): wanted.copy()}
+        deadline, backoff = Deadline(self._calls.timeout_s), Backoff(self._calls.rng)
+        while pending:
+            last: NodeAgentError | None = None
+            routes = await self._calls.current()
+            asked = [_Asked(leg, start) for start, mask in pending.items() for leg in routes.legs(mask)]
+            async for at, page in self._read_legs(asked, query, limit, deadline):
+                if isinstance(page, NodeAgentError):
+                    last = page
+                    continue
+                _advance(pending, at.leg, page)
+                backoff = Backoff(self._calls.rng)
+                if page.rows.num_rows:
+                    yield page.rows
+                deadline.extend()
+            if not pending:
                 return
-            assert reply.cursor != request.cursor, "a scan makes progress"
-            request = msgspec.structs.replace(request, cursor=reply.cursor)
+            assert last is not None
+            if deadline.passed:
+                raise self._missing(np.logical_or.reduce(list(pending.values())), last) from last
+            await pause(backoff.delay_s(), deadline)
+            await self._calls.refresh()
+
+    async def _read_legs(
+        self, asked: Sequence[_Asked], query: Query, limit: int, deadline: Deadline
+    ) -> AsyncIterator[tuple[_Asked, _PageRead | NodeAgentError]]:
+        """The pages of the legs as they come; of each leg up to its end, or to its first error."""
+        found: asyncio.Queue[tuple[_Asked, _PageRead | NodeAgentError | _Fatal | None]]
+        found = asyncio.Queue(PAGES_WAITING_MAX)
+        room = asyncio.Semaphore(LEGS_MAX)
+
+        async def read(one: _Asked) -> None:
+            async with room:
+                own = Deadline(self._calls.timeout_s, within=deadline)
+                try:
+                    async for page in self._leg_pages(one, query, limit, own):
+                        await found.put((one, page))
+                        own.extend()
+                except _FINAL as error:
+                    await found.put((one, _Fatal(error)))
+                except NodeAgentError as error:
+                    await found.put((one, error))
+                except Exception as error:  # the reader must see it: it waits for this leg's end
+                    await found.put((one, _Fatal(error)))
+                else:
+                    await found.put((one, None))
+
+        tasks = [asyncio.create_task(read(one)) for one in asked]
+        try:
+            running = len(tasks)
+            while running:
+                one, page = await found.get()
+                running -= not isinstance(page, _PageRead)
+                if isinstance(page, _Fatal):
+                    raise page.error
+                if page is not None:
+                    yield one, page
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _leg_pages(
+        self, asked: _Asked, query: Query, limit: int, deadline: Deadline
+    ) -> AsyncIterator[_PageRead]:
+        """From one node as long as it answers."""
+        at: Cursor | None = asked.start
+        node = ""
+        here = 0
+        while at is not None:
+            version, page = await self._page(asked.leg, at, query, limit, node, deadline)
+            await self._check_version(asked.leg, version)
+            assert page.end is None or _place(page.end) > _place(at), "a scan makes progress"
+            yield page
+            inside = page.end is not None and page.end.key is not None and page.end.position == at.position
+            here = here + page.rows.num_rows if inside else 0
+            at, node = page.end, page.node
+            if at is not None and limit and here >= limit:
+                at, here = Cursor(at.position + 1), 0
+
+    async def _page(
+        self, leg: Leg, start: Cursor, query: Query, limit: int, node: str, deadline: Deadline
+    ) -> tuple[int, _PageRead]:
+        """One page, with what previous holders have of the same keys."""
+        until: Cursor | None = None
+        while True:
+            request = ScanRows(
+                leg.group.group,
+                query.storage_group,
+                query.spec,
+                query.read,
+                start.position if start.key is None and start.position else 0,
+                leg.slots,
+                after=start,
+                until=until,
+                limit=limit,
+            )
+            node, reply = await self._ask(node, request, deadline)
+            end = _end(reply, until)
+            rows = _rows(reply, query)
+            handovers = _merge_handovers(reply.handover)
+            if not handovers:
+                return reply.table_version, _PageRead(rows, start, end, node)
+            if limit:
+                limit = 0  # deletes may hide the first of the older rows, and others then come first
+                continue
+            old, old_end = await self._old_rows(handovers, leg, start, end, query, deadline)
+            if old_end == end:
+                settings = (await self._calls.current()).view.settings
+                rows = merge_below(rows, old, reply.tombstones, query, settings)
+                return reply.table_version, _PageRead(rows, start, end, node)
+            until = old_end
+
+    async def _ask(self, node: str, request: ScanRows, deadline: Deadline) -> tuple[str, RowsScanned]:
+        if node:
             reply = await self._calls.call_at_work(node, request, deadline)
+        else:
+            node, reply = await self._calls.ask_group(
+                request.group, request, read=request.read, deadline=deadline
+            )
+        assert isinstance(reply, RowsScanned), reply
+        return node, reply
 
     async def _old_rows(
-        self, handover: Handover, slots: ranges.SlotRanges, query: Query, deadline: Deadline
-    ) -> pa.Table:
-        """Rows of sealed slots from the first previous holder that gives all of them."""
+        self,
+        handovers: Sequence[Handover],
+        leg: Leg,
+        start: Cursor,
+        end: Cursor | None,
+        query: Query,
+        deadline: Deadline,
+    ) -> tuple[list[pa.Table], Cursor | None]:
+        """Rows of previous holders between two places, and up to where all of them gave theirs."""
+        old: list[pa.Table] = []
+        for handover in handovers:
+            slots = ranges.intersect(handover.slots, leg.slots)
+            rows, own = await self._old_page(handover, slots, start, end, query, deadline)
+            old.append(rows)
+            end = own
+        return old, end
+
+    async def _old_page(
+        self,
+        handover: Handover,
+        slots: ranges.SlotRanges,
+        start: Cursor,
+        end: Cursor | None,
+        query: Query,
+        deadline: Deadline,
+    ) -> tuple[pa.Table, Cursor | None]:
+        """Rows of sealed slots from the first previous holder that gives them."""
         last: NodeAgentError = Unavailable(f"{handover.source} has no members")
         request = ScanRows(
             handover.source,
             query.storage_group,
             query.spec,
             query.read,
-            slots=slots,
-            operation=handover.operation,
+            start.position if start.key is None and start.position else 0,
+            slots,
+            handover.operation,
+            after=start,
+            until=end,
         )
         members = list(handover.members)
         self._calls.rng.shuffle(members)
         for member in members:
-            pages = _Pages()
             try:
-                first = await self._calls.call_at_work(member, request, deadline)
-                await self._read_on(member, request, first, pages, deadline)
+                reply = await self._calls.call_at_work(member, request, deadline)
             except NodeAgentError as error:
                 last = error
             else:
-                return merge([((), page) for page in pages.rows], (), query.spec.schema, query.spec)
+                assert isinstance(reply, RowsScanned), reply
+                return _rows(reply, query), _end(reply, end)
         raise Unavailable(
             f"none of {', '.join(members)} gives the rows of {handover.operation}: {last.what}"
         ) from last
@@ -329,19 +467,36 @@ class Reads:
         elsewhere = mask_of_ranges(in_transition(before), size)
         found: list[PartitionInfo] = []
 
-        async def ask(leg: Leg, deadline: Deadline) -> tuple[int, PartitionsListed]:
-            request = ListPartitions(leg.group.group, storage_group, table, read)
-            _, reply = await self._calls.ask_group(leg.group.group, request, read=read)
-            assert isinstance(reply, PartitionsListed), reply
-            return reply.table_version, reply
+        async def ask(leg: Leg, deadline: Deadline) -> tuple[int, list[PartitionsListed]]:
+            pages = await self._list(
+                ListPartitions(leg.group.group, storage_group, table, read, paged=True), deadline
+            )
+            if len({page.table_version for page in pages}) > 1:
+                raise Unavailable(f"the table changed while the partitions of {leg.group.group} were listed")
+            return pages[0].table_version, pages
 
-        async for leg, listed in self._cover(np.ones(size, np.bool_), ask):
+        async for leg, pages in self._cover(np.ones(size, np.bool_), ask):
             mine = mask_of_ranges(leg.slots, size)
-            found += [p for p in listed.partitions if mine[p.slot]]
-            for handover in listed.handover:
-                elsewhere |= mask_of_ranges(handover.slots, size) & mine
+            for page in pages:
+                found += [p for p in page.partitions if mine[p.slot]]
+                for handover in page.handover:
+                    elsewhere |= mask_of_ranges(handover.slots, size) & mine
         elsewhere |= mask_of_ranges(in_transition((await self._calls.current()).view), size)
         return found, elsewhere
+
+    async def _list(self, request: ListPartitions, deadline: Deadline) -> list[PartitionsListed]:
+        """All pages of the list."""
+        pages: list[PartitionsListed] = []
+        own = Deadline(self._calls.timeout_s, within=deadline)
+        while True:
+            _, reply = await self._calls.ask_group(request.group, request, read=request.read, deadline=own)
+            assert isinstance(reply, PartitionsListed), reply
+            pages.append(reply)
+            if reply.next is None:
+                return pages
+            assert request.after is None or reply.next > request.after, "a list makes progress"
+            request = msgspec.structs.replace(request, after=reply.next)
+            own.extend()
 
     async def count(
         self, storage_group: str | None = None, table: str | None = None, read: str = "strong"
@@ -387,8 +542,8 @@ class Reads:
             if not reread[info.slot]:
                 count.add(info.rows, info.time_min, info.time_max)
         if reread.any():
-            query = Query(schema.storage_group, ScanSpec(schema), read)
-            async for part in self.scan_parts(query, reread):
+            query = Query(schema.storage_group, ScanSpec(schema, fields=()), read)
+            async for part in self.pages(query, reread):
                 span = pc.min_max(part.column(TIME)).as_py()
                 count.add(part.num_rows, span["min"], span["max"])
         return count
@@ -403,11 +558,54 @@ class Reads:
             if i.rows and i.time_min <= query.spec.time_to and i.time_max >= query.spec.time_from
         }
         if elsewhere.any():
-            async for part in self.scan_parts(query, elsewhere):
+            async for part in self.pages(query, elsewhere):
                 for at, _ in split_rows(one_batch(part), schema.tags, settings):
                     slot = slot_of(query.storage_group, *at, settings)
                     found.add((slot, PartitionKey(query.storage_group, *at)))
         return sorted(found)
+
+
+def _end(reply: RowsScanned, until: Cursor | None) -> Cursor | None:
+    """Where the page ends. A node of an earlier version says so in its own way."""
+    if reply.next is not None:
+        return reply.next
+    return Cursor(reply.cursor) if reply.cursor else until
+
+
+def _rows(reply: RowsScanned, query: Query) -> pa.Table:
+    return decode(reply.ipc) if reply.ipc else merge((), (), query.spec.schema, query.spec)
+
+
+def _merged(parts: Sequence[pa.Table], query: Query) -> pa.Table:
+    """Rows of many pages in one order; no key is in two of them."""
+    return merge([((), part) for part in parts], (), query.spec.schema, query.spec)
+
+
+def _place(cursor: Cursor) -> tuple[object, ...]:
+    """What orders places."""
+    key = cursor.key
+    return (cursor.position,) if key is None else (cursor.position, key_of(key.tags), key.time)
+
+
+def _advance(pending: dict[Cursor, Mask], leg: Leg, page: _PageRead) -> None:
+    """The leg's slots are read up to the end of the page."""
+    mask = pending[page.start]
+    own = mask_of_ranges(leg.slots, mask.size) & mask
+    mask &= ~own
+    if not mask.any():
+        del pending[page.start]
+    if page.end is not None:
+        pending[page.end] = pending[page.end] | own if page.end in pending else own
+
+
+def _merge_handovers(handovers: Iterable[Handover]) -> list[Handover]:
+    """One for each operation and source."""
+    found: dict[tuple[str, str], Handover] = {}
+    for handover in handovers:
+        key = (handover.operation, handover.source)
+        slots = ranges.union(handover.slots, found[key].slots if key in found else ())
+        found[key] = Handover(handover.operation, slots, handover.source, handover.members)
+    return list(found.values())
 
 
 def slots_of(storage_group: str, spec: ScanSpec, settings: ClusterSettings) -> Mask:

@@ -323,11 +323,20 @@ def _check_bounds(host: "Host", request: q.Request) -> q.ErrorReply | None:
     limit = settings.slots if settings is not None else 0
     if any(not 0 <= a < b <= limit for a, b in slots) or sum(b - a for a, b in slots) > limit:
         return q.ErrorReply("invalid_input", f"slots must be ranges within [0, {limit})")
-    if isinstance(request, q.ScanRows) and request.cursor < 0:
-        return q.ErrorReply("invalid_input", "a cursor is not negative")
+    if isinstance(request, q.ScanRows) and not _is_place(request):
+        return q.ErrorReply("invalid_input", "a read goes on where a page before it ended")
     if isinstance(request, q.Write | q.DeleteRows) and not 0 <= request.settled < request.sequence:
         return q.ErrorReply("invalid_input", "sequences begin at 1 and are not settled before they are sent")
     return None
+
+
+def _is_place(request: q.ScanRows) -> bool:
+    """Whether the read begins and ends where a page can, and no number is negative."""
+    tags = len(request.spec.schema.tags)
+    places = [place for place in (request.after, request.until) if place is not None]
+    return min(request.cursor, request.limit, *(p.position for p in places), 0) == 0 and all(
+        p.key is None or len(p.key.tags) == tags for p in places
+    )
 
 
 class Probes:

@@ -5,8 +5,11 @@ asked for must all be open here by then; a slot that is sealed, gone or not yet 
 an empty result. After its seal a group gives rows of a slot only to a reader that names the operation.
 """
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from heapq import merge as merge_sorted
 
 import msgspec
 
@@ -14,7 +17,7 @@ from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.writes import Cluster, moved, not_leader
 from nodeagent.model import limits, requests
 from nodeagent.model.errors import InvalidInput
-from nodeagent.model.files import FileMeta, PulledSlot, Tombstone
+from nodeagent.model.files import Cursor, FileMeta, PageSpec, PulledSlot, ScanSpec, Tombstone
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import (
     Failed,
@@ -40,10 +43,8 @@ from nodeagent.model.requests import (
 )
 from nodeagent.partition.hash import slot_of
 from nodeagent.partition.ranges import from_slots, to_slots
+from nodeagent.table.paging import row_bytes
 from nodeagent.table.scan import check_same_columns, check_scan
-
-PAGE_BYTES = 8 * limits.MIB
-PAGE_PARTITIONS = 256
 
 
 def on_scan(host: Cluster, replica: DataReplica, token: int, s: requests.ScanRows) -> None:
@@ -102,7 +103,13 @@ def _with_age(host: Cluster, replica: DataReplica, token: int, then: Callable[[]
     then()
 
 
-def _scan_owned(host: Cluster, replica: DataReplica, token: int, s: requests.ScanRows) -> None:
+def _scan_owned(
+    host: Cluster,
+    replica: DataReplica,
+    token: int,
+    s: requests.ScanRows,
+    partitions_max: int = 0,
+) -> None:
     state = replica.state
     wanted = set(to_slots(s.slots))
     absent = wanted - state.slots.open
@@ -112,32 +119,61 @@ def _scan_owned(host: Cluster, replica: DataReplica, token: int, s: requests.Sca
     if not _knows_arrivals(host, replica):
         return host.desk.refuse(token, "unavailable", f"{replica.raft.node} lags behind the meta group")
     handover, tombstones = _elsewhere(host, replica, slots)
-    return _scan(
-        host,
-        replica,
-        token,
-        s,
-        slots,
-        lambda ipc, rows, cursor: RowsScanned(
-            ipc, rows, cursor, host.meta.table_version, handover, tombstones
-        ),
-    )
+    version = host.meta.table_version
+
+    def answer(ipc: bytes, rows: int, end: Cursor | None) -> RowsScanned:
+        return RowsScanned(ipc, rows, _place(end), version, handover, tombstones, next=end)
+
+    def again(fewer: int) -> None:
+        _scan_owned(host, replica, token, s, fewer)
+
+    return _scan(host, replica, token, s, slots, answer, again, partitions_max)
 
 
-def _scan_source(host: Cluster, replica: DataReplica, token: int, s: requests.ScanRows) -> None:
+def _scan_source(
+    host: Cluster,
+    replica: DataReplica,
+    token: int,
+    s: requests.ScanRows,
+    partitions_max: int = 0,
+) -> None:
     wanted = set(to_slots(s.slots))
     if not replica.state.sealed_whole(s.operation, wanted):
         return host.desk.refuse(
             token, "moved", f"group {replica.group} holds no sealed slots of {s.operation} here"
         )
-    return _scan(
-        host,
-        replica,
-        token,
-        s,
-        wanted,
-        lambda ipc, rows, cursor: RowsScanned(ipc, rows, cursor, host.meta.table_version),
-    )
+
+    def answer(ipc: bytes, rows: int, end: Cursor | None) -> RowsScanned:
+        return RowsScanned(ipc, rows, _place(end), host.meta.table_version, next=end)
+
+    def again(fewer: int) -> None:
+        _scan_source(host, replica, token, s, fewer)
+
+    return _scan(host, replica, token, s, wanted, answer, again, partitions_max)
+
+
+def _place(end: Cursor | None) -> int:
+    """As readers of earlier versions are told of it."""
+    return end.position if end is not None and end.key is None else 0
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What one page reads: partitions that fit a page together, or one of which it reads a part."""
+
+    files: list[FileMeta] = field(default_factory=list)
+    batches: list[MemBatch] = field(default_factory=list)
+    tombstones: tuple[Tombstone, ...] = ()
+    partitions: int = 0
+    position: int = 0
+    """Of the last partition."""
+
+    alone: bool = False
+    nbytes: int = 0
+    """What the rows take in Arrow form, about; not less where texts are short."""
+
+    end: Cursor | None = None
+    """Where the page after these partitions begins, None behind the last."""
 
 
 def _scan(
@@ -146,45 +182,121 @@ def _scan(
     token: int,
     s: requests.ScanRows,
     slots: set[int],
-    answer: Callable[[bytes, int, int], RowsScanned],
+    answer: Callable[[bytes, int, Cursor | None], RowsScanned],
+    again: Callable[[int], None],
+    partitions_max: int,
 ) -> None:
-    """One page: as many partitions as fit, from the cursor on.
-
-    The cursor is a place in the order of partitions, not a count: partitions come and go between pages.
-    """
-    keys = sorted(key for key, slot in held_partitions(replica, s.storage_group).items() if slot in slots)
-    files: list[FileMeta] = []
-    batches: list[MemBatch] = []
-    tombstones: tuple[Tombstone, ...] = ()
-    size = 0
-    start = at = sum(1 for key in keys if _position(key) < s.cursor)
-    while at < len(keys) and at - start < PAGE_PARTITIONS and size < PAGE_BYTES:
-        mine = tuple(t for t in replica.state.tombstones if t.partition == keys[at])
-        if mine and at > start:
-            break  # deletes mask by age within a partition: such a page holds it alone
-        fs, bs = _parts(replica, keys[at], s)
-        files += fs
-        batches += bs
-        size += sum(f.size for f in fs) * 3 + sum(len(b.ipc) for b in bs)
-        tombstones = mine
-        at += 1
-        if mine:
-            break
-    cursor = _position(keys[at]) if at < len(keys) else 0
+    """One page, from the cursor on; `again` reads one of no more partitions than it is told."""
+    start = s.after if s.after is not None else Cursor(s.cursor)
+    plan = _plan(replica, s, slots, start, partitions_max or limits.PAGE_PARTITIONS)
+    if not plan.partitions:
+        return host.desk.reply(token, answer(b"", 0, plan.end))
 
     def done(result: JobResult) -> None:
-        if isinstance(result, Scanned):
-            host.desk.reply(token, answer(result.ipc, result.rows, cursor))
-        else:
-            host.desk.reply(token, job_error(result))
+        if not isinstance(result, Scanned):
+            return host.desk.reply(token, job_error(result))
+        if result.over:
+            return again(plan.partitions // 2)
+        end = plan.end if result.after is None else Cursor(plan.position, result.after)
+        if s.after is None and end is not None and end.key is not None:
+            return host.desk.refuse(
+                token, "refused", "a partition is larger than a page", "read with this version's iotctl"
+            )
+        return host.desk.reply(token, answer(result.ipc, result.rows, end))
 
-    job = Scan(replica.group, s.spec, tuple(files), tuple(batches), tombstones)
-    replica.read_files(job, files, host.desk.guarded(token, "a scan", done))
+    page = PageSpec(None, None, limits.PAGE_BYTES, s.limit, plan.partitions > 1)
+    if plan.alone:
+        after = start.key if start.position == plan.position else None
+        until = s.until.key if s.until is not None and s.until.position == plan.position else None
+        page = PageSpec(after, until, limits.PAGE_BYTES, s.limit)
+    job = Scan(
+        replica.group,
+        s.spec,
+        tuple(plan.files),
+        tuple(plan.batches),
+        plan.tombstones,
+        page,
+        _is_heavy(plan.files, s),
+    )
+    return replica.read_files(job, plan.files, host.desk.guarded(token, "a scan", done))
 
 
-def _position(key: PartitionKey) -> int:
-    """Ascending with the partitions of one storage group, positive, within 63 bits."""
-    return (((key.time_partition + (1 << 40)) << 20) | key.shard) + 1
+def _plan(
+    replica: DataReplica, s: requests.ScanRows, slots: set[int], start: Cursor, partitions_max: int
+) -> _Plan:
+    """As many partitions as fit a page. One that is large, that deletes mask (by age within a partition), or
+    that the page begins or ends in, is read alone."""
+    plan = _Plan()
+    table = s.spec.schema.table
+    looked = 0
+    for key, slot in held_from(replica, s.storage_group, start.position):
+        here = key.position
+        if s.until is not None and here >= s.until.position + (s.until.key is not None):
+            return plan
+        looked += 1
+        if looked > limits.PARTITIONS_LOOKED_MAX:
+            plan.end = Cursor(here)
+            return plan
+        if slot not in slots:
+            continue
+        files, batches = _parts(replica, key, s)
+        if not files and not batches:
+            continue
+        nbytes = _nbytes(s.spec, files, batches)
+        cut = (s.until is not None and here == s.until.position) or (
+            here == start.position and start.key is not None
+        )
+        dead = tuple(replica.state.tombstones.of(key, table))
+        alone = cut or bool(dead) or nbytes > limits.PAGE_BYTES
+        is_full = plan.nbytes + nbytes > limits.PAGE_BYTES or plan.partitions >= partitions_max
+        if plan.partitions and (alone or is_full):
+            plan.end = Cursor(here)
+            return plan
+        plan.files += files
+        plan.batches += batches
+        plan.tombstones = dead
+        plan.partitions += 1
+        plan.position, plan.alone = here, alone or partitions_max == 1
+        plan.nbytes += nbytes
+        if plan.alone:
+            plan.end = Cursor(here + 1)
+            return plan
+    return plan
+
+
+def _nbytes(spec: ScanSpec, files: Sequence[FileMeta], batches: Sequence[MemBatch]) -> int:
+    width = row_bytes(spec.schema, spec.fields)
+    return sum(max(f.rows * width, f.size * 3) for f in files) + sum(len(b.ipc) for b in batches)
+
+
+def _is_heavy(files: Sequence[FileMeta], s: requests.ScanRows) -> bool:
+    """Whether the page may take long: many bytes are opened, by the share that the times asked for have."""
+    if 0 < s.limit <= limits.LIGHT_SCAN_ROWS:
+        return False
+    return sum(_share(f, s.spec) for f in files) > limits.LIGHT_SCAN_BYTES
+
+
+def _share(file: FileMeta, spec: ScanSpec) -> int:
+    first, last = max(file.time_min, spec.time_from), min(file.time_max, spec.time_to)
+    return file.size * max(0, last - first + 1) // (file.time_max - file.time_min + 1)
+
+
+def held_from(replica: DataReplica, storage_group: str, position: int) -> Iterator[tuple[PartitionKey, int]]:
+    """Partitions of a storage group that are in files or memory, with their slots, ascending from a place."""
+    state = replica.state
+    filed = state.manifest.positions(storage_group)
+    new = sorted(
+        place
+        for key in state.slot_of
+        if key.storage_group == storage_group
+        and (place := key.position) >= position
+        and state.manifest.slot_of(key) is None
+    )
+    places = (filed[at] for at in range(bisect_left(filed, position), len(filed)))
+    for place in merge_sorted(places, new):
+        key = PartitionKey.at(storage_group, place)
+        slot = state.manifest.slot_of(key)
+        yield key, state.slot_of[key] if slot is None else slot
 
 
 def _parts(
@@ -196,14 +308,6 @@ def _parts(
         state.manifest.overlapping(key, table, first, last),
         state.memtable.batches(key, table, first, last),
     )
-
-
-def held_partitions(replica: DataReplica, storage_group: str | None = None) -> dict[PartitionKey, int]:
-    """Partitions of a storage group, or all, that are in files or memory, with their slots; in no order."""
-    state = replica.state
-    held = state.manifest.partitions(storage_group)
-    held.update((k, s) for k, s in state.slot_of.items() if storage_group in (None, k.storage_group))
-    return held
 
 
 def _knows_arrivals(host: Cluster, replica: DataReplica) -> bool:
@@ -230,11 +334,16 @@ def _elsewhere(
                 out.append(Handover(operation, from_slots(part), move.source, move.source_members))
     if not arriving:
         return (), ()
-    keys = held_partitions(replica) if replica.state.tombstones else {}
-    mine = tuple(
-        t for t in replica.state.tombstones if keys.get(t.partition, _slot(host, t.partition)) in arriving
-    )
+    mine = tuple(t for t in replica.state.tombstones if _slot_of(host, replica, t.partition) in arriving)
     return tuple(out), mine
+
+
+def _slot_of(host: Cluster, replica: DataReplica, partition: PartitionKey) -> int:
+    """The slot of a partition, whether it has rows here or not."""
+    held = replica.state.manifest.slot_of(partition)
+    if held is None:
+        held = replica.state.slot_of.get(partition)
+    return _slot(host, partition) if held is None else held
 
 
 def _slot(host: Cluster, partition: PartitionKey) -> int:
@@ -247,40 +356,86 @@ def on_list(host: Cluster, replica: DataReplica, token: int, request: requests.L
     def answer() -> None:
         if not _knows_arrivals(host, replica):
             return host.desk.refuse(token, "unavailable", f"{replica.raft.node} lags behind the meta group")
-        slots = replica.state.slots.open
-        infos = [
-            info
-            for key, slot in sorted(held_partitions(replica, request.storage_group or None).items())
-            if slot in slots
-            for info in _infos(replica, key, slot, request.table)
-        ]
-        handover, _ = _elsewhere(host, replica, slots)
-        return host.desk.reply(token, PartitionsListed(tuple(infos), handover, host.meta.table_version))
+        infos, end = _list(replica, request)
+        if end is not None and not request.paged:
+            return host.desk.refuse(
+                token, "refused", "the list is longer than a page", "read with this version's iotctl"
+            )
+        handover, _ = _elsewhere(host, replica, replica.state.slots.open)
+        return host.desk.reply(token, PartitionsListed(infos, handover, host.meta.table_version, next=end))
 
     _with_level(host, replica, token, request.read, answer)
 
 
-def _infos(replica: DataReplica, key: PartitionKey, slot: int, table: str) -> Iterator[PartitionInfo]:
-    state = replica.state
-    files = state.manifest.of_partition(key)
-    memory = state.memtable.partition(key)
-    held = memory.held if memory is not None else []
-    deletes = any(t.partition == key for t in state.tombstones)
-    for name in sorted({f.table for f in files} | {h.table for h in held}):
-        if table in ("", name):
-            fs = sorted((f for f in files if f.table == name), key=lambda f: f.time_min)
-            hs = [h for h in held if h.table == name]
-            apart = all(a.time_max < b.time_min for a, b in zip(fs, fs[1:], strict=False))
-            yield PartitionInfo(
-                key,
-                slot,
-                name,
-                sum(f.rows for f in fs) + sum(h.rows for h in hs),
-                apart and not hs and not deletes and replica.state.slots.arriving_by(slot) is None,
-                min([f.time_min for f in fs] + [h.time_min for h in hs]),
-                max([f.time_max for f in fs] + [h.time_max for h in hs]),
-                sum(f.size for f in fs) + sum(h.nbytes for h in hs),
-            )
+_ListPlace = tuple[PartitionKey, str]
+
+
+def _list(
+    replica: DataReplica, request: requests.ListPartitions
+) -> tuple[tuple[PartitionInfo, ...], _ListPlace | None]:
+    """One page of the list, behind `request.after`, and the place it ends with if there is more."""
+    slots = replica.state.slots.open
+    infos: list[PartitionInfo] = []
+    files = looked = 0
+    place: _ListPlace | None = None
+    for key, slot in _listed(replica, request):
+        looked += 1
+        if files >= limits.LIST_FILES_MAX or looked > limits.PARTITIONS_LOOKED_MAX:
+            return tuple(infos), place
+        for table in _tables(replica, key, request.table) if slot in slots else ():
+            if request.after is not None and (key, table) <= request.after:
+                continue
+            if files >= limits.LIST_FILES_MAX:
+                return tuple(infos), place
+            fs = replica.state.manifest.of_partition(key, table)
+            infos.append(_info(replica, key, slot, table, fs))
+            files += len(fs) + 1
+            place = (key, table)
+        place = (key, _LAST)
+    return tuple(infos), None
+
+
+_LAST = chr(0x10FFFF)
+"""Behind every table's name."""
+
+
+def _listed(replica: DataReplica, request: requests.ListPartitions) -> Iterator[tuple[PartitionKey, int]]:
+    state, after = replica.state, request.after
+    groups = {*state.manifest.storage_groups(), *(key.storage_group for key in state.slot_of)}
+    for group in sorted(groups & {request.storage_group} if request.storage_group else groups):
+        first = 0
+        if after is not None and group <= after[0].storage_group:
+            if group < after[0].storage_group:
+                continue
+            first = after[0].position + (after[1] == _LAST)
+        yield from held_from(replica, group, first)
+
+
+def _tables(replica: DataReplica, key: PartitionKey, table: str) -> list[str]:
+    """Tables with rows in the partition; `table` alone where that is given."""
+    memory = replica.state.memtable.partition(key)
+    names = {*replica.state.manifest.tables_of(key), *(memory.tables() if memory is not None else ())}
+    return sorted(names & {table} if table else names)
+
+
+def _info(
+    replica: DataReplica, key: PartitionKey, slot: int, table: str, files: Sequence[FileMeta]
+) -> PartitionInfo:
+    memory = replica.state.memtable.partition(key)
+    fs = sorted(files, key=lambda f: f.time_min)
+    hs = [h for h in memory.held if h.table == table] if memory is not None else []
+    apart = all(a.time_max < b.time_min for a, b in zip(fs, fs[1:], strict=False))
+    dead = bool(replica.state.tombstones.of(key, table))
+    return PartitionInfo(
+        key,
+        slot,
+        table,
+        sum(f.rows for f in fs) + sum(h.rows for h in hs),
+        apart and not hs and not dead and replica.state.slots.arriving_by(slot) is None,
+        min([f.time_min for f in fs] + [h.time_min for h in hs]),
+        max([f.time_max for f in fs] + [h.time_max for h in hs]),
+        sum(f.size for f in fs) + sum(h.nbytes for h in hs),
+    )
 
 
 # --- files -----------------------------------------------------------------------------------------

@@ -1,9 +1,13 @@
 """What a manifest says of one TsFile, and what is asked of the storage room."""
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from nodeagent.model.bounds import INT64_MAX, INT64_MIN, Time
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
+from nodeagent.model.limits import PAGE_BYTES
 from nodeagent.model.schema import TableSchema
 
 Order = tuple[int, ...]
@@ -83,6 +87,43 @@ class ScanSpec(msgspec.Struct, frozen=True):
     time_from: Time = INT64_MIN
     time_to: Time = INT64_MAX
     tags: tuple[tuple[str, str | None], ...] = ()
+
+
+Tags = tuple[str | None, ...]
+"""One value per tag of the table, in schema order: they name a device."""
+
+
+class RowKey(msgspec.Struct, array_like=True, frozen=True):
+    """A place in the rows of one table of one partition, sorted by (tags, time): behind the row of that key,
+    whether there is one or not."""
+
+    tags: Tags
+    time: Time
+
+
+class Cursor(msgspec.Struct, array_like=True, frozen=True):
+    """A place in the rows of one table that a group holds, partition by partition.
+
+    `position` orders the partitions; those before it are read. In the one at it rows up to `key` are read, no
+    row where that is None. It means the same on every replica, whatever files come, go or are merged.
+    """
+
+    position: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0
+    key: RowKey | None = None
+
+
+class PageSpec(msgspec.Struct, array_like=True, frozen=True):
+    """Which page of a scan is wanted: the rows behind `after` up to `until`, included, as many as fit
+    `bytes_max` in Arrow form. With `rows_max` no rows are wanted behind the first so many.
+
+    `whole`: the rows are those of several partitions, which `after` cannot tell apart: all, or none.
+    """
+
+    after: RowKey | None = None
+    until: RowKey | None = None
+    bytes_max: int = PAGE_BYTES
+    rows_max: int = 0
+    whole: bool = False
 
 
 class FileRef(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ id is never reused (architecture 2).
 """
 
 import re
+from typing import Self
 
 import msgspec
 
@@ -15,6 +16,10 @@ NodeId = str
 GroupId = str
 
 META: GroupId = "meta"
+
+_TIME_OFFSET = 1 << 40
+_SHARD_BITS = 20
+"""Places of partitions: a time partition is within 41 bits with its sign, a shard within 20."""
 
 _NODE = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
@@ -45,6 +50,17 @@ class PartitionKey(msgspec.Struct, array_like=True, frozen=True, order=True):
     storage_group: str
     time_partition: int
     shard: int
+
+    @property
+    def position(self) -> int:
+        """Ascending with the partitions of one storage group, positive, within 63 bits."""
+        return (((self.time_partition + _TIME_OFFSET) << _SHARD_BITS) | self.shard) + 1
+
+    @classmethod
+    def at(cls, storage_group: str, position: int) -> Self:
+        """The partition at a position of the storage group."""
+        time, shard = divmod(position - 1, 1 << _SHARD_BITS)
+        return cls(storage_group, time - _TIME_OFFSET, shard)
 
 
 class Owner(msgspec.Struct, frozen=True):

@@ -6,7 +6,16 @@ the matching result back as an event. A job may run twice (crash, retry): each i
 
 import msgspec
 
-from nodeagent.model.files import CloseSpec, FileMeta, FileRef, Order, ScanSpec, Tombstone
+from nodeagent.model.files import (
+    CloseSpec,
+    FileMeta,
+    FileRef,
+    Order,
+    PageSpec,
+    RowKey,
+    ScanSpec,
+    Tombstone,
+)
 from nodeagent.model.ids import GroupId, NodeId
 
 
@@ -66,20 +75,26 @@ class SaveCheckpoint(_Tagged, frozen=True):
 
 
 class Scan(_Tagged, frozen=True):
-    """Merge files and memory batches, apply deletes, keep the newest value per cell."""
+    """One page: merge files and memory batches, apply deletes, keep the newest value per cell."""
 
     group: GroupId
     spec: ScanSpec
     files: tuple[FileMeta, ...]
     batches: tuple[MemBatch, ...]
     tombstones: tuple[Tombstone, ...]
+    page: PageSpec = PageSpec()
+    heavy: bool = False
+    """It may take long: others do not wait for it."""
 
 
 class Scanned(_Tagged, frozen=True):
-    """An Arrow IPC stream sorted by (tags, time)."""
+    """An Arrow IPC stream sorted by (tags, time); the next page begins at `after`, None behind the last.
+    `over`: a page of several partitions that is too large as a whole; it has no rows."""
 
     ipc: bytes
     rows: int
+    after: RowKey | None = None
+    over: bool = False
 
 
 class MakeSnapshot(_Tagged, frozen=True):
@@ -207,10 +222,13 @@ class Done(_Tagged, frozen=True):
 
 
 class Failed(_Tagged, frozen=True):
-    """`code` is that of the error (`model.errors`)."""
+    """`code` is that of the error (`model.errors`). `file` is the one that was found damaged,
+    `found` what its bytes hash to, where it was that."""
 
     code: str
     what: str
+    file: str = ""
+    found: str = ""
 
 
 Job = (

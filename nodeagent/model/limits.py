@@ -50,6 +50,22 @@ REQUESTS_PER_CONNECTION_MAX = 8192
 CHUNK_BYTES = 1 * MIB
 """One piece of a pulled file."""
 
+PAGE_BYTES = 8 * MIB
+"""Rows of one page of a read, in Arrow form. A reader and a worker hold a few times as much."""
+
+PAGE_PARTITIONS = 256
+"""Partitions one page of a read spans."""
+
+PARTITIONS_LOOKED_MAX = 16_384
+"""Partitions of a storage group that one page looks at, whether they are asked for or not."""
+
+LIST_FILES_MAX = 2_048
+"""Files whose sums one page of a list of partitions adds up."""
+
+LIGHT_SCAN_BYTES = 4 * MIB
+LIGHT_SCAN_ROWS = 1_000
+"""A page that opens files of no more bytes, or wants no more rows, does not wait behind larger ones."""
+
 QUARANTINE_FILES_MAX = 256
 """Damaged files kept per group after repairs. Past it repairs are refused; only a person removes them."""
 

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from nodeagent.model.bounds import ChunkBytes, Count, Name, Nodes, Port, Rate, Slot, Slots, Text, Time, Weight
 from nodeagent.model.config import ClusterSettings, Seed
-from nodeagent.model.files import FileMeta, FileRef, PulledSlot, ScanSpec, Tombstone
+from nodeagent.model.files import Cursor, FileMeta, FileRef, PulledSlot, ScanSpec, Tombstone
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.operation import CopyRecord, Operation, Options, Ranges
 from nodeagent.model.runs import Lock, Run
@@ -464,9 +464,12 @@ class Handover(msgspec.Struct, frozen=True):
 
 
 class ScanRows(_Tagged, frozen=True):
-    """Rows of one table from one group, partition by partition; `cursor` continues.
+    """One page of the rows of one table in one group, partition by partition, each in the order (tags, time).
 
-    `operation` reads sealed slots of that operation from a previous holder (`slots` is required).
+    The page begins at `after` and ends at `until`, or where it is full. Readers of earlier versions give
+    none, and continue with `cursor`, a place between two partitions. With `limit` only the first so many rows
+    of each partition are wanted, and of each page. `operation` reads sealed slots of that operation from a
+    previous holder (`slots` is required).
     """
 
     group: Name
@@ -476,10 +479,15 @@ class ScanRows(_Tagged, frozen=True):
     cursor: Time = 0
     slots: Slots = ()
     operation: Name = ""
+    after: Cursor | None = None
+    until: Cursor | None = None
+    limit: Count = 0
 
 
 class RowsScanned(_Tagged, frozen=True):
-    """`tombstones` and `handover` concern slots whose older rows are elsewhere."""
+    """`tombstones` and `handover` concern slots whose older rows are elsewhere. The next page begins at
+    `next`, None behind the last; `cursor` is the same place where it is between two partitions, else 0.
+    """
 
     ipc: bytes
     rows: int
@@ -490,15 +498,22 @@ class RowsScanned(_Tagged, frozen=True):
     age_ms: int = -1
     """Of a mid or weak read: everything acknowledged so long before it began is in the answer. -1 when no
     leader confirmed it yet, and with a strong read, which has no age."""
+    next: Cursor | None = None
 
 
 class ListPartitions(_Tagged, frozen=True):
-    """What a group holds; rows are exact where `exact`, else an upper bound."""
+    """What a group holds; rows are exact where `exact`, else an upper bound.
+
+    With `paged` one page of it, behind `after`, a (partition, table) that the page before ended with. Readers
+    of earlier versions ask for all of it.
+    """
 
     group: Name
     storage_group: Name = ""
     table: Name = ""
     read: Name = "strong"
+    paged: bool = False
+    after: tuple[PartitionKey, Text] | None = None
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
@@ -518,6 +533,8 @@ class PartitionsListed(_Tagged, frozen=True):
     table_version: int = 0
     age_ms: int = -1
     """As in `RowsScanned`."""
+    next: tuple[PartitionKey, str] | None = None
+    """Where the next page begins, None behind the last."""
 
 
 class GetManifest(_Tagged, frozen=True):

@@ -5,6 +5,7 @@ disk    checkpoints, snapshots, adoption, deletes: in order, so that a later job
 close   TsFiles (a worker process does the work)
 compact files made of files (a third, of low priority)
 scan    reads (a second worker process)
+heavy   reads that open large files (another one)
 hash    re-reading every byte
 chunks  parts of snapshot files for other nodes
 meta    the meta group's snapshot: it tells what all else goes by, the rate of pulls too, so it never waits
@@ -77,6 +78,7 @@ class Jobs:
             "close": Lane("close", JOBS_QUEUED_MAX),
             "compact": Lane("compact", JOBS_QUEUED_MAX),
             "scan": Lane("scan", SCANS_QUEUED_MAX),
+            "heavy": Lane("heavy", SCANS_QUEUED_MAX),
             "hash": Lane("hash", SCANS_QUEUED_MAX),
             "chunks": Lane("chunks", CHUNKS_QUEUED_MAX),
             "meta": Lane("meta", PULLS_QUEUED_MAX),
@@ -133,7 +135,7 @@ class Jobs:
         if isinstance(job, CompactFiles):
             return self._lanes["compact"]
         if isinstance(job, Scan):
-            return self._lanes["scan"]
+            return self._lanes["heavy" if job.heavy else "scan"]
         if isinstance(job, HashFiles):
             return self._lanes["hash"]
         if isinstance(job, InstallSnapshot):

@@ -8,14 +8,18 @@ is a native thread, since a hanging native call may hold the interpreter lock.
 
 import faulthandler
 import os
+import select
 import signal
 import sys
 
 import msgspec
 
 from nodeagent.storage import layout, pipes
-from nodeagent.storage.handler import Handler, Request
+from nodeagent.storage.handler import Handler, Opening, Request
 from nodeagent.storage.tsfile_format import TsFileFormat
+from nodeagent.storage.tsfile_source import TsFileSources
+
+IDLE_S = 10.0
 
 
 class _RootPlace:
@@ -39,19 +43,48 @@ class _RootPlace:
         return path
 
 
+class _Announcer:
+    """Tells the parent which file is read next, so that it knows by which one this process died."""
+
+    def __init__(self, replies: int) -> None:
+        self._replies = replies
+        self._last = ""
+
+    def __call__(self, path: str) -> None:
+        if path != self._last:
+            self._last = path
+            pipes.send(self._replies, msgspec.msgpack.encode(Opening(path)))
+
+    def forget(self) -> None:
+        """A new request begins."""
+        self._last = ""
+
+
 def main(root: str, timeout_s: float, work: str) -> None:
     """Serve until stdin ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the parent to handle
     requests, replies = 0, os.dup(1)
     os.dup2(2, 1)
     label = f"{work}-{os.getpid()}"
-    handler = Handler(TsFileFormat(os.path.join(root, layout.TMP), label), _RootPlace(root), label)
+    file_format = TsFileFormat(os.path.join(root, layout.TMP), label)
+    opening = _Announcer(replies)
+    sources = TsFileSources(root, file_format, opening)
+    handler = Handler(file_format, _RootPlace(root), label, sources)
     decoder = msgspec.msgpack.Decoder(Request)
-    while (body := pipes.receive(requests)) is not None:
+    while (body := _next_request(requests, sources)) is not None:
         faulthandler.dump_traceback_later(timeout_s, exit=True)
+        opening.forget()
         reply = handler.handle(decoder.decode(body))
         faulthandler.cancel_dump_traceback_later()
         pipes.send(replies, msgspec.msgpack.encode(reply))
+        sources.trim()
+
+
+def _next_request(requests: int, sources: TsFileSources) -> bytes | None:
+    """While none comes, files are closed that nobody reads any more: an open one takes space when deleted."""
+    while not select.select([requests], [], [], IDLE_S)[0]:
+        sources.close_all()
+    return pipes.receive(requests)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def scanned_of(reply: Reply) -> Scanned:
 
 
 def error_of(reply: ErrorReply) -> NodeAgentError:
-    return BY_CODE.get(reply.code, NodeAgentError)(reply.what)
+    details = {"file": reply.file, "found": reply.found} if reply.file else {}
+    return BY_CODE.get(reply.code, NodeAgentError)(reply.what, **details)
 
 
 class DiskPlace:

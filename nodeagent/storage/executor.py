@@ -102,7 +102,8 @@ class Storage:
         try:
             return self._run(job)
         except NodeAgentError as error:
-            return Failed(error.code, error.what)
+            file, found = (str(error.details.get(name, "")) for name in ("file", "found"))
+            return Failed(error.code, error.what, file, found)
         except OSError as error:
             return failed_by_system(error)
         except Exception as error:
@@ -180,8 +181,10 @@ class Storage:
     def _scan(self, job: Scan) -> Scanned:
         paths = tuple((layout.file_path(job.group, meta.slot, meta.name), meta) for meta in job.files)
         if not paths and sum(len(b.ipc) for b in job.batches) <= INLINE_SCAN_BYTES_MAX:
-            return scan_rows(job.spec, (), job.batches, job.tombstones, self._disk.read, None)
-        return self._engine.scan(ScanRequest(job.spec, paths, job.batches, job.tombstones))
+            return scan_rows(job.spec, job.page, (), job.batches, job.tombstones)
+        return self._engine.scan(
+            ScanRequest(job.spec, paths, job.batches, job.tombstones, job.page, job.heavy)
+        )
 
     # Jobs that need other nodes.
 

@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Collection, Iterable, Mapping
+from typing import BinaryIO
 
 import xxhash
 
@@ -9,6 +10,7 @@ from nodeagent.model.disk import Disk
 from nodeagent.model.errors import FileCorrupt, NotFound
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
+from nodeagent.model.limits import CHUNK_BYTES
 from nodeagent.storage import layout
 from nodeagent.storage.hashing import hash_file
 
@@ -23,15 +25,28 @@ def check_content(content: bytes, meta: FileMeta, where: str) -> bytes:
     Nothing parses a TsFile before this: most flipped bits would be read back as wrong values, some
     crash the native reader.
     """
-    found = xxhash.xxh3_128_hexdigest(content)
-    if len(content) != meta.size or found != meta.xxh3:
+    _check(len(content), xxhash.xxh3_128_hexdigest(content), meta, where)
+    return content
+
+
+def check_stream(file: BinaryIO, meta: FileMeta, where: str) -> None:
+    """As `check_content`, for a file that is not held in memory."""
+    state = xxhash.xxh3_128()
+    size = 0
+    while piece := file.read(CHUNK_BYTES):
+        state.update(piece)
+        size += len(piece)
+    _check(size, state.hexdigest(), meta, where)
+
+
+def _check(size: int, found: str, meta: FileMeta, where: str) -> None:
+    if size != meta.size or found != meta.xxh3:
         raise FileCorrupt(
-            f"{where}: {len(content)} bytes with XXH3 {found}, the manifest says {meta.size}, {meta.xxh3}",
+            f"{where}: {size} bytes with XXH3 {found}, the manifest says {meta.size}, {meta.xxh3}",
             file=meta.name,
             expected=meta.xxh3,
             found=found,
         )
-    return content
 
 
 class SlotFiles:

@@ -13,12 +13,14 @@ import pyarrow as pa
 import xxhash
 
 from nodeagent.model.errors import FileCorrupt, Refused
-from nodeagent.model.files import CloseSpec, FileMeta, Order, ScanSpec, Tombstone
+from nodeagent.model.files import CloseSpec, FileMeta, Order, PageSpec, ScanSpec, Tombstone
 from nodeagent.model.jobs import CloseUnit, CompactUnit, MemBatch, Scanned
 from nodeagent.storage.files import check_content
+from nodeagent.table import paging
 from nodeagent.table.arrow import TIME, decode, encode, one_chunk
 from nodeagent.table.checksum import Sums, by_day, checksum, total
 from nodeagent.table.merge import Part, merge
+from nodeagent.table.paging import Source, TableSource
 
 PROPERTY = "nodeagent"
 """Name of the footer property with the `Footer`."""
@@ -139,24 +141,22 @@ def read_footer(content: bytes, file_format: FileFormat) -> Footer | None:
 
 def scan_rows(
     spec: ScanSpec,
-    files: Sequence[tuple[str, FileMeta]],
+    page: PageSpec,
+    sources: Sequence[Source],
     batches: Sequence[MemBatch],
     tombstones: Sequence[Tombstone],
-    read: Callable[[str], bytes],
-    file_format: FileFormat | None,
 ) -> Scanned:
-    """Merge files (path, meta) and batches. `file_format` may be None where there is no file.
+    """One page of what files and batches hold.
 
     Raises:
         FileCorrupt: a file's bytes are not those of its meta; nothing was parsed.
     """
-    parts = _parts(batches)
-    for path, meta in files:
-        assert file_format is not None
-        content = check_content(read(path), meta, path)
-        parts.append((meta.order, file_format.decode(content, spec)))
-    rows = merge(parts, tombstones, spec.schema, spec)
-    return Scanned(encode(rows), rows.num_rows)
+    memory = [TableSource(_parts(batches), spec)] if batches else []
+    if page.whole:
+        rows = paging.read_whole([*sources, *memory], tombstones, spec, page)
+        return Scanned(b"", 0, over=True) if rows is None else Scanned(encode(rows), rows.num_rows)
+    found = paging.page([*sources, *memory], tombstones, spec, page)
+    return Scanned(encode(found.rows), found.rows.num_rows, found.after)
 
 
 def _parts(batches: Sequence[MemBatch]) -> list[Part]:

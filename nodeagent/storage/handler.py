@@ -5,10 +5,11 @@ from typing import Protocol
 
 import msgspec
 
-from nodeagent.model.errors import NodeAgentError, Unavailable
-from nodeagent.model.files import FileMeta, ScanSpec, Tombstone
+from nodeagent.model.errors import InvalidInput, NodeAgentError, NotFound, Unavailable
+from nodeagent.model.files import FileMeta, PageSpec, ScanSpec, Tombstone
 from nodeagent.model.jobs import CloseUnit, CompactUnit, MemBatch, Scanned
 from nodeagent.storage.format import ClosedUnit, FileFormat, Footer, close_unit, compact_unit, scan_rows
+from nodeagent.storage.sources import ContentSources, Sources
 
 CLOSE, COMPACT, SCAN = "close", "compact", "scan"
 """Kinds of work. Temporary names begin with theirs, so that one that fails can clear up after itself."""
@@ -26,12 +27,14 @@ class CompactRequest(msgspec.Struct, frozen=True, tag="compact"):
 
 
 class ScanRequest(msgspec.Struct, frozen=True, tag="scan"):
-    """`files` are (path under the root, meta)."""
+    """`files` are (path under the root, meta); `heavy` chooses the process that does it."""
 
     spec: ScanSpec
     files: tuple[tuple[str, FileMeta], ...]
     batches: tuple[MemBatch, ...] = ()
     tombstones: tuple[Tombstone, ...] = ()
+    page: PageSpec = PageSpec()
+    heavy: bool = False
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -53,14 +56,26 @@ class ScanReply(msgspec.Struct, frozen=True, tag="scanned"):
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
-    """`code` is that of the error (`model.errors`)."""
+    """`code` is that of the error (`model.errors`), `file` and `found` its details.
+
+    `sound`: no native code failed, the process goes on.
+    """
 
     code: str
     what: str
+    file: str = ""
+    found: str = ""
+    sound: bool = False
+
+
+class Opening(msgspec.Struct, frozen=True, tag="opening"):
+    """No reply yet: native code is about to read this file."""
+
+    path: str
 
 
 Request = CloseRequest | CompactRequest | ScanRequest
-Reply = CloseReply | ScanReply | ErrorReply
+Reply = CloseReply | ScanReply | ErrorReply | Opening
 
 
 class Place(Protocol):
@@ -74,11 +89,14 @@ class Place(Protocol):
 
 
 class Handler:
-    """`label` keeps temporary names of different processes apart."""
+    """`label` keeps temporary names of different processes apart; `sources` are where scans read from."""
 
-    def __init__(self, file_format: FileFormat, place: Place, label: str) -> None:
+    def __init__(
+        self, file_format: FileFormat, place: Place, label: str, sources: Sources | None = None
+    ) -> None:
         self._format = file_format
         self._place = place
+        self._sources = sources or ContentSources(place.read, file_format)
         self._label = label
         self._counter = itertools.count()
 
@@ -90,22 +108,21 @@ class Handler:
             if isinstance(request, CompactRequest):
                 made = compact_unit(request.unit, request.paths, self._place.read, self._format)
                 return CloseReply((self._put(made),))
-            return ScanReply(
-                scan_rows(
-                    request.spec,
-                    request.files,
-                    request.batches,
-                    request.tombstones,
-                    self._place.read,
-                    self._format,
-                )
-            )
+            return self._scan(request)
+        except (InvalidInput, NotFound) as error:
+            return ErrorReply(error.code, error.what, sound=True)
         except NodeAgentError as error:
-            return ErrorReply(error.code, error.what)
+            file, found = (str(error.details.get(name, "")) for name in ("file", "found"))
+            return ErrorReply(error.code, error.what, file, found, sound=bool(found))
         except FileNotFoundError as error:
-            return ErrorReply("not_found", str(error))
+            return ErrorReply(NotFound.code, str(error), sound=True)
         except (OSError, MemoryError) as error:
             return ErrorReply(Unavailable.code, f"{type(error).__name__}: {error}")
+
+    def _scan(self, request: ScanRequest) -> ScanReply:
+        sources = [self._sources.of(path, meta, request.spec) for path, meta in request.files]
+        scanned = scan_rows(request.spec, request.page, sources, request.batches, request.tombstones)
+        return ScanReply(scanned)
 
     def _put(self, closed: ClosedUnit | None) -> Made | None:
         if closed is None:

@@ -17,7 +17,7 @@ import contextlib
 import io
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import pyarrow as pa
 import tsfile
@@ -27,7 +27,7 @@ from nodeagent.model.files import CloseSpec, ScanSpec
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.table.arrow import TIME, arrow_schema
 
-_READ_ROWS = 1 << 16
+_READ_ROWS = 1 << 13
 COMPRESSIONS = ("ZSTD", "LZ4", "GZIP", "SNAPPY", "UNCOMPRESSED")
 
 _COUNTER = itertools.count()
@@ -158,31 +158,52 @@ def _read(reader: "tsfile.TsFileReader", spec: ScanSpec) -> pa.Table:
     stored = reader.get_all_table_schemas().get(schema.table)
     if stored is None:
         raise FileCorrupt(f"the file has no table {schema.table}")
-    held = set(stored.get_column_names())
+    held = frozenset(stored.get_column_names())
+    chosen = tag_filter(spec.tags, held)
+    batches = list(read_batches(reader, spec, held, spec.time_from, spec.time_to, chosen, _READ_ROWS))
+    return pa.Table.from_batches(batches, _shape(spec, held))
+
+
+def _shape(spec: ScanSpec, held: Collection[str]) -> pa.Schema:
+    """Time and the wanted columns that the file has."""
+    schema = spec.schema
     wanted = {*schema.tags, *(schema.fields if spec.fields is None else spec.fields)}
     fields = [f for f in arrow_schema(schema) if f.name in held and f.name in wanted]
+    return pa.schema([pa.field(TIME, pa.int64()), *fields])
+
+
+def read_batches(
+    reader: "tsfile.TsFileReader",
+    spec: ScanSpec,
+    held: Collection[str],
+    time_from: int,
+    time_to: int,
+    chosen: "tsfile.TagFilter | None",
+    rows_max: int,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the devices chosen between two times, included, a batch of up to `rows_max` at a time.
+
+    `held` are the columns of the table that the file has.
+    """
+    shape = _shape(spec, held)
     result = reader.query_table(
-        schema.table,
-        [f.name for f in fields],
-        start_time=spec.time_from,
-        end_time=spec.time_to,
-        tag_filter=_tag_filter(spec, held),
-        batch_size=_READ_ROWS,
+        spec.schema.table,
+        shape.names[1:],
+        start_time=time_from,
+        end_time=time_to,
+        tag_filter=chosen,
+        batch_size=rows_max,
     )
-    batches = []
     with contextlib.closing(result):
         while (batch := result.read_arrow_record_batch()) is not None:
-            batches.append(batch)
-    shape = pa.schema([pa.field(TIME, pa.int64()), *fields])
-    if not batches:
-        return shape.empty_table()
-    return pa.Table.from_batches(batches).select(shape.names)
+            if batch.num_rows:
+                yield pa.RecordBatch.from_arrays([batch.column(n) for n in shape.names], schema=shape)
 
 
-def _tag_filter(spec: ScanSpec, held: set[str]) -> "tsfile.TagFilter | None":
+def tag_filter(tags: Iterable[tuple[str, str | None]], held: Collection[str]) -> "tsfile.TagFilter | None":
     """A filter that keeps at least the wanted devices. NUL would end a native string early."""
     chosen = None
-    for name, value in spec.tags:
+    for name, value in tags:
         if name not in held or (value is not None and "\0" in value):
             continue
         one = tsfile.tag_is_null(name) if value is None else tsfile.tag_eq(name, value)

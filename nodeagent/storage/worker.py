@@ -10,12 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 import nodeagent
-from nodeagent.model.errors import FrameError, Unavailable
+from nodeagent.model.errors import FileCorrupt, FrameError, Unavailable
+from nodeagent.model.files import FileMeta
 from nodeagent.model.jobs import CloseUnit, Scanned
 from nodeagent.storage import pipes
 from nodeagent.storage.engine import made_of, scanned_of
@@ -27,13 +30,23 @@ from nodeagent.storage.handler import (
     CompactRequest,
     ErrorReply,
     Made,
+    Opening,
     Reply,
     Request,
     ScanRequest,
 )
 
 FILES_MAX = 5_000
-"""Files made or read by one process before it is replaced."""
+"""Files made or read whole by one process before it is replaced."""
+
+SCANS_MAX = 20_000
+"""Pages read by one process before it is replaced."""
+
+DEATHS_MAX = 2
+"""So many processes that died or failed in native code over one file are taken to be the file's doing."""
+
+SUSPECTS_MAX = 1024
+"""Files that such deaths are counted of."""
 
 NICE_MAX = 19
 COMPACT_NICE = 15
@@ -42,6 +55,10 @@ COMPACT_PATIENCE = 5
 
 _WATCHDOG_FACTOR = 1.5
 """The child ends itself this many timeouts after a request began."""
+
+
+class WorkerDied(Unavailable):
+    """`details["path"]` is the file that was read, "" where none was."""
 
 
 class TsFileWorker:
@@ -58,7 +75,10 @@ class TsFileWorker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
-        self._files = 0
+        self._used = 0.0
+        """The part of what one process does that is done."""
+
+        self._opening = ""
         self.starts = 0
 
     @property
@@ -67,11 +87,16 @@ class TsFileWorker:
         process = self._process
         return None if process is None else process.pid
 
+    @property
+    def opening(self) -> str:
+        """The file that the last call read last."""
+        return self._opening
+
     def call(self, request: Request, timeout_s: float | None = None) -> Reply:
         """Send one request and wait for its reply.
 
         Raises:
-            Unavailable: the process died or took too long; nothing has a name yet, so try again.
+            WorkerDied: the process died or took too long; nothing has a name yet, so try again.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         body = msgspec.msgpack.encode(request)
@@ -81,14 +106,18 @@ class TsFileWorker:
                 reply = self._exchange(process, body, time.monotonic() + limit_s)
             except pipes.Timeout as error:
                 self._end()
-                raise Unavailable(f"the TsFile worker took longer than {limit_s} s") from error
+                raise self._died(f"took longer than {limit_s} s") from error
             except (Unavailable, FrameError, OSError, msgspec.DecodeError) as error:
                 self._end()
-                raise Unavailable(f"the TsFile worker died (exit {process.returncode}): {error}") from error
-            self._files += _weight(request)
-            if isinstance(reply, ErrorReply) or self._files >= FILES_MAX:
+                raise self._died(f"died (exit {process.returncode}): {error}") from error
+            self._used += _weight(request)
+            if (isinstance(reply, ErrorReply) and not reply.sound) or self._used >= 1:
                 self._end()
             return reply
+
+    def _died(self, how: str) -> WorkerDied:
+        over = f" over {self._opening}" if self._opening else ""
+        return WorkerDied(f"the TsFile worker {how}{over}", path=self._opening)
 
     def start(self) -> None:
         """Start the process ahead of the first call (it takes a good part of a second)."""
@@ -101,11 +130,16 @@ class TsFileWorker:
 
     def _exchange(self, process: "subprocess.Popen[bytes]", body: bytes, deadline: float) -> Reply:
         assert process.stdin is not None and process.stdout is not None
+        self._opening = ""
         pipes.send(process.stdin.fileno(), body, deadline)
-        answer = pipes.receive(process.stdout.fileno(), deadline)
-        if answer is None:
-            raise Unavailable("it closed its pipe")
-        return self._decoder.decode(answer)
+        while True:
+            answer = pipes.receive(process.stdout.fileno(), deadline)
+            if answer is None:
+                raise Unavailable("it closed its pipe")
+            reply = self._decoder.decode(answer)
+            if not isinstance(reply, Opening):
+                return reply
+            self._opening = reply.path
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:
@@ -133,7 +167,7 @@ class TsFileWorker:
         os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         os.set_blocking(process.stdin.fileno(), False)
         os.set_blocking(process.stdout.fileno(), False)
-        self._process, self._files = process, 0
+        self._process, self._used = process, 0.0
         self.starts += 1
         return process
 
@@ -149,24 +183,58 @@ class TsFileWorker:
                     pipe.close()
 
 
-def _weight(request: Request) -> int:
+def _weight(request: Request) -> float:
+    """The part of a process's life that the request costs."""
     match request:
         case CloseRequest():
-            return len(request.units)
+            return len(request.units) / FILES_MAX
         case CompactRequest():
-            return len(request.paths) + 1
+            return (len(request.paths) + 1) / FILES_MAX
         case ScanRequest():
-            return len(request.files)
+            whole = len(request.files) if request.page.whole else 0
+            return whole / FILES_MAX + 1 / SCANS_MAX
+
+
+class Suspects:
+    """Files over which a worker died, or failed in native code though their bytes are right.
+
+    Such a file costs the reads that need it: they are refused without a try, until the agent starts again.
+    Once is no proof, for a process may be killed by others.
+    """
+
+    def __init__(self) -> None:
+        self._deaths: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def check(self, files: Iterable[tuple[str, FileMeta]]) -> None:
+        """Raises `FileCorrupt` for a file that ended `DEATHS_MAX` processes."""
+        for path, meta in files:
+            if self._deaths.get((path, meta.xxh3), 0) >= DEATHS_MAX:
+                raise FileCorrupt(
+                    f"{path}: reading it ended a worker {DEATHS_MAX} times; it is not read any more",
+                    file=meta.name,
+                )
+
+    def note(self, path: str, files: Iterable[tuple[str, FileMeta]]) -> None:
+        """A process ended while it read `path`, one of `files`."""
+        for one, meta in files:
+            if one == path:
+                key = (path, meta.xxh3)
+                self._deaths[key] = self._deaths.pop(key, 0) + 1
+        while len(self._deaths) > SUSPECTS_MAX:
+            self._deaths.popitem(last=False)
 
 
 class WorkerEngine:
-    """`Engine` with a process for each kind of work, so that a long close delays no read. The one that
-    compacts starts when first needed, and the system runs it when the others leave it time."""
+    """`Engine` with a process for each kind of work, so that a long close delays no read, and a long read no
+    short one. Those that compact and that read much start when first needed; the system runs the one that
+    compacts when the others leave it time."""
 
     def __init__(self, root: str, timeout_s: float = 120.0) -> None:
         self.closer = TsFileWorker(root, timeout_s)
         self.scanner = TsFileWorker(root, timeout_s, work=SCAN)
+        self.heavy_scanner = TsFileWorker(root, timeout_s, work=SCAN)
         self.compactor = TsFileWorker(root, timeout_s * COMPACT_PATIENCE, COMPACT_NICE, COMPACT)
+        self._suspects = Suspects()
 
     def start(self) -> None:
         self.closer.start()
@@ -179,9 +247,18 @@ class WorkerEngine:
         return made_of(self.compactor.call(request))[0]
 
     def scan(self, request: ScanRequest) -> Scanned:
-        return scanned_of(self.scanner.call(request))
+        """See `Engine.scan`. Raises `FileCorrupt` also for a file that ends the processes that read it."""
+        self._suspects.check(request.files)
+        worker = self.heavy_scanner if request.heavy else self.scanner
+        try:
+            reply = worker.call(request)
+        except WorkerDied as error:
+            self._suspects.note(str(error.details["path"]), request.files)
+            raise
+        if isinstance(reply, ErrorReply) and not reply.sound and reply.code == FileCorrupt.code:
+            self._suspects.note(worker.opening, request.files)
+        return scanned_of(reply)
 
     def stop(self) -> None:
-        self.closer.stop()
-        self.scanner.stop()
-        self.compactor.stop()
+        for worker in (self.closer, self.scanner, self.heavy_scanner, self.compactor):
+            worker.stop()

@@ -21,9 +21,14 @@ class Manifest:
     def __init__(self, files: Iterable[FileMeta] = ()) -> None:
         self._files: dict[str, FileMeta] = {}
         self._slots: dict[int, dict[str, FileMeta]] = {}
-        self._partitions: dict[PartitionKey, dict[str, FileMeta]] = {}
+        self._partitions: dict[PartitionKey, dict[str, dict[str, FileMeta]]] = {}
+        """Partition -> table -> files by name."""
+
         self._groups: dict[str, dict[PartitionKey, int]] = {}
         """Storage group -> its partitions and their slots."""
+
+        self._ordered: dict[str, list[int]] = {}
+        """Storage group -> positions of its partitions, ascending; absent until asked for after a change."""
 
         self.nbytes = 0
         self.rows = 0
@@ -47,8 +52,11 @@ class Manifest:
                 continue
             self._files[meta.name] = meta
             self._slots.setdefault(meta.slot, {})[meta.name] = meta
-            self._partitions.setdefault(meta.partition, {})[meta.name] = meta
-            self._groups.setdefault(meta.partition.storage_group, {})[meta.partition] = meta.slot
+            self._partitions.setdefault(meta.partition, {}).setdefault(meta.table, {})[meta.name] = meta
+            group = self._groups.setdefault(meta.partition.storage_group, {})
+            if meta.partition not in group:
+                group[meta.partition] = meta.slot
+                self._ordered.pop(meta.partition.storage_group, None)
             self.nbytes += meta.size
             self.rows += meta.rows
 
@@ -60,13 +68,19 @@ class Manifest:
             if meta is None:
                 continue
             _discard(self._slots, meta.slot, name)
-            _discard(self._partitions, meta.partition, name)
-            if meta.partition not in self._partitions:
-                _discard(self._groups, meta.partition.storage_group, meta.partition)
+            self._remove_of_partition(meta)
             self.nbytes -= meta.size
             self.rows -= meta.rows
             gone.append(meta)
         return tuple(gone)
+
+    def _remove_of_partition(self, meta: FileMeta) -> None:
+        tables = self._partitions[meta.partition]
+        _discard(tables, meta.table, meta.name)
+        if not tables:
+            del self._partitions[meta.partition]
+            _discard(self._groups, meta.partition.storage_group, meta.partition)
+            self._ordered.pop(meta.partition.storage_group, None)
 
     def replace(self, old: Iterable[str], new: Iterable[FileMeta]) -> tuple[FileMeta, ...]:
         """What a compaction does: `old` leave, `new` come. Returns the ones that left."""
@@ -86,13 +100,19 @@ class Manifest:
 
     def of_partition(self, partition: PartitionKey, table: str | None = None) -> tuple[FileMeta, ...]:
         """Oldest first."""
-        metas = self._partitions.get(partition, {}).values()
-        wanted = (m for m in metas if table is None or m.table == table)
-        return tuple(sorted(wanted, key=lambda m: (m.order, m.name)))
+        tables = self._partitions.get(partition, {})
+        chosen = tables.values() if table is None else [tables.get(table, {})]
+        metas = (m for files in chosen for m in files.values())
+        return tuple(sorted(metas, key=lambda m: (m.order, m.name)))
+
+    def tables_of(self, partition: PartitionKey) -> tuple[str, ...]:
+        """Tables that have files in the partition; in no order."""
+        return tuple(self._partitions.get(partition, ()))
 
     def most_files(self) -> int:
         """Files of the partition that has most of them."""
-        return max(map(len, self._partitions.values()), default=0)
+        counts = (sum(map(len, tables.values())) for tables in self._partitions.values())
+        return max(counts, default=0)
 
     def overlapping(
         self, partition: PartitionKey, table: str, time_from: int, time_to: int
@@ -112,6 +132,21 @@ class Manifest:
         if storage_group is not None:
             return dict(self._groups.get(storage_group, {}))
         return {key: slot for keys in self._groups.values() for key, slot in keys.items()}
+
+    def slot_of(self, partition: PartitionKey) -> int | None:
+        """The slot of a partition that has files."""
+        return self._groups.get(partition.storage_group, {}).get(partition)
+
+    def positions(self, storage_group: str) -> Sequence[int]:
+        """Positions of the partitions of a storage group, ascending; sorted again when some came or went."""
+        found = self._ordered.get(storage_group)
+        if found is None:
+            found = sorted(key.position for key in self._groups.get(storage_group, ()))
+            self._ordered[storage_group] = found
+        return found
+
+    def storage_groups(self) -> tuple[str, ...]:
+        return tuple(sorted(self._groups))
 
     def names_by_slot(self) -> dict[int, frozenset[str]]:
         """What may lie in the group's directories; all else there is an orphan."""

@@ -42,7 +42,7 @@ def merge(
     if not parts:
         return wanted.empty_table()
     aged = sorted(parts, key=lambda part: part[0])
-    table = pa.concat_tables([_conform(rows, wanted) for _, rows in aged])
+    table = pa.concat_tables([conform(rows, wanted) for _, rows in aged])
     columns = {name: one_chunk(table.column(name)) for name in wanted.names}
     keep = _surviving(columns, [(order, rows.num_rows) for order, rows in aged], tombstones, schema, spec)
     if keep is not None:
@@ -62,7 +62,7 @@ def _wanted(schema: TableSchema, spec: ScanSpec | None) -> pa.Schema:
     return pa.schema([f for f in full if f.name in chosen])
 
 
-def _conform(rows: Rows, wanted: pa.Schema) -> pa.Table:
+def conform(rows: Rows, wanted: pa.Schema) -> pa.Table:
     """Pick the wanted columns; one the rows do not have is null."""
     if rows.schema.names == wanted.names and rows.schema.types == wanted.types:
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])

@@ -164,8 +164,8 @@ MUTANTS = (
     Mutant(
         "a scan leaves deletes out",
         "host/reads.py",
-        "Scan(replica.group, s.spec, tuple(files), tuple(batches), tombstones)",
-        "Scan(replica.group, s.spec, tuple(files), tuple(batches), ())",
+        "plan.tombstones = dead",
+        "plan.tombstones = ()",
     ),
     Mutant(
         "the leader removes itself",

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from nodeagent.model import requests as q
-from nodeagent.model.files import ScanSpec
+from nodeagent.model.files import Cursor, ScanSpec
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.operation import Operation
 from nodeagent.model.requests import ErrorReply, MetaView, Reply, RowsScanned
@@ -327,6 +327,11 @@ def _rows(op: _Op) -> bytes:
     )
 
 
+def rows_of(pages: list[RowsScanned], spec: ScanSpec) -> pa.Table:
+    found = [arrow.decode(p.ipc) for p in pages if p.ipc]
+    return pa.concat_tables([merge((), (), spec.schema, spec), *found])
+
+
 class Reader:
     """Strong reads of whole slots, also in the middle of a hand-over."""
 
@@ -383,7 +388,7 @@ class Reader:
             if pages is None or len({p.handover for p in pages}) > 1:
                 self.view.leaders.pop(group, None)
                 return again()
-            rows = pa.concat_tables([arrow.decode(p.ipc) for p in pages])
+            rows = rows_of(pages, spec)
             if not pages[0].handover:
                 self._check(storage_group, week, interval, floor, expired, rows)
                 return then(True)
@@ -393,7 +398,7 @@ class Reader:
                 if older is None:
                     return again()
                 # The new group has applied its deletes to its own rows.
-                parts = [((), pa.concat_tables([arrow.decode(p.ipc) for p in older])), ((NEWEST,), rows)]
+                parts = [((), rows_of(older, spec)), ((NEWEST,), rows)]
                 # Of every page: rows of a later one may be gone by a delete that the first did not know.
                 known = dict.fromkeys(t for page in pages for t in page.tombstones)
                 deletes = [t for t in known if t.partition == partition]
@@ -401,11 +406,13 @@ class Reader:
                 self._check(storage_group, week, interval, floor, expired, whole)
                 return then(True)
 
-            old = q.ScanRows(hand.source, storage_group, spec, slots=slots, operation=hand.operation)
+            old = q.ScanRows(
+                hand.source, storage_group, spec, slots=slots, operation=hand.operation, after=Cursor()
+            )
             self._pages(self.sim.rng.choice(hand.members), old, [], on_old)
             return None
 
-        request = q.ScanRows(group, storage_group, spec, slots=slots)
+        request = q.ScanRows(group, storage_group, spec, slots=slots, after=Cursor())
         self._pages(self.view.target(group, members), request, [], on_new)
 
     def _pages(self, node: NodeId, request: q.ScanRows, got: list[RowsScanned], then: Pages) -> None:
@@ -415,9 +422,9 @@ class Reader:
             if not isinstance(reply, RowsScanned):
                 return then(None)
             got.append(reply)
-            if not reply.cursor:
+            if reply.next is None:
                 return then(got)
-            return self._pages(node, msgspec.structs.replace(request, cursor=reply.cursor), got, then)
+            return self._pages(node, msgspec.structs.replace(request, after=reply.next), got, then)
 
         self.sim.call(CLIENT, node, request, on_page)
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import msgspec
 
 from iotctl.output.table import Table
-from tests.bench import commits, ingest, migrate, raw, rolling, saturated, ssh, startup, under_way
+from tests.bench import commits, ingest, large, migrate, raw, rolling, saturated, ssh, startup, under_way
 from tests.bench.figures import Report, number
 
-OVER_SSH = ("rolling", "ssh")
-"""Only by name: they need an OpenSSH server, and `ssh` fetches what it is compared with."""
+BY_NAME = ("rolling", "ssh", "large")
+"""Only by name: the first two need an OpenSSH server, and `ssh` fetches what it is compared with; the third
+takes minutes."""
 
 
 def main() -> int:
@@ -26,9 +27,10 @@ def main() -> int:
         "auto": lambda: saturated.run(quick=options.quick),
         "rolling": lambda: rolling.run(quick=options.quick),
         "ssh": lambda: ssh.run(quick=options.quick),
+        "large": lambda: large.run(quick=options.quick),
         "help": lambda: startup.run(quick=options.quick),
     }
-    names = options.names or [n for n in benches if n not in OVER_SSH]
+    names = options.names or [n for n in benches if n not in BY_NAME]
     unknown = sorted(set(names) - set(benches))
     if unknown:
         print(f"no bench {', '.join(unknown)}; there are: {', '.join(benches)}", file=sys.stderr)
@@ -49,7 +51,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "names",
         nargs="*",
-        help=f"commits, ingest, migrate, change, auto, help (all by default), {', '.join(OVER_SSH)}",
+        help=f"commits, ingest, migrate, change, auto, help (all by default), {', '.join(BY_NAME)}",
     )
     parser.add_argument("--quick", action="store_true", help="short runs, little data: nothing to quote")
     parser.add_argument("--seconds", type=float, default=0.0, help="of the ingest (60; 15 with --quick)")

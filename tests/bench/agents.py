@@ -93,7 +93,7 @@ class Agents:
 
     def cpu_seconds(self) -> dict[str, float]:
         """CPU time used so far per node, with its worker processes."""
-        return {n.name: sum(map(_cpu, _family(n.pid))) for n in self.fleet.nodes() if n.pid is not None}
+        return {n.name: sum(map(_cpu, family(n.pid))) for n in self.fleet.nodes() if n.pid is not None}
 
     def node(self, name: str) -> FleetNode:
         return next(n for n in self.fleet.nodes() if n.name == name)
@@ -121,7 +121,7 @@ def fleet_of(
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _family(pid: int | None) -> list[int]:
+def family(pid: int | None) -> list[int]:
     """The process and its children."""
     found = [pid] if pid is not None else []
     for parent in found:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
+from nodeagent.client.reader import _place
 from nodeagent.data.sessions import Sessions
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import (
@@ -25,7 +26,7 @@ from nodeagent.model.errors import (
     SessionExpired,
     Unavailable,
 )
-from nodeagent.model.files import ScanSpec, Tombstone
+from nodeagent.model.files import Cursor, RowKey, ScanSpec, Tombstone
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.operation import Operation, Options, SealResult, SlotMove, Stage
 from nodeagent.model.requests import (
@@ -307,21 +308,45 @@ class FakeCluster:
             for slot in wanted:
                 self._check_slot(group, slot)
         schema = r.spec.schema
-        pieces = [
-            self._merged(group, p, r) for p in self._partitions(group, wanted, r.storage_group, schema.table)
-        ]
-        rows = pa.concat_tables(pieces) if pieces else merge([], (), schema, r.spec)
-        page = rows.slice(r.cursor, self.page_rows)
-        end = r.cursor + page.num_rows
+        assert r.after is not None, "the client pages by keys"
+        page, end = self._page(group, r, wanted)
         tombs = tuple(t for t in group.tombstones if t.table == schema.table)
         return RowsScanned(
             encode(page),
             page.num_rows,
-            end if end < rows.num_rows else 0,
+            0,
             self.version,
             () if r.operation else self._handover(group, wanted),
             () if r.operation else tombs,
+            next=end,
         )
+
+    def _page(self, group: Group, r: ScanRows, wanted: set[int]) -> tuple[pa.Table, Cursor | None]:
+        """The next `page_rows` behind `after`, up to `until`; of a partition only the first `limit`."""
+        schema = r.spec.schema
+        pieces = [merge([], (), schema, r.spec)]
+        room, end = self.page_rows, None
+        for p in self._partitions(group, wanted, r.storage_group, schema.table):
+            merged = self._merged(group, p, r)
+            merged = merged.slice(0, r.limit or merged.num_rows)
+            keys = list(zip(*(merged.column(n).to_pylist() for n in (*schema.tags, "time")), strict=True))
+            places = [_place(Cursor(p.position, RowKey(k[:-1], k[-1]))) for k in keys]
+            inside = [
+                at
+                for at, place in enumerate(places)
+                if place > _place(r.after) and (r.until is None or place <= _place(r.until))
+            ]
+            if not inside:
+                continue
+            if not room:
+                return pa.concat_tables(pieces), end
+            taken = inside[:room]
+            room -= len(taken)
+            pieces.append(merged.slice(taken[0], len(taken)))
+            end = Cursor(p.position, RowKey(keys[taken[-1]][:-1], keys[taken[-1]][-1]))
+            if len(taken) < len(inside):
+                return pa.concat_tables(pieces), end
+        return pa.concat_tables(pieces), None
 
     def _partitions(
         self, group: Group, slots: set[int], storage_group: str, table: str

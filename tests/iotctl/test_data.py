@@ -288,7 +288,9 @@ def test_export_can_be_imported_again(spec: Path, name: str) -> None:
     """What export writes, import reads as the same rows."""
     rows = pa.table({"time": pa.array([1, 2]), "device": ["a", "b"], "v": [1.5, None]})
     where = ("--storage-group", "root.a", "--table", "m")
-    done = iotctl(spec, "data", "export", *where, "--to", name, cluster=FakeCluster(answers=rows))
+    schema = TableSchema("root.a", "m", 1, (Column("device", "STRING", True), Column("v", "DOUBLE", False)))
+    holder = FakeCluster(answers=rows, tables=[schema])
+    done = iotctl(spec, "data", "export", *where, "--to", name, cluster=holder)
     assert done.code == 0, done.err
     cluster = FakeCluster()
     back = iotctl(spec, "data", "import", name, *where, "--tag", "device", cluster=cluster)

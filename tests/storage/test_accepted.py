@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from iotctl.pipeline.digest import buckets, read_rows
 from nodeagent.model.errors import InvalidInput, InvalidName
-from nodeagent.model.files import ScanSpec
+from nodeagent.model.files import PageSpec, ScanSpec
 from nodeagent.model.jobs import CompactUnit
 from nodeagent.model.limits import NAME_BYTES_MAX, TAG_BYTES_MAX, TIME_MS_MAX, TIME_MS_MIN
 from nodeagent.model.names import check_column, check_fileable, check_schema, check_table
 from nodeagent.model.schema import TYPES, Column, TableSchema
 from nodeagent.storage.files import check_content
 from nodeagent.storage.format import ClosedUnit, close_unit, compact_unit, scan_rows
+from nodeagent.storage.sources import ContentSources
 from nodeagent.storage.tsfile_format import TsFileFormat
 from nodeagent.table.arrow import ARROW_TYPES, decode, normalise
 from nodeagent.table.checksum import checksum, total
@@ -113,7 +114,12 @@ def rows_of(schema: TableSchema, columns: Sequence[list[Any]]) -> pa.RecordBatch
 
 def read(made: ClosedUnit, schema: TableSchema, tsfile: TsFileFormat) -> pa.Table:
     """By way of a scan, which checks the bytes first."""
-    return decode(scan_rows(ScanSpec(schema), [("f", made.meta)], (), (), lambda _: made.content, tsfile).ipc)
+    return scanned(made, ScanSpec(schema), tsfile)
+
+
+def scanned(made: ClosedUnit, spec: ScanSpec, tsfile: TsFileFormat) -> pa.Table:
+    source = ContentSources(lambda _: made.content, tsfile).of("f", made.meta, spec)
+    return decode(scan_rows(spec, PageSpec(), [source], (), ()).ipc)
 
 
 def alike(one: pa.Table, other: pa.Table, schema: TableSchema) -> bool:
@@ -135,8 +141,8 @@ def check_whole_way(schema: TableSchema, batch: pa.RecordBatch, tsfile: TsFileFo
     for row in range(want.num_rows):  # every device is found by its tags
         at = tuple((name, want.column(name)[row].as_py()) for name in schema.tags)
         wanted = ScanSpec(schema, tags=at)
-        found = scan_rows(wanted, [("f", made.meta)], (), (), lambda _: made.content, tsfile)
-        assert found.rows == merge([((1,), want)], (), schema, wanted).num_rows > 0
+        found = scanned(made, wanted, tsfile)
+        assert found.num_rows == merge([((1,), want)], (), schema, wanted).num_rows > 0
     inputs = {"a": made, "b": again}
     job = CompactUnit(unit("c", schema=schema).spec, (3,), (made.meta, again.meta))
     merged = compact_unit(job, list(inputs), lambda path: inputs[path].content, tsfile)

@@ -9,14 +9,16 @@ import pyarrow as pa
 import pytest
 
 from nodeagent.model.errors import FileCorrupt, Refused, Unavailable
-from nodeagent.model.files import Tombstone
+from nodeagent.model.files import PageSpec, ScanSpec, Tombstone
 from nodeagent.model.jobs import CloseUnit
 from nodeagent.model.schema import Column, TableSchema
-from nodeagent.storage.format import close_unit, read_footer, scan_rows
+from nodeagent.storage.format import ClosedUnit, close_unit, read_footer, scan_rows
+from nodeagent.storage.sources import ContentSources
 from nodeagent.storage.tsfile_format import TsFileFormat
 from nodeagent.table.arrow import decode
 from nodeagent.table.checksum import checksum, total
 from nodeagent.table.merge import merge
+from nodeagent.table.paging import Source
 
 from .units import EVERY_TYPE, KEY, SIMPLE, every_type_rows, rows, spec, table, unit
 
@@ -107,6 +109,10 @@ def test_tables_without_tags_or_fields(tsfile: TsFileFormat, shape: str) -> None
     assert got.equals(merge([((1,), given)], (), schema))
 
 
+def _source(closed: ClosedUnit, one: ScanSpec, tsfile: TsFileFormat) -> Source:
+    return ContentSources(lambda _: closed.content, tsfile).of("p", closed.meta, one)
+
+
 def test_scan_pushes_down_columns_times_and_tags(tsfile: TsFileFormat) -> None:
     """A scan of some fields, a time range and one series gives the rows the whole scan would."""
     closed = close_unit(unit("a", (1, every_type_rows()), schema=EVERY_TYPE), tsfile)
@@ -117,7 +123,7 @@ def test_scan_pushes_down_columns_times_and_tags(tsfile: TsFileFormat) -> None:
         for fields in (None, (), ("i4",), ("none",), ("te", "f4")):
             for low, high in ((-(1 << 63), (1 << 63) - 1), (2, 3)):
                 one = spec(EVERY_TYPE, fields=fields, time_from=low, time_to=high, tags=wanted_tags)
-                found = scan_rows(one, [("p", closed.meta)], (), (), lambda _: closed.content, tsfile)
+                found = scan_rows(one, PageSpec(), [_source(closed, one, tsfile)], (), ())
                 want = merge([((1,), everything)], (), EVERY_TYPE, one)
                 assert repr(decode(found.ipc).to_pylist()) == repr(want.to_pylist()), one
 
@@ -129,7 +135,7 @@ def test_file_of_an_older_schema_reads_as_null(tsfile: TsFileFormat) -> None:
     newer = (*SIMPLE.columns, Column("site", "STRING", True), Column("w", "INT64", False))
     schema = TableSchema("sg", "t", 2, newer)
     for one in (spec(schema), spec(schema, fields=("w",)), spec(schema, tags=(("site", None),))):
-        found = scan_rows(one, [("p", closed.meta)], (), (), lambda _: closed.content, tsfile)
+        found = scan_rows(one, PageSpec(), [_source(closed, one, tsfile)], (), ())
         got = decode(found.ipc)
         assert got.num_rows == 4 and got.column("site").null_count == got.column("w").null_count == 4
 
@@ -148,7 +154,7 @@ def test_a_flipped_byte_is_caught_before_anything_parses(tsfile: TsFileFormat) -
         bad = bytearray(closed.content)
         bad[at] ^= 4
         with pytest.raises(FileCorrupt):
-            scan_rows(spec(), [("p", closed.meta)], (), (), lambda _, b=bytes(bad): b, guard)  # type: ignore[misc]
+            ContentSources(lambda _, b=bytes(bad): b, guard).of("p", closed.meta, spec())  # type: ignore[misc]
 
 
 def test_a_failed_writer_leaves_no_file(tmp_path: Path) -> None:

@@ -8,14 +8,17 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+import xxhash
 
 from nodeagent.model.errors import FileCorrupt, Unavailable
+from nodeagent.model.files import FileMeta
 from nodeagent.model.jobs import CloseFiles, Failed, FilesClosed, FilesHashed, HashFiles, Scan, Scanned
 from nodeagent.runtime.disk import RealDisk
 from nodeagent.storage.executor import Storage
 from nodeagent.storage.handler import CloseReply, CloseRequest, ErrorReply, ScanRequest
-from nodeagent.storage.worker import TsFileWorker, WorkerEngine
+from nodeagent.storage.worker import Suspects, TsFileWorker, WorkerEngine
 from nodeagent.table.arrow import decode
 
 from .units import GROUP, close, path_of, rows, spec, unit
@@ -67,21 +70,72 @@ def test_hanging_process_is_killed_at_the_timeout(worker: TsFileWorker) -> None:
     assert isinstance(worker.call(REQUEST), CloseReply)
 
 
-def test_replaced_after_an_error_reply(worker: TsFileWorker) -> None:
-    """An error may have damaged the native heap: the process that reported it serves no more."""
+def _garbage(root: str, meta: FileMeta, size: int = 1 << 20) -> FileMeta:
+    """A file whose bytes are what its meta says, and no TsFile."""
+    content = b"no TsFile" * (size // 9)
+    (Path(root) / "garbage").write_bytes(content)
+    return msgspec.structs.replace(meta, size=len(content), xxh3=xxhash.xxh3_128_hexdigest(content))
+
+
+def test_replaced_after_an_error_in_native_code(worker: TsFileWorker) -> None:
+    """It may have damaged the native heap: the process that reported it serves no more."""
     meta = close(Storage(RealDisk(worker._root), WorkerlessEngine(worker)), unit("a", (1, rows(10))))[0]
+    first = worker.pid
+    reply = worker.call(ScanRequest(spec(), (("garbage", _garbage(worker._root, meta)),)))
+    assert isinstance(reply, ErrorReply) and reply.code == "file_corrupt" and not reply.sound
+    assert worker.pid is None and first is not None
+
+
+def test_goes_on_after_an_error_before_native_code(worker: TsFileWorker) -> None:
+    """A missing or damaged file costs its own read only: no process is replaced for it."""
+    storage = Storage(RealDisk(worker._root), WorkerlessEngine(worker))
+    meta = close(storage, unit("a", (1, rows(10))))[0]
     first = worker.pid
     reply = worker.call(ScanRequest(spec(), (("no/such/file", meta),)))
     assert isinstance(reply, ErrorReply) and reply.code == "not_found"
-    assert worker.pid is None and first is not None
-    assert isinstance(worker.call(REQUEST), CloseReply)
+    path = Path(worker._root) / path_of(meta)
+    path.write_bytes(b"x" * meta.size)
+    for _ in range(3):
+        failed = storage.run(Scan(GROUP, spec(), (meta,), (), ()))
+        assert isinstance(failed, Failed) and (failed.code, failed.file) == ("file_corrupt", meta.name)
+        assert failed.found == xxhash.xxh3_128_hexdigest(b"x" * meta.size)
+    assert worker.pid == first
+
+
+def test_a_file_that_ends_workers_is_not_tried_for_ever(worker: TsFileWorker) -> None:
+    """After two processes it is refused without a try, and other files are read as before."""
+    engine = WorkerlessEngine(worker)
+    meta = close(Storage(RealDisk(worker._root), engine), unit("a", (1, rows(10))))[0]
+    bad = ScanRequest(spec(), ((path_of(meta), meta), ("garbage", _garbage(worker._root, meta))))
+    for _ in range(2):
+        with pytest.raises(FileCorrupt):
+            engine.scan(bad)
+    starts = worker.starts
+    with pytest.raises(FileCorrupt, match="not read any more"):
+        engine.scan(bad)
+    assert engine.scan(ScanRequest(spec(), ((path_of(meta), meta),))).rows == 10
+    assert worker.starts == starts + 1
+
+
+def test_the_file_a_worker_died_over_is_named(worker: TsFileWorker) -> None:
+    """Killed by others it is no proof against a file; it is known which one was read."""
+    suspects = Suspects()
+    meta = close(Storage(RealDisk(worker._root), WorkerlessEngine(worker)), unit("a", (1, rows(10))))[0]
+    files = ((path_of(meta), meta), ("other", meta))
+    suspects.note("other", files)
+    suspects.check(files)
+    suspects.note("other", files)
+    with pytest.raises(FileCorrupt, match="other"):
+        suspects.check(files)
+    suspects.check(files[:1])
 
 
 class WorkerlessEngine(WorkerEngine):
     """One process for both kinds of call: a test starts fewer."""
 
     def __init__(self, worker: TsFileWorker) -> None:
-        self.closer = self.scanner = worker
+        self.closer = self.scanner = self.heavy_scanner = worker
+        self._suspects = Suspects()
 
 
 def test_calls_from_threads_do_not_mix(worker: TsFileWorker) -> None:

@@ -1,0 +1,245 @@
+"""Pages of a group's rows, and of its list, as a node gives them."""
+
+import random
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from nodeagent.host import reads
+from nodeagent.model import limits
+from nodeagent.model.files import CloseSpec, Cursor, FileMeta, RowKey, ScanSpec, Tombstone
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import CloseUnit, MemBatch, Scan
+from nodeagent.model.requests import (
+    ErrorReply,
+    ListPartitions,
+    PartitionsListed,
+    Reply,
+    RowsScanned,
+    ScanRows,
+)
+from nodeagent.model.schema import Column, TableSchema
+from nodeagent.storage.executor import Storage
+from nodeagent.table.arrow import decode, encode
+from nodeagent.table.merge import Part, merge
+from nodeagent.testing.disk import SimDisk
+from tests.host.test_compactor import GROUP, Node
+from tests.storage.units import close, room, table
+
+SCHEMA = TableSchema("sg", "t", 1, (Column("dev", "STRING", True), Column("v", "DOUBLE", False)))
+SLOT = 3
+FIRST = PartitionKey("sg", 0, 0)
+
+
+class Holder:
+    """A node that holds files of many partitions, with a storage room that reads them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.storage: Storage = room(SimDisk())
+        self.node = Node(files=())
+        self.parts: dict[PartitionKey, list[Part]] = {}
+        self.order = 0
+        self.scans: list[Scan] = []
+        self.token = 0
+
+    def rows(self, n: int, p: PartitionKey = FIRST) -> pa.Table:
+        """Of the partition's own times and devices, as no key is in two of them."""
+        rng = self.rng
+        given = {
+            "time": [100 * p.time_partition + rng.randrange(30) for _ in range(n)],
+            "dev": [rng.choice([None, "b"] if p.shard else ["", "a"]) for _ in range(n)],
+            "v": [rng.choice([None, rng.random()]) for _ in range(n)],
+        }
+        return merge([((1,), table(given, SCHEMA))], (), SCHEMA)
+
+    def add(self, p: PartitionKey, rows: pa.Table, order: int = 0, name: str = "") -> None:
+        self.order += 1
+        order = order or self.order
+        spec = CloseSpec(name or f"f{self.order:06d}", SLOT, p, (order,), SCHEMA)
+        files = close(self.storage, CloseUnit(spec, (MemBatch((1,), encode(rows)),)), group=GROUP)
+        self.node.replica.state.manifest.add(files)
+        self.parts.setdefault(p, []).append(((order,), rows))
+
+    def compact(self, p: PartitionKey) -> None:
+        """All files of the partition become one, unless a delete lies between them."""
+        state = self.node.replica.state
+        if any(t.partition == p for t in state.tombstones) or len(self.parts[p]) < 2:
+            return
+        merged = merge(self.parts[p], (), SCHEMA)
+        order = max(o for o, _ in self.parts[p])[0]
+        state.manifest.remove([f.name for f in state.manifest.of_partition(p)])
+        self.parts[p] = []
+        self.add(p, merged, order)
+
+    def delete(self, p: PartitionKey) -> None:
+        self.order += 1
+        first = 100 * p.time_partition + self.rng.randrange(30)
+        self.node.replica.state.tombstones.add(
+            Tombstone((self.order,), p, "t", (), first, first + self.rng.randrange(10))
+        )
+
+    def wanted(self, spec: ScanSpec) -> pa.Table:
+        dead = self.node.replica.state.tombstones
+        pieces = [
+            merge(parts, [t for t in dead if t.partition == p], SCHEMA, spec)
+            for p, parts in self.parts.items()
+        ]
+        return merge([((), piece) for piece in pieces], (), SCHEMA, spec)
+
+    def ask(self, request: object) -> Reply:
+        self.token += 1
+        self.node.host.on_request(self.token, request, self.node.now, self.node.now)  # type: ignore[arg-type]
+        self.node.take()
+        while self.node.under_way(Scan):
+            job = self.node.under_way(Scan)[0]
+            assert isinstance(job, Scan)
+            self.scans.append(job)
+            self.node.finish(Scan, self.storage.run(job))
+        return self.node.replies[-1]  # type: ignore[return-value]
+
+    def pages(self, request: ScanRows) -> Iterator[RowsScanned]:
+        while True:
+            page = self.ask(request)
+            assert isinstance(page, RowsScanned), page
+            yield page
+            if page.next is None:
+                return
+            assert request.after is not None and _place(page.next) > _place(request.after)
+            request = msgspec.structs.replace(request, after=page.next)
+
+
+def _place(cursor: Cursor) -> tuple[object, ...]:
+    if cursor.key is None:
+        return (cursor.position,)
+    tags = tuple((t is not None, t or "") for t in cursor.key.tags)
+    return (cursor.position, tags, cursor.key.time)
+
+
+def _scan(spec: ScanSpec, **more: object) -> ScanRows:
+    return ScanRows(GROUP, "sg", spec, "weak", after=Cursor(), **more)  # type: ignore[arg-type]
+
+
+def _rows(pages: list[RowsScanned], spec: ScanSpec) -> pa.Table:
+    return merge([((), decode(p.ipc)) for p in pages if p.ipc], (), SCHEMA, spec)
+
+
+@pytest.fixture(params=range(12))
+def holder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Holder:
+    """Random partitions, files and deletes, and limits so small that everything takes several pages."""
+    made = Holder(request.param)
+    rng = made.rng
+    monkeypatch.setattr(limits, "PAGE_BYTES", rng.choice([1, 200, 1000, 1 << 20]))
+    monkeypatch.setattr(limits, "PAGE_PARTITIONS", rng.choice([1, 2, 100]))
+    monkeypatch.setattr(limits, "PARTITIONS_LOOKED_MAX", rng.choice([1, 3, 100]))
+    monkeypatch.setattr(limits, "LIST_FILES_MAX", rng.choice([1, 4, 100]))
+    for week in range(-3, 5):
+        for _ in range(rng.randrange(3)):
+            partition = PartitionKey("sg", week, rng.randrange(2))
+            made.add(partition, made.rows(rng.randrange(1, 30), partition))
+    made.add(PartitionKey("sg", 9, 0), made.rows(20, PartitionKey("sg", 9, 0)))
+    for _ in range(rng.randrange(3)):
+        made.delete(rng.choice(list(made.parts)))
+    return made
+
+
+def test_pages_of_a_group_are_its_rows(holder: Holder) -> None:
+    """Over all partitions, whatever is compacted between two pages; no row comes twice."""
+    spec = ScanSpec(SCHEMA, fields=holder.rng.choice([None, ()]), time_from=holder.rng.choice([-500, 7]))
+    want = holder.wanted(spec)
+    pages = []
+    for page in holder.pages(_scan(spec)):
+        pages.append(page)
+        holder.compact(holder.rng.choice(list(holder.parts)))
+    rows = _rows(pages, spec)
+    assert rows.to_pylist() == want.to_pylist()
+    assert limits.PAGE_BYTES == 1 << 20 or max(p.rows for p in pages) <= 2 * limits.PAGE_BYTES // 16 + 1
+
+
+def test_a_page_ends_where_the_reader_says(holder: Holder) -> None:
+    """The rows up to a place and those behind it are all of them, and none is in both."""
+    spec = ScanSpec(SCHEMA)
+    partition = holder.rng.choice(list(holder.parts))
+    key = holder.rng.choice([None, RowKey(("a",), 100 * partition.time_partition + 12)])
+    place = Cursor(partition.position, key)
+    upto = list(holder.pages(_scan(spec, until=place)))
+    behind = list(holder.pages(msgspec.structs.replace(_scan(spec), after=place)))
+    assert sum(p.rows for p in [*upto, *behind]) == _rows([*upto, *behind], spec).num_rows
+    assert _rows([*upto, *behind], spec).to_pylist() == holder.wanted(spec).to_pylist()
+
+
+def test_the_first_rows_are_among_those_of_a_limited_read(holder: Holder) -> None:
+    """A limit leaves rows out, never one of the first so many."""
+    spec, limit = ScanSpec(SCHEMA), holder.rng.randrange(1, 6)
+    rows = _rows(list(holder.pages(_scan(spec, limit=limit))), spec)
+    assert rows.slice(0, limit).to_pylist() == holder.wanted(spec).slice(0, limit).to_pylist()
+
+
+def test_a_list_in_pages_is_the_list(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same partitions, tables and sums, each once, in order."""
+    pages = []
+    request = ListPartitions(GROUP, "", "", "weak", paged=True)
+    while True:
+        page = holder.ask(request)
+        assert isinstance(page, PartitionsListed)
+        pages.append(page)
+        if page.next is None:
+            break
+        request = msgspec.structs.replace(request, after=page.next)
+    found = [i for page in pages for i in page.partitions]
+    monkeypatch.setattr(limits, "LIST_FILES_MAX", 1 << 30)
+    monkeypatch.setattr(limits, "PARTITIONS_LOOKED_MAX", 1 << 30)
+    whole = holder.ask(ListPartitions(GROUP, "", "", "weak"))
+    assert isinstance(whole, PartitionsListed) and tuple(found) == whole.partitions
+    assert {i.partition: i.rows for i in found} == {
+        p: sum(rows.num_rows for _, rows in parts) for p, parts in holder.parts.items()
+    }
+
+
+def test_readers_of_earlier_versions_are_never_given_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They continue between partitions; what does not fit so is refused, never cut short."""
+    holder = Holder(1)
+    for week in range(4):
+        holder.add(PartitionKey("sg", week, 0), holder.rows(10, PartitionKey("sg", week, 0)))
+    monkeypatch.setattr(limits, "PAGE_PARTITIONS", 2)
+    monkeypatch.setattr(limits, "LIST_FILES_MAX", 2)
+    old = ScanRows(GROUP, "sg", ScanSpec(SCHEMA), "weak")
+    first = holder.ask(old)
+    assert isinstance(first, RowsScanned) and first.cursor
+    second = holder.ask(msgspec.structs.replace(old, cursor=first.cursor))
+    assert isinstance(second, RowsScanned) and not second.cursor
+    assert _rows([first, second], old.spec).to_pylist() == holder.wanted(old.spec).to_pylist()
+    refused = holder.ask(ListPartitions(GROUP, "", "", "weak"))
+    assert isinstance(refused, ErrorReply) and refused.code == "refused"
+    monkeypatch.setattr(limits, "PAGE_BYTES", 50)
+    refused = holder.ask(old)
+    assert isinstance(refused, ErrorReply) and refused.code == "refused"
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"after": Cursor(-1)},
+        {"after": Cursor(1, RowKey((), 0))},
+        {"until": Cursor(1, RowKey(("a", "b"), 0))},
+        {"limit": -1},
+    ],
+)
+def test_a_place_no_reader_was_given_is_refused(bad: dict[str, object]) -> None:
+    """Tags that are not the table's, negative places: an error, not an exception."""
+    holder = Holder(1)
+    holder.add(PartitionKey("sg", 0, 0), holder.rows(10))
+    refused = holder.ask(msgspec.structs.replace(_scan(ScanSpec(SCHEMA)), **bad))
+    assert isinstance(refused, ErrorReply) and refused.code == "invalid_input"
+
+
+def test_a_large_read_does_not_go_where_small_ones_are() -> None:
+    """Heavy is what opens many bytes; the first rows, or a short time of a long file, are light."""
+    big = FileMeta("f", 3, PartitionKey("sg", 0, 0), "t", (1,), 1 << 26, "0" * 32, 10**7, 0, 10**7, (1, 1, 1))
+    ask = ScanRows(GROUP, "sg", ScanSpec(SCHEMA), after=Cursor())
+    assert reads._is_heavy([big], ask)
+    assert not reads._is_heavy([big], msgspec.structs.replace(ask, limit=10))
+    short = msgspec.structs.replace(ask.spec, time_from=5, time_to=1000)
+    assert not reads._is_heavy([big], msgspec.structs.replace(ask, spec=short))
