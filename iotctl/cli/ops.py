@@ -50,10 +50,13 @@ def list_operations(
 @app.command()
 def show(ctx: typer.Context, operation: MaybeId = None) -> None:
     """One operation with its stages and their evidence."""
-    from iotctl.execute.operations import pick
+    from iotctl.execute.operations import pick, whole
+    from nodeagent.model.errors import NodeAgentError
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(), operation)
+    with suppress(NodeAgentError):  # without a meta quorum the short record is what there is
+        found = whole(session.cluster, found)
     _print(session, [found], session.cluster.statuses(), stages=True)
 
 

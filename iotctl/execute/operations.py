@@ -10,7 +10,7 @@ from iotctl.execute.cluster import Cluster
 from iotctl.humanize import bytes_text, time_text
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.operation import ENDED, Operation, Ranges, Stage
-from nodeagent.model.requests import MetaView, NodeStatus, Steer
+from nodeagent.model.requests import GetOperation, MetaView, NodeStatus, OperationReply, Steer
 from nodeagent.partition import ranges
 
 POLL_S = 0.25
@@ -63,9 +63,9 @@ def describe_operation(
     operation: Operation, *, now_ms: int, received: Mapping[str, int] | None = None
 ) -> OperationRow:
     """`received` is each node's count of file bytes pulled for this operation, where it is known."""
-    total = ranges.count(ranges.union(*(m.slots for m in operation.moves)))
+    total = operation.moved_slots or ranges.count(ranges.union(*(m.slots for m in operation.moves)))
     done = total if operation.stage in (Stage.RELEASED, Stage.DONE) else ranges.count(copied(operation))
-    by_copies = sum(c.bytes_received for c in operation.copies)
+    by_copies = operation.copied_bytes + sum(c.bytes_received for c in operation.copies)
     bytes_done = max(by_copies, sum((received or {}).values()))
     share = done / total if total else 1.0
     entered = operation.stages[-1].entered_ms if operation.stages else operation.started_ms
@@ -229,6 +229,15 @@ def pick(view: MetaView, wanted: str | None) -> Operation:
         names = ", ".join(o.id for o in candidates)
         raise UsageProblem(f"several operations are open: {names}", next="name one of them")
     return candidates[0]
+
+
+def whole(cluster: Cluster, operation: Operation) -> Operation:
+    """The record with its moves, members, copies and all of its evidence."""
+    if not operation.is_short:
+        return operation
+    reply = cluster.call_meta(GetOperation(operation.id))
+    assert isinstance(reply, OperationReply), reply
+    return reply.operation
 
 
 def steer(cluster: Cluster, operation: str, verb: str, by: str, *, rate: int = -1) -> Operation:

@@ -35,7 +35,7 @@ from nodeagent.model.errors import (
 )
 from nodeagent.model.ids import NodeId
 from nodeagent.model.operation import Operation, Stage
-from nodeagent.model.requests import MetaView, OperationReply, PullUnit, Steer, UnitPulled
+from nodeagent.model.requests import GetOperation, MetaView, OperationReply, PullUnit, Steer, UnitPulled
 from nodeagent.partition import ranges
 
 if TYPE_CHECKING:
@@ -165,8 +165,13 @@ class _Migration:
         meta = self.cluster.meta(strong=True)
         for operation in meta.operations:
             if operation.id == self.id:
-                return meta, operation
+                return meta, self._whole(operation)
         raise NotFound(f"no operation {self.id}", next_step="iotctl ops list")
+
+    def _whole(self, operation: Operation) -> Operation:
+        if not operation.is_short:
+            return operation
+        return expect(self.cluster.call_meta(GetOperation(self.id)), OperationReply).operation
 
     def _steer(self, verb: str, *, rate: int = -1, report: str = "") -> Operation:
         request = Steer(self.id, verb, self.by, rate_bytes_per_s=rate, report=report)

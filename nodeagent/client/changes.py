@@ -8,7 +8,7 @@ import msgspec
 from nodeagent.client.calls import Calls
 from nodeagent.model.errors import NodeAgentError, NotFound, OutcomeUnknown, Unavailable
 from nodeagent.model.operation import Operation
-from nodeagent.model.requests import BeginChange, OperationReply, Steer
+from nodeagent.model.requests import BeginChange, GetOperation, OperationReply, Steer
 
 POLL_S = 0.2
 
@@ -68,12 +68,17 @@ class Changes:
         return reply.operation
 
     async def operation(self, operation: str, strong: bool = True) -> Operation:
-        """Raises `NotFound`."""
+        """The whole record. Raises `NotFound`."""
         view = await self._calls.meta(strong)
         for candidate in view.operations:
             if candidate.id == operation:
-                return candidate
+                return await self._whole(operation) if candidate.is_short else candidate
         raise NotFound(f"there is no operation {operation}", next_step="iotctl ops list")
+
+    async def _whole(self, operation: str) -> Operation:
+        reply = await self._calls.ask_meta(GetOperation(operation))
+        assert isinstance(reply, OperationReply), reply
+        return reply.operation
 
     async def wait(
         self,

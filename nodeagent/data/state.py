@@ -179,8 +179,7 @@ class DataState:
             case commands.Seal():
                 self._seal(index, command)
             case commands.Unseal():
-                self.slots.unseal(command.operation)
-                self.staged.drop(command.operation)
+                self._unseal(command)
             case commands.OpenSessions():
                 self._stage_sessions(command)
             case commands.Open():
@@ -511,7 +510,14 @@ class DataState:
         if not self.slots.seal(command.operation, command.slots, index, exported):
             return
         moved = self.slots.sealed[command.operation].slots
+        self.sessions.forget(moved)  # the table has them, also for an `Unseal`
         self._close(index, self._seal_close(moved))
+
+    def _unseal(self, command: commands.Unseal) -> None:
+        sealed = self.slots.sealed.get(command.operation)
+        self.staged.drop(command.operation)
+        if self.slots.unseal(command.operation) and sealed is not None:
+            self.sessions.admit([sealed.sessions], sealed.slots)
 
     def _seal_close(self, slots: set[int]) -> commands.CloseFile:
         """Sorted: the order of first writes in memory depends on when files were made, names may not."""

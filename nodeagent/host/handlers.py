@@ -35,6 +35,8 @@ Leading = (q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.GiveUp | q.Forwar
 )
 """What the leader of the meta group answers."""
 
+Meta = q.GetMeta | q.GetRuns | q.GetOperation | Leading
+
 
 class Handlers:
     def __init__(self, host: "Host") -> None:
@@ -52,7 +54,7 @@ class Handlers:
             return desk.refuse(token, "refused", self.host.admission.refused)
         if self.host.outcast:
             return desk.refuse(token, "unavailable", self.host.outcast, "ask another node")
-        if isinstance(request, q.GetMeta | q.GetRuns | Leading):
+        if isinstance(request, Meta):
             return self._to_meta(token, request)
         if isinstance(request, q.GetStatus | q.GetEvents | q.FetchChunk):
             return desk.refuse(token, "invalid_input", "the shell answers this request")
@@ -74,7 +76,7 @@ class Handlers:
 
     # --- meta --------------------------------------------------------------------------------------
 
-    def _to_meta(self, token: int, request: q.GetMeta | q.GetRuns | Leading) -> None:
+    def _to_meta(self, token: int, request: Meta) -> None:
         host = self.host
         replica = host.meta_replica
         if META in host.damaged:
@@ -105,6 +107,11 @@ class Handlers:
                 ),
                 lambda why: host.desk.refuse(token, "unavailable", why),
             )
+        if isinstance(request, q.GetOperation):
+            return replica.read(
+                lambda: self._tell_operation(token, request.operation),
+                lambda why: host.desk.refuse(token, "unavailable", why),
+            )
         if not replica.leads:
             leader = replica.raft.leader
             return host.desk.reply(
@@ -117,6 +124,12 @@ class Handlers:
                 ),
             )
         return self._lead_meta(token, replica, request)
+
+    def _tell_operation(self, token: int, operation: str) -> None:
+        found = self.host.meta.operation(operation)
+        if found is None:
+            return self.host.desk.refuse(token, "not_found", f"no operation {operation}", "iotctl ops list")
+        return self.host.desk.reply(token, q.OperationReply(found))
 
     def _lead_meta(
         self,
@@ -231,7 +244,7 @@ class Handlers:
     def _to_data(self, token: int, request: q.Request) -> None:
         host = self.host
         assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetEvents | q.GetMeta | Leading)
-        assert not isinstance(request, q.SetHolds | q.GetRuns | q.FetchChunk | q.PullUnit)
+        assert not isinstance(request, q.SetHolds | q.GetRuns | q.GetOperation | q.FetchChunk | q.PullUnit)
         if META in host.damaged:
             # Without tables, slots and schemas it can answer nothing, and would refuse what is right.
             return self._refuse_blind(token)
@@ -478,7 +491,7 @@ def meta_view(host: "Host", replica: MetaReplica) -> q.MetaView:
         owners=_owners(table),
         groups=tuple(image.groups.values()),
         schemas=tuple(image.schemas),
-        operations=tuple(image.operations),
+        operations=host.meta.listed(),
         leader=replica.raft.leader,
         term=replica.raft.term,
         voters=config.voters,

@@ -8,12 +8,14 @@ import msgspec
 
 from nodeagent.meta import commands as c
 from nodeagent.model.operation import (
+    ENDED,
     NEXT,
     PAUSABLE,
     CopyRecord,
     Lease,
     Operation,
     Options,
+    SealResult,
     Stage,
     StageSpan,
 )
@@ -161,6 +163,36 @@ def _enter(op: Operation, stage: Stage, now: int, evidence: str) -> None:
         op.stages[-1].evidence.append(evidence)
     op.stages.append(StageSpan(stage.value, now))
     op.stage = stage
+    let_go(op)
+
+
+def let_go(op: Operation) -> None:
+    """Forget evidence of stages that are over, but for what later ones and people ask for."""
+    if op.stage not in (Stage.PLANNED, Stage.SEALED, Stage.OPEN):
+        op.sealed = {group: SealResult(group, result.index) for group, result in op.sealed.items()}
+    if op.stage in (Stage.RELEASED, *ENDED):
+        op.copies = _by_member(op.copies)
+        op.sources_ready = []
+    if op.ended:
+        op.joined = []
+
+
+def _by_member(copies: list[CopyRecord]) -> list[CopyRecord]:
+    """One record of all that a member copied; digests were compared."""
+    parts: dict[tuple[str, str, str], list[CopyRecord]] = {}
+    for copy in copies:
+        parts.setdefault((copy.target, copy.node, copy.incarnation), []).append(copy)
+    return [
+        CopyRecord(
+            *member,
+            slots=union(*(c.slots for c in all_of_it)),
+            digest="",
+            files=sum(c.files for c in all_of_it),
+            bytes_received=sum(c.bytes_received for c in all_of_it),
+            refetched=sum(c.refetched for c in all_of_it),
+        )
+        for member, all_of_it in parts.items()
+    ]
 
 
 def affected(op: Operation) -> set[str]:

@@ -20,7 +20,7 @@ from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import EntryFailed
 from nodeagent.model.ids import GroupId, NodeId, data_group
-from nodeagent.model.operation import GroupChange, Operation, SlotMove, Stage, StageSpan
+from nodeagent.model.operation import GroupChange, Operation, SlotMove, Stage, StageSpan, cut_text
 from nodeagent.model.requests import (
     Accepted,
     ErrorReply,
@@ -42,6 +42,10 @@ DEAD = "dead"
 
 OPERATIONS_KEPT = 64
 AUDIT_KEPT = 4096
+WHO_CHARS = 100
+AUDIT_CHARS = 500
+"""Of one line of the audit log."""
+
 CANCELLED = (Stage.CANCELLING, Stage.CANCELLED)
 
 
@@ -73,6 +77,8 @@ class MetaState:
     image: Image = field(default_factory=Image)
     table: PartitionTable | None = None
     schemas: dict[tuple[str, str], TableSchema] = field(default_factory=dict)
+    _short: dict[str, Operation] = field(default_factory=dict)
+    """Records of ended operations as they are listed."""
 
     # --- looking -----------------------------------------------------------------------------------
 
@@ -93,6 +99,12 @@ class MetaState:
 
     def open_operation(self) -> Operation | None:
         return next((o for o in self.image.operations if not o.ended), None)
+
+    def listed(self) -> tuple[Operation, ...]:
+        """Open operations whole, ended ones short: everybody asks for them all the time."""
+        ended = {o.id: o for o in self.image.operations if o.ended}
+        self._short = {name: self._short.get(name) or o.shortened() for name, o in ended.items()}
+        return tuple(self._short.get(o.id, o) for o in self.image.operations)
 
     def group_of(self, header: NodeId) -> GroupRecord | None:
         """The living group that `header` heads."""
@@ -482,7 +494,8 @@ class MetaState:
             im.nodes.pop(op.node)
 
     def _note(self, now: int, who: str, what: str) -> None:
-        self.image.audit = [*self.image.audit, (now, who, what)][-AUDIT_KEPT:]
+        line = (now, cut_text(who, WHO_CHARS), cut_text(what, AUDIT_CHARS))
+        self.image.audit = [*self.image.audit, line][-AUDIT_KEPT:]
 
     # --- images ------------------------------------------------------------------------------------
 
@@ -492,6 +505,8 @@ class MetaState:
     @classmethod
     def decode(cls, payload: bytes) -> "MetaState":
         image = msgspec.msgpack.decode(payload, type=Image)
+        for op in image.operations:
+            changes.let_go(op)  # 2ccee90 kept all evidence
         state = cls(image)
         state.table = PartitionTable.from_wire(image.table) if image.table else None
         state.schemas = {(s.storage_group, s.table): s for s in image.schemas}

@@ -120,6 +120,20 @@ class Lease(msgspec.Struct, frozen=True):
     ttl_ms: int
 
 
+EVIDENCE_CHARS = 100
+ERROR_CHARS = 500
+"""Of each text in a short record of an operation."""
+
+_KEPT_IN_SHORT = (
+    *("id", "kind", "node", "by", "started_ms", "base_version", "table_version", "options", "stage"),
+    *("created_group", "dissolved_group", "replaces", "dead", "signed_off"),
+)
+
+
+def cut_text(text: str, chars: int) -> str:
+    return text if len(text) <= chars else f"{text[: chars - 1]}…"
+
+
 class Operation(msgspec.Struct):
     """One change. `id` is `op-<meta index>`; evidence is kept as sets, never as counters.
 
@@ -180,10 +194,36 @@ class Operation(msgspec.Struct):
     lease: Lease | None = None
     stages: list[StageSpan] = []
     last_error: str = ""
+    moved_slots: int = 0
+    """How many slots move, in a short record, which lists no moves, members and copies; 0 in a whole one."""
+
+    copied_bytes: int = 0
+    """What copies received over the network, in a short record."""
 
     @property
     def ended(self) -> bool:
         return self.stage in ENDED
+
+    @property
+    def is_short(self) -> bool:
+        return self.moved_slots > 0
+
+    def shortened(self) -> "Operation":
+        """A line of history: who did what, when, and how it ended."""
+        spans = [
+            StageSpan(s.name, s.entered_ms, s.left_ms, [cut_text(e, EVIDENCE_CHARS) for e in s.evidence])
+            for s in self.stages
+        ]
+        kept = {name: getattr(self, name) for name in _KEPT_IN_SHORT}
+        return Operation(
+            **kept,
+            moves=[],
+            changes=[],
+            stages=spans,
+            last_error=cut_text(self.last_error, ERROR_CHARS),
+            moved_slots=sum(end - start for move in self.moves for start, end in move.slots),
+            copied_bytes=sum(c.bytes_received for c in self.copies),
+        )
 
     @property
     def title(self) -> str:

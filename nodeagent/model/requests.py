@@ -205,7 +205,10 @@ class GroupRecord(msgspec.Struct, frozen=True):
 
 
 class MetaView(_Tagged, frozen=True):
-    """The meta state as of `applied` on the answering node. `owners`: (start, end, header)."""
+    """The meta state as of `applied` on the answering node. `owners`: (start, end, header).
+
+    `operations` has open ones whole and ended ones short, newest last; see `GetOperation`.
+    """
 
     node: NodeId
     applied: int
@@ -335,6 +338,12 @@ class GetRuns(_Tagged, frozen=True):
 class RunsReply(_Tagged, frozen=True):
     lock: Lock | None
     runs: tuple[Run, ...]
+
+
+class GetOperation(_Tagged, frozen=True):
+    """The whole record of an operation, open or ended; `not_found` when it is not kept any more."""
+
+    operation: str
 
 
 class SetHolds(_Tagged, frozen=True):
@@ -697,6 +706,7 @@ Request = (
     | DropLock
     | RecordRun
     | GetRuns
+    | GetOperation
     | Forward
     | ProbeGroup
     | OpenSession

@@ -11,6 +11,7 @@ from nodeagent.model.requests import (
     GetEvents,
     GetManifest,
     GetMeta,
+    GetOperation,
     GetRuns,
     GetSealedSessions,
     GetStatus,
@@ -26,7 +27,7 @@ from nodeagent.model.requests import (
 )
 
 _READS = (
-    *(GetStatus, GetEvents, GetMeta, GetRuns, GetWriteRates, ProbeGroup),
+    *(GetStatus, GetEvents, GetMeta, GetRuns, GetOperation, GetWriteRates, ProbeGroup),
     *(ScanRows, ListPartitions, GetManifest, CheckFiles),
 )
 _NODES_ONLY = (Forward, CheckStatus, GetSealedSessions)

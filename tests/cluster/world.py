@@ -23,7 +23,7 @@ from iotctl.execute import facts
 from iotctl.execute.cluster import cluster_spec
 from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, Fleet, storage_group_name
 from iotctl.execute.load import Load
-from iotctl.execute.operations import blocked_on, received_bytes
+from iotctl.execute.operations import blocked_on, received_bytes, whole
 from iotctl.execute.status import ClusterStatus, cluster_status
 from iotctl.fleet.local import LocalFleet
 from nodeagent.client.blocking import BlockingCluster
@@ -182,7 +182,8 @@ class World:
     def operation(self, operation: str) -> Operation | None:
         """None while nobody tells."""
         try:
-            return next((o for o in self.cluster.meta().operations if o.id == operation), None)
+            found = next((o for o in self.cluster.meta().operations if o.id == operation), None)
+            return whole(self.cluster, found) if found is not None else None
         except NodeAgentError:
             return None
 

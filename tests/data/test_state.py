@@ -112,11 +112,13 @@ def test_a_write_counts_once(group: Group) -> None:
 
 
 def test_after_the_seal_no_write_counts_and_after_a_cancel_it_does_again(group: Group) -> None:
+    group.write(sequence=1)
     group.do(c.Seal("op", 1, ((3, 4),)))
     refused = group.write()
     assert isinstance(refused, ErrorReply) and refused.code == "moved" and refused.details["wait"]
     assert isinstance(group.write(Q), Written)
     group.do(c.Unseal("op", 1))
+    assert group.write(sequence=1) == Written(0, duplicate=True)
     assert isinstance(group.write(), Written)
 
 

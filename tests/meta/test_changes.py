@@ -2,7 +2,9 @@
 
 import itertools
 import random
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from nodeagent.meta import changes
@@ -27,11 +29,12 @@ def node(name: str, incarnation: str = "") -> NodeRecord:
 
 
 class Meta:
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = (), slots: int = 12) -> None:
+        names = names or NAMES
         self.state = MetaState()
-        settings = ClusterSettings("c", slots=12)
-        table = initial_table(initial_ring(NAMES), 12).to_wire()
-        self.do(c.Bootstrap(1, "id", settings, tuple(node(n) for n in NAMES), table))
+        settings = ClusterSettings("c", slots=slots)
+        table = initial_table(initial_ring(names), slots).to_wire()
+        self.do(c.Bootstrap(1, "id", settings, tuple(node(n) for n in names), table))
 
     def do(self, command: c.Command) -> Reply:
         entry = Entry(1, int(EntryKind.COMMAND), c.encode(command))
@@ -127,6 +130,73 @@ def test_each_stage_waits_for_all_of_its_evidence(kind: str, name: str) -> None:
         meta.do(wanted[-1])
         assert meta.op.stage is not stage
     assert meta.op.stage is Stage.DONE
+
+
+def test_evidence_is_forgotten_when_its_stage_is_left() -> None:
+    """Digests when all have opened, copies when all have adopted; what people ask for stays."""
+    meta = Meta()
+    meta.begin()
+    for stage in STAGES:
+        for one in evidence(meta.op, stage):
+            if isinstance(one, c.SealedBy):
+                one = c.SealedBy(3, one.operation, SealResult(one.result.group, 9, b"table", ("digest",)))
+            if isinstance(one, c.AdoptedBy):
+                for slots in (((0, 1),), ((1, 2),)):
+                    copy = CopyRecord("e.1", "a", "i-a", slots, "d", 1, 100)
+                    meta.do(c.Copied(3, meta.op.id, copy))
+                meta.do(c.SourceReady(3, meta.op.id, meta.op.losing[0], "a"))
+            meta.do(one)
+        kept = [r for r in meta.op.sealed.values() if r.sessions or r.parts]
+        assert bool(kept) == (stage is Stage.SEALED), stage
+        assert set(meta.op.sealed) == (set() if stage is Stage.PLANNED else set(meta.op.losing))
+    assert meta.op.copies == [CopyRecord("e.1", "a", "i-a", ((0, 2),), "", 2, 200)]
+    assert not meta.op.sources_ready and not meta.op.joined
+
+
+def test_a_record_of_2ccee90_is_read_and_its_tables_are_forgotten() -> None:
+    """It kept the tables of every seal and every copy, also of changes that were over."""
+    meta = Meta()
+    meta.begin()
+    for stage in STAGES:
+        for one in evidence(meta.op, stage):
+            meta.do(one)
+    op = meta.op
+    op.sealed = {g: SealResult(g, 9, bytes(1000)) for g in op.losing}
+    op.copies = [CopyRecord("e.1", "a", "i-a", ((n, n + 1),), "d", 1, 100) for n in range(9)]
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(op))
+    del fields["moved_slots"], fields["copied_bytes"]
+    for result in fields["sealed"].values():
+        del result["parts"]
+    image = msgspec.msgpack.decode(meta.state.encode())
+    image["operations"] = [fields]
+    again = MetaState.decode(msgspec.msgpack.encode(image))
+    read = again.image.operations[0]
+    assert {g: r.index for g, r in read.sealed.items()} == dict.fromkeys(op.losing, 9)
+    assert len(again.encode()) < len(meta.state.encode()) and not any(
+        r.sessions for r in read.sealed.values()
+    )
+    assert sum(c.bytes_received for c in read.copies) == 900 and len(read.copies) == 1
+
+
+def test_ended_operations_are_listed_short_and_kept_whole() -> None:
+    """The open one is listed as it is; a short one tells its slots, bytes, times and whom it was about."""
+    meta = Meta()
+    meta.begin()
+    for stage in STAGES:
+        for one in evidence(meta.op, stage):
+            meta.do(one)
+    done = meta.op
+    done.copies = [CopyRecord("e.1", "a", "i-a", ((0, 2),), "", 2, 200)]
+    meta.begin("remove-node", "b")
+    short, whole = meta.state.listed()
+    assert whole is meta.op and not whole.is_short
+    assert short.is_short and not (short.moves or short.changes or short.copies or short.sealed)
+    assert (
+        short.moved_slots == sum(b - a for m in done.moves for a, b in m.slots) and short.copied_bytes == 200
+    )
+    assert (short.id, short.title, short.state(), short.joining) == (done.id, done.title, "done", "e")
+    assert [s.name for s in short.stages] == [s.name for s in done.stages]
+    assert meta.state.operation(done.id) is done and done.moves
 
 
 def test_a_rebalance_changes_owners_and_nothing_else() -> None:

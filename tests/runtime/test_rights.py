@@ -6,7 +6,7 @@ from nodeagent.model.requests import Request
 from nodeagent.runtime.rights import may_ask
 
 READS = {
-    *("GetStatus", "GetEvents", "GetMeta", "GetRuns", "GetWriteRates", "ProbeGroup"),
+    *("GetStatus", "GetEvents", "GetMeta", "GetRuns", "GetOperation", "GetWriteRates", "ProbeGroup"),
     *("ScanRows", "ListPartitions", "GetManifest", "CheckFiles"),
 }
 
