@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test systemd check sim matrix lost random-ops torture mutants bench large bench-ssh
+.PHONY: demo test systemd check sim matrix lost random-ops torture full-disk mutants bench large bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +46,9 @@ random-ops: $(VENV)/.installed
 
 torture: $(VENV)/.installed
 	$(BIN)/python -m tests.torture.torture $(or $(MINUTES),60) $(ARGS)
+
+full-disk: $(VENV)/.installed
+	$(BIN)/python -m tests.cluster.full_disk $(ARGS)
 
 mutants: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.mutants $(ARGS)

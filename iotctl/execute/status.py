@@ -36,6 +36,12 @@ HEARD_MS_MAX = RaftSettings().election_timeout_ms
 """A voter its leader has not heard for longer cannot be counted on: it may have come back a moment ago and
 not be connected yet. A leader hears each follower several times in this."""
 
+ROOM_LESS = ("low", "full")
+"""`NodeStatus.room` of a node that takes no rows."""
+
+LOG_PINNED_BYTES = 16 * 1024 * 1024
+"""So much log of one group, kept for a follower, is told."""
+
 DAY_MS = 86_400_000
 CERT_WARN_MS = 30 * DAY_MS
 META_TRIES_MAX = 2
@@ -414,9 +420,14 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
             days = max(0, node.cert_expires_ms - now_ms) // DAY_MS
             message = f"the certificate of {node.id} ends in {days} days"
             found.append(Problem("warning", "cert_expiring", node.id, "", message, "iotctl cert renew"))
-        if node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_LOW_BYTES:
+        own = facts.statuses[node.id]
+        if own.room in ROOM_LESS:
+            message = f"{node.id} takes no rows: {_megabytes(own.disk_free_bytes)} of disk left"
+            found.append(Problem("error", "disk_full", node.id, "", message, "iotctl plan add-node NODE"))
+        elif node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_LOW_BYTES:
             message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
             found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node NODE"))
+        found += _log_problem(own)
     return [*found, *_clock_problems(facts)]
 
 
@@ -450,6 +461,22 @@ def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
     elif status.state == "forming" and facts.errors:
         helps = start
     return [Problem("error", "node_not_serving", node.id, "", message, helps)]
+
+
+def _log_problem(status: NodeStatus) -> list[Problem]:
+    """The group that pins most of the node's log for somebody else, when that is much."""
+    pinned = [g for g in status.groups if g.log_held_by.startswith(("follower", "a snapshot"))]
+    most = max(pinned, key=lambda g: g.log_bytes, default=None)
+    if most is None or most.log_bytes < LOG_PINNED_BYTES:
+        return []
+    kept = _megabytes(most.log_bytes)
+    message = f"{status.node} keeps {kept} of log of {most.group} for {most.log_held_by}"
+    look = f"iotctl cluster logs {most.log_held_by.split()[-1]}"
+    return [Problem("warning", "log_held", status.node, most.group, message, look)]
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes // 10**6} MB"
 
 
 def _removal(node: str, facts: Facts) -> Problem | None:

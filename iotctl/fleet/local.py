@@ -138,7 +138,7 @@ class LocalFleet:
         A node that left the cluster is in no spec any more and stays down.
         """
         wanted = self.source().node_names if names is None else names
-        started = []
+        started: list[str] = []
         for node in self.nodes():
             if node.pid is None and node.name in wanted:
                 home = Path(node.directory)
@@ -154,6 +154,12 @@ class LocalFleet:
                     if home.exists():
                         raise
                     continue  # put aside just now: whoever removes the node was at work
+                except OSError as error:
+                    raise RefusedProblem(
+                        f"{node.name} was not started; started before it: {', '.join(started) or 'none'}",
+                        why=f"{home}: {error.strerror or error}",
+                        next="make room on the disk, then the same command again",
+                    ) from error
                 started.append(node.name)
         return started
 

@@ -18,6 +18,8 @@ import msgspec
 POLL_S = 0.02
 KILL_WAIT_S = 5.0
 EXEC_WAIT_S = 0.2
+NUMBER_MAX = (1 << 63) - 1
+"""The longest number a record has room for."""
 
 
 class PidFile(msgspec.Struct, frozen=True):
@@ -32,7 +34,14 @@ def start(command: Sequence[str], *, directory: Path, log: Path, pid_file: Path,
     """Start `command` in its own session, its output appended to `log`; returns the pid.
 
     `word` must appear in the command line; it is what later identifies the process.
+
+    Raises:
+        OSError: nothing runs. The record has its place on the disk before the process is started.
     """
+    temporary = pid_file.with_suffix(".tmp")
+    widest = PidFile(NUMBER_MAX, NUMBER_MAX, word)
+    size = len(msgspec.json.encode(widest))
+    temporary.write_bytes(bytes(size))
     with log.open("ab") as out, _unbroken():
         process = subprocess.Popen(
             list(command),
@@ -42,10 +51,15 @@ def start(command: Sequence[str], *, directory: Path, log: Path, pid_file: Path,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        record = PidFile(process.pid, _started(process.pid), word)
-        temporary = pid_file.with_suffix(".tmp")
-        temporary.write_bytes(msgspec.json.encode(record))
-        temporary.replace(pid_file)
+        try:
+            record = PidFile(process.pid, _started(process.pid), word)
+            with temporary.open("r+b") as file:
+                file.write(msgspec.json.encode(record).ljust(size))
+            temporary.replace(pid_file)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
     return process.pid
 
 

@@ -641,6 +641,7 @@ class Host:
                 replica.maybe_checkpoint()
         for replica in self.replicas():
             replica.drop_taken()
+            replica.keep_log()
         for replica in self.data.values():
             replica.maybe_close()
             replica.freshness.refresh(self.config.staleness_max_ms // 2)
@@ -695,6 +696,7 @@ class Host:
             started_ms=wall - (now - self._started),
             table_version=self.table_version,
             groups=tuple(groups),
+            room=self.desk.space.room.name.lower(),
             heard_ms={n: now - at for n, at in self.heard.items() if n in members or not members},
             clock_skew_ms=dict(self.skewed),
             why=self._why(),
@@ -717,6 +719,8 @@ class Host:
             last_term=replica.raft.log.last_term,
             state="stopped" if replica.stopped else "running",
             hint=f"iotctl cluster upgrade {self.node}" if replica.stopped else "",
+            log_bytes=replica.log_bytes(),
+            log_held_by=replica.log_held_by,
         )
         if not isinstance(replica, DataReplica):
             return base

@@ -28,7 +28,7 @@ from nodeagent.model.jobs import (
     install_area,
 )
 from nodeagent.model.jobs import SaveCheckpoint as SaveJob
-from nodeagent.model.limits import SMALL_APPEND_BYTES
+from nodeagent.model.limits import LOG_KEEP_MS_MAX, SMALL_APPEND_BYTES
 from nodeagent.model.raft_messages import AppendRequest, HeartbeatReply, RaftMessage, SnapshotOffer
 from nodeagent.model.requests import ErrorReply, Reply
 from nodeagent.model.space import Room
@@ -46,6 +46,11 @@ CHECKPOINT_BYTES_PER_MS = 2_000
 35 MB/s of disk writes in each group."""
 
 INSTALL_KEEP_MS = 10_000
+KEEP_LOG_MS = 1_000
+"""Between two looks at what pins the log."""
+
+SNAPSHOT_KEEPS = 8
+"""A snapshot under way pins up to so many times the log that is kept for a follower."""
 
 
 Waiting = tuple[Callable[[], None], Callable[[str], None]]
@@ -108,6 +113,12 @@ class Replica:
         """The new state is in place and the log's new beginning not yet durable: nothing is applied."""
 
         self._snapshots: dict[NodeId, _Offered] = {}
+        self._saved_to = 0
+        """The newest durable checkpoint needs the log from the next index on; 0 while that is not known."""
+
+        self._purge_at = desk.now
+        self._headway: dict[NodeId, tuple[int, int]] = {}
+        """Leader: how far a follower was that lags, and since when."""
 
         self._making: set[NodeId] = set()
         self._working = 0
@@ -374,14 +385,50 @@ class Replica:
         self.error = ""
         if not self.removed:
             self.on_saved()
-            self._purge(min([base, *self._pins()]))
+            self._saved_to = base
+            self._purge(min([base, *(index for _, index in self.pins())]))
 
-    def _pins(self) -> list[int]:
-        pins = [o.base for o in self._snapshots.values()]
-        if self.leads and self.log_bytes() < self.desk.space.log_keep:
+    def keep_log(self) -> None:
+        """Called now and then: purge what a pin kept that is over, also when nothing is written any more."""
+        if self._saved_to <= self.raft.log.base.index or self.desk.now < self._purge_at:
+            return
+        self._purge_at = self.desk.now + KEEP_LOG_MS
+        if not (self.removed or self.installing or self._saving):
+            self._purge(min([self._saved_to, *(index for _, index in self.pins())]))
+
+    def pins(self) -> list[tuple[str, int]]:
+        """Who needs the log after which index; a leader keeps it for them, bounded in bytes and age."""
+        kept = self.log_bytes()
+        if kept >= self.desk.space.log_keep * SNAPSHOT_KEEPS:
+            return []
+        pins = [(f"a snapshot for {peer}", o.base) for peer, o in self._snapshots.items()]
+        if self.leads and kept < self.desk.space.log_keep:
             status = self.raft.status()
-            pins += [p.match for p in status.progress.values() if p.match >= status.base]
+            followed = {n: p.match for n, p in status.progress.items() if p.match >= status.base}
+            pins += [(f"follower {n}", match) for n, match in followed.items() if self._has_headway(n, match)]
+        else:
+            self._headway.clear()
         return pins
+
+    def _has_headway(self, peer: NodeId, match: int) -> bool:
+        """Whether it got further lately. One that holds all there is needs no log, and is not timed."""
+        if match >= self.raft.log.last_index:
+            self._headway.pop(peer, None)
+            return True
+        known, since = self._headway.get(peer, (-1, 0))
+        if match != known:
+            self._headway[peer] = (match, self.desk.now)
+            return True
+        return self.desk.now - since < LOG_KEEP_MS_MAX
+
+    @property
+    def log_held_by(self) -> str:
+        """Why the log is not shorter; "" when a checkpoint is all it waits for."""
+        needed = self.log_needed_after()
+        holder, index = min(self.pins(), key=lambda pin: pin[1], default=("", needed))
+        if index < needed:
+            return holder
+        return "rows in memory" if needed < self.seen else ""
 
     def _purge(self, index: int) -> None:
         # After a restart the state may be ahead of what Raft knows to be committed again.
@@ -485,6 +532,7 @@ class Replica:
         assert saved.base.index >= self.raft.log.base.index, (self.group, saved.base, self.raft.log.base)
         keep = self.raft.log.term(saved.base.index) == saved.base.term
         self._give_up(list(self._tokens), "outcome_unknown", f"leadership of {self.group} was lost")
+        self._saved_to = 0
         try:
             self.restore(saved.state, saved.base.index)
         except Exception as error:  # the sender's release has what this one does not know

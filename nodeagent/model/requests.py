@@ -100,6 +100,12 @@ class GroupStatus(msgspec.Struct, frozen=True):
     last_term: int = 0
     """Of the entry at `last`."""
 
+    log_bytes: int = 0
+    """Entries that the log holds."""
+
+    log_held_by: str = ""
+    """What keeps the log from being purged: a follower, a snapshot for one, rows in memory."""
+
 
 class NodeStatus(_Tagged, frozen=True):
     node: NodeId
@@ -129,6 +135,14 @@ class NodeStatus(_Tagged, frozen=True):
 
     why: str = ""
     """What a node waits for that does not serve, or why it refuses to; "" for one that serves."""
+
+    room: str = ""
+    """What the disk has room for: enough, low (no rows are taken), full (`model.space.Room`)."""
+
+    disk_total_bytes: int = 0
+    log_segments: int = 0
+    log_waits: int = 0
+    """Batches that wait to be written as the disk is full."""
 
 
 class GetEvents(_Tagged, frozen=True):

@@ -151,7 +151,10 @@ class Agent:
         return msgspec.structs.replace(
             status,
             disk_free_bytes=self.opened.data.free_bytes(),
+            disk_total_bytes=self._room()[1],
             log_bytes=self.opened.log.bytes_total,
+            log_segments=len(self.opened.log.segments),
+            log_waits=self._log_thread.held,
             cert_expires_ms=self._expires_ms,
             received_bytes=dict(self._puller.received_bytes),
         )
@@ -180,6 +183,8 @@ class Agent:
             "log_reclaimed_bytes_total": log.reclaimed_bytes,
             "pull_rate_bytes_per_s": self._puller.rate.bytes_per_s,
             "log_space_low": float(self.opened.log.space_low),
+            "log_segments": len(self.opened.log.segments),
+            "log_batches_waiting": log.held,
             "requests_total": driver.requests,
             "raft_frames_total": driver.frames,
             "requests_failed_total": driver.failures + self._host.requests_failed,

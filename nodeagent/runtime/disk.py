@@ -1,5 +1,6 @@
 """The disk for real: system calls below one root directory."""
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -133,8 +134,9 @@ class RealDisk:
                 directory=self._root,
                 holder=holder,
             ) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # for a message only; a full disk is no reason not to start
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
 
     def unlock(self) -> None:

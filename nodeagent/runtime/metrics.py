@@ -22,6 +22,7 @@ _GROUP_GAUGES = (
     ("bytes", "Bytes in closed files"),
     ("rows", "Rows in closed files"),
     ("memtable_bytes", "Bytes of rows in memory"),
+    ("log_bytes", "Bytes of entries that the log holds"),
 )
 
 
@@ -48,6 +49,8 @@ def _node(status: NodeStatus) -> Iterator[Metric]:
         ("start_time_seconds", "Start of the process", status.started_ms / 1000),
         ("table_version", "Version of the partition table in use", status.table_version),
         ("disk_free_bytes", "Free bytes where the data lies", status.disk_free_bytes),
+        ("disk_total_bytes", "Size of the disk that has least left", status.disk_total_bytes),
+        ("rows_refused", "1 while no rows are taken for want of disk", status.room in ("low", "full")),
         ("log_bytes", "Bytes of the log on disk", status.log_bytes),
         ("certificate_expiry_seconds", "When the certificate expires", status.cert_expires_ms / 1000),
     ):

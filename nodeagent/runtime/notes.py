@@ -60,8 +60,11 @@ class Notes:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
         line = {"at": at, "event": event, **self._always, **(fields or {})}
         out = self._out or sys.stderr
-        out.write(self._encoder.encode(line).decode() + "\n")
-        out.flush()
+        try:
+            out.write(self._encoder.encode(line).decode() + "\n")
+            out.flush()
+        except OSError:  # on a full disk nobody can be told here; the agent goes on
+            self.dropped += 1
 
     def _maybe_remember(self, now_ms: int, event: str, fields: Mapping[str, object]) -> None:
         if event == "role" and fields.get("role") == "leader":

@@ -13,11 +13,13 @@ from nodeagent.model.errors import (
     InvalidInput,
     NodeAgentError,
     NotFound,
+    NotLeader,
     OutcomeUnknown,
+    Overloaded,
     SchemaMismatch,
     Unavailable,
 )
-from nodeagent.model.requests import Write
+from nodeagent.model.requests import Reply, Request, Write
 from nodeagent.partition.hash import slot_of
 from tests.client.clock import run
 from tests.client.fake import SETTINGS, FakeCluster, Faults
@@ -203,6 +205,32 @@ def test_what_was_never_accepted_is_a_definite_failure_by_the_deadline(how: str)
             await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
         assert asyncio.get_running_loop().time() - started < 25
         assert not fake.times_applied(1.0)
+
+    run(scenario())
+
+
+def test_a_leader_that_has_no_room_is_quoted_at_the_deadline() -> None:
+    """The others are asked meanwhile and only say that they do not lead: that is not the reason."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
+        call = fake.call
+
+        async def full(node: str, request: Request, timeout_s: float) -> Reply:
+            reply = await call(node, request, timeout_s) if not isinstance(request, Write) else None
+            if reply is not None:
+                return reply
+            assert isinstance(request, Write)
+            leader = fake.groups[request.group].leader
+            if node != leader:
+                raise NotLeader("this node does not lead", leader=None)
+            raise Overloaded("the disk of the leader has 1 MiB left")
+
+        fake.call = full  # type: ignore[method-assign]
+        for _ in range(4):
+            with pytest.raises(Overloaded, match="1 MiB left"):
+                await cluster.write(SG, TABLE, rows((0, "a", 2.0, None)))
 
     run(scenario())
 

@@ -1,5 +1,6 @@
 """The local fleet: processes are found again, never killed by mistake, and data outlives them."""
 
+import errno
 import io
 import json
 import os
@@ -333,6 +334,43 @@ def test_ctrl_c_while_an_agent_starts_leaves_none_that_is_on_no_record(
         signal.signal(signal.SIGINT, before)
     assert process.running(file)
     assert process.kill(file)
+
+
+@pytest.mark.parametrize("call", ["write_bytes", "replace"])
+def test_a_full_disk_leaves_no_agent_that_is_on_no_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Without room for the record nothing is started; one whose record fails after all is ended. The error
+    says what was not started, and the same command goes on when there is room."""
+    fleet = LocalFleet(tmp_path / "fleet", sleeper)
+    fleet.create(SETTINGS, 2, node_settings={})
+    real = getattr(Path, call)
+    started: list[int] = []
+    popen = subprocess.Popen
+
+    def full(path: Path, *rest: Any) -> Any:
+        if path.parent.name == "node2" and path.name.startswith("agent."):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return real(path, *rest)
+
+    def noted(*words: Any, **how: Any) -> Any:
+        process = popen(*words, **how)
+        started.append(process.pid)
+        return process
+
+    try:
+        with monkeypatch.context() as now, pytest.raises(RefusedProblem) as error:
+            now.setattr(Path, call, full)
+            now.setattr(subprocess, "Popen", noted)
+            fleet.start()
+        assert error.value.what == "node2 was not started; started before it: node1"
+        assert "No space left" in error.value.why and error.value.next
+        assert [n.name for n in fleet.nodes() if n.pid] == ["node1"]
+        assert len(started) == (1 if call == "write_bytes" else 2)
+        assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == [fleet.nodes()[0].pid]
+        assert fleet.start() == ["node2"]
+    finally:
+        fleet.stop(grace_s=0.0)
 
 
 def test_quiet_prints_the_fleet_and_no_hints(tmp_path: Path) -> None:

@@ -52,6 +52,32 @@ def test_a_clock_that_is_wrong_is_a_problem_with_its_amount(spec: Path) -> None:
     assert "11 s behind" in found.problems[1].message
 
 
+def test_a_node_without_room_and_a_pinned_log_are_problems(spec: Path) -> None:
+    """Who takes no rows is an error with what is left; who keeps much log for whom is said, little is not."""
+
+    class Full(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            given = super().status(node)
+            if node == "node1":
+                return msgspec.structs.replace(given, room="low", disk_free_bytes=70_000_000)
+            held = {"node2": 40_000_000, "node3": 4_000_000}.get(node, 0)
+            groups = [
+                msgspec.structs.replace(g, log_bytes=held, log_held_by="follower node4") for g in given.groups
+            ]
+            return msgspec.structs.replace(given, groups=tuple(groups))
+
+    found = cluster_status(Full(), load_cluster(spec / "cluster.yaml"), now_ms=NOW_MS)
+    assert not found.healthy
+    assert [(p.severity, p.code, p.node) for p in found.problems] == [
+        ("error", "disk_full", "node1"),
+        ("warning", "log_held", "node2"),
+    ]
+    full, pinned = found.problems
+    assert "70 MB" in full.message and "takes no rows" in full.message
+    assert "40 MB" in pinned.message and "follower node4" in pinned.message
+    assert pinned.next == "iotctl cluster logs node4"
+
+
 def test_one_dead_node_keeps_the_quorum_and_is_a_problem(spec: Path) -> None:
     """Exit 0 (nothing is lost), not healthy, and the command that starts it."""
     code, found = status(spec, FakeCluster(down={"node2"}))

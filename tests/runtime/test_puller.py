@@ -230,3 +230,17 @@ def test_changed_rate_forgets_what_was_taken_at_the_old_one() -> None:
     assert rate.take(0, 100.0) == pytest.approx(99.75)
     rate.bytes_per_s = 10_000
     assert rate.take(1000, 100.0) == 0.0
+
+
+def test_without_room_no_file_is_pulled_and_what_came_is_used_later(nodes: list[Node]) -> None:
+    """The reason comes back as `overloaded`; index and checkpoint of a snapshot are no files."""
+    a, _, c = nodes
+    why = ["the disk of c has 1 MiB left"]
+    c.puller._no_room = lambda: why[0]
+    job = StageFiles("op", "c.1", (wanted("f1", "a"),))
+    refused = c.run(job)
+    assert isinstance(refused, FilesStaged) and why[0] in refused.failed[0][1]
+    assert not [x for x in a.asked if x.name == "f1"]
+    why[0] = ""
+    done = c.run(job)
+    assert isinstance(done, FilesStaged) and not done.failed

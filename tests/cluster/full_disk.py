@@ -1,0 +1,236 @@
+"""Three real agents, each on a tmpfs of its own that writers fill on all of them at once.
+
+`python -m tests.cluster.full_disk [SECONDS]` stays full so long (600 by default); `make test` has a short
+run. Mounting needs root.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from iotctl.execute.cluster import cluster_spec
+from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, storage_group_name
+from iotctl.fleet.local import LocalFleet
+from nodeagent.client.blocking import BlockingCluster
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.errors import NodeAgentError, Overloaded
+from tests.cluster.world import World, until
+
+SIZE_MB, MORE_MB = 64, 64
+RESUME_S = 30.0
+FILL_S = 180.0
+ROWS = 2_000
+FIELDS = 5
+WRITERS = 3
+PLACES = 24
+ATTEMPT_S = 3.0
+
+
+@dataclass
+class Filler:
+    """A writer of rows that do not compress; remembers what was acknowledged and why it was refused."""
+
+    number: int
+    acked: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """storage group -> (first time, rows) of every write that was acknowledged"""
+
+    refused: list[str] = field(default_factory=list)
+    """Reasons."""
+
+    other: list[str] = field(default_factory=list)
+    last_ack: float = 0.0
+
+    def run(self, cluster: BlockingCluster, stop: threading.Event) -> None:
+        random = np.random.default_rng(self.number)
+        batch = 0
+        while not stop.is_set():
+            batch += 1
+            place = storage_group_name(batch % PLACES)
+            first = EPOCH_MS + (batch // PLACES) * ROWS
+            columns: dict[str, object] = {"time": np.arange(first, first + ROWS), TAG: [self.device] * ROWS}
+            columns |= {f"f{i}": random.standard_normal(ROWS) for i in range(FIELDS)}
+            try:
+                cluster.write(place, TABLE, pa.table(columns), tags=[TAG])
+            except Overloaded as error:
+                self.refused.append(error.what)
+            except NodeAgentError as error:
+                self.other.append(f"{error.code}: {error.what}")
+            else:
+                self.acked.setdefault(place, []).append((first, ROWS))
+                self.last_ack = time.monotonic()
+
+    @property
+    def device(self) -> str:
+        return f"filler{self.number}"
+
+    @property
+    def rows(self) -> int:
+        return sum(count for writes in self.acked.values() for _, count in writes)
+
+
+@dataclass
+class Plant:
+    """A fleet of three on small disks."""
+
+    world: World
+    fillers: list[Filler]
+    stop: threading.Event
+    threads: list[threading.Thread]
+
+    def homes(self) -> list[Path]:
+        return [Path(n.directory) for n in self.world.fleet.nodes()]
+
+    def free(self) -> list[int]:
+        return [shutil.disk_usage(home).free for home in self.homes()]
+
+    def is_refused(self) -> bool:
+        """Every writer was told the reason and got nothing in for a while."""
+        quiet_s = time.monotonic() - max(f.last_ack for f in self.fillers)
+        return quiet_s > 2 * ATTEMPT_S and all(f.refused for f in self.fillers)
+
+    def fill(self) -> None:
+        until(self.is_refused, FILL_S, lambda: f"not refused: free {self.free()}, {self.told()}")
+        assert all("left" in f.refused[-1] or "room" in f.refused[-1] for f in self.fillers), self.told()
+
+    def stay_full(self, seconds: float) -> None:
+        """All live and lead, and refuse: what purging the log gives back is written full again. One agent is
+        killed and comes back."""
+        began, pids = time.monotonic(), self.pids()
+        while time.monotonic() < began + seconds:
+            assert self.pids() == pids, "an agent ended"
+            time.sleep(0.5)
+        self.world.restart("node2")
+        until(self.all_led, 60.0, lambda: f"not led: {self.world.status().problems}")
+        self.fill()
+
+    def pids(self) -> dict[str, int | None]:
+        return {n.name: n.pid for n in self.world.fleet.nodes()}
+
+    def all_led(self) -> bool:
+        status = self.world.status()
+        groups = [g for g in status.groups if g.quorum and g.leader]
+        return bool(status.meta.leader) and len(groups) == 3 and all(n.reachable for n in status.nodes)
+
+    def give_room(self) -> float:
+        """64 MB more for each; how long it was until every writer went on."""
+        for home in self.homes():
+            mount("-o", f"remount,size={SIZE_MB + MORE_MB}m", str(home))
+        began = time.monotonic()
+        until(
+            lambda: all(f.last_ack > began for f in self.fillers),
+            RESUME_S,
+            lambda: f"no writes within {RESUME_S} s: free {self.free()}, {self.told()}",
+        )
+        return time.monotonic() - began
+
+    def told(self) -> str:
+        return "; ".join(f"{f.rows} rows, {f.refused[-1:]}, {f.other[-2:]}" for f in self.fillers)
+
+    def check(self) -> int:
+        """Stop writing; every acknowledged row is read. Returns how many."""
+        self.end()
+        for filler in self.fillers:
+            for place, writes in filler.acked.items():
+                found = self.world.cluster.scan(place, TABLE, fields=["f0"], tags={TAG: filler.device})
+                times = np.asarray(found.column("time"))
+                wanted = np.concatenate([np.arange(first, first + count) for first, count in writes])
+                missing = np.setdiff1d(wanted, times)
+                assert not len(missing), (
+                    f"{place}: {len(missing)} of {len(wanted)} acknowledged rows are gone"
+                )
+        return sum(f.rows for f in self.fillers)
+
+    def end(self) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join(60)
+
+
+def mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True, capture_output=True)
+
+
+def why_not() -> str:
+    """Why no tmpfs can be mounted here; "" when one can."""
+    if os.geteuid() != 0:
+        return "mounting a tmpfs needs root"
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            mount("-t", "tmpfs", "-o", "size=1m", "none", place)
+        except (OSError, subprocess.CalledProcessError) as error:
+            return f"no tmpfs can be mounted: {error}"
+        subprocess.run(["umount", place], check=True)
+    return ""
+
+
+@contextmanager
+def plant(directory: Path) -> Iterator[Plant]:
+    """A running fleet, each node's directory on a disk of its own, under writers."""
+    fleet = LocalFleet(directory)
+    fleet.create(ClusterSettings(name="small", slots=64, shards=2), 3, node_settings={})
+    homes = [Path(n.directory) for n in fleet.nodes()]
+    world = World(fleet)
+    made: Plant | None = None
+    clients: list[BlockingCluster] = []
+    try:
+        for home in homes:
+            made_before = home.with_suffix(".made")
+            home.rename(made_before)
+            home.mkdir()
+            mount("-t", "tmpfs", "-o", f"size={SIZE_MB}m", "none", str(home))
+            shutil.copytree(made_before, home, dirs_exist_ok=True)
+            shutil.rmtree(made_before)
+        world.up()
+        spec = cluster_spec(fleet.source(), fleet.directory / "operator", {}, timeout_s=ATTEMPT_S)
+        clients += [BlockingCluster.connect(spec) for _ in range(WRITERS)]
+        stop, fillers = threading.Event(), [Filler(n) for n in range(WRITERS)]
+        threads = [
+            threading.Thread(target=f.run, args=(c, stop), daemon=True)
+            for f, c in zip(fillers, clients, strict=True)
+        ]
+        made = Plant(world, fillers, stop, threads)
+        for thread in threads:
+            thread.start()
+        yield made
+    finally:
+        if made is not None:
+            made.end()
+        for client in clients:
+            client.close()
+        world.close()
+        for home in homes:
+            subprocess.run(["umount", "-l", str(home)], check=False, capture_output=True)
+
+
+def run(directory: Path, seconds: float) -> str:
+    with plant(directory) as small:
+        small.fill()
+        filled = small.free()
+        small.stay_full(seconds)
+        took_s = small.give_room()
+        rows = small.check()
+    return f"{rows} rows; {[n // 1024 for n in filled]} KiB free when full; went on after {took_s:.1f} s"
+
+
+def main(words: list[str]) -> None:
+    seconds = float(words[0]) if words else 600.0
+    why = why_not()
+    if why:
+        sys.exit(why)
+    with tempfile.TemporaryDirectory() as place:
+        print(run(Path(place) / "fleet", seconds))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
