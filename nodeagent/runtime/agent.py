@@ -187,6 +187,7 @@ class Agent:
             "log_batches_waiting": log.held,
             "requests_total": driver.requests,
             "raft_frames_total": driver.frames,
+            "reads_waiting": driver.reads_waiting,
             "requests_failed_total": driver.failures + self._host.requests_failed,
             "frames_of_strangers_total": driver.strangers,
             "raft_messages_dropped_total": dropped,

@@ -16,6 +16,7 @@ from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job, JobResult
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import (
+    CheckFiles,
     DeleteRows,
     ErrorReply,
     EventsReply,
@@ -23,6 +24,7 @@ from nodeagent.model.requests import (
     GetEvents,
     GetStatus,
     Hello,
+    ListPartitions,
     NodeStatus,
     OpenSource,
     PullUnit,
@@ -32,6 +34,7 @@ from nodeagent.model.requests import (
     Write,
 )
 from nodeagent.model.standing import Standing
+from nodeagent.runtime import shares
 from nodeagent.runtime.clock import Clock
 from nodeagent.runtime.notes import Notes
 from nodeagent.runtime.peers import Peers
@@ -83,6 +86,10 @@ class Driver:
         self._token = 0
         self._asked: dict[int, tuple[Connection, int]] = {}
         """token -> who waits for the reply, and under which number"""
+
+        self._shares = shares.Shares()
+        self._in_turn: dict[int, shares.Peer] = {}
+        """token -> whose slow read it is"""
 
         self._refused: dict[NodeId, str] = {}
         self._addresses: Mapping[NodeId, Address] = {}
@@ -226,13 +233,34 @@ class Driver:
             connection.reply(number, ErrorReply("unavailable", f"{self._node} is stopping"))
         elif isinstance(request, GetStatus | GetEvents | FetchChunk):
             self._answer(connection, number, request)
+        elif isinstance(request, ScanRows | ListPartitions | CheckFiles):
+            self.data_requests += isinstance(request, ScanRows)
+            self._queue(connection, number, request, (peer.role, peer.name))
         else:
-            self.data_requests += isinstance(request, Write | DeleteRows | ScanRows)
-            self._token += 1
-            self._asked[self._token] = (connection, number)
-            clock = self._clock
-            self._wake()
-            self._host.on_request(self._token, request, clock.now(), clock.wall())
+            self.data_requests += isinstance(request, Write | DeleteRows)
+            self._hand_in(connection, number, request)
+
+    def _hand_in(self, connection: Connection, number: int, request: Request) -> int:
+        """To the host; the token under which it will answer."""
+        self._token += 1
+        self._asked[self._token] = (connection, number)
+        clock = self._clock
+        self._wake()
+        self._host.on_request(self._token, request, clock.now(), clock.wall())
+        return self._token
+
+    def _queue(self, connection: Connection, number: int, request: Request, who: shares.Peer) -> None:
+        """A slow read: when it is its peer's turn, if it is still wanted then."""
+
+        def start() -> bool:
+            if self._stopped or not connection.is_open:
+                return False
+            self._in_turn[self._hand_in(connection, number, request)] = who
+            return True
+
+        if not self._shares.add(who, start):
+            what = f"{shares.WAITING_MAX} reads of {who[0]} {who[1]} wait for their turn"
+            connection.reply(number, ErrorReply("overloaded", what, "ask for fewer at a time"))
 
     def _answer(
         self, connection: Connection, number: int, request: GetStatus | GetEvents | FetchChunk
@@ -253,6 +281,11 @@ class Driver:
             self._notes.write("request_failed", fields)
             reply = ErrorReply("error", f"{what} failed in the node: {type(error).__name__}", "see its log")
             connection.reply(number, reply)
+
+    @property
+    def reads_waiting(self) -> int:
+        """Slow reads that wait for their peer's turn."""
+        return self._shares.waiting
 
     def on_close(self, connection: Connection, error: NodeAgentError) -> None:
         self._peers.lost(connection)
@@ -279,6 +312,9 @@ class Driver:
             self._peers.send(node, messages)
         for token, reply in effects.replies:
             connection, number = self._asked.pop(token, (None, 0))
+            who = self._in_turn.pop(token, None)
+            if who is not None:
+                self._shares.done(who)
             if connection is not None:  # a request that failed after it was answered is told so once
                 connection.reply(number, reply)
         for number, job in effects.jobs:

@@ -25,6 +25,7 @@ from nodeagent.model.errors import (
     Refused,
     Unavailable,
 )
+from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import JobResult, SaveCheckpoint
 from nodeagent.model.limits import EVENTS_KEPT
@@ -43,13 +44,16 @@ from nodeagent.model.requests import (
     PutSchema,
     Reply,
     Request,
+    ScanRows,
 )
 from nodeagent.model.schema import TableSchema
 from nodeagent.model.standing import Standing
 from nodeagent.runtime.agent import Agent
 from nodeagent.runtime.config import dump_config
+from nodeagent.runtime.http import CONNECTIONS_MAX as HTTP_CONNECTIONS_MAX
 from nodeagent.runtime.notes import Notes
 from nodeagent.runtime.ports import HostPort
+from nodeagent.runtime.shares import AT_WORK
 from nodeagent.runtime.startup import open_directory
 from nodeagent.transport.connection import Connection, dial
 from nodeagent.transport.tls import client_context
@@ -74,6 +78,10 @@ class ScriptedHost:
         self.events: list[str] = []
         self.results: list[JobResult] = []
         self.broken = False
+        self.statuses = 0
+        self.keeps = False
+        """No reply goes out by itself."""
+
         self.leads_left = 0
         """How often `hand_over` says that it is still under way."""
 
@@ -101,6 +109,10 @@ class ScriptedHost:
 
     def on_persisted(self, batch: int, now: int) -> None:
         self.events.append(f"persisted {batch}")
+        if not self.keeps:
+            self.answer(batch)
+
+    def answer(self, batch: int) -> None:
         for number in [n for n in self.waiting if n <= batch]:
             self.effects.replies += [(token, Accepted(number)) for token in self.waiting.pop(number)]
 
@@ -137,6 +149,7 @@ class ScriptedHost:
         return effects
 
     def node_status(self, now: int, wall: int) -> NodeStatus:
+        self.statuses += 1
         return NodeStatus("node1", "i", self.cluster_id, "c", "1", "active", wall, wall, 3, (), {})
 
 
@@ -388,6 +401,33 @@ def test_http_answers_health_ready_metrics(tmp_path: Path) -> None:
     run(test())
 
 
+def test_slow_http_sockets_keep_no_probe_out_and_metrics_are_made_once_a_second(tmp_path: Path) -> None:
+    """The connection that has waited longest for its request goes."""
+
+    async def ask(port: int, path: str) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            port = running.agent.http_port
+            slow = [
+                await asyncio.open_connection("127.0.0.1", port) for _ in range(HTTP_CONNECTIONS_MAX + 10)
+            ]
+            assert b"200 OK" in await ask(port, "/health")
+            assert await slow[0][0].read() == b"", "the oldest was cut"
+            first, asked = await ask(port, "/metrics"), running.host.statuses
+            assert [await ask(port, "/metrics") for _ in range(20)] == [first] * 20
+            assert running.host.statuses == asked
+            for _, writer in slow:
+                writer.close()
+
+    run(test())
+
+
 def test_second_agent_on_a_directory_is_refused(tmp_path: Path) -> None:
     """And the first one goes on; after it stopped the directory is free."""
 
@@ -492,5 +532,32 @@ def test_who_is_no_member_may_ask_for_admission_only_until_it_is_known(tmp_path:
             await link.call(GetMeta(), 5)
             heard = [e for e in running.host.events if e.startswith(("raft", "request"))]
             assert heard == ["request CheckStatus", "raft node2 1", "request GetMeta"]
+
+    run(test())
+
+
+def test_a_reader_s_many_scans_wait_for_each_other_and_an_operator_s_does_not(tmp_path: Path) -> None:
+    """All are answered in the end, also those of a reader that went away."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            running.host.keeps, driver = True, running.agent._driver
+            reader, admin = await running.reach("reader"), await running.reach("admin")
+            scan = ScanRows("g", "root", ScanSpec(SCHEMA))
+            replies: list[Reply] = []
+            for _ in range(50):
+                reader.request(scan, 60, replies.append)
+            while driver.reads_waiting < 50 - AT_WORK["reader"]:
+                await asyncio.sleep(0.01)
+            assert running.host.events.count("request ScanRows") == AT_WORK["reader"]
+            admin.request(scan, 60, lambda _: None)
+            while running.host.events.count("request ScanRows") == AT_WORK["reader"]:
+                await asyncio.sleep(0.01)
+            running.host.keeps = False
+            running.host.answer(running.host.batch)
+            driver._wake()
+            while len(replies) < 50:
+                await asyncio.sleep(0.01)
+            assert all(isinstance(r, Accepted) for r in replies) and not driver.reads_waiting
 
     run(test())
