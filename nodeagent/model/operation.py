@@ -125,7 +125,7 @@ ERROR_CHARS = 500
 """Of each text in a short record of an operation."""
 
 _KEPT_IN_SHORT = (
-    *("id", "kind", "node", "by", "started_ms", "base_version", "table_version", "options", "stage"),
+    *("id", "kind", "node", "started_ms", "base_version", "table_version", "options", "stage"),
     *("created_group", "dissolved_group", "replaces", "dead", "signed_off"),
 )
 
@@ -217,6 +217,7 @@ class Operation(msgspec.Struct):
         kept = {name: getattr(self, name) for name in _KEPT_IN_SHORT}
         return Operation(
             **kept,
+            by=cut_text(self.by, EVIDENCE_CHARS),
             moves=[],
             changes=[],
             stages=spans,

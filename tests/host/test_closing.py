@@ -1,9 +1,11 @@
 """When a replica has its rows made into files."""
 
 import pyarrow as pa
+import pytest
 
 from nodeagent.data import commands as c
 from nodeagent.host.data_replica import SEALED_CLOSE_MS
+from nodeagent.model import limits
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import CloseFiles, CloseUnit, Failed, FilesClosed
@@ -110,3 +112,21 @@ def test_a_full_disk_splits_no_close() -> None:
     node.pass_ms(1_000)
     (job,) = node.under_way(CloseFiles)
     assert isinstance(job, CloseFiles) and len(job.units) == 5 and "no space left" in node.replica.trouble
+
+
+def test_sessions_end_in_entries_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that are old enough, in one go; one that was used meanwhile stays."""
+    monkeypatch.setattr(limits, "EXPIRED_PER_ENTRY_MAX", 3)
+    node = Node()
+    sessions = [opened_session(node) for _ in range(8)]
+    node.take()
+    node.replica.expire_sessions()
+    node.pass_ms(node.replica.config.session_ttl_ms + 1)
+    node.replica.used(sessions[4])
+    log = node.replica.raft.log
+    before = log.last_index
+    node.replica.expire_sessions()
+    node.take()
+    entries = [c.decode(e.data) for e in log.slice(before + 1, log.last_index, 1 << 40)]
+    assert [len(e.sessions) for e in entries if isinstance(e, c.ExpireSessions)] == [3, 3, 1]
+    assert node.replica.state.sessions.known() == {sessions[4]}
