@@ -3,27 +3,45 @@
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 import ssl
 import time
+from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pyarrow as pa
 import pytest
 
 from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, storage_group_name
-from nodeagent.client.identity import create_authority, identity_in, issue, write_identity
+from nodeagent.client.identity import create_authority, identity_in, issue, read_authority, write_identity
 from nodeagent.model.errors import Forbidden, NotFound, SchemaMismatch
+from nodeagent.model.ids import PartitionKey
 from nodeagent.model.limits import FRAME_BYTES_MAX
 from nodeagent.model.operation import Stage
-from nodeagent.model.requests import Hello
+from nodeagent.model.requests import (
+    BeginChange,
+    DeleteRows,
+    Drain,
+    ErrorReply,
+    GetStatus,
+    GiveUp,
+    Hello,
+    PutSchema,
+    Reply,
+    Request,
+    SetHolds,
+    Write,
+)
 from nodeagent.transport.connection import dial
 from nodeagent.transport.tls import Identity, client_context
-from nodeagent.wire.frames import HEAD, PROTOCOL, Kind
+from nodeagent.wire.frames import HEAD, NUMBERED_HEAD, PROTOCOL, Kind
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import World, until
+from tests.extremes import Extremes
 from tests.runtime.links import Recorder
 
 pytestmark = pytest.mark.real
@@ -146,6 +164,53 @@ def test_another_cluster_s_id_is_refused(world: World) -> None:
     with pytest.raises(Forbidden, match="belongs to cluster another-cluster"):
         _dial(world, hello, identity_in(world.fleet.directory / "operator"))
     _serves(world, "node1")
+
+
+@pytest.mark.parametrize("role", ["node", "admin", "reader"])
+def test_no_request_with_extreme_values_ends_a_node(world: World, role: str) -> None:
+    """Each of some hundred gets its reply on one connection, and every node and group goes on. The node is no
+    member: it may ask for little, and all of it is decoded."""
+    rng = random.Random(role)
+    groups = tuple(g.group for g in world.cluster.meta().groups)
+    extremes = Extremes(rng, (*groups, "meta", "node1", GROUP, TABLE, TAG))
+    key = PartitionKey(GROUP, 0, 0)
+    write = Write(groups[0], 1, key, TABLE, 1, "s", 1, 0, 1, b"")
+    delete = DeleteRows(groups[0], 1, key, TABLE, "s", 1, 0, (), 0, 1)
+    refused = (GiveUp, BeginChange, SetHolds, PutSchema, Drain)  # what an operator may do to a whole cluster
+    kinds = [k for k in get_args(Request) if k not in refused]
+    plain = [extremes.make(rng.choice(kinds)) for _ in range(150)]
+    plain += [extremes.mutated(rng.choice((write, delete)), rng.choice((1, 2))) for _ in range(150)]
+
+    async def ask(node: str) -> Counter[str]:
+        identity = _issued(world, "eve", role)
+        incarnation = "i" if role == "node" else ""
+        hello = Hello(PROTOCOL, role, "eve", incarnation)
+        port = _port(world, node)
+        link = await dial(Recorder(hello), "127.0.0.1", port, context=client_context(identity))
+        replies: list[Reply] = []
+        for message in plain:
+            link.request(GetStatus(), 30, replies.append)
+            body = msgspec.msgpack.encode(message)
+            head = NUMBERED_HEAD.pack(9 + len(body), Kind.REQUEST, link._last_number)
+            link._queue[-1] = head + body
+            await asyncio.sleep(0)
+        while len(replies) < len(plain):
+            await asyncio.sleep(0.02)
+        assert link.is_open, link._error
+        link.close()
+        return Counter(r.code if isinstance(r, ErrorReply) else "done" for r in replies)
+
+    for node in ("node1", "node2"):
+        codes = asyncio.run(asyncio.wait_for(ask(node), 60))
+        assert codes["invalid_input"] > 50 and not codes["error"] and not codes["outcome_unknown"], codes
+        _serves(world, node)
+    world.wait_healthy()
+
+
+def _issued(world: World, name: str, role: str) -> Identity:
+    authority = read_authority(world.fleet.directory / "authority")
+    pair = issue(authority, name, role, days=1)
+    return Identity(pair.cert, pair.key, authority.cert)
 
 
 # --- what operators give -----------------------------------------------------------------------------
