@@ -30,6 +30,7 @@ from nodeagent.model.jobs import (
     JobResult,
 )
 from nodeagent.model.requests import Reply
+from nodeagent.model.space import Room
 from nodeagent.raft.core import Raft
 
 CLOSE_PARTITIONS_MAX = 256
@@ -193,6 +194,8 @@ class DataReplica(Replica):
         tried until it is alone, so that it keeps no other from its file.
         """
         self.desk.note("job_failed", group=self.group, job="CloseFiles", why=result.what)
+        if self.desk.space.room is Room.FULL:  # native code says that in its own words
+            result = Failed(Overloaded.code, result.what)
         units = self.state.still_wanted(job)
         self._forget_failing(u.spec.name for u in job.units if u not in units)
         self.changed()

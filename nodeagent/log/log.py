@@ -232,7 +232,7 @@ class Log:
         segment = self._segment
         if segment.synced == segment.end and self._last_kind == BlockKind.BATCH:
             with contextlib.suppress(NoSpace):
-                self._put(BlockKind.SYNCED, [], [])
+                self._put(BlockKind.SYNCED, [], [], may_use_reserve=False)
 
     def close(self) -> None:
         """Sync, record that (when there is room), and close. A poisoned log only closes its file."""
@@ -268,12 +268,19 @@ class Log:
             tips[op.group] = tip.after(op, seq)
         return rows
 
-    def _put(self, kind: BlockKind, rows: Sequence[Row], payloads: Sequence[bytes]) -> None:
+    def _put(
+        self,
+        kind: BlockKind,
+        rows: Sequence[Row],
+        payloads: Sequence[bytes],
+        *,
+        may_use_reserve: bool = True,
+    ) -> None:
         segment = self._segment
         parts, length = encode_block(
             kind, segment.number, self._seq + 1, segment.end, segment.synced, rows, payloads
         )
-        self._grow(lambda: segment.put(parts, length), segment.trim)
+        self._grow(lambda: segment.put(parts, length), segment.trim, may_use_reserve=may_use_reserve)
         self._seq += 1
         self._last_kind = kind
 
@@ -312,7 +319,13 @@ class Log:
             self._poison = error
             raise
 
-    def _grow(self, action: Callable[[], None], undo: Callable[[], None] = lambda: None) -> None:
+    def _grow(
+        self,
+        action: Callable[[], None],
+        undo: Callable[[], None] = lambda: None,
+        *,
+        may_use_reserve: bool = True,
+    ) -> None:
         """Run what takes room on the disk, when there is none once more without the reserve.
 
         `undo` takes back what an attempt without room has left. Any other failure is final.
@@ -329,7 +342,7 @@ class Log:
                     raise
                 self._space_low = True
                 self._guard(undo)
-                if not self._give_reserve():
+                if not (may_use_reserve and self._give_reserve()):
                     raise NoSpace(*error.args) from error
 
     def _give_reserve(self) -> bool:

@@ -1,11 +1,12 @@
 """What a worker does with one request. The same code runs in the child process and in the simulator."""
 
+import errno
 import itertools
 from typing import Protocol
 
 import msgspec
 
-from nodeagent.model.errors import InvalidInput, NodeAgentError, NotFound, Unavailable
+from nodeagent.model.errors import InvalidInput, NodeAgentError, NotFound, Overloaded, Unavailable
 from nodeagent.model.files import FileMeta, PageSpec, ScanSpec, Tombstone
 from nodeagent.model.jobs import CloseUnit, CompactUnit, MemBatch, Scanned
 from nodeagent.storage.format import ClosedUnit, FileFormat, Footer, close_unit, compact_unit, scan_rows
@@ -117,7 +118,9 @@ class Handler:
         except FileNotFoundError as error:
             return ErrorReply(NotFound.code, str(error), sound=True)
         except (OSError, MemoryError) as error:
-            return ErrorReply(Unavailable.code, f"{type(error).__name__}: {error}")
+            no_space = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            code = Overloaded.code if no_space else Unavailable.code
+            return ErrorReply(code, f"{type(error).__name__}: {error}")
 
     def _scan(self, request: ScanRequest) -> ScanReply:
         sources = [self._sources.of(path, meta, request.spec) for path, meta in request.files]

@@ -130,3 +130,14 @@ def test_sessions_end_in_entries_of_a_bounded_size(monkeypatch: pytest.MonkeyPat
     entries = [c.decode(e.data) for e in log.slice(before + 1, log.last_index, 1 << 40)]
     assert [len(e.sessions) for e in entries if isinstance(e, c.ExpireSessions)] == [3, 3, 1]
     assert node.replica.state.sessions.known() == {sessions[4]}
+
+
+def test_native_code_on_a_full_disk_puts_nothing_off() -> None:
+    """The library says it in its own words: while the disk is known to be full no unit is taken for bad."""
+    node = node_closing_five()
+    node.replica.desk.space.measured(0, 1 << 30, 0)
+    for _ in range(4):
+        assert close_all_but(node, BAD, Failed("unavailable", "TsFile writer: error 28")) == 1
+        node.pass_ms(1_000)
+        (job,) = node.under_way(CloseFiles)
+        assert isinstance(job, CloseFiles) and len(job.units) == 5

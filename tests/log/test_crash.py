@@ -275,3 +275,21 @@ def test_reserve_keeps_term_and_vote_writable_on_a_full_disk() -> None:
     log.close()
     _, found = open_log(disk, settings)
     assert len(found.groups["g"].entries) == index and found.groups["g"].hard.term == 11
+
+
+def test_a_mark_does_not_use_what_is_laid_by() -> None:
+    """The reserve is for terms, votes and purges: an idle log on a full disk leaves it alone."""
+    settings = LogSettings(segment_bytes=1 << 20, zero_step_bytes=1024, reserve_bytes=8192)
+    disk = SimDisk(capacity_bytes=40_000)
+    log, _ = open_log(disk, settings)
+    index = 0
+    while log._segment.filled - log._segment.end > 100:
+        index += 1
+        log.write([append("g", index)])
+        log.sync()
+    with disk.create("other") as file:
+        file.pwrite(0, bytes(disk.free_bytes()))
+    log.mark_synced()
+    assert disk.exists("log/reserve")
+    log.write([SetHard("g", HardState(2, "a"))])
+    assert not disk.exists("log/reserve")
