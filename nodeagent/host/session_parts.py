@@ -15,6 +15,9 @@ from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import ErrorReply, GetSealedSessions, Reply, SealedSessions
 from nodeagent.scaling.groups import TakePart
 
+RETRY_MS = 200
+"""Until the next member is asked. Slots stand closed meanwhile."""
+
 Key = tuple[GroupId, GroupId, int]
 """(gaining group, sealed group, number)"""
 
@@ -60,16 +63,20 @@ class SessionParts:
         return self._desk.call(holder, request, lambda reply: self._on_reply(key, action, holder, reply))
 
     def _on_reply(self, key: Key, action: TakePart, holder: NodeId, reply: Reply) -> None:
-        self._asked.discard(key)
         replica = self._replicas.get(key[0])
         if replica is None or not replica.leads:
-            self._attempts.pop(key, None)
+            self._forget(key)
         elif isinstance(reply, SealedSessions) and digest(reply.data) == action.digest:
-            del self._attempts[key]
+            self._forget(key)
             self._log(replica, action, reply.data)
         else:
             why = reply.what if isinstance(reply, ErrorReply) else "it has not the recorded digest"
             self._desk.note("sessions_later", group=key[0], source=action.source, node=holder, why=why)
+            self._desk.later(RETRY_MS, lambda: self._asked.discard(key))
+
+    def _forget(self, key: Key) -> None:
+        self._asked.discard(key)
+        self._attempts.pop(key, None)
 
     def _log(self, replica: DataReplica, action: TakePart, part: bytes) -> None:
         entry = data.OpenSessions(action.operation, action.source, action.number, part)

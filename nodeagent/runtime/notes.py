@@ -26,7 +26,7 @@ NOTABLE = frozenset(
         *("peer_unreachable", "peer_connected", "connection_refused"),
         *("job_failed", "install_failed", "installed", "replica_removed", "handing_over"),
         *("compaction_waits", "clock_skew", "group_stopped"),
-        *("recovered", "recover_later"),
+        *("recovered", "recover_later", "sessions_later"),
     )
 )
 

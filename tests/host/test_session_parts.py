@@ -8,9 +8,10 @@ import pytest
 from nodeagent.data import commands as data
 from nodeagent.data.handover import digest
 from nodeagent.host.desk import Desk
-from nodeagent.host.session_parts import SessionParts, sealed_part
+from nodeagent.host.session_parts import RETRY_MS, SessionParts, sealed_part
 from nodeagent.model.limits import SESSIONS_PART_BYTES
 from nodeagent.model.requests import ErrorReply, GetSealedSessions, SealedSessions
+from nodeagent.runtime.notes import NOTABLE
 from nodeagent.scaling.groups import TakePart
 
 PART = b"sessions"
@@ -40,6 +41,10 @@ class Node:
         self.parts.take(self.gaining, ACTION)
         return [str(to) for _, to, _ in self.desk.calls]
 
+    def wait(self) -> None:
+        self.desk.now += RETRY_MS
+        self.desk.fire()
+
 
 LOGGED = [data.encode(data.OpenSessions("op-9", "a.1", 0, PART))]
 
@@ -60,9 +65,13 @@ def test_members_are_asked_in_turn_until_one_has_the_recorded_digest(bad: Any) -
     assert call[2] == GetSealedSessions("op-9", "a.1", 0)
     assert node.take() == []
     node.desk.on_reply(call[0], bad)
-    assert not node.logged and node.take() == ["c"]
+    assert not node.logged and node.take() == []
+    node.wait()
+    assert node.take() == ["c"]
     node.desk.on_reply(node.desk.calls[0][0], bad)
+    node.wait()
     assert node.take() == ["b"]
+    assert {event for event, _ in node.desk.notes} == {"sessions_later"} <= NOTABLE
     node.desk.on_reply(node.desk.calls[0][0], SealedSessions(PART))
     assert node.logged == LOGGED
 
