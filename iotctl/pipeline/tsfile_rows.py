@@ -11,12 +11,15 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nodeagent.model.errors import FileCorrupt
 
 TIME = "time"
 BATCH_ROWS = 65_536
 """Rows handed on at once: the reader's own batches end with each device."""
+
+ARROW_MAGIC = b"ARROW1"
 
 TIME_MIN, TIME_MAX = -(1 << 63), (1 << 63) - 1
 
@@ -60,6 +63,9 @@ def read_batches(
         FileCorrupt: the library cannot read it.
     """
     wanted = wanted or Wanted()
+    if content.startswith(ARROW_MAGIC):
+        yield from _parked(content, wanted, file)
+        return
     with ExitStack() as stack:
         reader = _open(stack, content, file)
         columns = _tables(reader, file).get(table.lower())
@@ -70,6 +76,30 @@ def read_batches(
             return
         asked = [c.name for c in columns] if wanted.columns is None else wanted.columns
         yield from _coalesced(_native(reader, table, [n for n in asked if n in names], wanted, names, file))
+
+
+def _parked(content: bytes, wanted: Wanted, file: str) -> Iterator[pa.RecordBatch]:
+    """Rows that could not become a TsFile: an Arrow file of their one table."""
+    try:
+        with pa.ipc.open_file(pa.py_buffer(content)) as reader:
+            rows = reader.read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise FileCorrupt(f"cannot read Arrow file {file}: {error}", file=file) from error
+    keep = pc.and_(
+        pc.greater_equal(rows.column(TIME), wanted.time_from),
+        pc.less_equal(rows.column(TIME), wanted.time_to),
+    )
+    for tag, value in wanted.tags:
+        if tag in rows.column_names:
+            column = rows.column(tag)
+            same = pc.is_null(column) if value is None else pc.fill_null(pc.equal(column, value), False)
+            keep = pc.and_(keep, same)
+        elif value is not None:
+            return
+    asked = rows.column_names[1:] if wanted.columns is None else wanted.columns
+    found = rows.filter(keep).select([TIME, *(n for n in asked if n in rows.column_names)])
+    if found.num_rows:
+        yield from found.to_batches(max_chunksize=BATCH_ROWS)
 
 
 def read_table(content: bytes, table: str, wanted: Wanted | None = None, file: str = "") -> pa.Table | None:

@@ -5,7 +5,9 @@ exactly those rows. Until then the frozen rows are read from memory and their lo
 worker that dies or a full disk costs only time: the same units are simply asked for again.
 
 Files enter the manifest partition by partition, and of one partition in the order of the closes: what cannot
-be made holds back its own partition and no other.
+be made holds back its own partition and no other. The way out is to *park* the unit: the leader, which saw it
+fail again and again, logs that the rows are filed as Arrow, which takes any. Every member then makes that
+file, also one that has made the TsFile meanwhile (`compaction.job_of`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from nodeagent.data.commands import CloseFile
-from nodeagent.model.files import CloseSpec, FileMeta, Tombstone
+from nodeagent.model.files import CloseSpec, FileMeta, Tombstone, parked_name
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import CloseUnit, MemBatch
 from nodeagent.model.schema import TableSchema
@@ -47,6 +49,9 @@ class Pending(msgspec.Struct):
     gone: set[int] = set()
     """Slots released since: what is made of them is deleted, even if they have come back meanwhile."""
 
+    parked: dict[str, str] = {}
+    """TsFiles of it that are not to be made, by name, and why (`commands.Park`)."""
+
     made: dict[str, FileMeta | None] = {}
     """Files that are durable and not in the manifest, by name; None where no row was left."""
 
@@ -76,6 +81,16 @@ class Pending(msgspec.Struct):
             )
             self.made[unit.spec.name] = file
 
+    def park(self, name: str, why: str) -> CloseUnit | None:
+        """File the unit as Arrow; what is to be made now, None if it is no unit of what is left."""
+        unit = next((u for u in self.units if u.spec.name == name), None)
+        if unit is None:
+            return None
+        self.parked[name] = why
+        part, parked = self.parts[unit.spec.partition], _as_arrow(unit, why)
+        part.units = tuple(parked if u is unit else u for u in part.units)
+        return parked
+
     def file(self, partition: PartitionKey) -> list[FileMeta]:
         """Take the partition out; its new manifest rows."""
         files = (self.made.pop(u.spec.name) for u in self.parts.pop(partition).units)
@@ -93,6 +108,7 @@ def plan(
     schemas: dict[tuple[str, str], TableSchema],
     deletes: Deletes,
     firsts: Mapping[PartitionKey, int | None],
+    parked: Mapping[str, str],
 ) -> Pending:
     """Units of one `CloseFile`: what they hold follows from the log up to the entry alone (law 6).
 
@@ -101,6 +117,7 @@ def plan(
     Args:
         deletes: of a partition and table, in the order they came.
         firsts: of a close that was filed in part before a restart, `Part.first` of what is left.
+        parked: of one before a restart, as `Pending.parked`.
     """
     parts: dict[PartitionKey, Part] = {}
     count = 0
@@ -119,11 +136,17 @@ def plan(
                 memory_threshold=command.memory_threshold,
                 format_version=command.format_version,
             )
-            units.append(_unit(spec, tables[table], deletes(partition, table)))
+            unit = _unit(spec, tables[table], deletes(partition, table))
+            units.append(_as_arrow(unit, parked[spec.name]) if spec.name in parked else unit)
         parts[partition] = Part(first, tuple(units))
         count = number + 1
     used = {(p.storage_group, u.spec.schema.table): u.spec.schema for p in parts for u in parts[p].units}
-    return Pending(index, command, parts, [used[key] for key in sorted(used)])
+    return Pending(index, command, parts, [used[key] for key in sorted(used)], parked=dict(parked))
+
+
+def _as_arrow(unit: CloseUnit, why: str) -> CloseUnit:
+    spec = msgspec.structs.replace(unit.spec, name=parked_name(unit.spec.name), parked=why)
+    return msgspec.structs.replace(unit, spec=spec)
 
 
 def _unit(spec: CloseSpec, batches: tuple[MemBatch, ...], deletes: Sequence[Tombstone]) -> CloseUnit:

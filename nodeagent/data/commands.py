@@ -156,6 +156,31 @@ class OpenSessions(msgspec.Struct, array_like=True, frozen=True, tag=15):
     data: bytes
 
 
+class Park(msgspec.Struct, array_like=True, frozen=True, tag=16):
+    """Rows of a close that fail to become a TsFile again and again are filed as Arrow instead.
+
+    It has no effect where the file `name` was an input of a compaction before.
+    """
+
+    slot: int
+    partition: PartitionKey
+    schema: TableSchema
+    """As of the close."""
+
+    close: int
+    """Index of the close."""
+
+    name: str
+    """Of the TsFile that is not made."""
+
+    why: str
+    """The error on the leader."""
+
+    @property
+    def table(self) -> str:
+        return self.schema.table
+
+
 Command = (
     WriteRows
     | OpenSession
@@ -172,6 +197,7 @@ Command = (
     | Compact
     | Expire
     | OpenSessions
+    | Park
 )
 
 _encoder = msgspec.msgpack.Encoder()

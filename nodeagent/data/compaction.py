@@ -21,8 +21,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from nodeagent.data.commands import Compact
-from nodeagent.model.files import CloseSpec, FileMeta, Order, Tombstone
+from nodeagent.data.commands import Compact, Park
+from nodeagent.model.files import CloseSpec, FileMeta, Order, Tombstone, parked_name
 from nodeagent.model.ids import GroupId, PartitionKey
 from nodeagent.model.jobs import CompactFiles, CompactUnit
 from nodeagent.model.limits import COMPACT_BYTES_MAX, COMPACT_INPUTS_MAX, EXPIRY_STEPS, KIB
@@ -37,10 +37,10 @@ SIZE_FLOOR = 4 * KIB
 
 
 class Compacting(msgspec.Struct):
-    """A `Compact` that is logged and not over."""
+    """A `Compact` that is logged and not over; or a `Park` of rows that are a TsFile here already."""
 
     index: int
-    command: Compact
+    command: Compact | Park
     schema: TableSchema
     tombstones: list[Tombstone]
     """Those of the table and partition logged before it."""
@@ -55,11 +55,17 @@ class Compacting(msgspec.Struct):
     def key(self) -> Key:
         return self.command.partition, self.command.table
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its inputs, oldest first."""
+        command = self.command
+        return (command.name,) if isinstance(command, Park) else tuple(name for name, _ in command.inputs)
 
-def find_inputs(manifest: Manifest, command: Compact) -> tuple[FileMeta, ...]:
-    """The files a `Compact` names, if they are there and neighbours in age; else none."""
-    files = manifest.of_partition(command.partition, command.table)
-    wanted = [name for name, _ in command.inputs]
+
+def find_inputs(manifest: Manifest, c: Compacting) -> tuple[FileMeta, ...]:
+    """The files it names, if they are there and neighbours in age; else none."""
+    files = manifest.of_partition(*c.key)
+    wanted = list(c.names)
     first = next((i for i, f in enumerate(files) if f.name == wanted[0]), 0)
     found = files[first : first + len(wanted)]
     return found if [f.name for f in found] == wanted else ()
@@ -67,6 +73,8 @@ def find_inputs(manifest: Manifest, command: Compact) -> tuple[FileMeta, ...]:
 
 def job_of(group: GroupId, c: Compacting, inputs: Sequence[FileMeta]) -> CompactFiles:
     """What is made follows from the log alone; the hashes are the log's and not those of this manifest."""
+    if isinstance(c.command, Park):
+        return _parking(group, c.command, inputs[0])
     hashes = dict(c.command.inputs)
     oldest, newest = inputs[0].order, inputs[-1].order
     spec = CloseSpec(
@@ -82,6 +90,19 @@ def job_of(group: GroupId, c: Compacting, inputs: Sequence[FileMeta]) -> Compact
     deletes = sorted((t for t in c.tombstones if oldest < t.order), key=lambda t: t.order)
     files = tuple(msgspec.structs.replace(f, xxh3=hashes[f.name]) for f in inputs)
     return CompactFiles(group, CompactUnit(spec, (c.index,), files, tuple(deletes)))
+
+
+def _parking(group: GroupId, command: Park, file: FileMeta) -> CompactFiles:
+    """The Arrow file that members make which could not make this TsFile: the same rows, so the same bytes."""
+    spec = CloseSpec(
+        name=parked_name(file.name),
+        slot=file.slot,
+        partition=file.partition,
+        order=file.order,
+        schema=command.schema,
+        parked=command.why,
+    )
+    return CompactFiles(group, CompactUnit(spec, (), (file,)))
 
 
 def expired(
@@ -115,6 +136,7 @@ def pick_small(files: Sequence[FileMeta], files_min: int, full_min: int | None =
         full_min: how many do when one more would pass `COMPACT_BYTES_MAX`: such a run cannot grow.
     """
     full_min = files_min if full_min is None else full_min
+    files = _after_parked(files)
     for end in range(len(files), min(files_min, full_min) - 1, -1):
         start, total, counted, full = end, 0, 0, False
         while start and end - start < COMPACT_INPUTS_MAX:
@@ -129,16 +151,22 @@ def pick_small(files: Sequence[FileMeta], files_min: int, full_min: int | None =
     return ()
 
 
+def _after_parked(files: Sequence[FileMeta]) -> Sequence[FileMeta]:
+    """The newest neighbours without a parked file: merging one would fail as its close did."""
+    last = max((i for i, f in enumerate(files) if f.parked), default=-1)
+    return files[last + 1 :]
+
+
 def deletes_on(files: Sequence[FileMeta], tombstones: Sequence[Tombstone]) -> list[Tombstone]:
     """Range deletes that rewriting the files would end. What expires ends by itself."""
-    return [t for t in tombstones if not t.expiry and any(t.masks(f) for f in files)]
+    return [t for t in tombstones if not t.expiry and any(t.masks(f) and not f.parked for f in files)]
 
 
 def pick_masked(files: Sequence[FileMeta], tombstones: Sequence[Tombstone]) -> Sequence[FileMeta]:
     """The oldest neighbours that range deletes mask, of files given oldest first."""
     run: list[FileMeta] = []
     for file in files:
-        hit = any(not t.expiry and t.masks(file) for t in tombstones)
+        hit = not file.parked and any(not t.expiry and t.masks(file) for t in tombstones)
         full = len(run) == COMPACT_INPUTS_MAX or sum(f.size for f in run) + file.size > COMPACT_BYTES_MAX
         if run and (not hit or full):
             break

@@ -69,6 +69,9 @@ class Checkpoint(msgspec.Struct):
     """What is left of `pending`: (index of the close, partition, number of its first unit). A release that
     filed whole closes has saved none: there all of a pending close is left."""
 
+    parked: list[tuple[int, str, str]] = []
+    """(index of a pending close, name of the TsFile that is not to be made, why)"""
+
     staged: dict[str, dict[GroupId, dict[int, Part]]] = {}
     """As in `handover.Staged`."""
 
@@ -192,6 +195,8 @@ class DataState:
                 self._compact(index, command)
             case commands.Expire():
                 return self._expire(index, command)
+            case commands.Park():
+                self._park(index, command)
         return Accepted(index)
 
     def _recover(self, index: int, entry: Entry, now: int) -> None:
@@ -292,8 +297,10 @@ class DataState:
         command: commands.CloseFile,
         schemas: dict[tuple[str, str], TableSchema] | None = None,
         left: Mapping[PartitionKey, int | None] | None = None,
+        parked: Mapping[str, str] | None = None,
     ) -> None:
-        """`left` are the partitions not filed yet of a close from before a restart; None for all."""
+        """`left` are the partitions not filed yet of a close from before a restart; None for all. `parked` as
+        in `Pending`."""
         frozen = []
         for slot, partition in command.partitions:
             if left is not None and partition not in left:
@@ -309,7 +316,13 @@ class DataState:
                 frozen.append((slot, partition, tables))
         if frozen:
             pending = closing.plan(
-                index, command, frozen, schemas or self.schemas, self.tombstones.of, left or {}
+                index,
+                command,
+                frozen,
+                schemas or self.schemas,
+                self.tombstones.of,
+                left or {},
+                parked or {},
             )
             self.pending.append(pending)
             self.jobs.append(CloseFiles(self.group, pending.units))
@@ -325,7 +338,7 @@ class DataState:
         del self.pending[at:]
         schemas = {(s.storage_group, s.table): s for s in waiting.schemas}
         left = {partition: part.first for partition, part in waiting.parts.items()}
-        self._close(index, waiting.command, schemas, left)
+        self._close(index, waiting.command, schemas, left, waiting.parked)
         if len(self.pending) > at:
             self.pending[at].gone = waiting.gone
         self._drop_rows(waiting.gone)
@@ -336,7 +349,11 @@ class DataState:
         closes = {p.index: p for p in self.pending}
         for unit, file in zip(job.units, files, strict=True):
             pending = closes.get(unit.spec.order[0])
-            if pending is not None:
+            if pending is None:
+                continue
+            if unit.spec.name in pending.parked:
+                self._drop_files([file])  # made while it was parked: nobody names it
+            else:
                 pending.on_made(unit, file)
         self._file_made()
 
@@ -364,6 +381,27 @@ class DataState:
         self.tombstones.touched(partition)
         self.closed_through[partition] = max(self.closed_through.get(partition, 0), pending.index)
 
+    def _drop_files(self, files: Iterable[FileMeta | None]) -> None:
+        """Unlink files that no manifest ever named."""
+        unnamed = tuple(f for f in files if f is not None)
+        if unnamed:
+            self.jobs.append(DeleteFiles(self.group, unnamed))
+
+    def _park(self, index: int, command: commands.Park) -> None:
+        """Rows that fail to become a TsFile become an Arrow file, also where they are a TsFile already: what
+        one member can make and another cannot would differ for ever."""
+        if any(command.name in c.names for c in self.compacting if not c.gone):
+            return
+        pending = next((p for p in self.pending if p.index == command.close), None)
+        made = pending.made.pop(command.name, None) if pending is not None else None
+        unit = pending.park(command.name, command.why) if pending is not None else None
+        if unit is not None:
+            self._drop_files([made])
+            self.jobs.append(CloseFiles(self.group, (unit,)))
+        elif command.name in self.manifest:
+            self.compacting.append(Compacting(index, command, command.schema, []))
+            self._take_turns()
+
     def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
         """Of a job that failed, the units to be tried again: what was released since is done with."""
         closes = {p.index: p for p in self.pending}
@@ -372,7 +410,7 @@ class DataState:
             pending = closes.get(unit.spec.order[0])
             if pending is not None and unit.spec.slot in pending.gone:
                 pending.on_made(unit, None)
-            elif pending is not None:
+            elif pending is not None and unit.spec.name not in pending.parked:
                 wanted.append(unit)
         self._file_made()
         return tuple(wanted)
@@ -402,7 +440,7 @@ class DataState:
         cuts = [t for t in self.tombstones.of(*key) if t.expiry]
         if cuts:
             waiting = reversed([c for c in self.compacting if c.key == key and not c.gone])
-            pinned = {name: c.index for c in waiting for name, _ in c.command.inputs}
+            pinned = {name: c.index for c in waiting for name in c.names}
             gone = compaction.expired(self.manifest.of_partition(*key), cuts, pinned)
             self.doomed += self.manifest.remove(f.name for f in gone)
 
@@ -455,7 +493,7 @@ class DataState:
             if c.gone or c.key in taken:
                 continue
             if c.job is None and self._is_next(c):
-                inputs = compaction.find_inputs(self.manifest, c.command)
+                inputs = compaction.find_inputs(self.manifest, c)
                 if not inputs:
                     self.compacting.remove(c)
                     self._settle_files(c.key)
@@ -657,6 +695,7 @@ class DataState:
                 for c in self.compacting
                 if not c.gone and c.command.slot not in sources
             ],
+            parked=[(p.index, name, why) for p in self.pending for name, why in p.parked.items()],
             staged=self.staged.parts,
         )
 
@@ -702,7 +741,8 @@ class DataState:
             assert isinstance(command, commands.CloseFile)
             parts = {p: closing.Part(first) for i, p, first in saved.unfiled if i == index}
             parts = parts or {p: closing.Part(None) for _, p in command.partitions}
-            state.pending.append(closing.Pending(index, command, parts, schemas, gone))
+            parked = {name: why for i, name, why in saved.parked if i == index}
+            state.pending.append(closing.Pending(index, command, parts, schemas, gone, parked))
         for index, data, gone in saved.adopting:
             command = commands.decode(data)
             assert isinstance(command, commands.Adopt)
@@ -710,7 +750,7 @@ class DataState:
             state.jobs.append(AdoptFiles(command.operation, state.group, command.files))
         for index, data, schema, tombstones in saved.compacting:
             command = commands.decode(data)
-            assert isinstance(command, commands.Compact)
+            assert isinstance(command, commands.Compact | commands.Park)
             state.compacting.append(Compacting(index, command, schema, tombstones))
         state.changed = dict.fromkeys((f.partition, f.table) for f in saved.files)
         state._take_turns()

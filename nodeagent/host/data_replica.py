@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 import msgspec
 
@@ -22,6 +23,7 @@ from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.jobs import (
     AdoptFiles,
     CloseFiles,
+    CloseUnit,
     CompactFiles,
     DeleteFiles,
     Failed,
@@ -41,6 +43,12 @@ JOB_RETRY_MS_MAX = 60_000
 SEALED_CLOSE_MS = 1_000
 """Files of sealed slots are made so long after the seal. Nobody serves from them; made at once, on all
 members, they slow down the very moment in which writers wait for the slots to open elsewhere."""
+
+PARK_TRIES = 6
+"""Closes of one unit that fail before it is parked: about half a minute."""
+
+PARK_WHY_MAX = 500
+"""Characters of the error that are logged with it."""
 
 COMPACT_RETRY_MS = 10_000
 """A compaction that fails reads all of its inputs each time."""
@@ -69,11 +77,17 @@ class Failing:
 
     @property
     def trouble(self) -> str:
-        where, key = self.spec, self.spec.partition
-        return (
-            f"rows of {key.storage_group}.{where.schema.table} (time partition {key.time_partition}, shard"
-            f" {key.shard}) do not become a file, tried {self.tries} times: {self.why}"
-        )
+        where = _place(self.spec.partition, self.spec.schema.table)
+        return f"{where} do not become a file, tried {self.tries} times: {self.why}"
+
+
+def _place(key: PartitionKey, table: str) -> str:
+    return f"rows of {key.storage_group}.{table} (time partition {key.time_partition}, shard {key.shard})"
+
+
+def _parked(file: FileMeta) -> str:
+    where = _place(file.partition, file.table)
+    return f"{where} are kept as {file.name}, for they cannot become a TsFile: {file.parked}"
 
 
 class DataReplica(Replica):
@@ -206,8 +220,37 @@ class DataReplica(Replica):
         elif units:
             tries = [self._count_failure(u.spec, result) for u in units]
             delay_ms = min(JOB_RETRY_MS << min(max(tries) - 1, 16), JOB_RETRY_MS_MAX)
-            self._start_after(delay_ms, CloseFiles(self.group, units))
+            state = self.state
+            self.desk.later(delay_ms, lambda: self._close_again(CloseFiles(self.group, units), state))
+            self._maybe_park(units)
         self.start_jobs()
+
+    def _close_again(self, job: CloseFiles, state: DataState) -> None:
+        """What was parked or released meanwhile is not tried again."""
+        if state is not self.state or self.removed or self.stopped:
+            return
+        units = state.still_wanted(job)
+        self._forget_failing(u.spec.name for u in job.units if u not in units)
+        if units:
+            self._start(CloseFiles(self.group, units))
+        self.start_jobs()
+
+    def _maybe_park(self, units: tuple[CloseUnit, ...]) -> None:
+        """Leader: log that a unit which fails by itself is filed as Arrow.
+
+        Want of space does not count, nor a node that is short of it. What else passes (a worker that was
+        killed, memory) does so within the tries, which take a minute; if not, parking costs only bytes. A
+        unit that is logged once more changes nothing.
+        """
+        if not self.leads or self.desk.space.room or len(units) != 1:
+            return
+        spec, failing = units[0].spec, self.failing[units[0].spec.name]
+        if failing.tries < PARK_TRIES or spec.parked:
+            return
+        why = failing.why[:PARK_WHY_MAX]
+        self.desk.note("parking", group=self.group, file=spec.name, why=why)
+        park = commands.Park(spec.slot, spec.partition, spec.schema, spec.order[0], spec.name, why)
+        self.propose([commands.encode(park)])
 
     def _forget_failing(self, names: Iterable[str]) -> None:
         for name in names:
@@ -245,8 +288,13 @@ class DataReplica(Replica):
     def trouble(self) -> str:
         """What an operator should know, "" if nothing."""
         damaged = self.damaged if self.leads else {}
-        failing = (f.trouble for f in self.failing.values())
-        return self.error or next(iter((*failing, *self.stuck.values(), *damaged.values())), "")
+        found = (
+            *(f.trouble for f in self.failing.values()),
+            *self.stuck.values(),
+            *damaged.values(),
+            *(_parked(f) for f in islice(self.state.manifest.parked.values(), 1)),
+        )
+        return self.error or next(iter(found), "")
 
     # --- files that go -----------------------------------------------------------------------------
 

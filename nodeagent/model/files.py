@@ -16,8 +16,12 @@ is (index of the `Open`, *its order in the old group); a memtable batch's is (it
 Larger is newer."""
 
 
+TSFILE, PARKED = ".tsfile", ".arrow"
+"""How names of files end. Rows are parked as Arrow where they cannot become a TsFile."""
+
+
 class FileMeta(msgspec.Struct, frozen=True):
-    """One TsFile in a manifest: rows of one table of one partition."""
+    """One file in a manifest: rows of one table of one partition."""
 
     name: str
     slot: int
@@ -36,6 +40,14 @@ class FileMeta(msgspec.Struct, frozen=True):
 
     clean: Order = ()
     """Of a compacted file: rows that deletes of an older order mask are not in it any more."""
+
+    parked: str = ""
+    """Why the rows are no TsFile, in the words of the leader that found it. "" for a TsFile."""
+
+
+def parked_name(name: str) -> str:
+    """What the file is called that holds the rows of the TsFile `name` when they are parked."""
+    return name.removesuffix(TSFILE) + PARKED
 
 
 class Tombstone(msgspec.Struct, frozen=True):
@@ -74,6 +86,8 @@ class CloseSpec(msgspec.Struct, frozen=True):
     compression: str = "ZSTD"
     memory_threshold: int = 1 << 40
     format_version: int = 1
+    parked: str = ""
+    """As `FileMeta.parked`; the name ends accordingly."""
 
 
 class ScanSpec(msgspec.Struct, frozen=True):

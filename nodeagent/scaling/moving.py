@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import xxhash
 
-from nodeagent.model.files import FileMeta, PulledSlot, Tombstone
+from nodeagent.model.files import PARKED, TSFILE, FileMeta, PulledSlot, Tombstone
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.jobs import Adoption
 from nodeagent.model.operation import Operation, Ranges, SlotMove, Stage
@@ -113,7 +113,7 @@ def adoptions(open_index: int, pulled: list[PulledSlot]) -> tuple[list[Adoption]
 
 def _adopted(file: FileMeta, open_index: int, i: int) -> FileMeta:
     return FileMeta(
-        name=f"{file.slot:05d}-{open_index:012d}-{i:04d}.tsfile",
+        name=f"{file.slot:05d}-{open_index:012d}-{i:04d}{PARKED if file.parked else TSFILE}",
         slot=file.slot,
         partition=file.partition,
         table=file.table,
@@ -124,4 +124,5 @@ def _adopted(file: FileMeta, open_index: int, i: int) -> FileMeta:
         time_min=file.time_min,
         time_max=file.time_max,
         logical=file.logical,
+        parked=file.parked,
     )

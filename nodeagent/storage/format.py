@@ -13,8 +13,9 @@ import pyarrow as pa
 import xxhash
 
 from nodeagent.model.errors import FileCorrupt, Refused
-from nodeagent.model.files import CloseSpec, FileMeta, Order, PageSpec, ScanSpec, Tombstone
+from nodeagent.model.files import PARKED, CloseSpec, FileMeta, Order, PageSpec, ScanSpec, Tombstone
 from nodeagent.model.jobs import CloseUnit, CompactUnit, MemBatch, Scanned
+from nodeagent.storage.arrow_format import ArrowFormat
 from nodeagent.storage.files import check_content
 from nodeagent.table import paging
 from nodeagent.table.arrow import TIME, decode, encode, one_chunk
@@ -88,7 +89,8 @@ def compact_unit(
     parts: list[Part] = []
     schema = unit.spec.schema
     for path, meta in zip(paths, unit.inputs, strict=True):
-        rows = file_format.decode(check_content(read(path), meta, path), ScanSpec(schema))
+        content = check_content(read(path), meta, path)
+        rows = format_of(meta.name, file_format).decode(content, ScanSpec(schema))
         part = merge([(meta.order, rows)], (), schema)
         if total(checksum(part, schema)) != meta.logical:
             raise FileCorrupt(f"{path}: the values read are not those it was made of", file=meta.name)
@@ -114,7 +116,8 @@ def _make(table: pa.Table, spec: CloseSpec, clean: Order, file_format: FileForma
         total(sums),
         tuple(by_day(sums)),
     )
-    content = file_format.encode(table, spec, {PROPERTY: msgspec.msgpack.encode(footer)})
+    properties = {PROPERTY: msgspec.msgpack.encode(footer)}
+    content = format_of(spec.name, file_format).encode(table, spec, properties)
     times = one_chunk(table.column(TIME)).to_numpy()
     meta = FileMeta(
         name=spec.name,
@@ -129,6 +132,7 @@ def _make(table: pa.Table, spec: CloseSpec, clean: Order, file_format: FileForma
         time_max=int(times.max()),
         logical=footer.logical,
         clean=clean,
+        parked=spec.parked,
     )
     return ClosedUnit(meta, content, footer)
 
@@ -157,6 +161,14 @@ def scan_rows(
         return Scanned(b"", 0, over=True) if rows is None else Scanned(encode(rows), rows.num_rows)
     found = paging.page([*sources, *memory], tombstones, spec, page)
     return Scanned(encode(found.rows), found.rows.num_rows, found.after)
+
+
+def format_of(name: str, file_format: FileFormat) -> FileFormat:
+    """What a file of that name is read and written by."""
+    return _PARKED if name.endswith(PARKED) else file_format
+
+
+_PARKED = ArrowFormat()
 
 
 def _parts(batches: Sequence[MemBatch]) -> list[Part]:

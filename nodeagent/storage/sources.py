@@ -8,7 +8,7 @@ from typing import Protocol
 
 from nodeagent.model.files import FileMeta, ScanSpec
 from nodeagent.storage.files import check_content
-from nodeagent.storage.format import FileFormat
+from nodeagent.storage.format import FileFormat, format_of
 from nodeagent.table.paging import Source, TableSource
 
 
@@ -32,4 +32,4 @@ class ContentSources:
 
     def of(self, path: str, meta: FileMeta, spec: ScanSpec) -> Source:
         content = check_content(self._read(path), meta, path)
-        return TableSource([(meta.order, self._format.decode(content, spec))], spec)
+        return TableSource([(meta.order, format_of(meta.name, self._format).decode(content, spec))], spec)

@@ -24,6 +24,7 @@ import tsfile
 
 from nodeagent.model.errors import FileCorrupt, Refused, Unavailable
 from nodeagent.model.files import CloseSpec, ScanSpec
+from nodeagent.model.names import check_fileable
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.table.arrow import TIME, arrow_schema
 
@@ -48,10 +49,12 @@ class TsFileFormat:
 
         Raises:
             Refused: a compression that is not on the list.
+            InvalidName: names that could be written and not be read back.
             Unavailable: the writer failed; the rows are where they were, so try again.
             FileCorrupt: the file does not hold what it was given.
         """
         assert table.num_rows > 0, "a file has rows"
+        check_fileable(spec.schema)
         self._configure(spec.compression)
         path = self._scratch_path()
         try:

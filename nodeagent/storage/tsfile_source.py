@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 import tsfile
 
 from nodeagent.model.errors import FileCorrupt
-from nodeagent.model.files import FileMeta, ScanSpec
+from nodeagent.model.files import PARKED, FileMeta, ScanSpec
 from nodeagent.model.limits import KIB, MIB
 from nodeagent.storage.files import check_content, check_stream
+from nodeagent.storage.format import format_of
 from nodeagent.storage.tsfile_format import TsFileFormat, read_batches, tag_filter
 from nodeagent.table.merge import Part
 from nodeagent.table.paging import SeriesKey, Source, Span, TableSource, key_of, row_bytes, tags_of
@@ -76,7 +77,7 @@ class TsFileSources:
 
     def of(self, path: str, meta: FileMeta, spec: ScanSpec) -> Source:
         """See `Sources.of`."""
-        if meta.size <= SMALL_BYTES:
+        if meta.size <= SMALL_BYTES or meta.name.endswith(PARKED):
             return self._whole(path, meta, spec)
         return _TsFileSource(self, path, meta, spec)
 
@@ -85,7 +86,7 @@ class TsFileSources:
             content = file.readall()
         check_content(content, meta, path)
         self._opening(path)
-        return TableSource([(meta.order, self._format.decode(content, spec))], spec)
+        return TableSource([(meta.order, format_of(meta.name, self._format).decode(content, spec))], spec)
 
     def reader(self, path: str, meta: FileMeta, table: str) -> _Open:
         """The open file, verified. Raises `FileCorrupt`, `OSError`."""

@@ -30,6 +30,9 @@ class Manifest:
         self._ordered: dict[str, list[int]] = {}
         """Storage group -> positions of its partitions, ascending; absent until asked for after a change."""
 
+        self.parked: dict[str, FileMeta] = {}
+        """Those that are no TsFiles, by name."""
+
         self.nbytes = 0
         self.rows = 0
         self.add(files)
@@ -57,6 +60,8 @@ class Manifest:
             if meta.partition not in group:
                 group[meta.partition] = meta.slot
                 self._ordered.pop(meta.partition.storage_group, None)
+            if meta.parked:
+                self.parked[meta.name] = meta
             self.nbytes += meta.size
             self.rows += meta.rows
 
@@ -69,6 +74,7 @@ class Manifest:
                 continue
             _discard(self._slots, meta.slot, name)
             self._remove_of_partition(meta)
+            self.parked.pop(name, None)
             self.nbytes -= meta.size
             self.rows -= meta.rows
             gone.append(meta)

@@ -33,10 +33,10 @@ from nodeagent.model.requests import CheckStatus, Chunk, ErrorReply, FetchChunk,
 from nodeagent.model.space import reserve, zero_step
 from nodeagent.model.standing import Standing
 from nodeagent.storage import layout
+from nodeagent.storage.arrow_format import ArrowFormat
 from nodeagent.storage.engine import InlineEngine
 from nodeagent.storage.executor import Storage
 from nodeagent.testing.disk import ENDLESS_BYTES, Fault, PowerCut, SimDisk
-from nodeagent.testing.format import ArrowFormat
 
 WALL_START_MS = 1_700_000_000_000
 CALL_TIMEOUT_MS = 3_000

@@ -9,7 +9,7 @@ from nodeagent.data.state import Checkpoint, DataState, decode_checkpoint, encod
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.files import FileMeta, Tombstone
 from nodeagent.model.ids import PartitionKey
-from nodeagent.model.jobs import AdoptFiles, Adoption, CloseFiles, DeleteFiles
+from nodeagent.model.jobs import AdoptFiles, Adoption, CloseFiles, CloseUnit, CompactFiles, DeleteFiles
 from nodeagent.model.limits import SESSION_WINDOW
 from nodeagent.model.operation import SealResult
 from nodeagent.model.requests import ErrorReply, SessionOpened, Written
@@ -277,6 +277,83 @@ def test_a_close_that_fails_is_not_tried_for_slots_that_left(group: Group) -> No
     group.do(c.Release("op", 1))
     assert [u.spec.partition for u in group.state.still_wanted(job)] == [Q]
     assert [list(p.parts) for p in group.state.pending] == [[Q]]
+
+
+def park(group: Group, unit: CloseUnit) -> c.Park:
+    spec = unit.spec
+    return c.Park(spec.slot, spec.partition, spec.schema, spec.order[0], spec.name, "no")
+
+
+def only_unit(group: Group) -> CloseUnit:
+    (job,) = group.state.jobs
+    assert isinstance(job, CloseFiles) and len(job.units) == 1
+    return job.units[0]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_parked_unit_is_asked_for_as_arrow(group: Group, restarted: bool) -> None:
+    """Same rows, age and number; in the next life too. Then it is a file like any other."""
+    group.write(P)
+    group.close(P)
+    unit = only_unit(group)
+    group.state.jobs.clear()
+    group.do(park(group, unit))
+    if restarted:
+        group = group.restart()
+    parked = only_unit(group)
+    assert parked.spec.name == unit.spec.name.replace(".tsfile", ".arrow") and parked.spec.parked == "no"
+    assert (parked.batches, parked.tombstones, parked.spec.order) == (unit.batches, (), unit.spec.order)
+    group.finish()
+    assert [f.name for f in group.state.manifest.files()] == [parked.spec.name]
+    assert group.state.memtable.rows == 0 and group.state.base() == group.state.applied
+
+
+def test_a_tsfile_made_while_its_rows_were_parked_goes(group: Group) -> None:
+    """The job was under way: no manifest will ever name what it made."""
+    group.write(P)
+    group.close(P)
+    unit = only_unit(group)
+    (job,) = group.state.jobs
+    group.state.jobs.clear()
+    group.do(park(group, unit))
+    made = meta(unit.spec.name, 3, P, unit.spec.order)
+    assert isinstance(job, CloseFiles)
+    group.state.on_closed(job, (made,))
+    assert not len(group.state.manifest)
+    group.finish()
+    assert [f for d in group.deleted for f in d.files] == [made]
+    assert [f.name[-6:] for f in group.state.manifest.files()] == [".arrow"]
+
+
+def test_a_member_that_has_the_tsfile_makes_the_arrow_file_of_it(group: Group) -> None:
+    """Only some members failed: in the end all have the same file."""
+    group.write(P)
+    group.close(P)
+    unit = only_unit(group)
+    group.finish()
+    for _ in range(2):  # it may be logged twice
+        group.do(park(group, unit))
+    again = group.restart()
+    for g in (group, again):
+        (job,) = g.state.jobs
+        assert isinstance(job, CompactFiles) and job.unit.inputs == g.state.manifest.files()
+        spec = job.unit.spec
+        assert (spec.name[-6:], spec.order, spec.parked) == (".arrow", unit.spec.order, "no")
+        g.state.on_compacted(job, meta(spec.name, 3, P, spec.order))
+        assert [f.name for f in g.state.manifest.files()] == [spec.name] and not g.state.compacting
+        assert [f.name for f in g.state.doomed] == [unit.spec.name]
+
+
+def test_what_a_compaction_reads_is_not_parked(group: Group) -> None:
+    """Others may have merged the TsFile already: it has to be made here too."""
+    for _ in range(2):
+        group.write(P)
+        group.close(P)
+    first, second = (j.units[0] for j in group.state.jobs if isinstance(j, CloseFiles))
+    names = tuple((u.spec.name, "0" * 32) for u in (first, second))
+    group.do(c.Compact(3, P, "m", names))
+    group.do(park(group, first))
+    assert first in [u for p in group.state.pending for u in p.units]
 
 
 def adopt(group: Group) -> c.Adopt:

@@ -1,14 +1,16 @@
 """When a replica has its rows made into files."""
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 from nodeagent.data import commands as c
-from nodeagent.host.data_replica import SEALED_CLOSE_MS
+from nodeagent.host.data_replica import JOB_RETRY_MS_MAX, PARK_TRIES, SEALED_CLOSE_MS
 from nodeagent.model import limits
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import CloseFiles, CloseUnit, Failed, FilesClosed
+from nodeagent.model.space import Room
 from nodeagent.table import arrow
 from tests.host.test_compactor import SCHEMA, Node, P
 
@@ -141,3 +143,44 @@ def test_native_code_on_a_full_disk_puts_nothing_off() -> None:
         node.pass_ms(1_000)
         (job,) = node.under_way(CloseFiles)
         assert isinstance(job, CloseFiles) and len(job.units) == 5
+
+
+def fail_again(node: Node, times: int) -> None:
+    """The bad unit's close fails so often in a row."""
+    for _ in range(times):
+        while not node.under_way(CloseFiles):
+            node.pass_ms(100)
+        node.finish(CloseFiles, Failed("file_corrupt", "wrote 2 rows, the file has 1"))
+
+
+def test_a_unit_that_fails_again_and_again_is_parked_and_named() -> None:
+    """The leader logs it once it has tried enough; the rows are a file then, and the status says which."""
+    node = node_closing_five()
+    close_all_but(node, BAD, Failed("file_corrupt", "wrote 2 rows, the file has 1"))
+    fail_again(node, PARK_TRIES - 2)
+    assert not any(u.spec.parked for p in node.replica.state.pending for u in p.units)
+    fail_again(node, 1)
+    node.pass_ms(100)
+    (job,) = node.under_way(CloseFiles)
+    assert isinstance(job, CloseFiles)
+    (unit,) = job.units
+    assert unit.spec.name.endswith(".arrow") and unit.spec.parked == "wrote 2 rows, the file has 1"
+    parked = msgspec.structs.replace(made_of(unit), parked=unit.spec.parked)
+    node.finish(CloseFiles, FilesClosed((parked,)))
+    node.pass_ms(JOB_RETRY_MS_MAX + 1_000)
+    state = node.replica.state
+    assert not node.under_way(CloseFiles) and not state.pending and len(state.manifest) == 5
+    assert unit.spec.name in node.replica.trouble and "has 1" in node.replica.trouble
+    assert "time partition 3" in node.replica.trouble
+
+
+def test_nothing_is_parked_while_the_disk_is_full() -> None:
+    node = node_closing_five()
+    close_all_but(node, BAD, Failed("file_corrupt", "no"))
+    node.host.desk.space.room = Room.LOW
+    fail_again(node, PARK_TRIES + 2)
+    node.host.desk.space.room = Room.ENOUGH
+    assert not any(u.spec.parked for p in node.replica.state.pending for u in p.units)
+    fail_again(node, 1)
+    node.pass_ms(100)
+    assert any(u.spec.parked for p in node.replica.state.pending for u in p.units)

@@ -29,9 +29,9 @@ from nodeagent.runtime.jobs import PULLS, Jobs
 from nodeagent.runtime.puller import Puller
 from nodeagent.runtime.rate import Rate
 from nodeagent.storage import layout
+from nodeagent.storage.arrow_format import ArrowFormat
 from nodeagent.storage.engine import InlineEngine
 from nodeagent.storage.executor import Storage
-from nodeagent.testing.format import ArrowFormat
 from nodeagent.wire.faults import to_error
 
 SNAPSHOT = "ab12"

@@ -13,10 +13,10 @@ from nodeagent.model.files import CloseSpec, FileMeta, ScanSpec, Tombstone
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import CloseFiles, CloseUnit, FilesClosed, MemBatch
 from nodeagent.model.schema import Column, TableSchema
+from nodeagent.storage.arrow_format import ArrowFormat
 from nodeagent.storage.engine import InlineEngine
 from nodeagent.storage.executor import Storage
 from nodeagent.table.arrow import arrow_schema, encode
-from nodeagent.testing.format import ArrowFormat
 
 GROUP = "node1.1"
 KEY = PartitionKey("sg", 7, 0)

@@ -1,4 +1,5 @@
-"""A file format for the simulator: Arrow IPC files. Deterministic, in-process, never crashes."""
+"""Arrow IPC files, uncompressed. Rows that cannot become a TsFile are filed so (`data.closing`), and all rows
+in the simulator. Deterministic, in-process, never crashes."""
 
 from collections.abc import Mapping
 
