@@ -20,7 +20,9 @@ TIME = "time"
 """The time column of every table; no other is called so."""
 
 _WORD = "letters and digits of any script, '_' and '-', in parts joined by single dots"
-_COLUMN = "printable text without blanks at its ends, and not beginning with '$'"
+_COLUMN = "printable text without blanks at its ends, and not beginning with '$', '.' or '['"
+_RESERVED = ("$", ".", "[")
+"""`$` begins our own columns; Arrow takes the other two for a path to a nested field."""
 
 
 def check_storage_group(name: str) -> str:
@@ -42,7 +44,7 @@ def check_column(name: str) -> str:
     _check_text("column", name, _COLUMN)
     if name == TIME:
         raise InvalidName(f"a column is not called {TIME!r}: that is the time column")
-    if not name.isprintable() or name != name.strip() or name.startswith("$"):
+    if not name.isprintable() or name != name.strip() or name.startswith(_RESERVED):
         raise _refused("column", name, _COLUMN)
     return name
 

@@ -47,7 +47,24 @@ def test_printable_columns_are_taken(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", " ", " a", "a ", "a\0b", "a\tb", "a\nb", "\x7f", "\u200b", "\ue000", "$day", "time", "V", "x" * 256],
+    [
+        "",
+        " ",
+        " a",
+        "a ",
+        "a\0b",
+        "a\tb",
+        "a\nb",
+        "\x7f",
+        "\u200b",
+        "\ue000",
+        "$day",
+        ".",
+        "[0]",
+        "time",
+        "V",
+        "x" * 256,
+    ],
 )
 def test_other_columns_are_refused(name: str) -> None:
     """Nameless, blank, invisible and reserved names are errors, not columns."""
