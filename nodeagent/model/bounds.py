@@ -48,9 +48,3 @@ def check_range(name: str, value: int, least: int, most: int) -> None:
     """Raises `InvalidInput`."""
     if not least <= value <= most:
         raise InvalidInput(f"{name} is {value}; {least} to {most} are allowed")
-
-
-def check_length(name: str, text: str, most: int) -> None:
-    """Raises `InvalidInput`."""
-    if len(text) > most:
-        raise InvalidInput(f"{name} has {len(text)} characters; {most} are allowed")

@@ -75,16 +75,18 @@ def decode_reply(frame: Frame) -> Reply:
 
 def _check_parts(request: Request) -> None:
     """The structs in a request that are stored as they are."""
-    if isinstance(request, Write | DeleteRows):
+    if isinstance(request, (Write, DeleteRows)):  # noqa: UP038 - every write passes here
         key = request.partition
-        bounds.check_range("shard", key.shard, 0, bounds.SHARD_MAX)
-        bounds.check_range("time partition", key.time_partition, bounds.INT64_MIN, bounds.INT64_MAX)
-        bounds.check_length("storage group", key.storage_group, NAME_BYTES_MAX)
+        if not 0 <= key.shard <= bounds.SHARD_MAX or key.time_partition > bounds.INT64_MAX:
+            raise InvalidInput(f"shard {key.shard}, time partition {key.time_partition}")
+        if len(key.storage_group) > NAME_BYTES_MAX:
+            raise InvalidInput(f"a storage group of {len(key.storage_group)} characters")
     elif isinstance(request, BeginChange):
         options = request.options
         bounds.check_range("hold_release_ms", options.hold_release_ms, 0, bounds.COUNT_MAX)
         bounds.check_range("rate_bytes_per_s", options.rate_bytes_per_s, 0, bounds.COUNT_MAX)
-        bounds.check_length("depth", options.depth, NAME_BYTES_MAX)
+        if len(options.depth) > NAME_BYTES_MAX:
+            raise InvalidInput(f"a depth of {len(options.depth)} characters")
     elif isinstance(request, GiveUp):
         for heir in request.heirs:  # there must be terms left after it
             bounds.check_range("term", heir.term, 0, bounds.TERM_MAX // 2)
