@@ -144,6 +144,7 @@ CHARS: dict[str, int] = {
     "ErrorReply.next_step": TEXT,
     "ErrorReply.details": TEXT,
     "ReportError.what": TEXT,
+    "Park.why": TEXT,
     **{
         f"{kind}.by": TEXT for kind in ("SetDraining", "GiveUp", "TakeLock", "DropLock", "RecordRun", "Begin")
     },
