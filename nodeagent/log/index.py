@@ -121,7 +121,7 @@ class Start(msgspec.Struct, array_like=True, frozen=True):
     """Damage of no known group (`group` is "")."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tip:
     """Where a group's log is while a batch is put together: block of its latest operation, base and end."""
 
@@ -129,21 +129,22 @@ class Tip:
     base: int = 0
     last: int = 0
 
-    def after(self, op: AnyOp, seq: int) -> "Tip":
-        """Behind `op`, which goes into block `seq`. An append leaves no gap and is not below the base."""
-        base, last = self.base, self.last
-        match op:
-            case Append(group, first, entries):
-                assert base < first <= last + 1, f"{group}: append at {first}, log is ({base}, {last}]"
-                last = first + len(entries) - 1
-            case Copy(_, first, entries):
-                last = max(last, first + len(entries) - 1)
-            case Rebase(_, new, keep):
-                base = new.index
-                last = max(last, base) if keep else base
-            case Forget():
-                return Tip()
-        return Tip(seq, base, last)
+    def follow(self, op: AnyOp, seq: int) -> None:
+        """`op` goes into block `seq`. An append leaves no gap and is not below the base."""
+        self.seq = seq
+        if isinstance(op, Append):
+            first, last = op.first, self.last
+            assert self.base < first <= last + 1, (
+                f"{op.group}: append at {first}, log is ({self.base}, {last}]"
+            )
+            self.last = first + len(op.entries) - 1
+        elif isinstance(op, Rebase):
+            self.base = op.base.index
+            self.last = max(self.last, self.base) if op.keep_suffix else self.base
+        elif isinstance(op, Copy):
+            self.last = max(self.last, op.first + len(op.entries) - 1)
+        elif isinstance(op, Forget):
+            self.seq = self.base = self.last = 0
 
 
 @dataclass(slots=True)

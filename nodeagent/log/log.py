@@ -263,9 +263,11 @@ class Log:
         tips: dict[GroupId, Tip] = {}
         rows: list[Row] = []
         for op, payload in zip(ops, payloads, strict=True):
-            tip = tips.get(op.group) or self._index.tip(op.group)
+            tip = tips.get(op.group)
+            if tip is None:
+                tip = tips[op.group] = self._index.tip(op.group)
             rows.append(row_of(op, tip.seq, len(payload)))
-            tips[op.group] = tip.after(op, seq)
+            tip.follow(op, seq)
         return rows
 
     def _put(
