@@ -1,14 +1,16 @@
 """Rows of one table from a cluster's files, read from one holder per group: verified, then merged."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from iotctl.pipeline import windows
 from iotctl.pipeline.fetch import content_hash, fetch_files
 from iotctl.pipeline.link import Cluster, expect
 from iotctl.pipeline.tsfile_rows import Wanted, read_table
-from nodeagent.model.errors import FileCorrupt, NodeAgentError
+from iotctl.pipeline.windows import time_windows
+from nodeagent.model.errors import FileCorrupt, NodeAgentError, Unavailable
 from nodeagent.model.files import FileMeta, Order, PulledSlot, ScanSpec
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.operation import Ranges
@@ -47,31 +49,68 @@ def cluster_parts(cluster: Cluster, slots: Ranges, node: NodeId) -> list[Cluster
     return parts
 
 
-def read_part(
-    cluster: Cluster, node: NodeId, part: ClusterPart, schema: TableSchema, wanted: Wanted
-) -> pa.Table:
-    """The part's rows of the table from one holder's files, merged per partition.
+def part_rows(cluster: Cluster, part: ClusterPart, schema: TableSchema, wanted: Wanted) -> Iterator[pa.Table]:
+    """The part's rows of the table from its holders' files, some `WINDOW_ROWS` at a time.
 
-    Rows still in the holder's memory are not there: close them first where that matters.
+    One holder after the other is asked for the slots that none before gave; the rows of a slot leave when all
+    of its files are here and verified. Rows still in a holder's memory are not there: close them first where
+    that matters.
 
     Raises:
-        NodeAgentError: no contact; a file that is missing or whose bytes have another hash.
+        Unavailable: no holder gave some slots: no contact, or a file that is missing or has another hash.
+        FileCorrupt: bytes of the right hash that are no TsFile.
     """
-    opened = expect(cluster.call(node, ExportFiles(part.group, part.slots), EXPORT_TIMEOUT_S), SourceOpened)
-    spec = _scan_spec(schema, wanted)
-    tables = [merge([], (), schema, spec)]
+    left = set(ranges.to_slots(part.slots))
+    failures: list[str] = []
+    for node in part.nodes:
+        slots = _verified_slots(cluster, node, part, left, schema, wanted)
+        while left:
+            try:
+                pulled, files = next(slots)
+            except StopIteration:
+                return
+            except NodeAgentError as error:
+                failures.append(f"{node}: {error.what}")
+                break
+            yield from _slot_rows(pulled, files, schema, wanted)
+            left.discard(pulled.slot)
+    if left:
+        raise Unavailable(f"no holder of {part.group} gave slots {part.slots}: {'; '.join(failures)}")
+
+
+_Verified = list[tuple[FileMeta, bytes]]
+
+
+def _verified_slots(
+    cluster: Cluster, node: NodeId, part: ClusterPart, left: set[int], schema: TableSchema, wanted: Wanted
+) -> Iterator[tuple[PulledSlot, _Verified]]:
+    """The slots that are left, as the node holds them, each with the bytes of its files."""
+    request = ExportFiles(part.group, ranges.from_slots(left))
+    opened = expect(cluster.call(node, request, EXPORT_TIMEOUT_S), SourceOpened)
     for pulled in opened.slots:
         metas = [f for f in pulled.files if _is_wanted(f, schema, wanted)]
         contents = fetch_files(cluster, [(node, opened.snapshot, f.name, f.size) for f in metas])
-        files = [(meta, _verified(meta, content)) for meta, content in zip(metas, contents, strict=True)]
-        for partition in sorted({f.partition for f in metas}):
-            tables.append(_merged(partition, files, pulled, schema, spec))
-    return pa.concat_tables(tables)
+        yield (
+            pulled,
+            [(meta, _verified(meta, content)) for meta, content in zip(metas, contents, strict=True)],
+        )
 
 
-def _scan_spec(schema: TableSchema, wanted: Wanted) -> ScanSpec:
+def _slot_rows(
+    pulled: PulledSlot, files: _Verified, schema: TableSchema, wanted: Wanted
+) -> Iterator[pa.Table]:
+    """Merged per partition, between two times after the other."""
+    for partition in sorted({meta.partition for meta, _ in files}):
+        own = [(meta, content) for meta, content in files if meta.partition == partition]
+        for first, last in time_windows([meta for meta, _ in own], windows.WINDOW_ROWS):
+            spec = _scan_spec(schema, wanted, first, last)
+            if spec.time_from <= spec.time_to:
+                yield _merged(partition, own, pulled, schema, spec)
+
+
+def _scan_spec(schema: TableSchema, wanted: Wanted, first: int, last: int) -> ScanSpec:
     fields = None if wanted.columns is None else tuple(c for c in wanted.columns if c in schema.fields)
-    return ScanSpec(schema, fields, wanted.time_from, wanted.time_to, wanted.tags)
+    return ScanSpec(schema, fields, max(first, wanted.time_from), min(last, wanted.time_to), wanted.tags)
 
 
 def _is_wanted(meta: FileMeta, schema: TableSchema, wanted: Wanted) -> bool:
@@ -109,9 +148,8 @@ def _merged(
     narrowed = Wanted(columns, spec.time_from, spec.time_to, tags)
     parts: list[tuple[Order, pa.Table]] = []
     for meta, content in files:
-        if meta.partition == partition:
-            rows = read_table(content, schema.table, narrowed, meta.name)
-            if rows is not None:
-                parts.append((meta.order, rows))
+        rows = read_table(content, schema.table, narrowed, meta.name)
+        if rows is not None:
+            parts.append((meta.order, rows))
     deletes = [t for t in pulled.tombstones if (t.partition, t.table) == (partition, schema.table)]
     return merge(parts, deletes, schema, spec)

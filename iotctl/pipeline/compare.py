@@ -1,9 +1,9 @@
 """Compare what several holders have of one slot: files, then sums per (series, day), then cells.
 
 Cheap steps decide first, and each later step looks only at what the one before found different:
-age and number of files, hash of the bytes, the logical sum of each file, buckets, rows. What most
-holders have is what is expected; without a majority a trusted holder (the previous one) is believed,
-else every holder is listed.
+age and number of files, hash of the bytes, the logical sum of each file, buckets, rows. Rows are looked at
+some `WINDOW_ROWS` at a time, between two times, however many there are. What most holders have is what is
+expected; without a majority a trusted holder (the previous one) is believed, else every holder is listed.
 """
 
 import itertools
@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from iotctl.pipeline import windows
 from iotctl.pipeline.cells import CellDifference, differing_cells
 from iotctl.pipeline.digest import (
     Bucket,
@@ -40,13 +41,19 @@ from iotctl.pipeline.report import (
     Value,
 )
 from iotctl.pipeline.tsfile_rows import TIME
+from iotctl.pipeline.windows import time_windows
 from nodeagent.model.errors import FileCorrupt, NodeAgentError
 from nodeagent.model.files import FileMeta
 from nodeagent.model.schema import TableSchema
-from nodeagent.table.checksum import Sums
+from nodeagent.table.checksum import Sums, add
 
 Schemas = Mapping[tuple[str, str], TableSchema]
 """By (storage group, table)."""
+
+_Usable = tuple[Holding, list[tuple[HeldFile, str]]]
+"""A holder with its files and the hash of each one's bytes."""
+
+ZERO: Sums = (0, 0, 0)
 
 Content = Callable[[Holding, HeldFile], bytes | NodeAgentError]
 
@@ -104,21 +111,44 @@ class _UnitComparison:
     schema: TableSchema
     content: Content
     outcome: SlotOutcome
-    cache: RowsByHash = field(default_factory=RowsByHash)
+    sums: dict[str, Sums] = field(default_factory=dict)
+    """By the hash of a file's bytes: of the rows read so far."""
 
     def run(self, holdings: Sequence[Holding]) -> None:
         own = {h.node + h.group: self._files(h) for h in holdings}
-        complete = self._check_sets(holdings, own)
-        readable: dict[tuple[Hashable, ...], _Version] = {}
-        for holding in complete:
-            files = own[holding.node + holding.group]
-            parts = self._read(holding, files)
+        usable = []
+        for holding in self._check_sets(holdings, own):
+            files = self._check_bytes(holding, own[holding.node + holding.group])
+            if files is not None:
+                usable.append((holding, files))
+        metas = [held.meta for files in own.values() for held in files]
+        for times in time_windows(metas, windows.WINDOW_ROWS * len(own)):
+            usable = self._compare_window(usable, RowsByHash(times))
+        self._check_sums(usable)
+
+    def _compare_window(self, usable: list[_Usable], cache: RowsByHash) -> list[_Usable]:
+        """Compare the rows between two times; the holders all of whose files could be decoded."""
+        versions: dict[tuple[Hashable, ...], _Version] = {}
+        readable = []
+        for holding, files in usable:
+            parts = self._decode(holding, files, cache)
             if parts is not None:
-                self._add(readable, holding, parts)
-        versions = list(readable.values())
-        self._count(versions)
+                readable.append((holding, files))
+                self._add(versions, holding, parts)
+        for digest, rows in cache.known.items():
+            self.sums[digest] = add(self.sums.get(digest, ZERO), rows.sums)
+        self._count(list(versions.values()))
         if len(versions) > 1:
-            self._compare(versions)
+            self._compare(list(versions.values()))
+        return readable
+
+    def _check_sums(self, usable: Sequence[_Usable]) -> None:
+        """The sum of all rows of a file against what its manifest says."""
+        for holding, files in usable:
+            for held, digest in files:
+                found = self.sums.get(digest, ZERO)
+                if found != tuple(held.meta.logical):
+                    self._file(holding, held.meta, _sums_text(held.meta.logical), _sums_text(found))
 
     def _files(self, holding: Holding) -> list[HeldFile]:
         return [f for f in holding.files if (f.meta.partition, f.meta.table) == self.unit]
@@ -140,18 +170,14 @@ class _UnitComparison:
     def _file(self, holding: Holding, meta: FileMeta, expected: str, found: str) -> None:
         self.outcome.add(Mismatch(holding.node, holding.slot, meta.name, "", None, expected, found))
 
-    def _read(self, holding: Holding, files: list[HeldFile]) -> list[tuple[HeldFile, str, FileRows]] | None:
-        """Hash, then decode each file; None when one of them cannot be used."""
-        parts: list[tuple[HeldFile, str, FileRows]] = []
-        usable = True
-        for held in files:
-            part = self._read_file(holding, held)
-            usable = usable and part is not None
-            if part is not None:
-                parts.append(part)
-        return parts if usable else None
+    def _check_bytes(self, holding: Holding, files: list[HeldFile]) -> list[tuple[HeldFile, str]] | None:
+        """Hash each file; None when one of them cannot be used."""
+        found = [self._hash(holding, held) for held in files]
+        if None in found:
+            return None
+        return [(held, digest) for held, digest in zip(files, found, strict=True) if digest is not None]
 
-    def _read_file(self, holding: Holding, held: HeldFile) -> tuple[HeldFile, str, FileRows] | None:
+    def _hash(self, holding: Holding, held: HeldFile) -> str | None:
         content = self.content(holding, held)
         if isinstance(content, FileCorrupt):
             self._file(holding, held.meta, f"{held.meta.size} bytes", content.what)
@@ -166,14 +192,22 @@ class _UnitComparison:
         if found != held.meta.xxh3:
             self._file(holding, held.meta, held.meta.xxh3, found)
             return None
-        try:
-            rows = self.cache.read(content, found, self.schema, held.meta.name)
-        except (FileCorrupt, NodeAgentError) as error:
-            self._file(holding, held.meta, "a readable TsFile", error.what)
-            return None
-        if rows.sums != tuple(held.meta.logical):
-            self._file(holding, held.meta, _sums_text(held.meta.logical), _sums_text(rows.sums))
-        return held, found, rows
+        return found
+
+    def _decode(
+        self, holding: Holding, files: list[tuple[HeldFile, str]], cache: RowsByHash
+    ) -> list[tuple[HeldFile, str, FileRows]] | None:
+        """The rows of the window; None when a file is no TsFile."""
+        parts: list[tuple[HeldFile, str, FileRows]] = []
+        for held, digest in files:
+            content = self.content(holding, held)
+            assert isinstance(content, bytes), "it was hashed"
+            try:
+                parts.append((held, digest, cache.read(content, digest, self.schema, held.meta.name)))
+            except (FileCorrupt, NodeAgentError) as error:
+                self._file(holding, held.meta, "a readable TsFile", error.what)
+                return None
+        return parts
 
     def _add(
         self,

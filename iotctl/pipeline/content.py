@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from iotctl.pipeline.compare import Schemas, SlotOutcome, compare_slot, series_count
-from iotctl.pipeline.fetch import fetch_files
+from iotctl.pipeline.fetch import content_hash, fetch_files
 from iotctl.pipeline.holding import HeldFile, Holding, Scope, agree, holding_of
 from iotctl.pipeline.jobs import run_tasks
 from iotctl.pipeline.link import Cluster, Spec, connect_cached, expect
@@ -170,8 +170,16 @@ ContentKey = tuple[str, str, str]
 
 
 def _fetch(cluster: Cluster, holdings: Sequence[Holding]) -> dict[ContentKey, bytes | NodeAgentError]:
-    wishes = [(h.node, h.snapshot, f.meta.name, f.meta.size) for h in holdings for f in h.files]
-    return {w[:3]: got for w, got in zip(wishes, fetch_files(cluster, wishes), strict=True)}
+    """Large ones holder by holder, for most holders have the same bytes: these are kept once."""
+    size = sum(f.meta.size for h in holdings for f in h.files)
+    groups = [[h] for h in holdings] if size > WINDOW_BYTES else [list(holdings)]
+    found: dict[ContentKey, bytes | NodeAgentError] = {}
+    kept: dict[str, bytes] = {}
+    for group in groups:
+        wishes = [(h.node, h.snapshot, f.meta.name, f.meta.size) for h in group for f in h.files]
+        for wish, got in zip(wishes, fetch_files(cluster, wishes), strict=True):
+            found[wish[:3]] = kept.setdefault(content_hash(got), got) if isinstance(got, bytes) else got
+    return found
 
 
 class _Lookup:

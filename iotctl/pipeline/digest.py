@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iotctl.pipeline.tsfile_rows import TIME, Wanted, read_table
+from iotctl.pipeline.tsfile_rows import TIME, TIME_MAX, TIME_MIN, Wanted, read_table
 from nodeagent.model.errors import FileCorrupt
 from nodeagent.model.files import Order, Tombstone
 from nodeagent.model.schema import TableSchema
@@ -37,26 +37,35 @@ class FileRows:
 
 @dataclass(slots=True)
 class RowsByHash:
-    """Files already read, by the hash of their bytes: equal bytes hold equal rows, so replicas whose
-    bytes were fetched and hashed are decoded once."""
+    """Rows already read between two times, by the hash of their file's bytes: equal bytes hold equal rows, so
+    replicas whose bytes were fetched and hashed are decoded once."""
 
+    times: tuple[int, int] = (TIME_MIN, TIME_MAX)
     _known: dict[tuple[str, str], FileRows] = field(default_factory=dict)
+
+    @property
+    def known(self) -> dict[str, FileRows]:
+        """By hash."""
+        return {digest: rows for (digest, _), rows in self._known.items()}
 
     def read(self, content: bytes, digest: str, schema: TableSchema, file: str) -> FileRows:
         """Raises `FileCorrupt` where the bytes are no TsFile."""
         known = self._known.get((digest, schema.table))
         if known is None:
-            known = self._known[digest, schema.table] = read_rows(content, schema, file)
+            known = self._known[digest, schema.table] = read_rows(content, schema, file, self.times)
         return known
 
 
-def read_rows(content: bytes, schema: TableSchema, file: str) -> FileRows:
-    """Decode one file's rows of the table and sum them. The bytes' hash must have been checked.
+def read_rows(
+    content: bytes, schema: TableSchema, file: str, times: tuple[int, int] = (TIME_MIN, TIME_MAX)
+) -> FileRows:
+    """Decode one file's rows of the table between two times and sum them. The bytes' hash must have been
+    checked.
 
     Raises:
         FileCorrupt: the bytes are no TsFile.
     """
-    rows = read_table(content, schema.table, Wanted(), file)
+    rows = read_table(content, schema.table, Wanted(None, *times), file)
     if rows is None:
         rows = merge([], (), schema)
     as_table = merge([((0,), rows)], (), schema)

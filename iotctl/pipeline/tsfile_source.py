@@ -59,7 +59,7 @@ from pyspark.sql.types import (
     TimestampNTZType,
 )
 
-from iotctl.pipeline.cluster_rows import ClusterPart, cluster_parts, read_part
+from iotctl.pipeline.cluster_rows import ClusterPart, cluster_parts, part_rows
 from iotctl.pipeline.link import Spec, connect_cached
 from iotctl.pipeline.tsfile_rows import (
     BATCH_ROWS,
@@ -71,7 +71,7 @@ from iotctl.pipeline.tsfile_rows import (
     read_batches,
     tables_in,
 )
-from nodeagent.model.errors import InvalidInput, NodeAgentError, NotFound, Unavailable
+from nodeagent.model.errors import InvalidInput, NotFound
 from nodeagent.model.operation import Ranges
 from nodeagent.model.schema import TableSchema
 from nodeagent.partition import ranges
@@ -251,21 +251,12 @@ class TsFileReader(DataSourceReader):
             yield from self._cluster_rows(partition.part)
 
     def _cluster_rows(self, part: ClusterPart) -> Iterator[pa.RecordBatch]:
-        """One holder after the other: rows leave only when a holder gave all of the part."""
         source = self.source
         assert source.spec is not None
         cluster = connect_cached(source.spec)
         schema = table_schema(source.spec, source.storage_group, source.table)
-        failures: list[str] = []
-        for node in part.nodes:
-            try:
-                rows = read_part(cluster, node, part, schema, self.wanted)
-            except NodeAgentError as error:
-                failures.append(f"{node}: {error.what}")
-                continue
+        for rows in part_rows(cluster, part, schema, self.wanted):
             yield from rows.to_batches(max_chunksize=BATCH_ROWS)
-            return
-        raise Unavailable(f"no holder of {part.group} gave slots {part.slots}: {'; '.join(failures)}")
 
 
 class PushdownReader(TsFileReader):

@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pytest
 
+from iotctl.pipeline import windows
 from iotctl.pipeline.cells import differing_cells
 from iotctl.pipeline.compare import SlotOutcome, compare_slot
 from iotctl.pipeline.digest import buckets, merged
@@ -16,6 +17,12 @@ from tests.pipeline.fake import Maker
 from tests.pipeline.rows import DAY_MS, MACHINES, machines, with_cell
 
 SCHEMAS = {("root.a", "machines"): MACHINES}
+
+
+@pytest.fixture(autouse=True, params=[1 << 30, 9])
+def window(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is found alike whether rows are looked at all at once or a few at a time."""
+    monkeypatch.setattr(windows, "WINDOW_ROWS", request.param)
 
 
 class Holders:
