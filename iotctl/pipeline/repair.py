@@ -8,8 +8,9 @@ brought here and that its previous holders still keep, signed off: then those ar
 - `hash`: the bytes are damaged or missing, the manifest row is the majority's;
 - `content`: also a row that differs from the majority's in size, hash, rows, times or sums.
 
-A file that only some manifests name, or that lies elsewhere in time or place, is a difference of histories
-and nothing that copying a file could mend.
+What a compaction was to make on one replica, and cannot for a damaged file that the others merged already, is
+given too: then its inputs go. A file that only some manifests name, or that lies elsewhere in time or place,
+is a difference of histories and nothing that copying a file could mend.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +21,7 @@ from types import MappingProxyType
 import msgspec
 
 from iotctl.pipeline.link import Cluster, expect
-from iotctl.pipeline.replicas import GroupView, hash_files
+from iotctl.pipeline.replicas import GroupView, Replica, hash_files
 from iotctl.pipeline.report import Mismatch, Progress, Repair, Unread
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.files import FileMeta, FileRef, Order
@@ -85,11 +86,13 @@ def decide(
         kept: tuple[FileRef, ...] = ()
         if wanted is None:
             wanted, holders, kept = _signed_off(view, hashes, name, signed_off)
+        if wanted is None and any(name in r.superseded for r in view.replicas):
+            continue
         for replica in view.replicas:
             if replica.node in holders:
                 continue
             own = replica.files.get(name)
-            reason = _why_not(view, hashes, depth, name, own, replica.node, wanted)
+            reason = _why_not(view, hashes, depth, name, own, replica, wanted)
             if reason:
                 hopeless.append(Hopeless(replica.node, slots[name], name, reason))
             elif wanted is not None:
@@ -134,7 +137,7 @@ def _why_not(
     depth: str,
     name: str,
     own: FileMeta | None,
-    node: NodeId,
+    replica: Replica,
     wanted: FileMeta | None,
 ) -> str:
     """Why the file may not be replaced; empty when it may."""
@@ -145,9 +148,11 @@ def _why_not(
             f"no majority of the {len(view.members)} replicas holds one whole version of it,"
             " and no previous holder keeps a signed-off one"
         )
+    if own is None and name in replica.owed:
+        return ""
     if own is None:
         return "this replica's manifest does not name it"
-    if (node, name) not in hashes:
+    if (replica.node, name) not in hashes:
         return "this replica could not read it again"
     if _fixed(own) != _fixed(wanted):
         return "it has another slot, partition, table or order in this replica's manifest"

@@ -21,6 +21,7 @@ from nodeagent.model.requests import (
     Accepted,
     CheckFiles,
     CloseAll,
+    DamagedFile,
     FilesChecked,
     GetManifest,
     GroupRecord,
@@ -33,6 +34,9 @@ ASKS_MAX = 16
 
 SETTLE_S = 30.0
 """How long a replica may need to make the files up to the cut."""
+
+DAMAGED_SETTLE_S = 3.0
+"""How long one is waited for that is held up by a damaged file."""
 
 SETTLE_POLL_S = 0.2
 RECHECKS = 3
@@ -54,6 +58,17 @@ class Replica:
     node: NodeId
     group: GroupId
     files: dict[str, FileMeta] = field(default_factory=dict)
+    damaged: tuple[DamagedFile, ...] = ()
+
+    @property
+    def owed(self) -> frozenset[str]:
+        """What compactions were to make here of files of which one is damaged."""
+        return frozenset(d.output for d in self.damaged if d.output)
+
+    @property
+    def superseded(self) -> frozenset[str]:
+        """The files that go with what is owed."""
+        return frozenset(name for d in self.damaged for name in d.inputs)
 
 
 @dataclass(slots=True)
@@ -130,16 +145,19 @@ def _cut(cluster: Cluster, group: GroupId, slots: Ranges) -> int | None:
 
 def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -> Replica | Unread:
     """The replica's files once it has made all files up to the cut."""
-    deadline = time.monotonic() + SETTLE_S
+    started = time.monotonic()
     while True:
         try:
             reply = expect(cluster.call(node, GetManifest(view.group, chosen.slots)), ManifestReply)
         except NodeAgentError as error:
             return Unread(node, view.group, None, error.what)
-        if _settled(reply, view.cut):
+        waited_s = time.monotonic() - started
+        # What a damaged file keeps from being made is a finding, and no waiting helps.
+        is_stuck = waited_s > DAMAGED_SETTLE_S and any(d.output for d in reply.damaged)
+        if _settled(reply, view.cut) or is_stuck:
             files = {f.name: f for f in reply.files if f in chosen and _before(f, view.cut)}
-            return Replica(node, view.group, files)
-        if time.monotonic() > deadline:
+            return Replica(node, view.group, files, tuple(d for d in reply.damaged if d.file in files))
+        if waited_s > SETTLE_S:
             reason = (
                 f"behind: files made up to index {reply.materialised}, wanted {view.cut or reply.applied},"
                 f" {reply.pending} pending"
@@ -185,6 +203,16 @@ def _list_again(cluster: Cluster, view: GroupView, chosen: Chosen) -> list[Unrea
     fresh = [_manifest(cluster, view, r.node, chosen) for r in view.replicas]
     view.replicas = [f for f in fresh if isinstance(f, Replica)]
     return [f for f in fresh if isinstance(f, Unread)]
+
+
+def damage_found(views: Sequence[GroupView]) -> list[Mismatch]:
+    """What the replicas themselves found damaged when they read or merged files."""
+    return [
+        Mismatch(r.node, d.slot, d.file, "", None, d.expected, d.found)
+        for view in views
+        for r in view.replicas
+        for d in r.damaged
+    ]
 
 
 def manifest_mismatches(view: GroupView) -> list[Mismatch]:

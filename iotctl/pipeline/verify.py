@@ -19,7 +19,14 @@ import msgspec
 from iotctl.pipeline.content import compare_units
 from iotctl.pipeline.link import Cluster, Spec, connect
 from iotctl.pipeline.repair import Repairer, settle
-from iotctl.pipeline.replicas import Chosen, GroupView, check_hashes, compare_manifests, view_groups
+from iotctl.pipeline.replicas import (
+    Chosen,
+    GroupView,
+    check_hashes,
+    compare_manifests,
+    damage_found,
+    view_groups,
+)
 from iotctl.pipeline.report import Mismatch, Progress, Silent, Unread, VerifyReport
 from iotctl.pipeline.session import DEFAULT_MASTER, spark_session
 from iotctl.pipeline.units import CompareUnit, Side, cut_slots
@@ -154,6 +161,7 @@ class _Comparison:
             self._hashes(views, chosen, report)
         elif self.depth == "content":
             self._content(views, storage_groups, report)
+        report.add_mismatches(_unexplained(damage_found(views), report.mismatches))
         report.add_mismatches(_unexplained(recorded, report.mismatches))
         return report, views
 

@@ -28,10 +28,12 @@ from nodeagent.model.jobs import (
     DeleteFiles,
     Failed,
     FilesClosed,
+    FilesHashed,
     Job,
     JobResult,
 )
-from nodeagent.model.requests import Reply
+from nodeagent.model.limits import DAMAGED_KEPT_MAX
+from nodeagent.model.requests import DamagedFile, Reply
 from nodeagent.model.space import Room
 from nodeagent.raft.core import Raft
 
@@ -141,6 +143,9 @@ class DataReplica(Replica):
 
         self.stuck: dict[str, str] = {}
         """Compactions that fail, by the name of their output, with the reason."""
+
+        self.broken: dict[str, DamagedFile] = {}
+        """Files, by name, that a read or a compaction found damaged here, the last `DAMAGED_KEPT_MAX`."""
 
         self.damaged: dict[Key, str] = {}
         """Leader: what may not be compacted as a member's copy is damaged."""
@@ -268,6 +273,7 @@ class DataReplica(Replica):
         name = job.unit.spec.name
         self.stuck.pop(name, None)
         if isinstance(result, Failed):
+            self._note_damage(result, job.unit.inputs, job)
             if state.wants(job):
                 self.stuck[name] = f"compaction: {result.what}"
                 self.desk.note("job_failed", group=self.group, job="CompactFiles", why=result.what)
@@ -335,9 +341,58 @@ class DataReplica(Replica):
                 if not self._in_use[name]:
                     del self._in_use[name]
             self._unlink()
+            if isinstance(result, Failed):
+                self._note_damage(result, files)
+            elif isinstance(result, FilesHashed):
+                self._forget_mended(result)
             then(result)
 
         self.desk.job(job, done)
+
+    # --- damage ------------------------------------------------------------------------------------
+
+    def _note_damage(
+        self, result: Failed, files: Iterable[FileMeta], compaction: CompactFiles | None = None
+    ) -> None:
+        meta = next((f for f in files if f.name == result.file), None)
+        if meta is None or not result.found:
+            return
+        unit = compaction.unit if compaction is not None else None
+        output, inputs = (unit.spec.name, tuple(f.name for f in unit.inputs)) if unit else ("", ())
+        self.broken.pop(meta.name, None)
+        self.broken[meta.name] = DamagedFile(meta.name, meta.slot, meta.xxh3, result.found, output, inputs)
+        while len(self.broken) > DAMAGED_KEPT_MAX:
+            del self.broken[next(iter(self.broken))]
+
+    def _forget_mended(self, hashed: FilesHashed) -> None:
+        for name, found in hashed.found:
+            if name in self.broken and self.broken[name].expected == found:
+                del self.broken[name]
+
+    def damaged_files(self) -> tuple[DamagedFile, ...]:
+        """Those that the manifest still names."""
+        manifest = self.state.manifest
+        self.broken = {
+            n: d for n, d in self.broken.items() if (m := manifest.get(n)) and m.xxh3 == d.expected
+        }
+        return tuple(self.broken.values())
+
+    def owed(self, made: FileMeta) -> CompactFiles | None:
+        """The compaction under way here that is to make this very file; None if none is."""
+        for c in self.state.compacting:
+            spec = c.job.unit.spec if c.job is not None else None
+            if spec is not None and (spec.name, spec.slot, spec.partition, spec.order) == (
+                made.name,
+                made.slot,
+                made.partition,
+                made.order,
+            ):
+                return c.job
+        return None
+
+    def take_output(self, job: CompactFiles, made: FileMeta) -> None:
+        """What a compaction was to make has come from another member."""
+        self._on_compacted(job, self.state, FilesClosed((made,)))
 
     # --- closing -----------------------------------------------------------------------------------
 

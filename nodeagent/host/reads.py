@@ -461,6 +461,7 @@ def on_manifest(host: Cluster, replica: DataReplica, token: int, request: reques
             state.materialised,
             pending,
             files_of(replica, request.slots),
+            damaged=replica.damaged_files(),
         ),
     )
 

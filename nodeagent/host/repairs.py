@@ -2,7 +2,9 @@
 
 Who decides is `iotctl verify --repair`: it compared the replicas and knows what their majority holds. Here
 the copy is fetched and verified, put in the place of the damaged one, and the manifest row replaced where it
-was forged too. The log has no part in it: afterwards this replica is what its log says it should be.
+was forged too. What a compaction was to make here of a damaged file comes as a copy too, for the other
+members do not have its inputs any more. The log has no part in it: afterwards this replica is what its log
+says it should be.
 
 One repair per group at a time. Its staged files lie where only a repair of that group looks.
 """
@@ -82,6 +84,13 @@ class Repairs:
             "file_repaired", group=replica.group, file=wanted.name, quarantined=result.quarantined
         )
         known = replica.state.manifest.get(wanted.name)
+        replica.broken.pop(wanted.name, None)
+        owed = replica.owed(wanted) if known is None else None
+        if owed is not None:
+            replica.take_output(owed, wanted)
+            return replica.when_saved(
+                lambda: self._done(repair, result.quarantined), lambda: self._gone(repair)
+            )
         if known is None:  # compacted meanwhile
             self._desk.job(DeleteFiles(replica.group, (wanted,)), lambda _: None)
         if known is None or known == wanted:
@@ -110,6 +119,8 @@ def _why_not(replica: DataReplica, wanted: FileMeta) -> str:
     if replica.installing or replica.rebasing or not replica.state.recovered:
         return f"the replica of {replica.group} is not complete yet: it is installing or recovering"
     known = replica.state.manifest.get(wanted.name)
+    if known is None and replica.owed(wanted) is not None:
+        return ""
     if known is None:
         return f"{wanted.name} is not in this replica's manifest"
     if _place(known) != _place(wanted):

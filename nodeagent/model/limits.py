@@ -69,6 +69,9 @@ LIGHT_SCAN_ROWS = 1_000
 QUARANTINE_FILES_MAX = 256
 """Damaged files kept per group after repairs. Past it repairs are refused; only a person removes them."""
 
+DAMAGED_KEPT_MAX = 256
+"""Files of one replica that were found damaged and are remembered until they are replaced."""
+
 REPAIR_SOURCES_MAX = 16
 """Copies named in one repair."""
 

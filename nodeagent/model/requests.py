@@ -570,6 +570,21 @@ class GetManifest(_Tagged, frozen=True):
     slots: Slots = ()
 
 
+class DamagedFile(msgspec.Struct, frozen=True):
+    """A file of this replica that a read or a compaction found to be other than its manifest says.
+
+    `found` is what its bytes hash to. A compaction that cannot be done for it is named by the file it was to
+    make, `output`, and all that it was to merge, `inputs`: the other members may have only the output.
+    """
+
+    file: str
+    slot: int
+    expected: str
+    found: str
+    output: str = ""
+    inputs: tuple[str, ...] = ()
+
+
 class ManifestReply(_Tagged, frozen=True):
     group: GroupId
     node: NodeId
@@ -579,6 +594,7 @@ class ManifestReply(_Tagged, frozen=True):
     """What is logged and not in files yet: closes, adoptions and compactions, plus unclosed batches."""
 
     files: tuple[FileMeta, ...]
+    damaged: tuple[DamagedFile, ...] = ()
 
 
 class GetWriteRates(_Tagged, frozen=True):

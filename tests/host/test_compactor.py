@@ -10,23 +10,37 @@ from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog
 from nodeagent.model.entries import Base, Config, HardState
-from nodeagent.model.files import FileMeta, ScanSpec
+from nodeagent.model.files import FileMeta, FileRef, ScanSpec
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import (
     CompactFiles,
     DeleteFiles,
     Done,
     Failed,
+    FileReplaced,
     FilesClosed,
     FilesHashed,
+    FilesStaged,
     HashFiles,
     Job,
+    ReplaceFile,
     SaveCheckpoint,
     Scan,
     Scanned,
+    StageFiles,
 )
 from nodeagent.model.operation import Operation, Options, Stage
-from nodeagent.model.requests import CloseAll, RowsScanned, ScanRows
+from nodeagent.model.requests import (
+    CloseAll,
+    DamagedFile,
+    ErrorReply,
+    FileRepaired,
+    GetManifest,
+    ManifestReply,
+    RepairFile,
+    RowsScanned,
+    ScanRows,
+)
 from nodeagent.model.schema import Column, TableSchema
 from tests.host.test_host import CONFIG
 
@@ -192,3 +206,54 @@ def test_what_a_change_put_off_is_not_forgotten() -> None:
     change.stage = Stage.DONE
     node.pass_ms(1_000)
     assert node.under_way(HashFiles)
+
+
+def test_a_damaged_input_is_a_finding_and_its_output_comes_from_another_member() -> None:
+    """The manifest says which file, and what waits for it; a repair brings what the others made of it."""
+    files = tuple(msgspec.structs.replace(f, name=f"old-{f.name}") for f in FILES)
+    node = Node(files)
+    node.save()
+    node.finish(HashFiles, FilesHashed(tuple((f.name, f.xxh3) for f in files)))
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles)
+    broken, made = files[0], output(job)
+    node.finish(CompactFiles, Failed("file_corrupt", "a flipped byte", broken.name, "d" * 32))
+    node.host.on_request(1, GetManifest(GROUP), node.now, node.now)
+    node.take()
+    listed = node.replies[-1]
+    assert isinstance(listed, ManifestReply) and listed.pending == 1
+    names = tuple(f.name for f in files)
+    assert listed.damaged == (DamagedFile(broken.name, broken.slot, broken.xxh3, "d" * 32, made.name, names),)
+    sources = (FileRef("b", "5a", made.name, made.size, made.xxh3),)
+    other = msgspec.structs.replace(made, order=(9,))
+    node.host.on_request(2, RepairFile(GROUP, other, sources), node.now, node.now)
+    node.take()
+    assert isinstance(node.replies[-1], ErrorReply), "only what this very compaction was to make"
+    node.host.on_request(3, RepairFile(GROUP, made, sources), node.now, node.now)
+    node.take()
+    node.finish(StageFiles, FilesStaged((made.name,), (), made.size))
+    node.finish(ReplaceFile, FileReplaced(""))
+    assert node.replica.state.manifest.files() == (made,) and not node.replica.trouble
+    assert not isinstance(node.replies[-1], FileRepaired), "not before a checkpoint names it"
+    node.save()
+    assert isinstance(node.replies[-1], FileRepaired)
+    deleted = node.finish(DeleteFiles, Done())
+    assert isinstance(deleted, DeleteFiles) and deleted.files == files
+    node.pass_ms(20_000)
+    assert not node.replica.stuck and not node.replica.damaged_files()
+
+
+def test_what_a_read_found_damaged_is_told_until_it_is_mended() -> None:
+    node = Node()
+    node.host.on_request(1, ScanRows(GROUP, "sg", ScanSpec(SCHEMA), "weak"), node.now, node.now)
+    node.take()
+    node.finish(Scan, Failed("file_corrupt", "a flipped byte", FILES[1].name, "d" * 32))
+    (found,) = node.replica.damaged_files()
+    assert (found.file, found.expected, found.found, found.output) == (
+        FILES[1].name,
+        FILES[1].xxh3,
+        "d" * 32,
+        "",
+    )
+    node.finish(HashFiles, GOOD)
+    assert not node.replica.damaged_files()

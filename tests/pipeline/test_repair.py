@@ -7,12 +7,14 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
+from iotctl.pipeline import replicas as pipeline_replicas
 from iotctl.pipeline import verify
 from iotctl.pipeline.repair import Cure, decide
-from iotctl.pipeline.replicas import GroupView, Replica
-from iotctl.pipeline.report import VerifyReport
+from iotctl.pipeline.replicas import Chosen, GroupView, Replica, damage_found, view_groups
+from iotctl.pipeline.report import Silent, VerifyReport
 from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import PartitionKey
+from nodeagent.model.requests import Accepted, DamagedFile, GroupRecord, ManifestReply
 from tests.pipeline.fake import Maker
 from tests.pipeline.rows import MACHINES, machines, with_cell
 from tests.pipeline.test_verify import Built, built, tamper
@@ -225,3 +227,43 @@ def test_three_different_replicas_are_not_repaired_by_content(
         built.put(node, maker.file(MACHINES, with_cell(rows, 1, "heat", value), 4, (5,)))
     report = run(built, "content", session=spark)
     assert report.mismatches and not report.repairs and report.remaining == report.mismatches_total
+
+
+def test_what_a_damaged_file_kept_from_being_made_is_given() -> None:
+    """The others merged the file already: its replica gets what they made, and its inputs go with that."""
+    made = msgspec.structs.replace(FILE, name="made", order=(7,), xxh3="e" * 32)
+    damage = DamagedFile("f", 3, FILE.xxh3, BAD, "made", ("f",))
+    stuck = Replica("n2", "n1.1", {"f": FILE}, (damage,))
+    others = [Replica(n, "n1.1", {"made": made}) for n in ("n1", "n3")]
+    view = GroupView("n1.1", 100, NODES, [others[0], stuck, others[1]])
+    hashes = {("n1", "made"): made.xxh3, ("n3", "made"): made.xxh3, ("n2", "f"): BAD}
+    assert decide(view, hashes, "hash") == ([Cure("n2", "n1.1", made, ("n1", "n3"))], [])
+
+
+def test_an_input_that_the_others_still_have_is_given_as_ever() -> None:
+    damage = DamagedFile("f", 3, FILE.xxh3, BAD, "made", ("f",))
+    replicas = [Replica(n, "n1.1", {"f": FILE}, (damage,) if n == "n2" else ()) for n in NODES]
+    view = GroupView("n1.1", 100, NODES, replicas)
+    hashes = {("n1", "f"): GOOD, ("n2", "f"): BAD, ("n3", "f"): GOOD}
+    assert decide(view, hashes, "hash") == ([Cure("n2", "n1.1", FILE, ("n1", "n3"))], [])
+
+
+class _Stuck:
+    """A cluster of one replica whose compaction a damaged file holds up: it never settles."""
+
+    def call_group(self, group: str, request: object) -> Accepted:
+        return Accepted(100)
+
+    def call(self, node: str, request: object, timeout_s: float | None = None) -> ManifestReply:
+        damage = DamagedFile("f", 3, FILE.xxh3, BAD, "made", ("f",))
+        return ManifestReply("n1.1", node, 100, 60, 1, (FILE,), (damage,))
+
+
+def test_a_replica_held_up_by_damage_is_a_mismatch_not_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A17: what compaction met first is named with its file and both hashes, not "could not read"."""
+    monkeypatch.setattr(pipeline_replicas, "DAMAGED_SETTLE_S", 0.0)
+    record = GroupRecord("n1.1", "n1", ("n1",), ("n1",))
+    views, unread = view_groups(_Stuck(), [record], Chosen(), Silent())  # type: ignore[arg-type]
+    assert not unread
+    (found,) = damage_found(views)
+    assert (found.node, found.slot, found.file, found.expected, found.found) == ("n1", 3, "f", GOOD, BAD)
