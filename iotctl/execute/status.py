@@ -456,7 +456,9 @@ def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
     why = f": {status.why}" if status.why else ""
     message = f"{node.id} takes no part in the cluster, its state is {status.state}{why}"
     helps = f"iotctl cluster logs {node.id}"
-    if status.state == "damaged" or (status.state == "refused" and node.state == "refused"):
+    if status.state == "damaged":
+        helps = f"iotctl cluster replace-node {node.id} NEW"
+    elif status.state == "refused" and node.state == "refused":
         helps = f"iotctl cluster replace-node {node.id} NEW --dead"
     elif status.state == "forming" and facts.errors:
         helps = start

@@ -195,7 +195,7 @@ if [ -e node.yaml ]; then # else there was no node yet, and data is not its
     rm -rf data log 2>/dev/null || true
 fi
 if [ -L app ]; then rm -f "$(readlink app)/.nodes/$(mark)"; fi
-rm -rf .incoming.* LOCK agent.* supervise supervisor.* app app.new node.id tls
+rm -rf .incoming.* LOCK agent.* supervise supervisor.* app app.new node.id peers.seen tls
 rm -f node.yaml
 cd /
 rmdir "$home" 2>/dev/null || [ -z "$(ls -A "$home")" ] || echo "left=$(ls -A "$home" | tr '\n' ' ')"

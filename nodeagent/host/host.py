@@ -31,6 +31,7 @@ from nodeagent.host.operations import Operations
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.repairs import Repairs
 from nodeagent.host.replica import INSTALL_KEEP_MS, Replica, Saved
+from nodeagent.host.starts import Start, Starts, older_sentence
 from nodeagent.meta import commands as meta_commands
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import NodeConfig
@@ -39,7 +40,7 @@ from nodeagent.model.errors import EntryFailed, retired_sentence
 from nodeagent.model.ids import META, GroupId, NodeId, Owner, header_of
 from nodeagent.model.jobs import INSTALL, DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.limits import APPLY_BYTES_PER_TURN, APPLY_ENTRIES_PER_TURN
-from nodeagent.model.raft_messages import HeartbeatReply, Routed
+from nodeagent.model.raft_messages import HeartbeatReply, Routed, VoteRequest
 from nodeagent.model.requests import GroupStatus, NodeStatus, Reply, Request
 from nodeagent.model.standing import Standing
 from nodeagent.partition.table import initial_table
@@ -55,6 +56,9 @@ EXPIRE_MS = 60_000
 CREATE_AGAIN_MS = 1_000
 CLOCK_TIMEOUTS = 5
 """What a member's clock said so many election timeouts ago does not count any more."""
+
+QUIET_MS = 1_000
+"""After a start no vote is given for this long, which is less than any election timeout."""
 
 RETIRED_MS = 10_000
 """A retired node dials again, and is told again, more often than this."""
@@ -94,6 +98,14 @@ class Host:
         self._bootstrap_due = False
         self.addresses: dict[NodeId, tuple[str, int]] = {}
         self.heard: dict[NodeId, int] = {}
+        self.starts = Starts({})
+        self.older_copy = ""
+        """Why this node's directory is an older copy, when a peer said so."""
+
+        quiet_ms = min(QUIET_MS, config.raft.election_timeout_ms * 2 // 3) if start > 1 else 0
+        self._votes_from = now + quiet_ms
+        """Until then the peers have the time to say that this directory is an older copy."""
+
         self.skewed: dict[NodeId, int] = {}
         """Voters of groups led here whose clocks are wrong, in ms ahead of the others'."""
 
@@ -135,6 +147,7 @@ class Host:
         *,
         start: int = 0,
         holding: Collection[GroupId] = (),
+        starts: Mapping[str, Start] | None = None,
     ) -> "Host":
         """From what the log and the checkpoints held.
 
@@ -144,8 +157,10 @@ class Host:
             staged: staging areas that an earlier life has left.
             start: number of this start of the node, counted from 1; 0 where nobody counts.
             holding: groups with files on this disk.
+            starts: the newest starts of other nodes that were seen, by incarnation.
         """
         host = cls(config, incarnation, rng, now, wall, start)
+        host.starts = Starts(starts or {})
         host.damaged = {d.group: d.message for d in damaged if d.group}
         anybody = next((d.message for d in damaged if not d.group), None)
         if anybody is not None:  # it may be any of them
@@ -360,7 +375,9 @@ class Host:
         Effects may follow: other members are asked about a node that this one does not know.
         """
         self.desk.now = now
-        return self.members.standing(node, incarnation)
+        standing = self.members.standing(node, incarnation)
+        is_older = standing is Standing.MEMBER and incarnation in self.starts.older
+        return Standing.OLDER if is_older else standing
 
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
         """`sender` is a member (`standing`)."""
@@ -369,6 +386,8 @@ class Host:
         for routed in messages:
             if isinstance(routed.message, HeartbeatReply) and routed.message.wall:
                 self.clocks.heard(sender, routed.message.wall)
+            if now < self._votes_from and isinstance(routed.message, VoteRequest):
+                continue
             replica = self.replica(routed.group)
             if replica is not None:
                 replica.step(sender, routed.message)
@@ -411,6 +430,35 @@ class Host:
         """
         self.desk.now = now
         self._retired_until, self._retired_why = now + RETIRED_MS, why
+
+    def on_older_copy(self, why: str, now: int) -> None:
+        """A peer knows of a later start of this directory, or of entries that this node forgot.
+
+        From now on it neither votes nor acknowledges nor serves. The shell keeps that on disk.
+        """
+        self.desk.now = now
+        if self.older_copy:
+            return
+        self.older_copy = why
+        replicas = list(self.replicas())
+        self.damaged |= dict.fromkeys([META, *(r.group for r in replicas)], why)
+        self.meta_replica = None
+        self.data.clear()
+        for replica in replicas:
+            self.outbox.forget(replica.group)
+            replica.abandon()
+        self.desk.note("older_copy", node=self.node, why=why)
+
+    def _look_for_older(self) -> None:
+        """Followers that forgot what they acknowledged are not heard any more, which they are told."""
+        self.starts.prune({n.incarnation for n in self.meta.image.nodes.values()})
+        for replica in self.replicas():
+            for node in replica.raft.forgetful():
+                record = self.meta.image.nodes.get(node)
+                if record is not None and record.incarnation not in self.starts.older:
+                    evidence = f"{replica.group} there lacks entries that it acknowledged to {self.node}"
+                    self.starts.older[record.incarnation] = why = older_sentence(node, evidence)
+                    self.desk.note("older_copy", node=node, why=why)
 
     @property
     def outcast(self) -> str:
@@ -647,6 +695,7 @@ class Host:
             replica.freshness.refresh(self.config.staleness_max_ms // 2)
         self._watch_clocks()
         self.leadership.keep()
+        self._look_for_older()
         self.compactor.keep()
         if self.desk.now >= self._expire_at:
             self._expire_at = self.desk.now + EXPIRE_MS

@@ -42,6 +42,10 @@ KINDS = {
     "rebalance": ChangeKind.MOVE,
 }
 SILENT_TIMEOUTS = 10
+LISTENED_TIMEOUTS = 5
+"""So long must a leader have listened: followers do not hear one another, so before it led it may have heard
+nothing of a node that lives. Half of the silence is left for its election."""
+
 """A node heard from within so many election timeouts is not dead."""
 
 
@@ -443,8 +447,9 @@ def _check(host: "Host", request: BeginChange, table: PartitionTable, replicas: 
 
 def check_silent(host: "Host", node: NodeId) -> ErrorReply | None:
     """Why `node` cannot be called dead, if so."""
+    timeout_ms = host.config.raft.election_timeout_ms
     silent_ms = host.desk.now - host.heard.get(node, -(1 << 62))
-    limit_ms = SILENT_TIMEOUTS * host.config.raft.election_timeout_ms
+    limit_ms = SILENT_TIMEOUTS * timeout_ms
     if node == host.node:
         return ErrorReply("refused", f"{node} is not dead: it leads the meta group", "leave --dead out")
     if silent_ms < limit_ms:
@@ -452,6 +457,14 @@ def check_silent(host: "Host", node: NodeId) -> ErrorReply | None:
             "refused",
             f"{node} is not dead: {host.node} heard from it {max(0, silent_ms)} ms ago",
             f"repeat when it has been silent for {limit_ms / 1000:g} s, or leave --dead out",
+        )
+    assert host.meta_replica is not None  # it leads
+    listened_ms = host.desk.now - host.meta_replica.led_since
+    if listened_ms < LISTENED_TIMEOUTS * timeout_ms:
+        return ErrorReply(
+            "refused",
+            f"it is not known that {node} is dead: {host.node} leads the meta group since {listened_ms} ms",
+            f"repeat in {LISTENED_TIMEOUTS * timeout_ms / 1000:g} s, or leave --dead out",
         )
     return None
 

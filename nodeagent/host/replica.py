@@ -94,6 +94,9 @@ class Replica:
         self.led_from = 0
         """Leader: everything earlier leaders logged is applied from this index on."""
 
+        self.led_since = desk.now
+        """When this node last became its leader (ms)."""
+
         self._tokens: dict[int, tuple[int, list[int]]] = {}
         """index -> (term, tokens) of proposals not applied yet"""
 
@@ -334,6 +337,7 @@ class Replica:
     def _on_role(self) -> None:
         if self.leads:
             self.led_from = self.raft.log.last_index
+            self.led_since = self.desk.now
         elif self._tokens:
             self._give_up(list(self._tokens), "outcome_unknown", f"leadership of {self.group} was lost")
         self.desk.note(

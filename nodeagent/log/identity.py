@@ -17,6 +17,7 @@ from nodeagent.model.disk import Disk
 from nodeagent.model.errors import Damaged, Refused
 
 ID_FILE, LOG_DIR = "node.id", "log"
+NONCES_KEPT = 16
 LOG_ID_FILE = f"{LOG_DIR}/log.id"
 
 
@@ -33,8 +34,11 @@ class NodeFile(msgspec.Struct, frozen=True):
     start: int = 0
     """Starts of the agent in this directory, this one included."""
 
-    nonce: str = ""
-    """Random, of this start: two copies of a directory count alike."""
+    nonces: tuple[str, ...] = ()
+    """Random names of the last starts, this one's last: two copies of a directory count alike."""
+
+    damaged: str = ""
+    """Why the directory is of no more use, when a peer found it to be an older copy."""
 
     seal: str = ""
 
@@ -93,10 +97,19 @@ def count_start(disk: Disk, node: str, known: NodeFile | None, draw: Callable[[]
     of_log = msgspec.structs.replace(of_log, seal=_seal(of_log))
     disk.write_atomic(LOG_ID_FILE, msgspec.json.encode(of_log))
     check = _check(node, known.incarnation)
-    fresh = NodeFile(node, known.incarnation, check, log, start, draw())
-    fresh = msgspec.structs.replace(fresh, seal=_seal(fresh))
-    disk.write_atomic(ID_FILE, msgspec.json.encode(fresh))
-    return fresh
+    nonces = (*known.nonces, draw())[-NONCES_KEPT:]
+    return _write_node(disk, NodeFile(node, known.incarnation, check, log, start, nonces, known.damaged))
+
+
+def mark_damaged(disk: Disk, file: NodeFile, why: str) -> NodeFile:
+    """Say in `node.id` that the directory is of no more use; durable when it returns."""
+    return _write_node(disk, msgspec.structs.replace(file, damaged=why))
+
+
+def _write_node(disk: Disk, file: NodeFile) -> NodeFile:
+    sealed = msgspec.structs.replace(file, seal=_seal(file))
+    disk.write_atomic(ID_FILE, msgspec.json.encode(sealed))
+    return sealed
 
 
 def _read_node(disk: Disk, node: str) -> NodeFile | None:

@@ -31,6 +31,11 @@ class Hello(msgspec.Struct, frozen=True):
     incarnation: Name = ""
     cluster_id: Name = ""
     table_version: Count = 0
+    start: Count = 0
+    """Of a node: the number of this start in its directory, counted from 1; 0 for the first release."""
+
+    nonces: tuple[Name, ...] = ()
+    """Random names of its last starts, this one's last: two copies of a directory count alike."""
 
 
 # --- any node, at any time -------------------------------------------------------------------------

@@ -10,3 +10,6 @@ class Standing(Enum):
 
     RETIRED = "retired"
     """Its incarnation was given up: it is refused for good."""
+
+    OLDER = "older"
+    """It runs on an older copy of its directory (`host.starts`): refused until it is replaced."""

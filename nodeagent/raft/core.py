@@ -376,6 +376,10 @@ class Raft(State):
         """Whether we lead, an entry of our term and the last config are committed, nothing is handed over."""
         return self._lead is not None and self._lead.can_change()
 
+    def forgetful(self) -> list[NodeId]:
+        """Followers that do not hold what they acknowledged to this leader: their logs were lost in part."""
+        return self._lead.forgetful() if self._lead is not None else []
+
     def caught_up(self, peer: NodeId) -> bool:
         """Whether we lead and `peer`, or this node itself, holds everything that is committed now."""
         return self._lead is not None and (peer == self.node or self._lead.caught_up(peer))

@@ -151,7 +151,9 @@ class Leader:
         if reply.read > progress.read_round:
             self._on_read_round(progress, reply.read)
         if not reply.accepted:
-            if progress.rejected(reply.match, log.last_not_after(reply.hint_index, reply.hint_term)):
+            if progress.rejected(
+                reply.match, log.last_not_after(reply.hint_index, reply.hint_term), state.clock
+            ):
                 self.dirty = True
             return
         assert reply.match <= log.last_index, (peer, reply.match, log.last_index)
@@ -449,6 +451,9 @@ class Leader:
         """Other voters whose disks are nearly full."""
         voters = self.state.log.config.voters
         return [v for v in voters if v in self.progress and self.progress[v].room]
+
+    def forgetful(self) -> list[NodeId]:
+        return [peer for peer in self.peers if self.progress[peer].forgot]
 
     def statuses(self) -> dict[NodeId, PeerStatus]:
         return {peer: PeerStatus(self.progress[peer].match, self.progress[peer].state) for peer in self.peers}

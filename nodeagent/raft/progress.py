@@ -14,6 +14,9 @@ from enum import StrEnum
 from nodeagent.model.limits import INFLIGHT_APPENDS_MAX, INFLIGHT_BYTES_MAX
 from nodeagent.model.raft_messages import SnapshotOffer
 
+FORGOT_MS = 10_000
+"""No answer is so late, so a follower that does not hold what it acknowledged longer ago has lost it."""
+
 
 class ProgressState(StrEnum):
     PROBE = "probe"
@@ -28,9 +31,11 @@ class Progress:
         "active",
         "addition",
         "commit_sent",
+        "forgot",
         "inflight",
         "inflight_bytes",
         "match",
+        "matched_at",
         "moved_at",
         "next",
         "nudge",
@@ -45,6 +50,12 @@ class Progress:
         self.state = ProgressState.PROBE
         self.match = 0
         """Highest index known to be durable there."""
+
+        self.matched_at = now
+        """When it last acknowledged something new."""
+
+        self.forgot = False
+        """It does not hold what it acknowledged: it votes with less than it promised."""
 
         self.next = next_index
         """First index of the next append."""
@@ -103,18 +114,22 @@ class Progress:
         if match <= self.match:
             return False
         self.match = match
+        self.matched_at = now
         if self.next <= match:
             self.next = match + 1
         self.moved_at = now
         return True
 
-    def rejected(self, prev: int, hint: int) -> bool:
+    def rejected(self, prev: int, hint: int, now: int) -> bool:
         """It refused an append after `prev`; `hint` is the highest index that may match.
 
         Returns:
             False when the answer is older than what is known (openraft #1501).
         """
-        if prev <= self.match or self.state is ProgressState.SNAPSHOT:
+        if prev <= self.match:
+            self.forgot = self.forgot or now - self.matched_at >= FORGOT_MS
+            return False
+        if self.state is ProgressState.SNAPSHOT:
             return False
         if self.state is ProgressState.REPLICATE:
             self.become_probe(self.match + 1)

@@ -23,6 +23,7 @@ import psutil
 import pyarrow as pa
 
 from nodeagent.client.identity import certificate_facts
+from nodeagent.log.identity import mark_damaged
 from nodeagent.model.errors import InvalidInput, NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.limits import DISK_LOW_BYTES, EVENTS_REPLY_MAX
@@ -38,6 +39,7 @@ from nodeagent.runtime.peers import Peers
 from nodeagent.runtime.ports import HostPort
 from nodeagent.runtime.puller import Puller
 from nodeagent.runtime.rate import AutoRate
+from nodeagent.runtime.seen import save_starts
 from nodeagent.runtime.startup import Opened, fresh_random, open_directory
 from nodeagent.transport.connection import Listener
 from nodeagent.transport.tls import client_context, reload, server_context
@@ -218,7 +220,7 @@ class Agent:
         self._driver = driver = Driver(
             self._host,
             config.node,
-            opened.identity.incarnation,
+            opened.identity,
             clock=self._clock,
             notes=self.notes,
             status=self.status,
@@ -254,6 +256,7 @@ class Agent:
                 "port": self.listener.port,
                 "http_port": self._http.port,
                 "groups": len(opened.groups),
+                "starts_readable": opened.starts_readable,
                 "damaged": [msgspec.structs.asdict(damage) for damage in opened.damaged],
                 "torn_bytes": opened.torn_bytes,
                 "swept_files": opened.swept,
@@ -262,6 +265,7 @@ class Agent:
         )
 
     def _on_tick(self) -> None:
+        self._keep_starts()
         self._puller.rate.bytes_per_s = self._rate() or self._auto_rate()
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + DISK_LOOK_S
@@ -271,6 +275,23 @@ class Agent:
         """(free, total) bytes of the disk that has less left, should log and data be on two."""
         disks = (self.opened.home, self.opened.data)
         return min((disk.free_bytes(), disk.total_bytes()) for disk in disks)
+
+    def _keep_starts(self) -> None:
+        """What a later start must know: that this directory is an older copy, and which starts were seen."""
+        opened, host = self.opened, self._host
+        if host.older_copy and not opened.identity.damaged:
+            opened.identity = mark_damaged(opened.home, opened.identity, host.older_copy)
+        if not host.starts.is_saved:
+            host.starts.is_saved = True
+            newest = dict(host.starts.newest)
+
+            def save() -> None:
+                try:
+                    save_starts(opened.home, newest)
+                except OSError:
+                    host.starts.is_saved = False
+
+            self._jobs.in_background(save)
 
     def _auto_rate(self) -> int:
         now = time.monotonic()
@@ -294,6 +315,7 @@ class Agent:
             opened.storage.staging.operations(),
             start=opened.identity.start,
             holding=opened.holding,
+            starts=opened.starts,
         )
         if self._holds is not None:
             host.operations.may_hold = True

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from traceback import format_exc
 
+from nodeagent.log.identity import NodeFile
 from nodeagent.model.entries import LogOp
 from nodeagent.model.errors import Forbidden, NodeAgentError, retired_sentence
 from nodeagent.model.ids import NodeId
@@ -51,6 +52,9 @@ SLOW_CALL_TIMEOUT_S = 120.0
 
 _SLOW = (OpenSource, PullUnit)
 
+_REFUSED = (Standing.RETIRED, Standing.OLDER)
+"""For good, and not only for now."""
+
 Submit = Callable[[int, list[LogOp]], None]
 SubmitJob = Callable[[int, Job], None]
 ReadChunk = Callable[[FetchChunk, Callable[[Reply], None]], None]
@@ -63,7 +67,7 @@ class Driver:
         self,
         host: HostPort,
         node: NodeId,
-        incarnation: str,
+        identity: NodeFile,
         *,
         clock: Clock,
         notes: Notes,
@@ -73,7 +77,8 @@ class Driver:
     ) -> None:
         self._host = host
         self._node = node
-        self._incarnation = incarnation
+        self._identity = identity
+        self._incarnation = identity.incarnation
         self._clock = clock
         self._notes = notes
         self._status = status
@@ -160,6 +165,9 @@ class Driver:
         """A connection to `node` failed; said once for each reason."""
         if error.details.get("retired") == self._incarnation:
             self._host.on_retired(error.what, self._clock.now())
+        if error.details.get("older") == self._incarnation:
+            self._host.on_older_copy(error.what, self._clock.now())
+            self._wake()
         if self._refused.get(node) != error.what:
             self._refused[node] = error.what
             self._notes.write("peer_unreachable", {"peer": node, "code": error.code, "what": error.what})
@@ -168,15 +176,31 @@ class Driver:
 
     def my_hello(self) -> Hello:
         host = self._host
-        return Hello(PROTOCOL, "node", self._node, self._incarnation, host.cluster_id, host.table_version)
+        return Hello(
+            PROTOCOL,
+            "node",
+            self._node,
+            self._identity.incarnation,
+            host.cluster_id,
+            host.table_version,
+            self._identity.start,
+            self._identity.nonces,
+        )
 
     def check_peer(self, hello: Hello) -> None:
-        if self._standing(hello) is Standing.RETIRED:
+        standing = self._standing(hello)
+        if standing is Standing.RETIRED:
             raise Forbidden(
                 retired_sentence(hello.incarnation, hello.name),
                 next_step="start with a new directory and add the node with `iotctl cluster add-node`",
                 retired=hello.incarnation,
             )
+        if hello.role != "node":
+            return
+        why = self._host.starts.meet(hello.incarnation, hello.name, hello.start, hello.nonces)
+        if why:
+            replace = f"iotctl cluster replace-node {hello.name} NEW"
+            raise Forbidden(why, next_step=replace, older=hello.incarnation)
 
     def _standing(self, peer: Hello) -> Standing:
         """Of a peer that says it is a node; people need only their certificate."""
@@ -188,13 +212,14 @@ class Driver:
         return standing
 
     def _heard(self, connection: Connection) -> Standing:
-        """The peer's standing at this frame. Whoever was retired since the hello loses the connection.
+        """The peer's standing at this frame. Whoever was retired since the hello, or was found to run on an
+        older copy of its directory, loses the connection.
 
         A process that stood still goes on with the connections it had.
         """
         assert connection.peer is not None
         standing = self._standing(connection.peer)
-        if standing is Standing.RETIRED:
+        if standing in _REFUSED:
             try:
                 self.check_peer(connection.peer)
             except Forbidden as error:
@@ -220,7 +245,7 @@ class Driver:
         peer = connection.peer
         assert peer is not None
         standing = self._heard(connection)
-        if standing is Standing.RETIRED:
+        if standing in _REFUSED:
             return
         self.requests += 1
         self.strangers += standing is Standing.UNKNOWN

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from nodeagent.host.starts import Starts
 from nodeagent.model.entries import LogOp
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job, JobResult
@@ -66,6 +67,12 @@ class HostPort(Protocol):
     @property
     def addresses(self) -> Mapping[NodeId, Address]: ...
 
+    @property
+    def starts(self) -> Starts: ...
+
+    @property
+    def older_copy(self) -> str: ...
+
     def standing(self, node: NodeId, incarnation: str, now: int) -> Standing: ...
 
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None: ...
@@ -84,6 +91,8 @@ class HostPort(Protocol):
     def no_room(self) -> str: ...
 
     def on_retired(self, why: str, now: int) -> None: ...
+
+    def on_older_copy(self, why: str, now: int) -> None: ...
 
     def on_reply(self, call: int, reply: Reply, now: int) -> None: ...
 

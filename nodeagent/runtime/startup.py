@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from nodeagent.host.found import fault_of, is_traceless, lost_meta
+from nodeagent.host.starts import Start
 from nodeagent.log import Damage, GroupLog, Log, LogSettings, Recovered
 from nodeagent.log.identity import LOG_DIR, NodeFile, count_start, known_identity
 from nodeagent.model.config import NodeConfig
@@ -20,6 +21,7 @@ from nodeagent.runtime.config import load_config
 from nodeagent.runtime.directory import CONFIG_FILE, DATA_DIR
 from nodeagent.runtime.disk import RealDisk
 from nodeagent.runtime.offline import known_files
+from nodeagent.runtime.seen import load_starts
 from nodeagent.storage import layout
 from nodeagent.storage.executor import Storage
 from nodeagent.storage.worker import WorkerEngine
@@ -39,6 +41,10 @@ class Opened(msgspec.Struct):
     groups: dict[GroupId, GroupState]
     holding: set[GroupId]
     """Groups with files."""
+
+    starts: dict[str, Start]
+    starts_readable: bool
+    """What was seen of other nodes, and whether that file could be read."""
 
     damaged: list[Damage]
     torn_bytes: int
@@ -73,6 +79,8 @@ def open_directory(directory: Path) -> Opened:
         damaged = [*recovered.damaged, *unreadable]
         lost = lost_meta(groups, holding)
         damaged += [Damage(0, 0, META, 0, 0, lost)] if lost else []
+        damaged += [Damage(0, 0, "", 0, 0, identity.damaged)] if identity.damaged else []
+        starts, starts_readable = load_starts(home)
         owner = Owner(identity.node, identity.incarnation, identity.start)
         swept = _sweep(storage, groups, damaged, owner)
     except BaseException:
@@ -87,6 +95,8 @@ def open_directory(directory: Path) -> Opened:
         storage=storage,
         groups=groups,
         holding=holding,
+        starts=starts,
+        starts_readable=starts_readable,
         damaged=damaged,
         swept=len(swept),
         torn_bytes=recovered.torn_bytes,

@@ -20,7 +20,7 @@ from nodeagent.host.found import fault_of, is_traceless, lost_meta
 from nodeagent.host.host import Host
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
 from nodeagent.log import Damage, Log, LogSettings, NoSpace, Recovered
-from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, count_start, known_identity
+from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, NodeFile, count_start, known_identity, mark_damaged
 from nodeagent.model.config import ClusterSettings, NodeConfig, RaftSettings, Seed
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Base, Config, HardState, LogOp
@@ -214,6 +214,7 @@ class SimNode:
         self.life = 0
         self.incarnation = f"{sim.rng.getrandbits(64):016x}"
         self.host: Host
+        self.identity: NodeFile
         self.storage: Storage
         self._log: Log
         self._tokens: dict[int, Callable[[Reply], None]] = {}
@@ -250,7 +251,8 @@ class SimNode:
         total = self.disk.total_bytes()
         settings = LogSettings(min(1 << 18, total // SEGMENT_SHARE), zero_step(total), reserve(total))
         self._log, recovered = Log.open(self.disk, LOG_DIR, settings)
-        start = self._log.with_room(lambda: count_start(self.disk, self.node, known, self._draw)).start
+        self.identity = self._log.with_room(lambda: count_start(self.disk, self.node, known, self._draw))
+        start = self.identity.start
         engine = InlineEngine(_under(self.disk), ArrowFormat())
         self.storage = Storage(_under(self.disk), engine)
         self.storage.prepare()
@@ -258,6 +260,8 @@ class SimNode:
         holding = {g for g in self.storage.groups() if any(self.storage.files.names(g).values())}
         lost = lost_meta(groups, holding)
         damaged = [*recovered.damaged, *([Damage(0, 0, META, 0, 0, lost)] if lost else [])]
+        if self.identity.damaged:
+            damaged.append(Damage(0, 0, "", 0, 0, self.identity.damaged))
         owner = Owner(self.node, self.incarnation, start)
         faults = [f for g, (log, payload) in groups.items() if (f := fault_of(g, log, payload, owner))]
         assert self.lossy or not (damaged or faults), (self.node, damaged, faults)
@@ -273,8 +277,9 @@ class SimNode:
             self.storage.staging.operations(),
             start=start,
             holding=holding,
+            starts=self.host.starts.newest if self.life > 1 and hasattr(self, "host") else {},
         )
-        assert recovered.damaged or not self.host.damaged, self.host.damaged
+        assert self.lossy or recovered.damaged or not self.host.damaged, self.host.damaged
         self.host.operations.may_hold = True
         self.host.operations.hold(self.holds)
         self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(self.host.data)}")
@@ -293,7 +298,7 @@ class SimNode:
 
     def _draw(self) -> str:
         """Names of this directory: its first one is the incarnation that the scenario knows the node by."""
-        return f"{self.disk.operations}" if self.disk.exists(LOG_ID_FILE) else self.incarnation
+        return f"{self.life}.{self.disk.operations}" if self.disk.exists(LOG_ID_FILE) else self.incarnation
 
     def _sweep(self, groups: "dict[str, tuple[_Found, bytes | None]]", owner: Owner) -> None:
         """As a starting node does: what no checkpoint of a whole group names goes."""
@@ -513,6 +518,11 @@ class SimNode:
         if source is None:
             return Standing.MEMBER
         standing = self.host.standing(peer, source.incarnation, self.sim.now)
+        own = source.identity
+        if standing is Standing.MEMBER and self.host.starts.meet(
+            source.incarnation, peer, own.start, own.nonces
+        ):
+            return Standing.OLDER
         if standing is Standing.UNKNOWN:
             self.sim.unknown += 1
             self.wake()
@@ -523,12 +533,26 @@ class SimNode:
         if standing is Standing.RETIRED:
             why = f"the incarnation of {sender} was retired"
             self.sim.carry(self.node, sender, lambda n: n.host.on_retired(why, self.sim.now))
+        elif standing is Standing.OLDER:
+            older = self.host.starts.older[self.sim.nodes[sender].incarnation]
+            self.sim.carry(self.node, sender, lambda n: n.on_older_copy(older))
         elif standing is Standing.MEMBER:
             self.host.on_raft(sender, messages, self.sim.now)
             self.wake()
 
+    def on_older_copy(self, why: str) -> None:
+        """A peer refuses to hear this node."""
+        self.host.on_older_copy(why, self.sim.now)
+        if not self.identity.damaged:
+            self.identity = mark_damaged(self.disk, self.identity, why)
+        self.lossy = True
+        self.wake()
+
     def serve(self, peer: NodeId, request: Request, answer: Callable[[Reply], None]) -> None:
         standing = self._standing(peer)
+        if standing is Standing.OLDER:
+            answer(ErrorReply("forbidden", f"{peer} runs on an older copy of its directory"))
+            return
         if standing is Standing.RETIRED:
             answer(ErrorReply("forbidden", f"the incarnation of {peer} was retired"))
             return

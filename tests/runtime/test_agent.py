@@ -15,6 +15,7 @@ import pytest
 
 from nodeagent.client.identity import issue, write_identity
 from nodeagent.host.desk import Effects
+from nodeagent.host.starts import Starts
 from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
 from nodeagent.model.entries import HardState, SetHard
 from nodeagent.model.errors import (
@@ -71,6 +72,8 @@ class ScriptedHost:
         self.table_version = 3
         self.retired = {"old"}
         self.unknown: set[str] = set()
+        self.starts = Starts({})
+        self.older_copy = ""
         self.requests_failed = 0
         self.effects = Effects()
         self.batch = 0
@@ -121,6 +124,9 @@ class ScriptedHost:
 
     def on_reply(self, call: int, reply: Reply, now: int) -> None:
         self.events.append(f"reply {call} {reply.code if isinstance(reply, ErrorReply) else 'ok'}")
+
+    def on_older_copy(self, why: str, now: int) -> None:
+        self.older_copy = why
 
     def on_retired(self, why: str, now: int) -> None:
         self.events.append(f"retired: {why}")

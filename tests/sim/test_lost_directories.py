@@ -1,5 +1,7 @@
 """Parts of a node's directory that are gone when it starts, on whole simulated clusters."""
 
+import copy
+
 import pytest
 
 from nodeagent.model.operation import Options
@@ -44,15 +46,15 @@ def take_away(scenario: Scenario, name: str, parts: tuple[str, ...]) -> set[str]
 
 
 def replace(scenario: Scenario, victim: str) -> None:
-    """As `iotctl cluster replace-node VICTIM NEW --dead`; everything is there and equal again."""
+    """As `iotctl cluster replace-node VICTIM NEW`, with `--dead` if it does not run; everything is there and
+    equal again."""
     node, newcomer = scenario.sim.nodes[victim], scenario.newcomers[0]
-    if node.alive:
-        node.stop(power=False)
-    node.gone = True
-    scenario.dead.append(node)
     scenario.sim.nodes[newcomer].start()
     scenario.sim.pause(RUN_MS)
-    scenario.finish(scenario.change("replace-node", newcomer, Options(dead=True), replaces=victim))
+    options = Options(dead=not node.alive)
+    if not node.alive:
+        scenario.dead.append(node)
+    scenario.finish(scenario.change("replace-node", newcomer, options, replaces=victim))
     scenario.quiet()
     check_converged(scenario.sim)
     scenario.read_everything()
@@ -125,3 +127,42 @@ def test_two_nodes_without_their_logs_elect_nobody_and_lose_nothing(seed: int) -
     scenario.quiet()
     check_converged(scenario.sim)
     scenario.read_everything()
+
+
+def rolled_back(seed: int, victim: str, *, while_running: bool) -> tuple[Scenario, SimNode]:
+    """A node that goes on from an older copy of its directory, taken while it ran or between two starts."""
+    scenario = written(seed)
+    node = scenario.sim.nodes[victim]
+    if while_running:
+        older = copy.deepcopy(node.disk)
+        scenario.sim.pause(RUN_MS)
+    else:
+        node.stop(power=False)
+        older = copy.deepcopy(node.disk)
+        node.start()
+        scenario.sim.pause(RUN_MS)
+    node.stop(power=False)
+    node.disk = older
+    older.restart()
+    node.lossy = True
+    node.start()
+    return scenario, node
+
+
+@pytest.mark.parametrize("seed,while_running", [(31, False), (32, False), (33, True), (34, True)])
+def test_a_node_that_went_back_in_time_votes_for_nothing_and_is_replaced(
+    seed: int, while_running: bool
+) -> None:
+    """Its peers know of a later start, or of entries that it acknowledged and lacks: it learns of it, says so
+    for good, and `replace-node` heals."""
+    scenario, node = rolled_back(seed, "node2", while_running=while_running)
+    scenario.until(
+        lambda: bool(node.host.older_copy), "it learns that its directory is an older copy", 40_000
+    )
+    assert not list(node.host.replicas()) and node.host.state() == "damaged"
+    assert "runs on an older copy of its directory" in node.host.node_status(0, 0).why
+    node.stop(power=True)
+    node.start()
+    scenario.sim.pause(RUN_MS)
+    assert not list(node.host.replicas()) and node.host.state() == "damaged", "also after a restart"
+    replace(scenario, "node2")

@@ -1,0 +1,36 @@
+"""`peers.seen`: the newest starts of other nodes, so that a node knows older copies after a restart."""
+
+import msgspec
+import xxhash
+
+from nodeagent.host.starts import Start
+from nodeagent.model.disk import Disk
+
+SEEN_FILE = "peers.seen"
+
+
+class _Seen(msgspec.Struct, frozen=True):
+    """By incarnation; `seal` is XXH3-64 of the encoded starts."""
+
+    starts: dict[str, Start]
+    seal: str
+
+
+def save_starts(disk: Disk, starts: dict[str, Start]) -> None:
+    disk.write_atomic(SEEN_FILE, msgspec.json.encode(_Seen(starts, _seal(starts))))
+
+
+def load_starts(disk: Disk) -> tuple[dict[str, Start], bool]:
+    """The starts, and whether the file could be read. Without it the node goes on: it says nothing of this
+    node, and every other node has such a file too."""
+    if not disk.exists(SEEN_FILE):
+        return {}, True
+    try:
+        found = msgspec.json.decode(disk.read(SEEN_FILE), type=_Seen)
+    except msgspec.DecodeError:
+        return {}, False
+    return (found.starts, True) if found.seal == _seal(found.starts) else ({}, False)
+
+
+def _seal(starts: dict[str, Start]) -> str:
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(starts))

@@ -1,0 +1,140 @@
+"""Older copies of a node's directory: who notices them, and what a node does that learns it is one."""
+
+import random
+
+import msgspec
+import pytest
+
+from nodeagent.host.host import QUIET_MS, Host
+from nodeagent.host.operations import LISTENED_TIMEOUTS, SILENT_TIMEOUTS, check_silent
+from nodeagent.host.replica import Saved
+from nodeagent.host.starts import Start, Starts
+from nodeagent.log import GroupLog
+from nodeagent.meta.state import Image, MetaState
+from nodeagent.model.entries import Base, HardState
+from nodeagent.model.ids import META
+from nodeagent.model.raft_messages import AppendReply, Routed, VoteReply, VoteRequest
+from nodeagent.model.requests import ErrorReply, GetMeta, GroupRecord, NodeRecord
+from nodeagent.model.standing import Standing
+from nodeagent.raft.progress import FORGOT_MS, Progress
+from tests.host.test_host import CONFIG, ME, MEMBERS, checkpoint, found, settled_host
+
+
+def test_a_lower_start_or_one_with_another_history_is_an_older_copy() -> None:
+    """Also when it was started so often that it counts higher.
+
+    A later one is not, nor the same again, nor a node of the first release, which counts none.
+    """
+    starts = Starts({"i": Start("b", 3, "x")})
+    assert not starts.meet("i", "b", 3, ("v", "w", "x")) and starts.is_saved
+    assert not starts.meet("i", "b", 0, ()) and not starts.meet("other", "b", 1, ("y",))
+    for number, nonces in ((2, "vw"), (3, "vwo"), (4, "vwop"), (5, "vwopq")):
+        assert "start 3" in starts.meet("i", "b", number, tuple(nonces)) and "i" in starts.older
+    assert not starts.meet("i", "b", 4, tuple("vwxz")) and not starts.older, "the right directory is back"
+    assert starts.newest["i"] == Start("b", 4, "z") and not starts.is_saved
+    assert not starts.meet("i", "b", 9, tuple("mn")), "the nonces do not go back so far"
+
+
+def test_a_node_of_an_older_copy_is_not_heard() -> None:
+    """Not before its directory is replaced, and no other node is concerned."""
+    nodes = {n: NodeRecord(n, n, 1, 2, f"inc-{n}", 0) for n in "abc"}
+    saved = MetaState(Image(cluster_id="c", applied=5, nodes=nodes))
+    host = settled_host({})
+    assert host.meta_replica is not None
+    host.meta_replica.state = saved
+    assert host.standing("b", "inc-b", 1) is Standing.MEMBER
+    host.starts.older["inc-b"] = "why"
+    assert (
+        host.standing("b", "inc-b", 1) is Standing.OLDER and host.standing("c", "inc-c", 1) is Standing.MEMBER
+    )
+
+
+def test_a_node_that_learns_it_is_an_older_copy_stops_and_says_so() -> None:
+    """All groups are damaged with the reason; who waits for an answer gets one; nothing is sent any more."""
+    member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
+    host = settled_host({"a.1": (found(1), checkpoint())}, member)
+    host.take()
+    host.on_request(7, GetMeta(strong=True), 10, 10)
+    host.on_older_copy("a runs on an older copy", 11)
+    host.tick(60_000, 60_000)
+    effects = host.take()
+    assert [t for t, _ in effects.replies] == [7] and not effects.sends and not effects.jobs
+    assert set(host.damaged) == {META, "a.1"} and host.state() == "damaged"
+    host.on_raft("b", [Routed(g, VoteRequest(9, 99, 9, False, False)) for g in (META, "a.1")], 60_001)
+    assert not host.take().sends
+    host.on_request(8, GetMeta(), 60_002, 0)
+    ((_, reply),) = host.take().replies
+    assert isinstance(reply, ErrorReply) and reply.code == "unavailable" and "older copy" in reply.what
+
+
+@pytest.mark.parametrize("start,waits", [(1, False), (2, True)])
+def test_no_vote_is_given_before_the_peers_had_time_to_speak(start: int, waits: bool) -> None:
+    """A first start has nothing to have forgotten."""
+    log = {"a.1": (found(1), checkpoint())}
+    host = Host.open(CONFIG, "i", log, (), random.Random(1), 0, 0, start=start)
+    vote = Routed("a.1", VoteRequest(2, 9, 1, False, False))
+
+    def granted(now: int) -> bool:
+        host.on_raft("b", [vote], now)
+        effects = host.take()
+        if effects.persist is not None:
+            host.on_persisted(effects.persist[0], now)
+        sends = [*effects.sends, *host.take().sends]
+        sent = [r.message for _, messages in sends for r in messages]
+        return any(isinstance(m, VoteReply) and m.granted for m in sent)
+
+    assert granted(1) is not waits
+    assert granted(QUIET_MS)
+
+
+def test_a_follower_that_lacks_what_it_acknowledged_long_ago_is_named() -> None:
+    """Late and doubled answers come soon; the same answer after a long time tells of a lost log."""
+    progress = Progress(11, now=0)
+    assert progress.accepted(20, 1_000)
+    assert not progress.rejected(20, 5, 1_000 + FORGOT_MS - 1) and not progress.forgot
+    assert not progress.rejected(20, 5, 1_000 + FORGOT_MS) and progress.forgot
+
+
+def test_a_leader_stops_hearing_a_follower_that_forgot() -> None:
+    """By its incarnation, in all groups, with the group in the reason."""
+    nodes = {n: NodeRecord(n, n, 1, 2, f"inc-{n}", 0) for n in "abc"}
+    image = Image(cluster_id="c", applied=5, nodes=nodes)
+    state = MetaState(image).encode()
+    payload = msgspec.msgpack.encode(Saved(Base(5, 1, MEMBERS), state, group=META, owner=ME))
+    log = GroupLog(Base(5, 1, MEMBERS), HardState(1), [])
+    host = Host.open(CONFIG, "i", {META: (log, payload)}, (), random.Random(1), 0, 0)
+    raft = host.meta_replica.raft  # type: ignore[union-attr]
+    now = 10_000
+    host.tick(now, 0)
+    for pre in (True, False):
+        effects = host.take()
+        if effects.persist is not None:
+            host.on_persisted(effects.persist[0], now)
+            host.take()
+        term = raft.term + 1 if pre else raft.term
+        host.on_raft("b", [Routed(META, VoteReply(term, True, pre))], now)
+    effects = host.take()
+    assert host.meta_replica is not None and host.meta_replica.leads
+    last = raft.log.last_index
+    host.on_raft("b", [Routed(META, AppendReply(raft.term, True, last))], now)
+    late = now + FORGOT_MS + 1
+    host.on_raft("c", [Routed(META, AppendReply(raft.term, True, last))], late)
+    host.on_raft("b", [Routed(META, AppendReply(raft.term, False, last, 5, 1))], late)
+    host.tick(late + 1, 0)
+    assert set(host.starts.older) == {"inc-b"} and "meta there lacks entries" in host.starts.older["inc-b"]
+
+
+def test_a_leader_that_has_just_begun_to_listen_calls_nobody_dead() -> None:
+    """Followers do not hear one another: what it never heard may live."""
+    host = settled_host({})
+    assert host.meta_replica is not None
+    timeout_ms = CONFIG.raft.election_timeout_ms
+    host.desk.now = now = 100 * timeout_ms
+    host.meta_replica.led_since = now - LISTENED_TIMEOUTS * timeout_ms + 1
+    refusal = check_silent(host, "b")
+    assert refusal is not None and "it is not known that b is dead" in refusal.what
+    host.meta_replica.led_since -= 1
+    assert check_silent(host, "b") is None
+    host.heard["b"] = now - SILENT_TIMEOUTS * timeout_ms + 1
+    refusal = check_silent(host, "b")
+    assert refusal is not None and "b is not dead" in refusal.what
