@@ -47,7 +47,8 @@ def dump(disk: Disk, directory: str) -> Iterator[Line]:
         content = disk.read(path_of(directory, number))
         with memoryview(content) as buffer:
             floor = durable if number == newest else 0
-            for found in scan_segment(buffer, number, floor if number == numbers[-1] else None):
+            is_newest = number == max(newest, numbers[-1])  # as `Replay.run` has it
+            for found in scan_segment(buffer, number, floor if is_newest else None):
                 match found:
                     case Bad(offset, end, None):
                         yield _plain(number, offset, "unreadable", end - offset, valid=False)

@@ -9,7 +9,9 @@ import pytest
 import xxhash
 
 from nodeagent.log import Log, LogSettings
+from nodeagent.log.check import dump
 from nodeagent.log.identity import ID_FILE, LOG_DIR, LOG_ID_FILE, NodeFile, count_start, known_identity
+from nodeagent.log.replay import NEWEST, newest_content
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import HardState, SetHard
 from nodeagent.model.errors import Damaged, Refused
@@ -186,3 +188,22 @@ def test_a_directory_of_the_first_release_is_adopted_with_its_log_only() -> None
     assert (adopted.incarnation, adopted.start) == ("abc", 1) and adopted.log
     assert msgspec.json.decode(disk.read(ID_FILE))["check"] == check, "the first release still reads it"
     assert start(disk).log == adopted.log
+
+
+def test_a_dump_takes_no_segment_for_the_newest_when_a_later_one_is_named() -> None:
+    """A bad end of the last segment that is there was durable, so it is unreadable and not torn."""
+    disk = SimDisk()
+    log, _ = Log.open(disk, LOG_DIR, SETTINGS)
+    log.write([SetHard("meta", HardState(1))])
+    log.write([SetHard("meta", HardState(2))])
+    log.sync()
+    end = log.bytes_total
+    log.close()
+    disk.write_atomic(f"{LOG_DIR}/{NEWEST}", newest_content(1, 0))
+    for offset in range(end - 8, end - 120, -8):
+        disk.flip(SEGMENT, offset)  # both heads of the last block
+    kinds = [line["kind"] for line in dump(disk, LOG_DIR) if not line["valid"]]
+    assert kinds == ["torn"]
+    disk.write_atomic(f"{LOG_DIR}/{NEWEST}", newest_content(2, 0))
+    kinds = [line["kind"] for line in dump(disk, LOG_DIR) if not line["valid"]]
+    assert kinds == ["unreadable"]
