@@ -10,6 +10,7 @@ from nodeagent.model.limits import (
     APPLY_BYTES_PER_TURN,
     INFLIGHT_APPENDS_MAX,
     INFLIGHT_BYTES_MAX,
+    SMALL_APPEND_BYTES,
     UNCOMMITTED_BYTES_MAX,
 )
 from nodeagent.model.raft_messages import (
@@ -20,6 +21,7 @@ from nodeagent.model.raft_messages import (
     SnapshotOffer,
     TimeoutNow,
 )
+from nodeagent.model.space import Room
 from nodeagent.raft import ProgressState, Role
 from nodeagent.raft.progress import Progress
 
@@ -326,3 +328,51 @@ def test_a_lone_voter_waits_for_its_disk_before_anybody_hears_of_its_term() -> N
     assert [type(m) for _, m in ready.after] == [AppendRequest] and raft.commit == 0
     raft.persisted(1, 1)
     assert raft.commit == 1
+
+
+def test_a_follower_without_room_gets_small_entries_only() -> None:
+    """Large ones it would not take, and they would be sent again and again; small ones keep it in the group.
+    With room again it gets all, and nothing spins meanwhile."""
+    raft = leader()
+    hold(raft, "bc", 1)
+    flush(raft)
+    raft.step("b", HeartbeatReply(1, room=int(Room.FULL)), 111)
+    assert raft.short_of_room() == ["b"]
+    flush(raft)
+    raft.propose([b"s" * 100], 112)
+    (small,) = sent(flush(raft), AppendRequest, "b")
+    assert isinstance(small, AppendRequest) and len(small.entries) == 1
+    hold(raft, "bc", 2)
+    flush(raft)
+    raft.propose([b"x" * (SMALL_APPEND_BYTES + 1)], 113)
+    ready = flush(raft)
+    assert sent(ready, AppendRequest, "c") and not sent(ready, AppendRequest, "b")
+    assert not raft.has_ready
+    raft.step("b", HeartbeatReply(1), 130)
+    appends = sent(flush(raft), AppendRequest, "b")
+    while raft.has_ready:
+        appends += sent(flush(raft), AppendRequest, "b")
+    assert sum(len(a.entries) for a in appends if isinstance(a, AppendRequest)) == 1
+    assert raft.short_of_room() == []
+
+
+def test_no_snapshot_is_made_for_a_follower_without_room() -> None:
+    """It could not take it; it is asked again with its next answer."""
+    raft = leader()
+    hold(raft, "bc", 1)
+    flush(raft)
+    raft.propose([b"x"] * 5, 100)
+    flush(raft)
+    hold(raft, "c", 6)
+    flush(raft)
+    raft.compact(6)
+    for now, room, wanted in ((120, Room.LOW, []), (160, Room.ENOUGH, ["b"])):
+        raft.step("b", HeartbeatReply(1, room=int(room)), now)
+        raft.step("b", AppendReply(1, False, 6, 1, 1), now)
+        found = []
+        while raft.has_ready:
+            found += flush(raft).snapshots
+        raft.step("b", HeartbeatReply(1, room=int(room)), now + 20)
+        while raft.has_ready:
+            found += flush(raft).snapshots
+        assert found == wanted
