@@ -298,6 +298,9 @@ COLUMNS = (Column("d", "STRING", True), Column("v", "DOUBLE", False))
         ScanSpec(TableSchema("g", "t", 1, COLUMNS), tags=(("x", "3"),)),
         ScanSpec(TableSchema("g", "t", 1, COLUMNS), fields=("x",)),
         ScanSpec(TableSchema("g", "t", 1, (Column("v", "STRING", True),)), tags=(("v", "3"),)),
+        ScanSpec(TableSchema("g", "t", 1, (Column("v", "NO TYPE", False),))),
+        ScanSpec(TableSchema("g", "t", 1, (Column("v", "DOUBLE", False), Column("v", "DOUBLE", False)))),
+        ScanSpec(TableSchema("g", "t", 1, (Column("time", "INT64", False),))),
     ],
 )
 def test_a_scan_for_what_the_table_does_not_have_costs_no_file(spec: ScanSpec) -> None:

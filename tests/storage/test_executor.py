@@ -133,6 +133,23 @@ def test_bad_memory_batch_is_an_error_of_the_job() -> None:
     assert isinstance(result, Failed) and result.code == "invalid_input"
 
 
+def test_an_exception_in_a_read_fails_that_read_and_in_a_change_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What only reads can be answered as failed; a change may be half done, so nobody goes on."""
+    storage = room(SimDisk())
+
+    def fails(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(storage, "_scan", fails)
+    monkeypatch.setattr(storage, "_save_checkpoint", fails)
+    result = storage.run(Scan(GROUP, spec(), (), (), ()))
+    assert isinstance(result, Failed) and result.code == "error" and "KeyError" in result.what
+    with pytest.raises(KeyError):
+        storage.run(SaveCheckpoint(GROUP, b"x"))
+
+
 def test_orphans_are_swept_and_others_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files no manifest names go; named ones and groups that were not mentioned stay."""
     disk = SimDisk()
