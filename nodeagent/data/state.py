@@ -664,8 +664,11 @@ class DataState:
         sealed = (self.slots.sealed[op].slots for op in operations if op in self.slots.sealed)
         return set[int]().union(*sealed) - self.slots.open
 
-    def checkpoint(self, without: set[str] | None = None) -> Checkpoint:
-        """The state to save; for a new member without the files that operations in `without` sealed."""
+    def checkpoint(self, without: set[str] | None = None, *, with_files: bool = True) -> Checkpoint:
+        """The state to save; for a new member without the files that operations in `without` sealed.
+
+        `with_files=False` leaves the files to whoever stores it: they are most of it.
+        """
         operations = without or set()
         sources = self.sources(operations)
         assert self.recovered, (self.group, self.delivered, self.recovered_to)
@@ -679,7 +682,7 @@ class DataState:
             sessions=self.sessions.image(),
             schemas=list(self.schemas.values()),
             tombstones=list(self.tombstones),
-            files=[f for f in self.manifest.files() if f.slot not in sources],
+            files=[f for f in self.manifest.files() if f.slot not in sources] if with_files else [],
             closed_through=sorted(self.closed_through.items()),
             refused=sorted(self.refused),
             pending=[(p.index, commands.encode(p.command), p.schemas, p.gone) for p in self.pending],

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
+from math import isqrt
 
 import msgspec
 
@@ -22,11 +23,13 @@ from nodeagent.model.files import CloseSpec, FileMeta
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.jobs import (
     AdoptFiles,
+    CheckpointSaved,
     CloseFiles,
     CloseUnit,
     CompactFiles,
     DeleteFiles,
     Failed,
+    FileChanges,
     FilesClosed,
     FilesHashed,
     Job,
@@ -38,6 +41,11 @@ from nodeagent.model.space import Room
 from nodeagent.raft.core import Raft
 
 CLOSE_PARTITIONS_MAX = 256
+DELTA_FILES_MIN = 64
+DELTA_ROOTS = 8
+"""A checkpoint is written whole when more files changed since the last whole one than the first, and the
+second times the square root of their number: 2 600 of a hundred thousand."""
+
 JOB_RETRY_MS = 1_000
 JOB_RETRY_MS_MAX = 60_000
 """A close of one file that fails again and again waits twice as long each time, up to this."""
@@ -117,6 +125,9 @@ class DataReplica(Replica):
         self.freshness = Freshness(desk, self.read, lambda: self.seen)
         self._closing = (0, 0)
         """(term, index) of the last `CloseFile` we proposed; no other before it is applied."""
+
+        self._whole = ""
+        """The last checkpoint on disk that names all files, as it was then; "" when this life wrote none."""
 
         self._adopted: set[str] = set()
         self.settled: frozenset[str] = frozenset(state.slots.settled())
@@ -485,10 +496,30 @@ class DataReplica(Replica):
             self._adopted = self.state.slots.settled()
             self._saving_waits += self._unsaved_waits
             self._unsaved_waits = []
-        return encode_checkpoint(self.state.checkpoint(self._not_for(peer)))
+        return encode_checkpoint(self.state.checkpoint(self._not_for(peer), with_files=False))
+
+    has_files = True
+
+    def file_changes(self) -> FileChanges:
+        """What changed since all files were saved, until that is many times the square root of their number.
+        So a checkpoint costs what changed, and all files are written once in many changes.
+        """
+        manifest = self.state.manifest
+        if not self._whole or len(manifest.changes) > DELTA_FILES_MIN + DELTA_ROOTS * isqrt(len(manifest)):
+            self._whole = ""
+            manifest.changes = {}
+            return FileChanges("", manifest.unsorted())
+        came = tuple(f for f in manifest.changes.values() if f is not None)
+        gone = tuple(name for name, f in manifest.changes.items() if f is None)
+        return FileChanges(self._whole, came, gone)
+
+    def on_files_saved(self, result: JobResult) -> None:
+        """What failed is begun anew with all files."""
+        self._whole = result.base if isinstance(result, CheckpointSaved) else ""
 
     def restore(self, payload: bytes, base: int) -> None:
         old, self.state = self.state, DataState.restore(decode_checkpoint(payload), base)
+        self._whole = ""
         self.state.rates = old.rates
         superseded = self.state.superseded(old, self._leaving.values())
         self._leaving.clear()
@@ -539,4 +570,5 @@ class DataReplica(Replica):
 
     def snapshot_files(self, peer: NodeId) -> tuple[FileMeta, ...]:
         without = self.state.sources(self._not_for(peer))
-        return tuple(f for f in self.state.manifest.files() if f.slot not in without)
+        files = self.state.manifest.unsorted()
+        return tuple(f for f in files if f.slot not in without) if without else files

@@ -20,6 +20,7 @@ from nodeagent.model.jobs import (
     DropSnapshot,
     DropStaging,
     Failed,
+    FileChanges,
     Installed,
     InstallSnapshot,
     Job,
@@ -42,8 +43,11 @@ CHECKPOINT_ROWS_MS = 5_000
 any case, and every checkpoint costs the writers two syncs of the disk they wait for."""
 CHECKPOINT_RETRY_MS = 1_500
 CHECKPOINT_BYTES_PER_MS = 2_000
-"""On average. A checkpoint names every file: written twice a second, a hundred thousand of them would be
-35 MB/s of disk writes in each group."""
+"""On average. A whole checkpoint names every file: written twice a second, a hundred thousand of them would
+be 35 MB/s of disk writes in each group."""
+
+FILE_BYTES = 210
+"""What a file takes in a checkpoint, about."""
 
 INSTALL_KEEP_MS = 10_000
 KEEP_LOG_MS = 1_000
@@ -367,10 +371,10 @@ class Replica:
         saved = Saved(base, self.encode_state(None), group=self.group, owner=self.desk.owner)
         self._saving = True
         self.unsaved, self.pressing = 0, False
-        payload = msgspec.msgpack.encode(saved)
-        rest_ms = max(CHECKPOINT_MIN_MS, len(payload) // CHECKPOINT_BYTES_PER_MS)
-        self._save_from = self.desk.now + rest_ms
-        job = SaveJob(self.group, payload)
+        payload, changes = msgspec.msgpack.encode(saved), self.file_changes()
+        nbytes = len(payload) + (FILE_BYTES * len(changes.files) if changes is not None else 0)
+        self._save_from = self.desk.now + max(CHECKPOINT_MIN_MS, nbytes // CHECKPOINT_BYTES_PER_MS)
+        job = SaveJob(self.group, payload, changes)
         self.job(job, lambda r: self._on_saved(saved.base.index, r))
 
     def _base_at(self, index: int) -> Base:
@@ -381,6 +385,7 @@ class Replica:
 
     def _on_saved(self, base: int, result: JobResult) -> None:
         self._saving = False
+        self.on_files_saved(result)
         if isinstance(result, Failed):
             self.changed()
             self._save_from = self.desk.now + CHECKPOINT_RETRY_MS
@@ -461,7 +466,7 @@ class Replica:
         payload = msgspec.msgpack.encode(saved)
         self._drop_snapshot(peer)
         self._snapshots[peer] = _Offered(name, base.index)
-        job = MakeSnapshot(name, self.group, self.snapshot_files(peer), payload)
+        job = MakeSnapshot(name, self.group, self.snapshot_files(peer), payload, self.has_files)
         self.job(job, lambda r: self._on_snapshot(peer, name, r))
 
     def _on_snapshot(self, peer: NodeId, name: str, result: JobResult) -> None:
@@ -573,8 +578,18 @@ class Replica:
         raise NotImplementedError
 
     def encode_state(self, peer: NodeId | None) -> bytes:
-        """For this node's own checkpoint, or for `peer` to install."""
+        """For this node's own checkpoint, or for `peer` to install; without files."""
         raise NotImplementedError
+
+    has_files = False
+    """Whether a state has files, which are stored beside what `encode_state` gives."""
+
+    def file_changes(self) -> FileChanges | None:
+        """The files of the checkpoint that is begun now, or what changed of them."""
+        return None
+
+    def on_files_saved(self, result: JobResult) -> None:
+        """How the checkpoint begun last ended."""
 
     def restore(self, payload: bytes, base: int) -> None:
         """Take the state of a checkpoint; entries after `base` will be seen again."""

@@ -67,11 +67,23 @@ class FilesClosed(_Tagged, frozen=True):
     files: tuple[FileMeta | None, ...]
 
 
+class FileChanges(msgspec.Struct, frozen=True):
+    """The files of a checkpoint, whose payload names none."""
+
+    base: str
+    """The whole checkpoint that `files` and `gone` go on from, as `CheckpointSaved` named it; "" when `files`
+    are all."""
+
+    files: tuple[FileMeta, ...]
+    gone: tuple[str, ...] = ()
+
+
 class SaveCheckpoint(_Tagged, frozen=True):
-    """Replace the group's checkpoint atomically."""
+    """Replace the group's checkpoint atomically. Without `changes` the payload is all of it."""
 
     group: GroupId
     payload: bytes
+    changes: FileChanges | None = None
 
 
 class Scan(_Tagged, frozen=True):
@@ -104,6 +116,8 @@ class MakeSnapshot(_Tagged, frozen=True):
     group: GroupId
     files: tuple[FileMeta, ...]
     payload: bytes = b""
+    is_state: bool = False
+    """The payload is that of a checkpoint without files: these go into it."""
 
 
 class DropSnapshot(_Tagged, frozen=True):
@@ -221,6 +235,12 @@ class Done(_Tagged, frozen=True):
     """The job has no other result."""
 
 
+class CheckpointSaved(_Tagged, frozen=True):
+    """`base` names the whole checkpoint that is on disk now."""
+
+    base: str
+
+
 class Failed(_Tagged, frozen=True):
     """`code` is that of the error (`model.errors`). `file` is the one that was found damaged,
     `found` what its bytes hash to, where it was that."""
@@ -247,4 +267,14 @@ Job = (
     | HashFiles
     | ReplaceFile
 )
-JobResult = FilesClosed | Scanned | Installed | FilesStaged | FilesHashed | FileReplaced | Done | Failed
+JobResult = (
+    CheckpointSaved
+    | FilesClosed
+    | Scanned
+    | Installed
+    | FilesStaged
+    | FilesHashed
+    | FileReplaced
+    | Done
+    | Failed
+)

@@ -74,7 +74,8 @@ def manifest_in(group: GroupId, payload: bytes | None) -> list[FileMeta]:
     """What a checkpoint's payload names; the meta group has no files. Raises `msgspec.DecodeError`."""
     if payload is None or group == META:
         return []
-    return decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state).files
+    files = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state).files
+    return sorted(files, key=lambda f: f.name)
 
 
 def known_files(groups: Mapping[GroupId, bytes]) -> dict[GroupId, dict[int, set[str]]]:

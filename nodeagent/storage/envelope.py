@@ -19,6 +19,17 @@ def seal(magic: bytes, payload: bytes) -> bytes:
     return _HEADER.pack(magic, VERSION, len(payload), xxhash.xxh3_128_digest(payload)) + payload
 
 
+HEADER_BYTES = _HEADER.size
+
+
+def digest_of(header: bytes, where: str) -> str:
+    """What the header of something sealed says of its payload, in hex. Raises `Damaged` on a short one."""
+    if len(header) < _HEADER.size:
+        raise Damaged(f"{where}: {len(header)} bytes are too few for a header")
+    digest: bytes = _HEADER.unpack_from(header)[3]
+    return digest.hex()
+
+
 def unseal(magic: bytes, sealed: bytes, where: str) -> bytes:
     """The payload of `sealed`; `where` names it in the error.
 

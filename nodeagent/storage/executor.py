@@ -17,6 +17,7 @@ from nodeagent.model.jobs import (
     REPAIR,
     AdoptFiles,
     Adoption,
+    CheckpointSaved,
     CloseFiles,
     CloseUnit,
     CompactFiles,
@@ -25,6 +26,7 @@ from nodeagent.model.jobs import (
     DropSnapshot,
     DropStaging,
     Failed,
+    FileChanges,
     FileReplaced,
     FilesClosed,
     FilesHashed,
@@ -45,7 +47,7 @@ from nodeagent.model.jobs import (
 )
 from nodeagent.model.limits import KIB, MIB
 from nodeagent.storage import layout
-from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint
+from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint, with_files
 from nodeagent.storage.engine import Engine
 from nodeagent.storage.files import SlotFiles
 from nodeagent.storage.format import scan_rows
@@ -118,11 +120,12 @@ class Storage:
             case CompactFiles():
                 return self._compact(job)
             case SaveCheckpoint():
-                self._save_checkpoint(job.group, job.payload)
+                return CheckpointSaved(self._save_checkpoint(job.group, job.payload, job.changes))
             case Scan():
                 return self._scan(job)
             case MakeSnapshot():
-                self.snapshots.make(job.snapshot, job.group, job.files, job.payload)
+                payload = with_files(job.payload, job.files) if job.is_state else job.payload
+                self.snapshots.make(job.snapshot, job.group, job.files, payload)
             case DropSnapshot():
                 self.snapshots.drop(job.snapshot)
             case AdoptFiles():
@@ -141,10 +144,10 @@ class Storage:
                 raise AssertionError("this job needs other nodes: use `pull` or `run_pull`")
         return Done()
 
-    def _save_checkpoint(self, group: GroupId, payload: bytes) -> None:
+    def _save_checkpoint(self, group: GroupId, payload: bytes, changes: FileChanges | None = None) -> str:
         """One at a time: an install and a save of one group would share their temporary file."""
         with self._saving:
-            save_checkpoint(self._disk, group, payload)
+            return save_checkpoint(self._disk, group, payload, changes)
 
     def _close_files(self, job: CloseFiles) -> FilesClosed:
         """Nothing has a name before all units are made; a crash in between leaves temporary files."""

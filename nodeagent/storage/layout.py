@@ -1,6 +1,7 @@
 """Where things lie under a node's root, and which names may come from the wire.
 
     groups/<group>/checkpoint
+    groups/<group>/checkpoint.delta
     groups/<group>/slots/<slot>/<file>
     staging/<operation>/<group>/<slot>-<file>        verified; with `.part` on the way
     snapshots/<id>/index, payload, files/<file>
@@ -51,6 +52,11 @@ def group_dir(group: GroupId) -> str:
 
 def checkpoint_path(group: GroupId) -> str:
     return f"{group_dir(group)}/checkpoint"
+
+
+def delta_path(group: GroupId) -> str:
+    """What changed since the checkpoint."""
+    return f"{group_dir(group)}/checkpoint.delta"
 
 
 def slots_dir(group: GroupId) -> str:

@@ -67,6 +67,7 @@ def _in_group(disk: Disk, group: GroupId, manifest: Collection[FileMeta] | None)
     if manifest is None:
         yield from (Leftover(path, FOREIGN) for path in _below(disk, root))
         return
+    checkpoints = (layout.checkpoint_path(group), layout.delta_path(group))
     named = {layout.file_path(group, meta.slot, meta.name) for meta in manifest}
     for path in _below(disk, root):
         if path in named:
@@ -75,8 +76,8 @@ def _in_group(disk: Disk, group: GroupId, manifest: Collection[FileMeta] | None)
         elif path.startswith(layout.slots_dir(group) + "/"):
             if not disk.stat(path).is_dir:  # an empty directory waits for the next start
                 yield Leftover(path, ORPHAN)
-        elif path not in (root, layout.checkpoint_path(group), layout.slots_dir(group)):
-            yield Leftover(path, TEMPORARY if path == layout.checkpoint_path(group) + ".tmp" else FOREIGN)
+        elif path not in (root, layout.slots_dir(group), *checkpoints):
+            yield Leftover(path, TEMPORARY if path in [f"{c}.tmp" for c in checkpoints] else FOREIGN)
 
 
 def _below(disk: Disk, path: str) -> Iterator[str]:

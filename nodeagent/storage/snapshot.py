@@ -14,6 +14,7 @@ from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
 from nodeagent.model.limits import CHUNK_BYTES
 from nodeagent.storage import layout
+from nodeagent.storage.checkpoint import encode_files
 from nodeagent.storage.envelope import seal, unseal
 from nodeagent.storage.hashing import link_or_copy
 
@@ -77,7 +78,8 @@ class Snapshots:
             link_or_copy(self._disk, source, layout.snapshot_path(snapshot, meta.name))
         self._disk.sync_dir(f"{directory}/files")
         self._disk.write_atomic(layout.snapshot_path(snapshot, layout.PAYLOAD), payload)
-        sealed = seal(_MAGIC, msgspec.msgpack.encode(index))
+        fields = msgspec.structs.asdict(index) | {"files": msgspec.Raw(encode_files(index.files))}
+        sealed = seal(_MAGIC, msgspec.msgpack.encode(fields))
         self._disk.write_atomic(layout.snapshot_path(snapshot, layout.INDEX), sealed)
 
     def index(self, snapshot: str) -> SnapshotIndex:

@@ -33,6 +33,9 @@ class Manifest:
         self.parked: dict[str, FileMeta] = {}
         """Those that are no TsFiles, by name."""
 
+        self.changes: dict[str, FileMeta | None] = {}
+        """By name, what came (None: left) since somebody last took all files for a checkpoint."""
+
         self.nbytes = 0
         self.rows = 0
         self.add(files)
@@ -53,7 +56,7 @@ class Manifest:
             assert known is None or known == meta, f"two files named {meta.name} in one manifest"
             if known is not None:
                 continue
-            self._files[meta.name] = meta
+            self._files[meta.name] = self.changes[meta.name] = meta
             self._slots.setdefault(meta.slot, {})[meta.name] = meta
             self._partitions.setdefault(meta.partition, {}).setdefault(meta.table, {})[meta.name] = meta
             group = self._groups.setdefault(meta.partition.storage_group, {})
@@ -75,6 +78,7 @@ class Manifest:
             _discard(self._slots, meta.slot, name)
             self._remove_of_partition(meta)
             self.parked.pop(name, None)
+            self.changes[name] = None
             self.nbytes -= meta.size
             self.rows -= meta.rows
             gone.append(meta)
@@ -100,6 +104,10 @@ class Manifest:
     def files(self) -> tuple[FileMeta, ...]:
         """All, by name."""
         return _by_name(self._files)
+
+    def unsorted(self) -> tuple[FileMeta, ...]:
+        """All, in no order: sorting a hundred thousand of them takes a while."""
+        return tuple(self._files.values())
 
     def of_slot(self, slot: int) -> tuple[FileMeta, ...]:
         return _by_name(self._slots.get(slot, {}))

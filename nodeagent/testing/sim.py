@@ -329,7 +329,8 @@ class SimNode:
         payload = self.storage.checkpoint(group)
         if payload is None or group == META:
             return None
-        return decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state).files
+        files = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state).files
+        return sorted(files, key=lambda f: f.name)
 
     def _upkeep(self) -> None:
         gone = self.storage.expire_snapshots(self.sim.now, SNAPSHOT_TTL_MS)
