@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test systemd check sim matrix lost random-ops torture full-disk mutants bench large bench-ssh
+.PHONY: demo test systemd check sim matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -58,6 +58,9 @@ bench: $(VENV)/.installed
 
 large: $(VENV)/.installed
 	$(BIN)/python -m tests.bench large $(ARGS)
+
+bench-stall: $(VENV)/.installed
+	$(BIN)/python -m tests.bench stall $(ARGS)
 
 bench-ssh: $(VENV)/.installed
 	$(BIN)/python -m tests.bench ssh

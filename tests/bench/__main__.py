@@ -8,12 +8,24 @@ from pathlib import Path
 import msgspec
 
 from iotctl.output.table import Table
-from tests.bench import commits, ingest, large, migrate, raw, rolling, saturated, ssh, startup, under_way
+from tests.bench import (
+    commits,
+    ingest,
+    large,
+    migrate,
+    raw,
+    rolling,
+    saturated,
+    ssh,
+    stall,
+    startup,
+    under_way,
+)
 from tests.bench.figures import Report, number
 
-BY_NAME = ("rolling", "ssh", "large")
-"""Only by name: the first two need an OpenSSH server, and `ssh` fetches what it is compared with; the third
-takes minutes."""
+BY_NAME = ("rolling", "ssh", "large", "stall")
+"""Only by name: the first two need an OpenSSH server, and `ssh` fetches what it is compared with; the others
+take minutes."""
 
 
 def main() -> int:
@@ -28,6 +40,7 @@ def main() -> int:
         "rolling": lambda: rolling.run(quick=options.quick),
         "ssh": lambda: ssh.run(quick=options.quick),
         "large": lambda: large.run(quick=options.quick),
+        "stall": lambda: stall.run(quick=options.quick),
         "help": lambda: startup.run(quick=options.quick),
     }
     names = options.names or [n for n in benches if n not in BY_NAME]

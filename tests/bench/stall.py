@@ -1,0 +1,127 @@
+"""Whether the loop ever stands still: a group with a hundred thousand files under a writer, for ten minutes.
+
+The files are forged while the agents are down: a row in the checkpoint and an empty file each. Nobody reads
+them; all that grows with their number is under test: checkpoints, looks of the compactor, status, closes.
+"""
+
+import json
+import time
+from pathlib import Path
+
+import msgspec
+
+from nodeagent.client.blocking import BlockingCluster
+from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint
+from nodeagent.host.replica import Saved
+from nodeagent.model.config import ClusterSettings
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import META, GroupId, NodeId, PartitionKey
+from nodeagent.model.limits import TURN_MS_MAX
+from nodeagent.partition.hash import slot_of
+from nodeagent.runtime.disk import RealDisk
+from nodeagent.storage import layout
+from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint
+from tests.bench.agents import Agents, fleet_of
+from tests.bench.figures import Report, of
+from tests.bench.walks import schema_of, storage_group
+from tests.bench.writing import Load, clients, wait_written
+
+SETTINGS = ClusterSettings(name="bench", slots=300)
+GROUPS = 6
+SECONDS = 600.0
+
+
+def run(*, quick: bool) -> Report:
+    started = time.monotonic()
+    seconds, files = (30.0, 10_000) if quick else (SECONDS, 100_000)
+    with fleet_of(3, tls=True, cluster=SETTINGS) as agents:
+        with agents.connect() as cluster:
+            leaders = agents.wait_ready(cluster, 3)
+            for number in range(GROUPS):
+                cluster.put_schema(schema_of(storage_group(number), 2))
+        full = min(g for g in leaders if g != META)
+        agents.fleet.stop()
+        for node in agents.fleet.nodes():
+            forge(Path(node.directory), full, files)
+        agents.start_all()
+        with agents.connect() as cluster:
+            agents.wait_ready(cluster, 3)
+            time.sleep(10.0)  # the first checkpoints after a start name all files
+            return _measured(agents, cluster, full, seconds, started)
+
+
+def _measured(
+    agents: Agents, cluster: BlockingCluster, full: GroupId, seconds: float, started: float
+) -> Report:
+    groups = {g: n for g, n in agents.leaders(cluster).items() if g != META}
+    before, slow = _leading(agents, cluster, full), len(_slow(agents))
+    load = Load(tuple(range(GROUPS)), 10, 2, 100, 2, seconds)
+    with clients(agents.spec, [load], groups) as queues:
+        written = wait_written(queues[0], seconds + 120)
+    held = agents.groups(cluster)[groups[full], full].files
+    turns = sorted(_slow(agents)[slow:])
+    return Report(
+        "stall",
+        f"{held} files in {full}, R=3, a writer of {written.rows / written.seconds:.0f} rows/s,"
+        f" {seconds:.0f} s",
+        (
+            of(
+                "turns over the limit",
+                [len(turns)],
+                "",
+                ceiling=0.5,
+                limit=f"{TURN_MS_MAX} ms",
+                details={"longest_ms": turns[-1] if turns else 0},
+            ),
+            of(
+                "changes of leader",
+                [float(_leading(agents, cluster, full) != before)],
+                "",
+                ceiling=0.5,
+                details={"rows": written.rows, "refused": written.refused},
+            ),
+        ),
+        time.monotonic() - started,
+    )
+
+
+def _leading(agents: Agents, cluster: BlockingCluster, group: GroupId) -> tuple[NodeId, int]:
+    """(who leads the group, the term)"""
+    found = agents.groups(cluster)
+    return next((n, s.term) for (n, g), s in sorted(found.items()) if g == group and s.role == "leader")
+
+
+def _slow(agents: Agents) -> list[int]:
+    """Milliseconds of every turn that was too long, of all agents, as their logs have it."""
+    found = []
+    for node in agents.fleet.nodes():
+        for line in agents.fleet.log_tail(node.name, 1 << 20).splitlines():
+            if '"slow_turn"' in line:
+                found.append(json.loads(line)["ms"])
+    return found
+
+
+def forge(directory: Path, group: GroupId, count: int) -> None:
+    """Give the stopped node's replica `count` files more, each of a time partition of its own."""
+    disk = RealDisk(directory / "data")
+    payload = load_checkpoint(disk, group)
+    assert payload is not None
+    saved = msgspec.msgpack.decode(payload, type=Saved)
+    state = decode_checkpoint(saved.state)
+    made: list[FileMeta] = []
+    for week in range(1 << 30):
+        slot = slot_of("root.old", week, 0, SETTINGS)
+        if slot in state.slots.open:
+            name = f"{slot:05d}-{1:012d}-{len(made):04d}.tsfile"
+            key = PartitionKey("root.old", week, 0)
+            made.append(FileMeta(name, slot, key, "t", (1, len(made)), 0, "0" * 32, 1, week, week, (1, 1, 1)))
+        if len(made) == count:
+            break
+    for slot in {m.slot for m in made}:
+        (directory / "data" / layout.slot_dir(group, slot)).mkdir(parents=True, exist_ok=True)
+    for meta in made:
+        (directory / "data" / layout.file_path(group, meta.slot, meta.name)).touch()
+    state.files += made
+    assert DataState.restore(state, state.applied).manifest.rows >= count
+    whole = msgspec.structs.replace(saved, state=encode_checkpoint(state))
+    save_checkpoint(disk, group, msgspec.msgpack.encode(whole))
