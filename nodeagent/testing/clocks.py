@@ -39,7 +39,9 @@ class ClockScenario(Scenario):
     def run(self) -> Report:
         self._jump()
         self.stale.start()
-        return super().run()
+        report = super().run()
+        assert self.stale.answers > 10, "mid and weak reads are answered, and their ages checked"
+        return report
 
     def _jump(self) -> None:
         if not self.are_wrong:
@@ -60,7 +62,6 @@ class ClockScenario(Scenario):
         for node in self.sim.nodes.values():
             node.clock = WallClock()
         self.stale.stopping = True
-        assert self.stale.answers > 10, "mid and weak reads are answered, and their ages checked"
         super().quiet()
 
 

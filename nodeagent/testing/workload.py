@@ -490,14 +490,14 @@ class StaleReader(Reader):
         began = self.sim.now
 
         def on_page(reply: Reply) -> None:
-            if isinstance(reply, RowsScanned) and not (reply.handover or reply.cursor):
+            if isinstance(reply, RowsScanned) and not reply.handover and reply.next is None:
                 self._check_age(storage_group, week, interval, level, began, reply)
             else:
                 self.refused += isinstance(reply, ErrorReply) and "age_ms" in reply.details
                 self.view.refresh()
             then(True)
 
-        request = q.ScanRows(group, storage_group, spec, level, slots=((slot, slot + 1),))
+        request = q.ScanRows(group, storage_group, spec, level, slots=((slot, slot + 1),), after=Cursor())
         self.sim.call(CLIENT, self.sim.rng.choice(members), request, on_page)
         return None
 
@@ -508,7 +508,7 @@ class StaleReader(Reader):
             assert 0 <= reply.age_ms <= self.bound_ms, f"S17: a mid read of age {reply.age_ms}"
         if reply.age_ms < 0:
             return
-        rows = arrow.decode(reply.ipc)
+        rows = rows_of([reply], ScanSpec(schema_of(storage_group)))
         columns = (rows[name].to_pylist() for name in ("device", "time", "v"))
         found = {Cell(storage_group, d, t): v for d, t, v in zip(*columns, strict=True)}
         self.answers += 1
