@@ -106,13 +106,21 @@ def log_check(
     directory: Directory,
     output: Annotated[str, typer.Option("-o", "--output", help="text or jsonl.")] = "text",
 ) -> None:
-    """Read the whole log; exit 7 when something is damaged."""
+    """Read the whole log, compare it with node.id and the checkpoints; exit 7 when something is damaged."""
     import msgspec
 
+    from nodeagent.log import Damage
     from nodeagent.log.check import check
+    from nodeagent.runtime.config import load_config
+    from nodeagent.runtime.directory import CONFIG_FILE, DATA_DIR
+    from nodeagent.runtime.disk import RealDisk
+    from nodeagent.runtime.offline import mismatches
 
     with _offline(directory) as disk:
         report = check(disk, "log")
+        node = load_config(directory / CONFIG_FILE).node
+        faults = mismatches(disk, RealDisk(directory / DATA_DIR), node)
+        report.damaged.extend(Damage(0, 0, group, 0, 0, why) for group, why in sorted(faults.items()))
     if output == "jsonl":
         for damage in report.damaged:
             sys.stdout.write(msgspec.json.encode(damage).decode() + "\n")
@@ -122,7 +130,8 @@ def log_check(
             f" {report.torn_bytes} torn bytes, {len(report.damaged)} damaged"
         )
         for damage in report.damaged:
-            typer.echo(f"segment {damage.segment} offset {damage.offset} {damage.group}: {damage.message}")
+            place = f"segment {damage.segment} offset {damage.offset} " if damage.segment else ""
+            typer.echo(f"{place}{damage.group}: {damage.message}")
     if not report.is_whole:
         sys.exit(EXIT_DAMAGED)
 
@@ -136,6 +145,8 @@ def files_check(
 ) -> None:
     """Read every checkpoint and hash every file; one JSON line each; exit 7 when something is damaged.
 
+    A checkpoint that the log needs and that is missing, older than the log or another node's is damaged too.
+
     Lines with `found` orphan, staged, snapshot, quarantined, temporary, foreign or linked tell of what no
     manifest names. A running node removes it when it is needed no more; what is in quarantine stays.
     """
@@ -144,13 +155,14 @@ def files_check(
     from nodeagent.runtime.config import load_config
     from nodeagent.runtime.directory import CONFIG_FILE, DATA_DIR
     from nodeagent.runtime.disk import RealDisk
-    from nodeagent.runtime.offline import check_files
+    from nodeagent.runtime.offline import check_files, mismatches
     from nodeagent.storage.leftovers import KINDS
 
     failed = False
-    with _offline(directory):
+    with _offline(directory) as home:
         node = load_config(directory / CONFIG_FILE).node
-        for line in check_files(RealDisk(directory / DATA_DIR), node):
+        data = RealDisk(directory / DATA_DIR)
+        for line in check_files(data, node, mismatches(home, data, node)):
             failed = failed or not line["valid"] or (strict and line["found"] in KINDS)
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
     if failed:

@@ -1,39 +1,76 @@
 """What checkpoints say of files, without a host: to check a stopped node, and to clean up at a start."""
 
+import contextlib
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 
 import msgspec
 
 from nodeagent.data.state import decode_checkpoint
+from nodeagent.host.found import fault_of
 from nodeagent.host.replica import Saved
+from nodeagent.log import GroupLog
+from nodeagent.log.identity import ID_FILE, LOG_DIR, known_identity
+from nodeagent.log.replay import Replay
 from nodeagent.meta.state import MetaState
 from nodeagent.model.disk import Disk
+from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.errors import Damaged
 from nodeagent.model.files import FileMeta
-from nodeagent.model.ids import META, GroupId, NodeId
+from nodeagent.model.ids import META, GroupId, NodeId, Owner
+from nodeagent.runtime.directory import DATA_DIR
 from nodeagent.storage import layout
 from nodeagent.storage.checkpoint import load_checkpoint
 from nodeagent.storage.files import SlotFiles
 from nodeagent.storage.leftovers import ORPHAN, leftovers
 
+NONE: Mapping[GroupId, str] = MappingProxyType({})
 Line = dict[str, str | int | bool]
 
 
-def check_files(disk: Disk, node: NodeId) -> Iterator[Line]:
+def mismatches(home: Disk, data: Disk, node: NodeId) -> dict[GroupId, str]:
+    """Groups whose log and checkpoint do not belong together, as a start would find them; none in a directory
+    that was never started.
+
+    Raises:
+        Damaged: `node.id` or the log is missing, another's or older than the other.
+    """
+    known = known_identity(home, node, f"{DATA_DIR}/{layout.GROUPS}") if home.exists(ID_FILE) else None
+    if known is None:
+        return {}
+    replay = Replay()
+    replay.run(home, LOG_DIR)
+    logs = replay.recovered().groups
+    me = Owner(known.node, known.incarnation, known.start)
+    found: dict[GroupId, str] = {}
+    for group in {*logs, *SlotFiles(data).groups()}:
+        log = logs.get(group) or GroupLog(Base(0, 0, Config()), HardState(), [])
+        with contextlib.suppress(Damaged):  # `check_files` says so
+            fault = fault_of(group, log, load_checkpoint(data, group), me)
+            if fault:
+                found[group] = fault
+    return found
+
+
+def check_files(disk: Disk, node: NodeId, faults: Mapping[GroupId, str] = NONE) -> Iterator[Line]:
     """One line for each checkpoint below the data directory, each file its manifest names, and each file
     or empty directory that belongs to nothing (`storage.leftovers`).
 
     Keys: group, slot, name, bytes, found, valid. `found` is the XXH3-128 on disk, `missing`, what is wrong
     with a checkpoint, or the kind of leftover: harmless, and expected while an operation is open or soon
     after a crash. `name` is then a path below the data directory, but for orphans, which a manifest could
-    have named.
+    have named. `faults` are `mismatches`.
     """
     files = SlotFiles(disk)
+    for group in sorted(faults.keys() - set(files.groups())):
+        yield _line(group, "checkpoint", faults[group], valid=False)
     manifests: dict[GroupId, list[FileMeta]] = {}
     damaged: list[str] = []
     for group in files.groups():
         try:
             metas = manifest_in(group, load_checkpoint(disk, group))
+            if group in faults:
+                raise Damaged(faults[group])
         except (Damaged, msgspec.DecodeError) as error:
             yield _line(group, "checkpoint", str(error), valid=False)
             damaged.append(f"{layout.group_dir(group)}/")

@@ -1,6 +1,7 @@
 """The `nodeagent` command: init, and looking at a stopped node."""
 
 import json
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -12,12 +13,13 @@ from nodeagent.data.state import DataState, encode_checkpoint
 from nodeagent.host.replica import Saved
 from nodeagent.log import Log, LogSettings
 from nodeagent.meta.state import Image, MetaState
-from nodeagent.model.entries import Append, Base, Config, Entry
+from nodeagent.model.entries import Append, Base, Config, Entry, Rebase
 from nodeagent.model.ids import META
 from nodeagent.model.jobs import SaveCheckpoint
 from nodeagent.model.requests import GroupRecord
 from nodeagent.runtime.config import load_config
 from nodeagent.runtime.disk import RealDisk
+from nodeagent.runtime.startup import open_directory
 from tests.storage.units import GROUP, close, path_of, room, rows, unit
 
 INIT = ["--node", "node1", "--port", "9101", "--http-port", "9201", "--seed", "node1=127.0.0.1:9101"]
@@ -114,6 +116,23 @@ def test_files_check_tells_what_belongs_to_nothing(tmp_path: Path) -> None:
     assert check()[1][f"groups/{GROUP}/checkpoint"] == "foreign"
     (tmp_path / "data" / path_of(meta)).unlink()
     assert check()[0] == 7
+
+
+def test_checks_compare_log_checkpoints_and_name(tmp_path: Path) -> None:
+    """A checkpoint that the log goes on from and that is missing is an error of both; a lost log too."""
+    CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
+    opened = open_directory(tmp_path)
+    opened.log.write([Rebase("meta", Base(5, 1, Config(("node1",))), False)])
+    opened.log.close()
+    opened.home.unlock()
+    for verb in ("log", "files", "files"):
+        said = CliRunner().invoke(app, [verb, "check", str(tmp_path)])
+        assert said.exit_code == 7 and "data/groups/meta/checkpoint is missing" in said.stdout, said.output
+        (tmp_path / "data" / "groups" / "meta").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(tmp_path / "log")
+    for verb in ("log", "files"):
+        said = CliRunner().invoke(app, [verb, "check", str(tmp_path)])
+        assert said.exit_code == 7 and "log/ is missing or empty" in said.stderr, said.output
 
 
 def saved(group: str, state: bytes) -> SaveCheckpoint:
