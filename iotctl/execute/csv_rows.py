@@ -19,8 +19,9 @@ from iotctl.execute.blocks import BAD_ROWS_MAX, BadRow, Block, Columns, Int64s, 
 from iotctl.execute.times import TimeRule
 
 BLOCK_BYTES = 8 * 1024 * 1024
-NULLS = ("NA", "N/A", "NULL", "null", "None", "nan", "NaN", "NAN", "-")
-"""Spellings of "no value" in number, boolean and time columns; in text columns only "" is one."""
+NULLS = ("", "NA", "N/A", "NULL", "null", "None", "nan", "NaN", "NAN", "-")
+"""Spellings of "no value" in number, boolean and time columns. In text columns nothing at all is one, and two
+quotes are text without letters, as `data export` writes them."""
 
 _MS = TimeRule("ms")
 
@@ -32,7 +33,7 @@ ARROW = {
     "DOUBLE": pa.float64(),
     "TEXT": pa.string(),
     "STRING": pa.string(),
-    "TIMESTAMP": pa.timestamp("ms"),
+    "TIMESTAMP": pa.timestamp("ns"),
     "DATE": pa.date32(),
 }
 
@@ -59,6 +60,7 @@ class _Source:
                     convert_options=pacsv.ConvertOptions(
                         column_types={name: pa.string() for name in header},
                         strings_can_be_null=True,
+                        quoted_strings_can_be_null=False,
                         null_values=[""],
                     ),
                 )

@@ -15,6 +15,7 @@ import pytest
 from iotctl.errors import Exit
 from nodeagent.model.errors import NodeAgentError, OutcomeUnknown, Unavailable
 from nodeagent.model.schema import Column, TableSchema
+from nodeagent.table.arrow import ARROW_TYPES
 from tests.iotctl.fakes import SPEC, FakeCluster, Ran, Wrote, iotctl
 
 NAMED = ("--storage-group", "root.a", "--table", "m")
@@ -169,6 +170,34 @@ def test_a_write_that_fails_halfway_says_how_much_is_written(
     assert found["what"] == says and "run the same command again" in found["next"]
     done, _ = load(place, "a.parquet", cluster=FakeCluster(error=Unavailable("no quorum")))
     assert failure(done, Exit.UNREACHABLE)
+
+
+def test_csv_gives_back_what_was_exported(place: Path) -> None:
+    """F15: every type, text that is a formula or empty; no value and empty text are two; digits of a
+    TIMESTAMP are kept."""
+    kinds = {"d": "STRING", "s": "STRING", "i": "INT64", "x": "DOUBLE", "b": "BOOLEAN", "t": "TIMESTAMP"}
+    kinds |= {"day": "DATE", "f": "FLOAT", "n": "INT32"}
+    columns = tuple(Column(n, k, n == "d") for n, k in kinds.items())
+    stamp = 1_577_836_800_123_456_789
+    values: dict[str, list[Any]] = {
+        "d": ["a", "", None],
+        "s": ["=1+1", "", None],
+        "i": [BIG, -1, None],
+        "x": [0.1, 1e300, None],
+        "b": [True, False, None],
+        "t": [stamp, 0, None],
+        "day": [1, 2, None],
+        "f": [1.5, 2.5, None],
+        "n": [7, -7, None],
+    }
+    given = {n: pa.array(values[n], ARROW_TYPES[k]) for n, k in kinds.items()}
+    rows = pa.table({"time": [1, 2, 3], **given})
+    done = iotctl(place, "data", "export", *NAMED, "--to", "x.csv", cluster=FakeCluster(answers=rows))
+    assert done.code == 0, done.err
+    cluster = FakeCluster(tables=[TableSchema("root.a", "m", 1, columns)])
+    done, cluster = load(place, "x.csv", "--tag", "d", cluster=cluster)
+    assert done.code == 0, done.err
+    assert cluster.written[0][2].select(rows.column_names).equals(rows)
 
 
 # --- numbers --------------------------------------------------------------------------------------
