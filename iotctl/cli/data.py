@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.options import Confirm, DryRun, one_of, text_for
+from iotctl.cli.options import Confirm, DryRun, Yes, one_of, text_for
 from iotctl.cli.session import Session, now_ms, session_of
 
 if TYPE_CHECKING:
@@ -298,6 +298,41 @@ def delete(
     partitions = delete_rows(session.cluster, schema, selection)
     body = {"partitions": partitions}
     session.output.emit("data-delete", body, lambda: [f"deleted in {partitions} partitions: {what}"])
+
+
+@app.command("drop")
+def drop(
+    ctx: typer.Context,
+    storage_group: Group,
+    table: TableName,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    confirm: Confirm = None,
+) -> None:
+    """Drop a table and delete its rows; one that has rows asks for the cluster's name.
+
+    A table of that name made later has the tags and the types of columns that this one had. Every node must
+    run this release or a newer one.
+    """
+    from iotctl.execute.data import drop_table
+    from iotctl.execute.selection import table_of
+
+    session = session_of(ctx)
+    schema = table_of(session.cluster, storage_group, table)
+    name = f"{schema.storage_group}.{schema.table}"
+    counts = session.cluster.count(schema.storage_group, schema.table)
+    rows = sum(n for c in counts if isinstance(n := c["rows"], int))
+    what = f"drop table {name}" + (f" and delete {rows} rows" if rows else "")
+    if dry_run:
+        return session.output.would(what)
+    if rows:
+        session.confirm_name(what, name=session.source.name, given=confirm)
+    else:
+        session.confirm(f"{what}?", yes=yes)
+    partitions = drop_table(session.cluster, schema)
+    body = {"storage_group": schema.storage_group, "table": schema.table, "partitions": partitions}
+    session.output.emit("data-drop", body, lambda: [f"{name} is dropped"])
+    return None
 
 
 @app.command("query")

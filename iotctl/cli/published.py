@@ -106,6 +106,12 @@ class DataDelete(msgspec.Struct):
     partitions: int
 
 
+class DataDrop(msgspec.Struct):
+    storage_group: str
+    table: str
+    partitions: int
+
+
 class DataExport(msgspec.Struct):
     path: str
     format: str
@@ -163,6 +169,7 @@ BODIES: dict[str, Any] = {
     "cluster-waves": Waves,
     "data-count": DataCount,
     "data-delete": DataDelete,
+    "data-drop": DataDrop,
     "data-export": DataExport,
     "data-import": ImportReport,
     "data-query": DataQuery,

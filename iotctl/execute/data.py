@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from iotctl.errors import InputProblem, UsageProblem
 from iotctl.execute.cluster import Cluster
-from iotctl.execute.selection import Selection, count_rows
+from iotctl.execute.selection import Selection, count_rows, delete_rows
 from iotctl.spec.units import parse_duration_ms
 from nodeagent.model.limits import TTL_MS_MAX
-from nodeagent.model.requests import NodeStatus
+from nodeagent.model.requests import DropTable, NodeStatus
 from nodeagent.model.schema import TableSchema
 from nodeagent.table.arrow import ARROW_TYPES, infer_schema
 
@@ -60,6 +60,17 @@ def expiring(cluster: Cluster, schema: TableSchema, ttl_ms: int, now_ms: int) ->
     answers = cluster.statuses().values()
     latest = max([now_ms, *(a.now_ms for a in answers if isinstance(a, NodeStatus))])
     return count_rows(cluster, schema, Selection(time_to=latest - ttl_ms - 1)), latest - ttl_ms
+
+
+def drop_table(cluster: Cluster, schema: TableSchema) -> int:
+    """Delete the table's rows, drop it, then delete what was written meanwhile; the partitions it was in.
+
+    Raises:
+        NodeAgentError: it is not dropped; of its rows some may be deleted. Again does no harm.
+    """
+    partitions = delete_rows(cluster, schema, Selection())
+    cluster.call_meta(DropTable(schema.storage_group, schema.table, schema.version))
+    return max(partitions, delete_rows(cluster, schema, Selection()))
 
 
 def write_one(

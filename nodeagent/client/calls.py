@@ -31,6 +31,7 @@ from nodeagent.model.requests import (
     CloseAll,
     DeleteRows,
     Drain,
+    DropTable,
     Forward,
     GetMeta,
     MetaView,
@@ -60,7 +61,7 @@ PATIENCE = 6
 SILENT_MAX = 2
 """Questions in a row without an answer, after which a node is not at work."""
 
-_CHANGES = (PutSchema, BeginChange, Drain, Steer, Forward, Write, DeleteRows, Propose)
+_CHANGES = (PutSchema, DropTable, BeginChange, Drain, Steer, Forward, Write, DeleteRows, Propose)
 _ONCE = (BeginChange, Write, DeleteRows, Propose)
 """Not to be sent again here when an answer is missing."""
 
@@ -414,6 +415,10 @@ class Calls:
         known = self._schemas.get(key)
         if known is None or schema.version > known.version:
             self._schemas[key] = schema
+
+    def forget_schema(self, storage_group: str, table: str) -> None:
+        """It was dropped, as far as a node knows; the next question is asked anew."""
+        self._schemas.pop((storage_group, table), None)
 
     def known_schema(self, storage_group: str, table: str) -> TableSchema | None:
         return self._schemas.get((storage_group, table))

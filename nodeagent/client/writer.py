@@ -109,6 +109,8 @@ class Writes:
                     await tally.watch(entry[0], self._write(slot, partition, schema, entry[1]))
 
         await run_bounded((write_piece(at, piece) for at, piece in pieces), 2 * IN_FLIGHT_MAX)
+        if isinstance(tally.error, NotFound):
+            self._calls.forget_schema(schema.storage_group, schema.table)
         tally.check(batch.num_rows)
         return WriteReport(tally.rows, tally.entries, time.monotonic() - started)
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nodeagent.host.host import Host
 
 
-Leading = (q.PutSchema | q.BeginChange | q.Steer | q.Drain | q.GiveUp | q.Forward) | (
+Leading = (q.PutSchema | q.DropTable | q.BeginChange | q.Steer | q.Drain | q.GiveUp | q.Forward) | (
     q.TakeLock | q.DropLock | q.RecordRun
 )
 """What the leader of the meta group answers."""
@@ -145,6 +145,9 @@ class Handlers:
                 if refusal is not None:
                     return desk.reply(token, refusal)
                 replica.propose([meta.encode(meta.PutSchema(now, request.schema, request.ttl_ms))], token)
+            case q.DropTable():
+                drop_table = meta.DropTable(now, request.storage_group, request.table, request.version)
+                replica.propose([meta.encode(drop_table)], token)
             case q.Forward():
                 evidence = evidence_at(now, request.command)
                 if evidence is None:
@@ -446,7 +449,7 @@ def evidence_at(now: int, command: bytes) -> bytes | None:
     except msgspec.MsgspecError:
         return None
     people = meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.GiveUp | meta.Begin
-    people |= meta.TakeLock | meta.DropLock | meta.RecordRun | meta.SteerOperation
+    people |= meta.DropTable | meta.TakeLock | meta.DropLock | meta.RecordRun | meta.SteerOperation
     return None if isinstance(decoded, people) else meta.encode(replace(decoded, now=now))
 
 
@@ -490,7 +493,7 @@ def meta_view(host: "Host", replica: MetaReplica) -> q.MetaView:
         ring=table.ring.names,
         owners=_owners(table),
         groups=tuple(image.groups.values()),
-        schemas=tuple(image.schemas),
+        schemas=tuple(s for s in image.schemas if not s.dropped),
         operations=host.meta.listed(),
         leader=replica.raft.leader,
         term=replica.raft.term,

@@ -79,6 +79,9 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
 def _schema(host: Cluster, w: requests.Write | requests.DeleteRows) -> TableSchema | ErrorReply:
     """The newest that is known here, no older than what the client made it by."""
     schema = host.meta.schemas.get((w.partition.storage_group, w.table))
+    if schema is not None and schema.dropped and isinstance(w, requests.Write):
+        what = f"table {w.partition.storage_group}.{w.table} was dropped"
+        return ErrorReply("not_found", what, "a first import or write makes it anew")
     if schema is not None and schema.version >= w.schema_version:
         return schema
     return ErrorReply(

@@ -30,6 +30,14 @@ class PutSchema(_Command, frozen=True):
     ttl_ms: int | None = None
 
 
+class DropTable(_Command, frozen=True):
+    """As `requests.DropTable`."""
+
+    storage_group: str
+    table: str
+    version: int
+
+
 class SetDraining(_Command, frozen=True):
     """Whether `node` is kept from leading groups."""
 
@@ -238,6 +246,7 @@ Command = (
     | ReleasedBy
     | SteerOperation
     | ReportError
+    | DropTable
 )
 Evidence = (
     MetaReady

@@ -141,6 +141,8 @@ class MetaState:
                 return self._bootstrap(index, command)
             case commands.PutSchema():
                 return self._put_schema(command)
+            case commands.DropTable():
+                return self._drop_table(index, command)
             case commands.SetDraining():
                 return self._set_draining(index, command)
             case commands.GiveUp():
@@ -190,9 +192,25 @@ class MetaState:
             merged = msgspec.structs.replace(merged, ttl_ms=p.ttl_ms)
             self._note(p.now, "schema", f"TTL of {'.'.join(key)}: {p.ttl_ms or 'no'} ms")
         if merged is not known:
-            self.schemas[key] = merged
-            self.image.schemas = list(self.schemas.values())
+            self._set_schema(merged)
         return SchemaInForce(merged)
+
+    def _set_schema(self, schema: TableSchema) -> None:
+        self.schemas[schema.storage_group, schema.table] = schema
+        self.image.schemas = list(self.schemas.values())
+
+    def _drop_table(self, index: int, d: commands.DropTable) -> Reply:
+        name = f"{d.storage_group}.{d.table}"
+        known = self.schemas.get((d.storage_group, d.table))
+        if known is None:
+            return ErrorReply("not_found", f"there is no table {name}", "iotctl data schema")
+        if known.version != d.version:
+            what = f"table {name} was changed meanwhile: version {known.version}, not {d.version}"
+            return ErrorReply("refused", what, "look again: iotctl data schema")
+        if not known.dropped:
+            self._set_schema(msgspec.structs.replace(known, dropped=True, ttl_ms=0))
+            self._note(d.now, "schema", f"table {name} dropped")
+        return Accepted(index)
 
     def _set_draining(self, index: int, d: commands.SetDraining) -> Reply:
         record = self.image.nodes.get(d.node)
@@ -514,17 +532,19 @@ class MetaState:
 
 
 def merge_schema(known: TableSchema | None, wanted: TableSchema) -> TableSchema | ErrorReply:
-    """The table with `wanted`'s columns added: `known` itself when there is nothing new."""
+    """The table with `wanted`'s columns added: `known` itself when there is nothing new. One that was dropped
+    is there again, with the columns it had."""
     if known is None:
         return msgspec.structs.replace(wanted, version=1, ttl_ms=0)
     columns = {c.name: c for c in known.columns}
+    was = " (it was dropped; its columns are kept)" if known.dropped else ""
     fresh = []
     for column in wanted.columns:
         have = columns.get(column.name)
         if have is None and column.tag:
             return ErrorReply(
                 "schema_mismatch",
-                f"table {known.storage_group}.{known.table}: tag {column.name} cannot be added later",
+                f"table {known.storage_group}.{known.table}: tag {column.name} cannot be added later{was}",
             )
         if have is None:
             fresh.append(column)
@@ -532,8 +552,11 @@ def merge_schema(known: TableSchema | None, wanted: TableSchema) -> TableSchema 
             return ErrorReply(
                 "schema_mismatch",
                 f"table {known.storage_group}.{known.table}: column {column.name} is "
-                f"{'tag ' if have.tag else ''}{have.type}, not {'tag ' if column.tag else ''}{column.type}",
+                f"{'tag ' if have.tag else ''}{have.type}, not {'tag ' if column.tag else ''}{column.type}"
+                f"{was}",
             )
-    if not fresh:
+    if not fresh and not known.dropped:
         return known
-    return msgspec.structs.replace(known, version=known.version + 1, columns=(*known.columns, *fresh))
+    return msgspec.structs.replace(
+        known, version=known.version + 1, columns=(*known.columns, *fresh), dropped=False
+    )

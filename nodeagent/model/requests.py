@@ -259,6 +259,15 @@ class PutSchema(_Tagged, frozen=True):
     ttl_ms: int | None = None
 
 
+class DropTable(_Tagged, frozen=True):
+    """Write nothing to the table any more and show it to nobody; its rows are deleted by `DeleteRows` before
+    and after. Refused when the table is of another `version`. Again it has no effect."""
+
+    storage_group: str
+    table: str
+    version: int
+
+
 class SchemaInForce(_Tagged, frozen=True):
     schema: TableSchema
 
@@ -760,6 +769,7 @@ Request = (
     | GetSealedSessions
     | FetchChunk
     | PullUnit
+    | DropTable
 )
 Reply = (
     StatusChecked

@@ -26,6 +26,10 @@ class TableSchema(msgspec.Struct, frozen=True):
     ttl_ms: int = 0
     """Rows older than this go; 0 keeps them for ever. No matter of `version`, which is about columns."""
 
+    dropped: bool = False
+    """Nothing is written to it and nobody is shown it. Its columns are kept: files with them may be there
+    yet, and a table of this name made later has them again."""
+
     @property
     def tags(self) -> tuple[str, ...]:
         return tuple(c.name for c in self.columns if c.tag)

@@ -7,6 +7,7 @@ from nodeagent.model.requests import (
     CheckFiles,
     CheckStatus,
     DropLock,
+    DropTable,
     Forward,
     GetEvents,
     GetManifest,
@@ -32,7 +33,7 @@ _READS = (
 )
 _NODES_ONLY = (Forward, CheckStatus, GetSealedSessions)
 _GUESTS = (CheckStatus,)
-_ADMINS_ONLY = (RepairFile, GiveUp, TakeLock, DropLock, RecordRun)
+_ADMINS_ONLY = (DropTable, RepairFile, GiveUp, TakeLock, DropLock, RecordRun)
 
 
 def may_ask(role: str, kind: type) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
-from nodeagent.model.errors import InvalidInput
+from nodeagent.model.errors import InvalidInput, NotFound
 from nodeagent.model.files import FileMeta
 from nodeagent.model.requests import DeleteRows, OpenSession, SessionOpened
 from tests.cluster.world import World, until
@@ -56,6 +56,23 @@ def settled(world: World, rows: int) -> list[FileMeta]:
         return str([[(f.name, f.rows, f.clean) for f in files] for files in replicas(world)])
 
     return until(there, 30.0, told)
+
+
+def check_drop(world: World, now: int) -> None:
+    """One with rows is dropped by name only, takes no more writes, is shown to nobody, brings no row back."""
+    words = ("data", "drop", "--storage-group", GROUP, "--table", TABLE)
+    unasked = world.iotctl(*words, "--yes")
+    assert unasked.code == 5 and "delete 1 rows" in unasked.err, unasked.err
+    dropped = world.iotctl(*words, "--confirm", world.fleet.source().name)
+    assert dropped.code == 0, dropped.err
+    assert not world.iotctl("data", "count", "-o", "json").json["tables"]
+    late = pa.table({"time": pa.array([now + 1], pa.int64()), "device": ["a"], "v": [2.5], "w": [8]})
+    with pytest.raises(NotFound):  # by a client that has seen the table
+        world.cluster.write(GROUP, TABLE, late)
+    world.cluster.write(GROUP, TABLE, late, tags=["device"])
+    assert found(world) == {("a", now + 1): (2.5, 8)}
+    checked = world.iotctl("verify", "--depth", "hash")
+    assert checked.code == 0, checked.err
 
 
 def found(world: World) -> dict[tuple[str, int], tuple[object, object]]:
@@ -132,3 +149,5 @@ def test_many_small_closes_leave_few_files_and_every_row(world: World) -> None:
     assert world.iotctl(*named, "-o", "json").json["tables"][0]["ttl_ms"] == DAY_MS
     checked = world.iotctl("verify", "--depth", "hash")
     assert checked.code == 0, checked.err
+
+    check_drop(world, now)

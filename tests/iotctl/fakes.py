@@ -29,6 +29,7 @@ from nodeagent.model.requests import (
     CloseAll,
     Drain,
     DropLock,
+    DropTable,
     ErrorReply,
     EventsReply,
     GetEvents,
@@ -126,6 +127,9 @@ class FakeCluster:
     """Of a scan: those whose tag has the value that was asked for, where it is a column."""
 
     scanned: list[dict[str, Any]] = field(default_factory=list)
+    dropped: list[tuple[int, DropTable]] = field(default_factory=list)
+    """With how many deletes there were before."""
+
     clock_ms: int = NOW_MS
     """Of every node."""
 
@@ -269,6 +273,12 @@ class FakeCluster:
             raise self.error
         if sum(n in self.down for n in self.names) * 2 > len(self.names):
             raise Unavailable("the meta group has no quorum")
+        if isinstance(request, DropTable):
+            self.dropped.append((len(self.deleted), request))
+            self.tables = [
+                t for t in self.tables if (t.storage_group, t.table) != (request.storage_group, request.table)
+            ]
+            return Accepted(51)
         if isinstance(request, TakeLock | DropLock | RecordRun | GetRuns):
             return self._of_operators(request)
         assert isinstance(request, Drain), request

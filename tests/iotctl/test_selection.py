@@ -149,3 +149,24 @@ def test_csv_export_is_exact(place: Path, cluster: FakeCluster) -> None:
     cluster.answers = pa.table({"time": [1], "device": ["-a"], "note": [text]})
     assert iotctl(place, "data", "export", *NAMED, "--to", "x.csv", cluster=cluster).code == 0
     assert pacsv.read_csv(place / "x.csv").column("note").to_pylist() == [text]
+
+
+def test_a_table_is_dropped_with_its_rows_by_name_only(place: Path, cluster: FakeCluster) -> None:
+    """E4: one with rows asks for the cluster's name; its rows are deleted before it is dropped, and again for
+    those that came meanwhile. An empty one asks an ordinary question."""
+    cluster.counts = [{"storage_group": "root.a", "table": "m", "rows": 4}]
+    words = ("data", "drop", *NAMED)
+    look = iotctl(place, *words, "--dry-run", "-o", "json", cluster=cluster)
+    assert json.loads(look.out)["would"] == ["drop table root.a.m and delete 4 rows"]
+    for more in ((), ("--yes",)):
+        unsaid = iotctl(place, *words, *more, cluster=cluster)
+        assert unsaid.code == Exit.REFUSED and "--confirm plant" in unsaid.err
+    assert not cluster.deleted and not cluster.dropped
+    done = iotctl(place, *words, "--confirm", "plant", cluster=cluster)
+    assert done.code == 0 and "root.a.m is dropped" in done.out
+    ((before, request),) = cluster.dropped
+    assert (before, request.version, len(cluster.deleted)) == (1, 1, 2)
+    assert iotctl(place, *words, "--confirm", "plant", cluster=cluster).code == Exit.INPUT, "it is gone"
+    empty = FakeCluster(tables=[TableSchema("root.a", "m", 1, COLUMNS)])
+    assert iotctl(place, *words, cluster=empty).code == Exit.REFUSED
+    assert iotctl(place, *words, "--yes", cluster=empty).code == 0 and not empty.tables

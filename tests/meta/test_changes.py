@@ -13,7 +13,15 @@ from nodeagent.meta.state import MetaState, merge_schema
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.operation import NEXT, CopyRecord, Operation, Options, SealResult, Stage
-from nodeagent.model.requests import Accepted, ErrorReply, LockReply, NodeRecord, OperationReply, Reply
+from nodeagent.model.requests import (
+    Accepted,
+    ErrorReply,
+    LockReply,
+    NodeRecord,
+    OperationReply,
+    Reply,
+    SchemaInForce,
+)
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.partition.change import Change, ChangeKind, change_between
 from nodeagent.partition.planner import plan_add, plan_remove, plan_replace
@@ -578,3 +586,34 @@ def test_nothing_is_done_under_a_lock_that_is_lost() -> None:
     assert meta.state.image.nodes["a"].draining and not meta.state.image.operations
     assert isinstance(meta.do(c.SetDraining(6, "a", False, "ann")), Accepted), "without a lock, as ever"
     assert not isinstance(meta.begin(), ErrorReply)
+
+
+def test_a_dropped_table_takes_no_rows_and_keeps_its_columns() -> None:
+    """Files with them may be there yet: a table of that name has the tags and types it had, and a version
+    that no group has used. Every command counts once, however often it comes."""
+    state, index = MetaState(), 0
+    tag, v, w = Column("d", "STRING", True), Column("v", "DOUBLE", False), Column("w", "INT64", False)
+
+    def do(command: c.Command) -> object:
+        nonlocal index
+        index += 1
+        ((_, reply),) = state.apply(index, [Entry(1, EntryKind.COMMAND, c.encode(command))])
+        return reply
+
+    def put(*columns: Column) -> object:
+        return do(c.PutSchema(1, TableSchema("root.a", "m", 1, columns), 5))
+
+    assert isinstance(do(c.DropTable(1, "root.a", "m", 1)), ErrorReply)
+    put(tag, v)
+    assert isinstance(do(c.DropTable(1, "root.a", "m", 2)), ErrorReply), "it is another one by now"
+    for _ in range(2):
+        assert isinstance(do(c.DropTable(1, "root.a", "m", 1)), Accepted)
+    (kept,) = state.image.schemas
+    assert kept.dropped and kept.ttl_ms == 0 and MetaState.decode(state.encode()).schemas == state.schemas
+    for columns in ((tag, Column("v", "STRING", False)), (Column("e", "STRING", True), v)):
+        refused = put(*columns)
+        assert isinstance(refused, ErrorReply) and "its columns are kept" in refused.what
+    made = put(tag, w)
+    assert isinstance(made, SchemaInForce)
+    assert (made.schema.version, made.schema.dropped, made.schema.columns) == (2, False, (tag, v, w))
+    assert len([a for a in state.image.audit if "dropped" in a[2]]) == 1

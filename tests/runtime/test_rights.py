@@ -19,6 +19,8 @@ def test_rights() -> None:
 
     assert allowed("reader") == READS
     assert every - allowed("admin") == {"Forward", "CheckStatus", "GetSealedSessions"}
-    assert every - allowed("node") == {"RepairFile", "GiveUp", "TakeLock", "DropLock", "RecordRun"}
+    assert every - allowed("node") == {
+        *("RepairFile", "GiveUp", "TakeLock", "DropLock", "RecordRun", "DropTable")
+    }
     assert allowed("guest") == {"CheckStatus"}
     assert allowed("nobody") == set()

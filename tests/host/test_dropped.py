@@ -1,0 +1,44 @@
+"""A table that was dropped: shown to nobody, written by nobody, deleted from by who drops it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nodeagent.host import handlers, writes
+from nodeagent.meta import commands as c
+from nodeagent.meta.state import MetaState
+from nodeagent.model import requests as q
+from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.schema import Column, TableSchema
+
+SCHEMA = TableSchema("root.a", "m", 1, (Column("v", "DOUBLE", False),))
+KEY = PartitionKey("root.a", 0, 0)
+
+
+@pytest.fixture
+def host() -> Any:
+    state = MetaState()
+    put, drop = c.PutSchema(1, SCHEMA), c.DropTable(1, "root.a", "m", 1)
+    state.apply(1, [Entry(1, EntryKind.COMMAND, c.encode(x)) for x in (put, drop)])
+    return SimpleNamespace(meta=state)
+
+
+def test_writes_are_refused_and_deletes_are_not(host: Any) -> None:
+    """By the leader, before it costs a log entry: rows that came meanwhile can still be deleted."""
+    write = q.Write("a.1", 1, KEY, "m", 1, "s", 1, 0, 1, b"")
+    refused = writes._schema(host, write)
+    assert isinstance(refused, q.ErrorReply) and refused.code == "not_found" and "dropped" in refused.what
+    delete = q.DeleteRows("a.1", 1, KEY, "m", "s", 1, 0, (), 0, 1, 1)
+    assert isinstance(writes._schema(host, delete), TableSchema)
+
+
+def test_only_people_log_it(host: Any) -> None:
+    """It is no evidence that a node may forward."""
+    assert handlers.evidence_at(1, c.encode(c.DropTable(1, "root.a", "m", 1))) is None
+
+
+def test_a_table_of_that_name_is_made_under_the_rule_for_known_ones(host: Any) -> None:
+    """Not counted twice, and with the names it had."""
+    assert handlers.check_schema(host, q.PutSchema(SCHEMA)) is None
