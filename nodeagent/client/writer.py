@@ -109,7 +109,7 @@ class Writes:
                     await tally.watch(entry[0], self._write(slot, partition, schema, entry[1]))
 
         await run_bounded((write_piece(at, piece) for at, piece in pieces), 2 * IN_FLIGHT_MAX)
-        if isinstance(tally.error, NotFound):
+        if tally.error is not None and tally.error.details.get("dropped"):
             self._calls.forget_schema(schema.storage_group, schema.table)
         tally.check(batch.num_rows)
         return WriteReport(tally.rows, tally.entries, time.monotonic() - started)

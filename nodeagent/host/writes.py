@@ -79,10 +79,12 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
 def _schema(host: Cluster, w: requests.Write | requests.DeleteRows) -> TableSchema | ErrorReply:
     """The newest that is known here, no older than what the client made it by."""
     schema = host.meta.schemas.get((w.partition.storage_group, w.table))
-    if schema is not None and schema.dropped and isinstance(w, requests.Write):
+    is_new = schema is not None and schema.version >= w.schema_version
+    # A dropped table that was made anew has a later version, so then it is this node that is behind.
+    if schema is not None and is_new and schema.dropped and isinstance(w, requests.Write):
         what = f"table {w.partition.storage_group}.{w.table} was dropped"
-        return ErrorReply("not_found", what, "a first import or write makes it anew")
-    if schema is not None and schema.version >= w.schema_version:
+        return ErrorReply("invalid_input", what, "an import makes it anew", {"dropped": True})
+    if schema is not None and is_new:
         return schema
     return ErrorReply(
         "not_found" if schema is None else "overloaded",

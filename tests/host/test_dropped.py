@@ -29,7 +29,9 @@ def test_writes_are_refused_and_deletes_are_not(host: Any) -> None:
     """By the leader, before it costs a log entry: rows that came meanwhile can still be deleted."""
     write = q.Write("a.1", 1, KEY, "m", 1, "s", 1, 0, 1, b"")
     refused = writes._schema(host, write)
-    assert isinstance(refused, q.ErrorReply) and refused.code == "not_found" and "dropped" in refused.what
+    assert isinstance(refused, q.ErrorReply) and refused.code == "invalid_input" and "dropped" in refused.what
+    newer = writes._schema(host, q.Write("a.1", 1, KEY, "m", 2, "s", 1, 0, 1, b""))
+    assert isinstance(newer, q.ErrorReply) and newer.code == "overloaded", "it was made anew: ask again"
     delete = q.DeleteRows("a.1", 1, KEY, "m", "s", 1, 0, (), 0, 1, 1)
     assert isinstance(writes._schema(host, delete), TableSchema)
 

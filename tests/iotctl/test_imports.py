@@ -279,6 +279,14 @@ def test_digits_below_a_millisecond_are_never_cut_in_silence(place: Path, stamp:
     assert done.code == 0 and rows_of(cluster)[0]["time"] == kept
 
 
+def test_numbers_with_a_fraction_are_no_times(place: Path) -> None:
+    """A column that pandas made DOUBLE for its gaps is taken where its times are whole."""
+    done, cluster = parquet(place, {"time": [1.0, 2.0], "v": [1, 2]})
+    assert done.code == 0 and [r["time"] for r in rows_of(cluster)] == [1, 2]
+    done, cluster = parquet(place, {"time": [1.0, 2.5], "v": [1, 2]})
+    assert "not a whole number" in failure(done)["what"] and not cluster.written
+
+
 def test_zeros_below_a_millisecond_are_no_digits(place: Path) -> None:
     done, cluster = csv(place, "time,v\n2020-01-01T00:00:00.120000000Z,1\n2020-01-01T00:00:00.5,1\n")
     assert done.code == 0, done.err

@@ -617,3 +617,7 @@ def test_a_dropped_table_takes_no_rows_and_keeps_its_columns() -> None:
     assert isinstance(made, SchemaInForce)
     assert (made.schema.version, made.schema.dropped, made.schema.columns) == (2, False, (tag, v, w))
     assert len([a for a in state.image.audit if "dropped" in a[2]]) == 1
+    do(c.DropTable(1, "root.a", "m", 2))
+    again = put(tag, v)
+    assert isinstance(again, SchemaInForce), "also with no new column"
+    assert (again.schema.version, again.schema.dropped) == (3, False)
