@@ -26,8 +26,6 @@ A definite error is never used where the outcome may be otherwise (law 10).
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 
 class NodeAgentError(Exception):
     """Base of all our errors.
@@ -129,7 +127,9 @@ class EntryFailed(Exception):
 
     @classmethod
     def of(cls, index: int, error: Exception, replies: Sequence[tuple[int, Any]] = ()) -> "EntryFailed":
-        if isinstance(error, msgspec.MsgspecError):
+        from msgspec import MsgspecError  # whoever only prints help imports this module too
+
+        if isinstance(error, MsgspecError):
             return cls(index, f"this release does not know the command ({error})", replies)
         return cls(index, f"{type(error).__name__}: {error}", replies)
 

@@ -192,12 +192,14 @@ def test_csv_gives_back_what_was_exported(place: Path) -> None:
     }
     given = {n: pa.array(values[n], ARROW_TYPES[k]) for n, k in kinds.items()}
     rows = pa.table({"time": [1, 2, 3], **given})
-    done = iotctl(place, "data", "export", *NAMED, "--to", "x.csv", cluster=FakeCluster(answers=rows))
+    table = TableSchema("root.a", "m", 1, columns)
+    source = FakeCluster(tables=[table], answers=rows)
+    done = iotctl(place, "data", "export", *NAMED, "--to", "x.csv", cluster=source)
     assert done.code == 0, done.err
     cluster = FakeCluster(tables=[TableSchema("root.a", "m", 1, columns)])
     done, cluster = load(place, "x.csv", "--tag", "d", cluster=cluster)
     assert done.code == 0, done.err
-    assert cluster.written[0][2].select(rows.column_names).equals(rows)
+    assert cluster.written[0][2].select(rows.column_names).equals(rows.take([2, 1, 0])), "sorted by tags"
 
 
 # --- numbers --------------------------------------------------------------------------------------
