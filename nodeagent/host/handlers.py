@@ -146,6 +146,8 @@ class Handlers:
                     return desk.reply(token, refusal)
                 replica.propose([meta.encode(meta.PutSchema(now, request.schema, request.ttl_ms))], token)
             case q.DropTable():
+                if (request.storage_group, request.table) not in self.host.meta.schemas:
+                    return desk.refuse(token, "not_found", "there is no such table", "iotctl data schema")
                 drop_table = meta.DropTable(now, request.storage_group, request.table, request.version)
                 replica.propose([meta.encode(drop_table)], token)
             case q.Forward():
