@@ -88,11 +88,11 @@ def test_after_a_power_cut_the_old_or_the_new_is_there() -> None:
     steps: list[tuple[str, tuple[FileMeta, ...], tuple[str, ...]]] = [
         ("", FILES[:10], ()),
         ("base", FILES[10:12], ()),
-        ("base", FILES[10:13], names_of(FILES[1])),
-        ("", FILES[4:], ()),
+        ("base", FILES[10:13], names_of(FILES[5])),
+        ("", FILES[4:12], ()),
     ]
     states: list[set[str] | None] = [None, names(*FILES[:10]), names(*FILES[:12])]
-    states += [names(*FILES[:1], *FILES[2:13]), names(*FILES[4:])]
+    states += [names(*FILES[:5], *FILES[6:13]), names(*FILES[4:12])]
     cuts = 0
     for cut in range(1, 60):
         disk = SimDisk()
