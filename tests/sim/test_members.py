@@ -27,6 +27,8 @@ def test_a_node_that_is_no_member_neither_steers_nor_reads_nor_speaks_raft() -> 
     scenario = formed(1)
     sim, stranger = scenario.sim, scenario.newcomers[0]
     node = sim.nodes["node1"]
+    sim.nodes[stranger].start()
+    sim.pause(500)
     group = sorted(node.host.data)[0]
     before = terms(scenario)
     messages = [Heartbeat(1 << 40, 0), VoteRequest(1 << 40, 1 << 40, 1 << 40, False, True)]
@@ -38,8 +40,6 @@ def test_a_node_that_is_no_member_neither_steers_nor_reads_nor_speaks_raft() -> 
     assert terms(scenario) == before
     assert len(answers) == 4
     assert all(isinstance(a, ErrorReply) and a.code == "unavailable" for a in answers)
-    newcomer = sim.nodes[stranger]
-    newcomer.start()
     scenario.finish(scenario.change("add-node", stranger))
     scenario.quiet()
 
