@@ -94,6 +94,8 @@ LIMITS: dict[str, int] = {
     "PartitionsListed.partitions": limits.LIST_FILES_MAX,
     "PartitionsListed.handover": NODES,
     "ManifestReply.files": FILES,
+    "ManifestReply.damaged": limits.DAMAGED_KEPT_MAX,
+    "DamagedFile.inputs": limits.COMPACT_INPUTS_MAX,
     "FileMeta.order": ORDER,
     "FileMeta.clean": ORDER,
     "WriteRatesReply.rates": limits.WRITE_RATES_MAX,
