@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -277,12 +277,13 @@ class Reads:
             version, page = await self._page(asked.leg, at, query, limit, node, deadline)
             await self._check_version(asked.leg, version)
             assert page.end is None or _place(page.end) > _place(at), "a scan makes progress"
+            is_inside = page.end is not None and page.end.key is not None
+            # A page that ends inside a partition has rows of no other one.
+            here = page.rows.num_rows + (here if at.key is not None else 0)
+            if page.end is not None and is_inside and limit and here >= limit:
+                page = replace(page, end=Cursor(page.end.position + 1))
             yield page
-            inside = page.end is not None and page.end.key is not None and page.end.position == at.position
-            here = here + page.rows.num_rows if inside else 0
             at, node = page.end, page.node
-            if at is not None and limit and here >= limit:
-                at, here = Cursor(at.position + 1), 0
 
     async def _page(
         self, leg: Leg, start: Cursor, query: Query, limit: int, node: str, deadline: Deadline

@@ -152,6 +152,25 @@ def test_old_rows_are_merged_below_new_ones_cell_by_cell() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("page_rows", [1, 2, 3, 7])
+def test_old_rows_in_pages_are_each_merged_once(page_rows: int) -> None:
+    """Pages of both holders end at different keys; nothing between these is left out or comes twice."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        fake.page_rows = page_rows
+        old = [(t, d, 1.0, None) for d in ("a", "b") for t in range(0, 40, 2)]
+        new = [(t, d, 2.0, None) for d in ("a", "c") for t in range(0, 40, 5)]
+        await handed_over(fake, cluster, old, new)
+        want = {(t, d): v for t, d, v, _ in [*old, *new]}
+        found = listed(await cluster.scan(SG, TABLE))
+        assert {(t, d): v for t, d, v, _ in found} == want and len(found) == len(want)
+        first = listed(await cluster.scan(SG, TABLE, limit=5))
+        assert first == found[:5]
+
+    run(scenario())
+
+
 def test_deletes_during_a_hand_over_mask_old_rows_of_their_partition_only() -> None:
     """A delete in the new group hides rows that are still with the previous holder, and no later row."""
 

@@ -173,6 +173,22 @@ def test_rows_that_lie_close_together_do_not_burst_a_page() -> None:
     assert got == times
 
 
+def test_where_reading_stopped_early_the_next_window_begins() -> None:
+    """Also when deletes leave nothing of what was read: what lies behind it is not passed over."""
+    spec = ScanSpec(UNTAGGED)
+    source = _Counting([((1,), _untagged([0, *range(500_000, 600_000), 1_000_000_000]))], spec)
+    dead = Tombstone((5,), KEY, "t", (), 500_000, 599_990)
+    got: list[int] = []
+    after: RowKey | None = None
+    while True:
+        one = page([source], [dead], spec, PageSpec(after, bytes_max=16_000))
+        got += one.rows.column("time").to_pylist()
+        if one.after is None:
+            break
+        after = one.after
+    assert got == [0, *range(599_991, 600_000), 1_000_000_000]
+
+
 def test_a_page_of_deleted_rows_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that deletes hide count as work: a page may end without a row and says where to go on."""
     monkeypatch.setattr(paging, "ROWS_READ_MAX", 100)
