@@ -81,7 +81,7 @@ def check(world: World, case: Case) -> None:
 
 @contextmanager
 def lost(world: World, case: Case, group: str) -> Iterator[None]:
-    """The nodes down and without the parts; at the end down once more, with their directories as before."""
+    """The nodes down and without the parts; at the end down once more, with the parts put back."""
     homes = [world.fleet.directory / name for name in case.nodes]
     kept = world.fleet.directory.parent / "kept"  # beside the fleet, which starts what lies in it
     for name in case.nodes:
@@ -99,8 +99,15 @@ def lost(world: World, case: Case, group: str) -> Iterator[None]:
     finally:
         for home in homes:
             world.fleet.kill(home.name)
-            shutil.rmtree(home)
-            (kept / home.name).rename(home)
+            if case.stops:
+                shutil.rmtree(home)
+                (kept / home.name).rename(home)
+                continue
+            # It was started, so the rest is newer now: an older copy of all of it would be refused.
+            for part in (p.format(group=group) for p in case.parts):
+                if not (home / part).exists():
+                    (kept / home.name / part).rename(home / part)
+            shutil.rmtree(kept / home.name)
 
 
 def _files(world: World, name: str) -> set[str]:
