@@ -210,7 +210,7 @@ def _light_queries(cluster: BlockingCluster, rows: int) -> Iterator[list[float]]
     def ask() -> None:
         rng = np.random.default_rng(2)
         while not over.wait(0.05):
-            first = START_MS + int(rng.integers(0, WEEK_MS - 60_000))
+            first = START_MS + int(rng.integers(0, rows * (WEEK_MS // rows) - 60_000))
             started = time.monotonic()
             found = cluster.scan(SCHEMA.storage_group, SCHEMA.table, time_from=first, time_to=first + 9_999)
             taken.append(time.monotonic() - started)
