@@ -15,7 +15,8 @@ from nodeagent.model.limits import INFLIGHT_APPENDS_MAX, INFLIGHT_BYTES_MAX
 from nodeagent.model.raft_messages import SnapshotOffer
 
 FORGOT_MS = 10_000
-"""No answer is so late, so a follower that does not hold what it acknowledged longer ago has lost it."""
+"""A follower that refuses what it acknowledged, and accepts nothing for so long, has lost it. One refusal
+alone says nothing, however late: it may have waited in a buffer while a process slept."""
 
 
 class ProgressState(StrEnum):
@@ -31,11 +32,11 @@ class Progress:
         "active",
         "addition",
         "commit_sent",
+        "doubted_at",
         "forgot",
         "inflight",
         "inflight_bytes",
         "match",
-        "matched_at",
         "moved_at",
         "next",
         "nudge",
@@ -51,8 +52,8 @@ class Progress:
         self.match = 0
         """Highest index known to be durable there."""
 
-        self.matched_at = now
-        """When it last acknowledged something new."""
+        self.doubted_at: int | None = None
+        """Since when it refuses what it acknowledged."""
 
         self.forgot = False
         """It does not hold what it acknowledged: it votes with less than it promised."""
@@ -108,13 +109,14 @@ class Progress:
 
     def accepted(self, match: int, now: int) -> bool:
         """It holds everything up to `match`; an old answer changes nothing. Returns whether that is news."""
+        if match >= self.match:
+            self.doubted_at = None
         inflight = self.inflight
         while inflight and inflight[0][0] <= match:
             self.inflight_bytes -= inflight.popleft()[1]
         if match <= self.match:
             return False
         self.match = match
-        self.matched_at = now
         if self.next <= match:
             self.next = match + 1
         self.moved_at = now
@@ -127,7 +129,9 @@ class Progress:
             False when the answer is older than what is known (openraft #1501).
         """
         if prev <= self.match:
-            self.forgot = self.forgot or now - self.matched_at >= FORGOT_MS
+            if self.doubted_at is None:
+                self.doubted_at = now
+            self.forgot = self.forgot or now - self.doubted_at >= FORGOT_MS
             return False
         if self.state is ProgressState.SNAPSHOT:
             return False

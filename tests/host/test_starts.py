@@ -87,12 +87,17 @@ def test_no_vote_is_given_before_the_peers_had_time_to_speak(start: int, waits: 
     assert granted(QUIET_MS)
 
 
-def test_a_follower_that_lacks_what_it_acknowledged_long_ago_is_named() -> None:
-    """Late and doubled answers come soon; the same answer after a long time tells of a lost log."""
+def test_a_follower_that_lacks_what_it_acknowledged_is_named() -> None:
+    """It refuses it for long and accepts nothing. One late refusal, and one that an acceptance follows, is a
+    message that waited somewhere."""
     progress = Progress(11, now=0)
     assert progress.accepted(20, 1_000)
-    assert not progress.rejected(20, 5, 1_000 + FORGOT_MS - 1) and not progress.forgot
-    assert not progress.rejected(20, 5, 1_000 + FORGOT_MS) and progress.forgot
+    assert not progress.rejected(20, 5, 50_000) and not progress.forgot
+    assert not progress.accepted(20, 50_001)
+    assert not progress.rejected(20, 5, 90_000) and not progress.forgot
+    assert not progress.accepted(15, 90_001), "an old acceptance clears nothing"
+    assert not progress.rejected(20, 5, 90_000 + FORGOT_MS - 1) and not progress.forgot
+    assert not progress.rejected(20, 5, 90_000 + FORGOT_MS) and progress.forgot
 
 
 def test_a_leader_stops_hearing_a_follower_that_forgot() -> None:
@@ -118,6 +123,7 @@ def test_a_leader_stops_hearing_a_follower_that_forgot() -> None:
     last = raft.log.last_index
     host.on_raft("b", [Routed(META, AppendReply(raft.term, True, last))], now)
     late = now + FORGOT_MS + 1
+    host.on_raft("b", [Routed(META, AppendReply(raft.term, False, last, 5, 1))], now + 1)
     host.on_raft("c", [Routed(META, AppendReply(raft.term, True, last))], late)
     host.on_raft("b", [Routed(META, AppendReply(raft.term, False, last, 5, 1))], late)
     host.tick(late + 1, 0)
