@@ -25,7 +25,7 @@ from nodeagent.data.commands import Compact, Park
 from nodeagent.model.files import CloseSpec, FileMeta, Order, Tombstone, parked_name
 from nodeagent.model.ids import GroupId, PartitionKey
 from nodeagent.model.jobs import CompactFiles, CompactUnit
-from nodeagent.model.limits import COMPACT_BYTES_MAX, COMPACT_INPUTS_MAX, EXPIRY_STEPS, KIB
+from nodeagent.model.limits import COMPACT_BYTES_MAX, COMPACT_INPUTS_MAX, COMPACT_ROW_BYTES, EXPIRY_STEPS, KIB
 from nodeagent.model.schema import TableSchema
 from nodeagent.table.manifest import Manifest
 
@@ -124,6 +124,11 @@ def expired(
 # --- what the leader proposes ----------------------------------------------------------------------
 
 
+def weight_of(file: FileMeta) -> int:
+    """Bytes the file counts for: a worker holds the rows of all inputs, however small the files made them."""
+    return max(file.size, file.rows * COMPACT_ROW_BYTES)
+
+
 def pick_small(files: Sequence[FileMeta], files_min: int, full_min: int | None = None) -> Sequence[FileMeta]:
     """Neighbours in age worth merging, of files given oldest first; none if there are none.
 
@@ -141,11 +146,12 @@ def pick_small(files: Sequence[FileMeta], files_min: int, full_min: int | None =
         start, total, counted, full = end, 0, 0, False
         while start and end - start < COMPACT_INPUTS_MAX:
             file = files[start - 1]
-            size = max(file.size, SIZE_FLOOR)
-            full = total + file.size > COMPACT_BYTES_MAX
+            weight = weight_of(file)
+            size = max(weight, SIZE_FLOOR)
+            full = total + weight > COMPACT_BYTES_MAX
             if full or (start < end and size > counted):
                 break
-            start, total, counted = start - 1, total + file.size, counted + size
+            start, total, counted = start - 1, total + weight, counted + size
         if end - start >= (full_min if full else files_min):
             return files[start:end]
     return ()
@@ -167,7 +173,8 @@ def pick_masked(files: Sequence[FileMeta], tombstones: Sequence[Tombstone]) -> S
     run: list[FileMeta] = []
     for file in files:
         hit = not file.parked and any(not t.expiry and t.masks(file) for t in tombstones)
-        full = len(run) == COMPACT_INPUTS_MAX or sum(f.size for f in run) + file.size > COMPACT_BYTES_MAX
+        total = sum(weight_of(f) for f in run)
+        full = len(run) == COMPACT_INPUTS_MAX or total + weight_of(file) > COMPACT_BYTES_MAX
         if run and (not hit or full):
             break
         if hit:

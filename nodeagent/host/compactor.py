@@ -127,7 +127,7 @@ class Compactor:
                 run, is_done = self._run_of(replica, key, moving)
                 if run:
                     runs[key] = run
-                    total += sum(f.size for f in run)
+                    total += sum(map(compaction.weight_of, run))
                 if is_done:
                     continue
             state.changed[key] = None  # behind the others, so that each has its turn

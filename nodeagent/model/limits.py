@@ -78,6 +78,10 @@ REPAIR_SOURCES_MAX = 16
 COMPACT_BYTES_MAX = 64 * MIB
 """Bytes of the files one compaction reads: what a worker holds at a time, and how large files grow by it."""
 
+COMPACT_ROW_BYTES = 24
+"""A row counts for at least so many of `COMPACT_BYTES_MAX`: one compaction reads 2.8 million rows at most. A
+worker takes some 160 bytes of memory for a row of two columns, whatever the file took."""
+
 COMPACT_INPUTS_MAX = 256
 """Files one compaction reads."""
 

@@ -13,7 +13,7 @@ from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.files import FileMeta, Tombstone
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import AdoptFiles, Adoption, CloseFiles, CompactFiles, DeleteFiles, Job
-from nodeagent.model.limits import COMPACT_BYTES_MAX, MIB, SMALL_FILES_MAX
+from nodeagent.model.limits import COMPACT_BYTES_MAX, COMPACT_ROW_BYTES, MIB, SMALL_FILES_MAX
 from nodeagent.model.schema import Column, TableSchema
 
 PARTITIONS = tuple(PartitionKey("root.a", i, 0) for i in range(3))
@@ -540,6 +540,16 @@ def test_files_stay_few_and_rows_are_seldom_rewritten(seed: int, files_min: int)
         assert len(files) - large <= SMALL_FILES_MAX
     assert large <= 4 + 2 * came / (COMPACT_BYTES_MAX // 2)
     assert rewritten <= 8 * came
+
+
+def test_rows_that_take_no_room_in_files_are_bounded_all_the_same() -> None:
+    """A worker holds the rows of all inputs: twenty million that compress to nothing are several runs."""
+    many = [msgspec.structs.replace(file(i, 1_000), rows=1_000_000) for i in range(20)]
+    run = compaction.pick_small(many, 2)
+    assert run and sum(f.rows for f in run) * COMPACT_ROW_BYTES <= COMPACT_BYTES_MAX
+    delete = Tombstone((99,), P, "m", (), 0, 9)
+    masked = compaction.pick_masked(many, [delete])
+    assert masked and sum(f.rows for f in masked) * COMPACT_ROW_BYTES <= COMPACT_BYTES_MAX
 
 
 def test_a_run_that_cannot_grow_does_not_wait_for_more_files() -> None:
