@@ -413,7 +413,8 @@ class Calls:
     def learn_schema(self, schema: TableSchema) -> None:
         key = (schema.storage_group, schema.table)
         known = self._schemas.get(key)
-        if known is None or schema.version > known.version:
+        # One of the same version may have another TTL.
+        if known is None or schema.version >= known.version:
             self._schemas[key] = schema
 
     def forget_schema(self, storage_group: str, table: str) -> None:

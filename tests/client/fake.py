@@ -244,6 +244,8 @@ class FakeCluster:
     def _change(self, request: PutSchema | BeginChange | Steer) -> Reply:
         if isinstance(request, PutSchema):
             schema = request.schema
+            if request.ttl_ms is not None:
+                schema = msgspec.structs.replace(schema, ttl_ms=request.ttl_ms)
             self.schemas[schema.storage_group, schema.table] = schema
             self.publish()
             return SchemaInForce(schema)

@@ -97,6 +97,19 @@ async def write_under_faults(seed: int) -> tuple[int, int, int]:
     return sum(o is None for o in outcomes.values()), unknown, len(fake.operations)
 
 
+def test_a_ttl_that_is_set_is_seen_at_once() -> None:
+    """It gives the table no new version, and the client must not go on telling the old one."""
+
+    async def body() -> None:
+        _, cluster = make()
+        (schema,) = await cluster.schemas()
+        await cluster.put_schema(schema, 5000)
+        (again,) = await cluster.schemas()
+        assert (schema.ttl_ms, again.ttl_ms) == (0, 5000) and again.version == schema.version
+
+    run(body())
+
+
 def test_no_write_is_lost_or_doubled_under_faults() -> None:
     """Lost and late messages, elections, moves, expired sessions, dead nodes: the outcome told is true."""
     done = unknown = moves = 0
