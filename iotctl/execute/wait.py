@@ -11,6 +11,9 @@ from iotctl.spec.cluster import ClusterSource
 
 POLL_S = 0.25
 
+NEXT = "next: "
+"""Begins the line in which an agent that ends names the next command."""
+
 OnStatus = Callable[[ClusterStatus], None]
 
 
@@ -52,8 +55,16 @@ def check_alive(fleet: LocalFleet) -> None:
     listed = fleet.source().node_names
     for node in fleet.nodes():
         if node.pid is None and node.name in listed:
-            raise Unreachable(
-                f"the agent of {node.name} has ended",
-                why=fleet.log_tail(node.name, 2).replace("\n", " | "),
-                next=f"see {fleet.directory / node.name / 'agent.log'}",
-            )
+            raise _ended(node.name, fleet)
+
+
+def _ended(node: str, fleet: LocalFleet) -> Unreachable:
+    """With the agent's last words: its own next command, where it names one."""
+    *words, last = fleet.log_tail(node, 2).splitlines() or [""]
+    log = f"see {fleet.directory / node / 'agent.log'}"
+    if not last.startswith(NEXT):
+        return Unreachable(
+            f"the agent of {node} has ended", why=" | ".join(filter(None, [*words, last])), next=log
+        )
+    why = " | ".join(w.removeprefix("error: ") for w in words)
+    return Unreachable(f"the agent of {node} has ended", why=why, next=f"{last.removeprefix(NEXT)} ({log})")

@@ -250,6 +250,23 @@ def test_up_reports_an_agent_that_ends_at_once(tmp_path: Path, monkeypatch: pyte
     assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0
 
 
+def test_up_gives_the_next_command_of_an_agent_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the agent says must be done is what `local up` says must be done, not a part of the reason."""
+    words = r"error: log/ is missing\nnext: iotctl cluster replace-node node1 NEW --dead"
+
+    def failing(directory: Path) -> Sequence[str]:
+        return (sys.executable, "-c", f"print('{words}'); raise SystemExit(7)", str(directory))
+
+    monkeypatch.setattr("iotctl.fleet.local.LocalFleet.__init__.__defaults__", (failing,))
+    cluster = FakeCluster(down={f"node{i}" for i in range(1, 6)})
+    done = iotctl(tmp_path, "local", "up", "--nodes", "5", cluster=cluster)
+    assert "why: log/ is missing\n" in done.err
+    assert "next: iotctl cluster replace-node node1 NEW --dead (see " in done.err
+    assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0
+
+
 def test_fewer_nodes_than_replicas_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iotctl.fleet.local.LocalFleet.__init__.__defaults__", (sleeper,))
     up = iotctl(tmp_path, "local", "up", "--nodes", "2", cluster=FakeCluster())
