@@ -30,3 +30,39 @@ def test_pages_name_files_that_exist() -> None:
     for page in [*INTERNALS.parent.rglob("*.md"), root / "README.md"]:
         for name in re.findall(r"`((?:tests|nodeagent|iotctl|docs|examples)/[\w/.-]+)`", page.read_text()):
             assert (root / name).exists(), f"{page.relative_to(root)} names {name}"
+
+
+FINDINGS = {
+    *(f"A{n}" for n in range(1, 18)),
+    *(f"E{n}" for n in range(1, 11) if n != 7),  # a limit that the README names
+    *(f"F{n}" for n in (*range(1, 8), 9, 10, 12, 15)),
+}
+PLACE = re.compile(r"(tests/[\w/]+\.py)?(?:::(\w+))?")
+
+
+def edges() -> list[tuple[list[str], str, str]]:
+    """(findings, what must hold, tests) of every row of the table "Edges"."""
+    table = (INTERNALS / "testing.md").read_text().partition("\n## Edges\n")[2]
+    rows = re.findall(r"^\| ([^|]+) \| (.+) \| ([^|]+) \|$", table, re.MULTILINE)[1:]
+    return [(re.findall(r"\b[A-F]\d+\b", ids), what, tests) for ids, what, tests in rows]
+
+
+def test_every_finding_of_the_reviews_has_a_row() -> None:
+    """Rows of other subjects may stand there too; none stands there twice."""
+    assert {i for ids, _, _ in edges() for i in ids} == FINDINGS
+    held = [(tuple(ids), what) for ids, what, _ in edges()]
+    assert sorted(set(held)) == sorted(held)
+
+
+def test_every_test_of_an_edge_is_there() -> None:
+    """A path is a file; a name behind it, or behind the path before, is a test in that file."""
+    root = INTERNALS.parents[1]
+    for _, what, tests in edges():
+        path = ""
+        for file, name in PLACE.findall(tests):
+            path = file or path
+            if name:
+                assert re.search(rf"def {name}\(", (root / path).read_text()), f"{what}: {path} has no {name}"
+            elif file:
+                assert (root / file).is_file(), f"{what}: there is no {file}"
+        assert path, f"{what}: no test"
