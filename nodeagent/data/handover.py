@@ -58,7 +58,7 @@ class Staged(msgspec.Struct):
         ]
 
     def tables(self, operation: str, results: Iterable[SealResult]) -> list[bytes]:
-        """Whole tables, of which none is lacking. A result of 2ccee90 brings its own."""
+        """Whole tables, of which none is lacking. A result of the first release brings its own."""
         have = self.parts.get(operation, {})
         whole = (
             b"".join(have[r.group][number].data for number in range(len(r.parts))) if r.parts else r.sessions

@@ -524,7 +524,7 @@ class MetaState:
     def decode(cls, payload: bytes) -> "MetaState":
         image = msgspec.msgpack.decode(payload, type=Image)
         for op in image.operations:
-            changes.let_go(op)  # 2ccee90 kept all evidence
+            changes.let_go(op)  # the first release kept all evidence
         state = cls(image)
         state.table = PartitionTable.from_wire(image.table) if image.table else None
         state.schemas = {(s.storage_group, s.table): s for s in image.schemas}

@@ -91,7 +91,7 @@ class SealResult(msgspec.Struct, frozen=True):
     group: GroupId
     index: int
     sessions: bytes = b""
-    """The table itself, from members of 2ccee90, which have no `parts`."""
+    """The table itself, from members of the first release, which has no `parts`."""
 
     parts: tuple[str, ...] = ()
     """XXH3-128 of each part of the table, which goes from group to group."""

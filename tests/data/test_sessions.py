@@ -123,7 +123,7 @@ def test_the_table_of_sealed_slots_is_alike_on_every_member() -> None:
 
 
 def test_what_format_1_wrote_is_still_read() -> None:
-    """A checkpoint and a table of 2ccee90, where guests were listed per session and nothing was packed."""
+    """Of the first release, which listed guests per session and packed nothing: a checkpoint and a table."""
     seen = {3: {"own": Seen(2, {5}), "guest": Seen(7)}, 4: {"own": Seen(1)}}
     image = msgspec.msgpack.decode(
         msgspec.msgpack.encode({"own": {"own"}, "guests": {"guest": {3}, "idle": {3, 4}}, "seen": seen}),

@@ -161,7 +161,7 @@ def test_evidence_is_forgotten_when_its_stage_is_left() -> None:
     assert not meta.op.sources_ready and not meta.op.joined
 
 
-def test_a_record_of_2ccee90_is_read_and_its_tables_are_forgotten() -> None:
+def test_a_record_of_the_first_release_is_read_and_its_tables_are_forgotten() -> None:
     """It kept the tables of every seal and every copy, also of changes that were over."""
     meta = Meta()
     meta.begin()
