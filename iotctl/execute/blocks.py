@@ -77,7 +77,7 @@ class Columns:
         """The rows that are neither empty nor bad."""
         bad = np.logical_or.reduce([np.zeros(self.count, np.bool_), *(m for m, _, _ in self.reasons)])
         found = [
-            BadRow(int(lines[i]), f"{text}: {values[int(i)].as_py()!r}")
+            BadRow(int(lines[i]), _with_value(text, values[int(i)].as_py()))
             for mask, text, values in self.reasons
             for i in np.flatnonzero(mask & ~empty)[:BAD_ROWS_MAX]
         ]
@@ -92,6 +92,10 @@ class Columns:
             at,
             seen,
         )
+
+
+def _with_value(reason: str, value: object) -> str:
+    return reason if value is None else f"{reason}: {value!r}"
 
 
 def nulls(array: pa.Array) -> Mask:

@@ -115,14 +115,17 @@ def write_one(
 def _check_known(known: TableSchema | None, name: str, columns: Sequence[str]) -> None:
     """A name that is mistyped must not become a table or a column."""
     if known is None:
-        raise InputProblem(f"there is no table {name}", next="iotctl data schema; or --create it")
+        raise InputProblem(
+            f"there is no table {name}",
+            next="correct the name (iotctl data schema), or create the table: --create",
+        )
     there = [c.name for c in known.columns]
     unknown = [c for c in columns if c not in there]
     if unknown:
         raise InputProblem(
             f"table {name} has no column {unknown[0]!r}",
             why=f"its columns are: {', '.join(there)}",
-            next="correct the name; or --create the column",
+            next="correct the name, or create the column: --create",
         )
 
 

@@ -304,7 +304,7 @@ def _bad_rows(job: Import, bad: list[BadRow], count: int) -> InputProblem:
     return InputProblem(
         first.reason,
         why=more,
-        next="nothing was written; mend the file, give the column's type with --type, or use --on-error skip",
+        next="nothing was written; correct the file, give the column a --type, or use --on-error skip",
         where=job.place(first.line),
     )
 

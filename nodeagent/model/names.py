@@ -148,7 +148,7 @@ def _check_text(kind: str, name: str, rule: str) -> None:
 
 
 def _refused(kind: str, name: str, rule: str) -> InvalidName:
-    return InvalidName(f"{kind} {_shown(name)} is not allowed", next_step=f"a {kind} is called by {rule}")
+    return InvalidName(f"{kind} {_shown(name)} is not allowed", next_step=f"the name of a {kind} is {rule}")
 
 
 def _shown(name: str) -> str:
