@@ -12,6 +12,7 @@ import msgspec
 import xxhash
 
 from nodeagent.log.check import check
+from nodeagent.log.log import Log, NoSpace
 from nodeagent.log.replay import list_segments
 from nodeagent.model.disk import Disk
 from nodeagent.model.errors import Damaged, Refused
@@ -99,6 +100,23 @@ def count_start(disk: Disk, node: str, known: NodeFile | None, draw: Callable[[]
     check = _check(node, known.incarnation)
     nonces = (*known.nonces, draw())[-NONCES_KEPT:]
     return _write_node(disk, NodeFile(node, known.incarnation, check, log, start, nonces, known.damaged))
+
+
+def begin_start(disk: Disk, log: Log, node: str, known: NodeFile | None, draw: Callable[[], str]) -> NodeFile:
+    """`count_start`, on a full disk into the room that `log` laid by.
+
+    Where that is used up too, a later start goes on as the last one that was counted: its peers take it for
+    that one, which it is a restart of, and an older copy of the directory still says an older number.
+
+    Raises:
+        NoSpace: for a first start, whose identity must be there before anything is promised.
+    """
+    try:
+        return log.with_room(lambda: count_start(disk, node, known, draw))
+    except NoSpace:
+        if known is None:
+            raise
+        return known
 
 
 def mark_damaged(disk: Disk, file: NodeFile, why: str) -> NodeFile:

@@ -280,7 +280,8 @@ class Agent:
         """What a later start must know: that this directory is an older copy, and which starts were seen."""
         opened, host = self.opened, self._host
         if host.older_copy and not opened.identity.damaged:
-            opened.identity = mark_damaged(opened.home, opened.identity, host.older_copy)
+            with contextlib.suppress(OSError):  # a full disk: again at the next tick
+                opened.identity = mark_damaged(opened.home, opened.identity, host.older_copy)
         if not host.starts.is_saved:
             host.starts.is_saved = True
             newest = dict(host.starts.newest)

@@ -11,7 +11,7 @@ import msgspec
 from nodeagent.host.found import fault_of, is_traceless, lost_meta
 from nodeagent.host.starts import Start
 from nodeagent.log import Damage, GroupLog, Log, LogSettings, Recovered
-from nodeagent.log.identity import LOG_DIR, NodeFile, count_start, known_identity
+from nodeagent.log.identity import LOG_DIR, NodeFile, begin_start, known_identity
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.errors import Damaged
@@ -70,7 +70,7 @@ def open_directory(directory: Path) -> Opened:
         data = RealDisk(directory / DATA_DIR)
         config = fitted(config, min(home.total_bytes(), data.total_bytes()))
         log, recovered = Log.open(home, LOG_DIR, _log_settings(config, home.total_bytes()))
-        identity = log.with_room(lambda: count_start(home, config.node, known, partial(secrets.token_hex, 8)))
+        identity = begin_start(home, log, config.node, known, partial(secrets.token_hex, 8))
         engine = WorkerEngine(data.root, config.worker_timeout_ms / 1000)
         storage = Storage(data, engine)
         storage.prepare()

@@ -20,7 +20,7 @@ from nodeagent.host.found import fault_of, is_traceless, lost_meta
 from nodeagent.host.host import Host
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
 from nodeagent.log import Damage, Log, LogSettings, NoSpace, Recovered
-from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, NodeFile, count_start, known_identity, mark_damaged
+from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, NodeFile, begin_start, known_identity, mark_damaged
 from nodeagent.model.config import ClusterSettings, NodeConfig, RaftSettings, Seed
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Base, Config, HardState, LogOp
@@ -251,7 +251,7 @@ class SimNode:
         total = self.disk.total_bytes()
         settings = LogSettings(min(1 << 18, total // SEGMENT_SHARE), zero_step(total), reserve(total))
         self._log, recovered = Log.open(self.disk, LOG_DIR, settings)
-        self.identity = self._log.with_room(lambda: count_start(self.disk, self.node, known, self._draw))
+        self.identity = begin_start(self.disk, self._log, self.node, known, self._draw)
         start = self.identity.start
         engine = InlineEngine(_under(self.disk), ArrowFormat())
         self.storage = Storage(_under(self.disk), engine)

@@ -4,6 +4,8 @@ from collections import Counter
 
 import pytest
 
+from nodeagent.log.identity import LOG_DIR
+from nodeagent.log.log import RESERVE
 from nodeagent.model import requests as q
 from nodeagent.model.ids import META
 from nodeagent.model.limits import MIB
@@ -120,6 +122,29 @@ def test_not_one_byte_left_on_any_replica(seed: int) -> None:
     assert plant.rows == before
     for node in plant.nodes:
         del node.host.on_disk
+    plant.goes_on()
+
+
+@pytest.mark.parametrize("seed", (1, 2))
+def test_nodes_start_without_one_byte_left(seed: int) -> None:
+    """A node that is killed, or loses power, while its disk is full to the last byte and its reserve used up
+    comes up again: it runs, nothing of it is called damaged, and no peer takes it for an older copy."""
+    plant = Plant(seed)
+    plant.scenario.until(lambda: plant.rows > 20, "rows are written")
+    for turn in range(6):
+        node = plant.nodes[turn % 3]
+        node.stop(power=turn % 2 == 0)
+        for _ in range(8):
+            plant.fill(0)
+            plant.sim.pause(100)
+        if node.disk.exists(f"{LOG_DIR}/{RESERVE}"):
+            node.disk.unlink(f"{LOG_DIR}/{RESERVE}")
+        node.take_room(0)
+        node.start()
+        plant.fill(0)
+        plant.sim.pause(2_000)
+        assert node.alive and not node.damaged and not node.host.damaged
+    assert not any(n.host.starts.older or n.host.older_copy for n in plant.nodes)
     plant.goes_on()
 
 
