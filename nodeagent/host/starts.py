@@ -2,7 +2,8 @@
 
 Every start of an agent has a number, counted in its directory, and a random nonce. A peer that says a lower
 number than it once said, or another nonce for a start that was seen, runs on an older copy of its directory
-(a restored backup or snapshot of a machine): it has forgotten votes and entries that it had promised.
+(a restored backup or snapshot of a machine): it has forgotten votes and entries that it had promised. The
+directory that was copied may be in use meanwhile, and is heard as before.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +30,9 @@ class Starts:
     def __init__(self, newest: Mapping[str, Start]) -> None:
         self.newest = dict(newest)
         self.older: dict[str, str] = {}
+        self._by_hello: set[str] = set()
+        """Those of `older` of which only a copy was heard: the directory itself may be in use."""
+
         self.is_saved = True
         """Whether `newest` is on disk as it is here; the shell sees to it."""
 
@@ -43,12 +47,20 @@ class Starts:
             return self.older.get(incarnation, "")
         if newest is not None and not _goes_on_from(newest, number, nonces):
             evidence = f"it is in start {number}, and start {newest.number} of another copy was seen"
-            self.older[incarnation] = older_sentence(node, evidence)
+            if incarnation not in self.older:
+                self._by_hello.add(incarnation)
+                self.older[incarnation] = older_sentence(node, evidence)
         elif newest is None or number > newest.number:
             self.newest[incarnation] = Start(node, number, nonces[-1])
             self.is_saved = False
-            self.older.pop(incarnation, None)
+            self._forgive(incarnation)
+        elif incarnation in self._by_hello:
+            self._forgive(incarnation)
         return self.older.get(incarnation, "")
+
+    def _forgive(self, incarnation: str) -> None:
+        self.older.pop(incarnation, None)
+        self._by_hello.discard(incarnation)
 
     def prune(self, members: Collection[str]) -> None:
         """Forget incarnations that left, when there are many."""

@@ -206,6 +206,7 @@ class Driver:
         """Of a peer that says it is a node; people need only their certificate."""
         if peer.role != "node":
             return Standing.MEMBER
+        self._host.starts.meet(peer.incarnation, peer.name, peer.start, peer.nonces)
         standing = self._host.standing(peer.name, peer.incarnation, self._clock.now())
         if standing is Standing.UNKNOWN:
             self._wake()  # members may have to be asked about it

@@ -518,12 +518,9 @@ class SimNode:
         source = self.sim.nodes.get(peer)
         if source is None:
             return Standing.MEMBER
-        standing = self.host.standing(peer, source.incarnation, self.sim.now)
         own = source.identity
-        if standing is Standing.MEMBER and self.host.starts.meet(
-            source.incarnation, peer, own.start, own.nonces
-        ):
-            return Standing.OLDER
+        self.host.starts.meet(source.incarnation, peer, own.start, own.nonces)
+        standing = self.host.standing(peer, source.incarnation, self.sim.now)
         if standing is Standing.UNKNOWN:
             self.sim.unknown += 1
             self.wake()

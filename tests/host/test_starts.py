@@ -35,6 +35,18 @@ def test_a_lower_start_or_one_with_another_history_is_an_older_copy() -> None:
     assert not starts.meet("i", "b", 9, tuple("mn")), "the nonces do not go back so far"
 
 
+def test_a_copy_that_speaks_takes_nothing_from_the_directory_in_use() -> None:
+    """A backup started in a drill, in the same network: the copy is refused, before and after the running
+    node speaks again. A node that lacks what it acknowledged is refused in the same start, though."""
+    starts = Starts({"i": Start("b", 3, "x")})
+    for _ in range(2):
+        assert starts.meet("i", "b", 2, ("v", "w"))
+        assert not starts.meet("i", "b", 3, ("v", "w", "x")) and not starts.older
+    starts.older["i"] = "it lacks entries"
+    assert starts.meet("i", "b", 2, ("v", "w"))
+    assert starts.meet("i", "b", 3, ("v", "w", "x")) == "it lacks entries"
+
+
 def test_a_node_of_an_older_copy_is_not_heard() -> None:
     """Not before its directory is replaced, and no other node is concerned."""
     nodes = {n: NodeRecord(n, n, 1, 2, f"inc-{n}", 0) for n in "abc"}

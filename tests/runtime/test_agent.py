@@ -95,6 +95,8 @@ class ScriptedHost:
     def standing(self, node: NodeId, incarnation: str, now: int) -> Standing:
         if incarnation in self.retired:
             return Standing.RETIRED
+        if incarnation in self.starts.older:
+            return Standing.OLDER
         return Standing.UNKNOWN if incarnation in self.unknown else Standing.MEMBER
 
     def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
@@ -301,6 +303,33 @@ def test_raft_frames_reach_the_host_under_the_certificate_s_name(tmp_path: Path)
             link.send_raft([Routed("meta", Heartbeat(1, 0)), Routed("meta", Heartbeat(1, 0))])
             await link.call(GetMeta(), 5)
             assert "raft node2 2" in running.host.events
+
+    run(test())
+
+
+def test_a_copy_of_a_node_is_refused_and_the_node_itself_heard(tmp_path: Path) -> None:
+    """A copy of its directory that is started somewhere, a backup perhaps, costs a running node nothing; what
+    the copy says over a connection from before is not heard either."""
+
+    async def test() -> None:
+        async with Running(prepare(tmp_path)) as running:
+            copy, node = (
+                msgspec.structs.replace(node_hello("node2"), start=number, nonces=("x", "y")[:number])
+                for number in (1, 2)
+            )
+            context, port = client_context(identity("node2", "node")), running.agent.listener.port
+            early = await dial(Recorder(copy), "127.0.0.1", port, context=context)
+            link = await dial(Recorder(node), "127.0.0.1", port, context=context)
+            assert isinstance(await link.call(GetMeta(), 5), Accepted)
+            for _ in range(2):
+                with pytest.raises(Forbidden, match="older copy"):
+                    await dial(Recorder(copy), "127.0.0.1", port, context=context)
+                link.send_raft([Routed("meta", Heartbeat(1, 0))])
+                assert isinstance(await link.call(GetMeta(), 5), Accepted)
+            assert running.host.events.count("raft node2 1") == 2
+            with pytest.raises(NodeAgentError, match="older copy"):
+                await early.call(GetMeta(), 5)
+            assert not running.host.starts.older or await link.call(GetMeta(), 5)
 
     run(test())
 
