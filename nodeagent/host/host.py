@@ -593,6 +593,12 @@ class Host:
         self.addresses = addresses
 
     @property
+    def unsettled(self) -> Collection[GroupId]:
+        """Groups with a directory that the log knows nothing of, while the meta state is too old to tell
+        whether this node left them. What it left goes then by itself."""
+        return () if self.is_current else self._unlogged.keys()
+
+    @property
     def is_current(self) -> bool:
         """Whether the meta state is as new as it ever was here.
 
@@ -729,11 +735,7 @@ class Host:
         """What only the shell knows (disk, certificates, pulled bytes) it fills in itself."""
         members = self.meta.image.nodes
         groups = [self._group_status(r) for r in self.replicas()]
-        replace = f"iotctl cluster replace-node {self.node} NEW"
-        groups += [
-            GroupStatus(g, "damaged", None, 0, (), (), 0, 0, 0, state="damaged", error=why, hint=replace)
-            for g, why in self.damaged.items()
-        ]
+        groups += [self._damaged_status(g, why) for g, why in self.damaged.items()]
         return NodeStatus(
             node=self.node,
             incarnation=self.incarnation,
@@ -750,6 +752,12 @@ class Host:
             clock_skew_ms=dict(self.skewed),
             why=self._why(),
         )
+
+    def _damaged_status(self, group: GroupId, why: str) -> GroupStatus:
+        hint = f"iotctl cluster replace-node {self.node} NEW"
+        if group in self.unsettled:
+            hint = f"wait until {self.node} has the newest meta state: a group that it left goes by itself"
+        return GroupStatus(group, "damaged", None, 0, (), (), 0, 0, 0, state="damaged", error=why, hint=hint)
 
     def _group_status(self, replica: Replica) -> GroupStatus:
         status = replica.raft.status()

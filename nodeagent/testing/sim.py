@@ -279,7 +279,8 @@ class SimNode:
             holding=holding,
             starts=self.host.starts.newest if self.life > 1 and hasattr(self, "host") else {},
         )
-        assert self.lossy or recovered.damaged or not self.host.damaged, self.host.damaged
+        unexplained = self.host.damaged.keys() - set(self.host.unsettled)
+        assert self.lossy or recovered.damaged or not unexplained, self.host.damaged
         self.host.operations.may_hold = True
         self.host.operations.hold(self.holds)
         self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(self.host.data)}")

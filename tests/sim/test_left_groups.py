@@ -1,0 +1,61 @@
+"""A node that leaves a group and is killed before the group's directory is gone."""
+
+import pytest
+
+from nodeagent.model.jobs import Job, RemoveGroup
+from nodeagent.storage import layout
+from nodeagent.testing.checks import check_converged
+from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import SimNode
+
+
+class Ends:
+    """Ends each node once, when its log says that it left a group and the directory is still there."""
+
+    def __init__(self, scenario: Scenario, *, power: bool, halved: bool) -> None:
+        self.scenario, self.power, self.halved = scenario, power, halved
+        self.left: list[tuple[SimNode, str]] = []
+        self.waited = 0
+        for node in scenario.sim.nodes.values():
+            self._listen(node)
+
+    def _listen(self, node: SimNode) -> None:
+        run = node._run
+
+        def heard(number: int, job: Job) -> None:
+            if not isinstance(job, RemoveGroup) or any(n is node for n, _ in self.left):
+                return run(number, job)
+            self.left.append((node, job.group))
+            if self.halved:
+                node.disk.unlink(layout.checkpoint_path(job.group))
+                node.disk.sync_dir(layout.group_dir(job.group))
+            self.scenario.kill(node.node, 50, power=self.power)
+            return self.scenario.sim.at(51, lambda: self._look(node, job.group))
+
+        node._run = heard  # type: ignore[method-assign]
+
+    def _look(self, node: SimNode, group: str) -> None:
+        """Status names the group, and asks nobody to replace the node for it."""
+        told = [g for g in node.host.node_status(0, 0).groups if g.group == group and g.state == "damaged"]
+        assert all("wait until" in g.hint for g in told), told
+        self.waited += len(told)
+
+
+@pytest.mark.parametrize("seed,halved", [(1, False), (2, False), (2, True)])
+def test_what_is_left_of_a_group_that_a_node_left_goes_by_itself(seed: int, halved: bool) -> None:
+    """Its log knows nothing of the data; the meta state, once current, says that it has no part in it."""
+    scenario = Scenario(seed, nodes=4, spares=1)
+    scenario.begin()
+    ends = Ends(scenario, power=seed % 2 == 0, halved=halved)
+    newcomer = scenario.newcomers[0]
+    scenario.sim.nodes[newcomer].start()
+    operation = scenario.change("add-node", newcomer)
+    scenario.finish(operation)
+    scenario.until(lambda: bool(ends.left), "a node left a group")
+    scenario.sim.pause(3_000)
+    assert ends.waited
+    for node, group in ends.left:
+        assert not node.host.damaged, (node.node, node.host.damaged)
+        assert group not in node.storage.groups() or group in node.host.data
+    scenario.quiet()
+    check_converged(scenario.sim)
