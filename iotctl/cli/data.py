@@ -58,7 +58,7 @@ Where = Annotated[
         "--where",
         metavar="TAG=VALUE",
         parser=_where,
-        help="Tag equals value; several values of one tag: either.",
+        help="Rows whose tag has this value; of several values of one tag, any.",
     ),
 ]
 From = Annotated[
@@ -95,12 +95,12 @@ def write(
         list[str] | None, typer.Option("--tag", metavar="TAG=VALUE", parser=_where, help="The row's tags.")
     ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Create the table or columns that are not there.")
+        bool, typer.Option("--create", help="Create the table or columns if they are missing.")
     ] = False,
 ) -> None:
     """Write one row; returns when it is durable on a majority.
 
-    A table or column that is not there is refused, for it may be a slip.
+    A missing table or column is refused, because its name may be mistyped.
     """
     from time import time as now
 
@@ -129,7 +129,7 @@ def import_(
             "--time-unit",
             metavar="auto|s|ms|us|ns",
             parser=one_of("auto", "s", "ms", "us", "ns"),
-            help="Of times that are whole numbers; auto is ms, and refuses what is not likely ms.",
+            help="Unit of whole numbers; auto takes ms and refuses numbers unlikely to be ms.",
         ),
     ] = "auto",
     time_zone: Annotated[
@@ -138,11 +138,12 @@ def import_(
             "--time-zone",
             metavar="ZONE",
             parser=_zone,
-            help="Of times that name none, such as Europe/Berlin.",
+            help="Zone of times that name none, such as Europe/Berlin.",
         ),
     ] = "UTC",
     truncate_times: Annotated[
-        bool, typer.Option("--truncate-times", help="Cut digits below a millisecond, which are refused else.")
+        bool,
+        typer.Option("--truncate-times", help="Cut digits below a millisecond instead of refusing them."),
     ] = False,
     tag: Annotated[list[str] | None, typer.Option("--tag", metavar="COLUMN", help="A tag column.")] = None,
     type_: Annotated[
@@ -151,7 +152,10 @@ def import_(
     on_error: Annotated[
         str,
         typer.Option(
-            "--on-error", metavar="stop|skip", parser=one_of("stop", "skip"), help="What a bad row does."
+            "--on-error",
+            metavar="stop|skip",
+            parser=one_of("stop", "skip"),
+            help="What to do with a bad row.",
         ),
     ] = "stop",
     on_duplicate: Annotated[
@@ -160,7 +164,7 @@ def import_(
             "--on-duplicate",
             metavar="stop|last",
             parser=one_of("stop", "last"),
-            help="What rows do that have one time and the same tags and differ: last keeps the last.",
+            help="What to do with rows that have the same time and tags and differ; last keeps the last.",
         ),
     ] = "stop",
     dry_run: DryRun = False,
@@ -233,7 +237,7 @@ def export(
             "--format",
             metavar="arrow|csv|parquet",
             parser=one_of("arrow", "csv", "parquet"),
-            help="By extension else.",
+            help="Format; by the file's extension if left out.",
         ),
     ] = None,
     fields: Fields = None,
@@ -242,7 +246,7 @@ def export(
 ) -> None:
     """Export a table to a file, as it is: `data import` reads the same rows from it.
 
-    A spreadsheet may take text that begins with =, +, - or @ for a formula; CSV has no mark against that.
+    A spreadsheet may take text that begins with =, +, - or @ for a formula; CSV cannot prevent that.
     """
     from iotctl.execute.data import CSV, format_of
     from iotctl.execute.export import export_table, shape_of, write_rows
@@ -309,7 +313,7 @@ def drop(
     yes: Yes = False,
     confirm: Confirm = None,
 ) -> None:
-    """Drop a table and delete its rows; one that has rows asks for the cluster's name.
+    """Drop a table and delete its rows; asks for the cluster's name if there are rows.
 
     A table of that name made later has the tags and the types of columns that this one had. Every node must
     run this release or a newer one.
@@ -382,7 +386,7 @@ def schema(
             "--set-ttl",
             metavar="DURATION|none",
             parser=_ttl,
-            help="Rows of the table older than this go from now on.",
+            help="Delete the table's rows that are older than this, from now on.",
         ),
     ] = None,
     dry_run: DryRun = False,

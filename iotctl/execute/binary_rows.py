@@ -104,7 +104,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise InputProblem(
             "cannot be read",
             why=(str(error) or type(error).__name__).splitlines()[0],
-            next="the file is damaged, or of another format than its name says",
+            next="the file is damaged, or its format is not the one that its name says",
             where=str(path),
         ) from None
 

@@ -378,23 +378,25 @@ def _notes(job: Import, survey: Survey, sharing: Sharing) -> list[str]:
     notes.append(_series_note(job, survey))
     if survey.seen.naive:
         notes.append(f"{survey.seen.naive} times name no zone and are read in {times.zone} (--time-zone)")
-    notes += [f"{n} is a STRING, for it has leading zeros (--type {n}=INT64 drops them)" for n in job.coded]
+    notes += [
+        f"{n} is a STRING, because it has leading zeros (--type {n}=INT64 drops them)" for n in job.coded
+    ]
     absent = [t for t in schema.tags if t not in job.tags]
     notes += [f"the file has no column for tag {t}: it is empty in every row" for t in absent]
     if survey.expired:
-        notes.append(f"{survey.expired} rows are older than the table's TTL and go at once")
+        notes.append(f"{survey.expired} rows are older than the table's TTL and are deleted at once")
     if sharing.equal:
         notes.append(f"{sharing.equal} rows are given more than once, with the same values")
     if sharing.differ:
         notes.append(f"of {sharing.differ} rows with one time and the same tags the last stays")
     if not survey.is_complete:
-        notes.append(f"only the first {KEYS_MAX} rows were looked at for such that overwrite each other")
+        notes.append(f"only the first {KEYS_MAX} rows were checked for rows that overwrite each other")
     return notes
 
 
 def _series_note(job: Import, survey: Survey) -> str:
     count = f"{len(survey.series)}" if len(survey.series) <= SERIES_MAX else f"more than {SERIES_MAX}"
-    why = "" if job.tags else ", for no column is a tag (--tag)"
+    why = "" if job.tags else ", because no column is a tag (--tag)"
     span = f" from {time_text(survey.first)} to {time_text(survey.last)}" if survey.rows else ""
     return f"{survey.rows} rows of {count} series{why}{span}"
 

@@ -440,7 +440,7 @@ def _clock_problems(facts: Facts) -> list[Problem]:
     for node, ms in sorted(ahead.items()):
         amount = f"{span_text(abs(ms) / 1000)} {'ahead of' if ms > 0 else 'behind'}"
         message = (
-            f"the clock of {node} is {amount} its groups' other members; nothing there is deleted by age"
+            f"the clock of {node} is {amount} the other members of its groups; none of their rows expire"
         )
         found.append(Problem("error", "clock_skew", node, "", message, f"set the clock of {node} (NTP)"))
     return found
@@ -466,7 +466,7 @@ def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
 
 
 def _log_problem(status: NodeStatus) -> list[Problem]:
-    """The group that pins most of the node's log for somebody else, when that is much."""
+    """The group that pins most of the node's log for another node, when that is much."""
     pinned = [g for g in status.groups if g.log_held_by.startswith(("follower", "a snapshot"))]
     most = max(pinned, key=lambda g: g.log_bytes, default=None)
     if most is None or most.log_bytes < LOG_PINNED_BYTES:

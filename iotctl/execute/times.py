@@ -90,7 +90,7 @@ def check_unit(seen: Seen, rule: TimeRule, *, name: str, where: str) -> None:
     raise InputProblem(
         f"{name}: the unit of the times is not clear",
         why=why,
-        next=f"nothing was written; say it: --time-unit {unit} (or --time-unit ms)",
+        next=f"nothing was written; name the unit: --time-unit {unit} (or --time-unit ms)",
         where=where,
     )
 

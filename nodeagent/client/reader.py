@@ -64,7 +64,7 @@ LEGS_MAX = 8
 """Groups asked at once."""
 
 PAGES_WAITING_MAX = 2
-"""Pages that wait for whoever reads them; nodes are asked for no more meanwhile."""
+"""Pages that wait for their reader; nodes are asked for no more meanwhile."""
 
 FIRST_ROWS_KEPT = 100_000
 """Rows beyond the wanted first ones that are held before they are dropped."""

@@ -667,7 +667,7 @@ class DataState:
     def checkpoint(self, without: set[str] | None = None, *, with_files: bool = True) -> Checkpoint:
         """The state to save; for a new member without the files that operations in `without` sealed.
 
-        `with_files=False` leaves the files to whoever stores it: they are most of it.
+        `with_files=False` leaves the files to the caller that stores it: they are most of it.
         """
         operations = without or set()
         sources = self.sources(operations)

@@ -88,7 +88,7 @@ class Failing:
     @property
     def trouble(self) -> str:
         where = _place(self.spec.partition, self.spec.schema.table)
-        return f"{where} do not become a file, tried {self.tries} times: {self.why}"
+        return f"{where} cannot be stored as a file, tried {self.tries} times: {self.why}"
 
 
 def _place(key: PartitionKey, table: str) -> str:
@@ -97,7 +97,7 @@ def _place(key: PartitionKey, table: str) -> str:
 
 def _parked(file: FileMeta) -> str:
     where = _place(file.partition, file.table)
-    return f"{where} are kept as {file.name}, for they cannot become a TsFile: {file.parked}"
+    return f"{where} are kept as {file.name}, because they cannot be stored as a TsFile: {file.parked}"
 
 
 class DataReplica(Replica):

@@ -13,7 +13,7 @@ from nodeagent.host.desk import Desk
 Read = Callable[[Callable[[], None], Callable[[str], None]], None]
 
 ASK_AGAIN_MS = 500
-"""After a question that failed; those who wait ask at once."""
+"""After a question that failed; requests that wait ask at once."""
 
 
 class Freshness:
@@ -35,7 +35,7 @@ class Freshness:
 
         self._not_before = desk.now
         self._waiting: list[tuple[int, Callable[[], None], Callable[[int], None]]] = []
-        """(bound, what to do within it, what else, with the age): those whom the next answer is for."""
+        """(bound, what to do within it, what else, with the age): those that the next answer is for."""
 
     @property
     def age_ms(self) -> int:

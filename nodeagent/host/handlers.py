@@ -241,7 +241,7 @@ class Handlers:
 
     def _refuse_blind(self, token: int) -> None:
         host = self.host
-        what = f"{host.node} serves nobody: its meta group is damaged: {host.damaged[META]}"
+        what = f"{host.node} serves no requests: its meta group is damaged: {host.damaged[META]}"
         host.desk.refuse(token, "unavailable", what, "ask another node")
 
     # --- data --------------------------------------------------------------------------------------

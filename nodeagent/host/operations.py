@@ -463,7 +463,7 @@ def check_silent(host: "Host", node: NodeId) -> ErrorReply | None:
     if listened_ms < LISTENED_TIMEOUTS * timeout_ms:
         return ErrorReply(
             "refused",
-            f"it is not known that {node} is dead: {host.node} leads the meta group since {listened_ms} ms",
+            f"{node} is not known to be dead: {host.node} has led the meta group for only {listened_ms} ms",
             f"repeat in {LISTENED_TIMEOUTS * timeout_ms / 1000:g} s, or leave --dead out",
         )
     return None

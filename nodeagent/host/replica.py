@@ -317,7 +317,7 @@ class Replica:
             self._answer(first, entries, replies)
 
     def _answer(self, first: int, entries: list[Entry], replies: Sequence[tuple[int, Reply]]) -> None:
-        """Answer who proposed these entries, which are applied."""
+        """Answer the proposals of these entries, which are applied."""
         if not self._tokens:
             return
         for index, reply in replies:

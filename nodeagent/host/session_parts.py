@@ -70,7 +70,7 @@ class SessionParts:
             self._forget(key)
             self._log(replica, action, reply.data)
         else:
-            why = reply.what if isinstance(reply, ErrorReply) else "it has not the recorded digest"
+            why = reply.what if isinstance(reply, ErrorReply) else "its digest is not the recorded one"
             self._desk.note("sessions_later", group=key[0], source=action.source, node=holder, why=why)
             self._desk.later(RETRY_MS, lambda: self._asked.discard(key))
 

@@ -76,4 +76,4 @@ def _goes_on_from(seen: Start, number: int, nonces: Sequence[str]) -> bool:
 
 def older_sentence(node: NodeId, evidence: str) -> str:
     """Why `node` is not heard until it is replaced."""
-    return f"{node} runs on an older copy of its directory: {evidence}; it votes and serves no more"
+    return f"{node} runs on an older copy of its directory: {evidence}; it no longer votes or serves requests"

@@ -101,7 +101,7 @@ class MetaState:
         return next((o for o in self.image.operations if not o.ended), None)
 
     def listed(self) -> tuple[Operation, ...]:
-        """Open operations whole, ended ones short: everybody asks for them all the time."""
+        """Open operations whole, ended ones short: every client asks for them all the time."""
         ended = {o.id: o for o in self.image.operations if o.ended}
         self._short = {name: self._short.get(name) or o.shortened() for name, o in ended.items()}
         return tuple(self._short.get(o.id, o) for o in self.image.operations)

@@ -70,7 +70,7 @@ class FrameError(InvalidInput):
 class InvariantBroken(Exception):
     """State may be half changed: the process must end, and start again from what is durable.
 
-    No `NodeAgentError`: whoever isolates the failure of one request lets it pass.
+    No `NodeAgentError`: code that isolates the failure of one request lets it pass.
     """
 
 
@@ -127,7 +127,7 @@ class EntryFailed(Exception):
 
     @classmethod
     def of(cls, index: int, error: Exception, replies: Sequence[tuple[int, Any]] = ()) -> "EntryFailed":
-        from msgspec import MsgspecError  # whoever only prints help imports this module too
+        from msgspec import MsgspecError  # a command that only prints help imports this module too
 
         if isinstance(error, MsgspecError):
             return cls(index, f"this release does not know the command ({error})", replies)

@@ -1,7 +1,7 @@
 """What storage groups, tables and columns may be called, and which schemas can be filed.
 
 The client asks before it sends, the leader before it logs, and the leader of the meta group before it
-creates a table. Names are stored in lower case, as TsFile has them; whoever takes names from people lowers
+creates a table. Names are stored in lower case, as TsFile has them; code that takes names from people lowers
 them first. The limits were measured with the TsFile library (`tests/storage/test_accepted.py`): it ends a
 name at a NUL, takes no empty one, and cannot read back a field whose name has 1 500 bytes.
 
@@ -43,7 +43,7 @@ def check_column(name: str) -> str:
     """As `check_storage_group`, for a tag or field."""
     _check_text("column", name, _COLUMN)
     if name == TIME:
-        raise InvalidName(f"a column is not called {TIME!r}: that is the time column")
+        raise InvalidName(f"a column cannot be named {TIME!r}: that is the time column")
     if not name.isprintable() or name != name.strip() or name.startswith(_RESERVED):
         raise _refused("column", name, _COLUMN)
     return name

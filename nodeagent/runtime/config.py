@@ -84,7 +84,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_depth(text: str, name: str) -> None:
-    """Before a tree is made of it, for that recurses; what is no YAML is told by who makes it."""
+    """Before a tree is made of it, for that recurses; what is no YAML is reported when it is made."""
     depth = 0
     with suppress(yaml.YAMLError):
         for event in yaml.parse(text, Loader=_EVENTS):

@@ -57,7 +57,7 @@ def check_right(role: str, name: str, request: Request) -> None:
         return
     if role == "guest":
         raise Unavailable(
-            f"{name} is no member that this node knows: {type(request).__name__} was not done",
+            f"{name} is not a member that this node knows; {type(request).__name__} was not done",
             next_step="retry shortly if it was just added; else iotctl cluster add-node",
         )
     raise Forbidden(

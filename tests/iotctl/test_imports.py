@@ -127,7 +127,7 @@ def test_a_dry_run_shows_the_table_samples_and_series(place: Path) -> None:
         "root.a.m is a new table: dev STRING tag, v DOUBLE, c STRING",
         "2 rows of 2 series from 1970-01-01T00:00:00",
         "such as time=1, dev=a, v=1.5, c=007",
-        "c is a STRING, for it has leading zeros (--type c=INT64 drops them)",
+        "c is a STRING, because it has leading zeros (--type c=INT64 drops them)",
     ):
         assert text in found, (text, found)
 
@@ -376,7 +376,7 @@ def test_series_that_collapse_for_want_of_a_tag_are_refused(place: Path) -> None
         assert "--tag" in found["next"] and "--on-duplicate last" in found["next"] and not cluster.written
     done, cluster = csv(place, text, "--on-duplicate", "last")
     assert done.code == 0 and json.loads(done.out)["series"] == 1
-    assert "of 1 series, for no column is a tag (--tag)" in done.err and "the last stays" in done.err
+    assert "of 1 series, because no column is a tag (--tag)" in done.err and "the last stays" in done.err
     done, _ = csv(place, text, "--tag", "dev")
     assert done.code == 0 and json.loads(done.out)["series"] == 2
 
