@@ -150,7 +150,7 @@ def test_a_leader_that_has_just_begun_to_listen_calls_nobody_dead() -> None:
     host.desk.now = now = 100 * timeout_ms
     host.meta_replica.led_since = now - LISTENED_TIMEOUTS * timeout_ms + 1
     refusal = check_silent(host, "b")
-    assert refusal is not None and "it is not known that b is dead" in refusal.what
+    assert refusal is not None and "b is not known to be dead" in refusal.what
     host.meta_replica.led_since -= 1
     assert check_silent(host, "b") is None
     host.heard["b"] = now - SILENT_TIMEOUTS * timeout_ms + 1
