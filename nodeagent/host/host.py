@@ -292,6 +292,8 @@ class Host:
 
         def created(result: JobResult) -> None:
             self._creating.discard(group)
+            if self.older_copy:
+                return  # the group may have been here before
             if isinstance(result, Failed):
                 self.desk.later(CREATE_AGAIN_MS, self._on_meta)
                 return

@@ -13,6 +13,7 @@ from nodeagent.log import GroupLog
 from nodeagent.meta.state import Image, MetaState
 from nodeagent.model.entries import Base, HardState
 from nodeagent.model.ids import META
+from nodeagent.model.jobs import CheckpointSaved, SaveCheckpoint
 from nodeagent.model.raft_messages import AppendReply, Routed, VoteReply, VoteRequest
 from nodeagent.model.requests import ErrorReply, GetMeta, GroupRecord, NodeRecord
 from nodeagent.model.standing import Standing
@@ -77,6 +78,18 @@ def test_a_node_that_learns_it_is_an_older_copy_stops_and_says_so() -> None:
     host.on_request(8, GetMeta(), 60_002, 0)
     ((_, reply),) = host.take().replies
     assert isinstance(reply, ErrorReply) and reply.code == "unavailable" and "older copy" in reply.what
+
+
+def test_a_group_that_is_being_made_does_not_run_on_an_older_copy() -> None:
+    """Its first checkpoint is under way when the node learns it: the group may have existed before."""
+    member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
+    host = settled_host({}, member)
+    (number,) = (n for n, job in host.take().jobs if isinstance(job, SaveCheckpoint))
+    host.on_older_copy("a runs on an older copy", 1)
+    host.on_job(number, CheckpointSaved(""), 2)
+    host.tick(60_000, 60_000)
+    effects = host.take()
+    assert not host.data and effects.persist is None and not effects.sends
 
 
 @pytest.mark.parametrize("start,waits", [(1, False), (2, True)])
