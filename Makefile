@@ -18,7 +18,8 @@ demo:
 test:
 	@PYTHON=$(PYTHON) .ci/system-deps
 	@$(MAKE) --no-print-directory $(VENV)/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@# In the order of the directories: the long tests of cluster and fleet come early, none is left for the end.
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 systemd: $(VENV)/.installed
 	$(BIN)/python -m pytest -m systemd $(ARGS) tests/fleet/test_systemd.py

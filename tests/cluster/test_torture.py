@@ -1,0 +1,26 @@
+"""Two minutes of torture in `make test`; `make torture MINUTES=60` is the long run."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.torture.torture import SKEW_S, make_plant, torture
+
+pytestmark = pytest.mark.real
+
+SECONDS = 90.0
+SEED = 7
+
+
+def test_clients_see_nothing_wrong_under_two_minutes_of_faults(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every kind of fault once or more, each healed; all that was acknowledged is read, and nothing else."""
+    plant = make_plant(tmp_path, SEED, SKEW_S)
+    try:
+        said = torture(plant, SECONDS, SEED)
+    finally:
+        plant.close()
+    lines = capsys.readouterr().out
+    assert all(word in lines for word in ("kill -9", "SIGSTOP")), lines
+    assert "0 writes" not in said, said
