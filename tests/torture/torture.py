@@ -92,18 +92,31 @@ class Plant:
         return f"SIGSTOP {' '.join(names)} for {seconds:.1f} s"
 
     def fill(self) -> str:
+        """One of the agents may be killed meanwhile; a start waits for room, as `iotctl local up` does."""
         names, seconds = self.some(), self.rng.uniform(6, 15)
         with contextlib.ExitStack() as full:
             for name in names:
                 full.enter_context(ballast(self.disks[name]))
-            said = self._meanwhile(seconds, names)
+            time.sleep(seconds / 2)
+            killed = self.rng.sample(names, self.rng.choice((0, 1)))
+            for name in killed:
+                self.world.fleet.kill(name)
+            time.sleep(seconds / 2)
+        self.world.fleet.start(killed)
+        said = f", kill -9 {killed[0]} meanwhile" if killed else ""
         return f"no space on {' '.join(names)} for {seconds:.0f} s{said}"
 
     def skew(self) -> str:
         name, seconds = self.rng.choice(self.members()), self.rng.uniform(5, 12)
         by_s = self.skew_s * self.rng.choice((-1, 1))
         self._set_clock(name, by_s)
-        said = self._meanwhile(seconds, self.members())
+        time.sleep(seconds / 2)
+        said = ""
+        if self.rng.random() < 0.5:
+            victim = self.rng.choice(self.members())
+            self.world.restart(victim)
+            said = f", kill -9 {victim} meanwhile"
+        time.sleep(seconds / 2)
         self._set_clock(name, 0)
         return f"clock of {name} {by_s:+} s for {seconds:.0f} s{said}"
 
@@ -144,18 +157,6 @@ class Plant:
             found["skew"] = self.skew
         found["lose_log"] = self.lose_log
         return found
-
-    def _meanwhile(self, seconds: float, names: Sequence[str]) -> str:
-        """Half of the time one of `names` is killed and started again meanwhile."""
-        time.sleep(seconds / 2)
-        said = ""
-        if self.rng.random() < 0.5:
-            name = self.rng.choice(list(names))
-            self.world.fleet.kill(name)
-            self.world.fleet.start([name])
-            said = f", kill -9 {name} meanwhile"
-        time.sleep(seconds / 2)
-        return said
 
     # --- disks and clocks --------------------------------------------------------------------------
 
