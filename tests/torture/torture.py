@@ -63,7 +63,8 @@ class Plant:
     disks: dict[str, Path] = field(default_factory=dict)
     """Node -> where its tmpfs is mounted."""
 
-    library: Path | None = None
+    shim: Path | None = None
+    """The library that makes clocks wrong; None where there is no compiler."""
     replaced: int = 0
 
     def members(self) -> list[str]:
@@ -153,7 +154,7 @@ class Plant:
         found: dict[str, Callable[[], str]] = {"kill": self.kill, "pause": self.pause}
         if self.disks:
             found["fill"] = self.fill
-        if self.library is not None:
+        if self.shim is not None:
             found["skew"] = self.skew
         found["lose_log"] = self.lose_log
         return found
@@ -190,11 +191,11 @@ class Plant:
 
     def command(self, home: Path) -> Sequence[str]:
         """`nodeagent run`, below the library that makes its clock wrong."""
-        if self.library is None:
+        if self.shim is None:
             return agent_command(home)
         file = self.clock_file(home.name)
         file.write_bytes(struct.pack("=q", 0))
-        return ("env", f"LD_PRELOAD={self.library}", f"CLOCK_SKEW_FILE={file}", *agent_command(home))
+        return ("env", f"LD_PRELOAD={self.shim}", f"CLOCK_SKEW_FILE={file}", *agent_command(home))
 
     def close(self) -> None:
         self.world.close()
@@ -221,21 +222,21 @@ def ballast(mount: Path) -> Iterator[None]:
         path.unlink()
 
 
-def build_library(root: Path) -> Path | None:
+def build_shim(root: Path) -> Path | None:
     """None where there is no C compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None
-    library = root / "skew.so"
+    shim = root / "skew.so"
     source = Path(__file__).with_name("skew.c")
-    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
-    return library
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", shim, source], check=True)
+    return shim
 
 
 def make_plant(root: Path, seed: int, skew_s: int) -> Plant:
     """A healthy cluster without rows."""
     plant = Plant(root, random.Random(seed), skew_s, World(LocalFleet(root / "fleet")))
-    plant.library = build_library(root)
+    plant.shim = build_shim(root)
     plant.world.fleet = LocalFleet(root / "fleet", plant.command)
     plant.world.fleet.directory.mkdir()
     try:
