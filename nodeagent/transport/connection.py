@@ -324,7 +324,7 @@ class Connection(asyncio.Protocol):
             if self._closed:
                 return
             self._on_frame(frame)
-        if self._reader.announced or self._held:
+        if self._reader.announced or self._held or self._frame_timer is not None:
             self._watch_partial(bool(frames))
 
     def _watch_partial(self, any_came: bool) -> None:

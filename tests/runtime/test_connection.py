@@ -429,6 +429,29 @@ def test_a_frame_that_does_not_end_ends_its_connection(monkeypatch: pytest.Monke
     run(test())
 
 
+def test_a_frame_that_came_in_pieces_ends_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On neither side: once its last byte has come, nothing of it is waited for."""
+    monkeypatch.setattr(room, "FRAME_TIMEOUT_S", 0.05)
+
+    async def test() -> None:
+        handler = Recorder(node_hello())
+        async with serving(handler) as listener:
+            link = await reach(listener.port, identity("alice", "admin"), admin_hello())
+            (served,) = listener.connections.all()
+            frame = codec.encode_request(1, GetStatus())
+            for side in (link, served):
+                side._on_bytes(codec.encode_reply(9, Accepted(1))[:6])
+                assert side._frame_timer is not None
+                side._on_bytes(codec.encode_reply(9, Accepted(1))[6:])
+                assert side._frame_timer is None and not side._held
+            served._on_bytes(frame[:7])
+            served._on_bytes(frame[7:])
+            await asyncio.sleep(0.2)
+            assert link.is_open and served.is_open
+
+    run(test())
+
+
 def test_many_half_open_connections_keep_an_operator_out_no_longer() -> None:
     """Nor does it take a timeout until they are gone."""
 
