@@ -161,9 +161,17 @@ class _Comparison:
             self._hashes(views, chosen, report)
         elif self.depth == "content":
             self._content(views, storage_groups, report)
-        report.add_mismatches(_unexplained(damage_found(views), report.mismatches))
+        damaged = self._still_damaged(damage_found(views), report)
+        report.add_mismatches(_unexplained(damaged, report.mismatches))
         report.add_mismatches(_unexplained(recorded, report.mismatches))
         return report, views
+
+    def _still_damaged(self, found: Sequence[Mismatch], report: VerifyReport) -> Sequence[Mismatch]:
+        """What a replica remembers counts where its files were not hashed now: they may be whole again."""
+        if self.depth != "hash":
+            return found
+        unread = {u.node for u in report.unread}
+        return [m for m in found if m.node in unread]
 
     def _hashes(self, views: Sequence[GroupView], chosen: Chosen, report: VerifyReport) -> None:
         found = check_hashes(self.cluster, views, chosen, self.progress)
