@@ -100,7 +100,7 @@ def write_one(
             raise UsageProblem(f"{name} is given twice", next="a row has one value per field")
         fields[name.lower()] = text
     wanted = storage_group.lower(), table.lower()
-    known = next((s for s in cluster.schemas() if (s.storage_group, s.table) == wanted), None)
+    known = _schema_of(cluster, wanted)
     if not create:
         _check_known(known, ".".join(wanted), [*tags, *fields])
     types = {c.name: c.type for c in known.columns} if known else {}
@@ -110,6 +110,15 @@ def write_one(
     rows = pa.table(columns)
     infer_schema(rows.schema, storage_group=wanted[0], table=wanted[1], tags=list(tags), known=known)
     return cluster.write(*wanted, rows, tags=list(tags) if create else None).rows
+
+
+def _schema_of(cluster: Cluster, wanted: tuple[str, str]) -> TableSchema | None:
+    """As any node knows it; only a table that it does not know takes the leader of the meta group."""
+    for schemas in (lambda: cluster.meta().schemas, cluster.schemas):
+        for schema in schemas():
+            if (schema.storage_group, schema.table) == wanted:
+                return schema
+    return None
 
 
 def _check_known(known: TableSchema | None, name: str, columns: Sequence[str]) -> None:
