@@ -256,7 +256,7 @@ class Handlers:
         replica = host.data.get(request.group)
         if replica is None:
             damage = host.damaged.get(request.group)
-            if damage:
+            if damage and request.group not in host.unsettled:
                 return host.desk.refuse(token, "log_corrupt", damage, "nodeagent log check DIR")
             return host.desk.refuse(
                 token,

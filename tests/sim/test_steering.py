@@ -123,7 +123,7 @@ def test_a_hand_over_whose_first_word_is_lost_goes_on() -> None:
     scenario.sim.nodes[header].wake()
     scenario.sim.pause(30)
     scenario.sim.faults.cut.clear()
-    scenario.until(lambda: leaders(scenario)[group] == other, "it takes over", 200)
+    scenario.until(lambda: leaders(scenario).get(group) == other, "it takes over", 200)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
