@@ -89,6 +89,7 @@ class Members:
         self._vouched: dict[NodeId, str] = {}
         self._vouched_at: dict[NodeId, int] = {}
         self._ask_at = desk.now
+        self._forget_at = desk.now
 
     def standing(self, node: NodeId, incarnation: str) -> Standing:
         """The standing of a peer now. Members are asked (`Desk.calls`) where the meta state does not know."""
@@ -104,6 +105,9 @@ class Members:
         return at is not None and self._desk.now - at > VOUCHED_MS // 2 and node not in self._image().nodes
 
     def _forget(self) -> None:
+        if self._desk.now < self._forget_at:
+            return  # it is asked at every frame, and there may be a thousand nodes
+        self._forget_at = self._desk.now + ASK_AGAIN_MS
         before = self._desk.now - VOUCHED_MS
         for node in [n for n, at in self._vouched_at.items() if at < before]:
             del self._vouched[node], self._vouched_at[node]
