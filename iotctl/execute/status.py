@@ -428,6 +428,7 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
             message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
             found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node NODE"))
         found += _log_problem(own)
+        found += _unremoved(own)
     return [*found, *_clock_problems(facts)]
 
 
@@ -475,6 +476,17 @@ def _log_problem(status: NodeStatus) -> list[Problem]:
     message = f"{status.node} keeps {kept} of log of {most.group} for {most.log_held_by}"
     look = f"iotctl cluster logs {most.log_held_by.split()[-1]}"
     return [Problem("warning", "log_held", status.node, most.group, message, look)]
+
+
+def _unremoved(status: NodeStatus) -> list[Problem]:
+    """Directories that should be gone and take room; a disk that refuses that may refuse more."""
+    if not status.unremoved:
+        return []
+    place, why = min(status.unremoved.items())
+    more = len(status.unremoved) - 1
+    others = f" and {more} more director{'y' if more == 1 else 'ies'}" if more else ""
+    message = f"{status.node} cannot remove data/{place}{others}, and tries again: {why}"
+    return [Problem("warning", "not_removed", status.node, "", message, f"iotctl cluster logs {status.node}")]
 
 
 def _megabytes(nbytes: int) -> str:

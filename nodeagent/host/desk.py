@@ -4,14 +4,22 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from traceback import format_exc
+from typing import assert_never
 
 from nodeagent.host.space import Space
 from nodeagent.model.entries import LogOp
-from nodeagent.model.errors import InvariantBroken
+from nodeagent.model.errors import Busy, InvariantBroken
 from nodeagent.model.ids import NodeId, Owner
-from nodeagent.model.jobs import Job, JobResult
+from nodeagent.model.jobs import DropSnapshot, DropStaging, Failed, Job, JobResult, Removal, RemoveGroup
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import ErrorReply, Reply, Request
+
+REMOVE_AGAIN_MS = 250
+REMOVE_AGAIN_MS_MAX = 60_000
+"""A directory that cannot be removed is tried after twice as long each time, up to this."""
+
+UNREMOVED_MAX = 64
+"""Directories that are named in the status; all are tried again."""
 
 To = NodeId | tuple[str, int]
 NOBODY = Owner()
@@ -58,6 +66,9 @@ class Desk:
         self.notes: list[tuple[str, dict[str, object]]] = []
         self._amend: dict[int, Callable[[Reply], Reply]] = {}
         """token -> what is to be made of the reply to it"""
+
+        self.unremoved: dict[str, str] = {}
+        """Directories below `data/` that the disk does not remove, and why; they are tried again."""
 
         self.failures = 0
         """Requests that ended with an exception."""
@@ -110,6 +121,40 @@ class Desk:
         self._jobs[number] = then
         self.jobs.append((number, job))
 
+    def remove(
+        self,
+        job: Removal,
+        then: Callable[[], None] = lambda: None,
+        still: Callable[[], bool] = lambda: True,
+        tries: int = 0,
+    ) -> None:
+        """Run `job` until its directory is gone, then `then`; a failure is never taken for the end of it.
+
+        What the disk refuses is named in the status. Given up when `still` says that the directory is needed
+        again, which is asked before each try.
+        """
+        place = _place_of(job)
+        if not still():
+            self.unremoved.pop(place, None)
+            return
+
+        def done(result: JobResult) -> None:
+            if not isinstance(result, Failed):
+                self.unremoved.pop(place, None)
+                return then()
+            if result.code != Busy.code:  # else a pull is about to stop
+                self._name_unremoved(place, result.what)
+            delay_ms = min(REMOVE_AGAIN_MS << min(tries, 16), REMOVE_AGAIN_MS_MAX)
+            return self.later(delay_ms, lambda: self.remove(job, then, still, tries + 1))
+
+        self.job(job, done)
+
+    def _name_unremoved(self, place: str, why: str) -> None:
+        if place not in self.unremoved:
+            self.note("not_removed", place=place, why=why)
+        if place in self.unremoved or len(self.unremoved) < UNREMOVED_MAX:
+            self.unremoved[place] = why
+
     def call(self, to: To, request: Request, then: Callable[[Reply], None]) -> None:
         number = self._next()
         self._calls[number] = then
@@ -139,3 +184,15 @@ class Desk:
     @property
     def deadline(self) -> int | None:
         return self._timers[0][0] if self._timers else None
+
+
+def _place_of(job: Removal) -> str:
+    """The directory that goes, below `data/`."""
+    match job:
+        case DropStaging():
+            return f"staging/{job.operation}"
+        case DropSnapshot():
+            return f"snapshots/{job.snapshot}"
+        case RemoveGroup():
+            return f"groups/{job.group}"
+    assert_never(job)

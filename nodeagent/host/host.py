@@ -182,8 +182,9 @@ class Host:
 
     def _drop_install(self, area: str) -> None:
         """A snapshot half fetched by an earlier life goes, unless its leader offered it again."""
-        if not any(r.is_installing(area) for r in self.replicas()):
-            self.desk.job(DropStaging(area), lambda _: None)
+        self.desk.remove(
+            DropStaging(area), still=lambda: not any(r.is_installing(area) for r in self.replicas())
+        )
 
     def _compare(
         self, groups: Mapping[GroupId, tuple[Found, bytes | None]], holding: Collection[GroupId]
@@ -679,14 +680,11 @@ class Host:
         self.desk.note("replica_removed", group=group)
 
     def _remove_files(self, group: GroupId) -> None:
-        def gone(result: JobResult) -> None:
-            if isinstance(result, Failed):
-                self.desk.later(CREATE_AGAIN_MS, lambda: self._remove_files(group))
-                return
+        def gone() -> None:
             self._removing.discard(group)
             self._on_meta()
 
-        self.desk.job(RemoveGroup(group), gone)
+        self.desk.remove(RemoveGroup(group), gone)
 
     # --- now and then ------------------------------------------------------------------------------
 
@@ -753,6 +751,7 @@ class Host:
             heard_ms={n: now - at for n, at in self.heard.items() if n in members or not members},
             clock_skew_ms=dict(self.skewed),
             why=self._why(),
+            unremoved=dict(self.desk.unremoved),
         )
 
     def _damaged_status(self, group: GroupId, why: str) -> GroupStatus:

@@ -168,7 +168,7 @@ class Mover:
         current = op.id if op is not None else ""
         for name in sorted(touched - {current} - owed):
             touched.discard(name)
-            self.desk.job(DropStaging(name), lambda _: None)
+            self.desk.remove(DropStaging(name))
         over = {o.token for k, p in self._pulls.items() if k[0] != current for o in p.orders}
         for token in sorted(over):
             self.desk.refuse(token, "refused", "the operation has ended")
@@ -281,7 +281,8 @@ class Mover:
 
     def _on_staged(self, pull: _Pull, slots: tuple[PulledSlot, ...], result: JobResult) -> None:
         if self._pulls.get(pull.unit.key) is not pull:
-            return  # the operation ended meanwhile
+            self._touched.add(pull.unit.operation)  # it ended meanwhile, and was dropped perhaps before this
+            return
         if not isinstance(result, FilesStaged):
             return self._again(pull, getattr(result, "what", "failed"))
         pull.received += result.bytes_received

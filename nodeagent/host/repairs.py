@@ -88,28 +88,31 @@ class Repairs:
         owed = replica.owed(wanted) if known is None else None
         if owed is not None:
             replica.take_output(owed, wanted)
-            return replica.when_saved(
-                lambda: self._done(repair, result.quarantined), lambda: self._gone(repair)
-            )
+            return replica.when_saved(lambda: self._done(repair, result), lambda: self._gone(repair))
         if known is None:  # compacted meanwhile
             self._desk.job(DeleteFiles(replica.group, (wanted,)), lambda _: None)
         if known is None or known == wanted:
-            return self._done(repair, result.quarantined)
+            return self._done(repair, result)
         replica.state.manifest.replace([wanted.name], [wanted])
-        return replica.when_saved(lambda: self._done(repair, result.quarantined), lambda: self._gone(repair))
+        return replica.when_saved(lambda: self._done(repair, result), lambda: self._gone(repair))
 
-    def _done(self, repair: _Repair, quarantined: str) -> None:
-        self._busy.discard(repair.replica.group)
-        self._desk.reply(repair.token, FileRepaired(quarantined))
+    def _done(self, repair: _Repair, result: FileReplaced) -> None:
+        if result.left:
+            self._clear(repair.replica.group)
+        else:
+            self._busy.discard(repair.replica.group)
+        self._desk.reply(repair.token, FileRepaired(result.quarantined))
 
     def _gone(self, repair: _Repair) -> None:
         self._fail(repair, "outcome_unknown", f"the replica of {repair.replica.group} was removed")
 
     def _fail(self, repair: _Repair, code: str, what: str) -> None:
-        """Nothing stays behind; the next repair of the group comes after that."""
-        group = repair.replica.group
         self._desk.refuse(repair.token, code, what)
-        self._desk.job(DropStaging(repair_area(group)), lambda _: self._busy.discard(group))
+        self._clear(repair.replica.group)
+
+    def _clear(self, group: GroupId) -> None:
+        """Nothing stays behind; the next repair of the group comes after that."""
+        self._desk.remove(DropStaging(repair_area(group)), lambda: self._busy.discard(group))
 
 
 def _why_not(replica: DataReplica, wanted: FileMeta) -> str:

@@ -478,7 +478,7 @@ class Replica:
         offered = self._snapshots.get(peer)
         if offered is None or offered.name != name:
             # Dropped while it was made: the log it goes with may be purged, so it would never be enough.
-            self.desk.job(DropSnapshot(name), lambda _: None)
+            self.desk.remove(DropSnapshot(name))
             self.raft.snapshot_failed(peer, self.desk.now)
             return
         self.raft.offer_snapshot(peer, name)
@@ -502,7 +502,7 @@ class Replica:
     def _drop_snapshot(self, peer: NodeId) -> None:
         offered = self._snapshots.pop(peer, None)
         if offered is not None:
-            self.desk.job(DropSnapshot(offered.name), lambda _: None)
+            self.desk.remove(DropSnapshot(offered.name))
 
     def _take_offer(self, source: NodeId, offer: SnapshotOffer) -> None:
         if self._installing is not None or offer.base.index < self.raft.log.base.index:
@@ -522,8 +522,7 @@ class Replica:
 
     def _drop_pulled(self, snapshot: str) -> None:
         """Forget what came of it, unless it is being pulled again; a try before that goes on where it was."""
-        if self._installing != snapshot:
-            self.desk.job(DropStaging(install_area(snapshot)), lambda _: None)
+        self.desk.remove(DropStaging(install_area(snapshot)), still=lambda: self._installing != snapshot)
 
     def _on_pulled(self, snapshot: str, result: JobResult) -> None:
         """Checkpoint and files are durable: now the log may begin where they end.
@@ -546,12 +545,14 @@ class Replica:
             self.restore(saved.state, saved.base.index)
         except Exception as error:  # the sender's release has what this one does not know
             self._installing = None
+            self._drop_pulled(snapshot)
             return self.stop(saved.base.index, f"the state {type(error).__name__}: {error}")
         self.rebasing = True
 
         def rebased() -> None:
             self._installing = None
             self.rebasing = False
+            self._drop_pulled(snapshot)
             self.raft.installed(saved.base, saved.base.index, self.desk.now)
 
         self.outbox.persist(self.group, [Rebase(self.group, saved.base, keep)], rebased)

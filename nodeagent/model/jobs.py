@@ -205,6 +205,10 @@ class RemoveGroup(_Tagged, frozen=True):
     group: GroupId
 
 
+Removal = DropSnapshot | DropStaging | RemoveGroup
+"""Jobs after which a directory is gone. One that fails may have removed a part of it."""
+
+
 class HashFiles(_Tagged, frozen=True):
     """Re-read every byte."""
 
@@ -226,9 +230,11 @@ class ReplaceFile(_Tagged, frozen=True):
 
 
 class FileReplaced(_Tagged, frozen=True):
-    """Where the damaged file is now, "" when there was none or the place holds the right bytes already."""
+    """Where the damaged file is now, "" when there was none or the place holds the right bytes already.
+    `left`: why the group's `repair_area` is still there, "" when it is gone."""
 
     quarantined: str
+    left: str = ""
 
 
 class Done(_Tagged, frozen=True):

@@ -149,6 +149,9 @@ class NodeStatus(_Tagged, frozen=True):
     log_waits: int = 0
     """Batches that wait to be written as the disk is full."""
 
+    unremoved: dict[str, str] = {}
+    """Directories below `data/` that the disk does not remove, and why. The node goes on trying."""
+
 
 class GetEvents(_Tagged, frozen=True):
     """What happened since `since_ms` (wall clock): the newest `limit` of each kind."""

@@ -24,7 +24,7 @@ NOTABLE = frozenset(
         *("certificate_loaded", "certificate_not_loaded", "disk_low", "disk_enough"),
         *("writes_refused", "writes_taken_again"),
         *("peer_unreachable", "peer_connected", "connection_refused"),
-        *("job_failed", "install_failed", "installed", "replica_removed", "handing_over"),
+        *("job_failed", "install_failed", "installed", "replica_removed", "not_removed", "handing_over"),
         *("compaction_waits", "clock_skew", "group_stopped", "parking"),
         *("recovered", "recover_later", "sessions_later"),
     )

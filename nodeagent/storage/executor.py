@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping
 
 from nodeagent.model.disk import Disk
-from nodeagent.model.errors import NodeAgentError, NotFound, Overloaded, Unavailable
+from nodeagent.model.errors import Busy, NodeAgentError, NotFound, Overloaded, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
 from nodeagent.model.jobs import (
@@ -44,6 +44,7 @@ from nodeagent.model.jobs import (
     Scanned,
     StageFiles,
     install_area,
+    repair_area,
 )
 from nodeagent.model.limits import KIB, MIB
 from nodeagent.storage import layout
@@ -139,10 +140,19 @@ class Storage:
             case HashFiles():
                 return FilesHashed(tuple((m.name, self.files.hash(job.group, m)) for m in job.files))
             case ReplaceFile():
-                return FileReplaced(replace_file(self._disk, self.files, job.group, job.meta))
+                kept = replace_file(self._disk, self.files, job.group, job.meta)
+                return FileReplaced(kept, self._try_drop(repair_area(job.group)))
             case InstallSnapshot() | StageFiles():
                 raise AssertionError("this job needs other nodes: use `pull` or `run_pull`")
         return Done()
+
+    def _try_drop(self, operation: str) -> str:
+        """Drop the area of work that is done; why it is still there, "" when it is gone."""
+        try:
+            self.staging.drop(operation)
+        except (Busy, OSError) as error:
+            return str(error)
+        return ""
 
     def _save_checkpoint(self, group: GroupId, payload: bytes, changes: FileChanges | None = None) -> str:
         """One at a time: an install and a save of one group would share their temporary file."""
@@ -218,8 +228,9 @@ class Storage:
 
     def _install(self, job: InstallSnapshot) -> Pull[Installed]:
         tally = Tally()
-        fetched: Fetched = yield from fetch_snapshot(self.staging, job, tally)
-        self.install(job.group, job.snapshot, fetched.payload, fetched.index.files)
+        with self.staging.pulling(install_area(job.snapshot)):
+            fetched: Fetched = yield from fetch_snapshot(self.staging, job, tally)
+            self.install(job.group, job.snapshot, fetched.payload, fetched.index.files)
         return Installed(fetched.payload, tally.bytes_received)
 
     def install(self, group: GroupId, snapshot: str, payload: bytes, files: Collection[FileMeta]) -> None:
@@ -227,12 +238,11 @@ class Storage:
         leaves either the old state whole or the new one.
 
         Files the new state does not name stay: whether it takes effect is the group's to decide, and if
-        its own state is newer it still needs them. It deletes them, or a later `sweep` does.
+        its own state is newer it still needs them. It deletes them, or a later `sweep` does. The staged names
+        stay too: whoever asked drops them, again and again where the disk refuses.
         """
-        operation = install_area(snapshot)
-        self.staging.adopt(operation, group, [Adoption(meta.name, meta) for meta in files])
+        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])
         self._save_checkpoint(group, payload)
-        self.staging.drop(operation)
 
     # Reading and upkeep.
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import xxhash
 
-from nodeagent.model.errors import Damaged, FileCorrupt, NodeAgentError, NotFound
+from nodeagent.model.errors import Busy, Damaged, FileCorrupt, NodeAgentError, NotFound
 from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.jobs import FilesStaged, InstallSnapshot, StagedFile, StageFiles, install_area
@@ -73,19 +73,25 @@ class Tally:
 def stage_files(staging: Staging, job: StageFiles) -> Pull[FilesStaged]:
     """Stage every file of the job; the names in the result are durable and verified."""
     tally = Tally()
-    staging.prepare(job.operation, job.group)
     names = []
-    for wanted in job.files:
-        staged = yield from _stage(staging, job.operation, job.group, wanted, tally)
-        if staged:
-            names.append(wanted.meta.name)
-    staging.sync(job.operation, job.group)
+    with staging.pulling(job.operation):
+        staging.prepare(job.operation, job.group)
+        for wanted in job.files:
+            staged = yield from _stage(staging, job.operation, job.group, wanted, tally)
+            if staged:
+                names.append(wanted.meta.name)
+        staging.sync(job.operation, job.group)
     return FilesStaged(tuple(names), tuple(tally.failed), tally.bytes_received, tally.refetched)
 
 
 def _stage(staging: Staging, operation: str, group: GroupId, wanted: StagedFile, tally: Tally) -> Pull[bool]:
-    """Whether the file is staged now; if not, the reasons are in the tally."""
+    """Whether the file is staged now; if not, the reasons are in the tally.
+
+    Raises:
+        Busy: the area is to be dropped.
+    """
     meta, reasons = wanted.meta, []
+    staging.check_open(operation)
     try:
         if staging.has(operation, group, meta):
             return True
@@ -102,6 +108,8 @@ def _stage(staging: Staging, operation: str, group: GroupId, wanted: StagedFile,
         try:
             yield from _fetch_file(staging, operation, group, meta, source, tally)
             return True
+        except Busy:
+            raise
         except FileCorrupt as error:
             tally.refetched += 1
             reasons.append(_reason(source.node, error))
@@ -127,6 +135,7 @@ def _fetch_file(
     try:
         while writer.missing:
             length = min(CHUNK_BYTES, writer.missing)
+            staging.check_open(operation)
             chunk = yield FetchChunk(source.node, source.snapshot, source.name, writer.offset, length)
             if not chunk:
                 raise NotFound(f"{source.name} ends at byte {writer.offset} of {meta.size}")

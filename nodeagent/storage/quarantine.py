@@ -17,7 +17,8 @@ from nodeagent.storage.hashing import hash_file, link_or_copy
 
 
 def replace_file(disk: Disk, files: SlotFiles, group: GroupId, meta: FileMeta) -> str:
-    """Put the staged file in place; durable when it returns. In place already: nothing changes.
+    """Put the staged file in place; durable when it returns. In place already: nothing changes. The
+    repair area is the caller's to drop.
 
     Returns:
         The path of the damaged file in quarantine, "" when there was none.
@@ -38,7 +39,6 @@ def replace_file(disk: Disk, files: SlotFiles, group: GroupId, meta: FileMeta) -
         disk.mkdirs(layout.slot_dir(group, meta.slot))
         disk.rename(staged, place)
     disk.sync_dir(layout.slot_dir(group, meta.slot))
-    disk.rmtree(layout.operation_dir(repair_area(group)))
     return kept
 
 

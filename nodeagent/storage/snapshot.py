@@ -3,6 +3,7 @@
 The index is written last: a directory without it is no snapshot, and is undone or made anew.
 """
 
+import contextlib
 from collections.abc import Iterable
 
 import msgspec
@@ -120,6 +121,9 @@ class Snapshots:
     def expire(self, now_ms: int, ttl_ms: int) -> list[str]:
         """Drop those nobody read from for `ttl_ms`, and unfinished ones; links pin deleted files.
 
+        One that the disk does not remove keeps no other: what is left without its index serves nobody, and is
+        tried again at the next call.
+
         Args:
             now_ms: monotonic.
         """
@@ -131,8 +135,10 @@ class Snapshots:
         for snapshot, used_ms in self._used_ms.items():
             is_whole = self._disk.exists(layout.snapshot_path(snapshot, layout.INDEX))
             if not is_whole or now_ms - used_ms > ttl_ms:
-                self.drop(snapshot)
-                gone.append(snapshot)
+                with contextlib.suppress(OSError):
+                    self.drop(snapshot)
+                if not self._disk.exists(layout.snapshot_path(snapshot, layout.INDEX)):
+                    gone.append(snapshot)
         return gone
 
     def _check(self, snapshot: str) -> None:

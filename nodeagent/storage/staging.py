@@ -2,12 +2,18 @@
 
 A file has its name in staging only after its size and XXH3-128 were checked and its bytes synced; until
 then it is `<name>.part`, and whatever of it is there is the offset to go on from.
+
+An area is dropped when no pull writes there: one that does is told to stop, and the drop is refused as busy
+until it has. So nothing appears in an area after it was dropped.
 """
 
-from collections.abc import Iterable
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from nodeagent.model.disk import Disk, File
-from nodeagent.model.errors import FileCorrupt, NotFound
+from nodeagent.model.errors import Busy, FileCorrupt, NotFound
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
 from nodeagent.model.jobs import Adoption
@@ -69,8 +75,40 @@ class StagingWriter:
 
 
 class Staging:
+    """Pulls and drops may come from several threads."""
+
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
+        self._lock = threading.Lock()
+        self._pulls: Counter[str] = Counter()
+        """Pulls under way, by operation."""
+
+        self._closed: set[str] = set()
+        """Operations whose area is being dropped, or is to be when the pulls there have stopped."""
+
+    @contextmanager
+    def pulling(self, operation: str) -> Iterator[None]:
+        """A pull writes there. Raises `Busy` while the area is being dropped."""
+        with self._lock:
+            self._check_open(operation)
+            self._pulls[operation] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pulls[operation] -= 1
+                if not self._pulls[operation]:
+                    del self._pulls[operation]
+                    self._closed.discard(operation)
+
+    def check_open(self, operation: str) -> None:
+        """Raises `Busy` when the pull that asks is to stop, for its area is to be dropped."""
+        with self._lock:
+            self._check_open(operation)
+
+    def _check_open(self, operation: str) -> None:
+        if operation in self._closed:
+            raise Busy(f"{layout.operation_dir(operation)} is being dropped")
 
     def prepare(self, operation: str, group: GroupId) -> None:
         self._disk.mkdirs(layout.staging_dir(operation, group))
@@ -154,4 +192,19 @@ class Staging:
         return tuple(self._disk.listdir(layout.STAGING)) if self._disk.exists(layout.STAGING) else ()
 
     def drop(self, operation: str) -> None:
-        self._disk.rmtree(layout.operation_dir(operation))
+        """Remove the area; one that is not there is no error.
+
+        Raises:
+            Busy: a pull writes there; it stops before its next chunk. To be tried again.
+            OSError: some of it may be left.
+        """
+        directory = layout.operation_dir(operation)
+        with self._lock:
+            self._closed.add(operation)
+            if self._pulls[operation]:
+                raise Busy(f"a pull still writes into {directory}")
+        try:
+            self._disk.rmtree(directory)
+        finally:
+            with self._lock:
+                self._closed.discard(operation)

@@ -25,7 +25,7 @@ from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
 from nodeagent.model.errors import InvariantBroken
 from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import META, Owner
-from nodeagent.model.jobs import Done, DropStaging, Job, RemoveGroup, SaveCheckpoint, install_area
+from nodeagent.model.jobs import Done, DropStaging, Failed, Job, RemoveGroup, SaveCheckpoint, install_area
 from nodeagent.model.limits import ENTRY_BYTES_MAX
 from nodeagent.model.raft_messages import AppendRequest, Routed
 from nodeagent.model.requests import (
@@ -244,6 +244,19 @@ def test_a_snapshot_half_fetched_by_an_earlier_life_goes_unless_it_is_fetched_ag
     host.data["a.1"]._installing = "s2"
     host.tick(INSTALL_KEEP_MS + 1, 0)
     assert [j for _, j in host.take().jobs if isinstance(j, DropStaging)] == [DropStaging(install_area("s1"))]
+
+
+def test_a_snapshot_that_is_offered_again_keeps_its_area() -> None:
+    """Also when the disk refused to remove it at first."""
+    groups = {"a.1": (found(1), checkpoint())}
+    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0, (install_area("s1"),))
+    host.tick(INSTALL_KEEP_MS, 0)
+    ((number, _),) = [(n, j) for n, j in host.take().jobs if isinstance(j, DropStaging)]
+    host.on_job(number, Failed("unavailable", "io"), INSTALL_KEEP_MS)
+    assert host.desk.unremoved
+    host.data["a.1"]._installing = "s1"
+    host.tick(INSTALL_KEEP_MS + 5_000, 0)
+    assert not [j for _, j in host.take().jobs if isinstance(j, DropStaging)] and not host.desk.unremoved
 
 
 @pytest.mark.parametrize(

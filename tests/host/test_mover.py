@@ -7,7 +7,7 @@ import pytest
 
 from nodeagent.host.desk import Desk
 from nodeagent.host.mover import OWN_WAIT_MS, PARALLEL_UNITS, Mover
-from nodeagent.model.jobs import DropStaging
+from nodeagent.model.jobs import Done, DropStaging, Failed, FilesStaged
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SlotMove, Stage
 from nodeagent.model.requests import ErrorReply, OpenSource, SourceOpened, UnitPulled
 from nodeagent.scaling.moving import UNIT_SLOTS, due, rate_share, units
@@ -89,6 +89,42 @@ def test_staged_files_stay_until_the_replica_here_has_settled_them(settled: bool
     mover.drive([op], set(), {"d.2"})
     dropped = [job for _, job in desk.jobs if isinstance(job, DropStaging)]
     assert dropped == ([DropStaging("op-1")] if settled else [])
+
+
+def test_what_an_ended_operation_staged_is_dropped_until_it_is_gone() -> None:
+    """What the disk refuses is named and tried again; a pull that was under way when its operation ended has
+    its area dropped once more."""
+    mover, desk = moving()
+    op = operation()
+    drive(mover, op)
+    desk.on_reply(desk.calls[0][0], SourceOpened("b", "s", ()))
+    ((pull, _),) = desk.jobs
+    desk.jobs.clear()
+    op.stage = Stage.DONE
+    drive(mover, op)
+    for _ in range(3):
+        assert desk.jobs.pop()[1] == DropStaging("op-1") and not desk.jobs
+        desk.on_job(desk._number, Failed("unavailable", "Input/output error"))
+        assert desk.unremoved == {"staging/op-1": "Input/output error"}
+        desk.now += 10_000
+        desk.fire()
+    desk.jobs.clear()
+    desk.on_job(desk._number, Done())
+    assert not desk.unremoved and not desk.jobs
+    drive(mover, op)
+    assert not desk.jobs, "it is gone"
+    desk.on_job(pull, FilesStaged((), (), 0))
+    drive(mover, op)
+    assert [job for _, job in desk.jobs] == [DropStaging("op-1")]
+
+
+def test_a_drop_that_waits_for_a_pull_is_no_problem_of_the_disk() -> None:
+    desk = Desk(0, 0)
+    desk.remove(DropStaging("op-1"))
+    desk.on_job(desk._number, Failed("busy", "a pull still writes there"))
+    desk.now += 1_000
+    desk.fire()
+    assert [job for _, job in desk.jobs] == 2 * [DropStaging("op-1")] and not desk.unremoved
 
 
 def test_orders_are_refused_while_paused_with_the_way_out() -> None:

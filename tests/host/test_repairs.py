@@ -173,3 +173,24 @@ def test_a_replica_that_goes_answers_who_waits() -> None:
     node.take()
     assert node.refused()[0] == "outcome_unknown"
     assert not [j for _, j in node.jobs if isinstance(j, InstallSnapshot)]
+
+
+def test_the_next_repair_waits_until_the_area_of_the_last_is_gone() -> None:
+    """A repair that is done is answered, also when its area cannot be removed; that is tried again."""
+    node = Node()
+    node.ask(MINE)
+    node.finish(StageFiles, STAGED)
+    node.finish(ReplaceFile, FileReplaced("", "Input/output error"))
+    assert node.replies == [(7, FileRepaired(""))]
+    node.replies.clear()
+    node.finish(DropStaging, Failed("unavailable", "Input/output error"))
+    assert node.host.node_status(10, 0).unremoved == {f"staging/repair-{GROUP}": "Input/output error"}
+    node.ask(token=8)
+    assert node.refused()[0] == "busy"
+    node.replies.clear()
+    node.host.tick(1_000, 0)
+    node.take()
+    node.finish(DropStaging, Done())
+    node.ask(token=9)
+    assert [type(j) for _, j in node.jobs] == [StageFiles] and not node.replies
+    assert not node.host.node_status(10, 0).unremoved

@@ -52,6 +52,20 @@ def test_a_clock_that_is_wrong_is_a_problem_with_its_amount(spec: Path) -> None:
     assert "11 s behind" in found.problems[1].message
 
 
+def test_a_directory_that_cannot_be_removed_is_a_problem(spec: Path) -> None:
+    """With the place and what the disk says."""
+
+    class Refusing(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            left = {"staging/op-3": "Input/output error", "groups/x.1": "busy"} if node == "node2" else {}
+            return msgspec.structs.replace(super().status(node), unremoved=left)
+
+    found = cluster_status(Refusing(), load_cluster(spec / "cluster.yaml"), now_ms=NOW_MS)
+    (problem,) = found.problems
+    assert (problem.severity, problem.code, problem.node) == ("warning", "not_removed", "node2")
+    assert "data/groups/x.1 and 1 more directory," in problem.message and "busy" in problem.message
+
+
 def test_a_node_without_room_and_a_pinned_log_are_problems(spec: Path) -> None:
     """Who takes no rows is an error with what is left; who keeps much log for whom is said, little is not."""
 

@@ -1,8 +1,13 @@
 """Files from other nodes: resumed, verified, fetched again from elsewhere, adopted, installed."""
 
+import errno
 import random
+import tempfile
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
 
 from nodeagent.model.errors import NotFound, Unavailable
@@ -19,11 +24,14 @@ from nodeagent.model.jobs import (
     MakeSnapshot,
     StagedFile,
     StageFiles,
+    install_area,
 )
 from nodeagent.model.limits import CHUNK_BYTES
+from nodeagent.runtime.disk import RealDisk
+from nodeagent.storage import pull as pull_module
 from nodeagent.storage.executor import Storage
-from nodeagent.storage.pull import Fetch
-from nodeagent.testing.disk import SimDisk
+from nodeagent.storage.pull import Fetch, FetchChunk
+from nodeagent.testing.disk import Fault, SimDisk
 
 from .units import GROUP, close, path_of, room, rows, unit
 
@@ -179,7 +187,7 @@ def test_own_copy_is_linked_after_a_hash_check() -> None:
 
 
 def test_install_puts_files_and_checkpoint_in_place() -> None:
-    """Files, then the payload as checkpoint; the staging is gone, the group's own files are not touched."""
+    """Files, then the payload as checkpoint; the group's own files are not touched, a second time nothing."""
     (a, metas), target = source(), Node()
     stale = close(target.storage, unit("stale", (1, rows(4)), slot=7), unit("more", (1, rows(4))), group=OLD)
     result = target.storage.run_pull(InstallSnapshot(OLD, "a", SNAP), fetch_from({"a": a}))
@@ -189,9 +197,81 @@ def test_install_puts_files_and_checkpoint_in_place() -> None:
     assert target.storage.files.names(OLD) == {5: ("f0", "more"), 6: ("f1",), 7: ("stale",)}
     assert target.storage.files.hash(OLD, stale[0]) == stale[0].xxh3
     assert all(target.storage.files.hash(OLD, m) == m.xxh3 for m in metas)
+    assert target.storage.run(DropStaging(install_area(SNAP))) == Done()
     assert target.storage.staging.operations() == ()
     again = target.storage.run_pull(InstallSnapshot(OLD, "a", SNAP), fetch_from({"a": a}))
     assert isinstance(again, Installed) and again.bytes_received < metas[0].size
+
+
+def test_an_area_is_dropped_when_no_pull_writes_there_and_stays_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At whatever chunk the drop comes: it waits for the pull, which ends at its next step and asks for no
+    more, and no file appears afterwards. Others pull on."""
+    a, metas = source(n_rows=100, files=3)
+    monkeypatch.setattr(pull_module, "CHUNK_BYTES", metas[0].size // 2)
+    chunks = sum(-(-m.size // (metas[0].size // 2)) for m in metas)
+    assert chunks >= 6
+    other = msgspec.structs.replace(job(metas), operation="op-2")
+    for drop_at in range(chunks):
+        target = Node()
+        others = target.storage.pull(other)
+        want, pull = next(others), target.storage.pull(job(metas))
+        asked = [next(pull)]
+        for _ in range(drop_at):
+            asked.append(pull.send(chunk_of(a, asked[-1])))
+        dropped = target.storage.run(DropStaging(OP))
+        assert isinstance(dropped, Failed) and dropped.code == "busy", dropped
+        late = target.storage.run_pull(job(metas), fetch_from({"a": a}))
+        assert isinstance(late, Failed) and late.code == "busy", "no pull begins there meanwhile"
+        with pytest.raises(StopIteration) as stopped:
+            pull.send(chunk_of(a, asked[-1]))
+        is_last = drop_at == chunks - 1
+        assert isinstance(stopped.value.value, FilesStaged if is_last else Failed)
+        assert target.storage.run(DropStaging(OP)) == Done()
+        assert target.storage.staging.operations() == ("op-2",)
+        others.send(chunk_of(a, want))
+    assert isinstance(target.storage.run_pull(job(metas), fetch_from({"a": a})), FilesStaged), (
+        "if asked again"
+    )
+
+
+def chunk_of(node: Node, want: FetchChunk) -> bytes:
+    return node.storage.read_chunk(want.snapshot, want.name, want.offset, want.length)
+
+
+def test_drops_and_pulls_of_several_threads_leave_nothing() -> None:
+    """On the system's own files."""
+    (a, metas), lock = source(n_rows=500, files=20), threading.Lock()
+
+    def fetch(node: str, snapshot: str, name: str, offset: int, length: int) -> bytes:
+        with lock:  # the simulated source is used by one thread
+            return a.storage.read_chunk(snapshot, name, offset, length)
+
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(4) as pool:
+        target = room(RealDisk(directory))
+        for turn in range(20):
+            pulls = [pool.submit(target.run_pull, job(metas), fetch) for _ in range(3)]
+            while turn % 2 and not target.staging.operations():
+                pass
+            while not isinstance(target.run(DropStaging(OP)), Done):
+                pass
+            ended = [p.result() for p in pulls]
+            assert all(r.code == "busy" for r in ended if isinstance(r, Failed)), ended
+            assert target.run(DropStaging(OP)) == Done()
+            assert target.staging.operations() == ()
+
+
+def test_what_cannot_be_dropped_fails_nothing_that_is_done() -> None:
+    """An installed snapshot is in place, whatever becomes of its area; the drop of that fails."""
+    (a, _), target = source(), Node()
+    target.disk.faults.append(Fault("unlink", errno.EIO, "staging", times=2))
+    result = target.storage.run_pull(InstallSnapshot(OLD, "a", SNAP), fetch_from({"a": a}))
+    assert isinstance(result, Installed)
+    for _ in range(2):
+        assert isinstance(target.storage.run(DropStaging(install_area(SNAP))), Failed)
+        assert target.storage.staging.operations() == (install_area(SNAP),)
+    assert target.storage.run(DropStaging(install_area(SNAP))) == Done()
 
 
 @pytest.mark.parametrize("name", ["index", "payload", "f0"])

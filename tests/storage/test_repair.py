@@ -7,6 +7,8 @@ import pytest
 
 from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.jobs import (
+    Done,
+    DropStaging,
     Failed,
     FileReplaced,
     FilesHashed,
@@ -156,3 +158,13 @@ def test_a_copy_cut_short_in_quarantine_is_made_again() -> None:
     disk.faults.append(Fault("link", errno.EXDEV, times=9))
     repair(storage)
     assert kept(disk) == [bad]
+
+
+def test_a_repair_is_done_also_when_its_area_cannot_be_removed() -> None:
+    """It says so, and whoever asked has it dropped later."""
+    disk, storage, bad = damaged()
+    disk.faults.append(Fault("unlink", errno.EIO, path="staging/"))
+    found = repair(storage)
+    assert "Input/output error" in found.left
+    assert disk.read(path_of(META)) == GOOD and disk.read(found.quarantined) == bad
+    assert storage.run(DropStaging(repair_area(GROUP))) == Done() and not storage.staging.operations()

@@ -117,6 +117,17 @@ def test_expiry_and_drop() -> None:
     assert storage.run(DropSnapshot(ID)) == Done()
 
 
+def test_a_snapshot_that_the_disk_does_not_remove_keeps_no_other(disk: SimDisk, storage: Storage) -> None:
+    """Without its index it serves nobody; what is left of it goes at a later try."""
+    for snapshot in ("0a", "0b"):
+        storage.run(MakeSnapshot(snapshot, GROUP, (), b"state"))
+    assert storage.expire_snapshots(0, 100) == []
+    disk.faults.append(Fault("unlink", errno.EIO, "0a/payload"))
+    disk.faults.append(Fault("unlink", errno.EIO, "0b/index"))
+    assert storage.expire_snapshots(101, 100) == ["0a"] and storage.snapshots.ids() == ("0a", "0b")
+    assert storage.expire_snapshots(102, 100) == ["0a", "0b"] and storage.snapshots.ids() == ()
+
+
 def test_a_snapshot_lives_while_it_is_read_from() -> None:
     """A pull may take longer than the time to live."""
     disk = SimDisk(now_ms=lambda: 1000)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import inspect as mi
 
 from nodeagent.data.commands import Command as DataCommand
+from nodeagent.host.desk import UNREMOVED_MAX
 from nodeagent.meta.commands import Command as MetaCommand
 from nodeagent.meta.state import AUDIT_CHARS, AUDIT_KEPT, OPERATIONS_KEPT
 from nodeagent.model import limits
@@ -42,6 +43,7 @@ LIMITS: dict[str, int] = {
     "NodeStatus.heard_ms": NODES,
     "NodeStatus.received_bytes": OPERATIONS_KEPT,
     "NodeStatus.clock_skew_ms": NODES,
+    "NodeStatus.unremoved": UNREMOVED_MAX,
     "EventsReply.events": limits.EVENTS_REPLY_MAX,
     "EventsReply.audit": AUDIT_KEPT,
     "MetaView.nodes": NODES,
