@@ -2,18 +2,26 @@
 
 import contextlib
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from iotctl.pipeline.executors import (
+    EXECUTOR_WAIT_S,
+    POLL_S,
+    Patience,
+    executors,
+    first_line,
+    starved,
+    waiting,
+)
 from iotctl.pipeline.report import Progress
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
-
-POLL_S = 0.25
 
 
 def run_tasks(
@@ -22,18 +30,18 @@ def run_tasks(
     task: Callable[[bytes], bytes],
     progress: Progress,
     phase: str,
+    executor_wait_s: float = EXECUTOR_WAIT_S,
 ) -> tuple[list[bytes], str | None]:
     """Results in the order of the units, or none of them and why the job failed.
 
-    `task` catches what it expects; an exception or a dead worker fails the job after Spark's retries.
-    An interrupt cancels the job.
+    `task` catches what it expects; an exception or a dead worker fails the job after Spark's retries, and
+    so does the lack of any executor for a while. An interrupt cancels the job.
     """
     if not units:
         return [], None
     context = session.sparkContext
     group = f"iotctl-{uuid.uuid4().hex[:8]}"
-    over = threading.Event()
-    watcher = threading.Thread(target=_watch, args=(context, group, len(units), progress, phase, over))
+    watcher = _Watcher(context, group, len(units), progress, phase, executor_wait_s)
 
     def job() -> list[bytes]:
         context.setJobGroup(group, phase, interruptOnCancel=True)
@@ -46,46 +54,67 @@ def run_tasks(
     watcher.start()
     try:
         results = pool.submit(job).result()
-        over.set()
-        watcher.join()
+        watcher.end()
         progress.update(phase, len(units), len(units))
         return results, None
     except Exception as error:  # py4j wraps whatever ended the job
-        return [], f"the Spark job failed: {_first_line(error)}"
+        return [], f"the Spark job failed: {watcher.starved or first_line(error)}"
     except BaseException:
         with contextlib.suppress(Exception):  # Spark may be past answering
             context.cancelJobGroup(group)
         raise
     finally:
-        over.set()
-        watcher.join()
+        watcher.end()
         pool.shutdown()
 
 
-def _watch(
-    context: "SparkContext",
-    group: str,
-    total: int,
-    progress: Progress,
-    phase: str,
-    over: threading.Event,
-) -> None:
-    progress.update(phase, 0, total)
-    tracker = context.statusTracker()
-    while not over.wait(POLL_S):
-        done = 0
-        try:
-            for job in tracker.getJobIdsForGroup(group):
-                info = tracker.getJobInfo(job)
-                stages = [tracker.getStageInfo(s) for s in info.stageIds] if info else []
-                done += sum(stage.numCompletedTasks for stage in stages if stage)
-        except Exception:  # the JVM is gone; whoever waits for the job says so
+class _Watcher(threading.Thread):
+    """Tells how far a job is, and cancels it when nothing could run it for too long."""
+
+    def __init__(
+        self,
+        context: "SparkContext",
+        group: str,
+        total: int,
+        progress: Progress,
+        phase: str,
+        executor_wait_s: float,
+    ) -> None:
+        super().__init__(name="spark-watch")
+        self._context = context
+        self._group = group
+        self._total = total
+        self._progress = progress
+        self._phase = phase
+        self._wait_s = executor_wait_s
+        self._over = threading.Event()
+        self.starved = ""
+        """Why the job was cancelled."""
+
+    def end(self) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        self._progress.update(self._phase, 0, self._total)
+        patience = Patience(self._wait_s, time.monotonic())
+        while not self.starved and not self._over.wait(POLL_S):
+            try:
+                self._look(patience)
+            except Exception:  # the JVM is gone; whoever waits for the job says so
+                return
+
+    def _look(self, patience: Patience) -> None:
+        waits = patience.waits(executors(self._context), time.monotonic())
+        if waits and patience.over(time.monotonic()):
+            self.starved = starved(str(self._context.master), self._wait_s)
+            self._context.cancelJobGroup(self._group)
             return
-        progress.update(phase, done, total)
+        note = waiting(self._wait_s) if waits else ""
+        self._progress.update(self._phase, self._done(), self._total, note=note)
 
-
-def _first_line(error: Exception) -> str:
-    """The line that names the Python exception, when Spark's text has one."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line and not line.startswith(("at ", "File ", "An error"))]
-    return (named or lines or [type(error).__name__])[-1 if named else 0][:300]
+    def _done(self) -> int:
+        tracker = self._context.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self._group)]
+        stages = [tracker.getStageInfo(s) for info in jobs if info for s in info.stageIds]
+        return sum(stage.numCompletedTasks for stage in stages if stage)

@@ -105,8 +105,7 @@ def run(
         if session is not None:
             return job.run(session, depth, rate, concurrency, started)
         job.check_running()
-        job.progress.update("starting Spark", note=master)
-        with spark_session("iotctl migrate", master) as own:
+        with spark_session("iotctl migrate", master, job.progress) as own:
             return job.run(own, depth, rate, concurrency, started)
     finally:
         cluster.close()

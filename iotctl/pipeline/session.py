@@ -6,7 +6,7 @@ Settings that are not taste:
 - `local[N]` becomes `local[N,3]`: without the second number a task that dies is never retried;
 - `spark.python.worker.faulthandler.enabled`: a native crash leaves a stack in the log;
 - the packages' parent directory goes into the workers' PYTHONPATH (local) or a zip (elsewhere), because
-  classes travel by reference.
+  classes travel by reference. What they import in turn must be there already.
 """
 
 import contextlib
@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iotctl.pipeline.executors import EXECUTOR_WAIT_S, await_executors, check_master, is_local
+from iotctl.pipeline.report import Progress, Silent
 from nodeagent.model.errors import Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -76,10 +78,6 @@ def java_major(text: str) -> int | None:
     return int(found[2] or 0) if major == 1 else major
 
 
-def is_local(master: str) -> bool:
-    return master == "local" or master.startswith("local[")
-
-
 def with_retries(master: str) -> str:
     """`local`, `local[N]` with the number of attempts a task gets; any other master as it is."""
     found = re.fullmatch(r"local(?:\[([^,\]]+)\])?", master)
@@ -87,19 +85,29 @@ def with_retries(master: str) -> str:
 
 
 @contextlib.contextmanager
-def spark_session(app: str, master: str = DEFAULT_MASTER) -> Iterator["SparkSession"]:
-    """A session that is stopped, with its scratch directory removed, when the block ends.
+def spark_session(
+    app: str,
+    master: str = DEFAULT_MASTER,
+    progress: Progress | None = None,
+    executor_wait_s: float = EXECUTOR_WAIT_S,
+) -> Iterator["SparkSession"]:
+    """A session that can run tasks; stopped, with its scratch directory removed, when the block ends.
 
     Raises:
         Refused: no suitable Java.
-        Unavailable: Spark did not start; the message ends with what it printed.
+        Unavailable: no master is there, it gave no executor, or Spark did not start; then the message ends
+            with what it printed.
     """
     check_java()
+    progress = progress or Silent()
+    progress.update("starting Spark", note=master)
+    check_master(master)
     scratch = Path(tempfile.mkdtemp(prefix="iotctl-spark-"))
     try:
         with _quiet_logs():
             session = _start(app, master, scratch)
             try:
+                await_executors(session.sparkContext, progress, executor_wait_s)
                 yield session
             finally:
                 _stop(session)
@@ -210,7 +218,8 @@ def _settings(master: str, scratch: Path) -> dict[str, str]:
 @contextlib.contextmanager
 def _environment(master: str) -> Iterator[None]:
     """What the JVM and, through it, the Python workers inherit at launch."""
-    wanted = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    elsewhere = sys.executable if is_local(master) else os.environ.get("PYSPARK_PYTHON", sys.executable)
+    wanted = {"PYSPARK_PYTHON": elsewhere, "PYSPARK_DRIVER_PYTHON": sys.executable}
     if is_local(master):
         inherited = os.environ.get("PYTHONPATH", "")
         wanted["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_PACKAGE_ROOT), inherited]))

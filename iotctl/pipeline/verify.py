@@ -130,8 +130,8 @@ class _Spark:
 
     def session(self) -> "SparkSession":
         if self._session is None:
-            self._progress.update("starting Spark", note=self._master)
-            self._session = self._stack.enter_context(spark_session("iotctl verify", self._master))
+            own = spark_session("iotctl verify", self._master, self._progress)
+            self._session = self._stack.enter_context(own)
         return self._session
 
 

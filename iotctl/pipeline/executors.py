@@ -1,0 +1,138 @@
+"""Where Spark's tasks run: is there a master, are there executors, and what do they lack.
+
+Spark itself waits a minute for a master and for ever for executors, and says neither.
+"""
+
+import re
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from iotctl.pipeline.report import Progress
+from nodeagent.model.errors import Unavailable
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+DIAL_TIMEOUT_S = 5.0
+EXECUTOR_WAIT_S = 60.0
+"""How long a master may give no executor. Longer than a worker takes to start one, or another in place of
+one that died; on a cluster that is busy for longer, the command is to be repeated."""
+
+POLL_S = 0.25
+
+NO_EXECUTOR = (
+    "it has no worker, none with a free core and 1 GiB, or its workers do not reach this machine, "
+    "or what they start there ends at once"
+)
+NO_ENVIRONMENT = (
+    "give each worker iotctl's Python packages in the versions of this machine; "
+    "PYSPARK_PYTHON names the interpreter there"
+)
+
+
+def is_local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")
+
+
+def check_master(master: str, timeout_s: float = DIAL_TIMEOUT_S) -> None:
+    """Of a standalone cluster one master must take connections; other masters are left to Spark.
+
+    Raises:
+        Unavailable: none does; each is named with the reason.
+    """
+    if not master.startswith("spark://"):
+        return
+    reasons = []
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout_s).close()
+        except (OSError, OverflowError) as error:  # a port may be too large
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            reasons.append(f"{address}: {reason}")
+        else:
+            return
+    raise Unavailable(
+        f"no Spark master takes connections: {'; '.join(reasons)}",
+        next_step="start the master, name another with --master, or leave --master out to run Spark here",
+    )
+
+
+def executors(context: "SparkContext") -> int:
+    """How many processes can run tasks now; of a local master the driver itself."""
+    if is_local(str(context.master)):
+        return 1
+    tracker = context._jsc.sc().statusTracker()  # the one of Python does not tell
+    return len(tracker.getExecutorInfos()) - 1  # without the driver
+
+
+class Patience:
+    """Tells when there was no executor for too long."""
+
+    def __init__(self, limit_s: float, now: float) -> None:
+        self._limit_s = limit_s
+        self._seen = now
+
+    def waits(self, count: int, now: float) -> bool:
+        """Whether there is none now."""
+        if count:
+            self._seen = now
+        return not count
+
+    def over(self, now: float) -> bool:
+        return now - self._seen >= self._limit_s
+
+
+def starved(master: str, limit_s: float) -> str:
+    return f"Spark master {master} gave no executor for {limit_s:.0f} s: {NO_EXECUTOR}"
+
+
+def waiting(limit_s: float) -> str:
+    """What progress says meanwhile."""
+    return f"no executor; up to {limit_s:.0f} s"
+
+
+def await_executors(
+    context: "SparkContext",
+    progress: Progress,
+    limit_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Return once tasks can run: only then does Spark know how many at a time, too.
+
+    Raises:
+        Unavailable: no executor came within `limit_s`.
+    """
+    patience = Patience(limit_s, clock())
+    while patience.waits(executors(context), clock()):
+        if patience.over(clock()):
+            raise Unavailable(
+                starved(str(context.master), limit_s),
+                next_step="look at the master's web page, start or free a worker, and repeat the command",
+            )
+        progress.update("waiting for Spark executors", note=waiting(limit_s))
+        sleep(POLL_S)
+
+
+def first_line(error: Exception) -> str:
+    """What ended a job, in one line: the Python exception where Spark's text has one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lacking = _lacking(lines)
+    if lacking:
+        return f"a Spark worker cannot run iotctl: {lacking[:200]}; {NO_ENVIRONMENT}"
+    named = [line for line in lines if "Error" in line and not line.startswith(("at ", "File ", "An error"))]
+    return (named or lines or [type(error).__name__])[-1 if named else 0][:300]
+
+
+def _lacking(lines: list[str]) -> str:
+    """The line of a worker that has no such Python, another one, or not our packages."""
+    for line in lines:
+        found = re.search(
+            r"Cannot run program .*|(?:ModuleNotFound|Import)Error: .*|\[PYTHON_VERSION_MISMATCH\].*", line
+        )
+        if found:
+            return found[0]
+    return ""
