@@ -12,7 +12,7 @@ from iotctl.cli.session import Session, now_ms, session_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from iotctl.execute.selection import Selection
+    from iotctl.execute.selection import Age, Selection
 
 app = typer.Typer(help="Rows in and out.", no_args_is_help=True)
 
@@ -250,7 +250,7 @@ def export(
     """
     from iotctl.execute.data import CSV, format_of
     from iotctl.execute.export import export_table, shape_of, write_rows
-    from iotctl.execute.selection import rows_of, table_of
+    from iotctl.execute.selection import Age, rows_of, table_of
 
     session = session_of(ctx)
     to_stdout = to_path == "-"
@@ -258,16 +258,21 @@ def export(
     kind = format_ or (CSV if to_stdout else format_of(path))
     schema = table_of(session.cluster, storage_group, table)
     chosen = _fields(fields)
-    batches = rows_of(session.cluster, schema, _selection(where, None, None), fields=chosen, read=read)
+    age = Age()
+    batches = rows_of(
+        session.cluster, schema, _selection(where, None, None), fields=chosen, read=read, on_age=age.add
+    )
     shape = shape_of(schema, chosen)
     if to_stdout:
         rows = write_rows(batches, schema, shape, session.binary_out(), kind, lambda done: None)
+        _tell_age(session, read, age)
         return session.output.note(f"{rows} rows written to standard output")
     with session.progress() as progress:
         rows = export_table(
             batches, schema, shape, path, kind, lambda done: progress.update("exporting rows", done)
         )
-    body = {"path": str(path), "format": kind, "rows": rows}
+    _tell_age(session, read, age)
+    body = {"read": read, "age_ms": age.ms, "path": str(path), "format": kind, "rows": rows}
     session.output.emit("data-export", body, lambda: [f"{rows} rows in {path}"])
     return None
 
@@ -351,16 +356,22 @@ def query(
     read: Read = "strong",
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many rows.")] = None,
 ) -> None:
-    """Rows by table, tags, fields and time range; -o csv writes CSV."""
+    """Rows by table, tags, fields and time range; -o csv writes CSV.
+
+    A read that is not strong says how old it is: what was acknowledged longer ago is in it.
+    """
     from iotctl.cli import rows
+    from iotctl.execute.selection import Age
 
     session = session_of(ctx)
     bound = limit
     if limit is None and session.options.format in ("table", "wide"):
         bound = ROWS_SHOWN
     selection = _selection(where, time_from, time_to)
-    found = _scan(session, storage_group, table, selection, fields, read, bound)
-    rows.print_rows(session, found)
+    age = Age()
+    found = _scan(session, storage_group, table, selection, fields, read, bound, age)
+    rows.print_rows(session, found, read, age.ms)
+    _tell_age(session, read, age)
     if limit is None and bound is not None and found.num_rows == bound:
         session.output.note(f"only the first {bound} rows are shown; use --limit, or -o csv for all")
 
@@ -463,6 +474,7 @@ def _scan(
     fields: str | None,
     read: str,
     limit: int | None,
+    age: Age,
 ) -> pa.Table:
     from iotctl.execute.selection import scan
 
@@ -474,7 +486,19 @@ def _scan(
         fields=_fields(fields),
         read=read,
         limit=limit,
+        on_age=age.add,
     )
+
+
+def _tell_age(session: Session, read: str, age: Age) -> None:
+    from iotctl.humanize import span_text
+
+    if read == "strong":
+        return
+    if age.ms is None:
+        session.output.warn(f"read {read}: no leader has confirmed how old this is")
+    else:
+        session.output.note(f"read {read}: rows of the last {span_text(age.ms / 1000)} may be missing")
 
 
 def _fields(given: str | None) -> list[str] | None:

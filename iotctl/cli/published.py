@@ -93,6 +93,10 @@ class DataSchema(msgspec.Struct):
 
 
 class DataQuery(msgspec.Struct):
+    """What was acknowledged `age_ms` before it began is in it; null: no leader confirmed how old it is."""
+
+    read: str
+    age_ms: int | None
     columns: list[str]
     rows: list[dict[str, str | int | float | bool | None]]
 
@@ -113,6 +117,10 @@ class DataDrop(msgspec.Struct):
 
 
 class DataExport(msgspec.Struct):
+    """`age_ms` as in data-query."""
+
+    read: str
+    age_ms: int | None
     path: str
     format: str
     rows: int

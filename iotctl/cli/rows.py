@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nodeagent.model.schema import TableSchema
 
 
-def print_rows(session: Session, rows: pa.Table) -> None:
+def print_rows(session: Session, rows: pa.Table, read: str, age_ms: int | None) -> None:
     """In the asked format; `-o csv` and `-o jsonl` write plain rows, one a line."""
     kind = session.options.format
     if kind == "csv":
@@ -35,14 +35,15 @@ def print_rows(session: Session, rows: pa.Table) -> None:
         for batch in rows.to_batches():
             session.out.write("".join(to_json_line(r) for r in _plain(batch)))
     elif kind in ("json", "yaml"):
-        body = document("data-query", {"columns": rows.column_names, "rows": _plain(rows)})
+        found = {"columns": rows.column_names, "rows": _plain(rows)}
+        body = document("data-query", {"read": read, "age_ms": age_ms, **found})
         session.out.write(to_json(body) if kind == "json" else to_yaml(body))
     else:
-        found = [
+        cells = [
             [_time(v) if name == "time" else "" if v is None else v for name, v in row.items()]
             for row in rows.to_pylist()
         ]
-        session.out.write(Table(rows.column_names, found).render(wide=True))
+        session.out.write(Table(rows.column_names, cells).render(wide=True))
     session.out.flush()
 
 

@@ -17,6 +17,7 @@ from nodeagent.model.schema import TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from nodeagent.client.reader import OnAge
     from nodeagent.client.spec import ClusterSpec
 
 CALL_TIMEOUT_S = 10.0
@@ -80,6 +81,7 @@ class Cluster(Protocol):
         time_to: int | None = None,
         read: str = "strong",
         limit: int | None = None,
+        on_age: "OnAge | None" = None,
     ) -> "pa.Table": ...
 
     def scan_batches(
@@ -92,6 +94,7 @@ class Cluster(Protocol):
         time_from: int | None = None,
         time_to: int | None = None,
         read: str = "strong",
+        on_age: "OnAge | None" = None,
     ) -> Iterator["pa.RecordBatch"]: ...
 
     def count(

@@ -4,7 +4,7 @@ Several values of one tag are alternatives; different tags must all hold. A node
 selection is asked for in parts, one per combination of values; no row is in two of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 
 import msgspec
@@ -39,6 +39,20 @@ class Selection(msgspec.Struct, frozen=True):
     def limits(self) -> list[str]:
         """What must hold of the tags, such as `(device=a or device=b)`, `region=eu`."""
         return [_either(tag, values) for tag, values in self.where.items()]
+
+
+class Age:
+    """How old a read is: everything acknowledged `ms` before it began is in its rows.
+
+    0 of a strong read; None when a replica that answered had not been confirmed by a leader.
+    """
+
+    def __init__(self) -> None:
+        self.ms: int | None = 0
+
+    def add(self, age_ms: int) -> None:
+        """Of one answer, negative when not confirmed; the oldest counts."""
+        self.ms = None if age_ms < 0 or self.ms is None else max(self.ms, age_ms)
 
 
 def parse_where(given: Sequence[str], option: str = "--where") -> Where:
@@ -111,6 +125,7 @@ def scan(
     fields: Sequence[str] | None = None,
     read: str = "strong",
     limit: int | None = None,
+    on_age: Callable[[int], None] | None = None,
 ) -> pa.Table:
     """Rows sorted by (tags, time), nulls first; the first `limit` of them."""
     found = [
@@ -123,6 +138,7 @@ def scan(
             time_to=selection.time_to,
             read=read,
             limit=limit,
+            on_age=on_age,
         )
         for tags in selection.parts()
     ]
@@ -147,6 +163,7 @@ def rows_of(
     *,
     fields: Sequence[str] | None = None,
     read: str = "strong",
+    on_age: Callable[[int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """As `scan`, without an order, some pages in memory at a time."""
     for tags in selection.parts():
@@ -158,6 +175,7 @@ def rows_of(
             time_from=selection.time_from,
             time_to=selection.time_to,
             read=read,
+            on_age=on_age,
         )
 
 

@@ -36,6 +36,7 @@ from nodeagent.model.schema import TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from nodeagent.client.reader import OnAge
     from nodeagent.table.arrow import Rows
 
 _T = TypeVar("_T")
@@ -151,6 +152,7 @@ class BlockingCluster:
         time_to: int | None = None,
         read: str = "strong",
         limit: int | None = None,
+        on_age: OnAge | None = None,
     ) -> pa.Table:
         return self._loop.run(
             self._cluster.scan(
@@ -162,6 +164,7 @@ class BlockingCluster:
                 time_to=time_to,
                 read=read,
                 limit=limit,
+                on_age=on_age,
             )
         )
 
@@ -175,8 +178,10 @@ class BlockingCluster:
         time_from: int | None = None,
         time_to: int | None = None,
         read: str = "strong",
+        on_age: OnAge | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """As `scan`, without an order, some pages in memory at a time."""
+        """As `scan`, without an order, some pages in memory at a time; `on_age` is called in the client's own
+        thread."""
         batches = self._cluster.scan_batches(
             storage_group,
             table,
@@ -185,6 +190,7 @@ class BlockingCluster:
             time_from=time_from,
             time_to=time_to,
             read=read,
+            on_age=on_age,
         )
 
         async def following() -> pa.RecordBatch | None:

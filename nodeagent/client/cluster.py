@@ -56,7 +56,7 @@ from nodeagent.model.schema import TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nodeagent.client.reader import Reads
+    from nodeagent.client.reader import OnAge, Reads
     from nodeagent.client.writer import BulkWriter, Writes
     from nodeagent.table.arrow import Rows
 
@@ -240,8 +240,12 @@ class Cluster:
         time_to: int | None = None,
         read: str = "strong",
         limit: int | None = None,
+        on_age: OnAge | None = None,
     ) -> pa.Table:
-        """Rows sorted by (tags, time), the newest value per cell; the first `limit` of them."""
+        """Rows sorted by (tags, time), the newest value per cell; the first `limit` of them.
+
+        `on_age` is told how old the answers to a mid or weak read are (`reader.OnAge`).
+        """
         query = await self._reads.query(
             storage_group,
             table,
@@ -250,6 +254,7 @@ class Cluster:
             time_from=time_from,
             time_to=time_to,
             read=read,
+            on_age=on_age,
         )
         return await self._reads.scan(query, limit)
 
@@ -263,6 +268,7 @@ class Cluster:
         time_from: int | None = None,
         time_to: int | None = None,
         read: str = "strong",
+        on_age: OnAge | None = None,
     ) -> AsyncIterator[pa.RecordBatch]:
         """As `scan`, without an order, some pages in memory at a time."""
         query = await self._reads.query(
@@ -273,6 +279,7 @@ class Cluster:
             time_from=time_from,
             time_to=time_to,
             read=read,
+            on_age=on_age,
         )
         async for part in self._reads.pages(query):
             for batch in part.to_batches():

@@ -84,6 +84,10 @@ Ask = Callable[[Leg, Deadline], Awaitable[tuple[int, _T]]]
 
 Tags = tuple[tuple[str, str | None], ...]
 
+OnAge = Callable[[int], None]
+"""Told the age (ms) of each answer to a mid or weak read, -1 where no leader confirmed it (`RowsScanned`).
+What was acknowledged as long before the read as the oldest of them is in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -92,6 +96,7 @@ class Query:
     storage_group: str
     spec: ScanSpec
     read: str
+    on_age: OnAge | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +162,7 @@ class Reads:
         time_from: int | None,
         time_to: int | None,
         read: str,
+        on_age: OnAge | None = None,
     ) -> Query:
         """What is to be read, checked before a node is asked.
 
@@ -178,7 +184,7 @@ class Reads:
             tags=tuple((name.lower(), value) for name, value in tags.items()),
         )
         check_scan(spec)
-        return Query(schema.storage_group, spec, read)
+        return Query(schema.storage_group, spec, read, on_age)
 
     async def scan(self, query: Query, limit: int | None = None) -> pa.Table:
         """All rows, sorted by (tags, time), nulls first; the first `limit` of them."""
@@ -303,6 +309,8 @@ class Reads:
                 limit=limit,
             )
             node, reply = await self._ask(node, request, deadline)
+            if query.on_age is not None and query.read != "strong":
+                query.on_age(reply.age_ms)
             end = _end(reply, until)
             rows = _rows(reply, query)
             handovers = _merge_handovers(reply.handover)

@@ -136,6 +136,9 @@ class FakeCluster:
         self.exact = True
         self.page_rows = 1 << 30
         self.log: list[tuple[str, Request]] = []
+        self.ages_ms: dict[str, int] = {}
+        """How old the answers of a node to mid and weak reads are."""
+
         self.schemas: dict[tuple[str, str], TableSchema] = {}
         self.operations: list[Operation] = []
         self.meta_lost = False
@@ -320,6 +323,7 @@ class FakeCluster:
             self.version,
             () if r.operation else self._handover(group, wanted),
             () if r.operation else tombs,
+            age_ms=-1 if r.operation or r.read == "strong" else self.ages_ms.get(target, 0),
             next=end,
         )
 

@@ -74,6 +74,23 @@ def test_a_scan_keeps_to_times_tags_and_fields() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("read,told", [("strong", set()), ("mid", {7, 40}), ("weak", {7, 40})])
+def test_a_read_that_is_not_strong_tells_the_age_of_every_answer(read: str, told: set[int]) -> None:
+    """A11: in one table and in batches; rows of previous holders are sealed and have no age."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await handed_over(fake, cluster, [(t, "a", 1.0, 2.0) for t in range(0, 9000, 450)], [])
+        fake.ages_ms = dict.fromkeys(NODES, 40) | {NODES[0]: 7}
+        ages: set[int] = set()
+        for _ in range(30):
+            await cluster.scan(SG, TABLE, read=read, on_age=ages.add)
+            assert [b async for b in cluster.scan_batches(SG, TABLE, read=read, on_age=ages.add)]
+        assert ages == told
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     "fields,tags,says",
     [

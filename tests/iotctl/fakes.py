@@ -1,7 +1,7 @@
 """A cluster in memory behind the same verbs, and one command line run against it."""
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,9 @@ class FakeCluster:
 
     answers: pa.Table | None = None
     """Of a scan: those whose tag has the value that was asked for, where it is a column."""
+
+    ages_ms: Sequence[int] = ()
+    """Of the answers to a scan that is not strong."""
 
     scanned: list[dict[str, Any]] = field(default_factory=list)
     dropped: list[tuple[int, DropTable]] = field(default_factory=list)
@@ -383,15 +386,22 @@ class FakeCluster:
         time_to: int | None = None,
         read: str = "strong",
         limit: int | None = None,
+        on_age: Callable[[int], None] | None = None,
     ) -> pa.Table:
         if self.error is not None:
             raise self.error
+        self._tell(read, on_age)
         return self._chosen(tags).slice(0, limit)
 
     def scan_batches(self, storage_group: str, table: str, **asked: Any) -> Iterator[pa.RecordBatch]:
+        self._tell(asked.get("read", "strong"), asked.pop("on_age", None))
         self.scanned.append(asked)
         if self.answers is not None:
             yield from self._chosen(asked.get("tags")).to_batches()
+
+    def _tell(self, read: str, on_age: Callable[[int], None] | None) -> None:
+        for age_ms in self.ages_ms if on_age is not None and read != "strong" else ():
+            on_age(age_ms)
 
     def _chosen(self, tags: Mapping[str, str | None] | None) -> pa.Table:
         found = self.answers

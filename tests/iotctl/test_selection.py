@@ -121,6 +121,30 @@ def test_a_node_ahead_of_the_operator_decides_what_expires(place: Path, cluster:
     assert ahead.scanned[0]["time_to"] == later - DAY_MS - 1
 
 
+@pytest.mark.parametrize(
+    ("read", "ages", "age_ms", "said"),
+    [
+        ("strong", (), 0, ""),
+        ("weak", (200, 4_000, 30), 4_000, "read weak: rows of the last 4 s may be missing"),
+        ("mid", (0, 700), 700, "read mid: rows of the last 700 ms may be missing"),
+        ("weak", (5_000, -1, 9_000), None, "warning: read weak: no leader has confirmed how old this is"),
+    ],
+)
+def test_a_read_that_is_not_strong_says_how_old_it_is(
+    place: Path, cluster: FakeCluster, read: str, ages: tuple[int, ...], age_ms: int | None, said: str
+) -> None:
+    """A11: by the oldest answer, of all parts of a selection; on stderr beside the rows, and in JSON."""
+    cluster.ages_ms = ages
+    words = ("data", "query", *NAMED, "--where", "device=a", "--where", "device=b", "--read", read)
+    assert iotctl(place, *words, cluster=cluster).err.strip() == said
+    body = json.loads(iotctl(place, *words, "-o", "json", cluster=cluster).out)
+    assert (body["read"], body["age_ms"]) == (read, age_ms)
+    words = ("data", "export", *NAMED, "--read", read, "--to")
+    body = json.loads(iotctl(place, *words, "x.csv", "-o", "json", cluster=cluster).out)
+    assert (body["read"], body["age_ms"]) == (read, age_ms)
+    assert said in iotctl(place, *words, "-", cluster=cluster, out=Bytes()).err
+
+
 class Bytes(io.StringIO):
     """Standard output that is a pipe."""
 
