@@ -535,6 +535,10 @@ class DataReplica(Replica):
     def new_snapshot_id(self) -> str:
         return self._new_id()
 
+    @property
+    def removes_files(self) -> bool:
+        return bool(self._saving_waits) or self.settled != self._adopted
+
     def on_saved(self) -> None:
         self.settled = frozenset(self._adopted)
         waits, self._saving_waits = self._saving_waits, []

@@ -1,8 +1,10 @@
 """What a start finds of each group, and which parts of it do not belong together. Pure.
 
 A log and a checkpoint name one another: the checkpoint says whose it is and in which start of the node it
-was written, and it never ends before the log begins. What does not fit was lost, copied from elsewhere or is
-older than the rest, and a group that goes on from there votes without its memory.
+was written, and it never ends before the log begins. The log says which checkpoint it needs at least: an
+older one names files that were removed since, or lacks those whose staged copies were. What does not fit was
+lost, copied from elsewhere or is older than the rest: a group that goes on from there votes without its
+memory or never finds its files.
 """
 
 from collections.abc import Collection, Mapping
@@ -12,7 +14,7 @@ import msgspec
 
 from nodeagent.data.state import INITIAL_INDEX, decode_checkpoint
 from nodeagent.host.replica import Saved
-from nodeagent.model.entries import Base, Entry, HardState
+from nodeagent.model.entries import Base, Entry, HardState, LogOp, Rebase
 from nodeagent.model.ids import META, GroupId, Owner
 
 
@@ -74,7 +76,30 @@ def fault_of(group: GroupId, found: Found, payload: bytes | None, me: Owner) -> 
             f"{place} is an older one: it ends at entry {saved.base.index}, "
             f"the log begins after {found.base.index}"
         )
+    if 0 < saved.base.checkpoint < found.base.checkpoint or _is_overtaken(saved, found):
+        return (
+            f"{place} is an older one, or checkpoint.delta beside it is missing: it is number "
+            f"{saved.base.checkpoint}, files were removed after number {found.base.checkpoint}"
+        )
     return ""
+
+
+def _is_overtaken(saved: Saved, found: Found) -> bool:
+    """Whether own checkpoints have followed this state of a peer, which has no number. One that was installed
+    a moment ago is ahead of the log's beginning."""
+    return saved.sent and found.base.checkpoint > 0 and saved.base.index <= found.base.index
+
+
+def unsaid(groups: Mapping[GroupId, tuple[Found, bytes | None]]) -> list[LogOp]:
+    """What the log must say before a sweep removes what these checkpoints, which fit it, do not name: a crash
+    came between a checkpoint and the record of it."""
+    found: list[LogOp] = []
+    for group, (log, payload) in sorted(groups.items()):
+        number = msgspec.msgpack.decode(payload, type=Saved).base.checkpoint if payload is not None else 0
+        if number > log.base.checkpoint:
+            base = msgspec.structs.replace(log.base, checkpoint=number)
+            found.append(Rebase(group, base, keep_suffix=True))
+    return found
 
 
 def lost_meta(groups: Mapping[GroupId, tuple[Found, bytes | None]], holding: Collection[GroupId]) -> str:

@@ -215,6 +215,8 @@ class Host:
         self._meta_known = log.last_index
         raft = self._raft(META, log, found.hard, state.applied)
         self.meta_replica = MetaReplica(raft, self.desk, self.outbox, state, self._on_meta, self.new_id)
+        if saved is not None:
+            self.meta_replica.number = self.meta_replica.number_needed = saved.base.checkpoint
 
     def _reopen_data(self, group: GroupId, found: Found, payload: bytes | None) -> None:
         assert payload is not None, group  # else it is damaged
@@ -237,6 +239,7 @@ class Host:
                 failed = error
         raft = self._raft(group, log, found.hard, max(state.delivered, log.base.index))
         replica = self._add_data(group, raft, state)
+        replica.number = replica.number_needed = saved.base.checkpoint
         if failed is not None:
             replica.stop(failed.index, failed.why)
 
@@ -287,7 +290,7 @@ class Host:
 
     def _create_data(self, group: GroupId, config: Config, state: DataState) -> None:
         """The first slots are in no log entry, so the checkpoint comes before the first promise."""
-        base = Base(state.applied, 0, config)
+        base = Base(state.applied, 0, config, checkpoint=1)
         saved = Saved(base, encode_checkpoint(state.checkpoint()), group=group, owner=self.desk.owner)
         self._creating.add(group)
 
@@ -299,7 +302,9 @@ class Host:
                 self.desk.later(CREATE_AGAIN_MS, self._on_meta)
                 return
             raft = self._create(group, base)
-            self._found(self._add_data(group, raft, state))
+            replica = self._add_data(group, raft, state)
+            replica.number = replica.number_needed = base.checkpoint
+            self._found(replica)
             if self.node == header_of(group):
                 raft.hurry(self.desk.now)
             self._on_meta()

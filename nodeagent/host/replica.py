@@ -123,6 +123,12 @@ class Replica:
         self._saved_to = 0
         """The newest durable checkpoint needs the log from the next index on; 0 while that is not known."""
 
+        self.number = 0
+        """Of the checkpoint that was begun last; they are counted, so that an older one is noticed."""
+
+        self.number_needed = 0
+        """Of the one that the log says it needs: the last after which something was removed."""
+
         self._purge_at = desk.now
         self._headway: dict[NodeId, tuple[int, int]] = {}
         """Leader: how far a follower was that lags, and since when."""
@@ -146,11 +152,14 @@ class Replica:
         def done(result: JobResult) -> None:
             self._working -= 1
             then(result)
-            if not self._working and self._at_rest is not None:
-                self._at_rest()
+            self._maybe_rest()
 
         self._working += 1
         self.desk.job(job, done)
+
+    def _maybe_rest(self) -> None:
+        if not self._working and self._at_rest is not None:
+            self._at_rest()
 
     def abandon(self) -> None:
         """The replica goes: whoever waits for it is told."""
@@ -367,7 +376,8 @@ class Replica:
         patience_ms = 0 if self.pressing else CHECKPOINT_ROWS_MS - CHECKPOINT_MIN_MS
         if not force and self.desk.now < self._save_from + patience_ms:
             return
-        base = self._base_at(self.log_needed_after())
+        self.number = number = self.number + 1
+        base = msgspec.structs.replace(self._base_at(self.log_needed_after()), checkpoint=number)
         saved = Saved(base, self.encode_state(None), group=self.group, owner=self.desk.owner)
         self._saving = True
         self.unsaved, self.pressing = 0, False
@@ -375,7 +385,7 @@ class Replica:
         nbytes = len(payload) + (FILE_BYTES * len(changes.files) if changes is not None else 0)
         self._save_from = self.desk.now + max(CHECKPOINT_MIN_MS, nbytes // CHECKPOINT_BYTES_PER_MS)
         job = SaveJob(self.group, payload, changes)
-        self.job(job, lambda r: self._on_saved(saved.base.index, r))
+        self.job(job, lambda r: self._on_saved(saved.base, r))
 
     def _base_at(self, index: int) -> Base:
         index = max(index, self.raft.log.base.index)
@@ -383,19 +393,44 @@ class Replica:
         assert term is not None, (self.group, index)
         return Base(index, term, self.raft.log.config_at(index))
 
-    def _on_saved(self, base: int, result: JobResult) -> None:
-        self._saving = False
+    def _on_saved(self, base: Base, result: JobResult) -> None:
         self.on_files_saved(result)
         if isinstance(result, Failed):
+            self._saving = False
             self.changed()
             self._save_from = self.desk.now + CHECKPOINT_RETRY_MS
             self.error = f"checkpoint: {result.what}"
             return
         self.error = ""
-        if not self.removed:
+        if self.removed:
+            return
+        if self.removes_files:
+            self.number_needed = base.checkpoint
+        self._saved_to = base.index
+        is_said = self._purge(min([base.index, *(index for _, index in self.pins())]))
+        if self.removes_files:
+            self._say_number(is_said)
+        else:
+            self._saving = False
             self.on_saved()
-            self._saved_to = base
-            self._purge(min([base, *(index for _, index in self.pins())]))
+
+    def _say_number(self, is_said: bool) -> None:
+        """What the checkpoint without it allows to remove goes when the log durably says that it needs this
+        checkpoint: with an older one the files would be missing, and nobody would notice."""
+
+        def durable() -> None:
+            self._working -= 1
+            self._saving = False
+            if not self.removed:
+                self.on_saved()
+            self._maybe_rest()
+
+        self._working += 1  # until then no other checkpoint is begun, and none is installed
+        ops = [] if is_said else [self._rebase(self.raft.log.base)]
+        self.outbox.persist(self.group, ops, durable)
+
+    def _rebase(self, base: Base) -> LogOp:
+        return Rebase(self.group, msgspec.structs.replace(base, checkpoint=self.number_needed), True)
 
     def keep_log(self) -> None:
         """Called now and then: purge what a pin kept that is over, also when nothing is written any more."""
@@ -439,12 +474,14 @@ class Replica:
             return holder
         return "rows in memory" if needed < self.seen else ""
 
-    def _purge(self, index: int) -> None:
+    def _purge(self, index: int) -> bool:
+        """Whether there was something to purge, which tells the log the number of the checkpoint too."""
         # After a restart the state may be ahead of what Raft knows to be committed again.
         index = min(index, self.raft.commit)
-        if index > self.raft.log.base.index:
-            base = self.raft.compact(index)
-            self.outbox.persist(self.group, [Rebase(self.group, base, True)])
+        if index <= self.raft.log.base.index:
+            return False
+        self.outbox.persist(self.group, [self._rebase(self.raft.compact(index))])
+        return True
 
     def log_bytes(self) -> int:
         log = self.raft.log
@@ -540,7 +577,7 @@ class Replica:
         assert saved.base.index >= self.raft.log.base.index, (self.group, saved.base, self.raft.log.base)
         keep = self.raft.log.term(saved.base.index) == saved.base.term
         self._give_up(list(self._tokens), "outcome_unknown", f"leadership of {self.group} was lost")
-        self._saved_to = 0
+        self._saved_to = self.number_needed = 0
         try:
             self.restore(saved.state, saved.base.index)
         except Exception as error:  # the sender's release has what this one does not know
@@ -601,6 +638,11 @@ class Replica:
 
     def snapshot_ready(self, peer: NodeId) -> bool:
         return True
+
+    @property
+    def removes_files(self) -> bool:
+        """Whether files, staged ones too, are to be removed once the checkpoint begun last is durable."""
+        return False
 
     def on_saved(self) -> None:
         """The checkpoint begun last is durable."""

@@ -60,6 +60,10 @@ class Base(msgspec.Struct, array_like=True, frozen=True):
     index: int
     term: int
     config: Config
+    checkpoint: int = 0
+    """A group's checkpoints on a node are counted. In a checkpoint: its number; 0 where nobody counted it,
+    because it was made for a peer or by an earlier release. In the log: the least number that the log goes on
+    from, as files were removed that older ones need; 0 for any."""
 
 
 # What the log is asked to make durable. One list of these is one atomic batch.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from nodeagent.host.found import fault_of, is_traceless, lost_meta
+from nodeagent.host.found import fault_of, is_traceless, lost_meta, unsaid
 from nodeagent.host.starts import Start
-from nodeagent.log import Damage, GroupLog, Log, LogSettings, Recovered
+from nodeagent.log import Damage, GroupLog, Log, LogSettings, NoSpace, Recovered
 from nodeagent.log.identity import LOG_DIR, NodeFile, begin_start, known_identity
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, HardState
@@ -82,7 +82,7 @@ def open_directory(directory: Path) -> Opened:
         damaged += [Damage(0, 0, "", 0, 0, identity.damaged)] if identity.damaged else []
         starts, starts_readable = load_starts(home)
         owner = Owner(identity.node, identity.incarnation, identity.start)
-        swept = _sweep(storage, groups, damaged, owner)
+        swept = _sweep(storage, log, groups, damaged, owner)
     except BaseException:
         home.unlock()
         raise
@@ -114,21 +114,27 @@ def fresh_random() -> random.Random:
 
 
 def _sweep(
-    storage: Storage, groups: dict[GroupId, GroupState], damaged: list[Damage], owner: Owner
+    storage: Storage, log: Log, groups: dict[GroupId, GroupState], damaged: list[Damage], owner: Owner
 ) -> list[str]:
-    """Remove files that no manifest names, of groups whose log and checkpoint are whole and fit alone."""
+    """Remove files that no manifest names, of groups whose log and checkpoint are whole and fit alone. None
+    on a disk that is too full to say which checkpoints the log needs from then on."""
     broken = {damage.group for damage in damaged}
     if "" in broken:
         return []
     whole = {
         group: payload
-        for group, (log, payload) in groups.items()
+        for group, (found, payload) in groups.items()
         if payload is not None
         and group not in broken
         and group != META
-        and not is_traceless(log)
-        and not fault_of(group, log, payload, owner)
+        and not is_traceless(found)
+        and not fault_of(group, found, payload, owner)
     }
+    try:
+        log.write(unsaid({group: groups[group] for group in whole}))
+        log.sync()
+    except NoSpace:
+        return []
     return storage.sweep(known_files(whole))
 
 

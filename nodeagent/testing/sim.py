@@ -16,7 +16,7 @@ import msgspec
 
 from nodeagent.data.state import decode_checkpoint
 from nodeagent.host.desk import Effects
-from nodeagent.host.found import fault_of, is_traceless, lost_meta
+from nodeagent.host.found import fault_of, is_traceless, lost_meta, unsaid
 from nodeagent.host.host import Host
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
 from nodeagent.log import Damage, Log, LogSettings, NoSpace, Recovered
@@ -303,17 +303,25 @@ class SimNode:
 
     def _sweep(self, groups: "dict[str, tuple[_Found, bytes | None]]", owner: Owner) -> None:
         """As a starting node does: what no checkpoint of a whole group names goes."""
+        self.later(UPKEEP_MS, self._upkeep)
+        whole = {
+            group: (log, payload)
+            for group, (log, payload) in groups.items()
+            if not is_traceless(log) and not fault_of(group, log, payload, owner)
+        }
+        try:
+            self._log.write(unsaid(whole))
+            self._log.sync()
+        except NoSpace:
+            return
         known: dict[str, dict[int, set[str]]] = {}
-        for group, (log, payload) in groups.items():
-            if is_traceless(log) or fault_of(group, log, payload, owner):
-                continue
+        for group in whole:
             files = self.saved(group)
             if files is not None:
                 slots = known.setdefault(group, {})
                 for meta in files:
                     slots.setdefault(meta.slot, set()).add(meta.name)
         self.storage.sweep(known)
-        self.later(UPKEEP_MS, self._upkeep)
 
     def lose(self, *paths: str) -> None:
         """Take files or directories away while the node is down, as a person or a repair of the file system

@@ -1,12 +1,33 @@
 """How often a replica saves its state."""
 
+import random
+
+import msgspec
 import pytest
 
+from nodeagent.data.state import encode_checkpoint
+from nodeagent.host.found import fault_of, unsaid
+from nodeagent.host.host import Host
+from nodeagent.host.replica import Saved
+from nodeagent.log import GroupLog
+from nodeagent.model.entries import Base, HardState, Rebase
 from nodeagent.model.files import FileMeta
-from nodeagent.model.ids import PartitionKey
-from nodeagent.model.jobs import CheckpointSaved, Failed, FileChanges, SaveCheckpoint
+from nodeagent.model.ids import Owner, PartitionKey
+from nodeagent.model.jobs import (
+    CheckpointSaved,
+    CompactFiles,
+    DeleteFiles,
+    Done,
+    Failed,
+    FileChanges,
+    FilesClosed,
+    HashFiles,
+    SaveCheckpoint,
+)
+from nodeagent.storage.checkpoint import with_files
 from tests.host.test_closing import opened_session, write_row
-from tests.host.test_compactor import Node, P
+from tests.host.test_compactor import GOOD, GROUP, Node, P, output
+from tests.host.test_host import CONFIG
 
 
 def files(number: int) -> list[FileMeta]:
@@ -84,3 +105,108 @@ def test_after_a_checkpoint_that_failed_all_files_are_saved() -> None:
     assert saved_now(node, Failed("unavailable", "io")).base == "b1"
     found = saved_now(node, CheckpointSaved("b2"))
     assert found.base == "" and set(found.files) == set(node.replica.state.manifest.files())
+
+
+ME = Owner("a", "i", 0)
+
+
+def payload_saved(node: Node) -> bytes:
+    """The next checkpoint, as a restart finds it; it is durable, and what follows from that is begun."""
+    node.replica.changed()
+    while not node.under_way(SaveCheckpoint):
+        node.pass_ms(500)
+    files = node.replica.state.manifest.files()
+    job = node.finish(SaveCheckpoint, Done())
+    assert isinstance(job, SaveCheckpoint)
+    return with_files(job.payload, files)
+
+
+def log_of(node: Node) -> GroupLog:
+    """What the log of the group holds."""
+    log = node.replica.raft.log
+    said = [op.base for op in node.logged if isinstance(op, Rebase)]
+    base = said[-1] if said else Base(log.base.index, log.base.term, log.base.config)
+    assert base.index == log.base.index
+    return GroupLog(
+        base, HardState(node.replica.raft.term), log.slice(log.first_index, log.last_index, 1 << 62)
+    )
+
+
+def test_files_are_removed_when_the_log_says_that_it_needs_a_checkpoint_without_them() -> None:
+    """An older one put back, or the newest without its delta, would name files that are gone, or have others
+    swept, and a row in memory keeps the log from moving. A kill at any step leaves a checkpoint that the log
+    takes."""
+    node = Node()
+    session = opened_session(node)
+    write_row(node, session, 1)
+    older = payload_saved(node)
+    before = log_of(node)
+    node.finish(HashFiles, GOOD)
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles)
+    node.finish(CompactFiles, FilesClosed((output(job),)))
+    node.not_durable = []
+    newest = payload_saved(node)
+    node.pass_ms(4_000)
+    assert not node.under_way(DeleteFiles) and not node.under_way(SaveCheckpoint)
+    assert not fault_of(GROUP, before, newest, ME) and not fault_of(GROUP, before, older, ME)
+    (said,) = unsaid({GROUP: (before, newest)})
+    node.host.on_persisted(node.not_durable[-1], node.now)
+    node.not_durable = None
+    node.take()
+    assert len(node.under_way(DeleteFiles)) == 1
+    after = log_of(node)
+    assert isinstance(said, Rebase) and said.base.checkpoint == after.base.checkpoint > 0
+    assert not fault_of(GROUP, after, newest, ME) and not unsaid({GROUP: (after, newest)})
+    assert after.base.index == before.base.index
+    assert "files were removed after number" in fault_of(GROUP, after, older, ME)
+    write_row(node, session, 2)
+    assert not fault_of(GROUP, after, payload_saved(node), ME)
+    assert log_of(node).base.checkpoint == after.base.checkpoint, "nothing was removed since"
+
+
+def test_an_older_checkpoint_that_the_log_goes_on_from_gives_the_same_state() -> None:
+    """Where nothing was removed since, all that follows is in the log: it is no damage, and read again."""
+    node = Node()
+    session = opened_session(node)
+    payloads = []
+    for number in range(1, 5):
+        write_row(node, session, number)
+        payloads.append(payload_saved(node))
+    write_row(node, session, 5)
+    log = log_of(node)
+    states = [state_from(log, payload) for payload in payloads]
+    assert states[0] and states.count(states[0]) == len(states)
+
+
+def state_from(log: GroupLog, payload: bytes) -> bytes:
+    """The state of a node that starts with these, when all is applied again."""
+    assert not fault_of(GROUP, log, payload, ME)
+    node = Node.__new__(Node)
+    node.host = Host.open(CONFIG, "i", {GROUP: (log, payload)}, (), random.Random(1), 0, 0)
+    node.jobs, node.replies, node.logged, node.not_durable, node.now = [], [], [], None, 0
+    node.pass_ms(3_000)
+    state = node.replica.state
+    assert node.replica.leads and state.memtable.rows == 5
+    return encode_checkpoint(state.checkpoint())
+
+
+def test_a_state_that_was_installed_is_taken_until_own_checkpoints_follow() -> None:
+    """It is not counted. A kill before the log begins behind it leaves it ahead of the log."""
+    node = Node()
+    own = msgspec.msgpack.decode(payload_saved(node), type=Saved)
+    counted = msgspec.structs.replace(log_of(node).base, index=7, checkpoint=3)
+    log = GroupLog(counted, HardState(1), [])
+
+    def sent(index: int) -> bytes:
+        base = msgspec.structs.replace(own.base, index=index, checkpoint=0)
+        return msgspec.msgpack.encode(msgspec.structs.replace(own, base=base, sent=True))
+
+    assert not fault_of(GROUP, log, sent(9), ME)
+    assert "an older one" in fault_of(GROUP, log, sent(7), ME)
+    uncounted = GroupLog(msgspec.structs.replace(counted, checkpoint=0), HardState(1), [])
+    assert not fault_of(GROUP, uncounted, sent(7), ME)
+    first_release = msgspec.structs.replace(
+        own, base=msgspec.structs.replace(own.base, index=7, checkpoint=0)
+    )
+    assert not fault_of(GROUP, log, msgspec.msgpack.encode(first_release), ME), "it counted nothing"

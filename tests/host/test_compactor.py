@@ -9,7 +9,7 @@ from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog
-from nodeagent.model.entries import Base, Config, HardState
+from nodeagent.model.entries import Base, Config, HardState, LogOp
 from nodeagent.model.files import FileMeta, FileRef, ScanSpec
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import (
@@ -69,6 +69,10 @@ class Node:
         self.host.meta.image.operations = [change] if change else []
         self.jobs: list[tuple[int, Job]] = []
         self.replies: list[object] = []
+        self.logged: list[LogOp] = []
+        self.not_durable: list[int] | None = None
+        """Batches that a test keeps from being durable; None when all are at once."""
+
         self.now = 0
         self.pass_ms(3_000)
         assert self.replica.leads
@@ -85,7 +89,12 @@ class Node:
             self.jobs += effects.jobs
             self.replies += [r for _, r in effects.replies]
             if effects.persist is not None:
-                self.host.on_persisted(effects.persist[0], self.now)
+                number, ops = effects.persist
+                self.logged += ops
+                if self.not_durable is None:
+                    self.host.on_persisted(number, self.now)
+                else:
+                    self.not_durable.append(number)
 
     def pass_ms(self, ms: int) -> None:
         for _ in range(0, ms, 50):

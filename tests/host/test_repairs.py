@@ -48,9 +48,14 @@ class Node:
         self.take()
 
     def take(self) -> None:
-        effects = self.host.take()
-        self.jobs += effects.jobs
-        self.replies += effects.replies
+        """What is to be durable is so at once."""
+        while True:
+            effects = self.host.take()
+            self.jobs += effects.jobs
+            self.replies += effects.replies
+            if effects.persist is None:
+                return
+            self.host.on_persisted(effects.persist[0], 10)
 
     def ask(self, wanted: FileMeta = FORGED_AWAY, token: int = 7) -> None:
         self.host.on_request(token, RepairFile(GROUP, wanted, SOURCES), 0, 0)

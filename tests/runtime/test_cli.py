@@ -15,11 +15,12 @@ from nodeagent.log import Log, LogSettings
 from nodeagent.meta.state import Image, MetaState
 from nodeagent.model.entries import Append, Base, Config, Entry, Rebase
 from nodeagent.model.ids import META
-from nodeagent.model.jobs import SaveCheckpoint
+from nodeagent.model.jobs import CheckpointSaved, FileChanges, SaveCheckpoint
 from nodeagent.model.requests import GroupRecord
 from nodeagent.runtime.config import load_config
 from nodeagent.runtime.disk import RealDisk
 from nodeagent.runtime.startup import open_directory
+from nodeagent.storage import layout
 from tests.storage.units import GROUP, close, path_of, room, rows, unit
 
 INIT = ["--node", "node1", "--port", "9101", "--http-port", "9201", "--seed", "node1=127.0.0.1:9101"]
@@ -133,6 +134,45 @@ def test_checks_compare_log_checkpoints_and_name(tmp_path: Path) -> None:
     for verb in ("log", "files"):
         said = CliRunner().invoke(app, [verb, "check", str(tmp_path)])
         assert said.exit_code == 7 and "log/ is missing or empty" in said.stderr, said.output
+
+
+def test_a_checkpoint_without_its_delta_and_an_older_one_are_noticed(tmp_path: Path) -> None:
+    """Files were removed that they name. A start that removes some says so in the log before."""
+    CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
+    opened = open_directory(tmp_path)
+    founded = Base(1, 0, Config(("node1",)), checkpoint=1)
+    opened.log.write([Rebase(GROUP, founded, False), Rebase("meta", Base(0, 0, Config(("node1",))), False)])
+    opened.log.close()
+    opened.home.unlock()
+    storage = room(RealDisk(tmp_path / "data"))
+    (meta,) = close(storage, unit("a", (1, rows(3))))
+
+    def payload(number: int) -> bytes:
+        base = msgspec.structs.replace(founded, checkpoint=number)
+        return msgspec.msgpack.encode(Saved(base, encode_checkpoint(DataState(GROUP).checkpoint())))
+
+    def check() -> tuple[int, int]:
+        both = [CliRunner().invoke(app, [verb, "check", str(tmp_path)]) for verb in ("log", "files")]
+        assert all(("files were removed after number" in b.stdout) == (b.exit_code == 7) for b in both)
+        return both[0].exit_code, both[1].exit_code
+
+    whole = storage.run(SaveCheckpoint(GROUP, payload(2), FileChanges("", (meta,))))
+    assert isinstance(whole, CheckpointSaved)
+    storage.run(SaveCheckpoint(GROUP, payload(3), FileChanges(whole.base, (), (meta.name,))))
+    delta = tmp_path / "data" / layout.delta_path(GROUP)
+    newest = delta.read_bytes()
+    delta.unlink()
+    assert check() == (0, 0), "nothing was removed yet"
+    delta.write_bytes(newest)
+    opened = open_directory(tmp_path)
+    assert opened.swept == 1
+    opened.log.close()
+    opened.home.unlock()
+    assert check() == (0, 0)
+    delta.unlink()
+    assert check() == (7, 7)
+    delta.write_bytes(newest)
+    assert check() == (0, 0)
 
 
 def saved(group: str, state: bytes) -> SaveCheckpoint:

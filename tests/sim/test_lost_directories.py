@@ -166,3 +166,43 @@ def test_a_node_that_went_back_in_time_votes_for_nothing_and_is_replaced(
     scenario.sim.pause(RUN_MS)
     assert not list(node.host.replicas()) and node.host.state() == "damaged", "also after a restart"
     replace(scenario, "node2")
+
+
+def saved_parts(node: SimNode) -> dict[str, bytes]:
+    """The checkpoints of all groups of a node, with what changed since them."""
+    paths = [p for g in node.storage.groups() for p in (layout.checkpoint_path(g), layout.delta_path(g))]
+    return {path: node.disk.read(path) for path in paths if node.disk.exists(path)}
+
+
+def put_back(node: SimNode, group: str, older: dict[str, bytes]) -> None:
+    """The older checkpoint of a group in place of the one that is there; the log is as it is."""
+    for path in (layout.checkpoint_path(group), layout.delta_path(group)):
+        if path in older:
+            node.disk.write_atomic(path, older[path])
+        elif node.disk.exists(path):
+            node.disk.unlink(path)
+    node.lossy = True
+
+
+@pytest.mark.parametrize("seed", [41, 42, 45])
+def test_an_older_checkpoint_is_noticed_or_replays_to_the_same(seed: int) -> None:
+    """Whichever moment it is of: where files were unlinked since, the group is damaged and keeps its files;
+    where the log has all that followed and every file is there, the replica becomes equal to the others."""
+    scenario = written(seed)
+    node = scenario.sim.nodes["node2"]
+    scenario.until(lambda: node.alive, "it is up")
+    older = saved_parts(node)
+    scenario.sim.pause(scenario.sim.rng.randint(50, 2_500))
+    node.stop(power=False)
+    for group in node.storage.groups():
+        put_back(node, group, older)
+    left = files_of(node)
+    node.start()
+    damaged = set(node.host.damaged)
+    assert {f for f in left if f.partition("/")[0] in damaged} <= files_of(node)
+    if damaged:
+        replace(scenario, "node2")
+    else:
+        scenario.quiet()
+        check_converged(scenario.sim)
+        scenario.read_everything()
