@@ -146,6 +146,7 @@ def files_check(
     """Read every checkpoint and hash every file; one JSON line each; exit 7 when something is damaged.
 
     A checkpoint that the log needs and that is missing, older than the log or another node's is damaged too.
+    Without node.id, or with that of another node, nothing is checked and the exit code is 7 too.
 
     Lines with `found` orphan, staged, snapshot, quarantined, temporary, foreign or linked tell of what no
     manifest names. A running node removes it when it is needed no more; what is in quarantine stays.

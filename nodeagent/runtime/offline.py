@@ -10,7 +10,7 @@ from nodeagent.data.state import decode_checkpoint
 from nodeagent.host.found import fault_of
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog
-from nodeagent.log.identity import ID_FILE, LOG_DIR, known_identity
+from nodeagent.log.identity import LOG_DIR, known_identity
 from nodeagent.log.replay import Replay
 from nodeagent.meta.state import MetaState
 from nodeagent.model.disk import Disk
@@ -35,7 +35,7 @@ def mismatches(home: Disk, data: Disk, node: NodeId) -> dict[GroupId, str]:
     Raises:
         Damaged: `node.id` or the log is missing, another's or older than the other.
     """
-    known = known_identity(home, node, f"{DATA_DIR}/{layout.GROUPS}") if home.exists(ID_FILE) else None
+    known = known_identity(home, node, f"{DATA_DIR}/{layout.GROUPS}")
     if known is None:
         return {}
     replay = Replay()

@@ -13,7 +13,7 @@ from nodeagent.data.state import DataState, encode_checkpoint
 from nodeagent.host.replica import Saved
 from nodeagent.log import Log, LogSettings
 from nodeagent.meta.state import Image, MetaState
-from nodeagent.model.entries import Append, Base, Config, Entry, Rebase
+from nodeagent.model.entries import Append, Base, Config, Entry, LogOp, Rebase
 from nodeagent.model.ids import META
 from nodeagent.model.jobs import CheckpointSaved, FileChanges, SaveCheckpoint
 from nodeagent.model.requests import GroupRecord
@@ -53,7 +53,7 @@ def test_usage_errors_look_like_iotctls(
 
 def test_log_verbs_read_a_stopped_node(tmp_path: Path) -> None:
     """`log dump` has a line per operation; `log check` says what is damaged with exit code 7."""
-    CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
+    started(tmp_path)
     log, _ = Log.open(RealDisk(tmp_path), "log", LogSettings(segment_bytes=1 << 20, zero_step_bytes=1 << 16))
     for index in range(1, 4):
         log.write([Append("meta", index, [Entry(1, 2, b"payload" * 20)])])
@@ -89,7 +89,7 @@ def test_running_node_is_left_alone(tmp_path: Path) -> None:
 def test_files_check_tells_what_belongs_to_nothing(tmp_path: Path) -> None:
     """Named files are hashed; what no manifest names is told by kind, and an error with --strict alone;
     groups that the meta group does not give this node are foreign to it."""
-    CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
+    started(tmp_path, Rebase(META, Base(0, 0, Config(("node1",))), False))
     disk = RealDisk(tmp_path / "data")
     storage = room(disk)
     (meta,) = close(storage, unit("a", (1, rows(3))))
@@ -121,11 +121,7 @@ def test_files_check_tells_what_belongs_to_nothing(tmp_path: Path) -> None:
 
 def test_checks_compare_log_checkpoints_and_name(tmp_path: Path) -> None:
     """A checkpoint that the log goes on from and that is missing is an error of both; a lost log too."""
-    CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
-    opened = open_directory(tmp_path)
-    opened.log.write([Rebase("meta", Base(5, 1, Config(("node1",))), False)])
-    opened.log.close()
-    opened.home.unlock()
+    started(tmp_path, Rebase(META, Base(5, 1, Config(("node1",))), False))
     for verb in ("log", "files", "files"):
         said = CliRunner().invoke(app, [verb, "check", str(tmp_path)])
         assert said.exit_code == 7 and "data/groups/meta/checkpoint is missing" in said.stdout, said.output
@@ -138,12 +134,8 @@ def test_checks_compare_log_checkpoints_and_name(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_its_delta_and_an_older_one_are_noticed(tmp_path: Path) -> None:
     """Files were removed that they name. A start that removes some says so in the log before."""
-    CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
-    opened = open_directory(tmp_path)
     founded = Base(1, 0, Config(("node1",)), checkpoint=1)
-    opened.log.write([Rebase(GROUP, founded, False), Rebase("meta", Base(0, 0, Config(("node1",))), False)])
-    opened.log.close()
-    opened.home.unlock()
+    started(tmp_path, Rebase(GROUP, founded, False), Rebase(META, Base(0, 0, Config(("node1",))), False))
     storage = room(RealDisk(tmp_path / "data"))
     (meta,) = close(storage, unit("a", (1, rows(3))))
 
@@ -164,15 +156,41 @@ def test_a_checkpoint_without_its_delta_and_an_older_one_are_noticed(tmp_path: P
     delta.unlink()
     assert check() == (0, 0), "nothing was removed yet"
     delta.write_bytes(newest)
-    opened = open_directory(tmp_path)
-    assert opened.swept == 1
-    opened.log.close()
-    opened.home.unlock()
+    assert started(tmp_path) == 1
     assert check() == (0, 0)
     delta.unlink()
     assert check() == (7, 7)
     delta.write_bytes(newest)
     assert check() == (0, 0)
+
+
+def test_checks_do_not_pass_without_the_name_of_the_directory(tmp_path: Path) -> None:
+    """The agent would not start: `node.id` is missing beside a log or files. The next command is told. Before
+    a first start there is nothing to miss."""
+    CliRunner().invoke(app, ["init", str(tmp_path), *INIT])
+    verbs = ("log", "files")
+    for verb in verbs:
+        assert CliRunner().invoke(app, [verb, "check", str(tmp_path)]).exit_code == 0
+    started(tmp_path, Rebase(GROUP, Base(1, 0, Config(("node1",))), False))
+    (tmp_path / "node.id").unlink()
+    for lost in ("log", "data/groups"):
+        for verb in verbs:
+            said = CliRunner().invoke(app, [verb, "check", str(tmp_path)])
+            assert said.exit_code == 7 and f"node.id is missing but {lost}/ holds data" in said.stderr
+            assert "next: " in said.stderr and "iotctl cluster replace-node node1 NEW --dead" in said.stderr
+        shutil.rmtree(tmp_path / "log", ignore_errors=True)
+        (tmp_path / "data" / "groups" / GROUP).mkdir(exist_ok=True)
+
+
+def started(directory: Path, *ops: LogOp) -> int:
+    """Make the directory, if it is none, start and stop on it with these records in the log; how many files
+    the start swept."""
+    CliRunner().invoke(app, ["init", str(directory), *INIT])
+    opened = open_directory(directory)
+    opened.log.write(ops)
+    opened.log.close()
+    opened.home.unlock()
+    return opened.swept
 
 
 def saved(group: str, state: bytes) -> SaveCheckpoint:
