@@ -109,17 +109,16 @@ def _command(host: Cluster, w: requests.Write, schema: TableSchema) -> commands.
     assert settings is not None
     check_fileable(schema)
     given = arrow.decode(w.ipc)
-    rows = arrow.normalise(given, schema, limits.WRITE_BYTES_MAX)
-    if not rows.num_rows:
+    rows, span = arrow.normalise_timed(given, schema, limits.WRITE_BYTES_MAX)
+    if span is None:
         raise InvalidInput("a write without rows")
-    if not check_rows(rows, schema.tags, w.partition, settings):
+    if not check_rows(rows, schema.tags, w.partition, settings, span):
         raise InvalidInput(
             f"not all rows belong to time partition {w.partition.time_partition}, shard {w.partition.shard}"
         )
     ipc = w.ipc if _is_exact(given.schema, rows.schema) else arrow.encode(rows)
     if len(ipc) > limits.WRITE_BYTES_MAX:
         raise InvalidInput(f"{len(ipc)} bytes in the table's form; the limit is {limits.WRITE_BYTES_MAX}")
-    times = rows.column("time").to_numpy()
     return commands.WriteRows(
         w.session,
         w.sequence,
@@ -129,15 +128,14 @@ def _command(host: Cluster, w: requests.Write, schema: TableSchema) -> commands.
         w.table,
         w.schema_version,
         rows.num_rows,
-        int(times.min()),
-        int(times.max()),
+        *span,
         ipc,
     )
 
 
 def _is_exact(given: pa.Schema, wanted: pa.Schema) -> bool:
     """Whether the bytes may be logged as they came: what reads them later takes names and types literally."""
-    if given.names == wanted.names and given.types == wanted.types:
+    if arrow.are_alike(given, wanted):
         return True
     types = dict(zip(wanted.names, wanted.types, strict=True))
     return all(types.get(field.name) == field.type for field in given)

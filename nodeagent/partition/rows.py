@@ -58,18 +58,19 @@ def split_rows(
 
 
 def check_rows(
-    batch: pa.RecordBatch, tags: Sequence[str], key: PartitionKey, settings: ClusterSettings
+    batch: pa.RecordBatch,
+    tags: Sequence[str],
+    key: PartitionKey,
+    settings: ClusterSettings,
+    span: tuple[int, int],
 ) -> bool:
     """Whether every row belongs to the key's time partition and shard (its storage group is not looked at).
 
-    Raises:
-        SchemaMismatch: as `split_rows`.
+    Args:
+        span: first and last time of the rows.
     """
-    times = _times(batch)
-    if not times.size:
-        return True
     first, last = time_span(key.time_partition, settings.time_partition_interval_ms, settings.hash_mode)
-    if times.min() < first or times.max() > last:
+    if span[0] < first or span[1] > last:
         return False
     return bool((_shards(batch, tags, settings.shards) == key.shard).all())
 

@@ -15,23 +15,30 @@ from nodeagent.model.errors import InvalidInput
 from nodeagent.model.limits import TAG_BYTES_MAX, TIME_MS_MAX, TIME_MS_MIN
 from nodeagent.model.schema import TableSchema
 
+Span = tuple[int, int]
+"""First and last time of some rows."""
 
-def check_values(batch: pa.RecordBatch, schema: TableSchema) -> None:
-    """Check rows in the table's Arrow form (column 0 is `time`).
+
+def check_values(batch: pa.RecordBatch, schema: TableSchema) -> Span | None:
+    """Check rows in the table's Arrow form (column 0 is `time`). The span of their times, None without rows.
 
     Raises:
         InvalidInput: a value that is not allowed, with its column and row.
     """
-    _check_times(batch.column(0))
+    span = _check_times(batch.column(0))
     for at, column in enumerate(schema.columns, 1):
         if column.tag:
             _check_tag(batch.column(at), column.name)
+    return span
 
 
-def _check_times(times: pa.Array) -> None:
+def _check_times(times: pa.Array) -> Span | None:
     values = times.to_numpy()
-    if not values.size or (values.min() >= TIME_MS_MIN and values.max() <= TIME_MS_MAX):
-        return
+    if not values.size:
+        return None
+    first, last = int(values.min()), int(values.max())
+    if first >= TIME_MS_MIN and last <= TIME_MS_MAX:
+        return first, last
     row = int(np.flatnonzero((values < TIME_MS_MIN) | (values > TIME_MS_MAX))[0])
     raise InvalidInput(
         f"`time` is {values[row]} in row {row}: outside the years 1 to 9999",

@@ -48,9 +48,11 @@ def test_split_equals_row_by_row(rows: list[Row], mode: str, shards: int, dictio
     pieces = split_rows(batch_of(rows, dictionary), TAGS, settings)
     assert [(k, p["row"].to_pylist()) for k, p in pieces] == sorted(expected.items())
     for (partition, shard), piece in pieces:
-        assert check_rows(piece, TAGS, PartitionKey("root.a", partition, shard), settings)
-        assert not check_rows(piece, TAGS, PartitionKey("root.a", partition + 1, shard), settings)
-        assert not check_rows(piece, TAGS, PartitionKey("root.a", partition, shard + 1), settings)
+        times = piece["time"].to_pylist()
+        span = (min(times), max(times))
+        assert check_rows(piece, TAGS, PartitionKey("root.a", partition, shard), settings, span)
+        assert not check_rows(piece, TAGS, PartitionKey("root.a", partition + 1, shard), settings, span)
+        assert not check_rows(piece, TAGS, PartitionKey("root.a", partition, shard + 1), settings, span)
 
 
 def test_tag_missing_from_the_batch_is_null() -> None:
