@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from traceback import format_exc
 from typing import assert_never
 
@@ -94,21 +95,21 @@ class Desk:
         self.reply(token, ErrorReply(code, what, next_step))
 
     def guarded(self, token: int, what: str, then: Callable[..., None]) -> Callable[..., None]:
-        """`then`, as the rest of the work on request `token`: an exception in it ends that request alone.
+        """`then`, as the rest of the work on request `token` (`run`)."""
+        return partial(self.run, token, what, then)
+
+    def run(self, token: int, what: str, then: Callable[..., None], *args: object) -> None:
+        """Work on request `token`: an exception in it ends that request alone.
 
         For what looks at state and answers, or checks and then proposes. What changes state raises
         `InvariantBroken` when it stops half way, which passes.
         """
-
-        def run(*args: object) -> None:
-            try:
-                then(*args)
-            except InvariantBroken:
-                raise
-            except Exception as error:
-                self._failed(token, what, error)
-
-        return run
+        try:
+            then(*args)
+        except InvariantBroken:
+            raise
+        except Exception as error:
+            self._failed(token, what, error)
 
     def _failed(self, token: int, what: str, error: Exception) -> None:
         self.failures += 1

@@ -36,6 +36,9 @@ Leading = (q.PutSchema | q.DropTable | q.BeginChange | q.Steer | q.Drain | q.Giv
 """What the leader of the meta group answers."""
 
 Meta = q.GetMeta | q.GetRuns | q.GetOperation | Leading
+Shell = q.GetStatus | q.GetEvents | q.FetchChunk
+Elsewhere = q.CheckStatus | q.SetHolds | q.PullUnit | Shell | Meta
+"""No request to a data group. Each of these is put together once and not for every request."""
 
 
 class Handlers:
@@ -44,7 +47,7 @@ class Handlers:
 
     def on_request(self, token: int, request: q.Request) -> None:
         """What the peer may ask for is checked before (`runtime.rights`)."""
-        self.host.desk.guarded(token, type(request).__name__, self._answer)(token, request)
+        self.host.desk.run(token, type(request).__name__, self._answer, token, request)
 
     def _answer(self, token: int, request: q.Request) -> None:
         desk = self.host.desk
@@ -56,7 +59,7 @@ class Handlers:
             return desk.refuse(token, "unavailable", self.host.outcast, "ask another node")
         if isinstance(request, Meta):
             return self._to_meta(token, request)
-        if isinstance(request, q.GetStatus | q.GetEvents | q.FetchChunk):
+        if isinstance(request, Shell):
             return desk.refuse(token, "invalid_input", "the shell answers this request")
         if isinstance(request, q.SetHolds):
             return desk.reply(token, self.host.operations.hold(request.points) or q.Accepted())
@@ -248,8 +251,7 @@ class Handlers:
 
     def _to_data(self, token: int, request: q.Request) -> None:
         host = self.host
-        assert not isinstance(request, q.CheckStatus | q.GetStatus | q.GetEvents | q.GetMeta | Leading)
-        assert not isinstance(request, q.SetHolds | q.GetRuns | q.GetOperation | q.FetchChunk | q.PullUnit)
+        assert not isinstance(request, Elsewhere)
         if META in host.damaged:
             # Without tables, slots and schemas it can answer nothing, and would refuse what is right.
             return self._refuse_blind(token)
