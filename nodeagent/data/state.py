@@ -137,26 +137,24 @@ class DataState:
             EntryFailed: an entry cannot be applied. The state may not be used or saved any more.
         """
         replies: list[tuple[int, Reply]] = []
-        for index, entry in enumerate(entries, first):
-            try:
-                self._take(index, entry, now, replies)
-            except MemoryError:
-                raise  # it passes
-            except Exception as error:  # whatever it is, it comes again with the entry
-                raise EntryFailed.of(index, error, replies) from error
+        index = first
+        try:
+            for index, entry in enumerate(entries, first):
+                self.delivered = index
+                if index <= self.recovered_to:
+                    self._recover(index, entry, now)
+                    continue
+                assert index == self.applied + 1, (self.group, index, self.applied)
+                self.applied = index
+                if entry.kind == EntryKind.COMMAND:
+                    command = commands.decode(entry.data)
+                    self._news |= not isinstance(command, commands.WriteRows)
+                    replies.append((index, self._apply(index, entry.term, command, now)))
+        except MemoryError:
+            raise  # it passes
+        except Exception as error:  # whatever it is, it comes again with the entry
+            raise EntryFailed.of(index, error, replies) from error
         return replies
-
-    def _take(self, index: int, entry: Entry, now: int, replies: list[tuple[int, Reply]]) -> None:
-        self.delivered = index
-        if index <= self.recovered_to:
-            return self._recover(index, entry, now)
-        assert index == self.applied + 1, (self.group, index, self.applied)
-        self.applied = index
-        if entry.kind == EntryKind.COMMAND:
-            command = commands.decode(entry.data)
-            self._news |= not isinstance(command, commands.WriteRows)
-            replies.append((index, self._apply(index, entry.term, command, now)))
-        return None
 
     def take_news(self) -> bool:
         """Whether anything but rows was applied since the last call."""

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from nodeagent.model.entries import Entry
 from nodeagent.model.limits import APPLY_BYTES_PER_TURN, APPLY_ENTRIES_PER_TURN
-from nodeagent.raft.log import ENTRY_OVERHEAD_BYTES
 
 
 @dataclass(slots=True)
@@ -15,10 +13,10 @@ class Budget:
     entries: int = field(default=APPLY_ENTRIES_PER_TURN)
     nbytes: int = field(default=APPLY_BYTES_PER_TURN)
 
-    @property
-    def is_spent(self) -> bool:
-        return self.entries <= 0 or self.nbytes <= 0
+    is_spent: bool = False
 
-    def spend(self, entries: list[Entry]) -> None:
-        self.entries -= len(entries)
-        self.nbytes -= sum(len(e.data) for e in entries) + ENTRY_OVERHEAD_BYTES * len(entries)
+    def spend(self, entries: int, nbytes: int) -> None:
+        """`nbytes` as the log counts them."""
+        self.entries -= entries
+        self.nbytes -= nbytes
+        self.is_spent = self.entries <= 0 or self.nbytes <= 0

@@ -263,10 +263,12 @@ class Replica:
     def drain(self, budget: Budget) -> bool:
         """Deal out what Raft has ready, entries to apply while the budget lasts. Whether there was any."""
         worked = False
-        while not self.removed and (self.raft.has_news or (self.raft.has_committed and not budget.is_spent)):
-            ready = self.raft.take(budget.entries, budget.nbytes)
+        raft = self.raft
+        while not self.removed and raft.is_ready(to_apply=not budget.is_spent):
+            ready = raft.take(budget.entries, budget.nbytes)
             if ready.committed is not None:
-                budget.spend(ready.committed[1])
+                first, entries = ready.committed
+                budget.spend(len(entries), raft.log.bytes_between(first - 1, first + len(entries) - 1))
             self._deal(ready)
             worked = True
         return worked

@@ -461,16 +461,10 @@ class Raft(State):
 
     @property
     def has_ready(self) -> bool:
-        return self.has_committed or self.has_news
+        return self.is_ready(to_apply=True)
 
-    @property
-    def has_committed(self) -> bool:
-        """Whether entries are to be applied."""
-        return min(self.commit, self.durability.index) > self._handed_out
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is anything but entries to apply."""
+    def is_ready(self, *, to_apply: bool) -> bool:
+        """Whether there is anything to take; entries to apply count when `to_apply`."""
         lead = self._lead
         return bool(
             self.now
@@ -478,6 +472,7 @@ class Raft(State):
             or self.unwritten is not None
             or self.hard_changed
             or (lead is not None and lead.dirty)
+            or (to_apply and min(self.commit, self.durability.index) > self._handed_out)
             or self.reads_done
             or self.reads_failed
             or self.snapshots
