@@ -47,14 +47,20 @@ def standing(
             state (until the cluster is formed, or until a node that joins has it).
         vouched: incarnations that members named lately.
     """
+    found = known_standing(image, node, incarnation)
+    if found is not None:
+        return found
+    if vouched.get(node) == incarnation or (node not in image.nodes and node in named()):
+        return Standing.MEMBER
+    return Standing.UNKNOWN
+
+
+def known_standing(image: Image, node: NodeId, incarnation: str) -> Standing | None:
+    """What the meta state itself says of `node`."""
     if incarnation in image.retired:
         return Standing.RETIRED
     record = image.nodes.get(node)
-    if record is not None and record.incarnation == incarnation:
-        return Standing.MEMBER
-    if vouched.get(node) == incarnation or (record is None and node in named()):
-        return Standing.MEMBER
-    return Standing.UNKNOWN
+    return Standing.MEMBER if record is not None and record.incarnation == incarnation else None
 
 
 def members_of(image: Image) -> tuple[tuple[NodeId, str], ...]:
@@ -93,8 +99,12 @@ class Members:
 
     def standing(self, node: NodeId, incarnation: str) -> Standing:
         """The standing of a peer now. Members are asked (`Desk.calls`) where the meta state does not know."""
+        image = self._image()
+        known = known_standing(image, node, incarnation)
+        if known is not None:  # as at nearly every frame
+            return known
         self._forget()
-        found = standing(self._image(), self._named, self._vouched, node, incarnation)
+        found = standing(image, self._named, self._vouched, node, incarnation)
         if found is Standing.UNKNOWN or (found is Standing.MEMBER and self._is_ageing(node)):
             self._ask()
         return found
