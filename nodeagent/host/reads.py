@@ -6,7 +6,7 @@ an empty result. After its seal a group gives rows of a slot only to a reader th
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import merge as merge_sorted
@@ -442,10 +442,22 @@ def _info(
 
 
 def files_of(replica: DataReplica, slots: Ranges) -> tuple[FileMeta, ...]:
-    """Files of open slots (of `slots`, when given)."""
-    wanted = set(to_slots(slots)) if slots else replica.state.slots.open
-    wanted = wanted & replica.state.slots.open
-    return tuple(f for f in replica.state.manifest.files() if f.slot in wanted)
+    """Files of open slots (of `slots`, when given), by slot and name."""
+    state = replica.state
+    return tuple(f for slot in sorted(_open(replica, slots)) for f in state.manifest.of_slot(slot))
+
+
+def _named(replica: DataReplica, slots: Ranges, names: Iterable[str]) -> tuple[FileMeta, ...]:
+    """Those of `files_of` with these names: every compaction asks for a few, of perhaps very many."""
+    wanted, get = _open(replica, slots), replica.state.manifest.get
+    found = (get(name) for name in sorted(set(names)))
+    return tuple(f for f in found if f is not None and f.slot in wanted)
+
+
+def _open(replica: DataReplica, slots: Ranges) -> Set[int]:
+    """The open slots (of `slots`, when given)."""
+    open_ = replica.state.slots.open
+    return open_ & set(to_slots(slots)) if slots else open_
 
 
 def on_manifest(host: Cluster, replica: DataReplica, token: int, request: requests.GetManifest) -> None:
@@ -476,12 +488,11 @@ def on_close_all(host: Cluster, replica: DataReplica, token: int, request: reque
 
 
 def on_check(host: Cluster, replica: DataReplica, token: int, request: requests.CheckFiles) -> None:
-    files = files_of(replica, request.slots)
-    if not request.names:
-        replica.compared_at = host.desk.now
+    if request.names:
+        files = _named(replica, request.slots, request.names)
     else:
-        names = set(request.names)
-        files = tuple(f for f in files if f.name in names)
+        replica.compared_at = host.desk.now
+        files = files_of(replica, request.slots)
 
     def done(result: JobResult) -> None:
         if isinstance(result, FilesHashed):

@@ -1,6 +1,8 @@
 """Which files a data group has: the truth a restart, a scan and a comparison of replicas go by."""
 
 import struct
+from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -28,7 +30,11 @@ class Manifest:
         """Storage group -> its partitions and their slots."""
 
         self._ordered: dict[str, list[int]] = {}
-        """Storage group -> positions of its partitions, ascending; absent until asked for after a change."""
+        """Storage group -> positions of its partitions, ascending; absent until asked for."""
+
+        self._counts: Counter[PartitionKey] = Counter()
+        self._spread: Counter[int] = Counter()
+        """Files of each partition, and how many partitions have so many: status asks for the most of them."""
 
         self.parked: dict[str, FileMeta] = {}
         """Those that are no TsFiles, by name."""
@@ -62,7 +68,10 @@ class Manifest:
             group = self._groups.setdefault(meta.partition.storage_group, {})
             if meta.partition not in group:
                 group[meta.partition] = meta.slot
-                self._ordered.pop(meta.partition.storage_group, None)
+                ordered = self._ordered.get(meta.partition.storage_group)
+                if ordered is not None:
+                    insort(ordered, meta.partition.position)
+            self._count(meta.partition, 1)
             if meta.parked:
                 self.parked[meta.name] = meta
             self.nbytes += meta.size
@@ -87,10 +96,23 @@ class Manifest:
     def _remove_of_partition(self, meta: FileMeta) -> None:
         tables = self._partitions[meta.partition]
         _discard(tables, meta.table, meta.name)
+        self._count(meta.partition, -1)
         if not tables:
             del self._partitions[meta.partition]
             _discard(self._groups, meta.partition.storage_group, meta.partition)
-            self._ordered.pop(meta.partition.storage_group, None)
+            ordered = self._ordered.get(meta.partition.storage_group)
+            if ordered is not None:
+                del ordered[bisect_left(ordered, meta.partition.position)]
+
+    def _count(self, partition: PartitionKey, more: int) -> None:
+        """The partition has so many files more."""
+        for count, change in ((self._counts[partition], -1), (self._counts[partition] + more, 1)):
+            self._spread[count] += change
+            if not (count and self._spread[count]):
+                del self._spread[count]
+        self._counts[partition] += more
+        if not self._counts[partition]:
+            del self._counts[partition]
 
     def replace(self, old: Iterable[str], new: Iterable[FileMeta]) -> tuple[FileMeta, ...]:
         """What a compaction does: `old` leave, `new` come. Returns the ones that left."""
@@ -125,8 +147,7 @@ class Manifest:
 
     def most_files(self) -> int:
         """Files of the partition that has most of them."""
-        counts = (sum(map(len, tables.values())) for tables in self._partitions.values())
-        return max(counts, default=0)
+        return max(self._spread, default=0)
 
     def overlapping(
         self, partition: PartitionKey, table: str, time_from: int, time_to: int
@@ -152,7 +173,7 @@ class Manifest:
         return self._groups.get(partition.storage_group, {}).get(partition)
 
     def positions(self, storage_group: str) -> Sequence[int]:
-        """Positions of the partitions of a storage group, ascending; sorted again when some came or went."""
+        """Positions of the partitions of a storage group, ascending; a change of the files changes them."""
         found = self._ordered.get(storage_group)
         if found is None:
             found = sorted(key.position for key in self._groups.get(storage_group, ()))

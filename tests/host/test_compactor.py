@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterable
 
 import msgspec
+import pytest
 
 from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host.host import Host
@@ -31,6 +32,7 @@ from nodeagent.model.jobs import (
 )
 from nodeagent.model.operation import Operation, Options, Stage
 from nodeagent.model.requests import (
+    CheckFiles,
     CloseAll,
     DamagedFile,
     ErrorReply,
@@ -42,6 +44,7 @@ from nodeagent.model.requests import (
     ScanRows,
 )
 from nodeagent.model.schema import Column, TableSchema
+from nodeagent.table.manifest import Manifest
 from tests.host.test_host import CONFIG
 
 GROUP = "a.1"
@@ -215,6 +218,20 @@ def test_what_a_change_put_off_is_not_forgotten() -> None:
     change.stage = Stage.DONE
     node.pass_ms(1_000)
     assert node.under_way(HashFiles)
+
+
+def test_a_check_of_named_files_does_not_look_at_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each compaction has a few hashed by every member: with a hundred thousand files in the group, to go
+    through them all would hold up the loop each time."""
+    node = Node()
+    node.host.meta.image.settings = CONFIG.cluster
+    node.jobs.clear()
+    for look in ("files", "unsorted", "of_slot"):
+        monkeypatch.delattr(Manifest, look)
+    for slots, found in (((0, 5),), (FILES[1],)), (((4, 5),), ()), ((), (FILES[1],)):
+        node.host.on_request(1, CheckFiles(GROUP, slots, ("no-such", FILES[1].name)), node.now, node.now)
+        ((_, job),) = node.host.take().jobs
+        assert isinstance(job, HashFiles) and job.files == found
 
 
 def test_a_damaged_input_is_a_finding_and_its_output_comes_from_another_member() -> None:

@@ -1,6 +1,7 @@
 """Which files a group has."""
 
 import random
+from collections import Counter
 
 import msgspec
 import pytest
@@ -33,6 +34,12 @@ def test_sums_and_lookups_follow_add_remove_replace() -> None:
             twin[one.name] = one
         assert manifest.nbytes == sum(m.size for m in twin.values())
         assert manifest.rows == 5 * len(manifest) == 5 * len(twin)
+        counts = Counter(m.partition for m in twin.values())
+        assert manifest.most_files() == max(counts.values(), default=0)
+        for group in {p.storage_group for p in counts}:
+            assert list(manifest.positions(group)) == sorted(
+                p.position for p in counts if p.storage_group == group
+            )
         for slot in range(3):
             assert {m.name for m in manifest.of_slot(slot)} == {n for n, m in twin.items() if m.slot == slot}
     assert manifest.slots() == tuple(sorted({m.slot for m in twin.values()}))
