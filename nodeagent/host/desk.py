@@ -72,7 +72,7 @@ class Desk:
         """Directories below `data/` that the disk does not remove, and why; they are tried again."""
 
         self.failures = 0
-        """Requests that ended with an exception."""
+        """Requests, pulls and repairs that ended with an exception."""
 
         self._number = 0
         self._jobs: dict[int, Callable[[JobResult], None]] = {}
@@ -99,9 +99,20 @@ class Desk:
         return partial(self.run, token, what, then)
 
     def run(self, token: int, what: str, then: Callable[..., None], *args: object) -> None:
-        """Work on request `token`: an exception in it ends that request alone.
+        """Work on request `token`: an exception in it ends that request alone."""
+        self._run_apart(what, partial(self._refuse_failed, token), then, *args)
 
-        For what looks at state and answers, or checks and then proposes. What changes state raises
+    def isolated(
+        self, what: str, then: Callable[..., None], failed: Callable[[str], None]
+    ) -> Callable[..., None]:
+        """`then`, as a part of one piece of work: an exception in it ends that work alone, by `failed` with
+        the reason."""
+        return partial(self._run_apart, what, failed, then)
+
+    def _run_apart(
+        self, what: str, failed: Callable[[str], None], then: Callable[..., None], *args: object
+    ) -> None:
+        """For what looks at state and answers, or checks and then proposes. What changes state raises
         `InvariantBroken` when it stops half way, which passes.
         """
         try:
@@ -109,13 +120,13 @@ class Desk:
         except InvariantBroken:
             raise
         except Exception as error:
-            self._failed(token, what, error)
+            self.failures += 1
+            self.note("request_failed", request=what, why=repr(error)[:1024], traceback=format_exc(limit=-8))
+            failed(f"{what} failed in the node: {type(error).__name__}")
 
-    def _failed(self, token: int, what: str, error: Exception) -> None:
-        self.failures += 1
-        self.note("request_failed", request=what, why=repr(error)[:1024], traceback=format_exc(limit=-8))
+    def _refuse_failed(self, token: int, why: str) -> None:
         if all(answered != token for answered, _ in self.replies):
-            self.refuse(token, "error", f"{what} failed in the node: {type(error).__name__}", "see its log")
+            self.refuse(token, "error", why, "see its log")
 
     def job(self, job: Job, then: Callable[[JobResult], None]) -> None:
         number = self._next()

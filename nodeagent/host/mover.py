@@ -228,9 +228,13 @@ class Mover:
                 return
             if not pull.busy and pull.not_before <= self.desk.now:
                 busy += 1
-                self._find_source(pull)
+                self._part_of(pull, self._find_source)(pull)
 
     # --- one unit ----------------------------------------------------------------------------------
+
+    def _part_of(self, pull: _Pull, then: Callable[..., None]) -> Callable[..., None]:
+        """`then`, as a part of this pull: an exception in it is one more try that failed, and no other's."""
+        return self.desk.isolated("a pull", then, lambda why: self._again(pull, why))
 
     def _find_source(self, pull: _Pull) -> None:
         pull.busy = True
@@ -249,7 +253,8 @@ class Mover:
             return self._again(pull, "this node is the only previous holder and not ready yet")
         source = candidates[0]
         request = OpenSource(unit.operation, unit.move.source, unit.slots)
-        return self.desk.call(source, request, lambda r: self._on_source(pull, source, r))
+        found = self._part_of(pull, self._on_source)
+        return self.desk.call(source, request, lambda r: found(pull, source, r))
 
     def _has_own(self, unit: Unit) -> bool:
         """Whether this node holds the slots as a previous holder itself."""
@@ -277,7 +282,8 @@ class Mover:
         )
         self._touched.add(unit.operation)
         job = StageFiles(unit.operation, unit.move.target, files)
-        self.desk.job(job, lambda r: self._on_staged(pull, slots, r))
+        staged = self._part_of(pull, self._on_staged)
+        self.desk.job(job, lambda r: staged(pull, slots, r))
 
     def _on_staged(self, pull: _Pull, slots: tuple[PulledSlot, ...], result: JobResult) -> None:
         if self._pulls.get(pull.unit.key) is not pull:
@@ -290,8 +296,6 @@ class Mover:
         if result.failed:
             return self._again(pull, f"{result.failed[0][0]}: {result.failed[0][1]}")
         unit = pull.unit
-        del self._pulls[unit.key]
-        self._staged[unit.key] = slots
         copy = CopyRecord(
             target=unit.move.target,
             node=self.node,
@@ -302,19 +306,25 @@ class Mover:
             bytes_received=pull.received,
             refetched=pull.refetched,
         )
+        del self._pulls[unit.key]
+        self._staged[unit.key] = slots
+        for order in pull.orders:
+            self.desk.guarded(order.token, "a pull", self._credit)(order, unit, copy)
         if self.node in unit.move.target_members:
             self._recorded[unit.key] = (copy, self.desk.now)
             self._report(meta.Copied(self.desk.wall, unit.operation, copy))
-        for order in pull.orders:
-            order.waiting.discard(unit.key)
-            order.files += copy.files
-            order.received += copy.bytes_received
-            order.refetched += copy.refetched
-            if not order.waiting:
-                self._answer(order, unit.move.target)
         return self._start()
 
+    def _credit(self, order: _Order, unit: Unit, copy: CopyRecord) -> None:
+        order.waiting.discard(unit.key)
+        order.files += copy.files
+        order.received += copy.bytes_received
+        order.refetched += copy.refetched
+        if not order.waiting:
+            self._answer(order, unit.move.target)
+
     def _again(self, pull: _Pull, why: str) -> None:
+        """Try it once more after a moment; one that is over meanwhile stays over."""
         pull.attempt += 1
         self.desk.note("pull_again", unit=str(pull.unit.key), attempt=pull.attempt, why=why)
         self._later(pull)

@@ -9,13 +9,16 @@ says it should be.
 One repair per group at a time. Its staged files lie where only a repair of that group looks.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk
+from nodeagent.model.errors import InvariantBroken
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId
 from nodeagent.model.jobs import (
+    CompactFiles,
     DeleteFiles,
     DropStaging,
     Failed,
@@ -31,11 +34,12 @@ from nodeagent.model.limits import REPAIR_SOURCES_MAX
 from nodeagent.model.requests import FileRepaired, RepairFile
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Repair:
     token: int
     replica: DataReplica
     wanted: FileMeta
+    is_answered: bool = False
 
 
 class Repairs:
@@ -60,7 +64,11 @@ class Repairs:
         job = StageFiles(
             repair_area(request.group), request.group, (StagedFile(request.wanted, request.sources),)
         )
-        return self._desk.job(job, lambda r: self._on_staged(repair, r))
+        return self._desk.job(job, self._part_of(repair, lambda r: self._on_staged(repair, r)))
+
+    def _part_of(self, repair: _Repair, then: Callable[..., None]) -> Callable[..., None]:
+        """`then`, as a part of this repair: an exception in it ends the repair, and the next may begin."""
+        return self._desk.isolated("a repair", then, lambda why: self._fail(repair, "error", why))
 
     def _on_staged(self, repair: _Repair, result: JobResult) -> None:
         group = repair.replica.group
@@ -73,7 +81,8 @@ class Repairs:
         if refusal:
             return self._fail(repair, "refused", refusal)
         # From here on no snapshot may be installed: the replica's own job keeps it from that.
-        return repair.replica.job(ReplaceFile(group, repair.wanted), lambda r: self._on_replaced(repair, r))
+        then = self._part_of(repair, lambda r: self._on_replaced(repair, r))
+        return repair.replica.job(ReplaceFile(group, repair.wanted), then)
 
     def _on_replaced(self, repair: _Repair, result: JobResult) -> None:
         replica, wanted = repair.replica, repair.wanted
@@ -86,17 +95,18 @@ class Repairs:
         known = replica.state.manifest.get(wanted.name)
         replica.broken.pop(wanted.name, None)
         owed = replica.owed(wanted) if known is None else None
-        if owed is not None:
-            replica.take_output(owed, wanted)
-            return replica.when_saved(lambda: self._done(repair, result), lambda: self._gone(repair))
-        if known is None:  # compacted meanwhile
+        if known is None and owed is None:  # compacted meanwhile
             self._desk.job(DeleteFiles(replica.group, (wanted,)), lambda _: None)
-        if known is None or known == wanted:
+        if known == wanted or (known is None and owed is None):
             return self._done(repair, result)
-        replica.state.manifest.replace([wanted.name], [wanted])
-        return replica.when_saved(lambda: self._done(repair, result), lambda: self._gone(repair))
+        _name(replica, wanted, owed)
+        done = self._part_of(repair, lambda: self._done(repair, result))
+        return replica.when_saved(done, self._part_of(repair, lambda: self._gone(repair)))
 
     def _done(self, repair: _Repair, result: FileReplaced) -> None:
+        if repair.is_answered:
+            return
+        repair.is_answered = True
         if result.left:
             self._clear(repair.replica.group)
         else:
@@ -107,12 +117,26 @@ class Repairs:
         self._fail(repair, "outcome_unknown", f"the replica of {repair.replica.group} was removed")
 
     def _fail(self, repair: _Repair, code: str, what: str) -> None:
+        if repair.is_answered:
+            return
+        repair.is_answered = True
         self._desk.refuse(repair.token, code, what)
         self._clear(repair.replica.group)
 
     def _clear(self, group: GroupId) -> None:
         """Nothing stays behind; the next repair of the group comes after that."""
         self._desk.remove(DropStaging(repair_area(group)), lambda: self._busy.discard(group))
+
+
+def _name(replica: DataReplica, wanted: FileMeta, owed: CompactFiles | None) -> None:
+    """Have the replica name the file that is in place now, as what a compaction owes or in its row."""
+    try:
+        if owed is not None:
+            replica.take_output(owed, wanted)
+        else:
+            replica.state.manifest.replace([wanted.name], [wanted])
+    except Exception as error:
+        raise InvariantBroken(f"the repair of {wanted.name} stopped half way") from error
 
 
 def _why_not(replica: DataReplica, wanted: FileMeta) -> str:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from nodeagent.host import mover as mover_module
 from nodeagent.host.desk import Desk
-from nodeagent.host.mover import OWN_WAIT_MS, PARALLEL_UNITS, Mover
+from nodeagent.host.mover import OWN_WAIT_MS, PARALLEL_UNITS, RETRY_MS, Mover
 from nodeagent.model.jobs import Done, DropStaging, Failed, FilesStaged
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SlotMove, Stage
 from nodeagent.model.requests import ErrorReply, OpenSource, SourceOpened, UnitPulled
@@ -185,3 +186,35 @@ def test_a_live_change_of_the_rate_reaches_the_node() -> None:
     op.stage = Stage.DONE
     drive(mover, op)
     assert mover.rate_bytes_per_s == 0
+
+
+def test_an_exception_in_a_pull_is_a_try_that_failed_and_no_other_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever part it is in: it is logged, the pull begins again after a moment, the others go on."""
+    mover, desk = moving()
+    op = operation()
+    drive(mover, op)
+    mover.order(op, "d.2", SLOTS, 7)
+    (first, _, _), (second, _, _), *_ = desk.calls
+    desk.on_reply(first, SourceOpened("b", "s", None))  # type: ignore[arg-type]
+    assert desk.failures == 1 and not desk.jobs
+    desk.on_reply(second, SourceOpened("b", "s", ()))
+    ((number, _),) = desk.jobs
+    with monkeypatch.context() as patched:
+        patched.setattr(mover_module.moving, "digest", lambda slots: 1 // 0)
+        desk.on_job(number, FilesStaged((), (), 0))
+    assert desk.failures == 2 and not desk.replies
+    desk.now += RETRY_MS
+    with monkeypatch.context() as patched:
+        patched.setattr(mover_module.moving, "sources", lambda *_: 1 // 0)
+        desk.fire()
+    assert desk.failures > 2, "also where a source is looked for"
+    for _ in range(8):
+        desk.now += RETRY_MS
+        desk.fire()
+        drive(mover, op)
+        for call, _, _ in desk.calls:
+            desk.on_reply(call, SourceOpened("c", "s", ()))
+        for number, _ in desk.jobs:
+            desk.on_job(number, FilesStaged((), (), 0))
+    ((token, reply),) = desk.replies
+    assert token == 7 and isinstance(reply, UnitPulled), "all units are copied in the end"

@@ -6,10 +6,12 @@ import msgspec
 import pytest
 
 from nodeagent.data.state import encode_checkpoint, initial
+from nodeagent.host import repairs
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import Damage
 from nodeagent.model.entries import Base, Config
+from nodeagent.model.errors import InvariantBroken
 from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import (
@@ -199,3 +201,47 @@ def test_the_next_repair_waits_until_the_area_of_the_last_is_gone() -> None:
     node.ask(token=9)
     assert [type(j) for _, j in node.jobs] == [StageFiles] and not node.replies
     assert not node.host.node_status(10, 0).unremoved
+
+
+def broken(*args: object) -> None:
+    raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("part", ["staged", "replaced", "saved"])
+def test_an_exception_in_a_part_of_a_repair_ends_that_repair(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is answered once and logged, the group may have another, and the node goes on."""
+    node = Node()
+    node.ask()
+    with monkeypatch.context() as patched:
+        if part == "staged":
+            patched.setattr(repairs, "_why_not", broken)
+        node.finish(StageFiles, STAGED)
+        if part == "replaced":
+            patched.setattr(repairs, "_name", broken)
+        if part == "saved":
+            patched.setattr(node.host.data[GROUP], "maybe_checkpoint", broken)
+        if part != "staged":
+            node.finish(ReplaceFile, FileReplaced(""))
+    code, what = node.refused()
+    assert code == "error" and "a repair failed in the node" in what and node.host.requests_failed == 1
+    node.replies.clear()
+    node.finish(DropStaging, Done())
+    node.host.tick(5_000, 0)
+    node.take()
+    while any(isinstance(j, SaveCheckpoint) for _, j in node.jobs):
+        node.finish(SaveCheckpoint, Done())
+    assert not node.replies, "not a second time"
+    node.ask(token=8)
+    assert [type(j) for _, j in node.jobs] == [StageFiles] and not node.replies
+
+
+def test_a_manifest_that_is_half_changed_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would serve less than its log says; a restart has what is durable."""
+    node = Node()
+    node.ask()
+    node.finish(StageFiles, STAGED)
+    monkeypatch.setattr(node.host.data[GROUP].state.manifest, "add", broken)
+    with pytest.raises(InvariantBroken):
+        node.finish(ReplaceFile, FileReplaced(""))
