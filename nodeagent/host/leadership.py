@@ -1,4 +1,5 @@
-"""Who should lead: each group its header, a draining or stopping node none that another can lead.
+"""Who should lead: each group its header, a draining or stopping node none that another can lead, a node that
+is short of room none that a node with room can lead.
 
 Nothing here is needed for safety; every hand-over is Raft's own (thesis 3.10) to a voter that is caught up
 and was just heard, so that it costs no election timeout.
@@ -17,6 +18,9 @@ RETRY_MS = 10_000
 """A node that did not take a group over is not asked again for this long. The group takes no writes while it
 is asked, and it may hold everything and answer and still not get to lead: its disk stands still."""
 
+SHORT_MS = 60_000
+"""A header that was short of room is not preferred for this long: room comes and goes while disks fill."""
+
 
 class Leadership:
     """`prefer` now and then, `give_away` while draining, `hand_over` before the node stops."""
@@ -25,6 +29,9 @@ class Leadership:
         self._host = host
         self._prefer_at = host.desk.now + PREFER_HEADER_MS
         self._led_before: set[GroupId] = set()
+        self._short_at: dict[NodeId, int] = {}
+        """When a voter of a group that is led here was seen last to be short of room."""
+
         self._stopping = False
         self._led_in: dict[GroupId, int] = {}
         """The first term in which this node, which stops, was seen to lead a group."""
@@ -49,7 +56,8 @@ class Leadership:
             return 1.0 + value
         if group == META:
             return value
-        return value * 0.3 if header_of(group) == self._host.node else 0.4 + value * 0.6
+        is_first = header_of(group) == self._host.node and not self._host.desk.space.is_low
+        return value * 0.3 if is_first else 0.4 + value * 0.6
 
     def keep(self) -> None:
         """Called at every housekeeping."""
@@ -58,8 +66,11 @@ class Leadership:
         now = self._host.desk.now
         led = {r.group for r in self._host.replicas() if r.leads}
         self._asked_at = {k: at for k, at in self._asked_at.items() if k[0] in led and now - at < RETRY_MS}
+        self._look_for_short(now)
         if self.shunned:
             self._give_away()
+        elif self._host.desk.space.is_low:
+            self._leave_to_room()
         elif now >= self._prefer_at:
             self._prefer_at = now + PREFER_HEADER_MS
             self._prefer_headers()
@@ -89,6 +100,25 @@ class Leadership:
             if replica.leads:
                 self._give(replica)
 
+    def _look_for_short(self, now: int) -> None:
+        self._short_at = {n: at for n, at in self._short_at.items() if now - at < SHORT_MS}
+        for replica in self._host.data.values():
+            if replica.leads:
+                self._short_at |= dict.fromkeys(replica.raft.short_of_room(), now)
+
+    def _leave_to_room(self) -> None:
+        """Hand over each group that would take rows elsewhere: most of its voters have room, and one of those
+        can lead it. Where no majority has room another leader would refuse rows as well."""
+        for replica in self._host.data.values():
+            if not replica.leads:
+                continue
+            most_have_room = (
+                len(replica.raft.short_of_room()) < (len(replica.raft.log.config.voters) - 1) // 2
+            )
+            target = self._successor(replica)
+            if most_have_room and target is not None and replica.raft.has_room(target):
+                self._give(replica)
+
     def _prefer_headers(self) -> None:
         """Hand each group to its header, so that leaders spread over the ring.
 
@@ -99,7 +129,8 @@ class Leadership:
         for group in sorted(led & self._led_before):
             header = header_of(group)
             replica = self._host.data[group]
-            if header != self._host.node and self._fits(replica, header) and replica.raft.can_change():
+            may_lead = header != self._host.node and header not in self._short_at
+            if may_lead and self._fits(replica, header) and replica.raft.can_change():
                 self.transfer(replica, header)
         self._led_before = led
 
@@ -126,10 +157,10 @@ class Leadership:
         return heard < PREFER_HEADER_MS and not asked and replica.raft.caught_up(node)
 
     def _successor(self, replica: Replica) -> NodeId | None:
-        """Another voter that may lead, the header first."""
+        """Another voter that may lead: one with room, the header first."""
         voters = sorted(replica.raft.log.config.voters)
         if replica.group != META:
-            voters.sort(key=lambda v: v != header_of(replica.group))
+            voters.sort(key=lambda v: (not replica.raft.has_room(v), v != header_of(replica.group)))
         return next((v for v in voters if v != self._host.node and self._fits(replica, v)), None)
 
     def _fits(self, replica: Replica, node: NodeId) -> bool:

@@ -388,6 +388,10 @@ class Raft(State):
         """Leader: other voters that said that they have no room for rows."""
         return self._lead.short_of_room() if self._lead is not None else []
 
+    def has_room(self, peer: NodeId) -> bool:
+        """Leader: whether `peer` said that it has room for rows. One that said nothing yet did not."""
+        return self._lead is not None and self._lead.has_room(peer)
+
     def transfer(self, target: NodeId, now: int) -> None:
         """Hand leadership to `target`; given up after an election timeout. Proposals are refused meanwhile.
 

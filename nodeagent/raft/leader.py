@@ -278,7 +278,7 @@ class Leader:
             return False
         entries: list[Entry] = []
         if carries:
-            most = SMALL_APPEND_BYTES if progress.room >= Room.FULL else APPEND_BYTES_MAX
+            most = SMALL_APPEND_BYTES if progress.room == Room.FULL else APPEND_BYTES_MAX
             entries = log.slice(prev + 1, min(last, prev + APPEND_ENTRIES_MAX), most)
         self._send_append(peer, progress, prev_term, entries)
         return True
@@ -289,7 +289,7 @@ class Leader:
         if progress.next > last or (progress.state is _REPLICATE and progress.is_full):
             return False
         log = self.state.log
-        if progress.room < Room.FULL or progress.next <= log.base.index:
+        if progress.room != Room.FULL or progress.next <= log.base.index:
             return True
         return log.bytes_between(progress.next - 1, progress.next) <= SMALL_APPEND_BYTES
 
@@ -451,6 +451,11 @@ class Leader:
         """Other voters whose disks are nearly full."""
         voters = self.state.log.config.voters
         return [v for v in voters if v in self.progress and self.progress[v].room]
+
+    def has_room(self, peer: NodeId) -> bool:
+        """Whether it said so to this leader."""
+        progress = self.progress.get(peer)
+        return progress is not None and progress.room == Room.ENOUGH
 
     def forgetful(self) -> list[NodeId]:
         return [peer for peer in self.peers if self.progress[peer].forgot]

@@ -79,8 +79,8 @@ class Progress:
         self.read_round = 0
         """Newest read round it confirmed."""
 
-        self.room = 0
-        """What its disk has room for, as it said last (`model.space.Room`)."""
+        self.room: int | None = None
+        """What its disk has room for, as it said last (`model.space.Room`); None: it said nothing yet."""
 
         self.moved_at = now
         """When appends to it last made headway or were last tried anew."""

@@ -4,16 +4,18 @@ from collections import Counter
 
 import pytest
 
+from nodeagent.host import leadership
+from nodeagent.host.leadership import PREFER_HEADER_MS
 from nodeagent.log.identity import LOG_DIR
 from nodeagent.log.log import RESERVE
 from nodeagent.model import requests as q
-from nodeagent.model.ids import META
+from nodeagent.model.ids import META, header_of
 from nodeagent.model.limits import MIB
 from nodeagent.model.requests import ErrorReply, Reply
 from nodeagent.model.space import Room, floor_of, refuse_below
 from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import CLEAN_MS
+from nodeagent.testing.sim import CLEAN_MS, SimNode
 from nodeagent.testing.workload import Writer
 
 CAPACITY = 8 * MIB
@@ -66,6 +68,17 @@ class Plant:
         """Whether every group has a leader that can commit."""
         led = {r.group for n in self.nodes if n.alive for r in n.host.replicas() if r.raft.can_change()}
         return led >= {META, *self.scenario.newest().image.groups}
+
+    def led_by(self, node: SimNode) -> set[str]:
+        return {g for g, r in node.host.data.items() if r.leads}
+
+    def terms(self) -> int:
+        """Grows with every change of a data group's leader."""
+        groups: dict[str, int] = {}
+        for node in self.nodes:
+            for group, replica in node.host.data.items():
+                groups[group] = max(groups.get(group, 0), replica.raft.term)
+        return sum(groups.values())
 
     def refuses(self) -> None:
         """Rows are refused with the reason, and none are acknowledged for a while."""
@@ -164,6 +177,53 @@ def test_one_full_node_stops_nobody_else(seed: int) -> None:
     assert others and not any(refusals), refusals
     assert any(victim.node in r.raft.short_of_room() for _, r in others)
     plant.goes_on()
+
+
+@pytest.mark.parametrize(("seed", "share"), ((1, 0.5), (2, 0.25)))
+def test_a_leader_that_alone_is_short_of_room_leaves_to_others(
+    seed: int, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes of all its groups go on, and leaders do not change again and again while its room comes and
+    goes; when it has had room for a while its own group comes back."""
+    monkeypatch.setattr(leadership, "SHORT_MS", 12_000)
+    plant = Plant(seed)
+    victim = next(n for n in plant.nodes if plant.led_by(n))
+    own = {g for g in plant.led_by(victim) if header_of(g) == victim.node}
+    assert own
+    low, before = int(refuse_below(CAPACITY) * share), plant.terms()
+    for turn in range(2):
+        victim.take_room(low)
+        plant.scenario.until(lambda: not plant.led_by(victim), "others lead", 2_000)
+        plant.refusals.clear()
+        rows = plant.rows
+        for _ in range(6):
+            victim.take_room(low)
+            plant.sim.pause(250)
+        assert plant.rows > rows and not plant.refusals["overloaded"], plant.refusals
+        if turn == 0:
+            victim.take_room(CAPACITY)
+            plant.sim.pause(2 * PREFER_HEADER_MS + 500)
+            assert not plant.led_by(victim)
+    assert plant.terms() - before == len(own)
+    victim.take_room(CAPACITY)
+    plant.scenario.until(lambda: own <= plant.led_by(victim), "its own group comes back", 20_000)
+    plant.goes_on()
+
+
+def test_leaders_stay_when_all_are_short_of_room() -> None:
+    """A group that no majority has room for is led no better elsewhere; nor is there a fight when one after
+    the other fills, and a new leader does not take a peer that it has not heard yet for one with room."""
+    plant = Plant(1)
+    before, groups = plant.terms(), len(plant.scenario.newest().image.groups)
+    for node in plant.nodes:
+        node.take_room(refuse_below(CAPACITY) // 2)
+        plant.sim.pause(1_000)
+    settled = plant.terms()
+    assert settled - before <= groups
+    for _ in range(20):
+        plant.fill(refuse_below(CAPACITY) // 2)
+        plant.sim.pause(500)
+    assert plant.terms() == settled
 
 
 def test_what_makes_room_is_taken_without_room_for_rows() -> None:
