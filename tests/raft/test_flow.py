@@ -332,12 +332,13 @@ def test_a_lone_voter_waits_for_its_disk_before_anybody_hears_of_its_term() -> N
 
 def test_a_follower_without_room_gets_small_entries_only() -> None:
     """Large ones it would not take, and they would be sent again and again; small ones keep it in the group.
-    With room again it gets all, and nothing spins meanwhile."""
+    With room again it gets all, and nothing spins meanwhile. Before its first word nobody knows."""
     raft = leader()
     hold(raft, "bc", 1)
     flush(raft)
+    assert not raft.has_room("b") and raft.short_of_room() == []
     raft.step("b", HeartbeatReply(1, room=int(Room.FULL)), 111)
-    assert raft.short_of_room() == ["b"]
+    assert not raft.has_room("b") and raft.short_of_room() == ["b"]
     flush(raft)
     raft.propose([b"s" * 100], 112)
     (small,) = sent(flush(raft), AppendRequest, "b")
@@ -353,7 +354,7 @@ def test_a_follower_without_room_gets_small_entries_only() -> None:
     while raft.has_ready:
         appends += sent(flush(raft), AppendRequest, "b")
     assert sum(len(a.entries) for a in appends if isinstance(a, AppendRequest)) == 1
-    assert raft.short_of_room() == []
+    assert raft.has_room("b") and raft.short_of_room() == []
 
 
 def test_no_snapshot_is_made_for_a_follower_without_room() -> None:
