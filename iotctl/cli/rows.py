@@ -27,7 +27,7 @@ def print_rows(session: Session, rows: pa.Table, read: str, age_ms: int | None) 
         import pyarrow.csv as pacsv
 
         sink = pa.BufferOutputStream()
-        pacsv.write_csv(rows, sink)
+        pacsv.write_csv(_with_hex(rows), sink)
         text = sink.getvalue().to_pybytes().decode()
         # A file or a program gets every value as it is; a terminal would act on it.
         session.out.write(printable(text, keep="\n") if session.out.isatty() else text)
@@ -41,20 +41,20 @@ def print_rows(session: Session, rows: pa.Table, read: str, age_ms: int | None) 
     else:
         cells = [
             [_time(v) if name == "time" else "" if v is None else v for name, v in row.items()]
-            for row in rows.to_pylist()
+            for row in _plain(rows)
         ]
         session.out.write(Table(rows.column_names, cells).render(wide=True))
     session.out.flush()
 
 
 def _time(value: object) -> str:
-    from datetime import UTC, datetime
+    from datetime import UTC, datetime, timedelta
 
     if not isinstance(value, int):
         return str(value)
     try:
-        moment = datetime.fromtimestamp(value / 1000, UTC)
-    except (OverflowError, ValueError, OSError):
+        moment = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=value)
+    except OverflowError:
         return str(value)
     return moment.isoformat(timespec="milliseconds" if value % 1000 else "seconds").replace("+00:00", "Z")
 
@@ -62,6 +62,17 @@ def _time(value: object) -> str:
 def _plain(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
     """Values JSON can carry: dates and timestamps as text, bytes as hex."""
     return [{k: v.hex() if isinstance(v, bytes) else v for k, v in row.items()} for row in rows.to_pylist()]
+
+
+def _with_hex(rows: pa.Table) -> pa.Table:
+    """Bytes as in the other formats; CSV has none."""
+    import pyarrow as pa
+
+    for at, field in enumerate(rows.schema):
+        if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+            texts = [None if v is None else v.hex() for v in rows.column(at).to_pylist()]
+            rows = rows.set_column(at, field.name, pa.array(texts, pa.string()))
+    return rows
 
 
 def import_tables(report: ImportReport) -> list[Table | str]:

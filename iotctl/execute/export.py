@@ -60,7 +60,16 @@ def write_rows(
     Args:
         shape: the columns, where there are no rows to tell.
         on_rows: told the rows written so far.
+
+    Raises:
+        InputProblem: the format cannot hold a column.
     """
+    bytes_in = [f.name for f in shape if pa.types.is_binary(f.type)]
+    if kind == CSV and bytes_in:
+        raise InputProblem(
+            f"a CSV file cannot hold the bytes of column {bytes_in[0]}",
+            next="export to .parquet or .arrow, or name the other columns with --fields",
+        )
     rows = 0
     groups = _row_groups(batches)
     first = next(groups, shape.empty_table())

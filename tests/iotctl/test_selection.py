@@ -145,6 +145,37 @@ def test_a_read_that_is_not_strong_says_how_old_it_is(
     assert said in iotctl(place, *words, "-", cluster=cluster, out=Bytes()).err
 
 
+@pytest.mark.parametrize(
+    ("time", "shown"),
+    [
+        (253_402_300_799_999, "9999-12-31T23:59:59.999Z"),
+        (-62_135_596_799_999, "0001-01-01T00:00:00.001Z"),
+        (-1, "1969-12-31T23:59:59.999Z"),
+        (1_714_521_600_000, "2024-05-01T00:00:00Z"),
+    ],
+)
+def test_times_are_shown_to_the_millisecond(place: Path, cluster: FakeCluster, time: int, shown: str) -> None:
+    """The one of the row, at both ends of the calendar."""
+    cluster.answers = pa.table({"time": [time], "device": ["a"], "v": [1.0]})
+    assert shown in iotctl(place, "data", "query", *NAMED, cluster=cluster).out.split()
+
+
+def test_bytes_are_hex_where_they_are_shown_and_refused_in_an_exported_csv(
+    place: Path, cluster: FakeCluster
+) -> None:
+    """No file that cannot be imported again, and no traceback; the other formats take them."""
+    columns = (*COLUMNS, Column("raw", "BLOB", False))
+    cluster.tables = [TableSchema("root.a", "m", 1, columns)]
+    cluster.answers = pa.table({"time": [1], "device": ["a"], "v": [1.0], "raw": [b"\xff\x00"]})
+    for kind in ("table", "csv", "json"):
+        assert "ff00" in iotctl(place, "data", "query", *NAMED, "-o", kind, cluster=cluster).out
+    words = ("data", "export", *NAMED, "--to")
+    done = iotctl(place, *words, "x.csv", cluster=cluster)
+    assert done.code == Exit.INPUT and "raw" in done.err and "--fields" in done.err
+    assert not list(place.glob("*x.csv*"))
+    assert iotctl(place, *words, "x.parquet", cluster=cluster).code == 0
+
+
 class Bytes(io.StringIO):
     """Standard output that is a pipe."""
 
