@@ -23,6 +23,8 @@ NULLS = ("", "NA", "N/A", "NULL", "null", "None", "nan", "NaN", "NAN", "-")
 """Spellings of "no value" in number, boolean and time columns. In text columns nothing at all is one, and two
 quotes are text without letters, as `data export` writes them."""
 
+INFINITE = r"^[+-]?(?i:inf|infinity)$"
+
 _MS = TimeRule("ms")
 
 ARROW = {
@@ -77,7 +79,14 @@ class _Source:
             with self.path.open(encoding="utf-8-sig", newline="") as file:
                 reader = csv.reader(file)
                 names = next(reader, [])
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except UnicodeDecodeError as error:
+            raise InputProblem(
+                "cannot be read as text",
+                why=str(error),
+                next="write the file in UTF-8, for example with iconv -f LATIN1 -t UTF-8",
+                where=str(self.path),
+            ) from None
+        except (OSError, csv.Error) as error:
             raise InputProblem("cannot be read as text", why=str(error), where=str(self.path)) from None
         if not any(n.strip() for n in names):
             raise InputProblem("the file has no header line", where=f"{self.path}:1")
@@ -130,7 +139,7 @@ class _Votes:
     def add(self, column: pa.Array) -> None:
         text = _blank_nulls(pc.utf8_trim_whitespace(column))
         self.valid += len(text) - text.null_count
-        self.numbers += _matches(text, r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?(?i:inf|infinity)$")
+        self.numbers += _matches(text, rf"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|{INFINITE}")
         self.whole += _matches(text, r"^[+-]?\d+$")
         self.zeros += _matches(text, r"^[+-]?0\d+$")
         self.booleans += _matches(text, r"^(?i:true|false)$")
@@ -253,7 +262,16 @@ def _convert(
 def _typed(text: pa.Array, kind: str) -> tuple[pa.Array, Mask]:
     if kind in ("STRING", "TEXT"):
         return text, np.zeros(len(text), np.bool_)
-    return cast(_blank_nulls(pc.utf8_trim_whitespace(text)), ARROW[kind])
+    given = _blank_nulls(pc.utf8_trim_whitespace(text))
+    values, bad = cast(given, ARROW[kind])
+    return values, bad | _overflowed(given, values) if kind in ("FLOAT", "DOUBLE") else bad
+
+
+def _overflowed(text: pa.Array, values: pa.Array) -> Mask:
+    """Numbers too large for the type, which the cast takes for infinite."""
+    said = pc.match_substring_regex(text, INFINITE)
+    found: Mask = pc.fill_null(pc.and_not(pc.is_inf(values), said), False).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _rounded(text: pa.Array) -> Mask:

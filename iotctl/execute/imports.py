@@ -197,9 +197,19 @@ def _schema(request: ImportRequest, kinds: dict[str, pa.DataType], known: TableS
                 where=str(request.file),
             )
         tags += [t for t in known.tags if t in source.names and t not in tags]
-    schema = infer_schema(
-        source, storage_group=request.storage_group, table=request.table, tags=tags, known=known
-    )
+    try:
+        schema = infer_schema(
+            source, storage_group=request.storage_group, table=request.table, tags=tags, known=known
+        )
+    except InvalidInput as error:
+        if "type" not in error.details:
+            raise
+        raise InputProblem(
+            error.what,
+            next=f"nothing was written; name a type: --type {error.details['column']}=DOUBLE, or leave the"
+            " column out of the file",
+            where=str(request.file),
+        ) from None
     if known is not None:
         have = {c.name for c in known.columns}
         added = tuple(c for c in schema.columns if c.name not in have)
@@ -278,7 +288,7 @@ def _check(job: Import, survey: Survey) -> Sharing:
     """Raises `InputProblem` for what must be decided by a person."""
     request = job.request
     check_unit(survey.seen, request.times, name=request.time, where=str(request.file))
-    if survey.bad and not request.skip_bad:
+    if survey.bad and not (request.skip_bad and survey.rows):
         raise _bad_rows(job, sorted(survey.bad, key=_line), survey.bad_rows)
     sharing = _sharing(job, survey)
     if sharing.differ and not request.last_wins:
@@ -301,10 +311,15 @@ def _bad_rows(job: Import, bad: list[BadRow], count: int) -> InputProblem:
     more = "; ".join(f"{word} {b.line}: {b.reason}" for b in rest[: SHOWN_MAX - 1])
     if len(rest) >= SHOWN_MAX:
         more += f"; and {count - SHOWN_MAX} more"
+    skipping = job.request.skip_bad
+    following = "nothing was written; correct the file" + ("" if skipping else ",") + " "
+    following += (
+        "or give the column a --type" if skipping else "give the column a --type, or use --on-error skip"
+    )
     return InputProblem(
-        first.reason,
+        f"no row can be written: {first.reason}" if skipping else first.reason,
         why=more,
-        next="nothing was written; correct the file, give the column a --type, or use --on-error skip",
+        next=following,
         where=job.place(first.line),
     )
 
@@ -370,6 +385,8 @@ def _notes(job: Import, survey: Survey, sharing: Sharing) -> list[str]:
     table = f"{schema.storage_group}.{schema.table}"
     have = {c.name for c in job.known.columns} if job.known else set()
     columns = [f"{c.name} {c.type}{' tag' if c.tag else ''}" for c in schema.columns if c.name not in have]
+    if not survey.rows:
+        return ["the file has no rows; nothing is written and no table is made"]
     notes = []
     if job.known is None:
         notes.append(f"{table} is a new table: {', '.join(columns)}")

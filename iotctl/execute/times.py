@@ -23,8 +23,8 @@ AUTO = "auto"
 PER_MS = {"us": 1_000, "ns": 1_000_000}
 
 SECONDS_FROM, SECONDS_TO = 315_532_800, 4_102_444_800
-"""1980 to 2100 in seconds. A file most of whose whole numbers lie there has seconds: as milliseconds they
-would be of January and February 1970."""
+"""1980 to 2100 in seconds. Whole numbers that lie there are seconds: as milliseconds they would be of January
+and February 1970."""
 
 MS_TO = 10**14
 """The year 5138. Where most numbers are larger, they count something shorter than a millisecond."""
@@ -85,6 +85,9 @@ def check_unit(seen: Seen, rule: TimeRule, *, name: str, where: str) -> None:
     elif seen.beyond * 2 > seen.numbers:
         why = "as milliseconds most would be after the year 5138"
         unit = "us or --time-unit ns"
+    elif seen.seconds:
+        why = f"{seen.seconds} of {seen.numbers} look like seconds, the others like milliseconds"
+        unit = "s"
     else:
         return
     raise InputProblem(

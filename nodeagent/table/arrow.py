@@ -322,4 +322,5 @@ def _table_type(field: pa.Field) -> str:
     for name in ("BOOLEAN", "FLOAT", "DOUBLE", "STRING", "TIMESTAMP", "DATE", "BLOB"):
         if any(is_kind(kind) for is_kind in _SOURCES[name]):
             return name
-    raise InvalidInput(f"column {field.name!r}: no table type for {field.type}", column=field.name)
+    what = f"column {field.name!r}: no table type for {field.type}"
+    raise InvalidInput(what, column=field.name, type=str(field.type))

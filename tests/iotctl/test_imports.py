@@ -228,6 +228,15 @@ def test_an_integer_that_does_not_fit_is_refused_by_name(place: Path, values: st
     assert reason in failure(done)["what"] and failure(done)["where"].endswith(":3") and not cluster.written
 
 
+@pytest.mark.parametrize("kind,value", [("DOUBLE", "1e400"), ("DOUBLE", "-1e309"), ("FLOAT", "1e39")])
+def test_a_number_too_large_for_its_type_is_not_infinite(place: Path, kind: str, value: str) -> None:
+    """E6: only what says that it is infinite is."""
+    done, cluster = csv(place, f"time,v\n1,inf\n2,-Infinity\n3,{value}\n", "--type", f"v={kind}")
+    assert f"v: not a {kind}: '{value}'" in failure(done)["what"] and not cluster.written
+    done, cluster = csv(place, "time,v\n1,inf\n2,-Infinity\n", "--type", f"v={kind}")
+    assert [r["v"] for r in rows_of(cluster)] == [float("inf"), float("-inf")]
+
+
 def test_large_numbers_that_a_double_holds_are_taken(place: Path) -> None:
     done, cluster = csv(place, f"time,v\n1,1.5\n2,{2**60}\n3,-{2**53}\n")
     assert done.code == 0 and [r["v"] for r in rows_of(cluster)] == [1.5, 2.0**60, -(2.0**53)]
@@ -262,6 +271,16 @@ def test_a_unit_is_said_or_likely(place: Path, stamp: int, unit: str) -> None:
             assert f"--time-unit {unit}" in failure(done)["next"] and not cluster.written
         done, cluster = load_it(place, given, "--time-unit", unit)
         assert done.code == 0 and rows_of(cluster)[0]["time"] == NOON * 1000, (suffix, done.err)
+
+
+def test_a_few_seconds_among_milliseconds_are_not_1970(place: Path) -> None:
+    """E6: one device that counts otherwise; refused with its number until the unit is said."""
+    text = f"time,v\n{NOON * 1000},1\n{NOON * 1000 + 1},2\n{NOON},3\n"
+    done, cluster = csv(place, text)
+    assert "1 of 3" in failure(done)["why"] and "--time-unit ms" in failure(done)["next"]
+    assert not cluster.written
+    done, cluster = csv(place, text, "--time-unit", "ms")
+    assert done.code == 0 and len(rows_of(cluster)) == 3
 
 
 @pytest.mark.parametrize(
@@ -408,3 +427,39 @@ def test_a_slip_in_a_name_makes_no_table_and_no_column(place: Path) -> None:
     assert rows_of(cluster)[0]["v"] == BIG, "by the table's type, not through a DOUBLE"
     done = iotctl(place, "data", "write", "v=1.5", *NAMED, cluster=cluster)
     assert done.code == Exit.INPUT and "v: '1.5' is not of type INT64" in done.err
+
+
+# --- files with nothing to write -------------------------------------------------------------------
+
+
+def test_a_file_without_a_good_row_writes_nothing_and_says_so(place: Path) -> None:
+    """E4: an empty one is no error and makes no table; one whose rows are all bad is refused, also where bad
+    rows may be left out: its types are wrong, not its rows."""
+    done, cluster = csv(place, "time,v\n")
+    assert done.code == 0 and not cluster.written
+    assert "no rows" in done.err and "new table" not in done.err
+    done, cluster = csv(place, "time,v\n1,x\n2,y\n", "--type", "v=INT64", "--on-error", "skip")
+    assert "no row can be written" in failure(done)["what"] and failure(done)["where"].endswith(":2")
+    assert not cluster.written
+
+
+@pytest.mark.parametrize(
+    "column,kind",
+    [
+        (pa.nulls(2), "null"),
+        (pa.array([[1], [2]]), "list"),
+        (pa.array([1, 2]).cast(pa.decimal128(30, 2)), "decimal"),
+    ],
+)
+def test_a_type_that_no_table_has_is_named_with_what_to_do(place: Path, column: pa.Array, kind: str) -> None:
+    """E4: the file, the column, and the option that helps."""
+    done, cluster = parquet(place, {"time": [1, 2], "odd": column})
+    found = failure(done)
+    assert "'odd'" in found["what"] and kind in found["what"] and found["where"].endswith("a.parquet")
+    assert "--type odd=" in found["next"] and not cluster.written
+
+
+def test_text_that_is_not_utf_8_is_told_with_what_to_do(place: Path) -> None:
+    (place / "a.csv").write_bytes("time,city\n1,M\u00fcnchen\n".encode("latin-1"))
+    done, _ = load(place, "a.csv")
+    assert "UTF-8" in failure(done)["next"]
