@@ -463,7 +463,10 @@ def _lower(name: str | None) -> str | None:
 def _selection(where: list[str] | None, time_from: str | None, time_to: str | None) -> Selection:
     from iotctl.execute.selection import Selection, parse_time, parse_where
 
-    return Selection(parse_where(where or []), parse_time(time_from), parse_time(time_to))
+    first, last = parse_time(time_from), parse_time(time_to)
+    if first is not None and last is not None and first > last:
+        raise typer.BadParameter(f"{time_from} is after --to {time_to}", param_hint="--from")
+    return Selection(parse_where(where or []), first, last)
 
 
 def _scan(

@@ -210,7 +210,7 @@ class Reads:
         """
         settings = (await self._calls.current()).view.settings
         wanted = slots_of(query.storage_group, query.spec, settings) if slots is None else slots
-        pending = {Cursor(): wanted.copy()}
+        pending = {Cursor(): wanted.copy()} if wanted.any() else {}
         deadline, backoff = Deadline(self._calls.timeout_s), Backoff(self._calls.rng)
         while pending:
             last: NodeAgentError | None = None
@@ -618,7 +618,9 @@ def _merge_handovers(handovers: Iterable[Handover]) -> list[Handover]:
 
 
 def slots_of(storage_group: str, spec: ScanSpec, settings: ClusterSettings) -> Mask:
-    """The slots that can hold the wanted rows: few for a bounded time range, else all."""
+    """The slots that can hold the wanted rows: none or few for a bounded time range, else all."""
+    if spec.time_from > spec.time_to:
+        return np.zeros(settings.slots, np.bool_)
     first, last = (
         time_partition(t, settings.time_partition_interval_ms, settings.hash_mode)
         for t in (spec.time_from, spec.time_to)

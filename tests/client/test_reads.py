@@ -74,6 +74,24 @@ def test_a_scan_keeps_to_times_tags_and_fields() -> None:
     run(scenario())
 
 
+def test_a_time_range_without_a_time_has_no_rows() -> None:
+    """Nobody is asked: not for pages, nor for what is to be deleted."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((500, "a", 1.0, 2.0)))
+        fake.log.clear()
+        for first, last in ((10_000, 0), (500, 499)):
+            table = await cluster.scan(SG, TABLE, time_from=first, time_to=last)
+            assert table.num_rows == 0 and table.column_names == ["time", "d", "v", "w"]
+            assert not [b async for b in cluster.scan_batches(SG, TABLE, time_from=first, time_to=last)]
+            assert (await cluster.delete(SG, TABLE, time_from=first, time_to=last)).partitions == 0
+        assert not [r for _, r in fake.log if isinstance(r, ScanRows)]
+        assert (await cluster.scan(SG, TABLE)).num_rows == 1
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("read,told", [("strong", set()), ("mid", {7, 40}), ("weak", {7, 40})])
 def test_a_read_that_is_not_strong_tells_the_age_of_every_answer(read: str, told: set[int]) -> None:
     """A11: in one table and in batches; rows of previous holders are sealed and have no age."""

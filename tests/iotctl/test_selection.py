@@ -160,6 +160,18 @@ def test_times_are_shown_to_the_millisecond(place: Path, cluster: FakeCluster, t
     assert shown in iotctl(place, "data", "query", *NAMED, cluster=cluster).out.split()
 
 
+@pytest.mark.parametrize("command", [("query",), ("delete", "--dry-run"), ("delete", "--confirm", "plant")])
+def test_a_time_range_that_ends_before_it_begins_is_refused(
+    place: Path, cluster: FakeCluster, command: tuple[str, ...]
+) -> None:
+    """A slip, and no answer would say so: no rows, or nothing deleted."""
+    times = ("--from", "2025-01-01", "--to", "2024-01-01")
+    done = iotctl(place, "data", *command, *NAMED, *times, cluster=cluster)
+    assert done.code == Exit.USAGE and "--from" in done.err and not cluster.deleted
+    done = iotctl(place, "data", *command, *NAMED, "--from", "5", "--to", "5", cluster=cluster)
+    assert done.code == 0
+
+
 def test_bytes_are_hex_where_they_are_shown_and_refused_in_an_exported_csv(
     place: Path, cluster: FakeCluster
 ) -> None:
