@@ -131,6 +131,8 @@ class Compact(msgspec.Struct, array_like=True, frozen=True, tag=13):
     compression: str = "ZSTD"
     memory_threshold: int = 1 << 40
     format_version: int = 1
+    parked: str = ""
+    """Why the output is Arrow; "" for a TsFile."""
 
 
 class Expire(msgspec.Struct, array_like=True, frozen=True, tag=14):
@@ -157,18 +159,18 @@ class OpenSessions(msgspec.Struct, array_like=True, frozen=True, tag=15):
 
 
 class Park(msgspec.Struct, array_like=True, frozen=True, tag=16):
-    """Rows of a close that fail to become a TsFile again and again are filed as Arrow instead.
+    """Rows of a close or a merge that fail to become a TsFile again and again are filed as Arrow instead.
 
-    It has no effect where the file `name` was an input of a compaction before.
+    It has no effect where a compaction logged before it took the file `name` as an input.
     """
 
     slot: int
     partition: PartitionKey
     schema: TableSchema
-    """As of the close."""
+    """As of the close or the compaction."""
 
     close: int
-    """Index of the close."""
+    """Index of that entry."""
 
     name: str
     """Of the TsFile that is not made."""

@@ -77,8 +77,9 @@ def job_of(group: GroupId, c: Compacting, inputs: Sequence[FileMeta]) -> Compact
         return _parking(group, c.command, inputs[0])
     hashes = dict(c.command.inputs)
     oldest, newest = inputs[0].order, inputs[-1].order
+    name = f"{c.command.slot:05d}-{c.index:012d}-0000.tsfile"
     spec = CloseSpec(
-        name=f"{c.command.slot:05d}-{c.index:012d}-0000.tsfile",
+        name=parked_name(name) if c.command.parked else name,
         slot=c.command.slot,
         partition=c.command.partition,
         order=newest,
@@ -86,6 +87,7 @@ def job_of(group: GroupId, c: Compacting, inputs: Sequence[FileMeta]) -> Compact
         compression=c.command.compression,
         memory_threshold=c.command.memory_threshold,
         format_version=c.command.format_version,
+        parked=c.command.parked,
     )
     deletes = sorted((t for t in c.tombstones if oldest < t.order), key=lambda t: t.order)
     files = tuple(msgspec.structs.replace(f, xxh3=hashes[f.name]) for f in inputs)
@@ -102,7 +104,7 @@ def _parking(group: GroupId, command: Park, file: FileMeta) -> CompactFiles:
         schema=command.schema,
         parked=command.why,
     )
-    return CompactFiles(group, CompactUnit(spec, (), (file,)))
+    return CompactFiles(group, CompactUnit(spec, file.clean, (file,)))
 
 
 def expired(

@@ -27,7 +27,7 @@ from nodeagent.data.tombstones import Tombstones
 from nodeagent.model import limits
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import EntryFailed
-from nodeagent.model.files import FileMeta, Tombstone
+from nodeagent.model.files import FileMeta, Tombstone, parked_name
 from nodeagent.model.ids import GroupId, PartitionKey
 from nodeagent.model.jobs import AdoptFiles, CloseFiles, CloseUnit, CompactFiles, DeleteFiles, Job
 from nodeagent.model.operation import Ranges
@@ -387,9 +387,17 @@ class DataState:
 
     def _park(self, index: int, command: commands.Park) -> None:
         """Rows that fail to become a TsFile become an Arrow file, also where they are a TsFile already: what
-        one member can make and another cannot would differ for ever."""
+        one member can make and another cannot would differ for ever.
+
+        What a compaction logged before names as an input is parked after it, if it is there then: whether the
+        compaction takes it away is known only when its turn has come, at each member's own pace.
+        """
         if any(command.name in c.names for c in self.compacting if not c.gone):
+            self.compacting.append(Compacting(index, command, command.schema, []))
             return
+        merge = next((c for c in self.compacting if c.index == command.close), None)
+        if merge is not None:
+            return self._park_merge(merge, command.why)
         pending = next((p for p in self.pending if p.index == command.close), None)
         made = pending.made.pop(command.name, None) if pending is not None else None
         unit = pending.park(command.name, command.why) if pending is not None else None
@@ -400,8 +408,18 @@ class DataState:
             self.compacting.append(Compacting(index, command, command.schema, []))
             self._take_turns()
 
+    def _park_merge(self, c: Compacting, why: str) -> None:
+        """Its output is made as Arrow; what the job of before still makes is deleted (`on_compacted`)."""
+        if c.gone or not isinstance(c.command, commands.Compact) or c.command.parked:
+            return
+        c.command = msgspec.structs.replace(c.command, parked=why)
+        if c.job is not None:
+            c.job = compaction.job_of(self.group, c, c.job.unit.inputs)
+            self.jobs.append(c.job)
+
     def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
-        """Of a job that failed, the units to be tried again: what was released since is done with."""
+        """Of a job that failed, the units to be tried again: what was released since is done with, and what
+        has expired, which no other member holds any more either."""
         closes = {p.index: p for p in self.pending}
         wanted = []
         for unit in job.units:
@@ -409,9 +427,30 @@ class DataState:
             if pending is not None and unit.spec.slot in pending.gone:
                 pending.on_made(unit, None)
             elif pending is not None and unit.spec.name not in pending.parked:
-                wanted.append(unit)
+                if self._is_past(unit):
+                    pending.on_made(unit, None)
+                else:
+                    wanted.append(unit)
         self._file_made()
         return tuple(wanted)
+
+    def _is_past(self, unit: CloseUnit) -> bool:
+        """Whether the unit's file would go at once: a cut-off logged since hides all of it, and no compaction
+        logged before the cut-off names it."""
+        spec = unit.spec
+        table = spec.schema.table
+        cuts = [t for t in self.tombstones.of(spec.partition, table) if t.expiry and spec.order < t.order]
+        held = self.memtable.partition(spec.partition) if cuts else None
+        if held is None:
+            return False
+        orders = {b.order for b in unit.batches}
+        last = max(
+            (h.time_max for h in held.held if h.table == table and h.batch.order in orders), default=None
+        )
+        pins = [c.index for c in self.compacting if not c.gone and spec.name in c.names]
+        return last is not None and any(
+            last <= t.time_to and (not pins or t.order < (min(pins),)) for t in cuts
+        )
 
     def _keep(self, files: Iterable[FileMeta], gone: set[int]) -> None:
         """Into the manifest; but files of slots released while they were being made or adopted go."""
@@ -507,16 +546,27 @@ class DataState:
         return not any(a.index < c.index and c.command.slot in expand(a.command.slots) for a in self.adopting)
 
     def wants(self, job: CompactFiles) -> bool:
-        """Whether a compaction that failed is to be tried again; if not it is over."""
+        """Whether a compaction that failed is to be tried again; if not it is over: its slot was released, or
+        its inputs have expired, and then no other member holds its output any more either."""
         c = next((c for c in self.compacting if c.job == job), None)
-        if c is not None and c.gone:
+        if c is None:
+            return False
+        if c.gone:
             self.compacting.remove(c)
-        return c is not None and not c.gone
+            return False
+        inputs = job.unit.inputs
+        cuts = [t for t in self.tombstones.of(*c.key) if t.expiry]
+        if cuts and len(compaction.expired(inputs, cuts, {})) == len(inputs):
+            self.on_compacted(job, None)
+            return False
+        return True
 
     def on_compacted(self, job: CompactFiles, made: FileMeta | None) -> None:
         """The file `job` asked for is durable, or nothing was left for it."""
         c = next((c for c in self.compacting if c.job == job), None)
         if c is None:
+            if made is not None and self._is_parked_by_now(made.name):
+                self._drop_files([made])
             return
         self.compacting.remove(c)
         files = [made] if made is not None else []
@@ -527,6 +577,12 @@ class DataState:
             self._settle_files(c.key)
             self._prune_tombstones()
         self._take_turns()
+
+    def _is_parked_by_now(self, name: str) -> bool:
+        """Whether this TsFile is named nowhere, because its rows were parked while it was made."""
+        instead = parked_name(name)
+        coming = (c.job.unit.spec.name for c in self.compacting if c.job is not None)
+        return name not in self.manifest and (instead in self.manifest or instead in coming)
 
     def _expire(self, index: int, e: commands.Expire) -> Reply:
         if e.passed and e.before > e.passed:

@@ -10,7 +10,7 @@ from nodeagent.data import commands as c
 from nodeagent.data import compaction
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
 from nodeagent.model.entries import Entry, EntryKind
-from nodeagent.model.files import FileMeta, Tombstone
+from nodeagent.model.files import FileMeta, Tombstone, parked_name
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import AdoptFiles, Adoption, CloseFiles, CompactFiles, DeleteFiles, Job
 from nodeagent.model.limits import COMPACT_BYTES_MAX, COMPACT_ROW_BYTES, MIB, SMALL_FILES_MAX
@@ -26,6 +26,10 @@ def digest(*parts: object) -> str:
     return xxhash.xxh3_128_hexdigest(repr(parts).encode())
 
 
+CONTENT: dict[str, object] = {}
+"""Rows by the hash of a file: parked ones are the same whether a member has made a TsFile of them or not."""
+
+
 def made(job: CloseFiles) -> tuple[FileMeta | None, ...]:
     """What a worker would make: bytes that depend on the unit alone, nothing where all is deleted."""
     out: list[FileMeta | None] = []
@@ -36,7 +40,8 @@ def made(job: CloseFiles) -> tuple[FileMeta | None, ...]:
             if not any(b.order < t.order and t.time_from <= b.ipc[0] <= t.time_to for t in u.tombstones)
         ]
         s = u.spec
-        xxh3 = digest(s, times)
+        xxh3 = digest(s, content := (times,))
+        CONTENT[xxh3] = content
         out.append(
             FileMeta(
                 s.name,
@@ -50,6 +55,7 @@ def made(job: CloseFiles) -> tuple[FileMeta | None, ...]:
                 min(times),
                 max(times),
                 (1, 1, 1),
+                parked=s.parked,
             )
             if times
             else None
@@ -67,6 +73,10 @@ def merged(job: CompactFiles) -> FileMeta | None:
     deletes = [t for t in u.tombstones if any(t.masks(f) for f in u.inputs)]
     if not left:
         return None
+    inputs = [CONTENT.get(f.xxh3, f.xxh3) for f in u.inputs]
+    is_parking = u.spec.name == parked_name(u.inputs[0].name)
+    content = inputs[0] if is_parking else (inputs, deletes)
+    CONTENT[xxh3 := digest(u.spec, content)] = content
     return FileMeta(
         u.spec.name,
         u.spec.slot,
@@ -74,12 +84,13 @@ def merged(job: CompactFiles) -> FileMeta | None:
         "m",
         u.spec.order,
         sum(f.size for f in left),
-        digest(u.spec, [f.xxh3 for f in u.inputs], deletes),
+        xxh3,
         1,
         min(f.time_min for f in left),
         max(f.time_max for f in left),
         (1, 1, 1),
         u.clean,
+        u.spec.parked,
     )
 
 
@@ -126,10 +137,21 @@ class Member:
             self.state.on_closed(job, made(job))
         elif isinstance(job, CompactFiles):
             self.compacted += 1
-            if self.state.wants(job):
-                self.state.on_compacted(job, merged(job))
+            self.state.on_compacted(job, merged(job))
         elif isinstance(job, AdoptFiles):
             self.state.on_adopted(job)
+        elif isinstance(job, DeleteFiles):
+            assert not [f for f in job.files if f.name in self.state.manifest]
+        self.gather()
+
+    def fail(self, which: int) -> None:
+        """A worker could not do it; what is still wanted is tried again."""
+        job = self.jobs.pop(which)
+        if isinstance(job, CloseFiles):
+            units = self.state.still_wanted(job)
+            self.jobs += [CloseFiles(job.group, units)] if units else []
+        elif not isinstance(job, CompactFiles) or self.state.wants(job):
+            self.jobs.append(job)
         self.gather()
 
     def settle(self) -> None:
@@ -192,7 +214,7 @@ class Cluster:
         p = rng.choice(PARTITIONS)
         files = self.leader.state.manifest.of_partition(p)
         slots = self.leader.state.slots
-        match rng.randrange(15):
+        match rng.randrange(17):
             case 0 | 1 | 2 | 3:
                 self.write(p, rng.randrange(10))
             case 4 | 5 | 6:
@@ -213,6 +235,25 @@ class Cluster:
                 self.do(rng.choice((c.Unseal, c.Release))(operation, 1))
             case 14:
                 self.move_in(rng)
+            case 15 | 16:
+                self.park(rng)
+
+    def park(self, rng: random.Random) -> None:
+        """A leader, of now or of before, saw a close or a compaction fail that others may have done."""
+        state = self.leader.state
+        specs = [u.spec for pending in state.pending for u in pending.units]
+        specs += [m.job.unit.spec for m in state.compacting if m.job is not None]
+        done = [f for f in state.manifest.files() if not f.parked and len(f.order) == 1]
+        if specs and rng.random() < 0.7:
+            spec = rng.choice(specs)
+            name, slot, p = spec.name, spec.slot, spec.partition
+        elif done:
+            file = rng.choice(done)
+            name, slot, p = file.name, file.slot, file.partition
+        else:
+            return
+        if name.endswith(".tsfile"):
+            self.do(c.Park(slot, p, SCHEMA, int(name.split("-")[1]), name, "no"))
 
     def move_in(self, rng: random.Random) -> None:
         """A slot comes, or the older rows of one that came."""
@@ -254,7 +295,8 @@ def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
                 if rng.random() < 0.5:
                     member.step()
                 elif member.jobs:
-                    member.finish(rng.randrange(len(member.jobs)))
+                    act = member.fail if rng.random() < 0.2 else member.finish
+                    act(rng.randrange(len(member.jobs)))
             if rng.random() < 0.05:
                 member.save()
             if rng.random() < 0.03:
@@ -282,14 +324,15 @@ def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
 
 def test_the_random_logs_do_compact() -> None:
     """Else the test above shows nothing."""
-    done = 0
+    done = parked = 0
     for seed in range(10):
         cluster = Cluster(seed)
         for _ in range(150):
             cluster.step()
             cluster.leader.settle()
         done += cluster.leader.compacted
-    assert done > 100
+        parked += sum(f.parked != "" and f.clean != () for f in cluster.leader.files)
+    assert done > 100 and parked
 
 
 @pytest.fixture
@@ -380,6 +423,37 @@ def test_a_compaction_that_fails_holds_up_its_own_files_alone(cluster: Cluster) 
     assert state.materialised == index - 1
 
 
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_parked_merge_is_made_as_arrow_and_the_tsfile_that_still_comes_goes(
+    cluster: Cluster, restarted: bool
+) -> None:
+    """Same inputs, age and deletes; in the next life too."""
+    files = cluster.some_files(3)
+    cluster.delete(P, 1, 1)
+    cluster.compact(files)
+    late = cluster.leader.jobs.pop()
+    assert isinstance(late, CompactFiles)
+    spec = late.unit.spec
+    for _ in range(2):  # it may be logged twice
+        cluster.do(c.Park(0, P, SCHEMA, late.unit.clean[0], spec.name, "no"))
+    leader = cluster.leader
+    if restarted:
+        leader.restore(leader.save())
+    (job,) = leader.jobs
+    assert isinstance(job, CompactFiles)
+    unit = job.unit
+    assert unit.spec.name == parked_name(spec.name) and unit.spec.parked == "no"
+    assert (unit.inputs, unit.tombstones, unit.clean) == (files, late.unit.tombstones, late.unit.clean)
+    out = merged(late)
+    assert out is not None
+    leader.state.on_compacted(late, out)
+    assert leader.state.jobs == [DeleteFiles("g.1", (out,))] and leader.state.compacting
+    leader.settle()
+    assert [f.name for f in leader.files] == [unit.spec.name] and not leader.state.tombstones
+    leader.state.on_compacted(late, out)
+    assert leader.state.jobs == [DeleteFiles("g.1", (out,))]
+
+
 def test_the_next_of_the_same_files_waits_for_the_one_before(cluster: Cluster) -> None:
     """A member that lags knows the inputs of the second only when the first is done."""
     cluster.compact(cluster.some_files(2))
@@ -457,6 +531,39 @@ def test_a_cut_off_after_a_compaction_finds_its_output(cluster: Cluster) -> None
         pass
     slow.settle()
     assert slow.files == fast.files and len(slow.files) == 1
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_close_that_fails_and_has_expired_is_over_unless_a_compaction_names_it(
+    cluster: Cluster, named: bool
+) -> None:
+    """Then no other member holds its file any more; but what was logged before the cut-off needs it."""
+    files = cluster.some_files(2)
+    if named:
+        cluster.compact(files)
+        cluster.leader.settle()
+    cluster.do(c.Expire(0, P, "m", 1))
+    slow = cluster.members[1]
+    while slow.step():
+        pass
+    (first,) = (u for u in slow.state.pending[0].units)
+    for _ in range(2):
+        slow.fail(0)
+    assert named == (first in [u for j in slow.jobs if isinstance(j, CloseFiles) for u in j.units])
+    slow.settle()
+    assert slow.files == cluster.leader.files and len(slow.files) == 1
+
+
+def test_a_merge_that_fails_and_has_expired_is_over(cluster: Cluster) -> None:
+    cluster.compact(cluster.some_files(2))
+    cluster.do(c.Expire(0, P, "m", 1))
+    leader = cluster.leader
+    leader.fail(0)
+    assert leader.state.compacting
+    cluster.do(c.Expire(0, P, "m", 5))
+    leader.fail(0)
+    assert not leader.state.compacting and not leader.files and not leader.jobs
+    assert len(leader.state.doomed) == 2
 
 
 def test_a_compaction_after_a_cut_off_does_not_find_what_it_dropped(cluster: Cluster) -> None:
