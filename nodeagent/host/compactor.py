@@ -108,7 +108,8 @@ class Compactor:
         now = self.host.desk.now
         if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
             return
-        runs = self._choose(replica, COMPACTIONS_MAX - len(replica.state.compacting))
+        stuck = min(len(replica.stuck), COMPACTIONS_MAX)  # they keep no other from being merged
+        runs = self._choose(replica, COMPACTIONS_MAX - (len(replica.state.compacting) - stuck))
         if runs:
             self._check(replica, runs)
 

@@ -25,7 +25,6 @@ from nodeagent.model.jobs import (
     AdoptFiles,
     CheckpointSaved,
     CloseFiles,
-    CloseUnit,
     CompactFiles,
     DeleteFiles,
     Failed,
@@ -54,14 +53,22 @@ SEALED_CLOSE_MS = 1_000
 """Files of sealed slots are made so long after the seal. Nobody serves from them; made at once, on all
 members, they slow down the very moment in which writers wait for the slots to open elsewhere."""
 
+COPY_TRIES = 3
+"""Failures in a row after which a member that has made the file is asked for it before each next try."""
+
 PARK_TRIES = 6
-"""Closes of one unit that fail before it is parked: about half a minute."""
+"""Failures of one unit or merge before it is parked: about half a minute, or a minute."""
 
 PARK_WHY_MAX = 500
 """Characters of the error that are logged with it."""
 
 COMPACT_RETRY_MS = 10_000
-"""A compaction that fails reads all of its inputs each time."""
+COMPACT_RETRY_MS_MAX = 640_000
+"""A compaction that fails reads all of its inputs each time. One that cannot even be parked waits twice as
+long each time, up to this."""
+
+Copied = Callable[[FileMeta | None], None]
+"""Gets the file that came from another member and is in place, None if none came."""
 
 Waiting = tuple[Callable[[], None], Callable[[], None]]
 """What to do when it is durable, and when the replica went before that."""
@@ -77,18 +84,29 @@ def _may_adopt(data: bytes) -> bool:
 
 @dataclass(slots=True)
 class Failing:
-    """A close of one unit that fails: its rows stay in memory, are read from there, and hold their log."""
+    """A file that fails to be made here. The rows of a close stay in memory, are read from there, and hold
+    their log; the files of a merge stay apart."""
 
     spec: CloseSpec
+    what: str
     tries: int = 0
-    """For a reason that is not want of space."""
+    """For a reason of its own: want of space is none, nor damage, which a repair ends."""
 
     why: str = ""
 
     @property
     def trouble(self) -> str:
         where = _place(self.spec.partition, self.spec.schema.table)
-        return f"{where} cannot be stored as a file, tried {self.tries} times: {self.why}"
+        return f"{where} cannot be {self.what}, tried {self.tries} times: {self.why}"
+
+    @property
+    def wants_copy(self) -> bool:
+        return self.tries >= COPY_TRIES
+
+    def count(self, result: Failed) -> None:
+        if result.code != Overloaded.code and not result.found:
+            self.tries += 1
+        self.why = result.what
 
 
 def _place(key: PartitionKey, table: str) -> str:
@@ -116,8 +134,10 @@ class DataReplica(Replica):
         config: NodeConfig,
         new_id: Callable[[], str],
         is_source: Callable[[str, GroupId, NodeId], bool],
+        copy: Callable[["DataReplica", CloseSpec, Copied], None],
     ) -> None:
         super().__init__(group, raft, desk, outbox)
+        self._copy = copy
         self.state = state
         self.config = config
         self._new_id = new_id
@@ -152,8 +172,11 @@ class DataReplica(Replica):
         self.failing: dict[str, Failing] = {}
         """Closes that fail, by the name of their file."""
 
-        self.stuck: dict[str, str] = {}
-        """Compactions that fail, by the name of their output, with the reason."""
+        self.stuck: dict[str, Failing] = {}
+        """Compactions that fail, by the name of their output."""
+
+        self.helped = ""
+        """What could not be made here last and came from another member, until a worker here makes a file."""
 
         self.broken: dict[str, DamagedFile] = {}
         """Files, by name, that a read or a compaction found damaged here, the last `DAMAGED_KEPT_MAX`."""
@@ -191,6 +214,8 @@ class DataReplica(Replica):
         if self.removed:
             return
         state, space = self.state, self.desk.space
+        if isinstance(job, CompactFiles):
+            self._forget_stuck()
         if isinstance(job, CompactFiles) and sum(f.size for f in job.unit.inputs) > space.spare:
             return self._on_compacted(job, state, Failed("overloaded", space.why))
         self.job(job, lambda r: self._on_job(job, state, r))
@@ -211,6 +236,7 @@ class DataReplica(Replica):
         if isinstance(job, CloseFiles):
             assert isinstance(result, FilesClosed)
             self._forget_failing(u.spec.name for u in job.units)
+            self.helped = ""
             self.state.on_closed(job, result.files)
         elif isinstance(job, AdoptFiles):
             self.state.on_adopted(job)
@@ -238,34 +264,50 @@ class DataReplica(Replica):
             delay_ms = min(JOB_RETRY_MS << min(max(tries) - 1, 16), JOB_RETRY_MS_MAX)
             state = self.state
             self.desk.later(delay_ms, lambda: self._close_again(CloseFiles(self.group, units), state))
-            self._maybe_park(units)
+            if len(units) == 1:
+                self._maybe_park(self.failing[units[0].spec.name], units[0].spec.order[0])
         self.start_jobs()
 
-    def _close_again(self, job: CloseFiles, state: DataState) -> None:
-        """What was parked or released meanwhile is not tried again."""
+    def _close_again(self, job: CloseFiles, state: DataState, *, ask: bool = True) -> None:
+        """What was parked or released meanwhile is not tried again. `ask` others first if it failed often."""
         if state is not self.state or self.removed or self.stopped:
             return
         units = state.still_wanted(job)
         self._forget_failing(u.spec.name for u in job.units if u not in units)
-        if units:
-            self._start(CloseFiles(self.group, units))
+        again = CloseFiles(self.group, units)
+        failing = self.failing.get(units[0].spec.name) if len(units) == 1 and ask else None
+        if failing is not None and failing.wants_copy:
+            self._copy(self, failing.spec, lambda made: self._on_close_copied(again, state, made))
+        elif units:
+            self._start(again)
         self.start_jobs()
 
-    def _maybe_park(self, units: tuple[CloseUnit, ...]) -> None:
-        """Leader: log that a unit which fails by itself is filed as Arrow.
+    def _on_close_copied(self, job: CloseFiles, state: DataState, made: FileMeta | None) -> None:
+        if made is None:
+            return self._close_again(job, state, ask=False)
+        failing = self.failing.get(made.name)
+        self._on_job(job, state, FilesClosed((made,)))
+        self._note_help(failing)
+        return None
 
-        Want of space does not count, nor a node that is short of it. What else passes (a worker that was
-        killed, memory) does so within the tries, which take a minute; if not, parking costs only bytes. A
-        unit that is logged once more changes nothing.
+    def _note_help(self, failing: Failing | None) -> None:
+        if failing is not None:
+            self.helped = f"{failing.trouble}; another member's file was taken"
+            self.desk.note("copied_instead", group=self.group, file=failing.spec.name, why=failing.why)
+
+    def _maybe_park(self, failing: Failing, index: int) -> None:
+        """Leader: log that what fails by itself is filed as Arrow; `index` is that of its entry.
+
+        Want of space does not count, nor a node that is short of it, nor damage. What else passes (a worker
+        that was killed, memory) does so within the tries, and what only this member cannot do comes from
+        another meanwhile; if not, parking costs only bytes. What is logged once more changes nothing.
         """
-        if not self.leads or self.desk.space.room or len(units) != 1:
-            return
-        spec, failing = units[0].spec, self.failing[units[0].spec.name]
-        if failing.tries < PARK_TRIES or spec.parked:
+        spec = failing.spec
+        if not self.leads or self.desk.space.room or failing.tries < PARK_TRIES or spec.parked:
             return
         why = failing.why[:PARK_WHY_MAX]
         self.desk.note("parking", group=self.group, file=spec.name, why=why)
-        park = commands.Park(spec.slot, spec.partition, spec.schema, spec.order[0], spec.name, why)
+        park = commands.Park(spec.slot, spec.partition, spec.schema, index, spec.name, why)
         self.propose([commands.encode(park)])
 
     def _forget_failing(self, names: Iterable[str]) -> None:
@@ -274,32 +316,63 @@ class DataReplica(Replica):
 
     def _count_failure(self, spec: CloseSpec, result: Failed) -> int:
         """How often in a row the unit could not be closed."""
-        failing = self.failing.setdefault(spec.name, Failing(spec))
-        if result.code != Overloaded.code:
-            failing.tries += 1
-        failing.why = result.what
+        failing = self.failing.setdefault(spec.name, Failing(spec, "stored as a file"))
+        failing.count(result)
         return failing.tries or 1
 
     def _on_compacted(self, job: CompactFiles, state: DataState, result: JobResult) -> None:
-        name = job.unit.spec.name
-        self.stuck.pop(name, None)
         if isinstance(result, Failed):
-            self._note_damage(result, job.unit.inputs, job)
-            if state.wants(job):
-                self.stuck[name] = f"compaction: {result.what}"
-                self.desk.note("job_failed", group=self.group, job="CompactFiles", why=result.what)
-                self.desk.later(COMPACT_RETRY_MS, lambda: self._try_again(job, state))
-            return
+            return self._on_merge_failed(job, state, result)
+        self.stuck.pop(job.unit.spec.name, None)
+        self.helped = ""
         assert isinstance(result, FilesClosed)
         self.state.on_compacted(job, result.files[0])
         self.changed()
         self.start_jobs()
+        return None
 
-    def _try_again(self, job: CompactFiles, state: DataState) -> None:
-        if state is self.state and state.wants(job):
-            self._start(job)
+    def _on_merge_failed(self, job: CompactFiles, state: DataState, result: Failed) -> None:
+        """The files stay apart, and only these: deletes and cut-offs of them hide their rows all the same."""
+        self._note_damage(result, job.unit.inputs, job)
+        spec = job.unit.spec
+        if not state.wants(job):
+            self.stuck.pop(spec.name, None)
+            self.changed()
+            return self.start_jobs()
+        if self.desk.space.room is Room.FULL:
+            result = Failed(Overloaded.code, result.what)
+        failing = self.stuck.setdefault(spec.name, Failing(spec, "merged"))
+        failing.count(result)
+        self.desk.note("job_failed", group=self.group, job="CompactFiles", why=result.what)
+        delay_ms = COMPACT_RETRY_MS << max(0, min(failing.tries - PARK_TRIES, 16))
+        self.desk.later(min(delay_ms, COMPACT_RETRY_MS_MAX), lambda: self._merge_again(job, state))
+        self._maybe_park(failing, max(job.unit.clean, default=0))
+        return None
+
+    def _forget_stuck(self) -> None:
+        """What was parked or released meanwhile."""
+        if self.stuck:
+            names = {c.job.unit.spec.name for c in self.state.compacting if c.job is not None}
+            self.stuck = {name: f for name, f in self.stuck.items() if name in names}
+
+    def _merge_again(self, job: CompactFiles, state: DataState, *, ask: bool = True) -> None:
+        name = job.unit.spec.name
+        failing = self.stuck.get(name) if ask else None
+        if state is not self.state or self.removed or self.stopped or not state.wants(job):
+            self.stuck.pop(name, None)
+            self.start_jobs()
+        elif failing is not None and failing.wants_copy:
+            self._copy(self, failing.spec, lambda made: self._on_merge_copied(job, state, made))
         else:
-            self.stuck.pop(job.unit.spec.name, None)
+            self._start(job)
+
+    def _on_merge_copied(self, job: CompactFiles, state: DataState, made: FileMeta | None) -> None:
+        if made is None:
+            return self._merge_again(job, state, ask=False)
+        failing = self.stuck.get(made.name)
+        self._on_job(job, state, FilesClosed((made,)))
+        self._note_help(failing)
+        return None
 
     @property
     def trouble(self) -> str:
@@ -307,7 +380,8 @@ class DataReplica(Replica):
         damaged = self.damaged if self.leads else {}
         found = (
             *(f.trouble for f in self.failing.values()),
-            *self.stuck.values(),
+            *(f.trouble for f in self.stuck.values()),
+            *([self.helped] if self.helped else []),
             *damaged.values(),
             *(_parked(f) for f in islice(self.state.manifest.parked.values(), 1)),
         )
@@ -526,6 +600,7 @@ class DataReplica(Replica):
         self._unnamed.clear()
         self.failing.clear()
         self.stuck.clear()
+        self.helped = ""
         if superseded:
             self.state.jobs.append(DeleteFiles(self.group, superseded))
         self._closing = (0, 0)

@@ -124,7 +124,7 @@ class Host:
             question=status_question(config, incarnation),
         )
         self.mover = Mover(self.node, incarnation, self.desk, self.data, self._report)
-        self.repairs = Repairs(self.desk)
+        self.repairs = Repairs(self.node, self.desk)
         self.operations = Operations(self)
         self.handlers = Handlers(self)
         self.leadership = Leadership(self)
@@ -263,7 +263,9 @@ class Host:
 
     def _add_data(self, group: GroupId, raft: Raft, state: DataState) -> DataReplica:
         replica = DataReplica(
-            group, raft, self.desk, self.outbox, state, self.config, self.new_id, self._is_source
+            *(group, raft, self.desk, self.outbox, state, self.config, self.new_id),
+            self._is_source,
+            self.repairs.fetch,
         )
         raft.passive = META in self.damaged  # it could serve nothing that it leads
         raft.room = self.desk.space.room

@@ -506,9 +506,15 @@ def on_check(host: Cluster, replica: DataReplica, token: int, request: requests.
 def on_export(
     host: Cluster, replica: DataReplica, token: int, request: requests.ExportFiles, snapshot: str
 ) -> None:
-    """Offer the replica's files of open slots; the snapshot ends by age."""
-    replica.compared_at = host.desk.now
-    files = files_of(replica, request.slots)
+    """Offer the replica's files of open slots, or any by name; the snapshot ends by age."""
+    if request.names:
+        found = {n: f for n in request.names if (f := replica.state.manifest.get(n)) is not None}
+        if len(found) < len(request.names):
+            return host.desk.refuse(token, "not_found", "not all of these files are in this manifest")
+        files = tuple(found.values())
+    else:
+        replica.compared_at = host.desk.now
+        files = files_of(replica, request.slots)
     _offer(host, replica, token, snapshot, files, _by_slot(replica, files, set(to_slots(request.slots))))
 
 

@@ -1,22 +1,29 @@
-"""Repairs of single files of this node's replicas, as an operator orders them (`RepairFile`).
+"""Single files of this node's replicas that come from other members: repairs, as an operator orders them
+(`RepairFile`), and what fails to be made here again and again.
 
-Who decides is `iotctl verify --repair`: it compared the replicas and knows what their majority holds. Here
-the copy is fetched and verified, put in the place of the damaged one, and the manifest row replaced where it
-was forged too. What a compaction was to make here of a damaged file comes as a copy too, for the other
-members do not have its inputs any more. The log has no part in it: afterwards this replica is what its log
-says it should be.
+Who decides on a repair is `iotctl verify --repair`: it compared the replicas and knows what their majority
+holds. Here the copy is fetched and verified, put in the place of the damaged one, and the manifest row
+replaced where it was forged too. What a compaction was to make here of a damaged file comes as a copy too,
+for the other members do not have its inputs any more. The log has no part in it: afterwards this replica is
+what its log says it should be.
 
-One repair per group at a time. Its staged files lie where only a repair of that group looks.
+What a worker here cannot make (a library that is broken on this machine alone, too little memory) is what the
+log says it should be on every member (law 6), so the file of one that could is taken, if it has the name and
+the age of the one wanted; its bytes are checked against what that member's manifest says of them.
+
+One file per group at a time. What is staged for it lies where only this module looks.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nodeagent.host.data_replica import DataReplica
+from nodeagent.data.state import DataState
+from nodeagent.host.data_replica import Copied, DataReplica
 from nodeagent.host.desk import Desk
 from nodeagent.model.errors import InvariantBroken
-from nodeagent.model.files import FileMeta
-from nodeagent.model.ids import GroupId
+from nodeagent.model.files import CloseSpec, FileMeta, FileRef
+from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.jobs import (
     CompactFiles,
     DeleteFiles,
@@ -31,7 +38,7 @@ from nodeagent.model.jobs import (
     repair_area,
 )
 from nodeagent.model.limits import REPAIR_SOURCES_MAX
-from nodeagent.model.requests import FileRepaired, RepairFile
+from nodeagent.model.requests import ExportFiles, FileRepaired, RepairFile, Reply, SourceOpened
 
 
 @dataclass(slots=True)
@@ -42,12 +49,29 @@ class _Repair:
     is_answered: bool = False
 
 
-class Repairs:
-    """Repairs of this node; every token is answered once."""
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    replica: DataReplica
+    spec: CloseSpec
+    state: DataState
+    """That asked: one that takes its place asks for what it needs."""
 
-    def __init__(self, desk: Desk) -> None:
+    then: Copied
+
+    @property
+    def is_current(self) -> bool:
+        return _is_whole(self.replica) and self.replica.state is self.state
+
+
+class Repairs:
+    """Repairs of this node; every token is answered once, as is every `then`."""
+
+    def __init__(self, node: NodeId, desk: Desk) -> None:
+        self._node = node
         self._desk = desk
         self._busy: set[GroupId] = set()
+        self._lacks: dict[GroupId, deque[_Lack]] = {}
+        """Of groups that are busy; as many as files fail to be made there."""
 
     def start(self, token: int, replica: DataReplica, request: RepairFile) -> None:
         if request.group in self._busy:
@@ -69,6 +93,77 @@ class Repairs:
     def _part_of(self, repair: _Repair, then: Callable[..., None]) -> Callable[..., None]:
         """`then`, as a part of this repair: an exception in it ends the repair, and the next may begin."""
         return self._desk.isolated("a repair", then, lambda why: self._fail(repair, "error", why))
+
+    # --- what cannot be made here ------------------------------------------------------------------
+
+    def fetch(self, replica: DataReplica, spec: CloseSpec, then: Copied) -> None:
+        """Put in place what `spec` describes, from the first member that has made it."""
+        self._lacks.setdefault(replica.group, deque()).append(_Lack(replica, spec, replica.state, then))
+        self._next(replica.group)
+
+    def _next(self, group: GroupId) -> None:
+        if group in self._busy or group not in self._lacks:
+            return
+        lack = self._lacks[group].popleft()
+        if not self._lacks[group]:
+            del self._lacks[group]
+        self._busy.add(group)
+        members = [n for n in lack.replica.raft.log.config.members if n != self._node]
+        self._ask(lack, [] if self._desk.space.room or not lack.is_current else members)
+
+    def _end(self, group: GroupId, *, is_clear: bool) -> None:
+        """Nothing stays staged; the next file of the group comes after that."""
+
+        def ended() -> None:
+            self._busy.discard(group)
+            self._next(group)
+
+        if is_clear:
+            ended()
+        else:
+            self._clear(group, ended)
+
+    def _clear(self, group: GroupId, then: Callable[[], None]) -> None:
+        self._desk.remove(DropStaging(repair_area(group)), then)
+
+    def _ask(self, lack: "_Lack", members: list[NodeId]) -> None:
+        if not members:
+            return self._came(lack, None)
+        node, *others = members
+        spec = lack.spec
+        request = ExportFiles(lack.replica.group, ((spec.slot, spec.slot + 1),), (spec.name,))
+
+        def answered(reply: Reply) -> None:
+            slots = reply.slots if isinstance(reply, SourceOpened) else ()
+            made = next((f for s in slots for f in s.files if _fits(f, spec)), None)
+            if made is None or not isinstance(reply, SourceOpened):
+                return self._ask(lack, others)
+            source = FileRef(node, reply.snapshot, made.name, made.size, made.xxh3)
+            staged = (StagedFile(made, (source,)),)
+            job = StageFiles(repair_area(lack.replica.group), lack.replica.group, staged)
+            return self._desk.job(job, lambda r: self._on_fetched(lack, made, others, r))
+
+        self._desk.call(node, request, answered)
+
+    def _on_fetched(self, lack: "_Lack", made: FileMeta, others: list[NodeId], result: JobResult) -> None:
+        group = lack.replica.group
+        if not isinstance(result, FilesStaged) or result.failed:
+            return self._clear(group, lambda: self._ask(lack, others))
+        if not lack.is_current:
+            return self._came(lack, None, is_clear=False)
+
+        def placed(result: JobResult) -> None:
+            is_placed = isinstance(result, FileReplaced)
+            is_clear = isinstance(result, FileReplaced) and not result.left
+            self._came(lack, made if is_placed else None, is_clear=is_clear)
+
+        return lack.replica.job(ReplaceFile(group, made), placed)
+
+    def _came(self, lack: "_Lack", made: FileMeta | None, *, is_clear: bool = True) -> None:
+        lack.then(made)
+        self._end(lack.replica.group, is_clear=is_clear)
+
+    # --- repairs -----------------------------------------------------------------------------------
 
     def _on_staged(self, repair: _Repair, result: JobResult) -> None:
         group = repair.replica.group
@@ -107,10 +202,7 @@ class Repairs:
         if repair.is_answered:
             return
         repair.is_answered = True
-        if result.left:
-            self._clear(repair.replica.group)
-        else:
-            self._busy.discard(repair.replica.group)
+        self._end(repair.replica.group, is_clear=not result.left)
         self._desk.reply(repair.token, FileRepaired(result.quarantined))
 
     def _gone(self, repair: _Repair) -> None:
@@ -121,11 +213,7 @@ class Repairs:
             return
         repair.is_answered = True
         self._desk.refuse(repair.token, code, what)
-        self._clear(repair.replica.group)
-
-    def _clear(self, group: GroupId) -> None:
-        """Nothing stays behind; the next repair of the group comes after that."""
-        self._desk.remove(DropStaging(repair_area(group)), lambda: self._busy.discard(group))
+        self._end(repair.replica.group, is_clear=False)
 
 
 def _name(replica: DataReplica, wanted: FileMeta, owed: CompactFiles | None) -> None:
@@ -143,7 +231,7 @@ def _why_not(replica: DataReplica, wanted: FileMeta) -> str:
     """Why this file may not be put in place here now; "" when it may."""
     if replica.removed:
         return f"the replica of {replica.group} is being removed"
-    if replica.installing or replica.rebasing or not replica.state.recovered:
+    if not _is_whole(replica):
         return f"the replica of {replica.group} is not complete yet: it is installing or recovering"
     known = replica.state.manifest.get(wanted.name)
     if known is None and replica.owed(wanted) is not None:
@@ -153,6 +241,17 @@ def _why_not(replica: DataReplica, wanted: FileMeta) -> str:
     if _place(known) != _place(wanted):
         return f"{wanted.name} has another slot, partition, table or order in this replica's manifest"
     return ""
+
+
+def _is_whole(replica: DataReplica) -> bool:
+    gone = replica.removed or bool(replica.stopped)
+    return not (gone or replica.installing or replica.rebasing) and replica.state.recovered
+
+
+def _fits(made: FileMeta, spec: CloseSpec) -> bool:
+    """Whether this is what the log has every member make."""
+    wanted = spec.name, spec.slot, spec.partition, spec.schema.table, spec.order, spec.parked
+    return (made.name, *_place(made), made.parked) == wanted
 
 
 def _place(meta: FileMeta) -> tuple[object, ...]:

@@ -670,10 +670,12 @@ class FileRepaired(_Tagged, frozen=True):
 
 
 class ExportFiles(_Tagged, frozen=True):
-    """Make a hard-link snapshot of the replica's files of these slots, to be fetched by chunks."""
+    """Make a hard-link snapshot of the replica's files of these slots, or of those called `names`, to be
+    fetched by chunks."""
 
     group: Name
     slots: Slots
+    names: tuple[str, ...] = ()
 
 
 class OpenSource(_Tagged, frozen=True):

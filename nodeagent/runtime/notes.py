@@ -25,7 +25,7 @@ NOTABLE = frozenset(
         *("writes_refused", "writes_taken_again"),
         *("peer_unreachable", "peer_connected", "connection_refused"),
         *("job_failed", "install_failed", "installed", "replica_removed", "not_removed", "handing_over"),
-        *("compaction_waits", "clock_skew", "group_stopped", "parking"),
+        *("compaction_waits", "clock_skew", "group_stopped", "parking", "copied_instead"),
         *("recovered", "recover_later", "sessions_later"),
     )
 )

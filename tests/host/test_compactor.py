@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from nodeagent.data.state import encode_checkpoint, initial
+from nodeagent.host.data_replica import PARK_TRIES
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog
 from nodeagent.model.entries import Base, Config, HardState, LogOp
-from nodeagent.model.files import FileMeta, FileRef, ScanSpec
+from nodeagent.model.files import PARKED, FileMeta, FileRef, ScanSpec
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import (
     CompactFiles,
@@ -187,6 +188,76 @@ def test_a_compaction_that_fails_is_named_and_tried_again() -> None:
     assert isinstance(job, CompactFiles)
     node.finish(CompactFiles, FilesClosed((output(job),)))
     assert not node.replica.trouble and len(node.replica.state.manifest) == 1
+
+
+def merge_fails(node: Node, result: Failed, times: int) -> None:
+    for _ in range(times):
+        while not node.under_way(CompactFiles):
+            node.pass_ms(1_000)
+        node.finish(CompactFiles, result)
+
+
+def test_a_merge_that_fails_again_and_again_is_parked() -> None:
+    """The leader logs it once it has tried enough. What cannot even be made as Arrow is tried ever more
+    rarely, and its place goes on being named."""
+    files = tuple(msgspec.structs.replace(f, name=f"old-{f.name}") for f in FILES)
+    node = Node(files)
+    node.finish(HashFiles, FilesHashed(tuple((f.name, f.xxh3) for f in files)))
+    own = Failed("file_corrupt", "wrote 2 rows, the file has 1")
+    merge_fails(node, own, PARK_TRIES - 1)
+    assert not any(c.command.parked for c in node.replica.state.compacting)
+    assert "time partition 1" in node.replica.trouble and "has 1" in node.replica.trouble
+    merge_fails(node, own, 1)
+    node.pass_ms(100)
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles)
+    spec = job.unit.spec
+    assert spec.name.endswith(PARKED) and spec.parked == own.what and job.unit.inputs == files
+    node.pass_ms(11_000)
+    assert node.under_way(CompactFiles) == [job] and not node.replica.trouble
+    merge_fails(node, own, PARK_TRIES + 2)
+    before = node.now
+    merge_fails(node, own, 1)
+    assert node.now - before > 30_000 and "time partition 1" in node.replica.trouble
+    assert len(node.replica.state.compacting) == 1
+    while not node.under_way(CompactFiles):
+        node.pass_ms(1_000)
+    made = msgspec.structs.replace(output(job), parked=spec.parked)
+    node.finish(CompactFiles, FilesClosed((made,)))
+    assert spec.name in node.replica.trouble and node.replica.state.manifest.files() == (made,)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        Failed("overloaded", "no space left"),
+        Failed("file_corrupt", "a flipped byte", FILES[0].name, "d" * 32),
+    ],
+    ids=["space", "damage"],
+)
+def test_want_of_space_and_damage_park_no_merge(result: Failed) -> None:
+    node = Node()
+    node.finish(HashFiles, GOOD)
+    merge_fails(node, result, 3 * PARK_TRIES)
+    assert not any(c.command.parked for c in node.replica.state.compacting)
+
+
+def test_merges_that_fail_keep_no_other_from_being_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeagent.host.compactor.COMPACTIONS_MAX", 1)
+    q = PartitionKey("sg", 2, 0)
+    others = tuple(
+        msgspec.structs.replace(f, name=f.name.replace("-0000.", "-0001."), partition=q) for f in FILES
+    )
+    node = Node((*FILES, *others))
+    hashed = node.under_way(HashFiles)[0]
+    assert isinstance(hashed, HashFiles) and len(hashed.files) == 2
+    node.finish(HashFiles, FilesHashed(tuple((f.name, f.xxh3) for f in hashed.files)))
+    node.pass_ms(2_000)
+    assert not node.under_way(HashFiles)
+    node.finish(CompactFiles, Failed("file_corrupt", "no"))
+    node.pass_ms(2_000)
+    (after,) = node.under_way(HashFiles)
+    assert isinstance(after, HashFiles) and after.files[0].partition != hashed.files[0].partition
 
 
 def test_while_files_are_compared_none_is_compacted() -> None:

@@ -7,13 +7,14 @@ import pytest
 
 from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host import repairs
+from nodeagent.host.desk import To
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import Damage
 from nodeagent.model.entries import Base, Config
 from nodeagent.model.errors import InvariantBroken
-from nodeagent.model.files import FileMeta, FileRef
-from nodeagent.model.ids import PartitionKey
+from nodeagent.model.files import CloseSpec, FileMeta, FileRef, PulledSlot
+from nodeagent.model.ids import NodeId, PartitionKey
 from nodeagent.model.jobs import (
     Done,
     DropStaging,
@@ -24,9 +25,19 @@ from nodeagent.model.jobs import (
     Job,
     ReplaceFile,
     SaveCheckpoint,
+    StagedFile,
     StageFiles,
 )
-from nodeagent.model.requests import ErrorReply, FileRepaired, RepairFile, Reply
+from nodeagent.model.requests import (
+    ErrorReply,
+    ExportFiles,
+    FileRepaired,
+    RepairFile,
+    Reply,
+    Request,
+    SourceOpened,
+)
+from nodeagent.model.schema import Column, TableSchema
 from tests.host.test_host import CONFIG, found
 
 GROUP = "a.1"
@@ -47,6 +58,7 @@ class Node:
         self.host = Host.open(CONFIG, "i", groups, damaged, random.Random(1), 0, 0)
         self.jobs: list[tuple[int, Job]] = []
         self.replies: list[tuple[int, Reply]] = []
+        self.asked: list[tuple[int, To, Request]] = []
         self.take()
 
     def take(self) -> None:
@@ -55,12 +67,23 @@ class Node:
             effects = self.host.take()
             self.jobs += effects.jobs
             self.replies += effects.replies
+            self.asked += effects.calls
             if effects.persist is None:
                 return
             self.host.on_persisted(effects.persist[0], 10)
 
     def ask(self, wanted: FileMeta = FORGED_AWAY, token: int = 7) -> None:
         self.host.on_request(token, RepairFile(GROUP, wanted, SOURCES), 0, 0)
+        self.take()
+
+    def calls(self) -> list[tuple[int, NodeId, ExportFiles]]:
+        """What other members are asked for since the last time."""
+        self.take()
+        found, self.asked = self.asked, []
+        return [(n, to, r) for n, to, r in found if isinstance(r, ExportFiles) and isinstance(to, str)]
+
+    def answer(self, asked: list[tuple[int, NodeId, ExportFiles]], reply: Reply) -> None:
+        self.host.on_reply(asked[0][0], reply, 10)
         self.take()
 
     def finish(self, kind: type, result: object) -> Job:
@@ -245,3 +268,33 @@ def test_a_manifest_that_is_half_changed_ends_the_node(monkeypatch: pytest.Monke
     monkeypatch.setattr(node.host.data[GROUP].state.manifest, "add", broken)
     with pytest.raises(InvariantBroken):
         node.finish(ReplaceFile, FileReplaced(""))
+
+
+SPEC = CloseSpec("g", 3, MINE.partition, (5,), TableSchema("sg", "t", 1, (Column("v", "INT64", False),)))
+LACKING = msgspec.structs.replace(MINE, name="g", order=(5,))
+
+
+def test_what_fails_to_be_made_here_comes_from_the_first_member_that_has_it() -> None:
+    """The next file of the group comes after it, and an operator's repair is refused meanwhile."""
+    node = Node()
+    got: list[FileMeta | None] = []
+    for _ in range(2):
+        node.host.repairs.fetch(node.host.data[GROUP], SPEC, got.append)
+    asked = node.calls()
+    assert [(to, type(r), r.names) for _, to, r in asked] == [("b", ExportFiles, ("g",))]
+    older = msgspec.structs.replace(LACKING, order=(4,))
+    node.answer(asked, SourceOpened("b", "5b", (PulledSlot(3, (older,), ()),)))
+    asked = node.calls()
+    assert [to for _, to, _ in asked] == ["c"] and not node.jobs, "what b has is another file"
+    node.answer(asked, SourceOpened("c", "5c", (PulledSlot(3, (LACKING,), ()),)))
+    node.ask()
+    assert node.refused()[0] == "busy"
+    staged = node.finish(StageFiles, FilesStaged(("g",), (), 10))
+    assert isinstance(staged, StageFiles)
+    assert staged.files == (StagedFile(LACKING, (FileRef("c", "5c", "g", 10, "0" * 32),)),)
+    assert node.finish(ReplaceFile, FileReplaced("")) == ReplaceFile(GROUP, LACKING) and got == [LACKING]
+    for who in ("b", "c"):
+        asked = node.calls()
+        assert [to for _, to, _ in asked] == [who]
+        node.answer(asked, ErrorReply("not_found", "not made yet"))
+    assert got == [LACKING, None] and not node.jobs

@@ -1,15 +1,18 @@
 """Rows that no file format takes, in a whole cluster: one partition must not hold up a group or a change."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 import pytest
 
 from nodeagent.model.errors import FileCorrupt
-from nodeagent.model.files import PARKED, TSFILE, CloseSpec
+from nodeagent.model.files import PARKED, TSFILE, CloseSpec, FileMeta
 from nodeagent.storage.arrow_format import ArrowFormat
+from nodeagent.storage.format import ClosedUnit
+from nodeagent.storage.handler import Handler, Made
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import SimNode
 from tests.sim.test_cases import formed
 
 
@@ -24,6 +27,41 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
         return encode(self, table, spec, properties)
 
     monkeypatch.setattr(ArrowFormat, "encode", choosy)
+
+
+class Library:
+    """The format's library, on all machines; what it fails to make depends on the test."""
+
+    def __init__(self) -> None:
+        self.fails: Callable[[object, FileMeta], bool] = lambda disk, file: False
+        self.failed = 0
+
+    def check(self, disk: object, file: FileMeta) -> None:
+        if file.name.endswith(TSFILE) and self.fails(disk, file):
+            self.failed += 1
+            raise FileCorrupt(f"{file.name}: not these rows")
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    found = Library()
+    put = Handler._put
+
+    def choosy(self: Handler, closed: ClosedUnit | None) -> Made | None:
+        if closed is not None:
+            found.check(self._place._disk, closed.meta)  # type: ignore[attr-defined]
+        return put(self, closed)
+
+    monkeypatch.setattr(Handler, "_put", choosy)
+    return found
+
+
+def alive(scenario: Scenario) -> list[SimNode]:
+    return [n for n in scenario.sim.nodes.values() if n.alive]
+
+
+def troubles(node: SimNode) -> str:
+    return " ".join(r.trouble for r in node.host.data.values())
 
 
 def parked(scenario: Scenario) -> dict[str, set[str]]:
@@ -49,3 +87,45 @@ def test_rows_that_no_file_takes_are_parked_and_move_with_their_slots(poison: No
     scenario.read_everything()
     troubles = {r.trouble for n in scenario.sim.nodes.values() if n.alive for r in n.host.data.values()}
     assert any("not these rows" in t and "time partition" in t for t in troubles), troubles
+
+
+def test_what_one_member_cannot_make_comes_from_another(library: Library) -> None:
+    """Neither a close nor a merge succeeds on one machine, where it follows and where it leads: nothing is
+    parked, its log is not pinned, changes end, and its status says where and why."""
+    scenario = formed(52)
+    victim = alive(scenario)[0]
+    library.fails = lambda disk, file: disk is victim.disk
+    scenario.until(lambda: "not these rows" in troubles(victim), "it cannot make a file")
+    assert "time partition" in troubles(victim)
+    newcomer = scenario.newcomers[0]
+    scenario.sim.nodes[newcomer].start()
+    scenario.finish(scenario.change("add-node", newcomer))
+    scenario.sim.pause(60_000)
+    assert library.failed and any(r.leads for r in victim.host.data.values())
+    scenario.quiet()
+    check_converged(scenario.sim)
+    assert not any(parked(scenario).values())
+    assert any(f.clean for r in victim.host.data.values() for f in r.state.manifest.files())
+    assert all(not r.failing and not r.stuck for r in victim.host.data.values())
+    assert "another member" in troubles(victim)
+    scenario.read_everything()
+
+
+def test_a_merge_that_fails_everywhere_is_parked(library: Library) -> None:
+    """It holds up no change, no other merge and no delete; every member parks alike."""
+    scenario = formed(53)
+    library.fails = lambda disk, file: bool(file.clean and file.slot % 3)
+    scenario.until(lambda: all(parked(scenario).values()), "merges are parked")
+    newcomer = scenario.newcomers[0]
+    scenario.sim.nodes[newcomer].start()
+    scenario.finish(scenario.change("add-node", newcomer))
+    assert any("not these rows" in troubles(n) and "time partition" in troubles(n) for n in alive(scenario))
+    victim = alive(scenario)[0]
+    victim.stop(power=True)
+    victim.start()
+    scenario.quiet()
+    check_converged(scenario.sim)
+    scenario.read_everything()
+    files = [f for n in alive(scenario) for r in n.host.data.values() for f in r.state.manifest.files()]
+    assert any(f.parked and f.clean for f in files)
+    assert all(not r.stuck for n in alive(scenario) for r in n.host.data.values())
