@@ -6,8 +6,8 @@ worker that dies or a full disk costs only time: the same units are simply asked
 
 Files enter the manifest partition by partition, and of one partition in the order of the closes: what cannot
 be made holds back its own partition and no other. The way out is to *park* the unit: the leader, which saw it
-fail again and again, logs that the rows are filed as Arrow, which takes any. Every member then makes that
-file, also one that has made the TsFile meanwhile (`compaction.job_of`).
+fail again and again, on all members as far as it can tell, logs that the rows are filed as Arrow, which takes
+any. Every member then makes that file, also one that has made the TsFile meanwhile (`compaction.job_of`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -18,6 +18,7 @@ out in it (`FileMeta.clean`), so that they end.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -94,6 +95,15 @@ def job_of(group: GroupId, c: Compacting, inputs: Sequence[FileMeta]) -> Compact
     return CompactFiles(group, CompactUnit(spec, (c.index,), files, tuple(deletes)))
 
 
+def trial_of(
+    group: GroupId, file: FileMeta, schema: TableSchema, tombstones: Sequence[Tombstone]
+) -> CompactFiles:
+    """To see whether the parked `file` can be a TsFile by now: the work of a compaction, for nothing."""
+    command = Compact(file.slot, file.partition, file.table, ((file.name, file.xxh3),))
+    job = job_of(group, Compacting(0, command, schema, list(tombstones)), (file,))
+    return msgspec.structs.replace(job, is_trial=True)
+
+
 def _parking(group: GroupId, command: Park, file: FileMeta) -> CompactFiles:
     """The Arrow file that members make which could not make this TsFile: the same rows, so the same bytes."""
     spec = CloseSpec(
@@ -142,8 +152,18 @@ def pick_small(files: Sequence[FileMeta], files_min: int, full_min: int | None =
         files_min: how many make a run.
         full_min: how many do when one more would pass `COMPACT_BYTES_MAX`: such a run cannot grow.
     """
-    full_min = files_min if full_min is None else full_min
-    files = _after_parked(files)
+    runs = (_pick_small(alike, files_min, full_min or files_min) for alike in _alike(files))
+    return next(filter(None, runs), ())
+
+
+def _alike(files: Sequence[FileMeta]) -> list[Sequence[FileMeta]]:
+    """Neighbours that are all parked or all TsFiles, the newest first. They are not merged with each other:
+    rows that become no TsFile do not become one with others, and would make these Arrow too."""
+    alike: list[Sequence[FileMeta]] = [tuple(fs) for _, fs in groupby(files, lambda f: bool(f.parked))]
+    return alike[::-1]
+
+
+def _pick_small(files: Sequence[FileMeta], files_min: int, full_min: int) -> Sequence[FileMeta]:
     for end in range(len(files), min(files_min, full_min) - 1, -1):
         start, total, counted, full = end, 0, 0, False
         while start and end - start < COMPACT_INPUTS_MAX:
@@ -159,25 +179,20 @@ def pick_small(files: Sequence[FileMeta], files_min: int, full_min: int | None =
     return ()
 
 
-def _after_parked(files: Sequence[FileMeta]) -> Sequence[FileMeta]:
-    """The newest neighbours without a parked file: merging one would fail as its close did."""
-    last = max((i for i, f in enumerate(files) if f.parked), default=-1)
-    return files[last + 1 :]
-
-
 def deletes_on(files: Sequence[FileMeta], tombstones: Sequence[Tombstone]) -> list[Tombstone]:
     """Range deletes that rewriting the files would end. What expires ends by itself."""
-    return [t for t in tombstones if not t.expiry and any(t.masks(f) and not f.parked for f in files)]
+    return [t for t in tombstones if not t.expiry and any(t.masks(f) for f in files)]
 
 
 def pick_masked(files: Sequence[FileMeta], tombstones: Sequence[Tombstone]) -> Sequence[FileMeta]:
     """The oldest neighbours that range deletes mask, of files given oldest first."""
     run: list[FileMeta] = []
     for file in files:
-        hit = not file.parked and any(not t.expiry and t.masks(file) for t in tombstones)
+        hit = any(not t.expiry and t.masks(file) for t in tombstones)
+        differs = bool(run) and bool(run[-1].parked) != bool(file.parked)
         total = sum(weight_of(f) for f in run)
         full = len(run) == COMPACT_INPUTS_MAX or total + weight_of(file) > COMPACT_BYTES_MAX
-        if run and (not hit or full):
+        if run and (not hit or full or differs):
             break
         if hit:
             run.append(file)

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 from nodeagent.data import commands, compaction
 from nodeagent.data.compaction import Key
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.model.errors import LogCorrupt
+from nodeagent.model.errors import LogCorrupt, Overloaded
 from nodeagent.model.files import FileMeta, Order, Tombstone
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
-from nodeagent.model.jobs import FilesHashed, HashFiles, JobResult
+from nodeagent.model.jobs import Failed, FilesHashed, HashFiles, JobResult
 from nodeagent.model.limits import (
     COMPACT_BYTES_MAX,
     COMPACT_KEYS_PER_LOOK,
@@ -61,6 +61,9 @@ class Compactor:
         self._checking: set[GroupId] = set()
         self._masked_since: dict[tuple[GroupId, Key], int] = {}
         self._not_before: dict[tuple[GroupId, Key], int] = {}
+        self._trials: dict[tuple[GroupId, str], bool | None] = {}
+        """(group, parked file) -> whether this process can make a TsFile of it; None while it tries"""
+
         self._unlooked: dict[GroupId, deque[PartitionKey]] = {}
         """Partitions that the look for what has expired has still to come to."""
 
@@ -142,6 +145,9 @@ class Compactor:
         if files and (files[0].slot in moving or not state.is_settled(files[0].slot)):
             return (), False
         low = self.host.desk.space.is_low  # then only what makes room: the end of rows that were deleted
+        hopeful = next((f for f in files if self._is_hopeful(group, (f,))), None)
+        if hopeful is not None and not low:
+            return (() if self._trials.get((group, hopeful.name), True) is None else (hopeful,)), False
         run = compaction.pick_small(files, files_min, full_min) if not low else []
         deletes = state.tombstones.of(*key)
         masked, due = self._deletes_due(group, key, files, deletes)
@@ -212,13 +218,44 @@ class Compactor:
         for (partition, table), run in runs.items():
             if run[0].slot in moving or not state.is_settled(run[0].slot):
                 continue
+            parked = run[-1].parked
+            if parked and self._is_hopeful(replica.group, run):
+                if self._trials.get((replica.group, run[0].name)) is None:
+                    self._try(replica, run[0])
+                    continue
+                parked = ""
             name = (partition.storage_group, table)
             wanted, used = meta.schemas.get(name), state.schemas.get(name)
             if wanted is not None and (used is None or used.version < wanted.version):
                 batch.append(commands.encode(commands.UseSchema(wanted)))
             inputs = tuple((f.name, f.xxh3) for f in run)
-            batch.append(commands.encode(commands.Compact(run[0].slot, partition, table, inputs)))
+            compact = commands.Compact(run[0].slot, partition, table, inputs, parked=parked)
+            batch.append(commands.encode(compact))
         self._log(replica, batch)
+
+    def _is_hopeful(self, group: GroupId, run: Sequence[FileMeta]) -> bool:
+        """Whether the run is one parked file of which this process has not failed to make a TsFile."""
+        return len(run) == 1 and bool(run[0].parked) and self._trials.get((group, run[0].name)) is not False
+
+    def _try(self, replica: DataReplica, file: FileMeta) -> None:
+        """Whether what is parked can be a TsFile by now, in a later version or on this machine. Once in the
+        life of the process; a compaction of the file alone is logged only when it can."""
+        name, state = (replica.group, file.name), replica.state
+        schema = state.schemas.get((file.partition.storage_group, file.table))
+        if name in self._trials or schema is None:
+            return
+        deletes = state.tombstones.of(file.partition, file.table)
+        self._trials[name] = None
+
+        def done(result: JobResult) -> None:
+            if isinstance(result, Failed) and (result.code == Overloaded.code or result.found):
+                del self._trials[name]  # that may pass
+                key = replica.group, (file.partition, file.table)
+                self._not_before[key] = self.host.desk.now + CHECK_AGAIN_MS
+            else:
+                self._trials[name] = not isinstance(result, Failed)
+
+        replica.read_files(compaction.trial_of(replica.group, file, schema, deletes), [file], done)
 
     def _log(self, replica: DataReplica, batch: list[bytes]) -> None:
         first = replica.propose(batch) if batch else None

@@ -55,10 +55,14 @@ class CompactUnit(msgspec.Struct, frozen=True):
 
 
 class CompactFiles(_Tagged, frozen=True):
-    """Make the unit's file durable under its name in the group; the inputs stay. Answered `FilesClosed`."""
+    """Make the unit's file durable under its name in the group; the inputs stay. Answered `FilesClosed`.
+
+    `is_trial`: only to see whether it can be made; nothing is kept.
+    """
 
     group: GroupId
     unit: CompactUnit
+    is_trial: bool = False
 
 
 class FilesClosed(_Tagged, frozen=True):

@@ -174,6 +174,10 @@ class Storage:
         paths = tuple(layout.file_path(job.group, meta.slot, meta.name) for meta in inputs)
         with self._cleared_up(COMPACT):
             made = self._engine.compact(CompactRequest(job.unit, paths))
+            if job.is_trial:
+                if made is not None:
+                    self._disk.unlink(made.path)
+                return FilesClosed((None,))
             self.files.publish(job.group, [(made.path, made.meta)] if made is not None else [])
         return FilesClosed((made.meta if made is not None else None,))
 

@@ -196,9 +196,9 @@ class Cluster:
     def close(self, *ps: PartitionKey) -> None:
         self.do(c.CloseFile(tuple((SLOTS[p], p) for p in ps or (P,))))
 
-    def compact(self, files: list[FileMeta] | tuple[FileMeta, ...]) -> None:
+    def compact(self, files: list[FileMeta] | tuple[FileMeta, ...], parked: str = "") -> None:
         f = files[0]
-        self.do(c.Compact(f.slot, f.partition, "m", tuple((f.name, f.xxh3) for f in files)))
+        self.do(c.Compact(f.slot, f.partition, "m", tuple((f.name, f.xxh3) for f in files), parked=parked))
 
     def some_files(self, n: int, p: PartitionKey = P) -> tuple[FileMeta, ...]:
         """So many files at the leader, each of one row with its own time."""
@@ -225,7 +225,7 @@ class Cluster:
                 self.do(c.Expire(SLOTS[p], p, "m", rng.randrange(11)))
             case 9 | 10 | 11 if files:
                 at = rng.randrange(len(files))
-                self.compact(files[at : at + rng.randint(1, 4)])
+                self.compact(files[at : at + rng.randint(1, 4)], rng.choice(("", "", "no")))
             case 12:
                 self.operations += 1
                 slot = SLOTS[p]
@@ -657,6 +657,19 @@ def test_rows_that_take_no_room_in_files_are_bounded_all_the_same() -> None:
     delete = Tombstone((99,), P, "m", (), 0, 9)
     masked = compaction.pick_masked(many, [delete])
     assert masked and sum(f.rows for f in masked) * COMPACT_ROW_BYTES <= COMPACT_BYTES_MAX
+
+
+def test_parked_files_are_merged_with_parked_ones_alone() -> None:
+    """Else what is no TsFile would take its neighbours with it; many small ones would stay for ever."""
+    kinds = "tttppptttpt"
+    files = [msgspec.structs.replace(file(i, 1_000), parked="no" * (k == "p")) for i, k in enumerate(kinds)]
+    assert compaction.pick_small(files, 3) == tuple(files[6:9])
+    assert compaction.pick_small(files[:6], 3) == tuple(files[3:6])
+    assert compaction.pick_small(files[:5], 3) == tuple(files[:3])
+    delete = Tombstone((99,), P, "m", (), 0, 9)
+    assert compaction.deletes_on(files[3:6], [delete]) == [delete]
+    assert list(compaction.pick_masked(files, [delete])) == files[:3]
+    assert list(compaction.pick_masked(files[3:], [delete])) == files[3:6]
 
 
 def test_a_run_that_cannot_grow_does_not_wait_for_more_files() -> None:

@@ -12,7 +12,7 @@ from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog
 from nodeagent.model.entries import Base, Config, HardState, LogOp
-from nodeagent.model.files import PARKED, FileMeta, FileRef, ScanSpec
+from nodeagent.model.files import PARKED, TSFILE, FileMeta, FileRef, ScanSpec
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import (
     CompactFiles,
@@ -225,6 +225,61 @@ def test_a_merge_that_fails_again_and_again_is_parked() -> None:
     made = msgspec.structs.replace(output(job), parked=spec.parked)
     node.finish(CompactFiles, FilesClosed((made,)))
     assert spec.name in node.replica.trouble and node.replica.state.manifest.files() == (made,)
+
+
+IN_ARROW = tuple(
+    msgspec.structs.replace(f, name=f"{i:05d}-old-0000{PARKED}", parked="why") for i, f in enumerate(FILES)
+)
+
+
+def trial(node: Node) -> CompactFiles:
+    """The check of one parked file ends well, and the trial of it begins."""
+    node.pass_ms(1_000)
+    hashed = node.under_way(HashFiles)[0]
+    assert isinstance(hashed, HashFiles)
+    node.finish(HashFiles, FilesHashed(tuple((f.name, f.xxh3) for f in hashed.files)))
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles)
+    return job
+
+
+def test_what_is_parked_is_made_a_tsfile_by_a_process_that_can() -> None:
+    """Each tries for itself first; only when it can is anything logged, deletes of before included."""
+    node = Node(IN_ARROW[:1])
+    job = trial(node)
+    assert job.is_trial and job.unit.inputs == IN_ARROW[:1] and not node.replica.state.compacting
+    node.pass_ms(5_000)
+    assert node.under_way(CompactFiles) == [job] and not node.under_way(HashFiles)
+    node.finish(CompactFiles, FilesClosed((None,)))
+    job = trial(node)
+    assert not job.is_trial and job.unit.spec.name.endswith(TSFILE) and not job.unit.spec.parked
+    node.finish(CompactFiles, FilesClosed((output(job),)))
+    node.pass_ms(5_000)
+    assert node.replica.state.manifest.files() == (output(job),) and not node.replica.trouble
+    assert not node.under_way(CompactFiles) and not node.under_way(HashFiles)
+
+
+def test_a_process_tries_once_and_then_merges_what_stays_parked() -> None:
+    """Many closes of rows that become no TsFile must not leave as many files."""
+    node = Node(IN_ARROW)
+    for file in IN_ARROW:
+        job = trial(node)
+        assert job.is_trial and job.unit.inputs == (file,)
+        node.finish(CompactFiles, Failed("file_corrupt", "no TsFile"))
+    job = trial(node)
+    assert not job.is_trial and job.unit.inputs == IN_ARROW
+    assert job.unit.spec.name.endswith(PARKED) and job.unit.spec.parked == "why"
+    assert "why" in node.replica.trouble
+
+
+def test_a_trial_without_room_is_no_verdict() -> None:
+    node = Node(IN_ARROW[:1])
+    trial(node)
+    node.finish(CompactFiles, Failed("overloaded", "no space left"))
+    node.pass_ms(5_000)
+    assert not node.under_way(HashFiles)
+    node.pass_ms(7_000)
+    assert trial(node).is_trial
 
 
 @pytest.mark.parametrize(

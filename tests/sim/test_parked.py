@@ -129,3 +129,28 @@ def test_a_merge_that_fails_everywhere_is_parked(library: Library) -> None:
     files = [f for n in alive(scenario) for r in n.host.data.values() for f in r.state.manifest.files()]
     assert any(f.parked and f.clean for f in files)
     assert all(not r.stuck for n in alive(scenario) for r in n.host.data.values())
+
+
+def test_what_is_parked_becomes_a_tsfile_when_a_later_version_can(library: Library) -> None:
+    """Closes and merges fail on the machines of before; they are upgraded one after the other while a change
+    goes on. A member that is behind the others takes the files of those that can."""
+    scenario = formed(54)
+    old = {id(n.disk) for n in scenario.sim.nodes.values()}
+    library.fails = lambda disk, file: id(disk) in old and bool(file.slot % 3)
+    scenario.until(lambda: all(parked(scenario).values()), "rows are parked")
+    newcomer = scenario.newcomers[0]
+    old.discard(id(scenario.sim.nodes[newcomer].disk))
+    scenario.sim.nodes[newcomer].start()
+    operation = scenario.change("add-node", newcomer)
+    for node in alive(scenario):
+        if node.node != newcomer:
+            scenario.sim.pause(4_000)
+            node.stop(power=False)
+            old.discard(id(node.disk))
+            node.start()
+    scenario.finish(operation)
+    scenario.until(lambda: not any(parked(scenario).values()), "all is TsFiles")
+    scenario.quiet()
+    check_converged(scenario.sim)
+    scenario.read_everything()
+    assert not any("not these rows" in troubles(n) for n in alive(scenario))

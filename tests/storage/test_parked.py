@@ -10,7 +10,7 @@ from iotctl.pipeline.digest import buckets, read_rows
 from iotctl.pipeline.tsfile_rows import Wanted, read_table
 from nodeagent.model.errors import FileCorrupt, InvalidName
 from nodeagent.model.files import PageSpec, ScanSpec, Tombstone, parked_name
-from nodeagent.model.jobs import CloseUnit, CompactUnit
+from nodeagent.model.jobs import CloseUnit, CompactFiles, CompactUnit, FilesClosed
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.storage.files import check_content
 from nodeagent.storage.format import ClosedUnit, close_unit, compact_unit, scan_rows
@@ -20,8 +20,9 @@ from nodeagent.storage.tsfile_source import TsFileSources
 from nodeagent.table.arrow import decode
 from nodeagent.table.checksum import checksum, total
 from nodeagent.table.merge import merge
+from nodeagent.testing.disk import SimDisk
 
-from .units import EVERY_TYPE, KEY, SIMPLE, every_type_rows, rows, table, unit
+from .units import EVERY_TYPE, GROUP, KEY, SIMPLE, close, every_type_rows, room, rows, table, unit
 
 
 def one_column(name: str) -> tuple[TableSchema, dict[str, list[object]]]:
@@ -92,6 +93,32 @@ def test_a_tsfile_becomes_the_same_parked_file_as_its_rows(tsfile: TsFileFormat)
     assert turned is not None
     assert (turned.content, turned.meta, turned.footer) == (direct.content, direct.meta, direct.footer)
     assert direct.meta.logical == as_tsfile.meta.logical
+
+
+def test_a_parked_file_becomes_the_tsfile_of_its_rows(tsfile: TsFileFormat) -> None:
+    """A later version can; deletes of between are carried out."""
+    one = unit("a.tsfile", (1, every_type_rows()), schema=EVERY_TYPE)
+    as_arrow = closed(parked(one), tsfile)
+    target = msgspec.structs.replace(one.spec, name="b.tsfile")
+
+    def turned(*deletes: Tombstone) -> ClosedUnit:
+        job = CompactUnit(target, (9,), (as_arrow.meta,), deletes)
+        made = compact_unit(job, ["a"], lambda _: as_arrow.content, tsfile)
+        assert made is not None and not made.meta.parked
+        return made
+
+    direct = closed(msgspec.structs.replace(one, spec=target), tsfile)
+    assert turned().content == direct.content and turned().meta.logical == as_arrow.meta.logical
+    assert turned(Tombstone((150,), KEY, "every_type", (("dev", "q"),), -9, 9)).meta.rows < direct.meta.rows
+
+
+def test_a_trial_keeps_nothing() -> None:
+    disk = SimDisk()
+    storage = room(disk)
+    (made,) = close(storage, parked(unit("a.tsfile", (1, rows(50)))))
+    job = CompactFiles(GROUP, CompactUnit(unit("b.tsfile").spec, (9,), (made,)), is_trial=True)
+    assert storage.run(job) == FilesClosed((None,))
+    assert not disk.listdir("tmp") and disk.listdir(f"groups/{GROUP}/slots/00005") == [made.name]
 
 
 def test_a_parked_file_is_filtered_as_a_tsfile_is(tsfile: TsFileFormat) -> None:
