@@ -53,7 +53,9 @@ def main() -> int:
         reports.append(_shown(benches[name]()))
         if options.out:
             options.out.write_bytes(msgspec.json.format(msgspec.json.encode(reports)) + b"\n")
-    missed = [f.name for r in reports for f in r.figures if f.verdict in ("BELOW", "ABOVE")]
+    figures = [f for r in reports for f in r.figures]
+    print(*filter(None, (f.judgement for f in figures)), sep="\n", flush=True)
+    missed = [f.name for f in figures if f.verdict in ("BELOW", "ABOVE")]
     if missed:
         print(f"not reached: {'; '.join(missed)}", file=sys.stderr)
     return 1 if missed else 0

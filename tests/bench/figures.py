@@ -28,6 +28,16 @@ class Figure(msgspec.Struct, frozen=True):
             return "ok" if self.value <= self.ceiling else "ABOVE"
         return ""
 
+    @property
+    def judgement(self) -> str:
+        """One line for a figure with a bar, "" for another."""
+        if not self.verdict:
+            return ""
+        bar = f">= {number(self.floor)}" if self.floor else f"<= {number(self.ceiling)}"
+        word = "PASS" if self.verdict == "ok" else "FAIL"
+        why = f" ({self.limit})" if self.limit else ""
+        return f"{word}  {self.name}: {number(self.value)} {self.unit}, wanted {bar}{why}"
+
 
 class Report(msgspec.Struct, frozen=True):
     """One bench: its workload in words, its figures, how long it took."""
