@@ -84,7 +84,7 @@ class Desk:
         return self._number
 
     def reply(self, token: int, reply: Reply) -> None:
-        amend = self._amend.pop(token, None)
+        amend = self._amend.pop(token, None) if self._amend else None
         self.replies.append((token, reply if amend is None else amend(reply)))
 
     def amend(self, token: int, change: Callable[[Reply], Reply]) -> None:
@@ -95,12 +95,8 @@ class Desk:
         self.reply(token, ErrorReply(code, what, next_step))
 
     def guarded(self, token: int, what: str, then: Callable[..., None]) -> Callable[..., None]:
-        """`then`, as the rest of the work on request `token` (`run`)."""
-        return partial(self.run, token, what, then)
-
-    def run(self, token: int, what: str, then: Callable[..., None], *args: object) -> None:
-        """Work on request `token`: an exception in it ends that request alone."""
-        self._run_apart(what, partial(self._refuse_failed, token), then, *args)
+        """`then`, as the rest of the work on request `token`: an exception in it ends that request alone."""
+        return partial(self._run_apart, what, partial(self._refuse_failed, token), then)
 
     def isolated(
         self, what: str, then: Callable[..., None], failed: Callable[[str], None]
@@ -120,9 +116,16 @@ class Desk:
         except InvariantBroken:
             raise
         except Exception as error:
-            self.failures += 1
-            self.note("request_failed", request=what, why=repr(error)[:1024], traceback=format_exc(limit=-8))
-            failed(f"{what} failed in the node: {type(error).__name__}")
+            failed(self._note_failure(what, error))
+
+    def failed(self, token: int, what: str, error: Exception) -> None:
+        """Request `token` ended with the exception that is being handled."""
+        self._refuse_failed(token, self._note_failure(what, error))
+
+    def _note_failure(self, what: str, error: Exception) -> str:
+        self.failures += 1
+        self.note("request_failed", request=what, why=repr(error)[:1024], traceback=format_exc(limit=-8))
+        return f"{what} failed in the node: {type(error).__name__}"
 
     def _refuse_failed(self, token: int, why: str) -> None:
         if all(answered != token for answered, _ in self.replies):

@@ -50,7 +50,12 @@ CALL_TIMEOUT_S = 5.0
 SLOW_CALL_TIMEOUT_S = 120.0
 """For calls that make the peer do slow work."""
 
-_SLOW = (OpenSource, PullUnit)
+_SLOW_CALLS = (OpenSource, PullUnit)
+
+_OfShell = GetStatus | GetEvents | FetchChunk
+_Slow = ScanRows | ListPartitions | CheckFiles
+_Rows = Write | DeleteRows
+"""Put together once: a union that is made for every request costs it as much as all else here."""
 
 _REFUSED = (Standing.RETIRED, Standing.OLDER)
 """For good, and not only for now."""
@@ -245,7 +250,7 @@ class Driver:
     def on_request(self, connection: Connection, number: int, request: Request) -> None:
         peer = connection.peer
         assert peer is not None
-        standing = self._heard(connection)
+        standing = self._heard(connection) if peer.role == "node" else Standing.MEMBER
         if standing in _REFUSED:
             return
         self.requests += 1
@@ -257,13 +262,13 @@ class Driver:
             return
         if self._stopped:
             connection.reply(number, ErrorReply("unavailable", f"{self._node} is stopping"))
-        elif isinstance(request, GetStatus | GetEvents | FetchChunk):
+        elif isinstance(request, _OfShell):
             self._answer(connection, number, request)
-        elif isinstance(request, ScanRows | ListPartitions | CheckFiles):
+        elif isinstance(request, _Slow):
             self.data_requests += isinstance(request, ScanRows)
             self._queue(connection, number, request, (peer.role, peer.name))
         else:
-            self.data_requests += isinstance(request, Write | DeleteRows)
+            self.data_requests += isinstance(request, _Rows)
             self._hand_in(connection, number, request)
 
     def _hand_in(self, connection: Connection, number: int, request: Request) -> int:
@@ -288,9 +293,7 @@ class Driver:
             what = f"{shares.WAITING_MAX} reads of {who[0]} {who[1]} wait for their turn"
             connection.reply(number, ErrorReply("overloaded", what, "ask for fewer at a time"))
 
-    def _answer(
-        self, connection: Connection, number: int, request: GetStatus | GetEvents | FetchChunk
-    ) -> None:
+    def _answer(self, connection: Connection, number: int, request: _OfShell) -> None:
         """What the shell knows; it changes nothing, so a failure ends that request alone."""
         try:
             match request:
@@ -355,7 +358,7 @@ class Driver:
         self._arm()
 
     def _call(self, call: int, to: NodeId | Address, request: Request) -> None:
-        timeout_s = SLOW_CALL_TIMEOUT_S if isinstance(request, _SLOW) else CALL_TIMEOUT_S
+        timeout_s = SLOW_CALL_TIMEOUT_S if isinstance(request, _SLOW_CALLS) else CALL_TIMEOUT_S
         self._peers.call(to, request, timeout_s, partial(self.on_reply, call))
 
     def _follow_addresses(self) -> None:
