@@ -2,12 +2,13 @@
 
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -118,10 +119,18 @@ def said(log: Path, pattern: str) -> str:
     return found[1]
 
 
-def on_master(*words: str) -> subprocess.Popen[str]:
+@contextmanager
+def on_master(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """The program with the jobs; it and its JVM are gone at the end, whatever happened."""
     env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
     program = [sys.executable, "-m", "tests.pipeline.on_master", *words]
-    return subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+    out, err = subprocess.PIPE, subprocess.STDOUT
+    with subprocess.Popen(program, stdout=out, stderr=err, text=True, env=env, start_new_session=True) as run:
+        try:
+            yield run
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(run.pid, signal.SIGKILL)
 
 
 @pytest.mark.spark
@@ -133,7 +142,7 @@ def test_a_real_master_without_workers_with_one_and_after_its_loss(tmp_path: Pat
         address = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         stack.enter_context(spark_process(master_log, "org.apache.spark.deploy.master.Master", *address))
         master = said(master_log, r"Starting Spark master at (spark://\S+)")
-        alone = on_master(master)
+        alone = stack.enter_context(on_master(master))
         lines = alone.communicate(timeout=60)[0].splitlines()
         assert "waiting for Spark executors (no executor; up to 3 s)" in lines
         assert lines[-1].startswith(f"unavailable: Spark master {master} gave no executor for 3 s: ")
@@ -142,7 +151,7 @@ def test_a_real_master_without_workers_with_one_and_after_its_loss(tmp_path: Pat
         worker = stack.enter_context(
             spark_process(worker_log, "org.apache.spark.deploy.worker.Worker", *address, *size, master)
         )
-        busy = on_master(master, str(started))
+        busy = stack.enter_context(on_master(master, str(started)))
         deadline = time.monotonic() + 60
         while not started.exists():
             assert busy.poll() is None and time.monotonic() < deadline
