@@ -5,11 +5,8 @@ Spark itself waits a minute for a master and for ever for executors, and says ne
 
 import re
 import socket
-import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from iotctl.pipeline.report import Progress
 from nodeagent.model.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -92,29 +89,6 @@ def starved(master: str, limit_s: float) -> str:
 def waiting(limit_s: float) -> str:
     """What progress says meanwhile."""
     return f"no executor; up to {limit_s:.0f} s"
-
-
-def await_executors(
-    context: "SparkContext",
-    progress: Progress,
-    limit_s: float,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Return once tasks can run: only then does Spark know how many at a time, too.
-
-    Raises:
-        Unavailable: no executor came within `limit_s`.
-    """
-    patience = Patience(limit_s, clock())
-    while patience.waits(executors(context), clock()):
-        if patience.over(clock()):
-            raise Unavailable(
-                starved(str(context.master), limit_s),
-                next_step="look at the master's web page, start or free a worker, and repeat the command",
-            )
-        progress.update("waiting for Spark executors", note=waiting(limit_s))
-        sleep(POLL_S)
 
 
 def first_line(error: Exception) -> str:

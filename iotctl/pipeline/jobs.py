@@ -18,6 +18,7 @@ from iotctl.pipeline.executors import (
     waiting,
 )
 from iotctl.pipeline.report import Progress
+from nodeagent.model.errors import Unavailable
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -39,6 +40,41 @@ def run_tasks(
     """
     if not units:
         return [], None
+    results, why = _run(session, units, task, progress, phase, executor_wait_s)
+    return results, f"the Spark job failed: {why}" if why else None
+
+
+def await_executors(session: "SparkSession", progress: Progress, wait_s: float = EXECUTOR_WAIT_S) -> None:
+    """Return once a task ran: then Spark also knows how many run at a time. A cluster that gives executors as
+    they are needed gives none before there is a task.
+
+    Raises:
+        Unavailable: no executor came, or what came cannot run iotctl.
+    """
+    _, why = _run(session, [b""], _probe, progress, "waiting for Spark executors", wait_s)
+    if why:
+        raise Unavailable(
+            why, next_step="look at the master's web page, start or free a worker, and repeat the command"
+        )
+
+
+def _probe(unit: bytes) -> bytes:
+    """Needs what the tasks need."""
+    import iotctl.pipeline.content
+    import iotctl.pipeline.migrate  # noqa: F401
+
+    return unit
+
+
+def _run(
+    session: "SparkSession",
+    units: Sequence[bytes],
+    task: Callable[[bytes], bytes],
+    progress: Progress,
+    phase: str,
+    executor_wait_s: float,
+) -> tuple[list[bytes], str]:
+    """As `run_tasks`; why it failed, or ""."""
     context = session.sparkContext
     group = f"iotctl-{uuid.uuid4().hex[:8]}"
     watcher = _Watcher(context, group, len(units), progress, phase, executor_wait_s)
@@ -56,9 +92,9 @@ def run_tasks(
         results = pool.submit(job).result()
         watcher.end()
         progress.update(phase, len(units), len(units))
-        return results, None
+        return results, ""
     except Exception as error:  # py4j wraps whatever ended the job
-        return [], f"the Spark job failed: {watcher.starved or first_line(error)}"
+        return [], watcher.starved or first_line(error)
     except BaseException:
         with contextlib.suppress(Exception):  # Spark may be past answering
             context.cancelJobGroup(group)

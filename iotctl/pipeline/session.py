@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from iotctl.pipeline.executors import EXECUTOR_WAIT_S, await_executors, check_master, is_local
+from iotctl.pipeline.executors import EXECUTOR_WAIT_S, check_master, is_local
+from iotctl.pipeline.jobs import await_executors
 from iotctl.pipeline.report import Progress, Silent
 from nodeagent.model.errors import Refused, Unavailable
 
@@ -95,8 +96,8 @@ def spark_session(
 
     Raises:
         Refused: no suitable Java.
-        Unavailable: no master is there, it gave no executor, or Spark did not start; then the message ends
-            with what it printed.
+        Unavailable: no master is there, it gave no executor that can run iotctl, or Spark did not start;
+            then the message ends with what it printed.
     """
     check_java()
     progress = progress or Silent()
@@ -107,7 +108,8 @@ def spark_session(
         with _quiet_logs():
             session = _start(app, master, scratch)
             try:
-                await_executors(session.sparkContext, progress, executor_wait_s)
+                if not is_local(master):
+                    await_executors(session, progress, executor_wait_s)
                 yield session
             finally:
                 _stop(session)
