@@ -120,9 +120,9 @@ def said(log: Path, pattern: str) -> str:
 
 
 @contextmanager
-def on_master(*words: str) -> Iterator[subprocess.Popen[str]]:
+def on_master(conf: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
     """The program with the jobs; it and its JVM are gone at the end, whatever happened."""
-    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    env = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_CONF_DIR": str(conf)}
     program = [sys.executable, "-m", "tests.pipeline.on_master", *words]
     out, err = subprocess.PIPE, subprocess.STDOUT
     with subprocess.Popen(program, stdout=out, stderr=err, text=True, env=env, start_new_session=True) as run:
@@ -136,13 +136,16 @@ def on_master(*words: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.spark
 def test_a_real_master_without_workers_with_one_and_after_its_loss(tmp_path: Path) -> None:
     """Without a worker it is told that nothing can run; with one jobs work, a missing Python is named,
-    and a worker that dies ends the job that it ran."""
+    and a worker that dies ends the job that it ran. The cluster gives executors only for tasks."""
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.dynamicAllocation.enabled true\nspark.dynamicAllocation.shuffleTracking.enabled true\n"
+    )
     master_log, worker_log, started = tmp_path / "master.log", tmp_path / "worker.log", tmp_path / "started"
     with ExitStack() as stack:
         address = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
         stack.enter_context(spark_process(master_log, "org.apache.spark.deploy.master.Master", *address))
         master = said(master_log, r"Starting Spark master at (spark://\S+)")
-        alone = stack.enter_context(on_master(master))
+        alone = stack.enter_context(on_master(tmp_path, master))
         lines = alone.communicate(timeout=60)[0].splitlines()
         assert "waiting for Spark executors (no executor; up to 3 s)" in lines
         assert lines[-1].startswith(f"unavailable: Spark master {master} gave no executor for 3 s: ")
@@ -151,7 +154,7 @@ def test_a_real_master_without_workers_with_one_and_after_its_loss(tmp_path: Pat
         worker = stack.enter_context(
             spark_process(worker_log, "org.apache.spark.deploy.worker.Worker", *address, *size, master)
         )
-        busy = stack.enter_context(on_master(master, str(started)))
+        busy = stack.enter_context(on_master(tmp_path, master, str(started)))
         deadline = time.monotonic() + 60
         while not started.exists():
             assert busy.poll() is None and time.monotonic() < deadline
