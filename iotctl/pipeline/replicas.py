@@ -6,7 +6,7 @@ done is where all replicas are compared. Writes that go on make newer files, whi
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -156,7 +156,7 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
         is_stuck = waited_s > DAMAGED_SETTLE_S and any(d.output for d in reply.damaged)
         if _settled(reply, view.cut) or is_stuck:
             files = {f.name: f for f in reply.files if f in chosen and _before(f, view.cut)}
-            return Replica(node, view.group, files, tuple(d for d in reply.damaged if d.file in files))
+            return Replica(node, view.group, files, _damaged(reply, files, chosen))
         if waited_s > SETTLE_S:
             reason = (
                 f"behind: files made up to index {reply.materialised}, wanted {view.cut or reply.applied},"
@@ -164,6 +164,13 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
             )
             return Unread(node, view.group, None, reason)
         time.sleep(SETTLE_POLL_S)
+
+
+def _damaged(reply: ManifestReply, files: Mapping[str, FileMeta], chosen: Chosen) -> tuple[DamagedFile, ...]:
+    """Of the chosen files, and of slots that left the group and that it keeps: who copies those found it."""
+    listed = {f.name for f in reply.files}
+    every = not chosen.slots and not chosen.storage_groups
+    return tuple(d for d in reply.damaged if d.file in files or (every and d.file not in listed))
 
 
 def _settled(reply: ManifestReply, cut: int | None) -> bool:

@@ -161,17 +161,19 @@ class _Comparison:
             self._hashes(views, chosen, report)
         elif self.depth == "content":
             self._content(views, storage_groups, report)
-        damaged = self._still_damaged(damage_found(views), report)
+        damaged = self._still_damaged(views, report)
         report.add_mismatches(_unexplained(damaged, report.mismatches))
         report.add_mismatches(_unexplained(recorded, report.mismatches))
         return report, views
 
-    def _still_damaged(self, found: Sequence[Mismatch], report: VerifyReport) -> Sequence[Mismatch]:
+    def _still_damaged(self, views: Sequence[GroupView], report: VerifyReport) -> Sequence[Mismatch]:
         """What a replica remembers counts where its files were not hashed now: they may be whole again."""
+        found = damage_found(views)
         if self.depth != "hash":
             return found
         unread = {u.node for u in report.unread}
-        return [m for m in found if m.node in unread]
+        hashed = {(r.node, name) for view in views for r in view.replicas for name in r.files}
+        return [m for m in found if m.node in unread or (m.node, m.file) not in hashed]
 
     def _hashes(self, views: Sequence[GroupView], chosen: Chosen, report: VerifyReport) -> None:
         found = check_hashes(self.cluster, views, chosen, self.progress)

@@ -31,6 +31,7 @@ from nodeagent.model.jobs import (
     FileChanges,
     FilesClosed,
     FilesHashed,
+    HashFiles,
     Job,
     JobResult,
 )
@@ -415,6 +416,12 @@ class DataReplica(Replica):
         """Whether files out of the manifest are still to be unlinked."""
         return bool(self._leaving)
 
+    def check_files(self, names: Iterable[str]) -> None:
+        """Hash these files, so that damage is known."""
+        files = [f for name in names if (f := self.state.manifest.get(name)) is not None]
+        if files and not self.removed:
+            self.read_files(HashFiles(self.group, tuple(files)), files, lambda _: None)
+
     def read_files(self, job: Job, files: Iterable[FileMeta], then: Callable[[JobResult], None]) -> None:
         """Run a job that reads these files, none of which is unlinked before it is done."""
         names = [f.name for f in files]
@@ -429,7 +436,7 @@ class DataReplica(Replica):
             if isinstance(result, Failed):
                 self._note_damage(result, files)
             elif isinstance(result, FilesHashed):
-                self._forget_mended(result)
+                self._note_hashes(result, files)
             then(result)
 
         self.desk.job(job, done)
@@ -444,15 +451,28 @@ class DataReplica(Replica):
             return
         unit = compaction.unit if compaction is not None else None
         output, inputs = (unit.spec.name, tuple(f.name for f in unit.inputs)) if unit else ("", ())
-        self.broken.pop(meta.name, None)
-        self.broken[meta.name] = DamagedFile(meta.name, meta.slot, meta.xxh3, result.found, output, inputs)
+        self._keep_damage(DamagedFile(meta.name, meta.slot, meta.xxh3, result.found, output, inputs))
+
+    def _keep_damage(self, damage: DamagedFile) -> None:
+        self.broken.pop(damage.file, None)
+        self.broken[damage.file] = damage
         while len(self.broken) > DAMAGED_KEPT_MAX:
             del self.broken[next(iter(self.broken))]
 
-    def _forget_mended(self, hashed: FilesHashed) -> None:
+    def _note_hashes(self, hashed: FilesHashed, files: Iterable[FileMeta]) -> None:
+        """What was hashed is known: what is whole again is forgotten, what is not is kept, and with it what a
+        compaction said of it."""
+        metas = {f.name: f for f in files}
         for name, found in hashed.found:
-            if name in self.broken and self.broken[name].expected == found:
-                del self.broken[name]
+            meta, known = metas.get(name), self.broken.get(name)
+            if meta is None:
+                continue
+            if found == meta.xxh3:
+                self.broken.pop(name, None)
+            elif known is not None and known.expected == meta.xxh3:
+                self._keep_damage(msgspec.structs.replace(known, found=found))
+            else:
+                self._keep_damage(DamagedFile(name, meta.slot, meta.xxh3, found))
 
     def damaged_files(self) -> tuple[DamagedFile, ...]:
         """Those that the manifest still names."""

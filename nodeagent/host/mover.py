@@ -14,6 +14,7 @@ from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk
 from nodeagent.host.reads import source_slots
 from nodeagent.host.space import GO_ON
+from nodeagent.host.suspects import have_checked
 from nodeagent.meta import commands as meta
 from nodeagent.model.files import FileRef, PulledSlot
 from nodeagent.model.ids import GroupId, NodeId
@@ -291,6 +292,7 @@ class Mover:
             return
         if not isinstance(result, FilesStaged):
             return self._again(pull, getattr(result, "what", "failed"))
+        have_checked(self.desk, self._replicas, pull.unit.move.source, result.suspects)
         pull.received += result.bytes_received
         pull.refetched += result.refetched
         if result.failed:

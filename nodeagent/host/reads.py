@@ -448,10 +448,14 @@ def files_of(replica: DataReplica, slots: Ranges) -> tuple[FileMeta, ...]:
 
 
 def _named(replica: DataReplica, slots: Ranges, names: Iterable[str]) -> tuple[FileMeta, ...]:
-    """Those of `files_of` with these names: every compaction asks for a few, of perhaps very many."""
-    wanted, get = _open(replica, slots), replica.state.manifest.get
-    found = (get(name) for name in sorted(set(names)))
-    return tuple(f for f in found if f is not None and f.slot in wanted)
+    """Those of `files_of` with these names: every compaction asks for a few, of perhaps very many. Without
+    slots they may be of any: a copy for which a pull suspects this replica is of slots that left."""
+    get = replica.state.manifest.get
+    found = [f for name in sorted(set(names)) if (f := get(name)) is not None]
+    if not slots:
+        return tuple(found)
+    wanted = _open(replica, slots)
+    return tuple(f for f in found if f.slot in wanted)
 
 
 def _open(replica: DataReplica, slots: Ranges) -> Set[int]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from nodeagent.data.state import DataState
 from nodeagent.host.data_replica import Copied, DataReplica
 from nodeagent.host.desk import Desk
+from nodeagent.host.suspects import have_checked
 from nodeagent.model.errors import InvariantBroken
 from nodeagent.model.files import CloseSpec, FileMeta, FileRef
 from nodeagent.model.ids import GroupId, NodeId
@@ -147,6 +148,8 @@ class Repairs:
 
     def _on_fetched(self, lack: "_Lack", made: FileMeta, others: list[NodeId], result: JobResult) -> None:
         group = lack.replica.group
+        if isinstance(result, FilesStaged):
+            have_checked(self._desk, {}, group, result.suspects)
         if not isinstance(result, FilesStaged) or result.failed:
             return self._clear(group, lambda: self._ask(lack, others))
         if not lack.is_current:
@@ -170,6 +173,7 @@ class Repairs:
         if isinstance(result, Failed):
             return self._fail(repair, result.code, result.what)
         assert isinstance(result, FilesStaged)
+        have_checked(self._desk, {}, group, result.suspects)
         if result.failed:
             return self._fail(repair, "unavailable", f"no good copy came: {result.failed[0][1]}")
         refusal = _why_not(repair.replica, repair.wanted)  # the pull took its time

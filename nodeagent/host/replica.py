@@ -31,7 +31,7 @@ from nodeagent.model.jobs import (
 from nodeagent.model.jobs import SaveCheckpoint as SaveJob
 from nodeagent.model.limits import LOG_KEEP_MS_MAX, SMALL_APPEND_BYTES
 from nodeagent.model.raft_messages import AppendRequest, HeartbeatReply, RaftMessage, SnapshotOffer
-from nodeagent.model.requests import ErrorReply, Reply
+from nodeagent.model.requests import CheckFiles, ErrorReply, Reply
 from nodeagent.model.space import Room
 from nodeagent.raft.core import Raft
 from nodeagent.raft.progress import ProgressState
@@ -553,7 +553,7 @@ class Replica:
         self._installing = offer.snapshot
         self.desk.note("install_begins", group=self.group, source=source, base=offer.base.index)
         job = InstallSnapshot(self.group, source, offer.snapshot)
-        self.job(job, lambda r: self._on_pulled(offer.snapshot, r))
+        self.job(job, lambda r: self._on_pulled(source, offer.snapshot, r))
 
     def is_installing(self, area: str) -> bool:
         """Whether a snapshot's files are arriving there now."""
@@ -563,7 +563,7 @@ class Replica:
         """Forget what came of it, unless it is being pulled again; a try before that goes on where it was."""
         self.desk.remove(DropStaging(install_area(snapshot)), still=lambda: self._installing != snapshot)
 
-    def _on_pulled(self, snapshot: str, result: JobResult) -> None:
+    def _on_pulled(self, source: NodeId, snapshot: str, result: JobResult) -> None:
         """Checkpoint and files are durable: now the log may begin where they end.
 
         Until that is durable too no append is taken and nothing is applied, so that the log on disk and
@@ -573,6 +573,8 @@ class Replica:
             self._installing = None
             self.desk.later(INSTALL_KEEP_MS, lambda: self._drop_pulled(snapshot))
             what = result.what if isinstance(result, Failed) else "no longer needed"
+            if isinstance(result, Failed) and result.file:  # who holds it finds out what is wrong with it
+                self.desk.call(source, CheckFiles(self.group, (), (result.file,)), lambda _: None)
             self.desk.note("install_failed", group=self.group, why=what)
             return
         saved = msgspec.msgpack.decode(result.payload, type=Saved)

@@ -179,6 +179,8 @@ class FilesStaged(_Tagged, frozen=True):
     failed: tuple[tuple[str, str], ...]
     bytes_received: int
     refetched: int = 0
+    suspects: tuple[tuple[NodeId, str], ...] = ()
+    """Copies that came whole and are other than the manifest says: who holds it ("": this node), its name."""
 
 
 class Adoption(msgspec.Struct, array_like=True, frozen=True):
@@ -252,8 +254,8 @@ class CheckpointSaved(_Tagged, frozen=True):
 
 
 class Failed(_Tagged, frozen=True):
-    """`code` is that of the error (`model.errors`). `file` is the one that was found damaged,
-    `found` what its bytes hash to, where it was that."""
+    """`code` is that of the error (`model.errors`). `file` is the one that was found damaged (of an install:
+    one of the source's), `found` what its bytes hash to, where it was that."""
 
     code: str
     what: str

@@ -198,3 +198,6 @@ RESERVE_BYTES_MAX = 8 * MIB
 ZERO_STEP_SHARE = 256
 ZERO_STEP_BYTES_MAX = 4 * MIB
 """The log is filled with zeros so far ahead of writing."""
+
+SUSPECTS_CHECKED_MAX = 64
+"""Files that a node is asked to hash, as one pull found its copies of them to be damaged."""

@@ -588,10 +588,11 @@ class GetManifest(_Tagged, frozen=True):
 
 
 class DamagedFile(msgspec.Struct, frozen=True):
-    """A file of this replica that a read or a compaction found to be other than its manifest says.
+    """A file of this replica that a read, a compaction or a check found to be other than its manifest says.
 
-    `found` is what its bytes hash to. A compaction that cannot be done for it is named by the file it was to
-    make, `output`, and all that it was to merge, `inputs`: the other members may have only the output.
+    `found` is what its bytes hash to, `missing` or `unreadable`. A compaction that cannot be done for it is
+    named by the file it was to make, `output`, and all that it was to merge, `inputs`: the other members may
+    have only the output.
     """
 
     file: str
@@ -635,7 +636,8 @@ class CloseAll(_Tagged, frozen=True):
 
 
 class CheckFiles(_Tagged, frozen=True):
-    """Re-read and hash the replica's files of these slots; of them only `names`, when given."""
+    """Re-read and hash the replica's files of these slots; of them only `names`, when given. With names alone
+    those of slots that left the group are hashed too, as long as it keeps them."""
 
     group: Name
     slots: Slots = ()

@@ -212,7 +212,7 @@ class Storage:
                 return (yield from stage_files(self.staging, job))
             return (yield from self._install(job))
         except NodeAgentError as error:
-            return Failed(error.code, error.what)
+            return Failed(error.code, error.what, str(error.details.get("file", "")))
         except OSError as error:
             return failed_by_system(error)
 

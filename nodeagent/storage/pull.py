@@ -68,6 +68,8 @@ class Tally:
     bytes_received: int = 0
     refetched: int = 0
     failed: list[tuple[str, str]] = field(default_factory=list)
+    suspects: list[tuple[NodeId, str]] = field(default_factory=list)
+    """As `FilesStaged.suspects`."""
 
 
 def stage_files(staging: Staging, job: StageFiles) -> Pull[FilesStaged]:
@@ -81,7 +83,8 @@ def stage_files(staging: Staging, job: StageFiles) -> Pull[FilesStaged]:
             if staged:
                 names.append(wanted.meta.name)
         staging.sync(job.operation, job.group)
-    return FilesStaged(tuple(names), tuple(tally.failed), tally.bytes_received, tally.refetched)
+    suspects = tuple(dict.fromkeys(tally.suspects))
+    return FilesStaged(tuple(names), tuple(tally.failed), tally.bytes_received, tally.refetched, suspects)
 
 
 def _stage(staging: Staging, operation: str, group: GroupId, wanted: StagedFile, tally: Tally) -> Pull[bool]:
@@ -104,6 +107,8 @@ def _stage(staging: Staging, operation: str, group: GroupId, wanted: StagedFile,
             return True
         except (NodeAgentError, OSError) as error:
             reasons.append(_reason(f"own copy in {wanted.local}", error))
+            if isinstance(error, FileCorrupt):
+                tally.suspects.append(("", meta.name))
     for source in _attempts(wanted.sources):
         try:
             yield from _fetch_file(staging, operation, group, meta, source, tally)
@@ -132,6 +137,7 @@ def _fetch_file(
     staging: Staging, operation: str, group: GroupId, meta: FileMeta, source: FileRef, tally: Tally
 ) -> Pull[None]:
     writer = staging.writer(operation, group, meta)
+    is_resumed = writer.offset > 0
     try:
         while writer.missing:
             length = min(CHUNK_BYTES, writer.missing)
@@ -142,6 +148,10 @@ def _fetch_file(
             tally.bytes_received += len(chunk)
             writer.append(chunk)
         writer.finish()
+    except FileCorrupt as error:
+        if error.details and not is_resumed:  # it came whole, and all of it from there
+            tally.suspects.append((source.node, source.name))
+        raise
     finally:
         writer.close()
 
@@ -175,7 +185,8 @@ def fetch_snapshot(staging: Staging, job: InstallSnapshot, tally: Tally) -> Pull
     staging.sync(operation, job.group)
     if tally.failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in tally.failed)
-        raise NotFound(f"snapshot {job.snapshot} from {job.source}: {reasons}")
+        damaged = tally.suspects[0][1] if tally.suspects else ""
+        raise NotFound(f"snapshot {job.snapshot} from {job.source}: {reasons}", file=damaged)
     return Fetched(index, payload, operation)
 
 

@@ -409,3 +409,43 @@ def test_what_a_read_found_damaged_is_told_until_it_is_mended() -> None:
     )
     node.finish(HashFiles, GOOD)
     assert not node.replica.damaged_files()
+
+
+def test_what_a_pull_suspects_a_replica_of_is_its_own_finding_when_it_finds_it_too() -> None:
+    """It hashes the file itself, also of a slot that left the group and that it keeps."""
+    node = Node()
+    node.pass_ms(500)
+    node.jobs.clear()
+    node.replica.state.slots.open.discard(FILES[0].slot)
+    names = (FILES[1].name, "of-another-group", FILES[0].name)
+    node.host.on_request(1, CheckFiles(GROUP, (), names), node.now, node.now)
+    node.take()
+    job = node.finish(HashFiles, FilesHashed(((FILES[0].name, FILES[0].xxh3), (FILES[1].name, "d" * 32))))
+    assert isinstance(job, HashFiles) and job.files == FILES
+    node.host.on_request(2, GetManifest(GROUP), node.now, node.now)
+    node.take()
+    listed = node.replies[-1]
+    assert isinstance(listed, ManifestReply)
+    bad = FILES[1]
+    assert listed.damaged == (DamagedFile(bad.name, bad.slot, bad.xxh3, "d" * 32),)
+    node.replica.check_files([bad.name, "of-another-group"])
+    node.take()
+    node.finish(HashFiles, FilesHashed(((bad.name, bad.xxh3),)))
+    assert not node.replica.damaged_files()
+
+
+def test_a_hash_takes_nothing_from_what_a_compaction_said_of_a_file() -> None:
+    """A repair needs to know what waits for it."""
+    node = Node()
+    node.save()
+    node.finish(HashFiles, GOOD)
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles)
+    node.finish(CompactFiles, Failed("file_corrupt", "a flipped byte", FILES[0].name, "d" * 32))
+    (before,) = node.replica.damaged_files()
+    node.replica.check_files([FILES[0].name])
+    node.take()
+    node.finish(HashFiles, FilesHashed(((FILES[0].name, "missing"),)))
+    assert before.output and node.replica.damaged_files() == (
+        msgspec.structs.replace(before, found="missing"),
+    )

@@ -10,7 +10,7 @@ from nodeagent.host.desk import Desk
 from nodeagent.host.mover import OWN_WAIT_MS, PARALLEL_UNITS, RETRY_MS, Mover
 from nodeagent.model.jobs import Done, DropStaging, Failed, FilesStaged
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SlotMove, Stage
-from nodeagent.model.requests import ErrorReply, OpenSource, SourceOpened, UnitPulled
+from nodeagent.model.requests import CheckFiles, ErrorReply, OpenSource, SourceOpened, UnitPulled
 from nodeagent.scaling.moving import UNIT_SLOTS, due, rate_share, units
 
 SLOTS = ((0, 6 * UNIT_SLOTS),)
@@ -218,3 +218,22 @@ def test_an_exception_in_a_pull_is_a_try_that_failed_and_no_other_s(monkeypatch:
             desk.on_job(number, FilesStaged((), (), 0))
     ((token, reply),) = desk.replies
     assert token == 7 and isinstance(reply, UnitPulled), "all units are copied in the end"
+
+
+def test_who_holds_a_copy_that_a_pull_found_damaged_is_told_to_look_at_it() -> None:
+    """A source by a request; this node, where it was its own copy. The pull goes on as it would."""
+    looked: list[tuple[str, ...]] = []
+    state = SimpleNamespace(sealed_ready=lambda operation: False)
+    own = SimpleNamespace(state=state, check_files=looked.append)
+    mover, desk = moving("a", **{"a.1": own})
+    op = operation()
+    drive(mover, op)
+    desk.now = OWN_WAIT_MS + RETRY_MS
+    desk.fire()
+    desk.on_reply(desk.calls[0][0], SourceOpened("b", "s", ()))
+    desk.calls.clear()
+    ((number, _),) = desk.jobs
+    suspects = (("b", "f1"), ("", "f2"), ("b", "f3"))
+    desk.on_job(number, FilesStaged((), (("f1", "b: not what it was"),), 0, 1, suspects))
+    asked = [(to, request) for _, to, request in desk.calls if isinstance(request, CheckFiles)]
+    assert asked == [("b", CheckFiles("a.1", (), ("f1", "f3")))] and looked == [("f2",)]

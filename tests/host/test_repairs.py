@@ -29,6 +29,7 @@ from nodeagent.model.jobs import (
     StageFiles,
 )
 from nodeagent.model.requests import (
+    CheckFiles,
     ErrorReply,
     ExportFiles,
     FileRepaired,
@@ -298,3 +299,22 @@ def test_what_fails_to_be_made_here_comes_from_the_first_member_that_has_it() ->
         assert [to for _, to, _ in asked] == [who]
         node.answer(asked, ErrorReply("not_found", "not made yet"))
     assert got == [LACKING, None] and not node.jobs
+
+
+def test_a_source_whose_copy_is_damaged_is_told_to_look_at_it() -> None:
+    """Of a repair, of a file that cannot be made here, and of a snapshot that is installed."""
+    node = Node()
+    node.ask()
+    node.asked.clear()
+    spoiled = FilesStaged((), (("f", "b: not what it was"),), 11, 1, (("b", "f"),))
+    node.finish(StageFiles, spoiled)
+    node.finish(DropStaging, Done())
+    node.host.repairs.fetch(node.host.data[GROUP], SPEC, lambda made: None)
+    node.answer(node.calls(), SourceOpened("b", "5b", (PulledSlot(3, (LACKING,), ()),)))
+    node.asked.clear()
+    node.finish(StageFiles, msgspec.structs.replace(spoiled, suspects=(("b", "g"),)))
+    for failed in (Failed("not_found", "f: not what it was", "f"), Failed("unavailable", "no contact")):
+        node.host.data[GROUP]._on_pulled("c", "5a", failed)
+    node.take()
+    told = [(to, request.names) for _, to, request in node.asked if isinstance(request, CheckFiles)]
+    assert told == [("b", ("g",)), ("c", ("f",))]

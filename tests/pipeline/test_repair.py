@@ -12,6 +12,7 @@ from iotctl.pipeline import verify
 from iotctl.pipeline.repair import Cure, decide
 from iotctl.pipeline.replicas import Chosen, GroupView, Replica, damage_found, view_groups
 from iotctl.pipeline.report import Silent, VerifyReport
+from iotctl.pipeline.verify import _Comparison
 from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.requests import Accepted, DamagedFile, GroupRecord, ManifestReply
@@ -267,3 +268,23 @@ def test_a_replica_held_up_by_damage_is_a_mismatch_not_unread(monkeypatch: pytes
     assert not unread
     (found,) = damage_found(views)
     assert (found.node, found.slot, found.file, found.expected, found.found) == ("n1", 3, "f", GOOD, BAD)
+
+
+class _Keeping(_Stuck):
+    """Keeps a damaged file of a slot that left the group: its manifest of open slots does not list it."""
+
+    def call(self, node: str, request: object, timeout_s: float | None = None) -> ManifestReply:
+        return ManifestReply("n1.1", node, 100, 100, 0, (FILE,), (DamagedFile("left", 9, GOOD, BAD),))
+
+
+def test_damage_of_a_slot_that_left_the_group_is_a_mismatch_at_every_depth() -> None:
+    """A17: a pull found it; the hashes of open slots say nothing of it. A choice of slots leaves it out."""
+    record = GroupRecord("n1.1", "n1", ("n1",), ("n1",))
+    views, _ = view_groups(_Keeping(), [record], Chosen(), Silent())  # type: ignore[arg-type]
+    (found,) = damage_found(views)
+    assert (found.node, found.slot, found.file, found.expected, found.found) == ("n1", 9, "left", GOOD, BAD)
+    for depth in ("manifest", "hash", "content"):
+        comparison = _Comparison(None, None, depth, None, Silent(), None)  # type: ignore[arg-type]
+        assert list(comparison._still_damaged(views, VerifyReport(depth))) == [found]
+    views, _ = view_groups(_Keeping(), [record], Chosen(((0, 5),)), Silent())  # type: ignore[arg-type]
+    assert not damage_found(views)

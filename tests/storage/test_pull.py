@@ -138,7 +138,9 @@ def test_a_corrupted_chunk_is_fetched_again_from_the_next_source() -> None:
         return bytes([chunk[0] ^ 1]) + chunk[1:] if node == "a" else chunk
 
     result = target.storage.run_pull(job(metas), fetch_from({"a": a, "b": a}, flip))
-    assert result == FilesStaged(("f0", "f1"), (), 2 * sum(m.size for m in metas), 2)
+    assert result == FilesStaged(
+        ("f0", "f1"), (), 2 * sum(m.size for m in metas), 2, (("a", "f0"), ("a", "f1"))
+    )
     assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
 
 
@@ -174,6 +176,27 @@ def test_failures_are_named_per_file_and_others_go_on(fault: str) -> None:
     assert "a:" in result.failed[0][1] and "b:" in result.failed[0][1]
 
 
+def test_who_gave_bytes_that_do_not_verify_is_suspected() -> None:
+    """Of a file that came from it whole: not for a part that was here before, nor for what did not come."""
+    (a, metas), (b, _), target = source(), source(), Node()
+    a.disk.flip(path_of(metas[0]), 30)
+    result = target.storage.run_pull(job(metas), fetch_from({"a": a, "b": b}))
+    assert isinstance(result, FilesStaged) and result.names == ("f0", "f1")
+    assert result.suspects == (("a", "f0"),)
+    result = Node().storage.run_pull(job(metas, nodes=("a", "c")), fetch_from({"a": a}))
+    assert isinstance(result, FilesStaged) and result.suspects == (("a", "f0"),) and result.failed
+    target = Node()
+    target.storage.staging.prepare(OP, NEW)
+    with target.disk.open(f"staging/{OP}/{NEW}/{metas[1].slot:05d}-f1.part", create=True) as part:
+        part.pwrite(0, b"rotten")
+    result = target.storage.run_pull(job(metas[1:]), fetch_from({"a": a}))
+    assert isinstance(result, FilesStaged) and result.refetched == 1 and not result.suspects
+    result = a.storage.run_pull(job(metas, local=OLD), fetch_from({"b": b}))
+    assert isinstance(result, FilesStaged) and result.suspects == (("", "f0"),)
+    installed = Node().storage.run_pull(InstallSnapshot(OLD, "a", SNAP), fetch_from({"a": a}))
+    assert isinstance(installed, Failed) and installed.file == "f0"
+
+
 def test_own_copy_is_linked_after_a_hash_check() -> None:
     """A member of the old group links its file without traffic; a rotten one is fetched instead."""
     a, metas = source()
@@ -183,7 +206,7 @@ def test_own_copy_is_linked_after_a_hash_check() -> None:
     b, _ = source()
     a.disk.flip(path_of(metas[0]), 30)
     result = a.storage.run_pull(job(metas, local=OLD), fetch_from({"b": b}))
-    assert result == FilesStaged(("f0", "f1"), (), metas[0].size)
+    assert result == FilesStaged(("f0", "f1"), (), metas[0].size, 0, (("", "f0"),))
 
 
 def test_install_puts_files_and_checkpoint_in_place() -> None:
