@@ -50,7 +50,7 @@ class _Repair:
     is_answered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Lack:
     replica: DataReplica
     spec: CloseSpec
@@ -58,6 +58,7 @@ class _Lack:
     """That asked: one that takes its place asks for what it needs."""
 
     then: Copied
+    is_answered: bool = False
 
     @property
     def is_current(self) -> bool:
@@ -142,16 +143,17 @@ class Repairs:
             source = FileRef(node, reply.snapshot, made.name, made.size, made.xxh3)
             staged = (StagedFile(made, (source,)),)
             job = StageFiles(repair_area(lack.replica.group), lack.replica.group, staged)
-            return self._desk.job(job, lambda r: self._on_fetched(lack, made, others, r))
+            then = self._part_of_lack(lack, lambda r: self._on_fetched(lack, made, others, r))
+            return self._desk.job(job, then)
 
-        self._desk.call(node, request, answered)
+        self._desk.call(node, request, self._part_of_lack(lack, answered))
 
     def _on_fetched(self, lack: "_Lack", made: FileMeta, others: list[NodeId], result: JobResult) -> None:
         group = lack.replica.group
         if isinstance(result, FilesStaged):
             have_checked(self._desk, {}, group, result.suspects)
         if not isinstance(result, FilesStaged) or result.failed:
-            return self._clear(group, lambda: self._ask(lack, others))
+            return self._clear(group, self._part_of_lack(lack, lambda: self._ask(lack, others)))
         if not lack.is_current:
             return self._came(lack, None, is_clear=False)
 
@@ -160,10 +162,20 @@ class Repairs:
             is_clear = isinstance(result, FileReplaced) and not result.left
             self._came(lack, made if is_placed else None, is_clear=is_clear)
 
-        return lack.replica.job(ReplaceFile(group, made), placed)
+        return lack.replica.job(ReplaceFile(group, made), self._part_of_lack(lack, placed))
+
+    def _part_of_lack(self, lack: "_Lack", then: Callable[..., None]) -> Callable[..., None]:
+        """`then`, as a part of this: an exception in it means that nothing came, and the next may begin."""
+        return self._desk.isolated("a copy", then, lambda why: self._came(lack, None, is_clear=False))
 
     def _came(self, lack: "_Lack", made: FileMeta | None, *, is_clear: bool = True) -> None:
-        lack.then(made)
+        if lack.is_answered:
+            return
+        lack.is_answered = True
+        try:
+            lack.then(made)
+        except Exception as error:
+            raise InvariantBroken(f"{lack.spec.name} came and was taken half way") from error
         self._end(lack.replica.group, is_clear=is_clear)
 
     # --- repairs -----------------------------------------------------------------------------------

@@ -318,3 +318,29 @@ def test_a_source_whose_copy_is_damaged_is_told_to_look_at_it() -> None:
     node.take()
     told = [(to, request.names) for _, to, request in node.asked if isinstance(request, CheckFiles)]
     assert told == [("b", ("g",)), ("c", ("f",))]
+
+
+@pytest.mark.parametrize("part", ["answered", "fetched", "placed"])
+def test_an_exception_in_a_part_of_a_copy_means_that_nothing_came(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told so once, and the next file of the group is asked for."""
+    node = Node()
+    got: list[FileMeta | None] = []
+    for _ in range(2):
+        node.host.repairs.fetch(node.host.data[GROUP], SPEC, got.append)
+    asked, opened = node.calls(), SourceOpened("b", "5b", (PulledSlot(3, (LACKING,), ()),))
+    with monkeypatch.context() as patched:
+        if part == "answered":
+            patched.setattr(repairs, "_fits", broken)
+        node.answer(asked, opened)
+        if part == "fetched":
+            patched.setattr(repairs, "have_checked", broken)
+        if part != "answered":
+            node.finish(StageFiles, FilesStaged(("g",), (), 10))
+        if part == "placed":
+            patched.setattr(repairs, "FileReplaced", None)
+            node.finish(ReplaceFile, FileReplaced(""))
+    assert got == [None] and node.host.requests_failed == 1
+    node.finish(DropStaging, Done())
+    assert [to for _, to, _ in node.calls()] == ["b"] and got == [None]
