@@ -219,7 +219,9 @@ def import_(
         session.output.warn(f"and {report.skipped_rows - len(report.skipped)} more rows left out")
     if dry_run:
         what = f"write {report.rows} rows to {report.storage_group}.{report.table}"
-        return session.output.would(what, found=report.notes)
+        return session.output.would(what, found=[*report.notes, *report.warnings])
+    for warning in report.warnings:
+        session.output.warn(warning)
     for note in report.notes:
         session.output.note(note)
     session.output.emit("data-import", report, lambda: rows.import_tables(report))

@@ -50,7 +50,8 @@ class ImportReport(msgspec.Struct, frozen=True):
     """`rows` were acknowledged; `skipped_rows` were left out, the first of them listed.
 
     `series` is None when there are too many to count. `naive_times` named no zone and were read in
-    `time_zone`. `expired_rows` are older than the table's TTL. `notes` say the same to people, and more.
+    `time_zone`. `expired_rows` are older than the table's TTL. `notes` and `warnings` say the same to people,
+    and more.
     """
 
     storage_group: str
@@ -66,6 +67,12 @@ class ImportReport(msgspec.Struct, frozen=True):
     naive_times: int = 0
     expired_rows: int = 0
     notes: list[str] = []
+
+    @property
+    def warnings(self) -> list[str]:
+        if not self.expired_rows:
+            return []
+        return [f"{self.expired_rows} rows are older than the table's TTL and are deleted at once"]
 
 
 class ImportRequest(msgspec.Struct, frozen=True):
@@ -400,8 +407,6 @@ def _notes(job: Import, survey: Survey, sharing: Sharing) -> list[str]:
     ]
     absent = [t for t in schema.tags if t not in job.tags]
     notes += [f"the file has no column for tag {t}: it is empty in every row" for t in absent]
-    if survey.expired:
-        notes.append(f"{survey.expired} rows are older than the table's TTL and are deleted at once")
     if sharing.equal:
         notes.append(f"{sharing.equal} rows are given more than once, with the same values")
     if sharing.differ:

@@ -140,6 +140,10 @@ def test_rows_past_the_ttl_and_tags_without_a_column_are_told(place: Path) -> No
     assert report["expired_rows"] == 2 and report["series"] == 2
     assert "2 rows are older than the table's TTL" in done.err
     assert "no column for tag room" in done.err
+    quiet, _ = csv(place, "time,dev,v\n1,a,1\n2,b,2\n", "-q", cluster=cluster)
+    assert quiet.err == "warning: 2 rows are older than the table's TTL and are deleted at once\n"
+    dry, _ = csv(place, "time,dev,v\n1,a,1\n2,b,2\n", "--dry-run", cluster=cluster)
+    assert "2 rows are older than the table's TTL and are deleted at once" in json.loads(dry.out)["found"]
 
 
 @pytest.mark.parametrize(
