@@ -35,7 +35,7 @@ def main(master: str, started: Path | None) -> None:
         time.sleep(120)
         return unit
 
-    wait_s = WAIT_S if started is None else 60.0
+    wait_s = WAIT_S if started is None else 120.0
     try:
         with spark_session("on a master", master, Lines(), wait_s) as session:
             if started is None:

@@ -20,6 +20,8 @@ from iotctl.pipeline.session import spark_session
 from nodeagent.model.errors import Unavailable
 
 SPARK = Path(pyspark.__file__).parent
+PATIENCE_S = 180
+"""On a machine that is busy Spark takes long to start."""
 
 
 @contextmanager
@@ -112,7 +114,7 @@ def spark_process(log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def said(log: Path, pattern: str) -> str:
     """What the daemon wrote, once it did."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not (found := re.search(pattern, log.read_text(errors="replace"))):
         assert time.monotonic() < deadline, log.read_text(errors="replace")
         time.sleep(0.1)
@@ -146,7 +148,7 @@ def test_a_real_master_without_workers_with_one_and_after_its_loss(tmp_path: Pat
         stack.enter_context(spark_process(master_log, "org.apache.spark.deploy.master.Master", *address))
         master = said(master_log, r"Starting Spark master at (spark://\S+)")
         alone = stack.enter_context(on_master(tmp_path, master))
-        lines = alone.communicate(timeout=60)[0].splitlines()
+        lines = alone.communicate(timeout=PATIENCE_S)[0].splitlines()
         assert "waiting for Spark executors (no executor; up to 3 s)" in lines
         assert lines[-1].startswith(f"unavailable: Spark master {master} gave no executor for 3 s: ")
 
@@ -155,12 +157,12 @@ def test_a_real_master_without_workers_with_one_and_after_its_loss(tmp_path: Pat
             spark_process(worker_log, "org.apache.spark.deploy.worker.Worker", *address, *size, master)
         )
         busy = stack.enter_context(on_master(tmp_path, master, str(started)))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not started.exists():
             assert busy.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         worker.kill()
-        lines = busy.communicate(timeout=60)[0].splitlines()
+        lines = busy.communicate(timeout=PATIENCE_S)[0].splitlines()
     assert "works: ([b'A', b'B'], None)" in lines
     lacks = next(line for line in lines if line.startswith("lacks: "))
     assert 'a Spark worker cannot run iotctl: Cannot run program "/no/such/python"' in lacks
