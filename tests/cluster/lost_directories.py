@@ -104,7 +104,9 @@ def lost(world: World, case: Case, group: str) -> Iterator[None]:
                 (kept / home.name).rename(home)
                 continue
             # It was started, so the rest is newer now: an older copy of all of it would be refused.
-            for part in (p.format(group=group) for p in case.parts):
+            for part in sorted(
+                (p.format(group=group) for p in case.parts), key=len
+            ):  # a directory before its files
                 if not (home / part).exists():
                     (kept / home.name / part).rename(home / part)
             shutil.rmtree(kept / home.name)
