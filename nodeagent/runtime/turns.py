@@ -12,10 +12,20 @@ Note = Callable[[str, dict[str, object]], None]
 class Turns:
     """A turn begins with the first event after the last, and ends when the host's effects are under way."""
 
-    def __init__(self, note: Note, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        note: Note,
+        clock: Callable[[], float] = time.perf_counter,
+        used: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._note = note
         self._clock = clock
+        self._used = used
+        """Processor time of the loop's thread: a slow turn that took little of it waited for the machine or
+        another thread."""
+
         self._began: float | None = None
+        self._used_before = 0.0
         self._events = 0
         self.count = 0
         self.slow = 0
@@ -29,6 +39,7 @@ class Turns:
         self._events += 1
         if self._began is None:
             self._began = self._clock()
+            self._used_before = self._used()
 
     def end(self, effects: EffectsPort) -> None:
         took_s = self._clock() - (self._began if self._began is not None else self._clock())
@@ -38,7 +49,9 @@ class Turns:
         self.longest_s = max(self.longest_s, took_s)
         if took_s * 1000 > TURN_MS_MAX:
             self.slow += 1
-            self._note("slow_turn", {"ms": round(took_s * 1000), "events": events, **described(effects)})
+            own_ms = round((self._used() - self._used_before) * 1000)
+            fields = {"ms": round(took_s * 1000), "own_ms": own_ms, "events": events, **described(effects)}
+            self._note("slow_turn", fields)
 
 
 def described(effects: EffectsPort) -> dict[str, object]:

@@ -109,6 +109,9 @@ def _figures(
             "ms",
             ceiling=LIGHT_P99_MS,
             limit=f"{len(taken)} queries",
+            details={"p50_ms": 1000 * percentile(taken, 0.5), "slowest_ms": 1000 * max(taken)}
+            if taken
+            else {},
         ),
         of(f"failed: {CONTENT}", [float(CONTENT in failed)], "", ceiling=0.5, limit=failed.pop(CONTENT, "")),
         of("failed: other commands", [float(len(failed))], "", ceiling=0.5, limit="; ".join(failed.values())),
