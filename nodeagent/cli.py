@@ -39,7 +39,9 @@ def run_command(
 ) -> None:
     """Run the node of DIRECTORY until SIGTERM or SIGINT. SIGHUP loads a renewed certificate."""
     from nodeagent.runtime.agent import run
+    from nodeagent.storage.pandas_free import forbid_pandas
 
+    forbid_pandas()
     holds = None if test_holds is None else [p for p in test_holds.split(",") if p]
     with _errors():
         sys.exit(run(directory, holds))

@@ -211,8 +211,8 @@ class Agent:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        # The first conversion makes pyarrow import pandas. That takes up to a second, which must not be the
-        # first one of the first write.
+        # The first conversion makes pyarrow look for pandas. Where it may be imported (`pandas_free`), that
+        # takes up to a second, which must not be the first one of the first write.
         pa.array([0]).to_numpy()
         if config.tls:
             self._load_identity()

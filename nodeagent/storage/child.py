@@ -16,6 +16,7 @@ import msgspec
 
 from nodeagent.storage import layout, pipes
 from nodeagent.storage.handler import Handler, Opening, Request
+from nodeagent.storage.pandas_free import forbid_pandas
 from nodeagent.storage.tsfile_format import TsFileFormat
 from nodeagent.storage.tsfile_source import TsFileSources
 
@@ -62,6 +63,7 @@ class _Announcer:
 
 def main(root: str, timeout_s: float, work: str) -> None:
     """Serve until stdin ends."""
+    forbid_pandas()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the parent to handle
     requests, replies = 0, os.dup(1)
     os.dup2(2, 1)

@@ -20,12 +20,12 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import pyarrow as pa
-import tsfile
 
 from nodeagent.model.errors import FileCorrupt, Refused, Unavailable
 from nodeagent.model.files import CloseSpec, ScanSpec
 from nodeagent.model.names import check_fileable
 from nodeagent.model.schema import Column, TableSchema
+from nodeagent.storage.tsfile_package import tsfile
 from nodeagent.table.arrow import TIME, arrow_schema
 
 _READ_ROWS = 1 << 13

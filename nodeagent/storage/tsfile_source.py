@@ -16,14 +16,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import tsfile
-
 from nodeagent.model.errors import FileCorrupt
 from nodeagent.model.files import PARKED, FileMeta, ScanSpec
 from nodeagent.model.limits import KIB, MIB
 from nodeagent.storage.files import check_content, check_stream
 from nodeagent.storage.format import format_of
 from nodeagent.storage.tsfile_format import TsFileFormat, read_batches, tag_filter
+from nodeagent.storage.tsfile_package import tsfile
 from nodeagent.table.merge import Part
 from nodeagent.table.paging import SeriesKey, Source, Span, TableSource, key_of, row_bytes, tags_of
 
