@@ -19,7 +19,8 @@ test:
 	@PYTHON=$(PYTHON) .ci/system-deps
 	@$(MAKE) --no-print-directory $(VENV)/.installed
 	@# In the order of the directories: the long tests of cluster and fleet come early, none is left for the end.
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@# Three at a time, for tests with real agents wait half of their time.
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 systemd: $(VENV)/.installed
 	$(BIN)/python -m pytest -m systemd $(ARGS) tests/fleet/test_systemd.py
