@@ -22,7 +22,8 @@ class WriteRows(msgspec.Struct, array_like=True, frozen=True, tag=1):
     rows: int
     time_min: int
     time_max: int
-    ipc: bytes
+    ipc: memoryview
+    """Once decoded it lies in the entry: rows in memory, whose entry the log still has, are held once."""
 
 
 class OpenSession(msgspec.Struct, array_like=True, frozen=True, tag=2):

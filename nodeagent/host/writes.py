@@ -129,7 +129,7 @@ def _command(host: Cluster, w: requests.Write, schema: TableSchema) -> commands.
         w.schema_version,
         rows.num_rows,
         *span,
-        ipc,
+        memoryview(ipc),
     )
 
 

@@ -27,7 +27,7 @@ class MemBatch(msgspec.Struct, array_like=True, frozen=True):
     """One write entry's rows of one table as an Arrow IPC stream, with its age."""
 
     order: Order
-    ipc: bytes
+    ipc: memoryview
 
 
 class CloseUnit(msgspec.Struct, frozen=True):

@@ -66,7 +66,7 @@ class Memtable:
         partition: PartitionKey,
         table: str,
         order: Order,
-        ipc: bytes,
+        ipc: memoryview,
         *,
         rows: int,
         time_min: int,

@@ -181,7 +181,7 @@ def _made(t: mi.Type, at: str) -> Any:
             return tuple(_made(item, at) for item in t.item_types)
         case mi.UnionType():
             return _made(max(t.types, key=_weight), at)
-        case mi.BytesType():
+        case mi.BytesType() | mi.MemoryViewType():
             return bytes(_limit(at))
         case mi.StrType():
             return _text(at)
