@@ -287,6 +287,13 @@ def test_a_few_seconds_among_milliseconds_are_not_1970(place: Path) -> None:
     assert done.code == 0 and len(rows_of(cluster)) == 3
 
 
+def test_milliseconds_that_go_on_from_1970_are_milliseconds(place: Path) -> None:
+    """E6: some of a series that begins at 0 could be seconds; they are none: the others are not of today."""
+    times = [week * 604_800_000 for week in range(60)]
+    done, cluster = csv(place, "time,v\n" + "".join(f"{t},1\n" for t in times))
+    assert done.code == 0 and [r["time"] for r in rows_of(cluster)] == times
+
+
 @pytest.mark.parametrize(
     ("stamp", "kept"),
     [
