@@ -24,8 +24,8 @@ PER_MS = {"us": 1_000, "ns": 1_000_000}
 
 SECONDS_FROM, SECONDS_TO = 315_532_800, 4_102_444_800
 """1980 to 2100 in seconds. As milliseconds these numbers are of January and February 1970: where most lie
-there, or the others are of 1980 to 2100 in milliseconds, they are seconds. A series that begins in 1970 has
-none."""
+there, or others are of 1980 to 2100 in milliseconds and none of the ten years between, they are seconds. A
+series that goes on from 1970 has none."""
 
 MS_TO = 10**14
 """The year 5138. Where most numbers are larger, they count something shorter than a millisecond."""
@@ -48,15 +48,17 @@ class Seen:
 
     numbers: int = 0
     seconds: int = 0
+    between: int = 0
     recent: int = 0
     beyond: int = 0
-    """Whole numbers; those from `SECONDS_FROM` to `SECONDS_TO`; those that are of the same years in
-    milliseconds; those past `MS_TO`."""
+    """Whole numbers; those from `SECONDS_FROM` to `SECONDS_TO`; those between these and the same years in
+    milliseconds; those of the same years in milliseconds; those past `MS_TO`."""
 
     def add(self, other: "Seen") -> None:
         self.naive += other.naive
         self.numbers += other.numbers
         self.seconds += other.seconds
+        self.between += other.between
         self.recent += other.recent
         self.beyond += other.beyond
 
@@ -89,7 +91,7 @@ def check_unit(seen: Seen, rule: TimeRule, *, name: str, where: str) -> None:
     elif seen.beyond * 2 > seen.numbers:
         why = "as milliseconds most would be after the year 5138"
         unit = "us or --time-unit ns"
-    elif seen.seconds and seen.recent * 2 > seen.numbers:
+    elif seen.seconds and seen.recent and not seen.between:
         why = f"{seen.seconds} of {seen.numbers} look like seconds, the others like milliseconds"
         unit = "s"
     else:
@@ -162,6 +164,7 @@ def _numbers(numbers: pa.Array, rule: TimeRule) -> Times:
     seen = Seen(
         numbers=len(numbers) - numbers.null_count,
         seconds=_count(numbers, SECONDS_FROM, SECONDS_TO),
+        between=_count(numbers, SECONDS_TO + 1, SECONDS_FROM * 1000 - 1),
         recent=_count(numbers, SECONDS_FROM * 1000, SECONDS_TO * 1000),
         beyond=len(numbers) - numbers.null_count - _count(numbers, -MS_TO, MS_TO),
     )
