@@ -520,7 +520,7 @@ class Host:
         self._turn += 1
         replicas = self._in_turn()
         for _ in range(16):
-            worked = [r.drain(budget) for r in replicas]
+            worked = [r.drain(budget) for r in replicas if r.raft.stirred]
             if self._drive_at <= self.desk.now or self.operations.is_due():
                 self._drive_at = self.desk.now + DRIVE_MS
                 self.operations.drive()
@@ -547,7 +547,7 @@ class Host:
         desk = self.desk
         if desk.replies or desk.jobs or desk.calls or not self.outbox.idle:
             return False
-        return not any(r.raft.is_ready(to_apply=True) for r in self.replicas())
+        return not any(r.raft.has_ready for r in self.replicas() if r.raft.stirred)
 
     def replica(self, group: GroupId) -> Replica | None:
         return self.meta_replica if group == META else self.data.get(group)

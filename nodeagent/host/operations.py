@@ -142,6 +142,8 @@ class Operations:
 
         Slots stand closed between these steps, so they do not wait for the clock.
         """
+        if not self._awaited:
+            return False
         due = [g for g, at in self._awaited.items() if self._has_applied(g, at)]
         for group in due:
             del self._awaited[group]

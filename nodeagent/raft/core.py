@@ -59,6 +59,7 @@ class Raft(State):
         "_random",
         "_reported",
         "passive",
+        "stirred",
     )
 
     def __init__(
@@ -75,6 +76,10 @@ class Raft(State):
         self.passive = False
         """It votes and follows, and never campaigns."""
 
+        self.stirred = True
+        """Something happened since there was last nothing to take; while it is False nothing is. Of hundreds
+        of groups on a node few have something to do in a turn: the rest is asked this alone."""
+
         self._random = random
         self._handed_out = max(applied, log.base.index)
         self._lead: Leader | None = None
@@ -88,11 +93,16 @@ class Raft(State):
         if log.config.voters == (node,):
             self._election_at = now  # nobody to wait for
 
+    def _stir(self, now: int) -> None:
+        """An event begins, after which there may be something to take."""
+        self.clock = now
+        self.stirred = True
+
     # Messages
 
     def step(self, sender: NodeId, message: RaftMessage, now: int) -> None:
         """Take one message of an authenticated peer. Duplicates, delays and reordering are harmless."""
-        self.clock = now
+        self._stir(now)
         if message.term != self.term and not self._meet_other_term(sender, message):
             return
         lead = self._lead
@@ -215,6 +225,7 @@ class Raft(State):
         self.clock = now
         if now < self.deadline():
             return
+        self.stirred = True
         if self._lead is not None:
             if not self._lead.tick():
                 self._become_follower(self.term, None)
@@ -243,7 +254,7 @@ class Raft(State):
     def abstain(self, now: int) -> None:
         """Lead no more and never again: what is committed cannot be applied here. A leader steps down; as a
         follower it goes on."""
-        self.clock = now
+        self._stir(now)
         self.passive = True
         if self.role is not Role.FOLLOWER:
             self._become_follower(self.term, None)
@@ -313,7 +324,7 @@ class Raft(State):
     # Requests
 
     def _leading(self, now: int) -> Leader:
-        self.clock = now
+        self._stir(now)
         if self._lead is not None:
             return self._lead
         if self.leader is None:
@@ -360,7 +371,7 @@ class Raft(State):
         Raises:
             Refused: this node leads or hears a leader, so nothing is lost; or it is no voter by its own log.
         """
-        self.clock = now
+        self._stir(now)
         if self._hears_leader():
             raise Refused(f"{self.node} hears {self.leader} lead", next_step="nothing is lost")
         if self.node not in config.voters or self.node not in self.log.config.voters:
@@ -402,7 +413,7 @@ class Raft(State):
 
     def read(self, context: int, now: int) -> None:
         """Ask for a read index; `context` comes back in `Ready.reads` or `Ready.reads_failed`."""
-        self.clock = now
+        self._stir(now)
         if self._lead is not None:
             self._lead.read((self.node, context))
         elif self.leader is None or not self._forwarded.add(context):
@@ -412,6 +423,7 @@ class Raft(State):
 
     def persisted(self, last_index: int, last_term: int) -> None:
         """All Readies up to one whose `append` ended at (`last_index`, `last_term`) are durable."""
+        self.stirred = True
         if self.durability.completed(last_index, last_term) and self._lead is not None:
             self._lead.maybe_commit()
             self._maybe_retire(self._lead)
@@ -421,12 +433,13 @@ class Raft(State):
 
         Ignored when the peer no longer needs one.
         """
+        self.stirred = True
         if self._lead is not None:
             self._lead.offer_snapshot(peer, snapshot)
 
     def snapshot_failed(self, peer: NodeId, now: int) -> None:
         """Answer to `Ready.snapshots`, or the offered one is gone: ask again after the next heartbeat."""
-        self.clock = now
+        self._stir(now)
         if self._lead is not None:
             self._lead.snapshot_failed(peer)
 
@@ -438,7 +451,7 @@ class Raft(State):
         `applied` is our own. After a state that goes back, entries are handed out once more.
         A base not beyond the log's is ignored.
         """
-        self.clock = now
+        self._stir(now)
         self.offer = None
         if base.index > self.log.base.index:
             if not self.log.reset(base):
@@ -469,6 +482,15 @@ class Raft(State):
 
     def is_ready(self, *, to_apply: bool) -> bool:
         """Whether there is anything to take; entries to apply count when `to_apply`."""
+        if not self.stirred:
+            return False
+        ready = self.has_results(to_apply=to_apply)
+        if to_apply:
+            self.stirred = ready
+        return ready
+
+    def has_results(self, *, to_apply: bool) -> bool:
+        """What `is_ready` says, found by looking at everything."""
         lead = self._lead
         return bool(
             self.now

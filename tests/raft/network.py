@@ -95,6 +95,7 @@ class Node:
             if ready.offer is not None:
                 self.offers.append((ready.offer[0], ready.offer[1].snapshot))
                 self.cluster.bases[ready.offer[1].snapshot] = ready.offer[1].base
+        assert not self.raft.has_results(to_apply=True), "`stirred` missed an event"
 
     def sync(self, count: int | None = None) -> None:
         """Make the oldest Readies durable, all or `count` of them."""
