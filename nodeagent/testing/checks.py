@@ -12,6 +12,7 @@ from nodeagent.model.entries import Entry
 from nodeagent.model.ids import META
 from nodeagent.model.raft_messages import VoteReply, VoteRequest
 from nodeagent.partition.ranges import to_slots
+from nodeagent.partition.table import PartitionTable
 from nodeagent.raft.log import RaftLog
 from nodeagent.storage.leftovers import LINKED, QUARANTINED, SNAPSHOT, leftovers
 from nodeagent.testing.sim import Sim, SimNode
@@ -27,29 +28,31 @@ class Safety:
         self._applied: dict[tuple[str, int], Entry] = {}
         """By group and index."""
 
-        self._checked: dict[tuple[str, str, int], int] = {}
+        self._checked: dict[tuple[str, int], dict[str, int]] = {}
+        """By (node, life) and group: entries up to there were compared."""
+
         self._tables: dict[int, int] = {}
-        self._version: dict[str, int] = {}
+        self._table_of: dict[tuple[str, int], PartitionTable] = {}
+        """By (node, life). Tables are never changed, so that only another one is looked at."""
+
         self._votes: dict[tuple[str, str, int], str] = {}
         self._outside: set[tuple[str, str]] = set()
         """(node, group): given up, so that nobody else goes by what they hold"""
 
     def __call__(self, node: SimNode, effects: Effects) -> None:
-        host = node.host
         self._one_vote(node, effects)
-        replicas: list[Replica] = list(host.data.values())
-        if host.meta_replica is not None:
-            replicas.append(host.meta_replica)
-        for replica in replicas:
-            self._one_leader(node, replica)
-            self._same_entries(node, replica)
+        checked = self._checked.setdefault((node.node, node.life), {})
+        for replica in node.host.replicas():
+            if replica.leads:
+                self._one_leader(node, replica)
+            if replica.seen > checked.get(replica.group, 0):
+                self._same_entries(node, replica, checked)
         self._table(node)
 
     def _one_leader(self, node: SimNode, replica: Replica) -> None:
-        if replica.leads:
-            key = (replica.group, replica.raft.term)
-            first = self._leaders.setdefault(key, node.node)
-            assert first == node.node, f"S1: {first} and {node.node} lead {key}"
+        key = (replica.group, replica.raft.term)
+        first = self._leaders.setdefault(key, node.node)
+        assert first == node.node, f"S1: {first} and {node.node} lead {key}"
 
     def _one_vote(self, node: SimNode, effects: Effects) -> None:
         """What left the node counts: a vote that a power cut took back was never given."""
@@ -66,22 +69,21 @@ class Safety:
                 first = self._votes.setdefault(key, candidate)
                 assert first == candidate, f"S5: {node.node} voted for {first} and {candidate} in {key}"
 
-    def _same_entries(self, node: SimNode, replica: Replica) -> None:
+    def _same_entries(self, node: SimNode, replica: Replica, checked: dict[str, int]) -> None:
         if (node.node, replica.group) in self._outside:
             return
         if replica.rebasing:
             return  # the state is already that of a snapshot, the log still what it replaces
         log = replica.raft.log
-        key = (node.node, replica.group, node.life)
         last = min(replica.seen, log.last_index)
-        first = max(self._checked.get(key, 0) + 1, log.first_index)
+        first = max(checked.get(replica.group, 0) + 1, log.first_index)
         if first > last:
             return
         for index, entry in enumerate(log.slice(first, last, 1 << 60), first):
             known = self._applied.setdefault((replica.group, index), entry)
             same = known.term == entry.term and known.data == entry.data
             assert same, f"S4: {node.node} applied {entry} at {replica.group}/{index}, others {known}"
-        self._checked[key] = last
+        checked[replica.group] = last
 
     def forget(self, group: str, log: RaftLog, lost: list[str]) -> dict[int, Entry]:
         """The group goes on with `log`, without the nodes `lost`: what was applied that it does not hold."""
@@ -93,14 +95,14 @@ class Safety:
         return gone
 
     def _table(self, node: SimNode) -> None:
-        state = node.host.meta
-        if state.table is None:
+        table, key = node.host.meta.table, (node.node, node.life)
+        before = self._table_of.get(key)
+        if table is None or table is before:
             return
-        version = state.table_version
-        key = f"{node.node}/{node.life}"
-        assert version >= self._version.get(key, 0), f"S14: table of {node.node} went back"
-        self._version[key] = version
-        digest = zlib.crc32(state.table.owners.tobytes())
+        version = table.version
+        assert before is None or version >= before.version, f"S14: table of {node.node} went back"
+        self._table_of[key] = table
+        digest = zlib.crc32(table.owners.tobytes())
         assert self._tables.setdefault(version, digest) == digest, f"S14: two tables of version {version}"
 
 
