@@ -19,7 +19,7 @@ et al., ATC 2020): the log keeps the error and answers everything with it from t
 
 import contextlib
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Self, TypeVar
 
 import msgspec
@@ -389,8 +389,10 @@ class Log:
         self._check()
         before = self.bytes_total
         with contextlib.suppress(NoSpace):  # the copies wait
-            if not self._delete_dead() and self._copy_forward():
-                self._delete_dead()
+            if self._sealed:
+                live, damaged = self._index.live_bytes(), self.damaged_segments()
+                if not self._delete_dead(live, damaged) and self._copy_forward(live, damaged):
+                    self._delete_dead(self._index.live_bytes(), self.damaged_segments())
         if self._space_low:
             self._fill_reserve()
         return max(0, before - self.bytes_total)
@@ -406,10 +408,8 @@ class Log:
         """Segments that are kept as some group lost what they held."""
         return self._index.damaged_segments(self.segments[0])
 
-    def _delete_dead(self) -> int:
+    def _delete_dead(self, live: Mapping[int, int], damaged: Collection[int]) -> int:
         """Delete a few segments without a live entry; how many."""
-        damaged = self.damaged_segments()
-        live = self._index.live_bytes()
         dead = [n for n in sorted(self._sealed) if n not in live and n not in damaged and self._is_told(n)]
         if dead:
             self.sync()  # what made them dispensable is durable first
@@ -425,10 +425,8 @@ class Log:
         after = next(n for n in self.segments if n > number)
         return after in self._starts and (self._starts[after] or number == self.segments[0])
 
-    def _copy_forward(self) -> bool:
+    def _copy_forward(self, live: Mapping[int, int], damaged: Collection[int]) -> bool:
         """Copy what lives in the first segment that holds little to the end of the log."""
-        damaged = self.damaged_segments()
-        live = self._index.live_bytes()
         for number in sorted(self._sealed):
             size = live.get(number, 0)
             is_little = 0 < size <= self._settings.copy_bytes_max and size * 2 <= self._sealed[number]

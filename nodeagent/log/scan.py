@@ -103,8 +103,8 @@ def _content_end(buffer: memoryview, at: int) -> int:
     end = len(buffer)
     while end > at:
         start = max(at, end - len(_ZEROS))
-        piece = buffer[start:end]
+        piece = bytes(buffer[start:end])  # a memoryview compares byte by byte
         if piece != _ZEROS[: end - start]:
-            return start + len(bytes(piece).rstrip(b"\0"))
+            return start + len(piece.rstrip(b"\0"))
         end = start
     return at
