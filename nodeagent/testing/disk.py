@@ -13,6 +13,7 @@ import errno
 import os
 import random
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Self
 
@@ -261,15 +262,9 @@ class SimDisk:
 
     # Looking up.
 
-    def _parts(self, path: str) -> list[str]:
-        parts = [part for part in PurePosixPath(path).parts if part != "."]
-        if path.startswith("/") or "\0" in path or ".." in parts:
-            raise ValueError(f"path {path!r} is not below the root")
-        return parts
-
     def _node(self, path: str) -> _Node:
         node: _Node = self._root
-        for part in self._parts(path):
+        for part in _parts(path):
             if isinstance(node, _Inode):
                 raise NotADirectoryError(errno.ENOTDIR, "not a directory", path)
             found = node.seen.get(part)
@@ -291,7 +286,7 @@ class SimDisk:
         return node
 
     def _place(self, path: str) -> tuple[_Dir, str]:
-        parts = self._parts(path)
+        parts = _parts(path)
         if not parts:
             raise ValueError("the root has no name")
         return self._dir("/".join(parts[:-1])), parts[-1]
@@ -329,7 +324,7 @@ class SimDisk:
             if self.exists(temporary):
                 self.unlink(temporary)
             raise
-        self.sync_dir("/".join(self._parts(path)[:-1]))
+        self.sync_dir("/".join(_parts(path)[:-1]))
 
     # Names.
 
@@ -364,7 +359,7 @@ class SimDisk:
 
     def mkdirs(self, path: str) -> None:
         directory = self._root
-        for part in self._parts(path):
+        for part in _parts(path):
             node = directory.seen.get(part)
             if isinstance(node, _Inode):
                 raise FileExistsError(errno.EEXIST, "exists", path)
@@ -375,7 +370,7 @@ class SimDisk:
             directory = node
 
     def rmtree(self, path: str) -> None:
-        if not self._parts(path):
+        if not _parts(path):
             raise ValueError("the root itself is not removed")
         if not self.exists(path):
             return
@@ -437,6 +432,14 @@ def _apply(change: _Change, *, durable: bool) -> None:
             names.pop(name, None)
         else:
             names[name] = node
+
+
+@lru_cache(maxsize=1 << 14)
+def _parts(path: str) -> tuple[str, ...]:
+    parts = tuple(part for part in PurePosixPath(path).parts if part != ".")
+    if path.startswith("/") or "\0" in path or ".." in parts:
+        raise ValueError(f"path {path!r} is not below the root")
+    return parts
 
 
 def _overwrite(target: bytearray, offset: int, data: bytes) -> None:
