@@ -102,27 +102,14 @@ class Handlers:
             )
         if replica.stopped:
             return _refuse_stopped(host, token, replica)
-        if isinstance(request, q.GetMeta):
-            if request.strong:
-                return replica.read(
-                    host.desk.guarded(
-                        token, "GetMeta", lambda: host.desk.reply(token, meta_view(host, replica))
-                    ),
-                    lambda why: host.desk.refuse(token, "unavailable", why),
-                )
+        if isinstance(request, q.GetMeta) and not request.strong:
             return host.desk.reply(token, meta_view(host, replica))
+        if isinstance(request, q.GetMeta):
+            return self._read(token, replica, "GetMeta", lambda: meta_view(host, replica))
         if isinstance(request, q.GetRuns):
-            return replica.read(
-                host.desk.guarded(
-                    token, "GetRuns", lambda: host.desk.reply(token, runs_view(host, request.run))
-                ),
-                lambda why: host.desk.refuse(token, "unavailable", why),
-            )
+            return self._read(token, replica, "GetRuns", lambda: runs_view(host, request.run))
         if isinstance(request, q.GetOperation):
-            return replica.read(
-                lambda: self._tell_operation(token, request.operation),
-                lambda why: host.desk.refuse(token, "unavailable", why),
-            )
+            return self._read(token, replica, "GetOperation", lambda: operation_view(host, request.operation))
         if not replica.leads:
             leader = replica.raft.leader
             return host.desk.reply(
@@ -136,11 +123,11 @@ class Handlers:
             )
         return self._lead_meta(token, replica, request)
 
-    def _tell_operation(self, token: int, operation: str) -> None:
-        found = self.host.meta.operation(operation)
-        if found is None:
-            return self.host.desk.refuse(token, "not_found", f"no operation {operation}", "iotctl ops list")
-        return self.host.desk.reply(token, q.OperationReply(found))
+    def _read(self, token: int, replica: MetaReplica, what: str, answer: Callable[[], q.Reply]) -> None:
+        """Answer when this state is as new as everything acknowledged before."""
+        desk = self.host.desk
+        then = desk.guarded(token, what, lambda: desk.reply(token, answer()))
+        replica.read(then, lambda why: desk.refuse(token, "unavailable", why))
 
     def _lead_meta(
         self,
@@ -436,6 +423,9 @@ class Probes:
                 "start the missing nodes (`iotctl cluster status`); gone for ever, and no change is open: "
                 "iotctl cluster recover NODE...",
             )
+        return self.host.desk.guarded(self.token, "a change", self._propose)()
+
+    def _propose(self) -> None:
         refusal = self.still()
         if refusal is not None:
             return self.host.desk.reply(self.token, refusal)
@@ -487,6 +477,13 @@ def _owners(table: PartitionTable) -> tuple[tuple[int, int, NodeId], ...]:
 def runs_view(host: "Host", run: str) -> q.RunsReply:
     image = host.meta.image
     return q.RunsReply(image.lock, tuple(r if r.id == run else replace(r, entries=[]) for r in image.runs))
+
+
+def operation_view(host: "Host", operation: str) -> q.Reply:
+    found = host.meta.operation(operation)
+    if found is None:
+        return q.ErrorReply("not_found", f"no operation {operation}", "iotctl ops list")
+    return q.OperationReply(found)
 
 
 def meta_view(host: "Host", replica: MetaReplica) -> q.MetaView:

@@ -13,7 +13,7 @@ from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host.admission import check_status
 from nodeagent.host.desk import Desk
 from nodeagent.host.found import lost_meta
-from nodeagent.host.handlers import evidence_at
+from nodeagent.host.handlers import Probes, evidence_at
 from nodeagent.host.host import DRIVE_MS, Host
 from nodeagent.host.operations import Operations
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
@@ -24,16 +24,31 @@ from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
 from nodeagent.model.errors import InvariantBroken
 from nodeagent.model.files import ScanSpec
-from nodeagent.model.ids import META, Owner
-from nodeagent.model.jobs import Done, DropStaging, Failed, Job, RemoveGroup, SaveCheckpoint, install_area
+from nodeagent.model.ids import META, Owner, PartitionKey
+from nodeagent.model.jobs import (
+    Done,
+    DropStaging,
+    Failed,
+    FilesHashed,
+    HashFiles,
+    Job,
+    RemoveGroup,
+    SaveCheckpoint,
+    install_area,
+)
 from nodeagent.model.limits import ENTRY_BYTES_MAX
 from nodeagent.model.raft_messages import AppendRequest, Routed
 from nodeagent.model.requests import (
     Accepted,
+    CheckFiles,
     CheckStatus,
+    DeleteRows,
     ErrorReply,
+    ExportFiles,
     GetManifest,
     GetMeta,
+    GetOperation,
+    GetRuns,
     GetWriteRates,
     GroupRecord,
     ListPartitions,
@@ -41,8 +56,11 @@ from nodeagent.model.requests import (
     OpenSession,
     OpenSource,
     Propose,
+    Reply,
+    Request,
     ScanRows,
     SetHolds,
+    Write,
 )
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.raft import RaftLog
@@ -142,6 +160,9 @@ def test_a_group_whose_making_was_cut_short_is_made_again() -> None:
 def test_a_log_without_its_checkpoint_is_damage() -> None:
     """A data group's is written before its first record; the meta group's before its log is purged."""
     assert "is missing" in open_host(1, saved=False).damaged["a.1"]
+    joining = GroupLog(Base(0, 0, Config()), HardState(1), [])
+    host = Host.open(CONFIG, "i", {"a.1": (joining, None)}, (), random.Random(1), 0, 0)
+    assert "is missing" in host.damaged["a.1"], "it met a term before it got a state"
     meta_log = GroupLog(Base(5, 1, MEMBERS), HardState(1), [])
     host = Host.open(CONFIG, "i", {META: (meta_log, None)}, (), random.Random(1), 0, 0)
     assert "is missing" in host.damaged[META] and host.meta_replica is None
@@ -179,6 +200,7 @@ def test_a_meta_group_that_the_log_knows_nothing_of_is_damage_beside_data() -> N
     for groups in ({"a.1": (found(1), checkpoint())}, {"a.1": (found(0), used())}):
         assert "knows nothing of the meta group" in lost_meta(groups, ())
         assert not lost_meta(groups | {META: (found(1), None)}, ())
+        assert lost_meta(groups | {META: (found(0), None)}, ()), "its directory alone is no log"
     assert lost_meta(blank, ["a.1"]) and not lost_meta(blank, ()) and not lost_meta({}, ())
     host = Host.open(CONFIG, "i", {META: (found(0), checkpoint())}, (), random.Random(1), 0, 0)
     assert "knows nothing of the meta group" in host.damaged[META] and host.state() == "damaged"
@@ -288,6 +310,41 @@ def test_slots_that_do_not_exist_are_refused_before_they_are_expanded(
         host.on_request(7, request, 0, 0)
         (token, reply) = host.take().replies[0]
         assert token == 7 and isinstance(reply, ErrorReply) and reply.code == "invalid_input"
+
+
+@pytest.mark.parametrize("shard", [-1, CONFIG.cluster.shards, CONFIG.cluster.shards + 1])
+def test_a_shard_that_the_cluster_has_not_is_refused(shard: int) -> None:
+    """By writes and deletes alike; of one shard the slot does not depend, so it would fit."""
+    host = leads_alone()
+    key = PartitionKey("g", 0, shard)
+    for slot in range(CONFIG.cluster.slots):
+        write = Write("a.1", slot, key, "t", 1, "s", 1, 0, 1, b"")
+        delete = DeleteRows("a.1", slot, key, "t", "s", 1, 0, (), 0, 1)
+        for token, request in enumerate((write, delete), 1):
+            host.on_request(token, request, 3_000, 3_000)
+            reply = run_out(host)[token]
+            assert isinstance(reply, ErrorReply) and f"shard {shard}:" in reply.what
+
+
+def test_what_is_settled_before_it_is_sent_is_refused() -> None:
+    """A later write of the session would pass for a duplicate. Deletes are counted with the writes."""
+    host = leads_alone()
+    key = PartitionKey("g", 0, 0)
+    for token, (sequence, settled) in enumerate([(1, 1), (0, 0), (3, 7), (1, -1)], 1):
+        write = Write("a.1", 1, key, "t", 1, "s", sequence, settled, 1, b"")
+        delete = DeleteRows("a.1", 1, key, "t", "s", sequence, settled, (), 0, 1)
+        for at, request in ((token, write), (10 * token, delete)):
+            host.on_request(at, request, 3_000, 3_000)
+            reply = run_out(host)[at]
+            assert isinstance(reply, ErrorReply) and "sequences begin at 1" in reply.what
+
+
+def test_slots_named_many_times_are_refused_before_they_are_expanded() -> None:
+    """Each range is right, and together they are more than there are."""
+    host = leads_alone()
+    host.on_request(1, GetManifest("a.1", ((0, 10), (0, 10))), 3_000, 3_000)
+    reply = run_out(host)[1]
+    assert isinstance(reply, ErrorReply) and reply.code == "invalid_input"
 
 
 def test_a_node_that_reads_of_its_own_retirement_serves_nobody() -> None:
@@ -413,6 +470,98 @@ def test_an_exception_in_one_request_ends_that_request(monkeypatch: pytest.Monke
         assert host.requests_failed == token
     host.on_request(3, GetWriteRates("a.1"), 0, 0)
     assert [t for t, _ in host.take().replies] == [3]
+
+
+def leads_alone() -> Host:
+    """It leads the meta group and one data group, of which it is the only member."""
+    alone = Config(("a",))
+    record = GroupRecord("a.1", "a", alone.voters, alone.voters, ((0, 5),))
+    image = Image(cluster_id="c", applied=5, settings=CONFIG.cluster, groups={"a.1": record})
+    meta = Saved(Base(5, 1, alone), MetaState(image).encode(), group=META, owner=ME)
+    saved = Saved(Base(1, 0, alone), encode_checkpoint(initial("a.1", ((0, 5),)).checkpoint()))
+    groups = {
+        META: (GroupLog(Base(5, 1, alone), HardState(1), []), msgspec.msgpack.encode(meta)),
+        "a.1": (GroupLog(Base(1, 0, alone), HardState(1), []), msgspec.msgpack.encode(saved)),
+    }
+    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0)
+    for now in range(0, 3_000, 50):
+        host.tick(now, now)
+        run_out(host, now)
+    assert all(r.leads for r in host.replicas())
+    return host
+
+
+def run_out(host: Host, now: int = 3_000) -> dict[int, Reply]:
+    """All that follows, with every job done; the answers."""
+    replies: dict[int, Reply] = {}
+    for _ in range(20):
+        effects = host.take()
+        assert replies.keys().isdisjoint(t for t, _ in effects.replies), "every request has one answer"
+        replies |= dict(effects.replies)
+        if effects.persist is not None:
+            host.on_persisted(effects.persist[0], now)
+        for number, job in effects.jobs:
+            host.on_job(number, FilesHashed(()) if isinstance(job, HashFiles) else Done(), now)
+    return replies
+
+
+SPEC = ScanSpec(TableSchema("g", "t", 1, (Column("v", "INT64", False),)))
+
+
+@pytest.mark.parametrize(
+    "request_,breaks",
+    [
+        (CheckFiles("a.1"), "reads.FilesChecked"),
+        (ExportFiles("a.1", ()), "reads.SourceOpened"),
+        (ListPartitions("a.1", paged=True), "reads._list"),
+        (ScanRows("a.1", "g", SPEC), "reads._plan"),
+        (ScanRows("a.1", "g", SPEC, "weak"), "reads._plan"),
+        (GetMeta(strong=True), "handlers.meta_view"),
+        (GetRuns(), "handlers.runs_view"),
+        (GetOperation("op-1"), "handlers.operation_view"),
+    ],
+)
+def test_an_exception_behind_a_read_index_or_a_job_ends_that_request(
+    monkeypatch: pytest.MonkeyPatch, request_: Request, breaks: str
+) -> None:
+    """The rest of the work on it runs in another turn; it is answered once all the same."""
+    host = leads_alone()
+
+    def fails(*_: object, **__: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(f"nodeagent.host.{breaks}", fails)
+    host.on_request(1, request_, 3_000, 3_000)
+    reply = run_out(host)[1]
+    assert isinstance(reply, ErrorReply) and reply.code == "error" and host.requests_failed == 1
+    host.on_request(2, GetWriteRates("a.1"), 3_000, 3_000)
+    assert 2 in run_out(host)
+
+
+def test_an_exception_when_a_change_is_looked_at_again_ends_that_request() -> None:
+    """What came between is looked at when the groups have answered, which is another turn."""
+    host = leads_alone()
+
+    def fails() -> None:
+        raise KeyError("a bug")
+
+    assert host.meta_replica is not None
+    begin = meta.SteerOperation(0, "op-1", "resume", "me")
+    Probes(host, 1, host.meta_replica, begin, {"a.1": ("a",)}, fails).start()
+    reply = run_out(host)[1]
+    assert isinstance(reply, ErrorReply) and reply.code == "error" and host.requests_failed == 1
+
+
+def test_an_exception_after_the_answer_is_no_second_one() -> None:
+    """A reply of another request may follow under no number of this one."""
+    desk = Desk(0, 0)
+
+    def answers_and_fails() -> None:
+        desk.reply(1, Accepted())
+        raise KeyError("a bug")
+
+    desk.guarded(1, "a read", answers_and_fails)()
+    assert desk.replies == [(1, Accepted())] and desk.failures == 1
 
 
 def test_a_state_that_is_half_changed_ends_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ def write(slot: int = 1, shard: int = 0, time_partition: int = 0, group: str = "
     return q.Write("g", slot, key, "t", 1, "s", 1, 0, 1, b"")
 
 
-def delete(**values: int) -> q.DeleteRows:
+def delete(**values: object) -> q.DeleteRows:
     good = q.DeleteRows("g", 1, PartitionKey("sg", 0, 0), "t", "s", 1, 0, (), 0, 1)
     return msgspec.structs.replace(good, **values)
 
@@ -35,6 +35,7 @@ def through(request: Request) -> Request:
     [
         *(write(shard=-1), write(shard=70_000), write(time_partition=1 << 63), write(group="x" * 300)),
         *(write(slot=-1), write(slot=SLOTS_MAX), delete(time_from=1 << 63), delete(sequence=1 << 60)),
+        delete(partition=PartitionKey("sg", 0, -1)),
         q.Drain("node1", True, "x" * (TEXT_CHARS_MAX + 1)),
         q.FetchChunk("s", "n", -1, 1),
         q.FetchChunk("s", "n", 0, CHUNK_BYTES + 1),
