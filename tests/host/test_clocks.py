@@ -21,6 +21,7 @@ def test_no_time_has_passed_before_a_majority_was_heard() -> None:
     c.heard("b", 1_000_000)
     assert c.passed(VOTERS) == 1_000_000
     assert clocks().passed(("a",)) == 1_000_000, "a group of one has one clock"
+    assert clocks().passed(("a", "b")) is None, "half is no majority"
 
 
 def test_the_slowest_of_those_heard_tells_what_has_passed() -> None:

@@ -154,6 +154,33 @@ def test_the_log_or_name_of_another_directory_or_time_stops_the_start(
         start(disk)
 
 
+def test_the_log_of_the_start_before_stops_the_start() -> None:
+    """It is older by one start only, and may lack what was promised in the last."""
+    disk = SimDisk()
+    start(disk)
+    older = content(disk)
+    start(disk, vote=5)
+    swap_log(disk, older)
+    with pytest.raises(Damaged, match="log/ is an older copy: it is of start 1, node.id of 2"):
+        start(disk)
+
+
+def test_the_log_of_a_copy_of_the_directory_stops_the_start() -> None:
+    """Two copies of a directory of the first release have one incarnation, and each a log of its own."""
+    check = xxhash.xxh3_64_hexdigest(b"node1\0abc")
+    copies = []
+    for _ in range(2):
+        disk = SimDisk()
+        Log.open(disk, LOG_DIR, SETTINGS)[0].close()
+        old = {"node": "node1", "incarnation": "abc", "check": check}
+        disk.write_atomic(ID_FILE, msgspec.json.encode(old))
+        start(disk)
+        copies.append(disk)
+    swap_log(copies[0], content(copies[1]))
+    with pytest.raises(Damaged, match="log/ is log .*, node.id names"):
+        start(copies[0])
+
+
 def test_power_cut_at_any_call_of_a_start_leaves_a_directory_that_starts() -> None:
     """The first start and a later one: what is half made is made; the incarnation stays once it is known."""
     for earlier in (0, 1):

@@ -1,0 +1,78 @@
+"""What a start removes: files that no manifest names, where nothing is missing that might name them."""
+
+from typing import Any, cast
+
+import msgspec
+
+from nodeagent.host.replica import Saved
+from nodeagent.log import Damage, GroupLog, NoSpace
+from nodeagent.model.entries import HardState, LogOp, Rebase
+from nodeagent.model.ids import META, GroupId
+from nodeagent.runtime.startup import GroupState, _sweep
+from tests.host.test_host import ME, found, used
+
+
+class Room:
+    """The log and the files of a start; what they are told, in order."""
+
+    def __init__(self, *, is_full: bool = False) -> None:
+        self.is_full = is_full
+        self.calls: list[object] = []
+
+    def write(self, ops: list[LogOp]) -> None:
+        if self.is_full:
+            raise NoSpace
+        self.calls.append(ops)
+
+    def sync(self) -> None:
+        self.calls.append("sync")
+
+    def sweep(self, known: dict[GroupId, Any]) -> list[str]:
+        self.calls.append(set(known))
+        return []
+
+
+def swept(groups: dict[GroupId, GroupState], *damaged: Damage, is_full: bool = False) -> list[object]:
+    room = cast(Any, Room(is_full=is_full))
+    _sweep(room, room, groups, list(damaged), ME)
+    return cast(list[object], room.calls)
+
+
+def counted(number: int) -> bytes:
+    """The checkpoint of that number."""
+    saved = msgspec.msgpack.decode(used(), type=Saved)
+    base = msgspec.structs.replace(saved.base, checkpoint=number)
+    return msgspec.msgpack.encode(msgspec.structs.replace(saved, base=base))
+
+
+def test_files_are_swept_only_of_groups_whose_log_and_checkpoint_fit() -> None:
+    """One that the log knows nothing of, or whose checkpoint is missing, an older one or unreadable, keeps
+    every file; where damage may be of any group all do."""
+    needs = GroupLog(msgspec.structs.replace(found(1).base, checkpoint=7), HardState(1), [])
+    groups: dict[GroupId, GroupState] = {
+        META: (found(1), used()),
+        "a.1": (found(1), used()),
+        "b.1": (found(0), used()),
+        "c.1": (found(1), None),
+        "d.1": (needs, counted(6)),
+        "e.1": (found(1), used()),
+    }
+    groups |= {g: (log, _named(g, payload)) for g, (log, payload) in groups.items()}
+    broken = Damage(0, 0, "e.1", 0, 0, "bad")
+    assert swept(groups, broken)[-1] == {"a.1"}
+    assert swept(groups, broken, Damage(0, 0, "", 0, 0, "bad")) == []
+
+
+def _named(group: GroupId, payload: bytes | None) -> bytes | None:
+    if payload is None:
+        return None
+    saved = msgspec.msgpack.decode(payload, type=Saved)
+    return msgspec.msgpack.encode(msgspec.structs.replace(saved, group=group))
+
+
+def test_the_log_says_which_checkpoint_it_needs_before_files_are_swept() -> None:
+    """Durably: else the one before it would be taken at the next start, and name files that are gone."""
+    ops, synced, known = swept({"a.1": (found(1), counted(3))})
+    assert [op.base.checkpoint for op in cast(list[Rebase], ops)] == [3]
+    assert synced == "sync" and known == {"a.1"}
+    assert swept({"a.1": (found(1), counted(3))}, is_full=True) == []
