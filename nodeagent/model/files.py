@@ -20,7 +20,7 @@ TSFILE, PARKED = ".tsfile", ".arrow"
 """How names of files end. Rows are parked as Arrow where they cannot become a TsFile."""
 
 
-class FileMeta(msgspec.Struct, frozen=True):
+class FileMeta(msgspec.Struct, frozen=True, gc=False):
     """One file in a manifest: rows of one table of one partition."""
 
     name: str
@@ -50,7 +50,7 @@ def parked_name(name: str) -> str:
     return name.removesuffix(TSFILE) + PARKED
 
 
-class Tombstone(msgspec.Struct, frozen=True):
+class Tombstone(msgspec.Struct, frozen=True, gc=False):
     """A range delete: masks rows of `table` with an older order, in [time_from, time_to], whose tags
     equal `tags` where given."""
 

@@ -44,7 +44,7 @@ def header_of(group: GroupId) -> NodeId:
     return group.partition(".")[0]
 
 
-class PartitionKey(msgspec.Struct, array_like=True, frozen=True, order=True):
+class PartitionKey(msgspec.Struct, array_like=True, frozen=True, order=True, gc=False):
     """One (storage group, time partition, shard): the unit that is closed into TsFiles."""
 
     storage_group: str

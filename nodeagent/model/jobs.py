@@ -23,7 +23,7 @@ class _Tagged(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
-class MemBatch(msgspec.Struct, array_like=True, frozen=True):
+class MemBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One write entry's rows of one table as an Arrow IPC stream, with its age."""
 
     order: Order

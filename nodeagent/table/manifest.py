@@ -23,8 +23,12 @@ class Manifest:
     def __init__(self, files: Iterable[FileMeta] = ()) -> None:
         self._files: dict[str, FileMeta] = {}
         self._slots: dict[int, dict[str, FileMeta]] = {}
-        self._partitions: dict[PartitionKey, dict[str, dict[str, FileMeta]]] = {}
-        """Partition -> table -> files by name."""
+        self._tables: dict[PartitionKey, dict[str, None]] = {}
+        """Partition -> tables that have files in it."""
+
+        self._of_table: dict[tuple[PartitionKey, str], dict[str, FileMeta]] = {}
+        """Files by name. Neither index holds a container that holds containers: the garbage collector walks
+        every such one, and stops all groups of the node meanwhile."""
 
         self._groups: dict[str, dict[PartitionKey, int]] = {}
         """Storage group -> its partitions and their slots."""
@@ -64,7 +68,8 @@ class Manifest:
                 continue
             self._files[meta.name] = self.changes[meta.name] = meta
             self._slots.setdefault(meta.slot, {})[meta.name] = meta
-            self._partitions.setdefault(meta.partition, {}).setdefault(meta.table, {})[meta.name] = meta
+            self._tables.setdefault(meta.partition, {})[meta.table] = None
+            self._of_table.setdefault((meta.partition, meta.table), {})[meta.name] = meta
             group = self._groups.setdefault(meta.partition.storage_group, {})
             if meta.partition not in group:
                 group[meta.partition] = meta.slot
@@ -94,11 +99,11 @@ class Manifest:
         return tuple(gone)
 
     def _remove_of_partition(self, meta: FileMeta) -> None:
-        tables = self._partitions[meta.partition]
-        _discard(tables, meta.table, meta.name)
+        _discard(self._of_table, (meta.partition, meta.table), meta.name)
         self._count(meta.partition, -1)
-        if not tables:
-            del self._partitions[meta.partition]
+        if (meta.partition, meta.table) not in self._of_table:
+            _discard(self._tables, meta.partition, meta.table)
+        if meta.partition not in self._tables:
             _discard(self._groups, meta.partition.storage_group, meta.partition)
             ordered = self._ordered.get(meta.partition.storage_group)
             if ordered is not None:
@@ -136,14 +141,13 @@ class Manifest:
 
     def of_partition(self, partition: PartitionKey, table: str | None = None) -> tuple[FileMeta, ...]:
         """Oldest first."""
-        tables = self._partitions.get(partition, {})
-        chosen = tables.values() if table is None else [tables.get(table, {})]
-        metas = (m for files in chosen for m in files.values())
+        tables = self._tables.get(partition, ()) if table is None else (table,)
+        metas = (m for t in tables for m in self._of_table.get((partition, t), {}).values())
         return tuple(sorted(metas, key=lambda m: (m.order, m.name)))
 
     def tables_of(self, partition: PartitionKey) -> tuple[str, ...]:
         """Tables that have files in the partition; in no order."""
-        return tuple(self._partitions.get(partition, ()))
+        return tuple(self._tables.get(partition, ()))
 
     def most_files(self) -> int:
         """Files of the partition that has most of them."""

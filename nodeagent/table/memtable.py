@@ -7,13 +7,14 @@ read like the others until `drop`, which comes after their files are in the mani
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from nodeagent.model.files import Order
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import MemBatch
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True, gc=False):
     """One batch of one table with what is known of its rows. `nbytes` is what it costs in memory."""
 
     table: str

@@ -23,7 +23,10 @@ PAUSE_S = 0.05
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What one client process writes. It stops after `seconds`, or `rows_max` rows if that is not 0."""
+    """What one client process writes. It stops after `seconds`, or `rows_max` rows if that is not 0.
+
+    `rows_per_s`: no faster than that; 0: as fast as the agents take it.
+    """
 
     groups: tuple[int, ...]
     devices: int
@@ -33,6 +36,7 @@ class Load(msgspec.Struct, frozen=True):
     seconds: float
     partitions: int = 1
     rows_max: int = 0
+    rows_per_s: float = 0.0
 
 
 class WriteCount(msgspec.Struct, frozen=True):
@@ -90,6 +94,8 @@ class _Writer:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self.rows = self.batches = self.refused = self.bytes = self._planned = 0
+        self._due = self._loop.time()
+        """When the next batch may be sent, with a rate."""
 
     async def run(self) -> WriteCount:
         start = time.perf_counter()
@@ -119,6 +125,14 @@ class _Writer:
         source = lane.turn[0]
         lane.turn.rotate(-1)
         self._planned += source.rows
+        if not self._load.rows_per_s:
+            return self._begin(lane, source)
+        self._due = max(self._due, self._loop.time()) + source.rows / self._load.rows_per_s
+        self._loop.call_at(self._due, self._begin, lane, source)
+
+    def _begin(self, lane: _Lane, source: Source) -> None:
+        if not self._running:
+            return
         sequence = lane.sequences[source.slot] = lane.sequences.get(source.slot, 0) + 1
         under_way = lane.open.setdefault(source.slot, set())
         under_way.add(sequence)
