@@ -14,7 +14,9 @@ from iotctl.execute.layout import SlotsView, slot_write_rates, table_of
 from iotctl.execute.status import Facts, collect, start_command
 from iotctl.plan.facts import RATE_BYTES_PER_S, ClusterFacts, NodeFacts
 from iotctl.spec.cluster import ClusterSource
+from nodeagent.client.manifests import whole_manifest
 from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import (
     Accepted,
     CloseAll,
@@ -149,12 +151,10 @@ def _manifest(
             continue
         try:
             deadline = clock() + FILES_TIMEOUT_S
-            reply = cluster.call(member, GetManifest(group.group))
-            assert isinstance(reply, ManifestReply)
+            reply = _all_files(cluster, member, group.group)
             while reply.materialised < closed and clock() < deadline:
                 time.sleep(POLL_S)
-                reply = cluster.call(member, GetManifest(group.group))
-                assert isinstance(reply, ManifestReply)
+                reply = _all_files(cluster, member, group.group)
         except NodeAgentError as error:
             reason = f"{member}: {error.what}"
             continue
@@ -162,6 +162,15 @@ def _manifest(
     raise Unreachable(
         f"nobody tells the files of group {group.group}", why=reason, next="iotctl cluster status"
     )
+
+
+def _all_files(cluster: Cluster, member: NodeId, group: GroupId) -> ManifestReply:
+    def ask(request: GetManifest) -> ManifestReply:
+        reply = cluster.call(member, request)
+        assert isinstance(reply, ManifestReply)
+        return reply
+
+    return whole_manifest(ask, group)
 
 
 def _close(cluster: Cluster, facts: Facts, group: GroupRecord) -> int:

@@ -4,9 +4,11 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
+from nodeagent.client.manifests import whole_manifest
 from nodeagent.model.errors import BY_CODE, Unavailable
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.requests import ErrorReply, MetaView, Reply, Request
+from nodeagent.model.operation import Ranges
+from nodeagent.model.requests import ErrorReply, ManifestReply, MetaView, Reply, Request
 
 R = TypeVar("R", bound=Reply)
 
@@ -68,6 +70,11 @@ def expect(reply: Reply, kind: type[R]) -> R:
     if not isinstance(reply, kind):
         raise Unavailable(f"wanted {kind.__name__}, got {type(reply).__name__}")
     return reply
+
+
+def manifest(cluster: Cluster, node: NodeId, group: GroupId, slots: Ranges) -> ManifestReply:
+    """All files that the node's replica of the group has of the slots."""
+    return whole_manifest(lambda request: expect(cluster.call(node, request), ManifestReply), group, slots)
 
 
 def encode(value: msgspec.Struct) -> bytes:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from nodeagent.client.calls import Calls
 from nodeagent.client.changes import Changes, OnProgress, Until, has_ended
 from nodeagent.client.link import Link, NetworkLink
+from nodeagent.client.manifests import joined
 from nodeagent.client.report import (
     IN_FLIGHT_MAX,
     ROWS_MAX,
@@ -316,7 +317,11 @@ class Cluster:
     # --- files -----------------------------------------------------------------------------------
 
     async def manifest(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> ManifestReply:
-        return await self._expect(node, GetManifest(group, slots), ManifestReply)
+        """The replica's files, by slot and name."""
+        pages = [await self._expect(node, GetManifest(group, slots, 0), ManifestReply)]
+        while (following := pages[-1].next) is not None:
+            pages.append(await self._expect(node, GetManifest(group, slots, following), ManifestReply))
+        return joined(pages)
 
     async def check_files(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> FilesChecked:
         """The node re-reads and hashes its files."""

@@ -468,6 +468,7 @@ def on_manifest(host: Cluster, replica: DataReplica, token: int, request: reques
     state = replica.state
     pending = sum(len(h.held) for h in state.memtable.partitions().values()) + len(state.adopting)
     pending += len(state.compacting)
+    files, following = _page_of_files(replica, request)
     host.desk.reply(
         token,
         ManifestReply(
@@ -476,10 +477,25 @@ def on_manifest(host: Cluster, replica: DataReplica, token: int, request: reques
             state.delivered,
             state.materialised,
             pending,
-            files_of(replica, request.slots),
+            files,
             damaged=replica.damaged_files(),
+            next=following,
         ),
     )
+
+
+def _page_of_files(
+    replica: DataReplica, request: requests.GetManifest
+) -> tuple[tuple[FileMeta, ...], int | None]:
+    """(the files, the slot at which the next page begins)"""
+    if request.first is None:
+        return files_of(replica, request.slots), None
+    files: list[FileMeta] = []
+    for slot in sorted(s for s in _open(replica, request.slots) if s >= request.first):
+        if len(files) >= limits.MANIFEST_FILES:
+            return tuple(files), slot
+        files += replica.state.manifest.of_slot(slot)
+    return tuple(files), None
 
 
 def on_close_all(host: Cluster, replica: DataReplica, token: int, request: requests.CloseAll) -> None:

@@ -62,6 +62,9 @@ PARTITIONS_LOOKED_MAX = 16_384
 LIST_FILES_MAX = 2_048
 """Files whose sums one page of a list of partitions adds up."""
 
+MANIFEST_FILES = 2_048
+"""With so many files one page of a manifest is full; the slot that reaches it is in it as a whole."""
+
 LIGHT_SCAN_BYTES = 4 * MIB
 LIGHT_SCAN_ROWS = 1_000
 """A page that opens files of no more bytes, or wants no more rows, does not wait behind larger ones."""

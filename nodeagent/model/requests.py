@@ -9,6 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from nodeagent.model import limits
 from nodeagent.model.bounds import ChunkBytes, Count, Name, Nodes, Port, Rate, Slot, Slots, Text, Time, Weight
 from nodeagent.model.config import ClusterSettings, Seed
 from nodeagent.model.files import Cursor, FileMeta, FileRef, PulledSlot, ScanSpec, Tombstone
@@ -578,13 +579,12 @@ class PartitionsListed(_Tagged, frozen=True):
 
 
 class GetManifest(_Tagged, frozen=True):
-    """The replica's files at its materialised index. `close` first asks the leader to close memtables.
-
-    `operation`: also staged and sealed files of that operation.
-    """
+    """The replica's files at its materialised index: whole slots from `first` on, as many as make
+    `limits.MANIFEST_FILES` files. None: all at once, as earlier versions ask."""
 
     group: Name
     slots: Slots = ()
+    first: Annotated[int, Meta(ge=0, le=limits.SLOTS_MAX)] | None = None
 
 
 class DamagedFile(msgspec.Struct, frozen=True):
@@ -613,6 +613,9 @@ class ManifestReply(_Tagged, frozen=True):
 
     files: tuple[FileMeta, ...]
     damaged: tuple[DamagedFile, ...] = ()
+    next: int | None = None
+    """The slot at which the next page begins, None behind the last. A merge stays within a slot, so pages
+    that were read one after the other have every row once."""
 
 
 class GetWriteRates(_Tagged, frozen=True):

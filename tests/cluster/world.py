@@ -252,9 +252,7 @@ class World:
         return next(g.group for g in self.cluster.meta().groups if g.header == header and not g.dissolving)
 
     def manifest(self, node: str, group: str) -> tuple[FileMeta, ...]:
-        reply = self.cluster.call(node, GetManifest(group))
-        assert isinstance(reply, ManifestReply)
-        return reply.files
+        return self.cluster.manifest(node, group).files
 
     def close_memtables(self) -> None:
         """Every row in files, on every replica."""

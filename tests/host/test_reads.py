@@ -7,6 +7,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from nodeagent.client.manifests import joined, whole_manifest
 from nodeagent.host import reads
 from nodeagent.model import limits
 from nodeagent.model.files import CloseSpec, Cursor, FileMeta, RowKey, ScanSpec, Tombstone
@@ -14,7 +15,9 @@ from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import CloseUnit, MemBatch, Scan
 from nodeagent.model.requests import (
     ErrorReply,
+    GetManifest,
     ListPartitions,
+    ManifestReply,
     PartitionsListed,
     Reply,
     RowsScanned,
@@ -25,7 +28,7 @@ from nodeagent.storage.executor import Storage
 from nodeagent.table.arrow import decode, encode
 from nodeagent.table.merge import Part, merge
 from nodeagent.testing.disk import SimDisk
-from tests.host.test_compactor import GROUP, Node
+from tests.host.test_compactor import FILES, GROUP, Node
 from tests.storage.units import close, room, table
 
 SCHEMA = TableSchema("sg", "t", 1, (Column("dev", "STRING", True), Column("v", "DOUBLE", False)))
@@ -196,6 +199,37 @@ def test_a_list_in_pages_is_the_list(holder: Holder, monkeypatch: pytest.MonkeyP
     assert {i.partition: i.rows for i in found} == {
         p: sum(rows.num_rows for _, rows in parts) for p, parts in holder.parts.items()
     }
+
+
+def test_a_manifest_in_pages_is_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page is whole slots, however many files one has, and no more of them than make a page."""
+    monkeypatch.setattr(limits, "MANIFEST_FILES", 2)
+    files = tuple(
+        msgspec.structs.replace(FILES[0], name=f"{slot:05d}-{i:03d}.tsfile", slot=slot, order=(i,))
+        for slot, count in enumerate((1, 1, 5, 0, 1))
+        for i in range(1, count + 1)
+    )
+    holder = Holder(0)
+    holder.node = Node(files)
+    pages: list[ManifestReply] = []
+
+    def ask(request: GetManifest) -> ManifestReply:
+        reply = holder.ask(request)
+        assert isinstance(reply, ManifestReply)
+        pages.append(reply)
+        return reply
+
+    whole = whole_manifest(ask, GROUP)
+    assert whole.files == files
+    assert [len(p.files) for p in pages] == [2, 5, 1] and [p.next for p in pages] == [2, 3, None]
+    assert ask(GetManifest(GROUP)).files == files, "an earlier version asks once"
+
+
+def test_a_manifest_in_pages_is_as_far_as_its_oldest_page() -> None:
+    page = ManifestReply(GROUP, "a", applied=9, materialised=7, pending=0, files=())
+    later = ManifestReply(GROUP, "a", applied=12, materialised=9, pending=3, files=())
+    whole = joined([page, later])
+    assert (whole.applied, whole.materialised, whole.pending) == (9, 7, 3)
 
 
 def test_readers_of_earlier_versions_are_never_given_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
