@@ -357,6 +357,14 @@ def test_the_output_has_the_place_of_its_newest_input(cluster: Cluster) -> None:
     assert [f.name for f in cluster.leader.state.doomed] == [f.name for f in files[1:3]]
 
 
+def test_the_hashes_of_the_inputs_are_those_of_the_log() -> None:
+    """Not those of a member's own manifest, which may be forged or another's: it would merge what the others
+    do not have."""
+    file = FileMeta("f", 0, P, "m", (2,), 1, "0" * 32, 1, 1, 1, (1, 1, 1))
+    logged = compaction.Compacting(5, c.Compact(0, P, "m", (("f", "1" * 32),)), SCHEMA, [])
+    assert [f.xxh3 for f in compaction.job_of("g.1", logged, (file,)).unit.inputs] == ["1" * 32]
+
+
 @pytest.mark.parametrize("which", ["absent", "apart", "backwards"])
 def test_inputs_that_are_not_there_as_neighbours_void_it(cluster: Cluster, which: str) -> None:
     files = cluster.some_files(4)

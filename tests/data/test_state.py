@@ -325,6 +325,23 @@ def test_a_tsfile_made_while_its_rows_were_parked_goes(group: Group) -> None:
     assert [f.name[-6:] for f in group.state.manifest.files()] == [".arrow"]
 
 
+def test_a_tsfile_that_waits_for_an_earlier_close_goes_when_it_is_parked(group: Group) -> None:
+    """It is made and no manifest names it yet; none ever will."""
+    for _ in range(2):
+        group.write(P)
+        group.close(P)
+    first, second = group.state.jobs
+    assert isinstance(first, CloseFiles) and isinstance(second, CloseFiles)
+    (unit,) = second.units
+    made = meta(unit.spec.name, 3, P, unit.spec.order)
+    group.state.on_closed(second, (made,))
+    group.state.jobs[:] = [first]
+    group.do(park(group, unit))
+    group.finish()
+    assert [f for d in group.deleted for f in d.files] == [made]
+    assert sorted(f.name[-6:] for f in group.state.manifest.files()) == [".arrow", "tsfile"]
+
+
 def test_a_member_that_has_the_tsfile_makes_the_arrow_file_of_it(group: Group) -> None:
     """Only some members failed: in the end all have the same file."""
     group.write(P)

@@ -166,6 +166,10 @@ def test_a_unit_that_fails_again_and_again_is_parked_and_named() -> None:
     (unit,) = job.units
     assert unit.spec.name.endswith(".arrow") and unit.spec.parked == "wrote 2 rows, the file has 1"
     parked = msgspec.structs.replace(made_of(unit), parked=unit.spec.parked)
+    fail_again(node, PARK_TRIES)
+    assert [note for note in node.notes if note == "parking"] == ["parking"], "it is logged once"
+    while not node.under_way(CloseFiles):
+        node.pass_ms(1_000)
     node.finish(CloseFiles, FilesClosed((parked,)))
     node.pass_ms(JOB_RETRY_MS_MAX + 1_000)
     state = node.replica.state

@@ -38,9 +38,12 @@ from nodeagent.model.requests import (
     DamagedFile,
     ErrorReply,
     FileRepaired,
+    FilesChecked,
     GetManifest,
     ManifestReply,
     RepairFile,
+    Reply,
+    Request,
     RowsScanned,
     ScanRows,
 )
@@ -74,6 +77,8 @@ class Node:
         self.jobs: list[tuple[int, Job]] = []
         self.replies: list[object] = []
         self.logged: list[LogOp] = []
+        self.calls: list[tuple[int, object, Request]] = []
+        self.notes: list[str] = []
         self.not_durable: list[int] | None = None
         """Batches that a test keeps from being durable; None when all are at once."""
 
@@ -91,6 +96,8 @@ class Node:
                 self.host.tick(self.now, self.now)
             effects = self.host.take()
             self.jobs += effects.jobs
+            self.calls += effects.calls
+            self.notes += [event for event, _ in effects.notes]
             self.replies += [r for _, r in effects.replies]
             if effects.persist is not None:
                 number, ops = effects.persist
@@ -176,6 +183,37 @@ def test_a_damaged_input_is_named_and_nothing_is_logged() -> None:
     assert not node.under_way(CompactFiles) and not node.replica.state.compacting
     node.finish(HashFiles, GOOD)
     assert node.under_way(CompactFiles) and not node.replica.trouble
+
+
+def test_a_copy_that_is_damaged_on_another_member_keeps_the_files_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the good copies would go while a damaged one is left. Who does not answer may be such a one, who
+    has not made a file yet will, and who lost the replica has no copy."""
+    monkeypatch.setattr(f"{__name__}.ALONE", Config(("a",), ("b",)))
+    node = Node()
+
+    def hashed(reply: Reply) -> None:
+        """The next check, and what b says to it."""
+        for _ in range(12):
+            node.host.heard["b"] = node.now
+            node.pass_ms(1_000 if not node.under_way(HashFiles) else 0)
+        ((number, to, request),) = [c for c in node.calls if isinstance(c[2], CheckFiles)]
+        node.calls.clear()
+        assert to == "b" and isinstance(request, CheckFiles) and request.names == tuple(f.name for f in FILES)
+        node.finish(HashFiles, GOOD)
+        assert not node.replica.state.compacting, "b has not answered"
+        node.host.on_reply(number, reply, node.now)
+        node.take()
+
+    for found in ("missing", "0" * 31 + "f"):
+        hashed(FilesChecked(FILES, ((FILES[0].name, FILES[0].xxh3), (FILES[1].name, found))))
+        assert f"{FILES[1].name} on b" in node.replica.trouble
+    for reply in (ErrorReply("unavailable", "no contact"), FilesChecked((), ())):
+        hashed(reply)
+        assert not node.replica.state.compacting and not node.replica.trouble
+    hashed(ErrorReply("log_corrupt", "the replica there is lost"))
+    assert node.replica.state.compacting
 
 
 def test_a_compaction_that_fails_is_named_and_tried_again() -> None:
@@ -295,6 +333,17 @@ def test_want_of_space_and_damage_park_no_merge(result: Failed) -> None:
     node.finish(HashFiles, GOOD)
     merge_fails(node, result, 3 * PARK_TRIES)
     assert not any(c.command.parked for c in node.replica.state.compacting)
+
+
+def test_native_code_on_a_full_disk_parks_no_merge() -> None:
+    """It says in its own words that there is no room, as if the rows were at fault."""
+    node = Node()
+    node.finish(HashFiles, GOOD)
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles)
+    node.host.on_disk(1, 1 << 40, node.now)
+    node.finish(CompactFiles, Failed("file_corrupt", "wrote 2 rows, the file has 1"))
+    assert node.replica.stuck[job.unit.spec.name].tries == 0
 
 
 def test_merges_that_fail_keep_no_other_from_being_merged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,14 +55,17 @@ from nodeagent.model.requests import (
     NodeRecord,
     OpenSession,
     OpenSource,
+    PartitionsListed,
     Propose,
     Reply,
     Request,
+    RowsScanned,
     ScanRows,
     SetHolds,
     Write,
 )
 from nodeagent.model.schema import Column, TableSchema
+from nodeagent.model.standing import Standing
 from nodeagent.raft import RaftLog
 from nodeagent.raft.core import Raft
 from nodeagent.raft.state import Role
@@ -508,6 +511,33 @@ def run_out(host: Host, now: int = 3_000) -> dict[int, Reply]:
 SPEC = ScanSpec(TableSchema("g", "t", 1, (Column("v", "INT64", False),)))
 
 
+def test_a_seed_of_the_settings_is_nobody_once_the_cluster_is_formed() -> None:
+    """It may have been removed since, and have come back in a new directory."""
+    assert leads_alone().standing("b", "any", 3_000) is Standing.UNKNOWN
+
+
+@pytest.mark.parametrize("level", ["mid", "weak"])
+def test_every_answer_that_is_not_strong_carries_its_age(level: str) -> None:
+    host = leads_alone()
+    for token, request in enumerate([ScanRows("a.1", "g", SPEC, level), ListPartitions("a.1", read=level)]):
+        host.on_request(token, request, 3_000, 3_000)
+        reply = run_out(host)[token]
+        assert isinstance(reply, RowsScanned | PartitionsListed) and 0 <= reply.age_ms <= 3_000
+
+
+def test_mid_is_refused_by_a_replica_that_no_leader_confirms() -> None:
+    """Rows and lists alike; weak is answered, and says that nobody knows how old it is."""
+    host = open_host(1)
+    for token, kind in enumerate([ScanRows("a.1", "g", SPEC), ListPartitions("a.1")]):
+        for level in ("mid", "weak"):
+            host.on_request(token, msgspec.structs.replace(kind, read=level), 0, 0)
+            ((_, reply),) = host.take().replies
+            if level == "mid":
+                assert isinstance(reply, ErrorReply) and reply.details == {"age_ms": -1}
+            else:
+                assert isinstance(reply, RowsScanned | PartitionsListed) and reply.age_ms == -1
+
+
 @pytest.mark.parametrize(
     "request_,breaks",
     [
@@ -584,6 +614,7 @@ def test_an_entry_that_fits_no_frame_is_refused_by_name() -> None:
     assert isinstance(reply, ErrorReply) and reply.code == "invalid_input" and "limit" in reply.what
     last = host.data["a.1"].raft.log.last_index
     assert host.data["a.1"].propose([bytes(ENTRY_BYTES_MAX + 1)]) is None
+    assert host.data["a.1"].propose([b"x", bytes(ENTRY_BYTES_MAX + 1)]) is None
     assert host.data["a.1"].raft.log.last_index == last
     assert "entry_refused" in [event for event, _ in host.take().notes]
 

@@ -301,6 +301,18 @@ def test_what_fails_to_be_made_here_comes_from_the_first_member_that_has_it() ->
     assert got == [LACKING, None] and not node.jobs
 
 
+def test_what_comes_while_another_state_is_installed_is_not_put_in_place() -> None:
+    """The state that comes names other files; what asked for this one is gone with its own."""
+    node = Node()
+    got: list[FileMeta | None] = []
+    replica = node.host.data[GROUP]
+    node.host.repairs.fetch(replica, SPEC, got.append)
+    node.answer(node.calls(), SourceOpened("b", "5b", (PulledSlot(3, (LACKING,), ()),)))
+    replica._installing = "5a"
+    node.finish(StageFiles, FilesStaged(("g",), (), 10))
+    assert [type(job) for _, job in node.jobs] == [DropStaging] and got == [None]
+
+
 def test_a_source_whose_copy_is_damaged_is_told_to_look_at_it() -> None:
     """Of a repair, of a file that cannot be made here, and of a snapshot that is installed."""
     node = Node()
@@ -308,6 +320,7 @@ def test_a_source_whose_copy_is_damaged_is_told_to_look_at_it() -> None:
     node.asked.clear()
     spoiled = FilesStaged((), (("f", "b: not what it was"),), 11, 1, (("b", "f"),))
     node.finish(StageFiles, spoiled)
+    assert [(to, request) for _, to, request in node.asked] == [("b", CheckFiles(GROUP, (), ("f",)))]
     node.finish(DropStaging, Done())
     node.host.repairs.fetch(node.host.data[GROUP], SPEC, lambda made: None)
     node.answer(node.calls(), SourceOpened("b", "5b", (PulledSlot(3, (LACKING,), ()),)))

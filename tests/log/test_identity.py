@@ -10,7 +10,15 @@ import xxhash
 
 from nodeagent.log import Log, LogSettings
 from nodeagent.log.check import dump
-from nodeagent.log.identity import ID_FILE, LOG_DIR, LOG_ID_FILE, NodeFile, count_start, known_identity
+from nodeagent.log.identity import (
+    ID_FILE,
+    LOG_DIR,
+    LOG_ID_FILE,
+    NodeFile,
+    count_start,
+    known_identity,
+    mark_damaged,
+)
 from nodeagent.log.replay import NEWEST, newest_content
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import HardState, SetHard
@@ -72,6 +80,13 @@ def test_identity_is_never_made_beside_data() -> None:
         put(disk, {path: b"x"})
         with pytest.raises(Damaged, match=rf"missing but {path[:3]}.*nothing was deleted"):
             start(disk)
+
+
+def test_a_directory_of_no_more_use_stays_so() -> None:
+    """However often it is started: its peers need not be there to say it again."""
+    disk = SimDisk()
+    mark_damaged(disk, start(disk), "an older copy")
+    assert [start(disk).damaged for _ in range(3)] == ["an older copy"] * 3
 
 
 def test_changed_identity_file_is_damage() -> None:

@@ -7,7 +7,7 @@ import pytest
 from nodeagent.log import Log, LogSettings
 from nodeagent.log import index as log_index
 from nodeagent.log.check import check, dump
-from nodeagent.log.index import Mark
+from nodeagent.log.index import Extent, GroupIndex, Mark
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Forget, HardState, Rebase, SetHard
 from nodeagent.testing.disk import Fault, SimDisk
@@ -163,6 +163,29 @@ def test_rotten_entry_holds_its_own_segment_only() -> None:
     log.write([Rebase("idle", base(2), False)])
     reclaim_all(log)
     assert 1 not in log.segments
+
+
+def test_entries_that_are_not_where_the_start_of_a_segment_says_are_told() -> None:
+    """Also where only their middle is there."""
+    group = GroupIndex("g", last=10, extents=[Extent(5, 8, 2, 40), Extent(9, 10, 3, 20)])
+    assert group.keep_places([(3, 10, 2)]) == [(3, 4, 2), (9, 10, 2)]
+    assert [(e.first, e.last, e.segment) for e in group.extents] == [(5, 8, 2)]
+
+
+def test_a_segment_that_became_short_is_not_copied_in_part() -> None:
+    """Its end is gone while the log is open: what is left of it stays where it is."""
+    disk = SimDisk()
+    log, _ = open_log(disk)
+    log.write([append("idle", 1, 1)])
+    log.write([append("idle", 2, 1)])
+    busy(log, 1, 60)
+    path = "log/000000000001.log"
+    second = disk.read(path).index(b"busy")
+    with disk.open(path) as file:
+        file.truncate(second - 200)
+    log.write([Rebase("busy", base(60), True)])
+    reclaim_all(log)
+    assert 1 in log.segments
 
 
 def test_log_of_the_version_before_makes_no_gap_that_looks_like_a_loss() -> None:

@@ -122,7 +122,7 @@ def test_files_check_tells_what_belongs_to_nothing(tmp_path: Path) -> None:
 def test_checks_compare_log_checkpoints_and_name(tmp_path: Path) -> None:
     """A checkpoint that the log goes on from and that is missing is an error of both; a lost log too."""
     started(tmp_path, Rebase(META, Base(5, 1, Config(("node1",))), False))
-    for verb in ("log", "files", "files"):
+    for verb in ("files", "log", "files"):
         said = CliRunner().invoke(app, [verb, "check", str(tmp_path)])
         assert said.exit_code == 7 and "data/groups/meta/checkpoint is missing" in said.stdout, said.output
         (tmp_path / "data" / "groups" / "meta").mkdir(parents=True, exist_ok=True)

@@ -195,6 +195,19 @@ def test_a_compressed_stream_is_refused_before_it_is_opened(rows: pa.Table, code
     assert arrow.decode(_ipc(rows, use_legacy_format=True)).equals(rows)
 
 
+def test_a_dictionary_alone_that_is_compressed_is_refused() -> None:
+    """It is a body of its own, before that of the rows."""
+    packed, plain = (
+        [m.serialize().to_pybytes() for m in pa.ipc.MessageReader.open_stream(_ipc(_CODED, **options))]
+        for options in ({"compression": "zstd"}, {})
+    )
+    assert len(packed) == len(plain) == 3
+    arrow.decode(b"".join(plain))
+    for ipc in ([packed[0], packed[1], plain[2]], [plain[0], plain[1], packed[2]]):
+        with pytest.raises(InvalidInput, match="compressed"):
+            arrow.decode(b"".join(ipc))
+
+
 def test_damaged_metadata_is_invalid_input_and_nothing_else() -> None:
     rng = random.Random(1)
     good = _ipc(_CODED)

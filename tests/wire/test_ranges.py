@@ -1,6 +1,9 @@
 """What is out of range is refused where it is decoded, by name."""
 
+from typing import get_args
+
 import msgspec
+import msgspec.inspect
 import pytest
 
 from nodeagent.model import bounds
@@ -64,6 +67,7 @@ def test_what_is_within_the_bounds_is_taken() -> None:
     "message",
     [
         Heartbeat((1 << 64) - 1, 0),
+        Heartbeat(1 << 62, 0),
         Heartbeat(-1, 0),
         VoteRequest(1, 1 << 60, 1, False),
         AppendReply(1, True, -1),
@@ -75,6 +79,19 @@ def test_a_term_or_an_index_out_of_range_is_refused(message: RaftMessage) -> Non
     (frame,) = FrameReader().feed(bytes(encoded))
     with pytest.raises(FrameError):
         codec.decode_raft(frame)
+
+
+@pytest.mark.parametrize("kind", get_args(RaftMessage))
+def test_every_number_of_a_raft_message_has_a_range(kind: type) -> None:
+    """Terms and indexes in answers too: a leader counts with them as a follower does."""
+    info = msgspec.inspect.type_info(kind)
+    assert isinstance(info, msgspec.inspect.StructType)
+    numbers = {f.name: f.type for f in info.fields if isinstance(f.type, msgspec.inspect.IntType)}
+    assert "term" in numbers
+    for name, number in numbers.items():
+        if name not in ("wall", "room"):
+            most = bounds.TERM_MAX if "term" in name else bounds.COUNT_MAX
+            assert (number.ge, number.le) == (0, most), name
 
 
 def test_a_reply_that_cannot_be_encoded_is_an_error_of_that_reply() -> None:
