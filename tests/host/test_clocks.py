@@ -1,8 +1,14 @@
 """What the voters' clocks say together, and what waits while they disagree."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
 from nodeagent.host.clocks import Clocks
 from nodeagent.host.desk import Desk
 from nodeagent.model.limits import CLOCK_SKEW_MAX_MS
+from tests.host.test_host import leads_alone
 
 VOTERS = ("a", "b", "c")
 HEARD_MS = 5_000
@@ -55,3 +61,23 @@ def test_what_a_clock_said_grows_old() -> None:
     assert c.passed(VOTERS) == 1_000_000 + HEARD_MS
     c._desk.now += 1
     assert c.passed(VOTERS) is None and c.record(VOTERS) == c._desk.wall
+
+
+def test_a_leader_s_own_clock_neither_dates_records_nor_ends_a_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes by what the voters' clocks say together, and waits while they say nothing."""
+    host = leads_alone()
+    host.desk.wall = 1_000 + DAYS
+    monkeypatch.setattr(host.clocks, "record", lambda voters: 1_000)
+    assert host.record_now == 1_000
+    over: list[object] = []
+    monkeypatch.setattr(host.operations, "report", over.append)
+    held = SimpleNamespace(
+        id="op-1", is_held=True, held_since_ms=1_000, options=SimpleNamespace(hold_release_ms=10)
+    )
+    for passed in (None, 1_009):
+        monkeypatch.setattr(host.clocks, "passed", lambda voters, passed=passed: passed)
+        host.operations._watch_hold(cast(Any, held))
+        assert not over
+    monkeypatch.setattr(host.clocks, "passed", lambda voters: 1_010)
+    host.operations._watch_hold(cast(Any, held))
+    assert len(over) == 1

@@ -66,6 +66,20 @@ def test_a_pause_starts_no_pull_and_lets_those_under_way_finish() -> None:
     assert all(isinstance(request, OpenSource) for _, _, request in desk.calls)
 
 
+def test_a_node_without_room_begins_no_pull_and_refuses_orders() -> None:
+    """Files would fill its disk; it goes on by itself when there is room."""
+    mover, desk = moving()
+    op = operation()
+    desk.space.measured(1, 1 << 30, 0)
+    drive(mover, op)
+    mover.order(op, "d.2", SLOTS, 7)
+    ((token, reply),) = desk.replies
+    assert not desk.calls and token == 7 and isinstance(reply, ErrorReply) and reply.code == "overloaded"
+    desk.space.measured(1 << 30, 1 << 30, 0)
+    drive(mover, op)
+    assert len(desk.calls) == PARALLEL_UNITS
+
+
 def test_files_this_node_will_have_itself_are_waited_for_but_not_for_ever() -> None:
     """A member whose last files are still being made would pull all of them over the network."""
     late = SimpleNamespace(state=SimpleNamespace(sealed_ready=lambda operation: False))
