@@ -184,7 +184,8 @@ def state_from(log: GroupLog, payload: bytes) -> bytes:
     assert not fault_of(GROUP, log, payload, ME)
     node = Node.__new__(Node)
     node.host = Host.open(CONFIG, "i", {GROUP: (log, payload)}, (), random.Random(1), 0, 0)
-    node.jobs, node.replies, node.logged, node.not_durable, node.now = [], [], [], None, 0
+    node.jobs, node.replies, node.logged, node.calls, node.notes = [], [], [], [], []
+    node.not_durable, node.now = None, 0
     node.pass_ms(3_000)
     state = node.replica.state
     assert node.replica.leads and state.memtable.rows == 5
