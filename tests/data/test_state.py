@@ -7,6 +7,7 @@ from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots
 from nodeagent.data.state import Checkpoint, DataState, decode_checkpoint, encode_checkpoint, initial
 from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.errors import EntryFailed
 from nodeagent.model.files import FileMeta, Tombstone
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import AdoptFiles, Adoption, CloseFiles, CloseUnit, CompactFiles, DeleteFiles
@@ -550,3 +551,23 @@ def test_an_index_that_comes_again_after_a_recovery_names_another_session(group:
         for term in (3, 1003)
     ]
     assert len({reply for ((_, reply),) in replies}) == 2
+
+
+@pytest.mark.parametrize("error", [KeyError("a bug"), AssertionError(), None])
+def test_an_entry_that_cannot_be_applied_is_named_with_the_answers_before_it(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """Whatever is raised, it comes again with the entry: of a later release, or a bug."""
+    state = initial("g.1", ((0, 5),))
+    good = Entry(1, EntryKind.COMMAND, c.encode(c.Opaque(b"x")))
+    bad = Entry(1, EntryKind.COMMAND, b"\xc1" if error is None else c.encode(c.ExpireSessions(("s",))))
+
+    def fails(*_: object) -> None:
+        assert error is not None
+        raise error
+
+    if error is not None:
+        monkeypatch.setattr(Sessions, "expire", fails)
+    with pytest.raises(EntryFailed) as failed:
+        state.apply(2, [good, bad, good], 0)
+    assert failed.value.index == 3 and [index for index, _ in failed.value.replies] == [2]

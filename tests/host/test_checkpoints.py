@@ -8,9 +8,9 @@ import pytest
 from nodeagent.data.state import encode_checkpoint
 from nodeagent.host.found import fault_of, unsaid
 from nodeagent.host.host import Host
-from nodeagent.host.replica import Saved
+from nodeagent.host.replica import SNAPSHOT_KEEPS, Saved, _Offered
 from nodeagent.log import GroupLog
-from nodeagent.model.entries import Base, HardState, Rebase
+from nodeagent.model.entries import Base, Config, HardState, Rebase
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import Owner, PartitionKey
 from nodeagent.model.jobs import (
@@ -24,6 +24,7 @@ from nodeagent.model.jobs import (
     HashFiles,
     SaveCheckpoint,
 )
+from nodeagent.model.limits import LOG_KEEP_MS_MAX
 from nodeagent.storage.checkpoint import with_files
 from tests.host.test_closing import opened_session, write_row
 from tests.host.test_compactor import GOOD, GROUP, Node, P, output
@@ -211,3 +212,28 @@ def test_a_state_that_was_installed_is_taken_until_own_checkpoints_follow() -> N
         own, base=msgspec.structs.replace(own.base, index=7, checkpoint=0)
     )
     assert not fault_of(GROUP, log, msgspec.msgpack.encode(first_release), ME), "it counted nothing"
+
+
+def test_what_pins_a_log_is_bounded_in_bytes_and_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A follower, then a snapshot on its way to one. One that needs a snapshot in any case pins nothing, nor
+    one that makes no headway for long."""
+    monkeypatch.setattr("tests.host.test_compactor.ALONE", Config(("a",), ("b",)))
+    node = Node()
+    replica, keep = node.replica, node.host.desk.space.log_keep
+    replica._snapshots["b"] = _Offered("5a", 1)
+    base, last = replica.raft.log.base.index, replica.raft.log.last_index
+    assert base < last
+
+    def pins(kept: int, match: int) -> list[str]:
+        monkeypatch.setattr(replica, "log_bytes", lambda: kept)
+        replica.raft._lead.progress["b"].match = match
+        return [who for who, _ in replica.pins()]
+
+    assert pins(keep - 1, base) == ["a snapshot for b", "follower b"]
+    assert pins(keep - 1, base - 1) == ["a snapshot for b"]
+    assert pins(keep, base) == pins(keep * SNAPSHOT_KEEPS - 1, base) == ["a snapshot for b"]
+    assert pins(keep * SNAPSHOT_KEEPS, base) == []
+    assert "follower b" in pins(keep - 1, base)
+    node.host.desk.now += LOG_KEEP_MS_MAX
+    assert "follower b" not in pins(keep - 1, base)
+    assert "follower b" in pins(keep - 1, last), "it has all there is"
