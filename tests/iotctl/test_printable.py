@@ -7,11 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from iotctl.errors import InputProblem
 from iotctl.output.document import to_json, to_json_line, to_yaml
 from iotctl.output.failure import Failure, to_lines
-from iotctl.output.progress import LineProgress
+from iotctl.output.progress import BarProgress, LineProgress
 from iotctl.output.table import Table
 from iotctl.output.writer import Output
+from iotctl.playbook.model import Report, StepResult
+from iotctl.playbook.report import annotation_of, annotations
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.model.text import is_printable, printable
 from tests.iotctl.fakes import SPEC, FakeCluster, Tty, iotctl
@@ -41,6 +44,18 @@ def test_every_way_to_a_terminal_escapes() -> None:
         assert is_printable(shown, keep="\n"), shown
     assert r"two\nlines" in out.getvalue(), "a cell is one line"
     assert to_lines(Failure(3, "", "", EVIL, "", "", "")).count("\n") == 1
+
+
+def test_a_bar_and_the_lines_for_ci_escape() -> None:
+    """A bar is drawn by a library, and what a run says to CI is written as it is."""
+    with BarProgress(io.StringIO()) as bar:
+        bar.update(EVIL, 1, 2, note=EVIL)
+        assert bar._rich is not None
+        assert all(is_printable(task.description) for task in bar._rich.tasks)
+    step = StepResult("s", EVIL, "cluster.drain", "failed", message=EVIL, next=EVIL)
+    (line,) = annotations(Report(EVIL, "1", [step], 0, 1, ""), EVIL)
+    assert is_printable(line)
+    assert is_printable(annotation_of(InputProblem(EVIL, why=EVIL, next=EVIL), EVIL))
 
 
 def test_json_stays_json_and_yaml_stays_yaml() -> None:

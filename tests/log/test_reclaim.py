@@ -172,20 +172,28 @@ def test_entries_that_are_not_where_the_start_of_a_segment_says_are_told() -> No
     assert [(e.first, e.last, e.segment) for e in group.extents] == [(5, 8, 2)]
 
 
-def test_a_segment_that_became_short_is_not_copied_in_part() -> None:
+def test_a_segment_that_became_short_is_not_copied_in_part_and_holds_no_other() -> None:
     """Its end is gone while the log is open: what is left of it stays where it is."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([append("idle", 1, 1)])
+    log.sync()
+    end = log._segment.end
     log.write([append("idle", 2, 1)])
     busy(log, 1, 60)
-    path = "log/000000000001.log"
-    second = disk.read(path).index(b"busy")
-    with disk.open(path) as file:
-        file.truncate(second - 200)
+    with disk.open("log/000000000001.log") as file:
+        file.truncate(end)
     log.write([Rebase("busy", base(60), True)])
+    batches = log.statistics().batches
     reclaim_all(log)
-    assert 1 in log.segments
+    assert 1 in log.segments and log.statistics().batches == batches
+    log.write([append("other", 1, 1)])
+    later = log.segments[-1]
+    busy(log, 61, 120)
+    log.write([Rebase("busy", base(120), True)])
+    for _ in range(3):
+        reclaim_all(log)
+    assert 1 in log.segments and later not in log.segments
 
 
 def test_log_of_the_version_before_makes_no_gap_that_looks_like_a_loss() -> None:
