@@ -81,8 +81,8 @@ def test_missing_file_is_invalid_input(tmp_path: Path) -> None:
 
 def test_aliases_and_depth_of_node_yaml_are_bounded() -> None:
     """F15: ten lines of aliases stood for a billion values and took half a minute."""
-    layers = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9))
-    with pytest.raises(InvalidInput, match="more than|too deeply"):
+    layers = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 6))
+    with pytest.raises(InvalidInput, match="more than"):
         parse_config(f"a0: &a0 [{', '.join('x' * 10)}]\n{layers}seeds: *a5\n", "node.yaml")
     for text in ("seeds: " + "[" * 5_000, "seeds: &a [*a]", "{" * 5_000):
         with pytest.raises(InvalidInput, match="too deeply"):
