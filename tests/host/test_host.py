@@ -45,6 +45,7 @@ from nodeagent.model.requests import (
     DeleteRows,
     ErrorReply,
     ExportFiles,
+    Forward,
     GetManifest,
     GetMeta,
     GetOperation,
@@ -514,6 +515,23 @@ SPEC = ScanSpec(TableSchema("g", "t", 1, (Column("v", "INT64", False),)))
 def test_a_seed_of_the_settings_is_nobody_once_the_cluster_is_formed() -> None:
     """It may have been removed since, and have come back in a new directory."""
     assert leads_alone().standing("b", "any", 3_000) is Standing.UNKNOWN
+
+
+def test_evidence_that_does_not_fit_is_refused_before_it_is_logged() -> None:
+    """Every member would apply it."""
+    host = leads_alone()
+    assert host.meta_replica is not None
+    last = host.meta_replica.raft.log.last_index
+    bad = (
+        meta.encode(meta.LedAgain(0, "x.1", "op-1")),
+        meta.encode(meta.SetDraining(0, "a", True, "me")),
+        b"\xc1",
+    )
+    for token, command in enumerate(bad):
+        host.on_request(token, Forward(command), 3_000, 3_000)
+        reply = run_out(host)[token]
+        assert isinstance(reply, ErrorReply) and reply.code == "invalid_input"
+    assert host.meta_replica.raft.log.last_index == last
 
 
 @pytest.mark.parametrize("level", ["mid", "weak"])
