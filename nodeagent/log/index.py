@@ -121,8 +121,7 @@ class Start(msgspec.Struct, array_like=True, frozen=True):
     """Damage of no known group (`group` is "")."""
 
 
-@dataclass(slots=True)
-class Tip:
+class Tip(msgspec.Struct, gc=False):
     """Where a group's log is while a batch is put together: block of its latest operation, base and end."""
 
     seq: int = 0
@@ -331,14 +330,16 @@ class Index:
             state = self.groups[row.group] = GroupIndex(row.group)
         state.seq = seq
         match op:
-            case Append(_, first, entries):
-                state.append(first, len(entries), segment, row.length, entries if keep_entries else None)
-            case Copy(_, first, entries):
-                state.copy(first, len(entries), segment, row.length, entries if keep_entries else None)
-            case SetHard(_, hard):
-                state.set_hard(hard)
-            case Rebase(_, base, keep):
-                state.rebase(base, keep)
+            case Append():
+                entries = op.entries
+                state.append(op.first, len(entries), segment, row.length, entries if keep_entries else None)
+            case Copy():
+                entries = op.entries
+                state.copy(op.first, len(entries), segment, row.length, entries if keep_entries else None)
+            case SetHard():
+                state.set_hard(op.hard)
+            case Rebase():
+                state.rebase(op.base, op.keep_suffix)
 
     def start(self, oldest: int) -> Start:
         """What to write first into a new segment; damage of no known group is told until every segment up to

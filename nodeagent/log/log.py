@@ -49,6 +49,9 @@ RESERVE = "reserve"
 NEW = ".new"
 SEGMENTS_RECLAIMED_PER_CALL = 4
 
+_BATCH = BlockKind.BATCH
+"""Looked up in the enum once, and not at every write."""
+
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -230,7 +233,7 @@ class Log:
         """
         self._check()
         segment = self._segment
-        if segment.synced == segment.end and self._last_kind == BlockKind.BATCH:
+        if segment.synced == segment.end and self._last_kind == _BATCH:
             with contextlib.suppress(NoSpace):
                 self._put(BlockKind.SYNCED, [], [], may_use_reserve=False)
 
@@ -253,7 +256,7 @@ class Log:
             self._rotate()
         seq, number = self._seq + 1, self._segment.number
         rows = self._rows(ops, payloads, seq)
-        self._put(BlockKind.BATCH, rows, payloads)
+        self._put(_BATCH, rows, payloads)
         for row, op in zip(rows, ops, strict=True):
             self._index.apply(row, op, seq, number, keep_entries=False)
         self._batches += 1
@@ -282,7 +285,11 @@ class Log:
         parts, length = encode_block(
             kind, segment.number, self._seq + 1, segment.end, segment.synced, rows, payloads
         )
-        self._grow(lambda: segment.put(parts, length), segment.trim, may_use_reserve=may_use_reserve)
+        try:
+            segment.put(parts, length)
+        except OSError as error:
+            self._no_room(error, segment.trim, may_use_reserve=may_use_reserve)
+            self._grow(lambda: segment.put(parts, length), segment.trim, may_use_reserve=may_use_reserve)
         self._seq += 1
         self._last_kind = kind
 
@@ -339,13 +346,18 @@ class Log:
             try:
                 return action()
             except OSError as error:
-                if error.errno not in NO_SPACE:
-                    self._poison = error
-                    raise
-                self._space_low = True
-                self._guard(undo)
-                if not (may_use_reserve and self._give_reserve()):
-                    raise NoSpace(*error.args) from error
+                self._no_room(error, undo, may_use_reserve=may_use_reserve)
+
+    def _no_room(self, error: OSError, undo: Callable[[], None], *, may_use_reserve: bool) -> None:
+        """After a write that failed: undo it. Returns when the reserve was given back, so that it may be
+        tried once more."""
+        if error.errno not in NO_SPACE:
+            self._poison = error
+            raise error
+        self._space_low = True
+        self._guard(undo)
+        if not (may_use_reserve and self._give_reserve()):
+            raise NoSpace(*error.args) from error
 
     def _give_reserve(self) -> bool:
         """Whether there was a reserve to give back."""
