@@ -2,7 +2,8 @@
 a `FrameError`, never a crash.
 """
 
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -62,10 +63,12 @@ def decode_raft(frame: Frame) -> list[Routed]:
 
 def decode_request(frame: Frame) -> Request:
     request = _decode(_request_decoder, frame)
-    try:
-        _check_parts(request)
-    except InvalidInput as error:
-        raise FrameError(f"a {type(request).__name__} is out of range: {error.what}") from error
+    check = _CHECKS.get(type(request))
+    if check is not None:
+        try:
+            check(request)
+        except InvalidInput as error:
+            raise FrameError(f"a {type(request).__name__} is out of range: {error.what}") from error
     return request
 
 
@@ -73,23 +76,34 @@ def decode_reply(frame: Frame) -> Reply:
     return _decode(_reply_decoder, frame)
 
 
-def _check_parts(request: Request) -> None:
-    """The structs in a request that are stored as they are."""
-    if isinstance(request, (Write, DeleteRows)):  # noqa: UP038 - every write passes here
-        key = request.partition
-        if not 0 <= key.shard <= bounds.SHARD_MAX or key.time_partition > bounds.INT64_MAX:
-            raise InvalidInput(f"shard {key.shard}, time partition {key.time_partition}")
-        if len(key.storage_group) > NAME_BYTES_MAX:
-            raise InvalidInput(f"a storage group of {len(key.storage_group)} characters")
-    elif isinstance(request, BeginChange):
-        options = request.options
-        bounds.check_range("hold_release_ms", options.hold_release_ms, 0, bounds.COUNT_MAX)
-        bounds.check_range("rate_bytes_per_s", options.rate_bytes_per_s, 0, bounds.COUNT_MAX)
-        if len(options.depth) > NAME_BYTES_MAX:
-            raise InvalidInput(f"a depth of {len(options.depth)} characters")
-    elif isinstance(request, GiveUp):
-        for heir in request.heirs:  # there must be terms left after it
-            bounds.check_range("term", heir.term, 0, bounds.TERM_MAX // 2)
+def _check_rows(request: Write | DeleteRows) -> None:
+    key = request.partition
+    if not 0 <= key.shard <= bounds.SHARD_MAX or key.time_partition > bounds.INT64_MAX:
+        raise InvalidInput(f"shard {key.shard}, time partition {key.time_partition}")
+    if len(key.storage_group) > NAME_BYTES_MAX:
+        raise InvalidInput(f"a storage group of {len(key.storage_group)} characters")
+
+
+def _check_change(request: BeginChange) -> None:
+    options = request.options
+    bounds.check_range("hold_release_ms", options.hold_release_ms, 0, bounds.COUNT_MAX)
+    bounds.check_range("rate_bytes_per_s", options.rate_bytes_per_s, 0, bounds.COUNT_MAX)
+    if len(options.depth) > NAME_BYTES_MAX:
+        raise InvalidInput(f"a depth of {len(options.depth)} characters")
+
+
+def _check_heirs(request: GiveUp) -> None:
+    for heir in request.heirs:  # there must be terms left after it
+        bounds.check_range("term", heir.term, 0, bounds.TERM_MAX // 2)
+
+
+_CHECKS: dict[type, Callable[[Any], None]] = {
+    Write: _check_rows,
+    DeleteRows: _check_rows,
+    BeginChange: _check_change,
+    GiveUp: _check_heirs,
+}
+"""Of the structs in a request that are stored as they are."""
 
 
 def _encode(kind: Kind, message: object) -> bytearray:

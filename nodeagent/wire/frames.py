@@ -28,6 +28,8 @@ HEAD = struct.Struct(">IB")
 NUMBERED_HEAD = struct.Struct(">IBQ")
 _NUMBER = struct.Struct(">Q")
 _LENGTH_BYTES = LENGTH.size
+_BODY_AT = 1 + _NUMBER.size
+"""In a numbered frame, its length left out."""
 
 
 class Kind(IntEnum):
@@ -37,7 +39,8 @@ class Kind(IntEnum):
     REPLY = 4
 
 
-_NUMBERED = (Kind.REQUEST, Kind.REPLY)
+_KINDS = {kind.value: (kind, kind in (Kind.REQUEST, Kind.REPLY)) for kind in Kind}
+"""First byte -> (kind, whether it has a number); to ask the enum costs as much as all else of a frame."""
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
@@ -128,12 +131,12 @@ class FrameReader:
 
 
 def _frame(view: memoryview) -> Frame:
-    try:
-        kind = Kind(view[0])
-    except ValueError:
-        raise FrameError(f"frame kind {view[0]} is unknown: the peer does not speak this protocol") from None
-    if kind not in _NUMBERED:
+    found = _KINDS.get(view[0])
+    if found is None:
+        raise FrameError(f"frame kind {view[0]} is unknown: the peer does not speak this protocol")
+    kind, is_numbered = found
+    if not is_numbered:
         return Frame(kind, 0, view[1:])
-    if len(view) < 1 + _NUMBER.size:
+    if len(view) < _BODY_AT:
         raise FrameError(f"a {kind.name} frame of {len(view)} bytes has no number")
-    return Frame(kind, _NUMBER.unpack_from(view, 1)[0], view[1 + _NUMBER.size :])
+    return Frame(kind, _NUMBER.unpack_from(view, 1)[0], view[_BODY_AT:])
