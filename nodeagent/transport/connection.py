@@ -53,6 +53,9 @@ FRAME_TIMEOUT_S = 30.0
 FRAME_BYTES_PER_S_MIN = 64 * KIB
 """An unfinished frame ends the connection after the first, and the time its length takes at the second."""
 
+TIMER_S = 0.001
+"""A timer may ring so much early."""
+
 LINGER_S = 1.0
 """After an error frame the peer gets this long to read it before the connection is cut."""
 
@@ -114,7 +117,13 @@ class Connection(asyncio.Protocol):
         self._answering = 0
         self._certificate: PeerName | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
+        self._frame_due = 0.0
+        """When the unfinished frame must have come, by the loop's clock; 0 when there is none."""
+
         self._frame_timer: asyncio.TimerHandle | None = None
+        """Rings then or before. Most frames of a busy connection come in two pieces: a timer for each would
+        cost more than the frame."""
+
         self._held = 0
         """Bytes of an unfinished frame, as the places count them."""
 
@@ -324,23 +333,34 @@ class Connection(asyncio.Protocol):
             if self._closed:
                 return
             self._on_frame(frame)
-        if self._reader.announced or self._held or self._frame_timer is not None:
+        if self._reader.announced or self._held or self._frame_due:
             self._watch_partial(bool(frames))
 
     def _watch_partial(self, any_came: bool) -> None:
         """What is held of an unfinished frame is bounded, and so is the time it is held."""
         announced = self._reader.announced
-        if self._frame_timer is not None and (any_came or not announced):
-            self._frame_timer.cancel()
-            self._frame_timer = None
-        if announced and self._frame_timer is None and not self._closed:
-            wait_s = FRAME_TIMEOUT_S + announced / FRAME_BYTES_PER_S_MIN
-            self._frame_timer = self._loop.call_later(wait_s, self._on_frame_timeout)
+        if any_came or not announced:
+            self._frame_due = 0.0
+        if announced and not self._frame_due and not self._closed:
+            self._frame_due = self._loop.time() + FRAME_TIMEOUT_S + announced / FRAME_BYTES_PER_S_MIN
+            if self._frame_timer is None or self._frame_due < self._frame_timer.when():
+                self._set_frame_timer()
         if self._places is not None and self.peer is not None:
             before, self._held = self._held, self._reader.pending_bytes if announced else 0
             self._places.hold(self.peer.role, self._held - before)
 
-    def _on_frame_timeout(self) -> None:
+    def _set_frame_timer(self) -> None:
+        if self._frame_timer is not None:
+            self._frame_timer.cancel()
+        self._frame_timer = self._loop.call_at(self._frame_due, self._on_frame_timer)
+
+    def _on_frame_timer(self) -> None:
+        self._frame_timer = None
+        if not self._frame_due or self._closed:
+            return
+        if self._frame_due - self._loop.time() > TIMER_S:  # another frame began meanwhile
+            self._set_frame_timer()
+            return
         self.abort(Unavailable(f"{self.name} began a frame and did not end it"))
 
     def _on_frame(self, frame: Frame) -> None:

@@ -12,7 +12,17 @@ from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import Forbidden, NodeAgentError, OutcomeUnknown, Overloaded, Unavailable
 from nodeagent.model.limits import REQUESTS_PER_CONNECTION_MAX
 from nodeagent.model.raft_messages import AppendRequest, Heartbeat, Routed
-from nodeagent.model.requests import Accepted, Chunk, ErrorReply, FetchChunk, GetStatus, Hello, Reply, Request
+from nodeagent.model.requests import (
+    Accepted,
+    Chunk,
+    ErrorReply,
+    FetchChunk,
+    GetStatus,
+    Hello,
+    Propose,
+    Reply,
+    Request,
+)
 from nodeagent.transport import connection as room
 from nodeagent.transport.connection import Connection, Listener, dial
 from nodeagent.transport.places import UNKNOWN_MAX
@@ -429,6 +439,43 @@ def test_a_frame_that_does_not_end_ends_its_connection(monkeypatch: pytest.Monke
     run(test())
 
 
+def test_each_frame_has_its_own_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One timer serves all frames of a connection: it rings for none too early, nor for a short one when a
+    long one before it would have had to end."""
+    monkeypatch.setattr(room, "FRAME_TIMEOUT_S", 0.2)
+
+    async def test() -> None:
+        clock = asyncio.get_running_loop().time
+        handler = Recorder(node_hello())
+        async with serving(handler) as listener:
+            link = await reach(listener.port, identity("alice", "admin"), admin_hello())
+            (served,) = listener.connections.all()
+            whole = codec.encode_request(1, Propose("g", (bytes(1 << 20),)))
+            served._on_bytes(whole[:9])
+            served._on_bytes(whole[9:])
+            began = clock()
+            served._on_bytes(NUMBERED_HEAD.pack(1000, Kind.REQUEST, 1))
+            while served.is_open:
+                await asyncio.sleep(0.01)
+            assert 0.19 < clock() - began < 10, "not the 16 s of the frame before"
+            link.close()
+        async with serving(handler) as listener:
+            link = await reach(listener.port, identity("alice", "admin"), admin_hello())
+            (served,) = listener.connections.all()
+            for _ in range(4):  # each begins before the one before it would have had to end
+                frame = codec.encode_request(1, GetStatus())
+                served._on_bytes(frame[:7])
+                await asyncio.sleep(0.1)
+                served._on_bytes(frame[7:])
+            served._on_bytes(codec.encode_request(1, GetStatus())[:7])
+            await asyncio.sleep(0.1)
+            assert served.is_open
+            while served.is_open:
+                await asyncio.sleep(0.01)
+
+    run(test())
+
+
 def test_a_frame_that_came_in_pieces_ends_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """On neither side: once its last byte has come, nothing of it is waited for."""
     monkeypatch.setattr(room, "FRAME_TIMEOUT_S", 0.05)
@@ -441,9 +488,9 @@ def test_a_frame_that_came_in_pieces_ends_no_connection(monkeypatch: pytest.Monk
             frame = codec.encode_request(1, GetStatus())
             for side in (link, served):
                 side._on_bytes(codec.encode_reply(9, Accepted(1))[:6])
-                assert side._frame_timer is not None
+                assert side._frame_due
                 side._on_bytes(codec.encode_reply(9, Accepted(1))[6:])
-                assert side._frame_timer is None and not side._held
+                assert not side._frame_due and not side._held
             served._on_bytes(frame[:7])
             served._on_bytes(frame[7:])
             await asyncio.sleep(0.2)
