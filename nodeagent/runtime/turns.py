@@ -6,6 +6,10 @@ from collections.abc import Callable
 from nodeagent.model.limits import TURN_MS_MAX
 from nodeagent.runtime.ports import EffectsPort
 
+OWN_SAMPLE_S = 0.01
+"""The thread's processor time is read at most this often: it takes a system call, and a turn may take less
+than that."""
+
 Note = Callable[[str, dict[str, object]], None]
 
 
@@ -22,10 +26,11 @@ class Turns:
         self._clock = clock
         self._used = used
         """Processor time of the loop's thread: a slow turn that took little of it waited for the machine or
-        another thread."""
+        another thread. What the note says of it may be `OWN_SAMPLE_S` too much."""
 
         self._began: float | None = None
         self._used_before = 0.0
+        self._sampled_at = -OWN_SAMPLE_S
         self._events = 0
         self.count = 0
         self.slow = 0
@@ -38,15 +43,17 @@ class Turns:
         """Something comes in; called before it is handled."""
         self._events += 1
         if self._began is None:
-            self._began = self._clock()
-            self._used_before = self._used()
+            self._began = now = self._clock()
+            if now - self._sampled_at >= OWN_SAMPLE_S:
+                self._used_before, self._sampled_at = self._used(), now
 
     def end(self, effects: EffectsPort) -> None:
-        took_s = self._clock() - (self._began if self._began is not None else self._clock())
+        took_s = 0.0 if self._began is None else self._clock() - self._began
         events, self._events, self._began = self._events, 0, None
         self.count += 1
         self.seconds += took_s
-        self.longest_s = max(self.longest_s, took_s)
+        if took_s > self.longest_s:
+            self.longest_s = took_s
         if took_s * 1000 > TURN_MS_MAX:
             self.slow += 1
             own_ms = round((self._used() - self._used_before) * 1000)

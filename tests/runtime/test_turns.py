@@ -3,7 +3,7 @@
 from nodeagent.host.desk import Effects
 from nodeagent.model.jobs import DropSnapshot
 from nodeagent.model.limits import TURN_MS_MAX
-from nodeagent.runtime.turns import Turns
+from nodeagent.runtime.turns import OWN_SAMPLE_S, Turns
 
 
 def test_a_slow_turn_is_counted_and_says_what_it_did() -> None:
@@ -29,3 +29,27 @@ def test_a_slow_turn_is_counted_and_says_what_it_did() -> None:
     assert event == "slow_turn" and fields["ms"] == 120 and fields["events"] == 2
     assert fields["own_ms"] == 5
     assert (fields["applied"], fields["applied_bytes"], fields["kinds"]) == (7, 900, "DropSnapshot")
+
+
+def test_the_thread_s_time_is_read_seldom_and_told_nearly() -> None:
+    """Short turns follow each other closely: a system call for each would be a part of their cost."""
+    now, used, reads = [100.0], [0.0], [0]
+
+    def thread_time() -> float:
+        reads[0] += 1
+        return used[0]
+
+    said: list[dict[str, object]] = []
+    turns = Turns(lambda _, fields: said.append(fields), lambda: now[0], thread_time)
+    for _ in range(1000):
+        turns.event()
+        now[0] += 0.001
+        used[0] += 0.001
+        turns.end(Effects())
+    assert reads[0] <= 1 + 1000 * 0.001 / OWN_SAMPLE_S
+    turns.event()
+    now[0] += 0.2
+    used[0] += 0.15
+    turns.end(Effects())
+    (fields,) = said
+    assert 150 <= int(str(fields["own_ms"])) <= 150 + 1000 * OWN_SAMPLE_S
