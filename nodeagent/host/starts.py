@@ -43,6 +43,9 @@ class Starts:
             nonces: of its last starts, this one's last.
         """
         newest = self.newest.get(incarnation)
+        is_known = newest is not None and nonces and (number, nonces[-1]) == (newest.number, newest.nonce)
+        if is_known and not self.older:
+            return ""  # as at nearly every frame
         if not number or not nonces:
             return self.older.get(incarnation, "")
         if newest is not None and not _goes_on_from(newest, number, nonces):
