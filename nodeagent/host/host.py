@@ -505,10 +505,13 @@ class Host:
 
     def deadline(self) -> int:
         """When `tick` is due, in the monotonic time the events carry."""
-        due = [r.raft.deadline() for r in self.replicas()]
+        due = [r.raft.deadline() for r in self.data.values()]
         due += [self._house_at, self._drive_at]
-        if self.desk.deadline is not None:
-            due.append(self.desk.deadline)
+        if self.meta_replica is not None:
+            due.append(self.meta_replica.raft.deadline())
+        of_desk = self.desk.deadline
+        if of_desk is not None:
+            due.append(of_desk)
         return min(due)
 
     # --- effects -----------------------------------------------------------------------------------
@@ -560,8 +563,9 @@ class Host:
     def _in_turn(self) -> list[Replica]:
         """The meta group, then the data groups: each turn another is first at what may be applied."""
         data: list[Replica] = list(self.data.values())
-        first = self._turn % max(1, len(data))
-        data = data[first:] + data[:first]
+        if len(data) > 1:
+            first = self._turn % len(data)
+            data = data[first:] + data[:first]
         return data if self.meta_replica is None else [self.meta_replica, *data]
 
     # --- the meta group says -----------------------------------------------------------------------

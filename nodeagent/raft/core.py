@@ -492,18 +492,19 @@ class Raft(State):
     def has_results(self, *, to_apply: bool) -> bool:
         """What `is_ready` says, found by looking at everything."""
         lead = self._lead
+        handed_out = self._handed_out
         return bool(
             self.now
             or self.after
             or self.unwritten is not None
             or self.hard_changed
             or (lead is not None and lead.dirty)
-            or (to_apply and min(self.commit, self.durability.index) > self._handed_out)
+            or (to_apply and self.commit > handed_out and self.durability.index > handed_out)
             or self.reads_done
             or self.reads_failed
             or self.snapshots
             or self.offer is not None
-            or self._forwarded.is_waiting
+            or self._forwarded.waiting
             or self._reported != (self.role, self.term, self.leader)
         )
 
@@ -516,7 +517,7 @@ class Raft(State):
         if self._lead is not None:
             if self._lead.dirty:
                 self._lead.flush()
-        elif self._forwarded.is_waiting and self.leader is not None:
+        elif self._forwarded.waiting and self.leader is not None:
             number = self._forwarded.send(self.clock + self.settings.election_timeout_ms)
             self.now.append((self.leader, ReadRequest(self.term, number)))
         ready = Ready(

@@ -384,9 +384,9 @@ class Leader:
 
     @property
     def deadline(self) -> int:
-        soonest = min(self.heartbeat_at, self.quorum_at)
-        if self.news_at is not None:
-            soonest = min(soonest, self.news_at)
+        soonest = self.heartbeat_at if self.heartbeat_at < self.quorum_at else self.quorum_at
+        if self.news_at is not None and self.news_at < soonest:
+            soonest = self.news_at
         return soonest if self._transfer is None else min(soonest, self._transfer[1])
 
     def tick(self) -> bool:

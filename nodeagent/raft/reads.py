@@ -75,34 +75,31 @@ class ForwardedReads:
     Numbers start at a random point, so that an answer to a former life of this node fits none.
     """
 
-    __slots__ = ("_count", "_number", "_sent", "_waiting", "deadline")
+    __slots__ = ("_count", "_number", "_sent", "deadline", "waiting")
 
     def __init__(self, start: int) -> None:
         self._number = start
-        self._waiting: list[int] = []
+        self.waiting: list[int] = []
+        """Not sent yet."""
+
         self._sent: dict[int, tuple[list[int], int]] = {}
         self._count = 0
         self.deadline: int | None = None
         """When the oldest batch fails."""
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether some read is not sent yet."""
-        return bool(self._waiting)
 
     def add(self, context: int) -> bool:
         """False when there is no room."""
         if self._count >= READS_PENDING_MAX:
             return False
         self._count += 1
-        self._waiting.append(context)
+        self.waiting.append(context)
         return True
 
     def send(self, deadline: int) -> int:
         """Number for a request that stands for all waiting reads."""
         self._number += 1
-        self._sent[self._number] = (self._waiting, deadline)
-        self._waiting = []
+        self._sent[self._number] = (self.waiting, deadline)
+        self.waiting = []
         self._next_deadline()
         return self._number
 
@@ -120,9 +117,9 @@ class ForwardedReads:
 
     def drain(self) -> list[int]:
         """Every context without answer; nothing is left."""
-        contexts = [c for batch, _ in self._sent.values() for c in batch] + self._waiting
+        contexts = [c for batch, _ in self._sent.values() for c in batch] + self.waiting
         self._sent.clear()
-        self._waiting = []
+        self.waiting = []
         self._count = 0
         self.deadline = None
         return contexts
