@@ -1,0 +1,81 @@
+"""To whom a leader without room leaves its group, and to whom it does not."""
+
+import random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from nodeagent.host.leadership import PREFER_HEADER_MS, SHORT_MS, Leadership
+
+ROOM, NONE, SILENT = "room", "none", "silent"
+
+
+class World:
+    """Node a leads `group`; `said` is what b and c say of their disks."""
+
+    def __init__(self, group: str, *, low: bool, **said: str) -> None:
+        self.asked: list[str] = []
+        self.said = said
+        raft = SimpleNamespace(
+            log=SimpleNamespace(config=SimpleNamespace(voters=("a", "b", "c"))),
+            short_of_room=lambda: [n for n, word in self.said.items() if word == NONE],
+            has_room=lambda node: self.said[node] == ROOM if node != "a" else False,
+            caught_up=lambda node: True,
+            can_change=lambda: True,
+            transfer=lambda node, now: self.asked.append(node),
+        )
+        replica = SimpleNamespace(group=group, leads=True, raft=raft)
+        self.host = SimpleNamespace(
+            node="a",
+            desk=SimpleNamespace(now=0, space=SimpleNamespace(is_low=low), note=lambda *_, **__: None),
+            heard={"b": 0, "c": 0},
+            data={group: replica},
+            meta=SimpleNamespace(open_operation=lambda: None, image=SimpleNamespace(nodes={})),
+            meta_replica=None,
+            replicas=lambda: [replica],
+            random=random.Random(1),
+        )
+        self.leadership = Leadership(cast(Any, self.host))
+
+    def keep(self, *, after_ms: int = 0) -> list[str]:
+        self.host.desk.now += after_ms
+        self.host.heard = dict.fromkeys(self.host.heard, self.host.desk.now)
+        self.leadership.keep()
+        return self.asked
+
+
+@pytest.mark.parametrize(
+    "b,c,heir",
+    [
+        (ROOM, ROOM, ["b"]),
+        (SILENT, ROOM, ["c"]),
+        (NONE, ROOM, []),
+        (NONE, NONE, []),
+        (SILENT, SILENT, []),
+    ],
+)
+def test_a_group_is_left_to_one_that_said_it_has_room_where_most_have(
+    b: str, c: str, heir: list[str]
+) -> None:
+    """Where no majority has room another leader would refuse rows as well, and one that said nothing may."""
+    assert World("a.1", low=True, b=b, c=c).keep() == heir
+
+
+def test_one_with_room_that_is_not_at_hand_is_waited_for() -> None:
+    world = World("a.1", low=True, b=SILENT, c=ROOM)
+    del world.host.heard["c"]
+    assert world.keep() == []
+
+
+def test_a_header_that_was_short_of_room_is_preferred_when_that_is_long_ago() -> None:
+    """Room comes and goes while disks fill, and leaders do not follow it."""
+    world = World("b.1", low=False, b=NONE, c=ROOM)
+    for _ in range(3):
+        world.keep(after_ms=PREFER_HEADER_MS)
+    world.said["b"] = ROOM
+    while world.host.desk.now + PREFER_HEADER_MS < SHORT_MS:
+        assert world.keep(after_ms=PREFER_HEADER_MS) == []
+    for _ in range(6):
+        world.keep(after_ms=PREFER_HEADER_MS)
+    assert world.asked[:1] == ["b"]
