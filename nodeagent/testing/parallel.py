@@ -1,11 +1,29 @@
 """One check run on many inputs in a few processes: seeds, or the cases of a table."""
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 Ts = TypeVarTuple("Ts")
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+def results(
+    run: Callable[[Job], Result], jobs: Sequence[Job], processes: int | None = None
+) -> Iterator[Result]:
+    """What `run` gives for each job, in their order and as soon as it is known. A failure is raised, and ends
+    the others.
+
+    Args:
+        run: a function of a module that is no `__main__`, so that other processes find it.
+        processes: as many as there are processors when None.
+    """
+    count = max(1, min(processes or os.cpu_count() or 1, len(jobs)))
+    with multiprocessing.get_context("spawn").Pool(count) as pool:
+        yield from pool.imap(run, jobs)
 
 
 def whys(
@@ -14,11 +32,9 @@ def whys(
     """Why each job failed, in their order and as soon as it is known; "" for one that passed.
 
     Args:
-        run: a function of a module, so that other processes find it; it fails by `AssertionError`.
-        processes: as many as there are processors when None.
+        run: as in `results`; it fails by `AssertionError`.
     """
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap(partial(_why, run), jobs)
+    return results(partial(_why, run), jobs, processes)
 
 
 def _why(run: Callable[[*Ts], object], job: tuple[*Ts]) -> str:

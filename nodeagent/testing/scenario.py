@@ -4,6 +4,7 @@ Every third seed also moves slots between the groups at the end. Which seeds do 
 that the others are the runs they always were.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -502,3 +503,10 @@ def run(seed: int) -> Report:
         raise AssertionError(
             f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing {seed}\n{trace}"
         ) from error
+
+
+def evidence(seed: int) -> str:
+    """The report of a run as a line, and how long it took."""
+    began = time.monotonic()
+    report = msgspec.json.encode(run(seed)).decode()
+    return f"{report} {time.monotonic() - began:.1f} s"
