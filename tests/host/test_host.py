@@ -31,13 +31,14 @@ from nodeagent.model.jobs import (
     Failed,
     FilesHashed,
     HashFiles,
+    InstallSnapshot,
     Job,
     RemoveGroup,
     SaveCheckpoint,
     install_area,
 )
 from nodeagent.model.limits import ENTRY_BYTES_MAX
-from nodeagent.model.raft_messages import AppendRequest, Routed
+from nodeagent.model.raft_messages import AppendRequest, Routed, SnapshotOffer
 from nodeagent.model.requests import (
     Accepted,
     CheckFiles,
@@ -236,10 +237,48 @@ def test_nothing_is_saved_or_installed_before_the_log_knows_of_a_replica() -> No
     persist = host.take().persist
     assert persist is not None
     host.tick(20_000, 0)
+    offer = Routed("a.1", SnapshotOffer(9, Base(9, 1, MEMBERS), "5" * 32))
+    host.on_raft("b", [offer], 20_000)
     assert not jobs_of(host)
+    host.on_persisted(persist[0], 20_001)
+    host.on_raft("b", [offer], 20_002)
+    assert any(isinstance(job, InstallSnapshot) for job in jobs_of(host))
+
+
+def test_nothing_is_saved_before_the_log_knows_of_a_replica_and_then_it_is() -> None:
+    member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
+    host = settled_host({}, member)
+    host.on_job(host.take().jobs[0][0], Done(), 1)
+    host.data["a.1"].changed()
+    persist = host.take().persist
+    assert persist is not None
     host.on_persisted(persist[0], 20_001)
     host.tick(40_000, 0)
     assert any(isinstance(job, SaveCheckpoint) and job.group == "a.1" for job in jobs_of(host))
+
+
+@pytest.mark.parametrize("level", ["mid", "weak"])
+def test_no_read_is_answered_before_the_rows_are_back_in_memory(level: str) -> None:
+    """After a restart a part of them is still in the log; no age would tell that they are missing."""
+    host = leads_alone()
+    host.data["a.1"].state.recovered_to = 99
+    for token, kind in enumerate([ScanRows("a.1", "g", SPEC), ListPartitions("a.1")]):
+        host.on_request(token, msgspec.structs.replace(kind, read=level), 3_000, 3_000)
+        ((_, reply),) = host.take().replies
+        assert isinstance(reply, ErrorReply) and "still recovering" in reply.what
+
+
+def test_who_proposed_is_answered_for_its_own_entry_alone() -> None:
+    """Another leader's entry in the same place acknowledges nothing, and who loses the lead does not know."""
+    host = leads_alone()
+    replica = host.data["a.1"]
+    replica._tokens = {5: (1, [7]), 6: (1, [8])}
+    replica._answer(5, [Entry(2, EntryKind.COMMAND, b"")], [(5, Accepted(5))])
+    reply = run_out(host)[7]
+    assert isinstance(reply, ErrorReply) and reply.code == "not_leader"
+    replica.raft.abstain(3_000)
+    reply = run_out(host)[8]
+    assert isinstance(reply, ErrorReply) and reply.code == "outcome_unknown"
 
 
 def test_a_checkpoint_before_a_leader_is_heard_purges_nothing() -> None:
