@@ -256,11 +256,12 @@ class History:
 
     # --- the end -----------------------------------------------------------------------------------
 
-    def check_all(self) -> None:
-        """After `stop`: every lane is read once more, whole. Raises AssertionError."""
+    def check_all(self, spec: ClusterSpec) -> None:
+        """After `stop`: every lane is read once more, whole. `spec` names the nodes of now: those of the start
+        may all have been replaced. Raises AssertionError."""
 
         async def check() -> None:
-            cluster = await Cluster.connect(self._spec)
+            cluster = await Cluster.connect(spec)
             try:
                 for lane in self.lanes:
                     assert await self.look(cluster, lane, 0), f"{lane.name} cannot be read"
