@@ -257,8 +257,8 @@ class History:
     # --- the end -----------------------------------------------------------------------------------
 
     def check_all(self, spec: ClusterSpec) -> None:
-        """After `stop`: every lane is read once more, whole. `spec` names the nodes of now: those of the start
-        may all have been replaced. Raises AssertionError."""
+        """After `stop`: every lane is read once more, whole. `spec` names the nodes of now: those of the
+        start may all have been replaced. Raises AssertionError."""
 
         async def check() -> None:
             cluster = await Cluster.connect(spec)
