@@ -22,7 +22,7 @@ from nodeagent.meta import commands as meta
 from nodeagent.meta.state import Image, MetaState
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
-from nodeagent.model.errors import InvariantBroken
+from nodeagent.model.errors import EntryFailed, InvariantBroken
 from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import META, Owner, PartitionKey
 from nodeagent.model.jobs import (
@@ -255,6 +255,24 @@ def test_nothing_is_saved_before_the_log_knows_of_a_replica_and_then_it_is() -> 
     host.on_persisted(persist[0], 20_001)
     host.tick(40_000, 0)
     assert any(isinstance(job, SaveCheckpoint) and job.group == "a.1" for job in jobs_of(host))
+
+
+def test_what_was_applied_before_an_entry_that_stops_the_group_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its writer need not send it again; of those behind it nobody knows."""
+    host = leads_alone()
+    replica = host.data["a.1"]
+
+    def fails(*_: object) -> None:
+        raise EntryFailed(6, "unknown", [(5, Accepted(5))])
+
+    monkeypatch.setattr(replica, "apply_entries", fails)
+    replica._tokens = {5: (1, [7]), 6: (1, [8])}
+    replica._apply(5, [Entry(1, EntryKind.COMMAND, b"")] * 2)
+    replies = run_out(host)
+    assert replies[7] == Accepted(5)
+    assert isinstance(replies[8], ErrorReply) and replies[8].code == "outcome_unknown"
 
 
 @pytest.mark.parametrize("level", ["mid", "weak"])

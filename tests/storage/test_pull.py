@@ -328,6 +328,16 @@ def test_power_cut_at_every_step_of_a_pull_ends_staged_and_whole() -> None:
         assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
 
 
+def test_what_was_answered_as_staged_is_there_after_a_power_cut() -> None:
+    """The copy is recorded then, and the source may go."""
+    a, metas = source(n_rows=30)
+    for seed in range(20):
+        target = Node()
+        assert isinstance(target.storage.run_pull(job(metas), fetch_from({"a": a})), FilesStaged)
+        target.disk.crash(random.Random(seed))
+        assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
+
+
 def _until_power_cut(call: Callable[[], object]) -> None:
     from nodeagent.testing.disk import PowerCut
 
