@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import islice
 from math import isqrt
 
@@ -12,6 +11,7 @@ from nodeagent.data import commands
 from nodeagent.data.compaction import Key
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint
 from nodeagent.host.desk import Desk
+from nodeagent.host.failing import CLOSE, Failing, Making, parked_trouble, specs_of
 from nodeagent.host.freshness import Freshness
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
@@ -19,7 +19,7 @@ from nodeagent.model import limits
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import Overloaded
-from nodeagent.model.files import CloseSpec, FileMeta
+from nodeagent.model.files import CloseSpec, FileMeta, tsfile_name
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.jobs import (
     AdoptFiles,
@@ -47,26 +47,10 @@ DELTA_ROOTS = 8
 second times the square root of their number: 2 600 of a hundred thousand."""
 
 JOB_RETRY_MS = 1_000
-JOB_RETRY_MS_MAX = 60_000
-"""A close of one file that fails again and again waits twice as long each time, up to this."""
 
 SEALED_CLOSE_MS = 1_000
 """Files of sealed slots are made so long after the seal. Nobody serves from them; made at once, on all
 members, they slow down the very moment in which writers wait for the slots to open elsewhere."""
-
-COPY_TRIES = 3
-"""Failures in a row after which a member that has made the file is asked for it before each next try."""
-
-PARK_TRIES = 6
-"""Failures of one unit or merge before it is parked: about half a minute, or a minute."""
-
-PARK_WHY_MAX = 500
-"""Characters of the error that are logged with it."""
-
-COMPACT_RETRY_MS = 10_000
-COMPACT_RETRY_MS_MAX = 640_000
-"""A compaction that fails reads all of its inputs each time. One that cannot even be parked waits twice as
-long each time, up to this."""
 
 Copied = Callable[[FileMeta | None], None]
 """Gets the file that came from another member and is in place, None if none came."""
@@ -81,42 +65,6 @@ def _may_adopt(data: bytes) -> bool:
         return isinstance(commands.decode(data), commands.Adopt)
     except msgspec.MsgspecError:
         return True
-
-
-@dataclass(slots=True)
-class Failing:
-    """A file that fails to be made here. The rows of a close stay in memory, are read from there, and hold
-    their log; the files of a merge stay apart."""
-
-    spec: CloseSpec
-    what: str
-    tries: int = 0
-    """For a reason of its own: want of space is none, nor damage, which a repair ends."""
-
-    why: str = ""
-
-    @property
-    def trouble(self) -> str:
-        where = _place(self.spec.partition, self.spec.schema.table)
-        return f"{where} cannot be {self.what}, tried {self.tries} times: {self.why}"
-
-    @property
-    def wants_copy(self) -> bool:
-        return self.tries >= COPY_TRIES
-
-    def count(self, result: Failed) -> None:
-        if result.code != Overloaded.code and not result.found:
-            self.tries += 1
-        self.why = result.what
-
-
-def _place(key: PartitionKey, table: str) -> str:
-    return f"rows of {key.storage_group}.{table} (time partition {key.time_partition}, shard {key.shard})"
-
-
-def _parked(file: FileMeta) -> str:
-    where = _place(file.partition, file.table)
-    return f"{where} are kept as {file.name}, because they cannot be stored as a TsFile: {file.parked}"
 
 
 class DataReplica(Replica):
@@ -171,10 +119,7 @@ class DataReplica(Replica):
         """Files by name that jobs under way read."""
 
         self.failing: dict[str, Failing] = {}
-        """Closes that fail, by the name of their file."""
-
-        self.stuck: dict[str, Failing] = {}
-        """Compactions that fail, by the name of their output."""
+        """What closes and compactions fail to make, by the name of the file."""
 
         self.helped = ""
         """What could not be made here last and came from another member, until a worker here makes a file."""
@@ -215,176 +160,139 @@ class DataReplica(Replica):
         if self.removed:
             return
         state, space = self.state, self.desk.space
-        if isinstance(job, CompactFiles):
-            self._forget_stuck()
+        if isinstance(job, Making):
+            self._forget_unparked(job)
         if isinstance(job, CompactFiles) and sum(f.size for f in job.unit.inputs) > space.spare:
-            return self._on_compacted(job, state, Failed("overloaded", space.why))
+            return self._on_job(job, state, Failed(Overloaded.code, space.why))
         self.job(job, lambda r: self._on_job(job, state, r))
 
     def _on_job(self, job: Job, state: DataState, result: JobResult) -> None:
-        if self.removed or self.stopped or state is not self.state:
-            return  # the state that asked is gone; the one that replaced it asks for what it needs
-        if isinstance(job, CompactFiles):
-            return self._on_compacted(job, state, result)
-        if isinstance(job, CloseFiles) and isinstance(result, Failed):
-            return self._on_close_failed(job, result)
+        if self._is_over(state):
+            return
+        if isinstance(result, Failed) and isinstance(job, Making):
+            return self._on_not_made(job, result)
         if isinstance(result, Failed):
-            # Rows stay in memory and their log stays: nothing is lost, only late.
             self.error = f"{type(job).__name__}: {result.what}"
             self.desk.note("job_failed", group=self.group, job=type(job).__name__, why=result.what)
             return self._start_after(JOB_RETRY_MS, job)
         self.error = ""
-        if isinstance(job, CloseFiles):
+        if isinstance(job, Making):
             assert isinstance(result, FilesClosed)
-            self._forget_failing(u.spec.name for u in job.units)
-            self.helped = ""
-            self.state.on_closed(job, result.files)
+            self._on_made(job, result)
         elif isinstance(job, AdoptFiles):
             self.state.on_adopted(job)
         self.changed()
         self.start_jobs()
 
-    def _on_close_failed(self, job: CloseFiles, result: Failed) -> None:
-        """Rows stay in memory and their log stays: nothing is lost, only late.
+    def _is_over(self, state: DataState) -> bool:
+        """Whether the state that asked is gone; the one that replaced it asks for what it needs."""
+        return self.removed or bool(self.stopped) or state is not self.state
 
-        Without space nothing can be made, and all is tried again. Else one unit may be the reason: halves are
-        tried until it is alone, so that it keeps no other from its file.
-        """
-        self.desk.note("job_failed", group=self.group, job="CloseFiles", why=result.what)
+    # --- files that are made -----------------------------------------------------------------------
+
+    def _on_made(self, job: Making, result: FilesClosed) -> None:
+        self.helped = ""
+        if isinstance(job, CompactFiles):
+            self.state.on_compacted(job, result.files[0])
+        else:
+            self.state.on_closed(job, result.files)
+        self._forget(job, None)
+
+    def _on_not_made(self, job: Making, result: Failed) -> None:
+        """Without space nothing can be made, and all is tried again. Else one unit of a close may be the
+        reason: halves are tried until it is alone, so that it keeps no other from its file."""
+        self.desk.note("job_failed", group=self.group, job=type(job).__name__, why=result.what)
+        if isinstance(job, CompactFiles):
+            self._note_damage(result, job.unit.inputs, job)
         if self.desk.space.room is Room.FULL:  # native code says that in its own words
             result = Failed(Overloaded.code, result.what)
-        units = self.state.still_wanted(job)
-        self._forget_failing(u.spec.name for u in job.units if u not in units)
+        left = self._left_of(job)
         self.changed()
-        if len(units) > 1 and result.code != Overloaded.code:
-            half = len(units) // 2
-            self._start(CloseFiles(self.group, units[:half]))
-            self._start(CloseFiles(self.group, units[half:]))
-        elif units:
-            tries = [self._count_failure(u.spec, result) for u in units]
-            delay_ms = min(JOB_RETRY_MS << min(max(tries) - 1, 16), JOB_RETRY_MS_MAX)
-            state = self.state
-            self.desk.later(delay_ms, lambda: self._close_again(CloseFiles(self.group, units), state))
-            if len(units) == 1:
-                self._maybe_park(self.failing[units[0].spec.name], units[0].spec.order[0])
+        if isinstance(left, CloseFiles) and len(left.units) > 1 and result.code != Overloaded.code:
+            half = len(left.units) // 2
+            self._start(CloseFiles(self.group, left.units[:half]))
+            self._start(CloseFiles(self.group, left.units[half:]))
+        elif left is not None:
+            self._put_off(left, result)
         self.start_jobs()
 
-    def _close_again(self, job: CloseFiles, state: DataState, *, ask: bool = True) -> None:
-        """What was parked or released meanwhile is not tried again. `ask` others first if it failed often."""
-        if state is not self.state or self.removed or self.stopped:
-            return
-        units = state.still_wanted(job)
-        self._forget_failing(u.spec.name for u in job.units if u not in units)
-        again = CloseFiles(self.group, units)
-        failing = self.failing.get(units[0].spec.name) if len(units) == 1 and ask else None
-        if failing is not None and failing.wants_copy:
-            self._copy(self, failing.spec, lambda made: self._on_close_copied(again, state, made))
-        elif units:
-            self._start(again)
-        self.start_jobs()
+    def _left_of(self, job: Making) -> Making | None:
+        """What is still to be made of it: nothing that was parked or released meanwhile."""
+        left: Making | None = None
+        if isinstance(job, CloseFiles):
+            units = self.state.still_wanted(job)
+            left = CloseFiles(self.group, units) if units else None
+        elif self.state.wants(job):
+            left = job
+        self._forget(job, left)
+        return left
 
-    def _on_close_copied(self, job: CloseFiles, state: DataState, made: FileMeta | None) -> None:
-        if made is None:
-            return self._close_again(job, state, ask=False)
-        failing = self.failing.get(made.name)
-        self._on_job(job, state, FilesClosed((made,)))
-        self._note_help(failing)
-        return None
-
-    def _note_help(self, failing: Failing | None) -> None:
-        if failing is not None:
-            self.helped = f"{failing.trouble}; another member's file was taken"
-            self.desk.note("copied_instead", group=self.group, file=failing.spec.name, why=failing.why)
-
-    def _maybe_park(self, failing: Failing, index: int) -> None:
-        """Leader: log that what fails by itself is filed as Arrow; `index` is that of its entry.
-
-        Want of space does not count, nor a node that is short of it, nor damage. What else passes (a worker
-        that was killed, memory) does so within the tries, and what only this member cannot do comes from
-        another meanwhile; if not, parking costs only bytes. What is logged once more changes nothing.
-        """
-        spec = failing.spec
-        if not self.leads or self.desk.space.room or failing.tries < PARK_TRIES or spec.parked:
-            return
-        why = failing.why[:PARK_WHY_MAX]
-        self.desk.note("parking", group=self.group, file=spec.name, why=why)
-        park = commands.Park(spec.slot, spec.partition, spec.schema, index, spec.name, why)
-        self.propose([commands.encode(park)])
-
-    def _forget_failing(self, names: Iterable[str]) -> None:
-        for name in names:
+    def _forget(self, job: Making, left: Making | None) -> None:
+        """What failed of it is over, but for what is left."""
+        for name in {s.name for s in specs_of(job)} - {s.name for s in specs_of(left)}:
             self.failing.pop(name, None)
 
-    def _count_failure(self, spec: CloseSpec, result: Failed) -> int:
-        """How often in a row the unit could not be closed."""
-        failing = self.failing.setdefault(spec.name, Failing(spec, "stored as a file"))
-        failing.count(result)
-        return failing.tries or 1
+    def _forget_unparked(self, job: Making) -> None:
+        """What is made as Arrow from now on fails no longer to be made as a TsFile."""
+        for spec in specs_of(job):
+            if spec.parked:
+                self.failing.pop(tsfile_name(spec.name), None)
 
-    def _on_compacted(self, job: CompactFiles, state: DataState, result: JobResult) -> None:
-        if isinstance(result, Failed):
-            return self._on_merge_failed(job, state, result)
-        self.stuck.pop(job.unit.spec.name, None)
-        self.helped = ""
-        assert isinstance(result, FilesClosed)
-        self.state.on_compacted(job, result.files[0])
-        self.changed()
+    def _put_off(self, job: Making, result: Failed) -> None:
+        failing = [self.failing.setdefault(s.name, Failing.of(job, s)) for s in specs_of(job)]
+        for f in failing:
+            f.count(result)
+        state = self.state
+        self.desk.later(max(f.delay_ms for f in failing), lambda: self._again(job, state))
+        if len(failing) == 1:
+            self._maybe_park(failing[0])
+
+    def _maybe_park(self, failing: Failing) -> None:
+        """Leader, unless its node is short of space: that may be the reason."""
+        park = failing.parked() if self.leads and not self.desk.space.room else None
+        if park is not None:
+            self.desk.note("parking", group=self.group, file=park.name, why=park.why)
+            self.propose([commands.encode(park)])
+
+    def _again(self, job: Making, state: DataState, *, ask: bool = True) -> None:
+        """Try what is left of it; `ask` others first for a file that failed often."""
+        if self._is_over(state):
+            return
+        left = self._left_of(job)
+        specs = specs_of(left)
+        failing = self.failing.get(specs[0].name) if ask and len(specs) == 1 else None
+        if left is not None and failing is not None and failing.wants_copy:
+            self._copy(self, failing.spec, lambda made: self._on_copied(left, state, made))
+        elif left is not None:
+            self._start(left)
         self.start_jobs()
-        return None
 
-    def _on_merge_failed(self, job: CompactFiles, state: DataState, result: Failed) -> None:
-        """The files stay apart, and only these: deletes and cut-offs of them hide their rows all the same."""
-        self._note_damage(result, job.unit.inputs, job)
-        spec = job.unit.spec
-        if not state.wants(job):
-            self.stuck.pop(spec.name, None)
-            self.changed()
-            return self.start_jobs()
-        if self.desk.space.room is Room.FULL:
-            result = Failed(Overloaded.code, result.what)
-        failing = self.stuck.setdefault(spec.name, Failing(spec, "merged"))
-        failing.count(result)
-        self.desk.note("job_failed", group=self.group, job="CompactFiles", why=result.what)
-        delay_ms = COMPACT_RETRY_MS << max(0, min(failing.tries - PARK_TRIES, 16))
-        self.desk.later(min(delay_ms, COMPACT_RETRY_MS_MAX), lambda: self._merge_again(job, state))
-        self._maybe_park(failing, max(job.unit.clean, default=0))
-        return None
-
-    def _forget_stuck(self) -> None:
-        """What was parked or released meanwhile."""
-        if self.stuck:
-            names = {c.job.unit.spec.name for c in self.state.compacting if c.job is not None}
-            self.stuck = {name: f for name, f in self.stuck.items() if name in names}
-
-    def _merge_again(self, job: CompactFiles, state: DataState, *, ask: bool = True) -> None:
-        name = job.unit.spec.name
-        failing = self.stuck.get(name) if ask else None
-        if state is not self.state or self.removed or self.stopped or not state.wants(job):
-            self.stuck.pop(name, None)
-            self.start_jobs()
-        elif failing is not None and failing.wants_copy:
-            self._copy(self, failing.spec, lambda made: self._on_merge_copied(job, state, made))
-        else:
-            self._start(job)
-
-    def _on_merge_copied(self, job: CompactFiles, state: DataState, made: FileMeta | None) -> None:
+    def _on_copied(self, job: Making, state: DataState, made: FileMeta | None) -> None:
         if made is None:
-            return self._merge_again(job, state, ask=False)
-        failing = self.stuck.get(made.name)
+            return self._again(job, state, ask=False)
+        failing = self.failing.get(made.name)
         self._on_job(job, state, FilesClosed((made,)))
-        self._note_help(failing)
+        if failing is not None:
+            self.helped = f"{failing.trouble}; another member's file was taken"
+            self.desk.note("copied_instead", group=self.group, file=made.name, why=failing.why)
         return None
+
+    @property
+    def stuck(self) -> dict[str, Failing]:
+        """Compactions that fail, by the name of their output."""
+        names = (c.job.unit.spec.name for c in self.state.compacting if c.job is not None)
+        return {name: self.failing[name] for name in names if name in self.failing}
 
     @property
     def trouble(self) -> str:
         """What an operator should know, "" if nothing."""
         damaged = self.damaged if self.leads else {}
         found = (
-            *(f.trouble for f in self.failing.values()),
+            *(f.trouble for f in self.failing.values() if f.kind is CLOSE),
             *(f.trouble for f in self.stuck.values()),
             *([self.helped] if self.helped else []),
             *damaged.values(),
-            *(_parked(f) for f in islice(self.state.manifest.parked.values(), 1)),
+            *(parked_trouble(f) for f in islice(self.state.manifest.parked.values(), 1)),
         )
         return self.error or next(iter(found), "")
 
@@ -497,7 +405,7 @@ class DataReplica(Replica):
 
     def take_output(self, job: CompactFiles, made: FileMeta) -> None:
         """What a compaction was to make has come from another member."""
-        self._on_compacted(job, self.state, FilesClosed((made,)))
+        self._on_job(job, self.state, FilesClosed((made,)))
 
     # --- closing -----------------------------------------------------------------------------------
 
@@ -619,7 +527,6 @@ class DataReplica(Replica):
         self._leaving.clear()
         self._unnamed.clear()
         self.failing.clear()
-        self.stuck.clear()
         self.helped = ""
         if superseded:
             self.state.jobs.append(DeleteFiles(self.group, superseded))

@@ -50,6 +50,11 @@ def parked_name(name: str) -> str:
     return name.removesuffix(TSFILE) + PARKED
 
 
+def tsfile_name(name: str) -> str:
+    """What the TsFile is called whose rows are parked as `name`."""
+    return name.removesuffix(PARKED) + TSFILE
+
+
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
     """A range delete: masks rows of `table` with an older order, in [time_from, time_to], whose tags
     equal `tags` where given."""

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from nodeagent.data.state import encode_checkpoint, initial
-from nodeagent.host.data_replica import PARK_TRIES
+from nodeagent.host.failing import PARK_TRIES
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog

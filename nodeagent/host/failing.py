@@ -1,0 +1,110 @@
+"""Files that fail to be made here: when each is tried again, when others are asked for it, when it is parked.
+
+A close and a merge are alike in this. The rows of a close stay in memory, are read from there, and hold their
+log; the files of a merge stay apart. Nothing is lost, only late, so the way is: again, ever more rarely;
+after `COPY_TRIES` another member's file before each try; after `PARK_TRIES` the leader parks it.
+"""
+
+from dataclasses import dataclass
+
+from nodeagent.data.commands import Park
+from nodeagent.model.errors import Overloaded
+from nodeagent.model.files import CloseSpec, FileMeta
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import CloseFiles, CompactFiles, Failed
+
+COPY_TRIES = 3
+"""Failures in a row after which a member that has made the file is asked for it before each next try."""
+
+PARK_TRIES = 6
+"""Failures of one unit or merge before it is parked: about half a minute, or a minute."""
+
+PARK_WHY_MAX = 500
+"""Characters of the error that are logged with it."""
+
+Making = CloseFiles | CompactFiles
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    what: str
+    """That cannot be done with the rows."""
+
+    retry_ms: int
+    retry_ms_max: int
+    """What fails again and again waits twice as long each time, up to this."""
+
+    even_tries: int
+    """Tries before it waits longer."""
+
+
+CLOSE = Kind("stored as a file", 1_000, 60_000, 1)
+MERGE = Kind("merged", 10_000, 640_000, PARK_TRIES)
+"""Each try reads all of the inputs. Only one that cannot even be parked waits longer."""
+
+
+@dataclass(slots=True)
+class Failing:
+    """One file that fails to be made here."""
+
+    kind: Kind
+    spec: CloseSpec
+    index: int
+    """Of the entry that has it made."""
+
+    tries: int = 0
+    """For a reason of its own: want of space is none, nor damage, which a repair ends."""
+
+    why: str = ""
+
+    @classmethod
+    def of(cls, job: Making, spec: CloseSpec) -> "Failing":
+        if isinstance(job, CompactFiles):
+            return cls(MERGE, spec, max(job.unit.clean, default=0))
+        return cls(CLOSE, spec, spec.order[0])
+
+    @property
+    def trouble(self) -> str:
+        where = _place(self.spec.partition, self.spec.schema.table)
+        return f"{where} cannot be {self.kind.what}, tried {self.tries} times: {self.why}"
+
+    @property
+    def wants_copy(self) -> bool:
+        return self.tries >= COPY_TRIES
+
+    @property
+    def delay_ms(self) -> int:
+        """Before the next try."""
+        kind = self.kind
+        return min(kind.retry_ms << max(0, min(self.tries - kind.even_tries, 16)), kind.retry_ms_max)
+
+    def count(self, result: Failed) -> None:
+        if result.code != Overloaded.code and not result.found:
+            self.tries += 1
+        self.why = result.what
+
+    def parked(self) -> Park | None:
+        """What the leader logs, once there was time for what passes (a worker that was killed, memory) and
+        for a copy of what only this member cannot do; if it came too early, it costs only bytes. What is
+        logged once more changes nothing."""
+        spec = self.spec
+        if self.tries < PARK_TRIES or spec.parked:
+            return None
+        why = self.why[:PARK_WHY_MAX]
+        return Park(spec.slot, spec.partition, spec.schema, self.index, spec.name, why)
+
+
+def specs_of(job: Making | None) -> tuple[CloseSpec, ...]:
+    """The files it is to make."""
+    if isinstance(job, CompactFiles):
+        return (job.unit.spec,)
+    return tuple(u.spec for u in job.units) if job is not None else ()
+
+
+def _place(key: PartitionKey, table: str) -> str:
+    return f"rows of {key.storage_group}.{table} (time partition {key.time_partition}, shard {key.shard})"
+
+
+def parked_trouble(file: FileMeta) -> str:
+    where = _place(file.partition, file.table)
+    return f"{where} are kept as {file.name}, because they cannot be stored as a TsFile: {file.parked}"
