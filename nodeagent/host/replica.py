@@ -406,11 +406,12 @@ class Replica:
         self.error = ""
         if self.removed:
             return
-        if self.removes_files:
+        removes_files = self.removes_files
+        if removes_files:
             self.number_needed = base.checkpoint
         self._saved_to = base.index
         is_said = self._purge(min([base.index, *(index for _, index in self.pins())]))
-        if self.removes_files:
+        if removes_files:
             self._say_number(is_said)
         else:
             self._saving = False
