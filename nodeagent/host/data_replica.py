@@ -457,6 +457,12 @@ class DataReplica(Replica):
 
     # --- repairs -----------------------------------------------------------------------------------
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether what its log says is in place, and nothing else takes its place now."""
+        is_gone = self.removed or bool(self.stopped)
+        return not (is_gone or self.installing or self.rebasing) and self.state.recovered
+
     def when_saved(self, then: Callable[[], None], gone: Callable[[], None]) -> None:
         """Run `then` once a checkpoint of the state as it is now is durable, `gone` if it is abandoned."""
         self._unsaved_waits.append((then, gone))

@@ -19,6 +19,7 @@ from nodeagent.host.admission import Admission, first_ring, status_question
 from nodeagent.host.budget import Budget
 from nodeagent.host.clocks import Clocks
 from nodeagent.host.compactor import Compactor
+from nodeagent.host.copies import Copies
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk, Effects
 from nodeagent.host.found import Found, Lost, fault_of, foreign, is_blank, is_traceless
@@ -29,6 +30,7 @@ from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.mover import Mover
 from nodeagent.host.operations import Operations
 from nodeagent.host.outbox import Outbox
+from nodeagent.host.repair_areas import RepairAreas
 from nodeagent.host.repairs import Repairs
 from nodeagent.host.replica import INSTALL_KEEP_MS, Replica, Saved
 from nodeagent.host.starts import Start, Starts, older_sentence
@@ -124,7 +126,9 @@ class Host:
             question=status_question(config, incarnation),
         )
         self.mover = Mover(self.node, incarnation, self.desk, self.data, self._report)
-        self.repairs = Repairs(self.node, self.desk)
+        areas = RepairAreas(self.desk)
+        self.repairs = Repairs(self.desk, areas)
+        self.copies = Copies(self.node, self.desk, areas)
         self.operations = Operations(self)
         self.handlers = Handlers(self)
         self.leadership = Leadership(self)
@@ -265,7 +269,7 @@ class Host:
         replica = DataReplica(
             *(group, raft, self.desk, self.outbox, state, self.config, self.new_id),
             self._is_source,
-            self.repairs.fetch,
+            self.copies.fetch,
         )
         raft.passive = META in self.damaged  # it could serve nothing that it leads
         raft.room = self.desk.space.room

@@ -44,6 +44,11 @@ class FileMeta(msgspec.Struct, frozen=True, gc=False):
     parked: str = ""
     """Why the rows are no TsFile, in the words of the leader that found it. "" for a TsFile."""
 
+    @property
+    def place(self) -> tuple[int, PartitionKey, str, Order]:
+        """What the log says of the file of this name, whatever its bytes are."""
+        return self.slot, self.partition, self.table, self.order
+
 
 def parked_name(name: str) -> str:
     """What the file is called that holds the rows of the TsFile `name` when they are parked."""

@@ -13,7 +13,7 @@ from nodeagent.host.replica import Saved
 from nodeagent.log import Damage
 from nodeagent.model.entries import Base, Config
 from nodeagent.model.errors import InvariantBroken
-from nodeagent.model.files import CloseSpec, FileMeta, FileRef, PulledSlot
+from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import NodeId, PartitionKey
 from nodeagent.model.jobs import (
     Done,
@@ -25,20 +25,16 @@ from nodeagent.model.jobs import (
     Job,
     ReplaceFile,
     SaveCheckpoint,
-    StagedFile,
     StageFiles,
 )
 from nodeagent.model.requests import (
-    CheckFiles,
     ErrorReply,
     ExportFiles,
     FileRepaired,
     RepairFile,
     Reply,
     Request,
-    SourceOpened,
 )
-from nodeagent.model.schema import Column, TableSchema
 from tests.host.test_host import CONFIG, found
 
 GROUP = "a.1"
@@ -269,91 +265,3 @@ def test_a_manifest_that_is_half_changed_ends_the_node(monkeypatch: pytest.Monke
     monkeypatch.setattr(node.host.data[GROUP].state.manifest, "add", broken)
     with pytest.raises(InvariantBroken):
         node.finish(ReplaceFile, FileReplaced(""))
-
-
-SPEC = CloseSpec("g", 3, MINE.partition, (5,), TableSchema("sg", "t", 1, (Column("v", "INT64", False),)))
-LACKING = msgspec.structs.replace(MINE, name="g", order=(5,))
-
-
-def test_what_fails_to_be_made_here_comes_from_the_first_member_that_has_it() -> None:
-    """The next file of the group comes after it, and an operator's repair is refused meanwhile."""
-    node = Node()
-    got: list[FileMeta | None] = []
-    for _ in range(2):
-        node.host.repairs.fetch(node.host.data[GROUP], SPEC, got.append)
-    asked = node.calls()
-    assert [(to, type(r), r.names) for _, to, r in asked] == [("b", ExportFiles, ("g",))]
-    older = msgspec.structs.replace(LACKING, order=(4,))
-    node.answer(asked, SourceOpened("b", "5b", (PulledSlot(3, (older,), ()),)))
-    asked = node.calls()
-    assert [to for _, to, _ in asked] == ["c"] and not node.jobs, "what b has is another file"
-    node.answer(asked, SourceOpened("c", "5c", (PulledSlot(3, (LACKING,), ()),)))
-    node.ask()
-    assert node.refused()[0] == "busy"
-    staged = node.finish(StageFiles, FilesStaged(("g",), (), 10))
-    assert isinstance(staged, StageFiles)
-    assert staged.files == (StagedFile(LACKING, (FileRef("c", "5c", "g", 10, "0" * 32),)),)
-    assert node.finish(ReplaceFile, FileReplaced("")) == ReplaceFile(GROUP, LACKING) and got == [LACKING]
-    for who in ("b", "c"):
-        asked = node.calls()
-        assert [to for _, to, _ in asked] == [who]
-        node.answer(asked, ErrorReply("not_found", "not made yet"))
-    assert got == [LACKING, None] and not node.jobs
-
-
-def test_what_comes_while_another_state_is_installed_is_not_put_in_place() -> None:
-    """The state that comes names other files; what asked for this one is gone with its own."""
-    node = Node()
-    got: list[FileMeta | None] = []
-    replica = node.host.data[GROUP]
-    node.host.repairs.fetch(replica, SPEC, got.append)
-    node.answer(node.calls(), SourceOpened("b", "5b", (PulledSlot(3, (LACKING,), ()),)))
-    replica._installing = "5a"
-    node.finish(StageFiles, FilesStaged(("g",), (), 10))
-    assert [type(job) for _, job in node.jobs] == [DropStaging] and got == [None]
-
-
-def test_a_source_whose_copy_is_damaged_is_told_to_look_at_it() -> None:
-    """Of a repair, of a file that cannot be made here, and of a snapshot that is installed."""
-    node = Node()
-    node.ask()
-    node.asked.clear()
-    spoiled = FilesStaged((), (("f", "b: not what it was"),), 11, 1, (("b", "f"),))
-    node.finish(StageFiles, spoiled)
-    assert [(to, request) for _, to, request in node.asked] == [("b", CheckFiles(GROUP, (), ("f",)))]
-    node.finish(DropStaging, Done())
-    node.host.repairs.fetch(node.host.data[GROUP], SPEC, lambda made: None)
-    node.answer(node.calls(), SourceOpened("b", "5b", (PulledSlot(3, (LACKING,), ()),)))
-    node.asked.clear()
-    node.finish(StageFiles, msgspec.structs.replace(spoiled, suspects=(("b", "g"),)))
-    for failed in (Failed("not_found", "f: not what it was", "f"), Failed("unavailable", "no contact")):
-        node.host.data[GROUP]._on_pulled("c", "5a", failed)
-    node.take()
-    told = [(to, request.names) for _, to, request in node.asked if isinstance(request, CheckFiles)]
-    assert told == [("b", ("g",)), ("c", ("f",))]
-
-
-@pytest.mark.parametrize("part", ["answered", "fetched", "placed"])
-def test_an_exception_in_a_part_of_a_copy_means_that_nothing_came(
-    part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is told so once, and the next file of the group is asked for."""
-    node = Node()
-    got: list[FileMeta | None] = []
-    for _ in range(2):
-        node.host.repairs.fetch(node.host.data[GROUP], SPEC, got.append)
-    asked, opened = node.calls(), SourceOpened("b", "5b", (PulledSlot(3, (LACKING,), ()),))
-    with monkeypatch.context() as patched:
-        if part == "answered":
-            patched.setattr(repairs, "_fits", broken)
-        node.answer(asked, opened)
-        if part == "fetched":
-            patched.setattr(repairs, "have_checked", broken)
-        if part != "answered":
-            node.finish(StageFiles, FilesStaged(("g",), (), 10))
-        if part == "placed":
-            patched.setattr(repairs, "FileReplaced", None)
-            node.finish(ReplaceFile, FileReplaced(""))
-    assert got == [None] and node.host.requests_failed == 1
-    node.finish(DropStaging, Done())
-    assert [to for _, to, _ in node.calls()] == ["b"] and got == [None]

@@ -1,0 +1,120 @@
+"""What fails to be made here again and again comes from another member.
+
+What a worker here cannot make (a library that is broken on this machine alone, too little memory) is what the
+log says it should be on every member (law 6), so the file of one that could is taken, if it has the name and
+the age of the one wanted; its bytes are checked against what that member's manifest says of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nodeagent.data.state import DataState
+from nodeagent.host.data_replica import Copied, DataReplica
+from nodeagent.host.desk import Desk
+from nodeagent.host.repair_areas import RepairAreas
+from nodeagent.host.suspects import have_checked
+from nodeagent.model.errors import InvariantBroken
+from nodeagent.model.files import CloseSpec, FileMeta, FileRef
+from nodeagent.model.ids import NodeId
+from nodeagent.model.jobs import (
+    FileReplaced,
+    FilesStaged,
+    JobResult,
+    ReplaceFile,
+    StagedFile,
+    StageFiles,
+    repair_area,
+)
+from nodeagent.model.requests import ExportFiles, Reply, SourceOpened
+
+
+@dataclass(slots=True)
+class _Lack:
+    replica: DataReplica
+    spec: CloseSpec
+    state: DataState
+    """That asked: one that takes its place asks for what it needs."""
+
+    then: Copied
+    is_answered: bool = False
+
+    @property
+    def is_current(self) -> bool:
+        return self.replica.is_whole and self.replica.state is self.state
+
+
+class Copies:
+    """Copies for this node; every `then` is answered once."""
+
+    def __init__(self, node: NodeId, desk: Desk, areas: RepairAreas) -> None:
+        self._node = node
+        self._desk = desk
+        self._areas = areas
+
+    def fetch(self, replica: DataReplica, spec: CloseSpec, then: Copied) -> None:
+        """Put in place what `spec` describes, from the first member that has made it."""
+        lack = _Lack(replica, spec, replica.state, then)
+        self._areas.when_taken(replica.group, lambda: self._begin(lack))
+
+    def _begin(self, lack: _Lack) -> None:
+        members = [n for n in lack.replica.raft.log.config.members if n != self._node]
+        if members and lack.is_current and not self._desk.space.room:
+            return self._ask(lack, members)
+        # Not at once: when many wait, each would begin the next from inside of its end.
+        return self._desk.later(0, lambda: self._came(lack, None))
+
+    def _ask(self, lack: _Lack, members: list[NodeId]) -> None:
+        if not members:
+            return self._came(lack, None)
+        node, *others = members
+        spec = lack.spec
+        request = ExportFiles(lack.replica.group, ((spec.slot, spec.slot + 1),), (spec.name,))
+
+        def answered(reply: Reply) -> None:
+            slots = reply.slots if isinstance(reply, SourceOpened) else ()
+            made = next((f for s in slots for f in s.files if _fits(f, spec)), None)
+            if made is None or not isinstance(reply, SourceOpened):
+                return self._ask(lack, others)
+            source = FileRef(node, reply.snapshot, made.name, made.size, made.xxh3)
+            staged = (StagedFile(made, (source,)),)
+            job = StageFiles(repair_area(lack.replica.group), lack.replica.group, staged)
+            then = self._part_of(lack, lambda r: self._on_fetched(lack, made, others, r))
+            return self._desk.job(job, then)
+
+        self._desk.call(node, request, self._part_of(lack, answered))
+
+    def _on_fetched(self, lack: _Lack, made: FileMeta, others: list[NodeId], result: JobResult) -> None:
+        group = lack.replica.group
+        if isinstance(result, FilesStaged):
+            have_checked(self._desk, {}, group, result.suspects)
+        if not isinstance(result, FilesStaged) or result.failed:
+            return self._areas.clear(group, self._part_of(lack, lambda: self._ask(lack, others)))
+        if not lack.is_current:
+            return self._came(lack, None, is_clear=False)
+
+        def placed(result: JobResult) -> None:
+            is_placed = isinstance(result, FileReplaced)
+            is_clear = isinstance(result, FileReplaced) and not result.left
+            self._came(lack, made if is_placed else None, is_clear=is_clear)
+
+        return lack.replica.job(ReplaceFile(group, made), self._part_of(lack, placed))
+
+    def _part_of(self, lack: _Lack, then: Callable[..., None]) -> Callable[..., None]:
+        """`then`, as a part of this: an exception in it means that nothing came, and the next may begin."""
+        return self._desk.isolated("a copy", then, lambda why: self._came(lack, None, is_clear=False))
+
+    def _came(self, lack: _Lack, made: FileMeta | None, *, is_clear: bool = True) -> None:
+        if lack.is_answered:
+            return
+        lack.is_answered = True
+        try:
+            lack.then(made)
+        except Exception as error:
+            raise InvariantBroken(f"{lack.spec.name} came and was taken half way") from error
+        self._areas.leave(lack.replica.group, is_clear=is_clear)
+
+
+def _fits(made: FileMeta, spec: CloseSpec) -> bool:
+    """Whether this is what the log has every member make."""
+    wanted = spec.slot, spec.partition, spec.schema.table, spec.order
+    return (made.name, made.place, made.parked) == (spec.name, wanted, spec.parked)

@@ -1,0 +1,133 @@
+"""What fails to be made here and comes from other members, as a host sees it."""
+
+import msgspec
+import pytest
+
+from nodeagent.host import copies
+from nodeagent.model.files import CloseSpec, FileMeta, FileRef, PulledSlot
+from nodeagent.model.jobs import (
+    Done,
+    DropStaging,
+    Failed,
+    FileReplaced,
+    FilesStaged,
+    ReplaceFile,
+    StagedFile,
+    StageFiles,
+)
+from nodeagent.model.requests import CheckFiles, ErrorReply, ExportFiles, SourceOpened
+from nodeagent.model.schema import Column, TableSchema
+from nodeagent.model.space import Room
+from tests.host.test_repairs import GROUP, MINE, Node, broken
+
+SPEC = CloseSpec("g", 3, MINE.partition, (5,), TableSchema("sg", "t", 1, (Column("v", "INT64", False),)))
+LACKING = msgspec.structs.replace(MINE, name="g", order=(5,))
+OPENED = SourceOpened("b", "5b", (PulledSlot(3, (LACKING,), ()),))
+NOT_MADE = ErrorReply("not_found", "not made yet")
+
+
+class Lacking(Node):
+    """A node that asks for files it cannot make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.got: list[FileMeta | None] = []
+
+    def fetch(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.host.copies.fetch(self.host.data[GROUP], SPEC, self.got.append)
+
+
+@pytest.fixture
+def node() -> Lacking:
+    """Two files are asked for, one after the other."""
+    node = Lacking()
+    node.fetch(2)
+    return node
+
+
+def test_what_fails_to_be_made_here_comes_from_the_first_member_that_has_it(node: Lacking) -> None:
+    """The next file of the group comes after it, and an operator's repair is refused meanwhile."""
+    asked = node.calls()
+    assert [(to, type(r), r.names) for _, to, r in asked] == [("b", ExportFiles, ("g",))]
+    older = msgspec.structs.replace(LACKING, order=(4,))
+    node.answer(asked, SourceOpened("b", "5b", (PulledSlot(3, (older,), ()),)))
+    asked = node.calls()
+    assert [to for _, to, _ in asked] == ["c"] and not node.jobs, "what b has is another file"
+    node.answer(asked, SourceOpened("c", "5c", (PulledSlot(3, (LACKING,), ()),)))
+    node.ask()
+    assert node.refused()[0] == "busy"
+    staged = node.finish(StageFiles, FilesStaged(("g",), (), 10))
+    assert isinstance(staged, StageFiles)
+    assert staged.files == (StagedFile(LACKING, (FileRef("c", "5c", "g", 10, "0" * 32),)),)
+    assert node.finish(ReplaceFile, FileReplaced("")) == ReplaceFile(GROUP, LACKING)
+    assert node.got == [LACKING]
+    for who in ("b", "c"):
+        asked = node.calls()
+        assert [to for _, to, _ in asked] == [who]
+        node.answer(asked, NOT_MADE)
+    assert node.got == [LACKING, None] and not node.jobs
+
+
+def test_many_that_wait_are_told_one_by_one_that_nothing_comes(node: Lacking) -> None:
+    """A node that is short of space asks for none of them; they do not end inside of each other."""
+    node.fetch(1_000)
+    for _ in range(2):
+        asked = node.calls()
+        node.host.desk.space.room = Room.LOW
+        node.answer(asked, NOT_MADE)
+    node.host.tick(10, 0)
+    node.take()
+    assert node.got == [None] * 1_002 and not node.calls()
+
+
+def test_what_comes_while_another_state_is_installed_is_not_put_in_place() -> None:
+    """The state that comes names other files; what asked for this one is gone with its own."""
+    node = Lacking()
+    node.fetch()
+    node.answer(node.calls(), OPENED)
+    node.host.data[GROUP]._installing = "5a"
+    node.finish(StageFiles, FilesStaged(("g",), (), 10))
+    assert [type(job) for _, job in node.jobs] == [DropStaging] and node.got == [None]
+
+
+def test_a_source_whose_copy_is_damaged_is_told_to_look_at_it() -> None:
+    """Of a repair, of a file that cannot be made here, and of a snapshot that is installed."""
+    node = Lacking()
+    node.ask()
+    node.asked.clear()
+    spoiled = FilesStaged((), (("f", "b: not what it was"),), 11, 1, (("b", "f"),))
+    node.finish(StageFiles, spoiled)
+    assert [(to, request) for _, to, request in node.asked] == [("b", CheckFiles(GROUP, (), ("f",)))]
+    node.finish(DropStaging, Done())
+    node.fetch()
+    node.answer(node.calls(), OPENED)
+    node.asked.clear()
+    node.finish(StageFiles, msgspec.structs.replace(spoiled, suspects=(("b", "g"),)))
+    for failed in (Failed("not_found", "f: not what it was", "f"), Failed("unavailable", "no contact")):
+        node.host.data[GROUP]._on_pulled("c", "5a", failed)
+    node.take()
+    told = [(to, request.names) for _, to, request in node.asked if isinstance(request, CheckFiles)]
+    assert told == [("b", ("g",)), ("c", ("f",))]
+
+
+@pytest.mark.parametrize("part", ["answered", "fetched", "placed"])
+def test_an_exception_in_a_part_of_a_copy_means_that_nothing_came(
+    part: str, node: Lacking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told so once, and the next file of the group is asked for."""
+    asked = node.calls()
+    with monkeypatch.context() as patched:
+        if part == "answered":
+            patched.setattr(copies, "_fits", broken)
+        node.answer(asked, OPENED)
+        if part == "fetched":
+            patched.setattr(copies, "have_checked", broken)
+        if part != "answered":
+            node.finish(StageFiles, FilesStaged(("g",), (), 10))
+        if part == "placed":
+            patched.setattr(copies, "FileReplaced", None)
+            node.finish(ReplaceFile, FileReplaced(""))
+    assert node.got == [None] and node.host.requests_failed == 1
+    node.finish(DropStaging, Done())
+    assert [to for _, to, _ in node.calls()] == ["b"] and node.got == [None]
