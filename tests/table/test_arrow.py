@@ -11,6 +11,7 @@ import pytest
 from nodeagent.model.errors import InvalidInput, SchemaMismatch
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.table import arrow
+from nodeagent.table import ipc as streams
 from nodeagent.table.arrow import arrow_schema, decode, encode, infer_schema, normalise
 
 from .rows import SCHEMA, random_row, table
@@ -203,9 +204,23 @@ def test_a_dictionary_alone_that_is_compressed_is_refused() -> None:
     )
     assert len(packed) == len(plain) == 3
     arrow.decode(b"".join(plain))
-    for ipc in ([packed[0], packed[1], plain[2]], [plain[0], plain[1], packed[2]]):
+    for parts in ([packed[0], packed[1], plain[2]], [plain[0], plain[1], packed[2]]):
         with pytest.raises(InvalidInput, match="compressed"):
-            arrow.decode(b"".join(ipc))
+            arrow.decode(b"".join(parts))
+
+
+@pytest.mark.timeout(20)
+def test_a_length_that_leads_back_is_refused() -> None:
+    """Of a body or of metadata: else the same message would be looked at for ever."""
+    good = _ipc(_SMALL)
+    second = 8 + int.from_bytes(good[4:8], "little")
+    message = second + 8 + int.from_bytes(good[second + 8 : second + 12], "little")
+    body_at = streams._field(good, message, streams._BODY_LENGTH)
+    size = int.from_bytes(good[second + 4 : second + 8], "little")
+    for at, width, value in ((body_at, 8, -(size + 8)), (second + 4, 4, -8)):
+        bad = good[:at] + value.to_bytes(width, "little", signed=True) + good[at + width :]
+        with pytest.raises(InvalidInput, match="negative length"):
+            arrow.decode(bad)
 
 
 def test_damaged_metadata_is_invalid_input_and_nothing_else() -> None:
