@@ -18,6 +18,7 @@ out in it (`FileMeta.clean`), so that they end.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 import msgspec
@@ -32,6 +33,9 @@ from nodeagent.table.manifest import Manifest
 
 Key = tuple[PartitionKey, str]
 """(partition, table)"""
+
+OUTCOMES_MAX = 16
+"""Of one compaction, that others are asked for. They hold the last one, or one close to it."""
 
 SIZE_FLOOR = 4 * KIB
 """Smaller files count as this large: their own overhead outweighs their rows."""
@@ -62,6 +66,65 @@ class Compacting(msgspec.Struct):
         command = self.command
         return (command.name,) if isinstance(command, Park) else tuple(name for name, _ in command.inputs)
 
+    @property
+    def output(self) -> str:
+        """Name of the file that it makes."""
+        if isinstance(self.command, Park):
+            return parked_name(self.command.name)
+        name = f"{self.command.slot:05d}-{self.index:012d}-0000.tsfile"
+        return parked_name(name) if self.command.parked else name
+
+    @property
+    def parked(self) -> str:
+        return self.command.why if isinstance(self.command, Park) else self.command.parked
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a compaction on members that are ahead: its output, or that of a later one which took it
+    in. Where such a file is, `steps` had their effect; here it takes the place of `inputs` (law 6)."""
+
+    spec: CloseSpec
+    steps: tuple[Compacting, ...]
+    inputs: tuple[FileMeta, ...]
+
+
+def outcomes_of(c: Compacting, alike: Sequence[Compacting], files: Sequence[FileMeta]) -> list[Outcome]:
+    """Those of a compaction whose turn came, the furthest first.
+
+    Args:
+        alike: those under way in its table and partition for which all is in place that was logged before
+            them, in the order of the log; `c` is the first.
+        files: of its table and partition, in the order of their age.
+    """
+    assert c.job is not None
+    makers = {d.output: d for d in alike}
+    heirs, theirs = [c], {c.output}
+    for d in alike:
+        if not theirs.isdisjoint(d.names):
+            heirs.append(d)
+            theirs.add(d.output)
+    found = []
+    for heir in heirs[: -OUTCOMES_MAX - 1 : -1]:
+        steps = [heir]
+        for step in steps:
+            made_before = (makers[name] for name in step.names if name in makers)
+            steps += [d for d in made_before if d.index < step.index]  # so that it ends, whatever is logged
+        made = {step.output for step in steps}
+        inputs = neighbours(files, {name for step in steps for name in step.names} - made)
+        if inputs:
+            order = inputs[-1].order
+            spec = msgspec.structs.replace(c.job.unit.spec, name=heir.output, order=order, parked=heir.parked)
+            found.append(Outcome(spec, tuple(steps), inputs))
+    return found
+
+
+def neighbours(files: Sequence[FileMeta], names: set[str]) -> tuple[FileMeta, ...]:
+    """The files called so, if all are there and next to each other; else none."""
+    at = [i for i, f in enumerate(files) if f.name in names]
+    is_run = bool(at) and at[-1] - at[0] + 1 == len(at) == len(names)
+    return tuple(files[at[0] : at[-1] + 1]) if is_run else ()
+
 
 def find_inputs(manifest: Manifest, c: Compacting) -> tuple[FileMeta, ...]:
     """The files it names, if they are there and neighbours in age; else none."""
@@ -78,9 +141,8 @@ def job_of(group: GroupId, c: Compacting, inputs: Sequence[FileMeta]) -> Compact
         return _parking(group, c.command, inputs[0])
     hashes = dict(c.command.inputs)
     oldest, newest = inputs[0].order, inputs[-1].order
-    name = f"{c.command.slot:05d}-{c.index:012d}-0000.tsfile"
     spec = CloseSpec(
-        name=parked_name(name) if c.command.parked else name,
+        name=c.output,
         slot=c.command.slot,
         partition=c.command.partition,
         order=newest,

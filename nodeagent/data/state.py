@@ -17,7 +17,7 @@ import msgspec
 
 from nodeagent.data import closing, commands, compaction
 from nodeagent.data.commands import Command
-from nodeagent.data.compaction import Compacting, Key
+from nodeagent.data.compaction import Compacting, Key, Outcome
 from nodeagent.data.handover import Part, Staged
 from nodeagent.data.rates import WriteRates
 from nodeagent.data.sessions import Image as SessionsImage
@@ -554,12 +554,41 @@ class DataState:
         if c.gone:
             self.compacting.remove(c)
             return False
-        inputs = job.unit.inputs
-        cuts = [t for t in self.tombstones.of(*c.key) if t.expiry]
-        if cuts and len(compaction.expired(inputs, cuts, {})) == len(inputs):
-            self.on_compacted(job, None)
-            return False
-        return True
+        over = next((o for o in self.outcomes(job) if self._has_expired(o)), None)
+        if over is not None:
+            self.on_copied(over, None)
+        return over is None
+
+    def _has_expired(self, outcome: Outcome) -> bool:
+        """Whether no other member holds the outcome any more, nor what a later compaction made of it: that
+        one, where it was logged before the cut-off, had its effect."""
+        steps = set(map(id, outcome.steps))
+        names = {name for c in outcome.steps for name in (*c.names, c.output)}
+        later = [c.index for c in self.compacting if id(c) not in steps and not names.isdisjoint(c.names)]
+        pinned = {f.name: min(later) for f in outcome.inputs} if later else {}
+        cuts = [t for t in self.tombstones.of(*outcome.steps[0].key) if t.expiry]
+        return len(compaction.expired(outcome.inputs, cuts, pinned)) == len(outcome.inputs)
+
+    def outcomes(self, job: CompactFiles) -> list[Outcome]:
+        """Files of members that are ahead which would end the compaction here, the furthest first."""
+        c = next((c for c in self.compacting if c.job == job), None)
+        if c is None or c.gone:
+            return []
+        later = self.compacting[self.compacting.index(c) :]
+        alike = [d for d in later if d.key == c.key and not d.gone and self._is_next(d)]
+        return compaction.outcomes_of(c, alike, self.manifest.of_partition(*c.key))
+
+    def on_copied(self, outcome: Outcome, made: FileMeta | None) -> None:
+        """A member's file that ends several compactions at once is durable, or nothing was left for it."""
+        over = set(map(id, outcome.steps))
+        self.compacting = [c for c in self.compacting if id(c) not in over]
+        self._replace(outcome.inputs, [made] if made is not None else [], outcome.steps[0].key)
+
+    def _replace(self, inputs: Iterable[FileMeta], files: list[FileMeta], key: Key) -> None:
+        self.doomed += self.manifest.replace([f.name for f in inputs], files)
+        self._settle_files(key)
+        self._prune_tombstones()
+        self._take_turns()
 
     def on_compacted(self, job: CompactFiles, made: FileMeta | None) -> None:
         """The file `job` asked for is durable, or nothing was left for it."""
@@ -572,11 +601,9 @@ class DataState:
         files = [made] if made is not None else []
         if c.gone:
             self.doomed += files
+            self._take_turns()
         else:
-            self.doomed += self.manifest.replace([f.name for f in job.unit.inputs], files)
-            self._settle_files(c.key)
-            self._prune_tombstones()
-        self._take_turns()
+            self._replace(job.unit.inputs, files, c.key)
 
     def _is_parked_by_now(self, name: str) -> bool:
         """Whether this TsFile is named nowhere, because its rows were parked while it was made."""

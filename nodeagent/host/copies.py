@@ -2,10 +2,11 @@
 
 What a worker here cannot make (a library that is broken on this machine alone, too little memory) is what the
 log says it should be on every member (law 6), so the file of one that could is taken, if it has the name and
-the age of the one wanted; its bytes are checked against what that member's manifest says of them.
+the age of the one wanted; its bytes are checked against what that member's manifest says of them. So is what
+a compaction is to make of a file that is damaged or missing here, and what the others have merged that into.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nodeagent.data.state import DataState
@@ -31,7 +32,9 @@ from nodeagent.model.requests import ExportFiles, Reply, SourceOpened
 @dataclass(slots=True)
 class _Lack:
     replica: DataReplica
-    spec: CloseSpec
+    specs: Sequence[CloseSpec]
+    """Any of them; the first is wanted most."""
+
     state: DataState
     """That asked: one that takes its place asks for what it needs."""
 
@@ -51,23 +54,22 @@ class Copies:
         self._desk = desk
         self._areas = areas
 
-    def fetch(self, replica: DataReplica, spec: CloseSpec, then: Copied) -> None:
-        """Put in place what `spec` describes, from the first member that has made it."""
-        lack = _Lack(replica, spec, replica.state, then)
+    def fetch(self, replica: DataReplica, specs: Sequence[CloseSpec], then: Copied) -> None:
+        """Put in place what one of `specs` describes, from the first member that has made one."""
+        lack = _Lack(replica, specs, replica.state, then)
         self._areas.when_taken(replica.group, lambda: self._begin(lack))
 
     def _begin(self, lack: _Lack) -> None:
         members = [n for n in lack.replica.raft.log.config.members if n != self._node]
         if members and lack.is_current and not self._desk.space.room:
-            return self._ask(lack, members)
+            return self._ask(lack, [(spec, n) for spec in lack.specs for n in members])
         # Not at once: when many wait, each would begin the next from inside of its end.
         return self._desk.later(0, lambda: self._came(lack, None))
 
-    def _ask(self, lack: _Lack, members: list[NodeId]) -> None:
-        if not members:
+    def _ask(self, lack: _Lack, whom: list[tuple[CloseSpec, NodeId]]) -> None:
+        if not whom:
             return self._came(lack, None)
-        node, *others = members
-        spec = lack.spec
+        (spec, node), *others = whom
         request = ExportFiles(lack.replica.group, ((spec.slot, spec.slot + 1),), (spec.name,))
 
         def answered(reply: Reply) -> None:
@@ -83,7 +85,9 @@ class Copies:
 
         self._desk.call(node, request, self._part_of(lack, answered))
 
-    def _on_fetched(self, lack: _Lack, made: FileMeta, others: list[NodeId], result: JobResult) -> None:
+    def _on_fetched(
+        self, lack: _Lack, made: FileMeta, others: list[tuple[CloseSpec, NodeId]], result: JobResult
+    ) -> None:
         group = lack.replica.group
         if isinstance(result, FilesStaged):
             have_checked(self._desk, {}, group, result.suspects)
@@ -110,7 +114,7 @@ class Copies:
         try:
             lack.then(made)
         except Exception as error:
-            raise InvariantBroken(f"{lack.spec.name} came and was taken half way") from error
+            raise InvariantBroken(f"{lack.specs[0].name} came and was taken half way") from error
         self._areas.leave(lack.replica.group, is_clear=is_clear)
 
 

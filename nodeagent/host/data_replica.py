@@ -1,7 +1,7 @@
 """A data group's replica: files, closes, reads from files and memory."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from math import isqrt
 
@@ -83,7 +83,7 @@ class DataReplica(Replica):
         config: NodeConfig,
         new_id: Callable[[], str],
         is_source: Callable[[str, GroupId, NodeId], bool],
-        copy: Callable[["DataReplica", CloseSpec, Copied], None],
+        copy: Callable[["DataReplica", Sequence[CloseSpec], Copied], None],
     ) -> None:
         super().__init__(group, raft, desk, outbox)
         self._copy = copy
@@ -262,26 +262,53 @@ class DataReplica(Replica):
         specs = specs_of(left)
         failing = self.failing.get(specs[0].name) if ask and len(specs) == 1 else None
         if left is not None and failing is not None and failing.wants_copy:
-            self._copy(self, failing.spec, lambda made: self._on_copied(left, state, made))
+            self._copy(self, self._outcomes(left), lambda made: self._on_copied(left, state, made))
         elif left is not None:
             self._start(left)
         self.start_jobs()
 
+    def _outcomes(self, job: Making) -> tuple[CloseSpec, ...]:
+        """What of other members would do instead, the furthest first: while this one was down they may have
+        merged what they made of it."""
+        later = self.state.outcomes(job) if isinstance(job, CompactFiles) else ()
+        return tuple(o.spec for o in later) or specs_of(job)
+
     def _on_copied(self, job: Making, state: DataState, made: FileMeta | None) -> None:
-        if made is None:
+        failing = self.failing.get(specs_of(job)[0].name)
+        if made is None or self._is_over(state) or not self._take(job, made):
+            if failing is not None:
+                failing.unmet += 1
             return self._again(job, state, ask=False)
-        failing = self.failing.get(made.name)
-        self._on_job(job, state, FilesClosed((made,)))
         if failing is not None:
             self.helped = f"{failing.trouble}; another member's file was taken"
             self.desk.note("copied_instead", group=self.group, file=made.name, why=failing.why)
         return None
+
+    def _take(self, job: Making, made: FileMeta) -> bool:
+        """Whether the copy is what is to be made, or does instead still."""
+        later = self.state.outcomes(job) if isinstance(job, CompactFiles) else ()
+        outcome = next((o for o in later if o.spec.name == made.name), None)
+        if outcome is not None and len(outcome.steps) > 1:
+            self.state.on_copied(outcome, made)
+            self._forget(job, None)
+            self.changed()
+            self.start_jobs()
+        elif made.name == specs_of(job)[0].name:
+            self._on_job(job, self.state, FilesClosed((made,)))
+        else:
+            return False
+        return True
 
     @property
     def stuck(self) -> dict[str, Failing]:
         """Compactions that fail, by the name of their output."""
         names = (c.job.unit.spec.name for c in self.state.compacting if c.job is not None)
         return {name: self.failing[name] for name in names if name in self.failing}
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether something that damage keeps from being made can come from nobody."""
+        return any(f.is_lost for f in self.stuck.values())
 
     @property
     def trouble(self) -> str:

@@ -14,7 +14,11 @@ from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import CloseFiles, CompactFiles, Failed
 
 COPY_TRIES = 3
-"""Failures in a row after which a member that has made the file is asked for it before each next try."""
+"""Failures in a row after which a member that has made the file is asked for it before each next try. When a
+file it is to be made of is damaged, one is enough: nothing else ends that."""
+
+UNMET_TRIES = 30
+"""Copies that nobody had of what damage keeps from being made, some five minutes, before a person is told."""
 
 PARK_TRIES = 6
 """Failures of one unit or merge before it is parked: about half a minute, or a minute."""
@@ -56,6 +60,11 @@ class Failing:
     """For a reason of its own: want of space is none, nor damage, which a repair ends."""
 
     why: str = ""
+    is_damaged: bool = False
+    """For damage of an input that was found the last time."""
+
+    unmet: int = 0
+    """How often no other member had it."""
 
     @classmethod
     def of(cls, job: Making, spec: CloseSpec) -> "Failing":
@@ -66,11 +75,17 @@ class Failing:
     @property
     def trouble(self) -> str:
         where = _place(self.spec.partition, self.spec.schema.table)
-        return f"{where} cannot be {self.kind.what}, tried {self.tries} times: {self.why}"
+        lost = ", and no other member has what becomes of them" if self.is_lost else ""
+        return f"{where} cannot be {self.kind.what}, tried {self.tries} times{lost}: {self.why}"
 
     @property
     def wants_copy(self) -> bool:
-        return self.tries >= COPY_TRIES
+        return self.is_damaged or self.tries >= COPY_TRIES
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no try will help, as far as one can tell."""
+        return self.is_damaged and self.unmet >= UNMET_TRIES
 
     @property
     def delay_ms(self) -> int:
@@ -82,6 +97,7 @@ class Failing:
         if result.code != Overloaded.code and not result.found:
             self.tries += 1
         self.why = result.what
+        self.is_damaged = bool(result.found)
 
     def parked(self) -> Park | None:
         """What the leader logs, once there was time for what passes (a worker that was killed, memory) and

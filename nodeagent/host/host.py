@@ -777,6 +777,11 @@ class Host:
             hint = f"wait until {self.node} has the newest meta state: a group that it left goes by itself"
         return GroupStatus(group, "damaged", None, 0, (), (), 0, 0, 0, state="damaged", error=why, hint=hint)
 
+    def _hint(self, replica: DataReplica) -> str:
+        if replica.is_lost:
+            return f"iotctl cluster replace-node {self.node} NEW"
+        return "iotctl verify --repair" if replica.leads and replica.damaged else ""
+
     def _group_status(self, replica: Replica) -> GroupStatus:
         status = replica.raft.status()
         base = GroupStatus(
@@ -811,6 +816,6 @@ class Host:
             compacting=len(state.compacting),
             files_most=state.manifest.most_files(),
             error=replica.stopped or replica.trouble,
-            hint="iotctl verify --repair" if replica.leads and replica.damaged else base.hint,
+            hint=self._hint(replica) or base.hint,
             state=base.state if replica.stopped else "running" if state.recovered else "recovering",
         )

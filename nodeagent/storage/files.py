@@ -1,7 +1,7 @@
 """Closed files of the groups on this node. A file never changes; its name appears when it is whole."""
 
 import errno
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import BinaryIO
 
 import xxhash
@@ -27,6 +27,20 @@ def check_content(content: bytes, meta: FileMeta, where: str) -> bytes:
     """
     _check(len(content), xxhash.xxh3_128_hexdigest(content), meta, where)
     return content
+
+
+def read_checked(read: Callable[[str], bytes], path: str, meta: FileMeta) -> bytes:
+    """All bytes of a file that a manifest names.
+
+    Raises:
+        NotFound: there is no such file.
+        FileCorrupt: it is not what the manifest says.
+    """
+    try:
+        content = read(path)
+    except FileNotFoundError as error:
+        raise NotFound(f"{path}: no such file", file=meta.name, found=MISSING) from error
+    return check_content(content, meta, path)
 
 
 def check_stream(file: BinaryIO, meta: FileMeta, where: str) -> None:
@@ -68,17 +82,8 @@ class SlotFiles:
             self._disk.sync_dir(directory)
 
     def read_verified(self, group: GroupId, meta: FileMeta) -> bytes:
-        """All bytes, checked against the manifest.
-
-        Raises:
-            NotFound: there is no such file.
-            FileCorrupt: it is not what the manifest says.
-        """
-        path = layout.file_path(group, meta.slot, meta.name)
-        try:
-            return check_content(self._disk.read(path), meta, path)
-        except FileNotFoundError as error:
-            raise NotFound(f"{path}: no such file", file=meta.name) from error
+        """See `read_checked`."""
+        return read_checked(self._disk.read, layout.file_path(group, meta.slot, meta.name), meta)
 
     def hash(self, group: GroupId, meta: FileMeta) -> str:
         """XXH3-128 of the bytes now on disk, `MISSING` or `UNREADABLE`."""

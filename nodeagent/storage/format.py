@@ -16,7 +16,7 @@ from nodeagent.model.errors import FileCorrupt, Refused
 from nodeagent.model.files import PARKED, CloseSpec, FileMeta, Order, PageSpec, ScanSpec, Tombstone
 from nodeagent.model.jobs import CloseUnit, CompactUnit, MemBatch, Scanned
 from nodeagent.storage.arrow_format import ArrowFormat
-from nodeagent.storage.files import check_content
+from nodeagent.storage.files import read_checked
 from nodeagent.table import paging
 from nodeagent.table.arrow import TIME, decode, encode, one_chunk
 from nodeagent.table.checksum import Sums, by_day, checksum, total
@@ -83,13 +83,14 @@ def compact_unit(
     """Make one file of many; None where no row is left after the deletes.
 
     Raises:
+        NotFound: an input is not there.
         FileCorrupt: an input is not what its meta says, by its bytes before they are parsed, or by the
             values that were read from them.
     """
     parts: list[Part] = []
     schema = unit.spec.schema
     for path, meta in zip(paths, unit.inputs, strict=True):
-        content = check_content(read(path), meta, path)
+        content = read_checked(read, path, meta)
         rows = format_of(meta.name, file_format).decode(content, ScanSpec(schema))
         part = merge([(meta.order, rows)], (), schema)
         if total(checksum(part, schema)) != meta.logical:

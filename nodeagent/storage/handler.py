@@ -110,11 +110,10 @@ class Handler:
                 made = compact_unit(request.unit, request.paths, self._place.read, self._format)
                 return CloseReply((self._put(made),))
             return self._scan(request)
-        except (InvalidInput, NotFound) as error:
-            return ErrorReply(error.code, error.what, sound=True)
         except NodeAgentError as error:
             file, found = (str(error.details.get(name, "")) for name in ("file", "found"))
-            return ErrorReply(error.code, error.what, file, found, sound=bool(found))
+            sound = bool(found) or isinstance(error, InvalidInput | NotFound)
+            return ErrorReply(error.code, error.what, file, found, sound)
         except FileNotFoundError as error:
             return ErrorReply(NotFound.code, str(error), sound=True)
         except (OSError, MemoryError) as error:

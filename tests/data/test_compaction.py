@@ -1,6 +1,7 @@
 """Compaction and expiry: whatever a member's pace, its restarts and its snapshots, the log decides alone."""
 
 import random
+from functools import partial
 
 import msgspec
 import pytest
@@ -104,6 +105,8 @@ class Member:
         self.saved = self.save()
         self.jobs: list[Job] = []
         self.compacted = 0
+        self.copied = 0
+        """Files of others that ended several compactions at once."""
 
     def save(self) -> tuple[bytes, int]:
         self.saved = encode_checkpoint(self.state.checkpoint()), self.state.base()
@@ -154,10 +157,29 @@ class Member:
             self.jobs.append(job)
         self.gather()
 
+    def copy(self, which: int, others: "list[Member]") -> None:
+        """Damage keeps it from being made: another member's file comes, if one has what became of it."""
+        job = self.jobs[which]
+        outcomes = self.state.outcomes(job) if isinstance(job, CompactFiles) else []
+        held = {f.name: f for m in others for f in m.files}
+        outcome = next((o for o in outcomes if o.spec.name in held), None)
+        if outcome is not None:
+            self.jobs.pop(which)
+            self.copied += len(outcome.steps) > 1
+            assert held[outcome.spec.name].order == outcome.spec.order
+            self.state.on_copied(outcome, held[outcome.spec.name])
+            self.gather()
+
     def settle(self) -> None:
         while self.step() or self.jobs:
             if self.jobs:
                 self.finish(0)
+
+    def settle_closes(self) -> None:
+        while self.step():
+            pass
+        while closes := [i for i, j in enumerate(self.jobs) if isinstance(j, CloseFiles)]:
+            self.finish(closes[0])
 
     @property
     def files(self) -> tuple[FileMeta, ...]:
@@ -295,7 +317,9 @@ def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
                 if rng.random() < 0.5:
                     member.step()
                 elif member.jobs:
-                    act = member.fail if rng.random() < 0.2 else member.finish
+                    others = [m for m in cluster.members if m is not member]
+                    copy = partial(member.copy, others=others)
+                    act = rng.choice((member.fail, copy, *[member.finish] * 6))
                     act(rng.randrange(len(member.jobs)))
             if rng.random() < 0.05:
                 member.save()
@@ -572,6 +596,34 @@ def test_a_merge_that_fails_and_has_expired_is_over(cluster: Cluster) -> None:
     leader.fail(0)
     assert not leader.state.compacting and not leader.files and not leader.jobs
     assert len(leader.state.doomed) == 2
+
+
+@pytest.mark.parametrize("all_past", [False, True])
+def test_a_merge_that_fails_and_has_expired_is_not_over_when_a_later_one_takes_its_output(
+    cluster: Cluster, all_past: bool
+) -> None:
+    """That one was logged before the cut-off, so the others carried it out; unless all of it is past."""
+    files = cluster.some_files(2)
+    slow = cluster.members[1]
+    slow.settle_closes()
+    cluster.compact(files)
+    cluster.leader.settle()
+    cluster.write(time=9)
+    cluster.close()
+    cluster.leader.settle()
+    cluster.compact(cluster.leader.files)
+    cluster.do(c.Expire(SLOTS[P], P, "m", 5))
+    cluster.leader.settle()
+    slow.settle_closes()
+    slow.fail(0)
+    if all_past:
+        cluster.do(c.Expire(SLOTS[P], P, "m", 20))
+        cluster.leader.settle()
+        slow.settle_closes()
+        slow.fail(0)
+        assert not slow.state.compacting
+    slow.settle()
+    assert slow.files == cluster.leader.files and len(slow.files) == (not all_past)
 
 
 def test_a_compaction_after_a_cut_off_does_not_find_what_it_dropped(cluster: Cluster) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from nodeagent.data.state import encode_checkpoint, initial
-from nodeagent.host.failing import PARK_TRIES
+from nodeagent.host.failing import PARK_TRIES, UNMET_TRIES
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog
@@ -442,6 +442,27 @@ def test_a_damaged_input_is_a_finding_and_its_output_comes_from_another_member()
     assert isinstance(deleted, DeleteFiles) and deleted.files == files
     node.pass_ms(20_000)
     assert not node.replica.stuck and not node.replica.damaged_files()
+
+
+def test_a_damaged_input_that_nobody_can_give_is_told_with_the_node_to_replace() -> None:
+    """Not before others were asked for some minutes, and not when the copy was mended meanwhile."""
+    node = Node()
+    node.save()
+    node.finish(HashFiles, GOOD)
+    broken = Failed("file_corrupt", "a flipped byte", FILES[0].name, "d" * 32)
+    for tries in range(UNMET_TRIES):
+        assert "replace-node" not in hint_of(node), tries
+        node.finish(CompactFiles, broken)
+        node.pass_ms(15_000)
+    assert "replace-node" in hint_of(node) and "no other member has" in node.replica.trouble
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles)
+    node.finish(CompactFiles, FilesClosed((output(job),)))
+    assert "replace-node" not in hint_of(node)
+
+
+def hint_of(node: Node) -> str:
+    return next(g.hint for g in node.host.node_status(node.now, node.now).groups if g.group == GROUP)
 
 
 def test_what_a_read_found_damaged_is_told_until_it_is_mended() -> None:

@@ -35,7 +35,7 @@ class Lacking(Node):
 
     def fetch(self, count: int = 1) -> None:
         for _ in range(count):
-            self.host.copies.fetch(self.host.data[GROUP], SPEC, self.got.append)
+            self.host.copies.fetch(self.host.data[GROUP], (SPEC,), self.got.append)
 
 
 @pytest.fixture

@@ -1,0 +1,80 @@
+"""A member without a file that the others merged away while it was down: nobody has that file any more."""
+
+from functools import partial
+
+import pytest
+
+from nodeagent.data.commands import Compact, decode
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.model.entries import EntryKind
+from nodeagent.model.files import FileMeta
+from nodeagent.storage import layout
+from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import SimNode
+from tests.sim.test_cases import _forgeable, finish_all, formed
+
+
+class Absence:
+    """A follower goes down, and one of its files with it."""
+
+    def __init__(self, scenario: Scenario, fault: str) -> None:
+        self.scenario = scenario
+        self.victim, self.group, self.file = self._saved()
+        self.victim.stop(power=True)
+        disk, path = self.victim.disk, layout.file_path(self.group, self.file.slot, self.file.name)
+        disk.restart()
+        if fault == "missing":
+            disk.unlink(path)
+            disk.sync_dir(path.rpartition("/")[0])
+        else:
+            disk.flip(path, self.file.size // 2)
+
+    def _saved(self) -> tuple[SimNode, str, FileMeta]:
+        """One that a checkpoint names, or a restart would make it again from the log."""
+        before: list[tuple[SimNode, str, FileMeta]] = []
+        while True:
+            self.scenario.sim.pause(3_000)
+            now = _forgeable(self.scenario)
+            for found in before:
+                if found in now:
+                    return found
+            before = now
+
+    def others(self) -> list[DataReplica]:
+        nodes = [n for n in self.scenario.sim.nodes.values() if n.alive and n is not self.victim]
+        return [n.host.data[self.group] for n in nodes if self.group in n.host.data]
+
+    def merged_into(self, name: str) -> str:
+        """What the log has the file merged into; "" when that is not logged yet."""
+        log = self.others()[0].raft.log
+        for index, entry in enumerate(log.slice(log.first_index, log.last_index, 1 << 60), log.first_index):
+            command = decode(entry.data) if entry.kind == EntryKind.COMMAND else None
+            if isinstance(command, Compact) and name in dict(command.inputs):
+                return f"{command.slot:05d}-{index:012d}-0000.tsfile"
+        return ""
+
+    def is_merged(self, name: str) -> bool:
+        states = [r.state for r in self.others()]
+        is_left = any(name in s.manifest or any(name in c.names for c in s.compacting) for s in states)
+        return bool(self.merged_into(name)) and not is_left
+
+    @property
+    def replica(self) -> DataReplica:
+        return self.victim.host.data[self.group]
+
+
+@pytest.mark.parametrize("fault", ["missing", "damaged"])
+@pytest.mark.parametrize("merges", [1, 2, 3])
+def test_a_member_takes_what_the_others_made_of_a_file_that_it_has_not(fault: str, merges: int) -> None:
+    """Also when what they made of it was merged again: it is not stuck, and ends with the same files."""
+    scenario = formed(60 + merges)
+    absence = Absence(scenario, fault)
+    name = absence.file.name
+    for _ in range(merges):
+        scenario.until(partial(absence.is_merged, name), f"{name} is merged")
+        name = absence.merged_into(name)
+    absence.victim.start()
+    scenario.until(lambda: bool(absence.replica.stuck), "it fails to merge")
+    scenario.until(lambda: absence.file.name not in absence.replica.state.manifest, "it is merged here")
+    finish_all(scenario)
+    assert not absence.replica.stuck and not absence.replica.damaged_files()
