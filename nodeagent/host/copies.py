@@ -14,7 +14,7 @@ from nodeagent.host.data_replica import Copied, DataReplica
 from nodeagent.host.desk import Desk
 from nodeagent.host.repair_areas import RepairAreas
 from nodeagent.host.suspects import have_checked
-from nodeagent.model.errors import InvariantBroken
+from nodeagent.model.errors import InvariantBroken, NotFound
 from nodeagent.model.files import CloseSpec, FileMeta, FileRef
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import (
@@ -26,7 +26,7 @@ from nodeagent.model.jobs import (
     StageFiles,
     repair_area,
 )
-from nodeagent.model.requests import ExportFiles, Reply, SourceOpened
+from nodeagent.model.requests import ErrorReply, ExportFiles, Reply, SourceOpened
 
 
 @dataclass(slots=True)
@@ -39,6 +39,9 @@ class _Lack:
     """That asked: one that takes its place asks for what it needs."""
 
     then: Copied
+    is_nowhere: bool = False
+    """Others were asked, and each so far said that it has none of them."""
+
     is_answered: bool = False
 
     @property
@@ -62,6 +65,7 @@ class Copies:
     def _begin(self, lack: _Lack) -> None:
         members = [n for n in lack.replica.raft.log.config.members if n != self._node]
         if members and lack.is_current and not self._desk.space.room:
+            lack.is_nowhere = True
             return self._ask(lack, [(spec, n) for spec in lack.specs for n in members])
         # Not at once: when many wait, each would begin the next from inside of its end.
         return self._desk.later(0, lambda: self._came(lack, None))
@@ -75,6 +79,7 @@ class Copies:
         def answered(reply: Reply) -> None:
             slots = reply.slots if isinstance(reply, SourceOpened) else ()
             made = next((f for s in slots for f in s.files if _fits(f, spec)), None)
+            lack.is_nowhere &= isinstance(reply, ErrorReply) and reply.code == NotFound.code
             if made is None or not isinstance(reply, SourceOpened):
                 return self._ask(lack, others)
             source = FileRef(node, reply.snapshot, made.name, made.size, made.xxh3)
@@ -105,14 +110,19 @@ class Copies:
 
     def _part_of(self, lack: _Lack, then: Callable[..., None]) -> Callable[..., None]:
         """`then`, as a part of this: an exception in it means that nothing came, and the next may begin."""
-        return self._desk.isolated("a copy", then, lambda why: self._came(lack, None, is_clear=False))
+
+        def failed(why: str) -> None:
+            lack.is_nowhere = False
+            self._came(lack, None, is_clear=False)
+
+        return self._desk.isolated("a copy", then, failed)
 
     def _came(self, lack: _Lack, made: FileMeta | None, *, is_clear: bool = True) -> None:
         if lack.is_answered:
             return
         lack.is_answered = True
         try:
-            lack.then(made)
+            lack.then(made, lack.is_nowhere)
         except Exception as error:
             raise InvariantBroken(f"{lack.specs[0].name} came and was taken half way") from error
         self._areas.leave(lack.replica.group, is_clear=is_clear)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from math import isqrt
 
@@ -52,8 +53,9 @@ SEALED_CLOSE_MS = 1_000
 """Files of sealed slots are made so long after the seal. Nobody serves from them; made at once, on all
 members, they slow down the very moment in which writers wait for the slots to open elsewhere."""
 
-Copied = Callable[[FileMeta | None], None]
-"""Gets the file that came from another member and is in place, None if none came."""
+Copied = Callable[[FileMeta | None, bool], None]
+"""Gets the file that came from another member and is in place, None if none came; and whether there are other
+members and each of them said that it has none."""
 
 Waiting = tuple[Callable[[], None], Callable[[], None]]
 """What to do when it is durable, and when the replica went before that."""
@@ -262,7 +264,7 @@ class DataReplica(Replica):
         specs = specs_of(left)
         failing = self.failing.get(specs[0].name) if ask and len(specs) == 1 else None
         if left is not None and failing is not None and failing.wants_copy:
-            self._copy(self, self._outcomes(left), lambda made: self._on_copied(left, state, made))
+            self._copy(self, self._outcomes(left), partial(self._on_copied, left, state))
         elif left is not None:
             self._start(left)
         self.start_jobs()
@@ -273,14 +275,15 @@ class DataReplica(Replica):
         later = self.state.outcomes(job) if isinstance(job, CompactFiles) else ()
         return tuple(o.spec for o in later) or specs_of(job)
 
-    def _on_copied(self, job: Making, state: DataState, made: FileMeta | None) -> None:
+    def _on_copied(self, job: Making, state: DataState, made: FileMeta | None, is_nowhere: bool) -> None:
         failing = self.failing.get(specs_of(job)[0].name)
         if made is None or self._is_over(state) or not self._take(job, made):
             if failing is not None:
-                failing.unmet += 1
+                failing.unmet = failing.unmet + 1 if is_nowhere else 0
             return self._again(job, state, ask=False)
         if failing is not None:
-            self.helped = f"{failing.trouble}; another member's file was taken"
+            # A damaged file is in use no more; what fails for another reason will fail the next time too.
+            self.helped = "" if failing.is_damaged else f"{failing.trouble}; another member's file was taken"
             self.desk.note("copied_instead", group=self.group, file=made.name, why=failing.why)
         return None
 

@@ -779,7 +779,7 @@ class Host:
 
     def _hint(self, replica: DataReplica) -> str:
         if replica.is_lost:
-            return f"iotctl cluster replace-node {self.node} NEW"
+            return f"iotctl verify --repair; if that fails: iotctl cluster replace-node {self.node} NEW"
         return "iotctl verify --repair" if replica.leads and replica.damaged else ""
 
     def _group_status(self, replica: Replica) -> GroupStatus:

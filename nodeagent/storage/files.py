@@ -34,12 +34,16 @@ def read_checked(read: Callable[[str], bytes], path: str, meta: FileMeta) -> byt
 
     Raises:
         NotFound: there is no such file.
-        FileCorrupt: it is not what the manifest says.
+        FileCorrupt: it is not what the manifest says, or the disk gives no bytes.
     """
     try:
         content = read(path)
     except FileNotFoundError as error:
         raise NotFound(f"{path}: no such file", file=meta.name, found=MISSING) from error
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise FileCorrupt(f"{path} cannot be read: {error}", file=meta.name, found=UNREADABLE) from error
     return check_content(content, meta, path)
 
 

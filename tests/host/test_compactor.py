@@ -444,16 +444,27 @@ def test_a_damaged_input_is_a_finding_and_its_output_comes_from_another_member()
     assert not node.replica.stuck and not node.replica.damaged_files()
 
 
-def test_a_damaged_input_that_nobody_can_give_is_told_with_the_node_to_replace() -> None:
-    """Not before others were asked for some minutes, and not when the copy was mended meanwhile."""
+def test_a_damaged_input_that_nobody_can_give_is_told_with_the_node_to_replace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not before all others have said for some minutes that they have none: one that does not answer may."""
     node = Node()
     node.save()
     node.finish(HashFiles, GOOD)
-    broken = Failed("file_corrupt", "a flipped byte", FILES[0].name, "d" * 32)
-    for tries in range(UNMET_TRIES):
-        assert "replace-node" not in hint_of(node), tries
-        node.finish(CompactFiles, broken)
-        node.pass_ms(15_000)
+    is_nowhere = True
+    monkeypatch.setattr(node.replica, "_copy", lambda replica, specs, then: then(None, is_nowhere))
+
+    def fail(times: int) -> None:
+        for _ in range(times):
+            assert "replace-node" not in hint_of(node)
+            node.finish(CompactFiles, Failed("file_corrupt", "a flipped byte", FILES[0].name, "d" * 32))
+            node.pass_ms(15_000)
+
+    fail(UNMET_TRIES - 1)
+    is_nowhere = False
+    fail(1)
+    is_nowhere = True
+    fail(UNMET_TRIES)
     assert "replace-node" in hint_of(node) and "no other member has" in node.replica.trouble
     (job,) = node.under_way(CompactFiles)
     assert isinstance(job, CompactFiles)

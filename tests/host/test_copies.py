@@ -32,10 +32,15 @@ class Lacking(Node):
     def __init__(self) -> None:
         super().__init__()
         self.got: list[FileMeta | None] = []
+        self.nowhere: list[bool] = []
 
     def fetch(self, count: int = 1) -> None:
         for _ in range(count):
-            self.host.copies.fetch(self.host.data[GROUP], (SPEC,), self.got.append)
+            self.host.copies.fetch(self.host.data[GROUP], (SPEC,), self._take)
+
+    def _take(self, made: FileMeta | None, is_nowhere: bool) -> None:
+        self.got.append(made)
+        self.nowhere.append(is_nowhere)
 
 
 @pytest.fixture
@@ -67,6 +72,15 @@ def test_what_fails_to_be_made_here_comes_from_the_first_member_that_has_it(node
         assert [to for _, to, _ in asked] == [who]
         node.answer(asked, NOT_MADE)
     assert node.got == [LACKING, None] and not node.jobs
+    assert node.nowhere == [False, True]
+
+
+@pytest.mark.parametrize("code", ["unavailable", "overloaded", "not_found"])
+def test_a_file_is_nowhere_when_every_other_member_said_so(code: str, node: Lacking) -> None:
+    """Not when one could not be asked: an operator is told to replace this node."""
+    node.answer(node.calls(), NOT_MADE)
+    node.answer(node.calls(), ErrorReply(code, "from c"))
+    assert node.got == [None] and node.nowhere == [code == "not_found"]
 
 
 def test_many_that_wait_are_told_one_by_one_that_nothing_comes(node: Lacking) -> None:
@@ -79,6 +93,7 @@ def test_many_that_wait_are_told_one_by_one_that_nothing_comes(node: Lacking) ->
     node.host.tick(10, 0)
     node.take()
     assert node.got == [None] * 1_002 and not node.calls()
+    assert not any(node.nowhere[1:]), "nobody was asked"
 
 
 def test_what_comes_while_another_state_is_installed_is_not_put_in_place() -> None:

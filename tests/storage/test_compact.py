@@ -1,5 +1,6 @@
 """Many files into one: the same bytes everywhere, the rows of a merge of everything, and no wrong ones."""
 
+import errno
 import random
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from nodeagent.storage.executor import Storage
 from nodeagent.storage.worker import WorkerEngine
 from nodeagent.table.arrow import decode
 from nodeagent.table.merge import merge
-from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.disk import Fault, SimDisk
 
 from .test_executor import cut_everywhere
 from .units import (
@@ -138,9 +139,9 @@ def test_no_file_where_everything_is_deleted() -> None:
     assert storage.run(compact_job(files, SIMPLE, (delete,))) == FilesClosed((None,))
 
 
-@pytest.mark.parametrize("how", ["flipped", "missing", "forged"])
+@pytest.mark.parametrize("how", ["flipped", "missing", "forged", "unreadable"])
 def test_an_input_that_is_not_what_the_log_says_is_not_opened(how: str) -> None:
-    """Nothing is made of it, and once it is mended the same job makes the file."""
+    """Nothing is made of it, the damage is named by its file, and once it is mended the same job makes it."""
     disk = SimDisk()
     storage = room(disk)
     files = [closed(storage, f"f{i}", i, rows(5, seed=i), SIMPLE) for i in (1, 2)]
@@ -152,10 +153,14 @@ def test_an_input_that_is_not_what_the_log_says_is_not_opened(how: str) -> None:
         disk.flip(path, len(good) // 2)
     elif how == "missing":
         disk.unlink(path)
-    else:
+    elif how == "forged":
         disk.write_atomic(path, disk.read(path_of(other)))
+    else:
+        disk.faults.append(Fault("read", errno.EIO, path=path, times=1))
     failed = storage.run(compact_job(files, SIMPLE))
     assert isinstance(failed, Failed) and failed.code in ("file_corrupt", "not_found"), failed
+    assert failed.file == files[0].name and failed.found
+    assert failed.found == how or how not in ("missing", "unreadable")
     disk.write_atomic(path, good)
     assert storage.run(compact_job(files, SIMPLE)) == want
 
