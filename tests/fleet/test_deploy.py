@@ -25,6 +25,7 @@ from iotctl.execute.load import Load
 from iotctl.fleet.local import free_ports
 from iotctl.fleet.wheelhouse import software
 from nodeagent.client import identity
+from nodeagent.client.blocking import BlockingCluster
 from tests.fleet.plant import Plant, machines
 
 pytestmark = pytest.mark.real
@@ -258,11 +259,11 @@ def test_all_certificates_have_expired_and_one_command_heals_it(plant: Plant) ->
     assert 4_000 in [c["rows"] for c in counted]
     with plant.connect() as cluster:
         for group in cluster.meta().groups:
-            cluster.close_all(group.group)
-    held, before = data_of(plant), dict[str, str]()
-    while not held or held != before:  # the last ones are being written
-        time.sleep(1.0)
-        held, before = data_of(plant), held
+            index = cluster.close_all(group.group)
+            for member in group.members:
+                _until(lambda m=member, g=group.group, i=index: has_all_files(cluster, m, g, i))
+    held = data_of(plant)
+    assert held
     for node in NODES:
         pair = identity.issue(authority, node, "node", hosts=("127.0.0.1",), days=-1)
         identity.write_identity(plant.home(node) / "tls", pair, authority.cert)
@@ -298,6 +299,12 @@ def test_all_certificates_have_expired_and_one_command_heals_it(plant: Plant) ->
     assert plant.json("cert", "renew", "--dry-run")["changed"] == 0
     assert plant.json("cert", "renew", "--yes")["changed"] == 0
     assert plant.json("playbook", "run", "renew.yaml")["changed"] == 0
+
+
+def has_all_files(cluster: BlockingCluster, member: str, group: str, index: int) -> bool:
+    """Whether it has made the files of everything up to the index of the log, and makes no more."""
+    manifest = cluster.manifest(member, group)
+    return manifest.materialised >= index and not manifest.pending
 
 
 def data_of(plant: Plant) -> dict[str, str]:
