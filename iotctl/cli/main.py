@@ -282,6 +282,10 @@ def _interrupted(session: Session, code: Exit) -> int:
     from iotctl.output.failure import Failure
 
     what = "interrupted" if code is Exit.INTERRUPTED else "terminated"
+    if code is Exit.INTERRUPTED:
+        # Under `python -m` the interpreter ends by SIGINT, whatever our exit code, when Ctrl-C broke off an
+        # `exec` of a string, as many run while modules load. The next one that goes through makes it forget.
+        exec("")
     why, following = session.on_interrupt()
     with contextlib.suppress(OSError):
         session.err.write("\n")

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -456,3 +457,33 @@ def test_a_command_that_is_made_alone_is_the_same(
     alone = iotctl(tmp_path, *words.split())
     monkeypatch.setattr("iotctl.cli.main._part", lambda whole, words: whole)
     assert iotctl(tmp_path, *words.split()) == alone
+
+
+INTERRUPTED_EXEC = """
+import typer
+from iotctl.cli.main import main, run
+
+def interrupted(app):
+    return lambda *arguments, **options: exec("import signal; signal.raise_signal(signal.SIGINT)")
+
+typer.main.get_command = interrupted
+run(["version"])  # loads what tells of it, and with that runs strings that nothing interrupts
+main()
+"""
+
+
+def test_ctrl_c_ends_with_130_wherever_it_comes(tmp_path: Path) -> None:
+    """Also within an `exec` of a string, as many run while modules load: there `python -m` would end by the
+    signal itself, whatever exit code we give."""
+    (tmp_path / "asked.py").write_text(INTERRUPTED_EXEC)
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-m", "asked", "version"],
+        env={**os.environ, "PYTHONPATH": paths},
+        # A suite in the background of a script ignores SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == Exit.INTERRUPTED and "interrupted" in done.stderr, done
