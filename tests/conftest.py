@@ -10,6 +10,16 @@ import pytest
 LINES = 60
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `make spread` runs, unless it is asked for: by its mark, or by the name of a test."""
+    if "spread" in config.option.markexpr or any("::" in word for word in config.args):
+        return
+    left_out = [item for item in items if item.get_closest_marker("spread")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("spread")]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]

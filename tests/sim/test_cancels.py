@@ -9,12 +9,12 @@ from nodeagent.testing.cancels import KINDS, WAYS, cases, run_case, state_of
 from nodeagent.testing.parallel import whys
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import CLIENT
+from tests.sim.spread import spread
 
-EVERY = 11
 
-
-def test_a_spread_of_cancels_ends_in_the_old_or_the_new_state() -> None:
-    chosen = [case for case in cases() if not case.skipped][::EVERY]
+@pytest.mark.parametrize("every", spread([35, 11]))
+def test_a_spread_of_cancels_ends_in_the_old_or_the_new_state(every: int) -> None:
+    chosen = [case for case in cases() if not case.skipped][::every]
     assert {c.kind for c in chosen} == set(KINDS) and {c.way for c in chosen} == set(WAYS)
     results = whys(run_case, [(case, 1) for case in chosen], 2)
     failed = [f"{case}: {why}" for case, why in zip(chosen, results, strict=True) if why]

@@ -17,6 +17,7 @@ from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import CLEAN_MS, SimNode
 from nodeagent.testing.workload import Writer
+from tests.sim.spread import spread
 
 CAPACITY = 8 * MIB
 RESUME_MS = 30_000
@@ -103,7 +104,7 @@ class Plant:
         check_clean(self.sim)
 
 
-@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("seed", spread((1, 2)))
 def test_replicas_that_fill_together_refuse_rows_and_go_on(seed: int) -> None:
     """Below the first watermark every group has a leader, refuses rows with the reason, and takes them again
     as soon as there is room; the nodes lose power and start meanwhile."""
@@ -119,7 +120,7 @@ def test_replicas_that_fill_together_refuse_rows_and_go_on(seed: int) -> None:
     plant.goes_on()
 
 
-@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("seed", spread((1, 2)))
 def test_not_one_byte_left_on_any_replica(seed: int) -> None:
     """Somebody else takes every byte before anybody has measured it: the logs hold back what they cannot
     write, no node ends, and with room again all go on."""
@@ -138,7 +139,7 @@ def test_not_one_byte_left_on_any_replica(seed: int) -> None:
     plant.goes_on()
 
 
-@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("seed", spread((1, 2)))
 def test_nodes_start_without_one_byte_left(seed: int) -> None:
     """A node that is killed, or loses power, while its disk is full to the last byte and its reserve used up
     comes up again: it runs, nothing of it is called damaged, and no peer takes it for an older copy."""
@@ -161,7 +162,7 @@ def test_nodes_start_without_one_byte_left(seed: int) -> None:
     plant.goes_on()
 
 
-@pytest.mark.parametrize("seed", (1, 2))
+@pytest.mark.parametrize("seed", spread((1, 2)))
 def test_one_full_node_stops_nobody_else(seed: int) -> None:
     """A minority without room: the groups that others lead go on; with room it catches up."""
     plant = Plant(seed)

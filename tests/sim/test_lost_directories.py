@@ -9,6 +9,7 @@ from nodeagent.storage import layout
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import SimNode
+from tests.sim.spread import spread
 
 RUN_MS = 6_000
 
@@ -104,7 +105,7 @@ def test_a_group_without_its_checkpoint_is_damaged_and_the_others_run(
     replace(scenario, victim)
 
 
-@pytest.mark.parametrize("seed", [21, 22, 23])
+@pytest.mark.parametrize("seed", spread([21, 22, 23]))
 def test_two_nodes_without_their_logs_elect_nobody_and_lose_nothing(seed: int) -> None:
     """Most of a group has lost its memory: what was acknowledged is refused, not forgotten. With the logs
     back as they were everything is there."""
@@ -149,7 +150,7 @@ def rolled_back(seed: int, victim: str, *, while_running: bool) -> tuple[Scenari
     return scenario, node
 
 
-@pytest.mark.parametrize("seed,while_running", [(31, False), (32, False), (33, True), (34, True)])
+@pytest.mark.parametrize("seed,while_running", spread([(31, False), (33, True), (32, False), (34, True)], 2))
 def test_a_node_that_went_back_in_time_votes_for_nothing_and_is_replaced(
     seed: int, while_running: bool
 ) -> None:
@@ -184,7 +185,7 @@ def put_back(node: SimNode, group: str, older: dict[str, bytes]) -> None:
     node.lossy = True
 
 
-@pytest.mark.parametrize("seed", [41, 42, 45])
+@pytest.mark.parametrize("seed", spread([41, 45, 42], 2))
 def test_an_older_checkpoint_is_noticed_or_replays_to_the_same(seed: int) -> None:
     """Whichever moment it is of: where files were unlinked since, the group is damaged and keeps its files;
     where the log has all that followed and every file is there, the replica becomes equal to the others."""

@@ -1,15 +1,19 @@
 """Kills at hold points in the simulator; `make matrix` runs every case."""
 
+import pytest
+
 from nodeagent.scaling.holds import POINTS
 from nodeagent.testing.matrix import cases, run_case
 from nodeagent.testing.parallel import whys
+from tests.sim.spread import spread
 
-EVERY = 29
+KINDS = ("add-node", "remove-node", "replace-node")
 
 
-def test_a_spread_of_the_kill_matrix_passes() -> None:
-    chosen = [case for case in cases() if not case.skipped][::EVERY]
-    assert {c.kind for c in chosen} == {"add-node", "remove-node", "replace-node"} and len(chosen) >= 12
+@pytest.mark.parametrize("every", spread([97, 29]))
+def test_a_spread_of_the_kill_matrix_passes(every: int) -> None:
+    chosen = [case for case in cases() if not case.skipped][::every]
+    assert {c.kind for c in chosen} == set(KINDS) and len(chosen) >= 350 // every
     results = whys(run_case, [(case, 1) for case in chosen], 2)
     failed = [f"{case}: {why}" for case, why in zip(chosen, results, strict=True) if why]
     assert not failed, "\n".join(failed)

@@ -10,6 +10,7 @@ from nodeagent.partition.hash import slot_of
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import CLIENT
 from nodeagent.testing.workload import RETRY_MS, TABLE
+from tests.sim.spread import spread
 
 WEEKS = 4
 
@@ -59,7 +60,7 @@ class Client:
 
 
 @pytest.mark.parametrize("killed", ["nobody", "leader", "newcomer"])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", spread([1, 2, 3]))
 def test_a_retry_over_a_moved_slot_is_a_duplicate(
     seed: int, killed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

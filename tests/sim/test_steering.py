@@ -9,6 +9,7 @@ from nodeagent.model.operation import Operation, Options
 from nodeagent.model.requests import Accepted, OperationReply
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import WALL_START_MS
+from tests.sim.spread import spread
 
 HAND_OVER_POLL_MS = 20
 SETTLE_MS = 7_000
@@ -43,7 +44,7 @@ def operation(scenario: Scenario, name: str) -> Operation:
     return found
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", spread([1, 2, 3]))
 def test_a_drained_node_leads_nothing_until_it_is_undrained(seed: int) -> None:
     """Meta group included; also after it and everybody else was started again; then its own group returns."""
     scenario = formed(seed)
@@ -79,7 +80,7 @@ def with_a_stalled_successor(seed: int) -> tuple[Scenario, str, str, str]:
     return scenario, header, group, stalled
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", spread([1, 2, 3]))
 def test_a_successor_whose_disk_stands_still_does_not_keep_a_drain_up(seed: int) -> None:
     """It answers and holds everything, so it is asked to take over, and cannot: then another one is asked."""
     scenario, header, group, stalled = with_a_stalled_successor(seed)
@@ -88,7 +89,7 @@ def test_a_successor_whose_disk_stands_still_does_not_keep_a_drain_up(seed: int)
     assert leaders(scenario)[group] != stalled
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", spread([1, 2, 3]))
 def test_a_node_that_stops_asks_the_next_one_too(seed: int) -> None:
     scenario, header, group, stalled = with_a_stalled_successor(seed)
     node = scenario.sim.nodes[header]
@@ -126,7 +127,7 @@ def test_a_hand_over_whose_first_word_is_lost_goes_on() -> None:
     scenario.until(lambda: leaders(scenario).get(group) == other, "it takes over", 200)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", spread([1, 2, 3]))
 def test_writes_are_taken_while_nobody_can_take_over(seed: int) -> None:
     """A hand-over refuses them while it is tried, so it is not tried all the time."""
     scenario, header, group, stalled = with_a_stalled_successor(seed)
@@ -199,7 +200,7 @@ def test_drained_nodes_lead_what_nobody_else_can() -> None:
     scenario.quiet()
 
 
-@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("seed", spread(range(1, 7), 2))
 def test_a_planned_stop_costs_no_election_timeout(seed: int) -> None:
     """Every group has another leader when the hand-over says so, and keeps it: none is handed back to the
     header that was heard a moment ago."""
@@ -244,7 +245,7 @@ def test_two_nodes_that_stop_together_do_not_hand_over_for_ever() -> None:
         assert scenario.sim.now - began < 150
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", spread([1, 2]))
 def test_a_hold_ends_by_itself_and_survives_the_meta_leader(seed: int) -> None:
     """Not before its time, counted from when nothing else was missing, and soon after it."""
     hold_ms = 8_000
