@@ -303,13 +303,7 @@ class DataState:
         for slot, partition in command.partitions:
             if left is not None and partition not in left:
                 continue
-            held = self.memtable.partition(partition)
-            before = held.frozen_through if held else 0
-            tables = {
-                table: fresh
-                for table, batches in self.memtable.freeze(partition, index).items()
-                if (fresh := tuple(b for b in batches if b.order[0] > before))
-            }
+            tables = {table: run.batches for table, run in self.memtable.freeze(partition, index).items()}
             if tables:
                 frozen.append((slot, partition, tables))
         if frozen:
@@ -443,10 +437,8 @@ class DataState:
         held = self.memtable.partition(spec.partition) if cuts else None
         if held is None:
             return False
-        orders = {b.order for b in unit.batches}
-        last = max(
-            (h.time_max for h in held.held if h.table == table and h.batch.order in orders), default=None
-        )
+        first = unit.batches[0].order[0]
+        last = next((run.time_max for run in held.runs(table) if run.first_index == first), None)
         pins = [c.index for c in self.compacting if not c.gone and spec.name in c.names]
         return last is not None and any(
             last <= t.time_to and (not pins or t.order < (min(pins),)) for t in cuts

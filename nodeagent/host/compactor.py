@@ -302,16 +302,21 @@ class Compactor:
             slot = f.slot
             ages[f.table].append((f.order, f.time_min, f.time_max))
         held = state.memtable.partition(partition)
-        for h in held.held if held is not None else ():
-            ages[h.table].append((h.batch.order, h.time_min, h.time_max))
         if slot is None or slot in moving or not state.is_settled(slot):
             return []
         found = []
-        for table in sorted(ages):
+        for table in sorted({*ages, *(held.tables() if held is not None else ())}):
             schema = self.host.meta.schemas.get((partition.storage_group, table))
             if schema is None or not schema.ttl_ms:
                 continue
             cut = compaction.cut_off(schema.ttl_ms, passed)
+            if held is not None:
+                ages[table] += [
+                    (h.batch.order, h.time_min, h.time_max)
+                    for run in held.runs(table)
+                    if run.time_min < cut
+                    for h in run.held
+                ]
             if compaction.needs_expiry(cut, ages[table], state.tombstones.of(partition, table)):
                 found.append(commands.encode(commands.Expire(slot, partition, table, cut, passed)))
         return found

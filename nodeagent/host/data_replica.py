@@ -445,7 +445,7 @@ class DataReplica(Replica):
         if not self.leads or not self.state.slot_of or (term == self.raft.term and self.seen < index):
             return
         partitions = self.state.memtable.partitions()
-        open_ = [(p, held) for p, held in partitions.items() if held.frozen_through < held.last_index]
+        open_ = [(p, held) for p, held in partitions.items() if held.open]
         idle_before = self.desk.now - self.config.idle_close_ms
         due = {p for p, h in open_ if h.open_bytes > self.config.partition_bytes_max}
         due |= {p for p, h in open_ if h.last_write_ms < idle_before}

@@ -423,7 +423,7 @@ def _info(
 ) -> PartitionInfo:
     memory = replica.state.memtable.partition(key)
     fs = sorted(files, key=lambda f: f.time_min)
-    hs = [h for h in memory.held if h.table == table] if memory is not None else []
+    hs = list(memory.runs(table)) if memory is not None else []
     apart = all(a.time_max < b.time_min for a, b in zip(fs, fs[1:], strict=False))
     dead = bool(replica.state.tombstones.of(key, table))
     return PartitionInfo(
@@ -466,7 +466,7 @@ def _open(replica: DataReplica, slots: Ranges) -> Set[int]:
 
 def on_manifest(host: Cluster, replica: DataReplica, token: int, request: requests.GetManifest) -> None:
     state = replica.state
-    pending = sum(len(h.held) for h in state.memtable.partitions().values()) + len(state.adopting)
+    pending = sum(p.count for p in state.memtable.partitions().values()) + len(state.adopting)
     pending += len(state.compacting)
     files, following = _page_of_files(replica, request)
     host.desk.reply(

@@ -1,10 +1,14 @@
 """Rows of one data group that are in the log but in no file yet.
 
-Batches stay the bytes they came in; nothing is decoded here. Per partition the indexes only grow, and
-what a `CloseFile` froze is a prefix: batches with an index up to `frozen_through`. Frozen batches are
-read like the others until `drop`, which comes after their files are in the manifest.
+Batches stay the bytes they came in; nothing is decoded here. Per partition the indexes only grow, and what a
+`CloseFile` froze is a prefix of them. Frozen batches are read like the others until `drop`, which comes after
+their files are in the manifest.
+
+To freeze and to drop takes time by the tables of a partition, not by its batches: one close has tens of
+thousands, and the loop stands still meanwhile.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -17,7 +21,6 @@ from nodeagent.model.jobs import MemBatch
 class Held(msgspec.Struct, frozen=True, gc=False):
     """One batch of one table with what is known of its rows. `nbytes` is what it costs in memory."""
 
-    table: str
     batch: MemBatch
     rows: int
     time_min: int
@@ -29,12 +32,58 @@ class Held(msgspec.Struct, frozen=True, gc=False):
         return self.batch.order[0]
 
 
+class Run(msgspec.Struct):
+    """Batches of one table between two closes, by ascending index; the other fields are over all of them."""
+
+    held: list[Held]
+    rows: int
+    nbytes: int
+    time_min: int
+    time_max: int
+
+    @classmethod
+    def of(cls, held: list[Held]) -> "Run":
+        return cls(
+            held,
+            sum(h.rows for h in held),
+            sum(h.nbytes for h in held),
+            min(h.time_min for h in held),
+            max(h.time_max for h in held),
+        )
+
+    def add(self, held: Held) -> None:
+        self.held.append(held)
+        self.rows += held.rows
+        self.nbytes += held.nbytes
+        self.time_min = min(self.time_min, held.time_min)
+        self.time_max = max(self.time_max, held.time_max)
+
+    @property
+    def first_index(self) -> int:
+        return self.held[0].index
+
+    @property
+    def last_index(self) -> int:
+        return self.held[-1].index
+
+    @property
+    def batches(self) -> tuple[MemBatch, ...]:
+        return tuple([h.batch for h in self.held])
+
+
+Runs = dict[str, Run]
+"""By table; none is empty."""
+
+
 @dataclass(slots=True)
 class PartitionRows:
-    """Invariants: `held` is ascending by index; `nbytes` and `rows` are the sums over it, `open_bytes` that
-    over what is not frozen."""
+    """Invariants: every index in a part of `frozen` is below those in the next, and those in `open` are above
+    `frozen_through`; `nbytes` and `rows` are the sums over all, `open_bytes` that over `open`."""
 
-    held: list[Held] = field(default_factory=list)
+    frozen: list[Runs] = field(default_factory=list)
+    """A part for each close, oldest first; none is empty."""
+
+    open: Runs = field(default_factory=dict)
     nbytes: int = 0
     rows: int = 0
     open_bytes: int = 0
@@ -42,16 +91,29 @@ class PartitionRows:
     last_write_ms: int = 0
 
     @property
+    def parts(self) -> list[Runs]:
+        return [*self.frozen, self.open] if self.open else self.frozen
+
+    @property
     def first_index(self) -> int:
         """The oldest log entry this partition still needs."""
-        return self.held[0].index
+        return min(run.first_index for run in self.parts[0].values())
 
     @property
     def last_index(self) -> int:
-        return self.held[-1].index
+        return _last_index(self.parts[-1])
+
+    @property
+    def count(self) -> int:
+        """Batches."""
+        return sum(len(run.held) for part in self.parts for run in part.values())
 
     def tables(self) -> tuple[str, ...]:
-        return tuple(sorted({h.table for h in self.held}))
+        return tuple(sorted({table for part in self.parts for table in part}))
+
+    def runs(self, table: str) -> Iterator[Run]:
+        """Of one table, oldest first."""
+        return (part[table] for part in self.parts if table in part)
 
 
 class Memtable:
@@ -76,11 +138,17 @@ class Memtable:
         now_ms: int = 0,
     ) -> None:
         """Take one batch; `order` is (its entry's log index,), `now_ms` when it was applied."""
-        at = self._partitions.setdefault(partition, PartitionRows())
-        held = Held(table, MemBatch(order, ipc), rows, time_min, time_max, nbytes or len(ipc))
-        assert not at.held or at.last_index <= held.index, "entries are applied in log order"
+        at = self._partitions.get(partition)
+        if at is None:
+            at = self._partitions[partition] = PartitionRows()
+        held = Held(MemBatch(order, ipc), rows, time_min, time_max, nbytes or len(ipc))
         assert held.index > at.frozen_through, "no row joins a frozen range"
-        at.held.append(held)
+        run = at.open.get(table)
+        if run is None:
+            at.open[table] = Run([held], rows, held.nbytes, time_min, time_max)
+        else:
+            assert run.last_index <= held.index, "entries are applied in log order"
+            run.add(held)
         at.nbytes += held.nbytes
         at.open_bytes += held.nbytes
         at.rows += rows
@@ -104,43 +172,43 @@ class Memtable:
     ) -> tuple[MemBatch, ...]:
         """Batches of one table that may hold rows in [time_from, time_to], oldest first."""
         at = self._partitions.get(partition)
-        if at is None:
-            return ()
+        runs = at.runs(table) if at is not None else ()
         return tuple(
-            h.batch for h in at.held if h.table == table and h.time_min <= time_to and h.time_max >= time_from
+            h.batch
+            for run in runs
+            if run.time_min <= time_to and run.time_max >= time_from
+            for h in run.held
+            if h.time_min <= time_to and h.time_max >= time_from
         )
 
-    def freeze(self, partition: PartitionKey, through_index: int) -> dict[str, tuple[MemBatch, ...]]:
-        """Freeze the batches up to that log index and give them per table (tables sorted).
-
-        Freezing again gives the same batches, also those frozen earlier and not dropped.
-        """
+    def freeze(self, partition: PartitionKey, through_index: int) -> Runs:
+        """Freeze the batches up to that log index; those that were not frozen before, by table."""
         at = self._partitions.get(partition)
-        if at is None:
+        if at is None or through_index <= at.frozen_through:
             return {}
-        if through_index > at.frozen_through:
-            at.frozen_through = through_index
-            at.open_bytes = sum(h.nbytes for h in at.held if h.index > through_index)
-        tables: dict[str, list[MemBatch]] = {name: [] for name in at.tables()}
-        for held in at.held:
-            if held.index <= through_index:
-                tables[held.table].append(held.batch)
-        return {name: tuple(batches) for name, batches in tables.items() if batches}
+        at.frozen_through = through_index
+        fresh, at.open = _split(at.open, through_index)
+        if fresh:
+            at.frozen.append(fresh)
+            at.open_bytes -= _sum(fresh, _nbytes)
+        return dict(sorted(fresh.items()))
 
     def drop(self, partition: PartitionKey, through_index: int) -> int:
         """Forget the batches up to that log index: files hold their rows now. Returns the bytes freed."""
         at = self._partitions.get(partition)
         if at is None:
             return 0
-        gone = [h for h in at.held if h.index <= through_index]
-        at.held = at.held[len(gone) :]
-        freed = sum(h.nbytes for h in gone)
+        parts = [_split(part, through_index) for part in at.frozen]
+        gone, at.frozen = [g for g, _ in parts if g], [left for _, left in parts if left]
+        open_gone, at.open = _split(at.open, through_index)
+        at.open_bytes -= _sum(open_gone, _nbytes)
+        freed = sum(_sum(part, _nbytes) for part in (*gone, open_gone))
+        rows = sum(_sum(part, _rows) for part in (*gone, open_gone))
         at.nbytes -= freed
-        at.open_bytes -= sum(h.nbytes for h in gone if h.index > at.frozen_through)
-        at.rows -= sum(h.rows for h in gone)
+        at.rows -= rows
         self.nbytes -= freed
-        self.rows -= sum(h.rows for h in gone)
-        if not at.held:
+        self.rows -= rows
+        if not at.parts:
             del self._partitions[partition]
         return freed
 
@@ -152,3 +220,36 @@ class Memtable:
     def first_index(self) -> int | None:
         """The oldest log entry any partition still needs; None when empty."""
         return min((at.first_index for at in self._partitions.values()), default=None)
+
+
+def _split(runs: Runs, through_index: int) -> tuple[Runs, Runs]:
+    """(what came up to the index, the rest). Batch by batch only where a run goes on across it, as none does
+    at a close, which is applied behind all it freezes."""
+    if not runs or _last_index(runs) <= through_index:
+        return runs, {}
+    before: Runs = {}
+    after: Runs = {}
+    for table, run in runs.items():
+        for to, held in (
+            (before, [h for h in run.held if h.index <= through_index]),
+            (after, [h for h in run.held if h.index > through_index]),
+        ):
+            if held:
+                to[table] = Run.of(held)
+    return before, after
+
+
+def _last_index(runs: Runs) -> int:
+    return max(run.last_index for run in runs.values())
+
+
+def _nbytes(run: Run) -> int:
+    return run.nbytes
+
+
+def _rows(run: Run) -> int:
+    return run.rows
+
+
+def _sum(runs: Runs, of: Callable[[Run], int]) -> int:
+    return sum(map(of, runs.values()))

@@ -1,5 +1,9 @@
 """What is in the log but in no file."""
 
+import random
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from nodeagent.model.ids import PartitionKey
@@ -27,14 +31,17 @@ def test_totals_are_the_sums() -> None:
 
 
 def test_freeze_gives_the_prefix_and_keeps_it_readable() -> None:
-    """Frozen batches are those up to the index, per table, again if asked again, and still read."""
+    """Frozen batches are those up to the index, per table, given once, and still read."""
     mem = filled()
     frozen = mem.freeze(A, 3)
-    assert {t: [b.order for b in bs] for t, bs in frozen.items()} == {"t": [(1,)], "u": [(3,)]}
-    assert mem.freeze(A, 3) == frozen
+    assert {t: [b.order for b in run.batches] for t, run in frozen.items()} == {"t": [(1,)], "u": [(3,)]}
+    assert mem.freeze(A, 3) == {}
     assert [b.order for b in mem.batches(A, "t")] == [(1,), (4,)]
     at = mem.partition(A)
-    assert at is not None and at.open_bytes == 40
+    assert at is not None and at.open_bytes == 40 and at.count == 3
+    assert {t: [b.order for b in run.batches] for t, run in mem.freeze(A, 5).items()} == {"t": [(4,)]}
+    assert at.open_bytes == 0 and not at.open and (at.first_index, at.last_index) == (1, 4)
+    assert [b.order for b in mem.batches(A, "t")] == [(1,), (4,)]
     assert mem.freeze(PartitionKey("zz", 0, 0), 9) == {}
 
 
@@ -65,3 +72,66 @@ def test_reads_skip_batches_outside_the_time_range() -> None:
     assert [b.order for b in mem.batches(A, "t", time_from=3)] == [(4,)]
     assert [b.order for b in mem.batches(A, "t", time_to=2)] == [(1,)]
     assert mem.batches(B, "u") == ()
+
+
+class Untouched(list[Any]):
+    """Batches that nobody goes through."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("every batch is looked at")
+
+
+def test_a_close_goes_through_no_batches() -> None:
+    """One has tens of thousands, and the loop would stand still while it ends."""
+    mem = filled()
+    at = mem.partition(A)
+    assert at is not None
+    for run in at.open.values():
+        run.held = Untouched(run.held)
+    frozen = mem.freeze(A, 5)
+    assert mem.drop(A, 5) == 80 and mem.partition(A) is None and mem.nbytes == 20
+    assert [run.rows for run in frozen.values()] == [5, 3]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_it_knows_what_a_list_of_batches_knows(seed: int) -> None:
+    """Whatever is added, frozen and dropped, also in the middle of what one close would take."""
+    rng, mem, last = random.Random(seed), Memtable(), 0
+    known: list[tuple[PartitionKey, str, int, int]] = []  # where, index, bytes
+    frozen = {A: 0, B: 0}
+    for _ in range(60):
+        key, table = rng.choice((A, B)), rng.choice("tuv")
+        through = rng.randint(max(0, last - 6), last)
+        match rng.randrange(6):
+            case 0:
+                fresh = [(t, b.order[0]) for t, run in mem.freeze(key, through).items() for b in run.batches]
+                want = [(t, i) for k, t, i, _ in known if k == key and frozen[key] < i <= through]
+                assert fresh == sorted(want)
+                frozen[key] = max(frozen[key], through) if mem.partition(key) else 0
+            case 1:
+                freed = sum(n for k, _, i, n in known if k == key and i <= through)
+                assert mem.drop(key, through) == freed
+                known = [b for b in known if b[0] != key or b[2] > through]
+            case 2 if rng.random() < 0.2:
+                mem.drop_partition(key)
+                known = [b for b in known if b[0] != key]
+            case _:
+                last += rng.randint(1, 2)
+                size = rng.randint(1, 9)
+                mem.add(key, table, (last,), bytes(size), rows=1, time_min=last, time_max=last + 1)
+                known.append((key, table, last, size))
+        assert (mem.nbytes, mem.rows) == (sum(b[3] for b in known), len(known))
+        assert mem.first_index() == min((b[2] for b in known), default=None)
+        for key in (A, B):
+            own = [b for b in known if b[0] == key]
+            at = mem.partition(key)
+            frozen[key] = frozen[key] if at is not None else 0
+            assert (at is None) == (not own)
+            if at is not None:
+                assert (at.nbytes, at.rows, at.count) == (sum(b[3] for b in own), len(own), len(own))
+                assert (at.first_index, at.last_index) == (own[0][2], own[-1][2])
+                assert at.open_bytes == sum(b[3] for b in own if b[2] > frozen[key])
+                assert at.tables() == tuple(sorted({b[1] for b in own}))
+            for table in "tuv":
+                found = [b.order[0] for b in mem.batches(key, table, last - 8, last - 3)]
+                assert found == [i for _, t, i, _ in own if t == table and last - 9 <= i <= last - 3]
