@@ -31,6 +31,7 @@ from nodeagent.model.jobs import (
     Failed,
     FilesHashed,
     HashFiles,
+    Installed,
     InstallSnapshot,
     Job,
     RemoveGroup,
@@ -199,6 +200,35 @@ def test_a_checkpoint_of_another_node_time_or_group_is_damage(
     assert why in host.damaged["a.1"] and not host.data and not jobs_of(host)
 
 
+@pytest.mark.parametrize(
+    "owner,group,state,why",
+    [
+        (Owner("b", "j", 1), META, None, "data/groups/meta/checkpoint is that of b j, this is a i"),
+        (Owner("a", "j", 1), META, None, "data/groups/meta/checkpoint is that of a j, this is a i"),
+        (ME, "a.1", None, "data/groups/meta/checkpoint is that of group a.1"),
+        (ME, META, msgspec.msgpack.encode({"applied": "x"}), "of meta is of a release"),
+        (ME, META, b"\xc1", "of meta is of a release"),
+    ],
+)
+def test_a_meta_checkpoint_of_another_node_cluster_or_release_is_damage(
+    owner: Owner, group: str, state: bytes | None, why: str
+) -> None:
+    """What the node is a member of is not known: nothing is made, removed or asked for, nothing is led."""
+    image = Image(cluster_id="other", applied=5, groups={})
+    saved = Saved(Base(5, 1, MEMBERS), state or MetaState(image).encode(), group=group, owner=owner)
+    groups = {
+        META: (GroupLog(Base(5, 1, MEMBERS), HardState(1), []), msgspec.msgpack.encode(saved)),
+        "a.1": (found(1), checkpoint()),
+        "b.1": (found(0), None),
+    }
+    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0, start=3)
+    assert why in host.damaged[META] and host.meta_replica is None and host.state() == "damaged"
+    assert host.data["a.1"].raft.passive
+    host.tick(60_000, 0)
+    effects = host.take()
+    assert not effects.jobs and not effects.calls
+
+
 def test_a_meta_group_that_the_log_knows_nothing_of_is_damage_beside_data() -> None:
     """Every node follows it before it is in any other group, so its log was lost: it is not joined anew."""
     blank = {"a.1": (found(0), checkpoint())}
@@ -273,6 +303,64 @@ def test_what_was_applied_before_an_entry_that_stops_the_group_is_answered(
     replies = run_out(host)
     assert replies[7] == Accepted(5)
     assert isinstance(replies[8], ErrorReply) and replies[8].code == "outcome_unknown"
+
+
+def test_entries_of_the_log_that_goes_are_not_applied_to_a_state_that_was_installed() -> None:
+    """Until the log begins durably where the new state ends, what is committed may be of the old one."""
+    opaque = Entry(1, EntryKind.COMMAND, data.encode(data.Opaque(b"x")))
+    groups = {"a.1": (GroupLog(Base(1, 0, MEMBERS), HardState(1), [opaque] * 3), checkpoint())}
+    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0)
+    replica = host.data["a.1"]
+    host.on_raft("b", [Routed("a.1", SnapshotOffer(1, Base(9, 1, MEMBERS), "5" * 32))], 10)
+    ((number, _),) = [(n, j) for n, j in host.take().jobs if isinstance(j, InstallSnapshot)]
+    later = initial("a.1", ((0, 5),))
+    later.apply(2, [opaque] * 8, 0)
+    saved = Saved(Base(9, 1, MEMBERS), encode_checkpoint(later.checkpoint()), sent=True, group="a.1")
+    host.on_job(number, Installed(msgspec.msgpack.encode(saved), 1), 20)
+    persist = host.take().persist
+    assert persist is not None and replica.seen == 9 and not replica.is_whole
+    replica._apply(2, [opaque] * 3)
+    assert replica.seen == 9 and replica.state.applied == 9
+    host.on_persisted(persist[0], 30)
+    replica._apply(10, [opaque])
+    assert replica.seen == 10 and replica.is_whole
+
+
+def leaves_group(record: GroupRecord | None) -> tuple[Host, int]:
+    """Node a removes its replica of a.1: the number of the job that removes its files."""
+    host = settled_host({"a.1": (found(1), checkpoint())}, *([record] if record else []))
+    persist = host.take().persist
+    assert persist is not None and not host.data
+    host.on_persisted(persist[0], 1)
+    ((number, job),) = host.take().jobs
+    assert job == RemoveGroup("a.1")
+    return host, number
+
+
+def test_no_meta_checkpoint_says_that_a_group_is_gone_before_its_files_are() -> None:
+    """A restart from it would take what is left of the directory for data that the log has lost."""
+    host, number = leaves_group(None)
+    assert host.meta_replica is not None
+    host.meta_replica.changed()
+    for now in range(200, 60_000, 200):
+        host.tick(now, 0)
+        assert not [j for j in jobs_of(host) if isinstance(j, SaveCheckpoint)]
+    host.on_job(number, Done(), 60_000)
+    host.tick(60_200, 0)
+    ((_, job),) = [(n, j) for n, j in host.take().jobs if isinstance(j, SaveCheckpoint)]
+    assert job.group == META
+
+
+def test_a_group_that_comes_back_is_made_when_its_last_files_are_gone() -> None:
+    """Else the removal would take the new replica's first checkpoint, which its log goes on from."""
+    members = ("b", "c", "d")
+    host, number = leaves_group(GroupRecord("a.1", "a", members, MEMBERS.voters, ((0, 5),)))
+    host.meta.image.groups["a.1"] = GroupRecord("a.1", "a", (*members, "a"), MEMBERS.voters, ((0, 5),))
+    host._on_meta()
+    assert not jobs_of(host)
+    host.on_job(number, Done(), 2)
+    (job,) = jobs_of(host)
+    assert isinstance(job, SaveCheckpoint) and job.group == "a.1"
 
 
 @pytest.mark.parametrize("level", ["mid", "weak"])

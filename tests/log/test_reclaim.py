@@ -143,6 +143,34 @@ def test_lost_segment_behind_a_deleted_one_is_noticed() -> None:
     assert len(found.groups["slow"].entries) == 3
 
 
+@pytest.mark.parametrize("op", [SetHard("g", HardState(3, "b")), Rebase("g", base(1), True)])
+@pytest.mark.parametrize("zeros", [False, True])
+def test_operations_lost_at_the_end_of_a_segment_are_told(op: SetHard | Rebase, zeros: bool) -> None:
+    """The next segment is there, so nothing was deleted between the two: that its start tells what came of
+    the operations does not make them a gap that the log made itself."""
+    disk = SimDisk()
+    log, _ = open_log(disk)
+    log.write([append("g", 1, 2)])
+    busy(log, 1, 3)
+    ends: list[int] = []
+    while len(log.segments) == 1:
+        ends.append(log._segment.end)
+        log.write([op])
+        log.sync()
+    log.close()
+    assert check(disk, "log").damaged == []
+    lost = ends[-2]  # the last operation before the segment was full
+    with disk.open("log/000000000001.log") as file:
+        if zeros:
+            file.zero_fill(lost, file.size() - lost)
+        else:
+            file.truncate(lost)
+    report = check(disk, "log")
+    assert [(d.group, d.what) for d in report.damaged] == [("g", "log")]
+    assert "lost between the segments" in report.damaged[0].message
+    assert report.groups["busy"] == (1, 3)
+
+
 def test_rotten_entry_holds_its_own_segment_only() -> None:
     """Damage that a start found keeps the segment it is in as evidence, and no other; it is told again."""
     disk = SimDisk()

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
@@ -10,7 +11,7 @@ import pytest
 
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import Forbidden, NodeAgentError, OutcomeUnknown, Overloaded, Unavailable
-from nodeagent.model.limits import REQUESTS_PER_CONNECTION_MAX
+from nodeagent.model.limits import FRAME_BYTES_MAX, KIB, REQUESTS_PER_CONNECTION_MAX
 from nodeagent.model.raft_messages import AppendRequest, Heartbeat, Routed
 from nodeagent.model.requests import (
     Accepted,
@@ -28,7 +29,7 @@ from nodeagent.transport.connection import Connection, Listener, dial
 from nodeagent.transport.places import UNKNOWN_MAX
 from nodeagent.transport.tls import Identity, client_context, server_context
 from nodeagent.wire import codec
-from nodeagent.wire.frames import NUMBERED_HEAD, PROTOCOL, Kind
+from nodeagent.wire.frames import FIRST_BYTES, FIRST_BYTES_TRUSTED, NUMBERED_HEAD, PROTOCOL, Kind
 from tests.runtime.links import Recorder, admin_hello, identity, node_hello
 
 Test = Callable[[], Coroutine[None, None, None]]
@@ -435,6 +436,28 @@ def test_a_frame_that_does_not_end_ends_its_connection(monkeypatch: pytest.Monke
             while link.is_open:
                 await asyncio.sleep(0.01)
             assert not listener.connections and not listener.connections._partial["reader"]
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    "role,at_once", [("reader", FIRST_BYTES), ("admin", FIRST_BYTES_TRUSTED), ("node", FIRST_BYTES_TRUSTED)]
+)
+def test_what_a_peer_announces_is_set_aside_as_it_comes(role: str, at_once: int) -> None:
+    """A reader's few bytes hold no more than 64 KiB, whatever it says will follow; nobody's hold it all."""
+
+    async def test() -> None:
+        handler = Recorder(node_hello())
+        async with serving(handler) as listener:
+            hello = node_hello("bob") if role == "node" else Hello(PROTOCOL, role, "bob")
+            link = await reach(listener.port, identity("bob", role), hello)
+            (served,) = listener.connections.all()
+            tracemalloc.start()
+            served._on_bytes(NUMBERED_HEAD.pack(FRAME_BYTES_MAX, Kind.REQUEST, 1) + bytes(100))
+            held, _ = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert at_once <= held < at_once + 64 * KIB
+            link.close()
 
     run(test())
 

@@ -251,6 +251,10 @@ def test_damaged_metadata_is_invalid_input_and_nothing_else() -> None:
             pa.table({"time": np.arange(3_000), "s": pa.array(["x" * 9_000] * 3_000, pa.string_view())}),
             TableSchema("g", "t", 1, (Column("s", "STRING", False),)),
         ),
+        (
+            pa.table({"time": np.arange(3_000), "b": pa.array([b"x" * 9_000] * 3_000, pa.binary_view())}),
+            TableSchema("g", "t", 1, (Column("b", "BLOB", False),)),
+        ),
     ],
 )
 def test_little_that_would_become_much_is_refused_before_it_does(rows: pa.Table, schema: TableSchema) -> None:
