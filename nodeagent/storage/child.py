@@ -14,8 +14,8 @@ import sys
 
 import msgspec
 
-from nodeagent.storage import layout, pipes
-from nodeagent.storage.handler import Handler, Opening, Request
+from nodeagent.storage import layout, parcels, pipes
+from nodeagent.storage.handler import Handler, Opening
 from nodeagent.storage.pandas_free import forbid_pandas
 from nodeagent.storage.tsfile_format import TsFileFormat
 from nodeagent.storage.tsfile_source import TsFileSources
@@ -72,11 +72,10 @@ def main(root: str, timeout_s: float, work: str) -> None:
     opening = _Announcer(replies)
     sources = TsFileSources(root, file_format, opening)
     handler = Handler(file_format, _RootPlace(root), label, sources)
-    decoder = msgspec.msgpack.Decoder(Request)
     while (body := _next_request(requests, sources)) is not None:
         faulthandler.dump_traceback_later(timeout_s, exit=True)
         opening.forget()
-        reply = handler.handle(decoder.decode(body))
+        reply = handler.handle(parcels.decode(body))
         faulthandler.cancel_dump_traceback_later()
         pipes.send(replies, msgspec.msgpack.encode(reply))
         sources.trim()

@@ -3,6 +3,8 @@
 import os
 import select
 import time
+from collections.abc import Iterable
+from itertools import chain
 
 from nodeagent.model.errors import FrameError, Unavailable
 from nodeagent.model.limits import MIB
@@ -17,16 +19,21 @@ class Timeout(Exception):
 
 
 def send(fd: int, body: bytes, deadline: float | None = None) -> None:
-    """Write one message. `deadline` is in seconds of `time.monotonic`; None waits for ever.
+    """Write one message, as `send_pieces` does."""
+    send_pieces(fd, len(body), (body,), deadline)
+
+
+def send_pieces(fd: int, length: int, pieces: Iterable[bytes], deadline: float | None = None) -> None:
+    """Write one message of that length. `deadline` is in seconds of `time.monotonic`; None waits for ever.
 
     Raises:
         Timeout: the deadline passed in mid-message; the pipe is useless from here on.
         BrokenPipeError: nobody reads.
     """
-    if len(body) > MESSAGE_BYTES_MAX:
-        raise FrameError(f"a message of {len(body)} bytes is too long for a worker")
-    for part in (len(body).to_bytes(_PREFIX_BYTES, "little"), body):
-        rest = memoryview(part)
+    if length > MESSAGE_BYTES_MAX:
+        raise FrameError(f"a message of {length} bytes is too long for a worker")
+    for piece in chain([length.to_bytes(_PREFIX_BYTES, "little")], pieces):
+        rest = memoryview(piece)
         while rest:
             _wait(fd, select.POLLOUT, deadline)
             try:

@@ -20,7 +20,7 @@ import nodeagent
 from nodeagent.model.errors import FileCorrupt, FrameError, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.jobs import CloseUnit, Scanned
-from nodeagent.storage import pipes
+from nodeagent.storage import parcels, pipes
 from nodeagent.storage.engine import made_of, scanned_of
 from nodeagent.storage.handler import (
     CLOSE,
@@ -99,11 +99,10 @@ class TsFileWorker:
             WorkerDied: the process died or took too long; nothing has a name yet, so try again.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        body = msgspec.msgpack.encode(request)
         with self._lock:
             process = self._running()
             try:
-                reply = self._exchange(process, body, time.monotonic() + limit_s)
+                reply = self._exchange(process, request, time.monotonic() + limit_s)
             except pipes.Timeout as error:
                 self._end()
                 raise self._died(f"took longer than {limit_s} s") from error
@@ -128,10 +127,11 @@ class TsFileWorker:
         with self._lock:
             self._end()
 
-    def _exchange(self, process: "subprocess.Popen[bytes]", body: bytes, deadline: float) -> Reply:
+    def _exchange(self, process: "subprocess.Popen[bytes]", request: Request, deadline: float) -> Reply:
         assert process.stdin is not None and process.stdout is not None
         self._opening = ""
-        pipes.send(process.stdin.fileno(), body, deadline)
+        length, pieces = parcels.encode(request)
+        pipes.send_pieces(process.stdin.fileno(), length, pieces, deadline)
         while True:
             answer = pipes.receive(process.stdout.fileno(), deadline)
             if answer is None:

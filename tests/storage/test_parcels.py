@@ -1,0 +1,57 @@
+"""Requests on their way to a worker."""
+
+import itertools
+
+import pytest
+
+from nodeagent.model.jobs import CompactUnit, MemBatch
+from nodeagent.storage import parcels
+from nodeagent.storage.handler import CloseRequest, CompactRequest, Request, ScanRequest
+
+from .units import rows, spec, unit
+
+
+def packed(request: Request) -> list[bytes]:
+    length, pieces = parcels.encode(request)
+    made = list(pieces)
+    assert sum(map(len, made)) == length
+    return made
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        CloseRequest((unit("a", (1, rows(10)), (2, rows(3))), unit("b", (1, rows(7))))),
+        CloseRequest(()),
+        ScanRequest(
+            spec(), (), (*unit("a", (4, rows(2))).batches, MemBatch((5,), memoryview(b""))), heavy=True
+        ),
+        ScanRequest(spec(), ()),
+    ],
+)
+def test_what_goes_in_comes_out(request_: Request) -> None:
+    assert parcels.decode(b"".join(packed(request_))) == request_
+
+
+def test_rows_are_not_encoded_in_one_call() -> None:
+    """Nothing that takes long holds the interpreter: pieces are small, however much a unit has."""
+    batches = tuple((i, rows(2_000)) for i in range(1, 200))
+    request = CloseRequest((unit("big", *batches),))
+    pieces = packed(request)
+    largest = max(len(b.ipc) for b in request.units[0].batches)
+    assert len(pieces) > 5 and max(map(len, pieces)) <= max(parcels.PIECE_BYTES, largest)
+    assert all(len(a) + len(b) > parcels.PIECE_BYTES for a, b in itertools.pairwise(pieces[:-1]))
+    assert parcels.decode(b"".join(pieces)) == request
+
+
+def test_a_compaction_has_no_rows_with_it() -> None:
+    one = unit("c")
+    request = CompactRequest(CompactUnit(one.spec, (3,), ()), ("x/y",))
+    assert parcels.decode(b"".join(packed(request))) == request
+
+
+def test_rows_that_are_missing_or_too_many_are_no_request() -> None:
+    body = b"".join(packed(CloseRequest((unit("a", (1, rows(10))),))))
+    for bad in (body[:-1], body + b"x"):
+        with pytest.raises(AssertionError):
+            parcels.decode(bad)
