@@ -50,6 +50,10 @@ SUSPECTS_MAX = 1024
 
 NICE_MAX = 19
 COMPACT_NICE = 15
+CLOSE_NICE = 5
+HEAVY_NICE = 5
+"""Below what serves writes and short reads, which on few processors would wait for a whole close; not so far
+that a node under writes falls behind with its closes."""
 COMPACT_PATIENCE = 5
 """Times the usual timeout: it works with what time is left over."""
 
@@ -230,9 +234,9 @@ class WorkerEngine:
     compacts when the others leave it time."""
 
     def __init__(self, root: str, timeout_s: float = 120.0) -> None:
-        self.closer = TsFileWorker(root, timeout_s)
+        self.closer = TsFileWorker(root, timeout_s, CLOSE_NICE)
         self.scanner = TsFileWorker(root, timeout_s, work=SCAN)
-        self.heavy_scanner = TsFileWorker(root, timeout_s, work=SCAN)
+        self.heavy_scanner = TsFileWorker(root, timeout_s, HEAVY_NICE, SCAN)
         self.compactor = TsFileWorker(root, timeout_s * COMPACT_PATIENCE, COMPACT_NICE, COMPACT)
         self._suspects = Suspects()
 

@@ -231,3 +231,11 @@ def test_its_priority_is_below_that_of_its_node(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert found == [min(19, own + n) for n in (2, 6, 32)]
+
+
+def test_closes_and_long_reads_leave_the_processor_to_short_reads(tmp_path: Path) -> None:
+    engine = WorkerEngine(str(tmp_path))
+    short, close, long, compact = (
+        w._nice for w in (engine.scanner, engine.closer, engine.heavy_scanner, engine.compactor)
+    )
+    assert 0 == short < close == long < compact
