@@ -783,15 +783,20 @@ class DataState:
         """
         if self.applied < old.applied:
             return ()
+        unnamed = (f for p in old.pending for f in p.made.values() if f is not None)
+        return self.never_named((*old.manifest.files(), *unnamed, *left))
+
+    def never_named(self, files: Iterable[FileMeta]) -> tuple[FileMeta, ...]:
+        """Those that the manifest does not name, nor will by anything that is applied and not over."""
         made_by = {(p.index, partition) for p in self.pending for partition in p.parts}
         made_by |= {(c.index, c.command.partition) for c in self.compacting}
-        adopted = {f.meta.name for a in self.adopting for f in a.command.files}
-        unnamed = (f for p in old.pending for f in p.made.values() if f is not None)
+        coming = {f.meta.name for a in self.adopting for f in a.command.files}
+        coming |= {c.output for c in self.compacting}
         return tuple(
             f
-            for f in (*old.manifest.files(), *unnamed, *left)
+            for f in files
             if f.name not in self.manifest
-            and f.name not in adopted
+            and f.name not in coming
             and (index_in(f.name), f.partition) not in made_by
         )
 

@@ -276,8 +276,13 @@ class DataReplica(Replica):
         return tuple(o.spec for o in later) or specs_of(job)
 
     def _on_copied(self, job: Making, state: DataState, made: FileMeta | None, is_nowhere: bool) -> None:
+        if self._is_over(state):
+            return None
         failing = self.failing.get(specs_of(job)[0].name)
-        if made is None or self._is_over(state) or not self._take(job, made):
+        is_taken = made is not None and self._take(job, made)
+        if made is not None:
+            self.drop_unnamed(made)
+        if made is None or not is_taken:
             if failing is not None:
                 failing.unmet = failing.unmet + 1 if is_nowhere else 0
             return self._again(job, state, ask=False)
@@ -348,6 +353,14 @@ class DataReplica(Replica):
         if names:
             self._unnamed.difference_update(names)
             self._start(DeleteFiles(self.group, tuple(self._leaving.pop(n) for n in names)))
+
+    def drop_unnamed(self, copied: FileMeta) -> None:
+        """Unlink a copy that was put in place for what was over by then: its slot was released, say. One that
+        is leaving goes when a checkpoint without it is durable; what a stopped state names says nothing."""
+        if self._is_over(self.state) or copied.name in self._leaving:
+            return
+        if self.state.never_named((copied,)):
+            self._start(DeleteFiles(self.group, (copied,)))
 
     @property
     def leaving(self) -> bool:

@@ -18,7 +18,6 @@ from nodeagent.model.errors import InvariantBroken
 from nodeagent.model.files import FileMeta
 from nodeagent.model.jobs import (
     CompactFiles,
-    DeleteFiles,
     Failed,
     FileReplaced,
     FilesStaged,
@@ -95,7 +94,7 @@ class Repairs:
         replica.broken.pop(wanted.name, None)
         owed = replica.owed(wanted) if known is None else None
         if known is None and owed is None:  # compacted meanwhile
-            self._desk.job(DeleteFiles(replica.group, (wanted,)), lambda _: None)
+            replica.drop_unnamed(wanted)
         if known == wanted or (known is None and owed is None):
             return self._done(repair, result)
         _name(replica, wanted, owed)

@@ -455,6 +455,17 @@ def test_a_compaction_that_fails_holds_up_its_own_files_alone(cluster: Cluster) 
     assert state.materialised == index - 1
 
 
+def test_what_a_park_is_to_make_is_no_file_that_nobody_names(cluster: Cluster) -> None:
+    """It has the index of the close or merge that made its input in its name."""
+    (file,) = cluster.some_files(1)
+    cluster.do(c.Park(0, P, SCHEMA, int(file.name.split("-")[1]), file.name, "no"))
+    state = cluster.leader.state
+    parked = msgspec.structs.replace(file, name=parked_name(file.name), parked="no")
+    other = msgspec.structs.replace(file, name="00000-000000000999-0000.tsfile")
+    assert [waiting.output for waiting in state.compacting] == [parked.name]
+    assert state.never_named((file, parked, other)) == (other,)
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_parked_merge_is_made_as_arrow_and_the_tsfile_that_still_comes_goes(
     cluster: Cluster, restarted: bool

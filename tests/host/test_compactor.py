@@ -1,18 +1,20 @@
 """What a leader does for its files, one step after the other, on a node that is alone in its group."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import pytest
 
+from nodeagent.data import commands
 from nodeagent.data.state import encode_checkpoint, initial
+from nodeagent.host.data_replica import Copied
 from nodeagent.host.failing import PARK_TRIES, UNMET_TRIES
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog
 from nodeagent.model.entries import Base, Config, HardState, LogOp
-from nodeagent.model.files import PARKED, TSFILE, FileMeta, FileRef, ScanSpec
+from nodeagent.model.files import PARKED, TSFILE, CloseSpec, FileMeta, FileRef, ScanSpec
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import (
     CompactFiles,
@@ -470,6 +472,74 @@ def test_a_damaged_input_that_nobody_can_give_is_told_with_the_node_to_replace(
     assert isinstance(job, CompactFiles)
     node.finish(CompactFiles, FilesClosed((output(job),)))
     assert "replace-node" not in hint_of(node)
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_copy_that_comes_when_its_slot_is_released_is_unlinked(
+    released: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what a later compaction made of a file that is damaged here. Nothing names it then, nor will."""
+    files = tuple(msgspec.structs.replace(f, name=f"old-{f.name}") for f in FILES)
+    node = Node(files)
+    node.save()
+    node.finish(HashFiles, FilesHashed(tuple((f.name, f.xxh3) for f in files)))
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles)
+    later = commands.Compact(3, P, "t", ((job.unit.spec.name, "0" * 32),))
+    node.replica.propose([commands.encode(later)])
+    wanted: list[tuple[Sequence[CloseSpec], Copied]] = []
+    monkeypatch.setattr(node.replica, "_copy", lambda replica, specs, then: wanted.append((specs, then)))
+    node.finish(CompactFiles, Failed("file_corrupt", "a flipped byte", files[0].name, "d" * 32))
+    node.pass_ms(15_000)
+    (spec, _), then = wanted[0]
+    made = msgspec.structs.replace(output(job), name=spec.name, order=spec.order)
+    assert not node.replica.state.never_named((made,))
+    if released:
+        seal, release = commands.Seal("op-1", 2, ((0, 5),)), commands.Release("op-1", 2)
+        node.replica.propose([commands.encode(seal), commands.encode(release)])
+        node.take()
+        node.finish(DeleteFiles, Done())
+    then(made, False)
+    node.take()
+    assert node.replica.state.manifest.files() == (() if released else (made,))
+    assert node.under_way(DeleteFiles) == ([DeleteFiles(GROUP, (made,))] if released else [])
+    assert not node.replica.state.compacting and not node.under_way(CompactFiles)
+
+
+@pytest.mark.parametrize("unlinked", [False, True])
+def test_a_file_repaired_while_it_is_compacted_goes_after_the_checkpoint_without_it(unlinked: bool) -> None:
+    """A restart before that finds what its checkpoint names. It goes at once where it was unlinked before."""
+    node = Node()
+    node.save()
+    node.finish(HashFiles, GOOD)
+    mine = FILES[0]
+    sources = (FileRef("b", "5a", mine.name, mine.size, mine.xxh3),)
+    node.host.on_request(1, RepairFile(GROUP, mine, sources), node.now, node.now)
+    node.take()
+    node.finish(StageFiles, FilesStaged((mine.name,), (), mine.size))
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles)
+    node.finish(CompactFiles, FilesClosed((output(job),)))
+    if unlinked:
+        node.save()
+        assert node.finish(DeleteFiles, Done()) == DeleteFiles(GROUP, FILES)
+    node.finish(ReplaceFile, FileReplaced(""))
+    assert isinstance(node.replies[-1], FileRepaired)
+    assert node.under_way(DeleteFiles) == ([DeleteFiles(GROUP, (mine,))] if unlinked else [])
+    if not unlinked:
+        node.save()
+        assert node.under_way(DeleteFiles) == [DeleteFiles(GROUP, FILES)]
+
+
+def test_a_stopped_replica_unlinks_no_copy() -> None:
+    """Its state may hold a part of the entry that it stopped at."""
+    for stopped in (False, True):
+        node = Node()
+        if stopped:
+            node.replica.stop(9, "an unknown entry")
+        node.replica.drop_unnamed(msgspec.structs.replace(FILES[0], name="00003-000000000009-0000.tsfile"))
+        node.take()
+        assert bool(node.under_way(DeleteFiles)) == (not stopped)
 
 
 def hint_of(node: Node) -> str:
