@@ -101,7 +101,7 @@ class PartitionRows:
 
     @property
     def last_index(self) -> int:
-        return _last_index(self.parts[-1])
+        return max(run.last_index for run in self.parts[-1].values())
 
     @property
     def count(self) -> int:
@@ -225,22 +225,13 @@ class Memtable:
 def _split(runs: Runs, through_index: int) -> tuple[Runs, Runs]:
     """(what came up to the index, the rest). Batch by batch only where a run goes on across it, as none does
     at a close, which is applied behind all it freezes."""
-    if not runs or _last_index(runs) <= through_index:
-        return runs, {}
-    before: Runs = {}
-    after: Runs = {}
-    for table, run in runs.items():
-        for to, held in (
-            (before, [h for h in run.held if h.index <= through_index]),
-            (after, [h for h in run.held if h.index > through_index]),
-        ):
-            if held:
-                to[table] = Run.of(held)
+    before = {table: run for table, run in runs.items() if run.last_index <= through_index}
+    after = {table: run for table, run in runs.items() if run.first_index > through_index}
+    for table in sorted(runs.keys() - before.keys() - after.keys()):
+        held = runs[table].held
+        before[table] = Run.of([h for h in held if h.index <= through_index])
+        after[table] = Run.of([h for h in held if h.index > through_index])
     return before, after
-
-
-def _last_index(runs: Runs) -> int:
-    return max(run.last_index for run in runs.values())
 
 
 def _nbytes(run: Run) -> int:
