@@ -85,10 +85,6 @@ class SlotFiles:
         for directory in directories:
             self._disk.sync_dir(directory)
 
-    def read_verified(self, group: GroupId, meta: FileMeta) -> bytes:
-        """See `read_checked`."""
-        return read_checked(self._disk.read, layout.file_path(group, meta.slot, meta.name), meta)
-
     def hash(self, group: GroupId, meta: FileMeta) -> str:
         """XXH3-128 of the bytes now on disk, `MISSING` or `UNREADABLE`."""
         try:

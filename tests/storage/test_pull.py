@@ -28,8 +28,10 @@ from nodeagent.model.jobs import (
 )
 from nodeagent.model.limits import CHUNK_BYTES
 from nodeagent.runtime.disk import RealDisk
+from nodeagent.storage import layout
 from nodeagent.storage import pull as pull_module
 from nodeagent.storage.executor import Storage
+from nodeagent.storage.files import read_checked
 from nodeagent.storage.pull import Fetch, FetchChunk
 from nodeagent.testing.disk import Fault, SimDisk
 
@@ -93,7 +95,8 @@ def test_stage_adopt_drop() -> None:
     assert target.storage.run(DropStaging(OP)) == Done() == target.storage.run(DropStaging(OP))
     assert target.storage.run(adopt) == Done()
     for old, new in zip(metas, renamed, strict=True):
-        assert target.storage.files.read_verified(NEW, new) == a.disk.read(path_of(old))
+        place = layout.file_path(NEW, new.slot, new.name)
+        assert read_checked(target.disk.read, place, new) == a.disk.read(path_of(old))
 
 
 def _fields(meta: FileMeta) -> dict[str, object]:
