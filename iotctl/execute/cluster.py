@@ -10,8 +10,8 @@ from iotctl.errors import Unreachable
 from iotctl.spec.cluster import ClusterSource
 from iotctl.spec.find import pem_of
 from nodeagent.model.errors import NodeAgentError
-from nodeagent.model.operation import Operation
-from nodeagent.model.requests import BeginChange, MetaView, NodeStatus, Reply, Request, Steer
+from nodeagent.model.operation import Operation, Ranges
+from nodeagent.model.requests import BeginChange, ManifestReply, MetaView, NodeStatus, Reply, Request, Steer
 from nodeagent.model.schema import TableSchema
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Cluster(Protocol):
     def meta(self, strong: bool = False) -> MetaView: ...
 
     def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply: ...
+
+    def manifest(self, node: str, group: str, slots: Ranges = ()) -> ManifestReply: ...
 
     def call_meta(self, request: Request) -> Reply: ...
 

@@ -14,13 +14,10 @@ from iotctl.execute.layout import SlotsView, slot_write_rates, table_of
 from iotctl.execute.status import Facts, collect, start_command
 from iotctl.plan.facts import RATE_BYTES_PER_S, ClusterFacts, NodeFacts
 from iotctl.spec.cluster import ClusterSource
-from nodeagent.client.manifests import whole_manifest
 from nodeagent.model.errors import NodeAgentError
-from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import (
     Accepted,
     CloseAll,
-    GetManifest,
     GroupRecord,
     ManifestReply,
     MetaView,
@@ -151,10 +148,10 @@ def _manifest(
             continue
         try:
             deadline = clock() + FILES_TIMEOUT_S
-            reply = _all_files(cluster, member, group.group)
+            reply = cluster.manifest(member, group.group)
             while reply.materialised < closed and clock() < deadline:
                 time.sleep(POLL_S)
-                reply = _all_files(cluster, member, group.group)
+                reply = cluster.manifest(member, group.group)
         except NodeAgentError as error:
             reason = f"{member}: {error.what}"
             continue
@@ -162,15 +159,6 @@ def _manifest(
     raise Unreachable(
         f"nobody tells the files of group {group.group}", why=reason, next="iotctl cluster status"
     )
-
-
-def _all_files(cluster: Cluster, member: NodeId, group: GroupId) -> ManifestReply:
-    def ask(request: GetManifest) -> ManifestReply:
-        reply = cluster.call(member, request)
-        assert isinstance(reply, ManifestReply)
-        return reply
-
-    return whole_manifest(ask, group)
 
 
 def _close(cluster: Cluster, facts: Facts, group: GroupRecord) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from iotctl.pipeline.content import AWAY_DELAYS_S, SOURCE_TIMEOUT_S, compare_units
 from iotctl.pipeline.holding import FileKey, Scope
-from iotctl.pipeline.link import Cluster, Spec, expect, manifest
+from iotctl.pipeline.link import Cluster, Spec, expect
 from iotctl.pipeline.replicas import HASH_TIMEOUT_S, at_once
 from iotctl.pipeline.report import MISSING, NOT_THERE, Mismatch, Progress, Unread, VerifyReport
 from iotctl.pipeline.units import CompareUnit, Side, cut_slots
@@ -124,7 +124,7 @@ def _list(cluster: Cluster, side: Side, slots: Ranges) -> Held | Unread:
             opened = expect(cluster.call(side.node, request, SOURCE_TIMEOUT_S), SourceOpened)
             files = [f for pulled in opened.slots for f in pulled.files]
         else:
-            files = manifest(cluster, side.node, side.group, slots).files
+            files = cluster.manifest(side.node, side.group, slots).files
     except NodeAgentError as error:
         return Unread(side.node, side.group, None, error.what)
     wanted = [f for f in files if ranges.contains(slots, f.slot)]

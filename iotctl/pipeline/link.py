@@ -4,7 +4,6 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from nodeagent.client.manifests import whole_manifest
 from nodeagent.model.errors import BY_CODE, Unavailable
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Ranges
@@ -19,6 +18,8 @@ class Cluster(Protocol):
     def meta(self, strong: bool = False) -> MetaView: ...
 
     def call(self, node: NodeId, request: Request, timeout_s: float | None = None) -> Reply: ...
+
+    def manifest(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> ManifestReply: ...
 
     def call_meta(self, request: Request) -> Reply: ...
 
@@ -70,11 +71,6 @@ def expect(reply: Reply, kind: type[R]) -> R:
     if not isinstance(reply, kind):
         raise Unavailable(f"wanted {kind.__name__}, got {type(reply).__name__}")
     return reply
-
-
-def manifest(cluster: Cluster, node: NodeId, group: GroupId, slots: Ranges) -> ManifestReply:
-    """All files that the node's replica of the group has of the slots."""
-    return whole_manifest(lambda request: expect(cluster.call(node, request), ManifestReply), group, slots)
 
 
 def encode(value: msgspec.Struct) -> bytes:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from iotctl.pipeline.link import Cluster, expect, manifest
+from iotctl.pipeline.link import Cluster, expect
 from iotctl.pipeline.report import MISSING, NO_MAJORITY, NOT_THERE, Mismatch, Progress, Unread
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.files import FileMeta
@@ -147,7 +147,7 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
     started = time.monotonic()
     while True:
         try:
-            reply = manifest(cluster, node, view.group, chosen.slots)
+            reply = cluster.manifest(node, view.group, chosen.slots)
         except NodeAgentError as error:
             return Unread(node, view.group, None, error.what)
         waited_s = time.monotonic() - started

@@ -317,7 +317,7 @@ class Cluster:
     # --- files -----------------------------------------------------------------------------------
 
     async def manifest(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> ManifestReply:
-        """The replica's files, by slot and name."""
+        """The replica's files, by slot and name: all pages as one reply (`manifests.joined`)."""
         pages = [await self._expect(node, GetManifest(group, slots, 0), ManifestReply)]
         while (following := pages[-1].next) is not None:
             pages.append(await self._expect(node, GetManifest(group, slots, following), ManifestReply))

@@ -1,20 +1,8 @@
-"""The manifest of one replica, read page by page."""
+"""The manifest of one replica, which comes in pages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from nodeagent.model.ids import GroupId
-from nodeagent.model.operation import Ranges
-from nodeagent.model.requests import GetManifest, ManifestReply
-
-
-def whole_manifest(
-    ask: Callable[[GetManifest], ManifestReply], group: GroupId, slots: Ranges = ()
-) -> ManifestReply:
-    """All pages as one reply; see `joined`."""
-    pages = [ask(GetManifest(group, slots, 0))]
-    while (following := pages[-1].next) is not None:
-        pages.append(ask(GetManifest(group, slots, following)))
-    return joined(pages)
+from nodeagent.model.requests import ManifestReply
 
 
 def joined(pages: Sequence[ManifestReply]) -> ManifestReply:

@@ -1,5 +1,6 @@
 """Pages of a group's rows, and of its list, as a node gives them."""
 
+import asyncio
 import random
 from collections.abc import Iterator
 
@@ -7,7 +8,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from nodeagent.client.manifests import joined, whole_manifest
+from nodeagent.client.cluster import Cluster
+from nodeagent.client.manifests import joined
 from nodeagent.host import reads
 from nodeagent.model import limits
 from nodeagent.model.files import CloseSpec, Cursor, FileMeta, RowKey, ScanSpec, Tombstone
@@ -20,6 +22,7 @@ from nodeagent.model.requests import (
     ManifestReply,
     PartitionsListed,
     Reply,
+    Request,
     RowsScanned,
     ScanRows,
 )
@@ -28,6 +31,7 @@ from nodeagent.storage.executor import Storage
 from nodeagent.table.arrow import decode, encode
 from nodeagent.table.merge import Part, merge
 from nodeagent.testing.disk import SimDisk
+from tests.client.fake import FakeCluster
 from tests.host.test_compactor import FILES, GROUP, Node
 from tests.storage.units import close, room, table
 
@@ -219,7 +223,12 @@ def test_a_manifest_in_pages_is_the_manifest(monkeypatch: pytest.MonkeyPatch) ->
         pages.append(reply)
         return reply
 
-    whole = whole_manifest(ask, GROUP)
+    class Asking(Cluster):
+        async def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply:
+            assert isinstance(request, GetManifest)
+            return ask(request)
+
+    whole = asyncio.run(Asking(FakeCluster()).manifest("a", GROUP))
     assert whole.files == files
     assert [len(p.files) for p in pages] == [2, 5, 1] and [p.next for p in pages] == [2, 3, None]
     assert ask(GetManifest(GROUP)).files == files, "an earlier version asks once"

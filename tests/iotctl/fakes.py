@@ -22,7 +22,7 @@ from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import BY_CODE, NodeAgentError, NotFound, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, PartitionKey
-from nodeagent.model.operation import CopyRecord, Operation, Options, SlotMove, Stage, StageSpan
+from nodeagent.model.operation import CopyRecord, Operation, Options, Ranges, SlotMove, Stage, StageSpan
 from nodeagent.model.requests import (
     Accepted,
     BeginChange,
@@ -33,7 +33,6 @@ from nodeagent.model.requests import (
     ErrorReply,
     EventsReply,
     GetEvents,
-    GetManifest,
     GetMeta,
     GetRuns,
     GetWriteRates,
@@ -248,8 +247,6 @@ class FakeCluster:
                 return EventsReply(node, self.applied.get(node, 50), tuple(own), tuple(audit))
             case CloseAll():
                 return Accepted(9)
-            case GetManifest():
-                return ManifestReply(request.group, node, 9, 9, 0, self.files(request.group))
             case GetWriteRates():
                 return WriteRatesReply(self.rates.get(request.group.partition(".")[0], ()))
             case ListPartitions():
@@ -261,6 +258,11 @@ class FakeCluster:
                 )
             case _:
                 raise AssertionError(request)
+
+    def manifest(self, node: str, group: str, slots: Ranges = ()) -> ManifestReply:
+        if node in self.down:
+            raise Unavailable(f"{node} refused the connection")
+        return ManifestReply(group, node, 9, 9, 0, self.files(group))
 
     def files(self, group: str) -> tuple[FileMeta, ...]:
         header = group.partition(".")[0]

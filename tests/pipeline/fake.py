@@ -35,7 +35,6 @@ from nodeagent.model.requests import (
     FetchChunk,
     FileRepaired,
     FilesChecked,
-    GetManifest,
     GroupRecord,
     ManifestReply,
     MetaView,
@@ -142,12 +141,19 @@ class DirectoryCluster:
         members = next(g.members for g in self.meta().groups if g.group == group)
         return Accepted(max(self.load(n, group).index for n in members))
 
-    def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply:
+    def manifest(self, node: str, group: str, slots: Ranges = ()) -> ManifestReply:
+        self._check_up(node)
+        replica = self.load(node, group)
+        files = tuple(self._of(node, group, slots))
+        return ManifestReply(group, node, replica.index, replica.index, replica.pending, files)
+
+    def _check_up(self, node: str) -> None:
         if (self.root / node / "down").exists():
             raise Unavailable(f"{node} does not answer")
+
+    def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply:
+        self._check_up(node)
         match request:
-            case GetManifest():
-                return self._manifest(node, request)
             case CheckFiles():
                 files = self._of(node, request.group, request.slots)
                 return FilesChecked(
@@ -184,12 +190,6 @@ class DirectoryCluster:
     def _hash(self, node: str, group: str, meta: FileMeta) -> str:
         path = self.root / node / group / meta.name
         return xxhash.xxh3_128_hexdigest(path.read_bytes()) if path.exists() else "missing"
-
-    def _manifest(self, node: str, request: GetManifest) -> ManifestReply:
-        replica = self.load(node, request.group)
-        files = tuple(self._of(node, request.group, request.slots))
-        index = replica.index
-        return ManifestReply(request.group, node, index, index, replica.pending, files)
 
     def _repair(self, node: str, request: RepairFile) -> FileRepaired:
         """The old file to quarantine, the first source's in its place; `<node>/stuck` refuses,

@@ -15,6 +15,7 @@ from iotctl.pipeline.report import Silent, VerifyReport
 from iotctl.pipeline.verify import _Comparison
 from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import PartitionKey
+from nodeagent.model.operation import Ranges
 from nodeagent.model.requests import Accepted, DamagedFile, GroupRecord, ManifestReply
 from tests.pipeline.fake import Maker
 from tests.pipeline.rows import MACHINES, machines, with_cell
@@ -255,7 +256,7 @@ class _Stuck:
     def call_group(self, group: str, request: object) -> Accepted:
         return Accepted(100)
 
-    def call(self, node: str, request: object, timeout_s: float | None = None) -> ManifestReply:
+    def manifest(self, node: str, group: str, slots: Ranges = ()) -> ManifestReply:
         damage = DamagedFile("f", 3, FILE.xxh3, BAD, "made", ("f",))
         return ManifestReply("n1.1", node, 100, 60, 1, (FILE,), (damage,))
 
@@ -273,7 +274,7 @@ def test_a_replica_held_up_by_damage_is_a_mismatch_not_unread(monkeypatch: pytes
 class _Keeping(_Stuck):
     """Keeps a damaged file of a slot that left the group: its manifest of open slots does not list it."""
 
-    def call(self, node: str, request: object, timeout_s: float | None = None) -> ManifestReply:
+    def manifest(self, node: str, group: str, slots: Ranges = ()) -> ManifestReply:
         return ManifestReply("n1.1", node, 100, 100, 0, (FILE,), (DamagedFile("left", 9, GOOD, BAD),))
 
 
