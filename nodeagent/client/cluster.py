@@ -370,5 +370,6 @@ class Cluster:
         self, node: NodeId, request: Request, kind: type[_R], timeout_s: float | None = None
     ) -> _R:
         reply = await self.call(node, request, timeout_s)
-        assert isinstance(reply, kind), reply
+        if not isinstance(reply, kind):
+            raise Unavailable(f"{node}: wanted {kind.__name__}, got {type(reply).__name__}")
         return reply

@@ -8,7 +8,7 @@ import pytest
 from nodeagent.client.cluster import Cluster
 from nodeagent.model.errors import FileCorrupt, NodeAgentError, OutcomeUnknown, Refused, Unavailable
 from nodeagent.model.operation import Operation, Stage
-from nodeagent.model.requests import BeginChange, Chunk, FetchChunk, NodeStatus, Reply, Request
+from nodeagent.model.requests import BeginChange, Chunk, FetchChunk, GetManifest, NodeStatus, Reply, Request
 from tests.client.clock import run
 from tests.client.fake import NODES, FakeCluster
 from tests.client.test_writes import make
@@ -191,6 +191,20 @@ def test_a_file_is_fetched_in_pieces_and_a_short_one_is_an_error() -> None:
         fake.size += 1
         with pytest.raises(FileCorrupt):
             await cluster.fetch_file("node1", "ab", "f")
+
+    run(scenario())
+
+
+def test_a_reply_of_another_kind_is_an_error_that_names_the_node() -> None:
+    """A verification goes on with the other replicas."""
+
+    class Odd(FakeCluster):
+        def handle(self, target: str, request: Request) -> Reply:
+            return Chunk(b"", 0) if isinstance(request, GetManifest) else super().handle(target, request)
+
+    async def scenario() -> None:
+        with pytest.raises(Unavailable, match="node1: wanted ManifestReply, got Chunk"):
+            await Cluster(Odd()).manifest("node1", "g.1")
 
     run(scenario())
 
