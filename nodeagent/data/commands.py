@@ -4,7 +4,7 @@ import msgspec
 
 from nodeagent.model.files import Tombstone
 from nodeagent.model.ids import GroupId, PartitionKey
-from nodeagent.model.jobs import Adoption
+from nodeagent.model.jobs import Adoption, MemBatch
 from nodeagent.model.operation import Ranges, SealResult
 from nodeagent.model.schema import TableSchema
 
@@ -209,6 +209,24 @@ _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
 def encode(command: Command) -> bytes:
     return _encoder.encode(command)
+
+
+def batch_of(index: int, w: WriteRows) -> MemBatch:
+    """The rows of the entry with that index, where they lie in it."""
+    entry, header = w.ipc.obj, _bin_header(len(w.ipc))
+    if isinstance(entry, bytes):
+        start = len(entry) - len(w.ipc)
+        if start > len(header) and entry.startswith(header, start - len(header)):
+            return MemBatch((index,), entry, start)
+    return MemBatch((index,), bytes(w.ipc))  # a release that puts more behind them
+
+
+def _bin_header(length: int) -> bytes:
+    """What msgpack has before so many bytes."""
+    for mark, size in ((b"\xc4", 1), (b"\xc5", 2)):
+        if length < 1 << 8 * size:
+            return mark + length.to_bytes(size, "big")
+    return b"\xc6" + length.to_bytes(4, "big")
 
 
 def decode(data: bytes) -> Command:

@@ -254,8 +254,7 @@ class DataState:
         self.memtable.add(
             w.partition,
             w.table,
-            (index,),
-            w.ipc,
+            commands.batch_of(index, w),
             rows=w.rows,
             time_min=w.time_min,
             time_max=w.time_max,

@@ -266,7 +266,7 @@ def _plan(
 
 def _nbytes(spec: ScanSpec, files: Sequence[FileMeta], batches: Sequence[MemBatch]) -> int:
     width = row_bytes(spec.schema, spec.fields)
-    return sum(max(f.rows * width, f.size * 3) for f in files) + sum(len(b.ipc) for b in batches)
+    return sum(max(f.rows * width, f.size * 3) for f in files) + sum(b.nbytes for b in batches)
 
 
 def _is_heavy(files: Sequence[FileMeta], s: requests.ScanRows) -> bool:

@@ -24,10 +24,24 @@ class _Tagged(msgspec.Struct, frozen=True, tag=True):
 
 
 class MemBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One write entry's rows of one table as an Arrow IPC stream, with its age."""
+    """One write entry's rows of one table as an Arrow IPC stream, with its age.
+
+    They lie in what brought them: the log's entry, or a message. A `memoryview` of them would be two objects
+    more for each full garbage collection to visit, and a node has a hundred thousand batches in memory.
+    """
 
     order: Order
-    ipc: memoryview
+    data: bytes
+    start: int = 0
+    end: int | None = None
+
+    @property
+    def ipc(self) -> memoryview:
+        return memoryview(self.data)[self.start : self.end]
+
+    @property
+    def nbytes(self) -> int:
+        return (len(self.data) if self.end is None else self.end) - self.start
 
 
 class CloseUnit(msgspec.Struct, frozen=True):

@@ -197,7 +197,7 @@ class Storage:
 
     def _scan(self, job: Scan) -> Scanned:
         paths = tuple((layout.file_path(job.group, meta.slot, meta.name), meta) for meta in job.files)
-        if not paths and sum(len(b.ipc) for b in job.batches) <= INLINE_SCAN_BYTES_MAX:
+        if not paths and sum(b.nbytes for b in job.batches) <= INLINE_SCAN_BYTES_MAX:
             return scan_rows(job.spec, job.page, (), job.batches, job.tombstones)
         return self._engine.scan(
             ScanRequest(job.spec, paths, job.batches, job.tombstones, job.page, job.heavy)
@@ -276,7 +276,7 @@ def _calls(units: tuple[CloseUnit, ...]) -> Iterator[tuple[CloseUnit, ...]]:
     run: list[CloseUnit] = []
     nbytes = 0
     for unit in units:
-        size = sum(len(batch.ipc) for batch in unit.batches)
+        size = sum(batch.nbytes for batch in unit.batches)
         if run and (len(run) == UNITS_PER_CALL_MAX or nbytes + size > UNIT_BYTES_PER_CALL_MAX):
             yield tuple(run)
             run, nbytes = [], 0

@@ -14,7 +14,6 @@ from nodeagent.storage.handler import CloseRequest, Request, ScanRequest
 
 PIECE_BYTES = 1 * MIB
 _PREFIX_BYTES = 8
-_NOTHING = memoryview(b"")
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
@@ -32,7 +31,7 @@ def encode(request: Request) -> tuple[int, Iterator[bytes]]:
     """(length of the message, its bytes in pieces)."""
     rows = [b.ipc for b in _batches(request)]
     lengths = tuple(map(len, rows))
-    bare = (MemBatch(b.order, _NOTHING) for b in _batches(request))
+    bare = (MemBatch(b.order, b"") for b in _batches(request))
     head = msgspec.msgpack.encode(_Head(_with(request, bare), lengths))
     prefix = len(head).to_bytes(_PREFIX_BYTES, "little")
     return len(prefix) + len(head) + sum(lengths), _pieces([prefix, head, *rows])
@@ -44,13 +43,12 @@ def decode(body: bytes) -> Request:
     at = _PREFIX_BYTES + int.from_bytes(view[:_PREFIX_BYTES], "little")
     head = _decoder.decode(view[_PREFIX_BYTES:at])
     assert sum(head.lengths) == len(view) - at, (sum(head.lengths), len(view) - at)
-    return _with(head.request, _filled(_batches(head.request), head.lengths, view[at:]))
+    return _with(head.request, _filled(_batches(head.request), head.lengths, body, at))
 
 
-def _filled(bare: Iterable[MemBatch], lengths: Iterable[int], rows: memoryview) -> Iterator[MemBatch]:
-    at = 0
+def _filled(bare: Iterable[MemBatch], lengths: Iterable[int], body: bytes, at: int) -> Iterator[MemBatch]:
     for batch, length in zip(bare, lengths, strict=True):
-        yield MemBatch(batch.order, rows[at : at + length])
+        yield MemBatch(batch.order, body, at, at + length)
         at += length
 
 

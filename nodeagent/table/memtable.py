@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from nodeagent.model.files import Order
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import MemBatch
 
@@ -128,20 +127,18 @@ class Memtable:
         self,
         partition: PartitionKey,
         table: str,
-        order: Order,
-        ipc: memoryview,
+        batch: MemBatch,
         *,
         rows: int,
         time_min: int,
         time_max: int,
-        nbytes: int | None = None,
         now_ms: int = 0,
     ) -> None:
-        """Take one batch; `order` is (its entry's log index,), `now_ms` when it was applied."""
+        """Take one batch, whose order is (its entry's log index,); `now_ms` is when it was applied."""
         at = self._partitions.get(partition)
         if at is None:
             at = self._partitions[partition] = PartitionRows()
-        held = Held(MemBatch(order, ipc), rows, time_min, time_max, nbytes or len(ipc))
+        held = Held(batch, rows, time_min, time_max, batch.nbytes)
         assert held.index > at.frozen_through, "no row joins a frozen range"
         run = at.open.get(table)
         if run is None:

@@ -1,5 +1,7 @@
 """What the entries of a data group do to its state."""
 
+import gc
+
 import pytest
 
 from nodeagent.data import commands as c
@@ -571,3 +573,25 @@ def test_an_entry_that_cannot_be_applied_is_named_with_the_answers_before_it(
     with pytest.raises(EntryFailed) as failed:
         state.apply(2, [good, bad, good], 0)
     assert failed.value.index == 3 and [index for index, _ in failed.value.replies] == [2]
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536, 70_000])
+def test_rows_in_memory_are_no_copy_of_those_in_the_log(size: int) -> None:
+    """They lie at the end of their entry, and are no object of the garbage collector's."""
+    rows = bytes(i % 251 for i in range(size))
+    entry = c.encode(c.WriteRows("s", 1, 0, 3, P, "t", 1, 1, 0, 0, memoryview(rows)))
+    written = c.decode(entry)
+    assert isinstance(written, c.WriteRows)
+    batch = c.batch_of(9, written)
+    assert batch.data is entry and batch.ipc == rows and batch.nbytes == size and batch.order == (9,)
+    assert not gc.is_tracked(batch)
+
+
+def test_rows_with_something_behind_them_are_copied() -> None:
+    """As a later release may file an entry: what follows is no part of them."""
+    entry = c.encode(c.WriteRows("s", 1, 0, 3, P, "t", 1, 1, 0, 0, memoryview(b"rows")))
+    longer = bytes([entry[0] + 1]) + entry[1:] + b"\xa5later"
+    written = c.decode(longer)
+    assert isinstance(written, c.WriteRows) and written.ipc == b"rows"
+    batch = c.batch_of(9, written)
+    assert batch.ipc == b"rows" and batch.data == b"rows"

@@ -1,9 +1,12 @@
 """Requests on their way to a worker."""
 
 import itertools
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 
+from nodeagent.model.files import Order
 from nodeagent.model.jobs import CompactUnit, MemBatch
 from nodeagent.storage import parcels
 from nodeagent.storage.handler import CloseRequest, CompactRequest, Request, ScanRequest
@@ -18,19 +21,30 @@ def packed(request: Request) -> list[bytes]:
     return made
 
 
+def told(request: Request) -> object:
+    """The request, with its rows wherever they lie."""
+    if isinstance(request, CloseRequest):
+        return [(u.spec, told_of(u.batches), u.tombstones) for u in request.units]
+    if isinstance(request, ScanRequest):
+        return msgspec.structs.replace(request, batches=()), told_of(request.batches)
+    return request
+
+
+def told_of(batches: Sequence[MemBatch]) -> list[tuple[Order, bytes]]:
+    return [(b.order, bytes(b.ipc)) for b in batches]
+
+
 @pytest.mark.parametrize(
     "request_",
     [
         CloseRequest((unit("a", (1, rows(10)), (2, rows(3))), unit("b", (1, rows(7))))),
         CloseRequest(()),
-        ScanRequest(
-            spec(), (), (*unit("a", (4, rows(2))).batches, MemBatch((5,), memoryview(b""))), heavy=True
-        ),
+        ScanRequest(spec(), (), (*unit("a", (4, rows(2))).batches, MemBatch((5,), b"")), heavy=True),
         ScanRequest(spec(), ()),
     ],
 )
 def test_what_goes_in_comes_out(request_: Request) -> None:
-    assert parcels.decode(b"".join(packed(request_))) == request_
+    assert told(parcels.decode(b"".join(packed(request_)))) == told(request_)
 
 
 def test_rows_are_not_encoded_in_one_call() -> None:
@@ -41,7 +55,7 @@ def test_rows_are_not_encoded_in_one_call() -> None:
     largest = max(len(b.ipc) for b in request.units[0].batches)
     assert len(pieces) > 5 and max(map(len, pieces)) <= max(parcels.PIECE_BYTES, largest)
     assert all(len(a) + len(b) > parcels.PIECE_BYTES for a, b in itertools.pairwise(pieces[:-1]))
-    assert parcels.decode(b"".join(pieces)) == request
+    assert told(parcels.decode(b"".join(pieces))) == told(request)
 
 
 def test_a_compaction_has_no_rows_with_it() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import MemBatch
 from nodeagent.table.memtable import Memtable
 
 A, B = PartitionKey("sg", 0, 0), PartitionKey("sg", 1, 0)
@@ -15,8 +16,8 @@ A, B = PartitionKey("sg", 0, 0), PartitionKey("sg", 1, 0)
 def filled() -> Memtable:
     mem = Memtable()
     for index, (key, name) in enumerate([(A, "t"), (B, "t"), (A, "u"), (A, "t")], start=1):
-        ipc = bytes(10 * index)
-        mem.add(key, name, (index,), ipc, rows=index, time_min=index, time_max=index + 1, now_ms=index)
+        batch = MemBatch((index,), bytes(10 * index))
+        mem.add(key, name, batch, rows=index, time_min=index, time_max=index + 1, now_ms=index)
     return mem
 
 
@@ -50,7 +51,7 @@ def test_no_row_joins_a_frozen_range() -> None:
     mem = filled()
     mem.freeze(A, 9)
     with pytest.raises(AssertionError):
-        mem.add(A, "t", (9,), b"", rows=1, time_min=0, time_max=0)
+        mem.add(A, "t", MemBatch((9,), b""), rows=1, time_min=0, time_max=0)
 
 
 def test_drop_moves_the_first_index_and_frees() -> None:
@@ -89,7 +90,7 @@ def test_a_close_goes_through_no_batches() -> None:
     for run in at.open.values():
         run.held = Untouched(run.held)
     frozen = mem.freeze(A, 5)
-    mem.add(A, "t", (6,), memoryview(b"later"), rows=1, time_min=0, time_max=0)
+    mem.add(A, "t", MemBatch((6,), b"later"), rows=1, time_min=0, time_max=0)
     at.open["t"].held = Untouched(at.open["t"].held)
     assert mem.drop(A, 5) == 80 and (at.count, at.nbytes, mem.nbytes) == (1, 5, 25)
     assert [run.rows for run in frozen.values()] == [5, 3]
@@ -120,7 +121,7 @@ def test_it_knows_what_a_list_of_batches_knows(seed: int) -> None:
             case _:
                 last += rng.randint(1, 2)
                 size = rng.randint(1, 9)
-                mem.add(key, table, (last,), bytes(size), rows=1, time_min=last, time_max=last + 1)
+                mem.add(key, table, MemBatch((last,), bytes(size)), rows=1, time_min=last, time_max=last + 1)
                 known.append((key, table, last, size))
         assert (mem.nbytes, mem.rows) == (sum(b[3] for b in known), len(known))
         assert mem.first_index() == min((b[2] for b in known), default=None)
