@@ -203,6 +203,9 @@ Command = (
     | Park
 )
 
+_FIELDS_OF_ROWS = 0x90 + 1 + len(WriteRows.__struct_fields__)
+"""The first byte of `WriteRows`, as msgpack: an array of its tag and so many fields."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 
@@ -213,20 +216,10 @@ def encode(command: Command) -> bytes:
 
 def batch_of(index: int, w: WriteRows) -> MemBatch:
     """The rows of the entry with that index, where they lie in it."""
-    entry, header = w.ipc.obj, _bin_header(len(w.ipc))
-    if isinstance(entry, bytes):
-        start = len(entry) - len(w.ipc)
-        if start > len(header) and entry.startswith(header, start - len(header)):
-            return MemBatch((index,), entry, start)
+    entry = w.ipc.obj
+    if isinstance(entry, bytes) and entry[0] == _FIELDS_OF_ROWS:
+        return MemBatch((index,), entry, len(entry) - len(w.ipc))  # the last field
     return MemBatch((index,), bytes(w.ipc))  # a release that puts more behind them
-
-
-def _bin_header(length: int) -> bytes:
-    """What msgpack has before so many bytes."""
-    for mark, size in ((b"\xc4", 1), (b"\xc5", 2)):
-        if length < 1 << 8 * size:
-            return mark + length.to_bytes(size, "big")
-    return b"\xc6" + length.to_bytes(4, "big")
 
 
 def decode(data: bytes) -> Command:

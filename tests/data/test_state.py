@@ -587,11 +587,12 @@ def test_rows_in_memory_are_no_copy_of_those_in_the_log(size: int) -> None:
     assert not gc.is_tracked(batch)
 
 
-def test_rows_with_something_behind_them_are_copied() -> None:
-    """As a later release may file an entry: what follows is no part of them."""
-    entry = c.encode(c.WriteRows("s", 1, 0, 3, P, "t", 1, 1, 0, 0, memoryview(b"rows")))
-    longer = bytes([entry[0] + 1]) + entry[1:] + b"\xa5later"
-    written = c.decode(longer)
-    assert isinstance(written, c.WriteRows) and written.ipc == b"rows"
-    batch = c.batch_of(9, written)
-    assert batch.ipc == b"rows" and batch.data == b"rows"
+@pytest.mark.parametrize("rows", [b"rows", b"\xc4" * 196])
+def test_rows_with_something_behind_them_are_copied(rows: bytes) -> None:
+    """As a later release may file an entry: what follows is no part of them, whatever it looks like."""
+    entry = c.encode(c.WriteRows("s", 1, 0, 3, P, "t", 1, 1, 0, 0, memoryview(rows)))
+    for more in (b"\x07", b"\xa5later", b"\xc4\xc4" + bytes(196)):
+        written = c.decode(bytes([entry[0] + 1]) + entry[1:] + more)
+        assert isinstance(written, c.WriteRows) and written.ipc == rows
+        batch = c.batch_of(9, written)
+        assert batch.ipc == rows and batch.data == rows
