@@ -5,6 +5,7 @@ that no other thread of the agent can interrupt: the loop would stand still, and
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 import msgspec
 
@@ -29,12 +30,12 @@ _decoder = msgspec.msgpack.Decoder(_Head)
 
 def encode(request: Request) -> tuple[int, Iterator[bytes]]:
     """(length of the message, its bytes in pieces)."""
-    rows = [b.ipc for b in _batches(request)]
-    lengths = tuple(map(len, rows))
+    lengths = tuple(b.nbytes for b in _batches(request))
     bare = (MemBatch(b.order, b"") for b in _batches(request))
     head = msgspec.msgpack.encode(_Head(_with(request, bare), lengths))
     prefix = len(head).to_bytes(_PREFIX_BYTES, "little")
-    return len(prefix) + len(head) + sum(lengths), _pieces([prefix, head, *rows])
+    rows = (b.ipc for b in _batches(request))
+    return len(prefix) + len(head) + sum(lengths), _pieces(chain([prefix, head], rows))
 
 
 def decode(body: bytes) -> Request:

@@ -113,6 +113,9 @@ class TsFileWorker:
             except (Unavailable, FrameError, OSError, msgspec.DecodeError) as error:
                 self._end()
                 raise self._died(f"died (exit {process.returncode}): {error}") from error
+            except BaseException:  # it waits for the rest of a message
+                self._end()
+                raise
             self._used += _weight(request)
             if (isinstance(reply, ErrorReply) and not reply.sound) or self._used >= 1:
                 self._end()

@@ -4,8 +4,8 @@ Batches stay the bytes they came in; nothing is decoded here. Per partition the 
 `CloseFile` froze is a prefix of them. Frozen batches are read like the others until `drop`, which comes after
 their files are in the manifest.
 
-To freeze and to drop takes time by the tables of a partition, not by its batches: one close has tens of
-thousands, and the loop stands still meanwhile.
+To freeze and to drop goes through the tables of a partition, not through its batches, of which one close has
+tens of thousands: the loop stands still meanwhile.
 """
 
 from collections.abc import Callable, Iterator

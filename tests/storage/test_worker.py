@@ -16,6 +16,7 @@ from nodeagent.model.errors import FileCorrupt, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.jobs import CloseFiles, Failed, FilesClosed, FilesHashed, HashFiles, Scan, Scanned
 from nodeagent.runtime.disk import RealDisk
+from nodeagent.storage import parcels
 from nodeagent.storage.executor import Storage
 from nodeagent.storage.handler import CloseReply, CloseRequest, ErrorReply, ScanRequest
 from nodeagent.storage.worker import Suspects, TsFileWorker, WorkerEngine
@@ -237,3 +238,25 @@ def test_closes_and_long_reads_leave_the_processor_to_short_reads(tmp_path: Path
         w._nice for w in (engine.scanner, engine.closer, engine.heavy_scanner, engine.compactor)
     )
     assert 0 == short < close == long < compact
+
+
+def test_a_message_that_breaks_off_is_not_completed_by_the_next(
+    worker: TsFileWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader would get the reply to what another asked."""
+    encode = parcels.encode
+
+    def broken(request: object) -> tuple[int, Iterator[bytes]]:
+        length, pieces = encode(REQUEST)
+
+        def some() -> Iterator[bytes]:
+            yield next(pieces)[:-1]
+            raise MemoryError
+
+        return length, some()
+
+    with monkeypatch.context() as now:
+        now.setattr("nodeagent.storage.worker.parcels.encode", broken)
+        with pytest.raises(MemoryError):
+            worker.call(REQUEST)
+    assert isinstance(worker.call(REQUEST, 20), CloseReply) and worker.starts == 2
