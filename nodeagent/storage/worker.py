@@ -82,6 +82,9 @@ class TsFileWorker:
         self._used = 0.0
         """The part of what one process does that is done."""
 
+        self._session_due = False
+        """Whether the niceness of the process's session is still to be set."""
+
         self._opening = ""
         self.starts = 0
 
@@ -150,6 +153,8 @@ class TsFileWorker:
 
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:
+            if self._session_due:
+                self._session_due = not _lower_session(self._process.pid, self._nice)
             return self._process
         self._end()
         package = str(Path(nodeagent.__path__[0]).parent)
@@ -167,11 +172,13 @@ class TsFileWorker:
             stdout=subprocess.PIPE,
             bufsize=0,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=self._nice > 0,
         )
         assert process.stdin is not None and process.stdout is not None
         # From here, for its imports cost much too; below our own priority, which nobody but root may raise.
         nice = min(NICE_MAX, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
         os.setpriority(os.PRIO_PROCESS, process.pid, nice)
+        self._session_due = self._nice > 0 and not _lower_session(process.pid, self._nice)
         os.set_blocking(process.stdin.fileno(), False)
         os.set_blocking(process.stdout.fileno(), False)
         self._process, self._used = process, 0.0
@@ -188,6 +195,21 @@ class TsFileWorker:
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+def _lower_session(pid: int, nice: int) -> bool:
+    """Set the niceness of the session that the process leads; False if it is to be tried again.
+
+    Where Linux groups processes by session ("autogroup", sched(7)), a process's own niceness counts within
+    its session only. In its agent's session a worker would use up what the loop has a right to.
+    """
+    try:
+        Path(f"/proc/{pid}/autogroup").write_text(str(min(NICE_MAX, nice)))
+    except BlockingIOError:  # the kernel does this ten times a second at most, for the whole machine
+        return False
+    except OSError:
+        pass  # no such groups here
+    return True
 
 
 def _weight(request: Request) -> float:

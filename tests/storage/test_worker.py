@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -230,6 +231,52 @@ def test_its_priority_is_below_that_of_its_node(tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert found == [min(19, own + n) for n in (2, 6, 32)]
+
+
+def session_niceness(pid: int) -> int | None:
+    """Of the session of a process, where the kernel weighs processes by session first."""
+    try:
+        words = Path(f"/proc/{pid}/autogroup").read_text().split()
+    except OSError:
+        return None
+    return int(words[-1]) if words else None
+
+
+def test_its_priority_counts_against_other_sessions_too(tmp_path: Path) -> None:
+    """In its agent's session a close would use up the share of the processor that the loop needs."""
+    for nice in (0, 7):
+        worker = TsFileWorker(str(tmp_path), nice=nice)
+        worker.start()
+        assert worker.pid is not None
+        assert (os.getsid(worker.pid) == worker.pid) == (nice > 0)
+        group, own = f"/proc/{worker.pid}/autogroup", session_niceness(os.getpid())
+        if own is not None and os.access(group, os.W_OK):
+            for _ in range(20):
+                worker.start()
+                if session_niceness(worker.pid) == (nice or own):
+                    break
+                time.sleep(0.1)  # refused: too soon after another
+            assert (session_niceness(worker.pid), session_niceness(os.getpid())) == (nice or own, own)
+        worker.stop()
+
+
+def test_a_session_is_lowered_later_where_the_kernel_refuses_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [BlockingIOError(), BlockingIOError(), FileNotFoundError()]
+    written: list[tuple[str, str]] = []
+
+    def write(path: Path, text: str) -> int:
+        written.append((str(path), text))
+        raise answers.pop(0)
+
+    worker = TsFileWorker(str(tmp_path), nice=30)
+    with monkeypatch.context() as now:
+        now.setattr(Path, "write_text", write)
+        for _ in range(5):
+            worker.start()
+    assert written == [(f"/proc/{worker.pid}/autogroup", "19")] * 3 and worker.starts == 1
+    worker.stop()
 
 
 def test_closes_and_long_reads_leave_the_processor_to_short_reads(tmp_path: Path) -> None:
