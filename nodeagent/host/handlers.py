@@ -1,7 +1,7 @@
 """Requests, dealt out to who answers them. Every request gets exactly one reply."""
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -296,6 +296,9 @@ class Handlers:
                 reads.on_export(host, replica, token, request, host.new_id())
             case q.OpenSource():
                 reads.on_open_source(host, replica, token, request, host.new_id())
+            case q.GetSealedSessions(wait=True):
+                sealed = host.desk.guarded(token, type(request).__name__, self._sealed_sessions)
+                host.seal_waits.add(replica, request.operation, partial(sealed, token, replica, request))
             case q.GetSealedSessions():
                 self._sealed_sessions(token, replica, request)
             case q.ProbeGroup():

@@ -33,6 +33,7 @@ from nodeagent.host.outbox import Outbox
 from nodeagent.host.repair_areas import RepairAreas
 from nodeagent.host.repairs import Repairs
 from nodeagent.host.replica import INSTALL_KEEP_MS, Replica, Saved
+from nodeagent.host.session_parts import SealWaits
 from nodeagent.host.starts import Start, Starts, older_sentence
 from nodeagent.meta import commands as meta_commands
 from nodeagent.meta.state import MetaState
@@ -129,6 +130,7 @@ class Host:
         areas = RepairAreas(self.desk)
         self.repairs = Repairs(self.desk, areas)
         self.copies = Copies(self.node, self.desk, areas)
+        self.seal_waits = SealWaits(self.desk)
         self.operations = Operations(self)
         self.handlers = Handlers(self)
         self.leadership = Leadership(self)
@@ -535,6 +537,7 @@ class Host:
                 replicas = self._in_turn()  # others may be there now
             if not any(worked):
                 break
+        self.seal_waits.look()
         persist = self.outbox.take_persist()
         effects = Effects(
             persist=persist,

@@ -92,6 +92,7 @@ class Operations:
         op = host.meta.open_operation()
         wanted: set[GroupId] = set()
         stopped = op is not None and holds.is_stopped(op, self.holds)
+        self._parts.begin(op.id if op is not None else "")
         if op is not None and not stopped:
             states = {g: r.state for g, r in host.data.items() if r.state.recovered}
             for report in groups.sources_due(op, host.node, states, host.record_now):
@@ -138,16 +139,18 @@ class Operations:
     # --- data groups -------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        """Whether an entry that `drive` proposed was applied since the last call: the next step waits for it.
+        """Whether an entry that `drive` proposed was applied since the last call, or sessions came: the next
+        step waits for it.
 
         Slots stand closed between these steps, so they do not wait for the clock.
         """
+        came = self._parts.have_come()
         if not self._awaited:
-            return False
+            return came
         due = [g for g, at in self._awaited.items() if self._has_applied(g, at)]
         for group in due:
             del self._awaited[group]
-        return bool(due)
+        return came or bool(due)
 
     def _has_applied(self, group: GroupId, proposed: tuple[int, int]) -> bool:
         replica = self.host.data.get(group)
@@ -181,7 +184,9 @@ class Operations:
                 self._reconfigure(replica, action.step)
             case groups.Report():
                 self.report(action.command)
-            case groups.TakePart():
+            case groups.FetchAhead():
+                self._parts.fetch_ahead(replica, action)
+            case groups.TakeParts():
                 self._parts.take(replica, action)
             case groups.AdoptNow():
                 if self.host.mover.lacks(op, replica.group):

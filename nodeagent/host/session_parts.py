@@ -3,9 +3,13 @@
 A part comes from this node's own replica of the sealed group if it has one, else from one member of that
 group after the other; any that applied the seal will do. What does not have the recorded digest is
 asked for again elsewhere.
+
+Writers wait meanwhile. So the first part of each table is asked for before the slots are sealed, and answered
+when they are (`SealWaits`); and the parts go into the log together with the `Open`.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 from nodeagent.data import commands as data
 from nodeagent.data.handover import digest, part_of
@@ -13,10 +17,14 @@ from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import ErrorReply, GetSealedSessions, Reply, SealedSessions
-from nodeagent.scaling.groups import TakePart
+from nodeagent.scaling.groups import FetchAhead, Part, TakeParts
 
 RETRY_MS = 200
 """Until the next member is asked. Slots stand closed meanwhile."""
+
+SEAL_WAIT_MS = 1_000
+SEAL_WAITS_MAX = 1_024
+"""Requests that wait for a seal here; one more is answered at once."""
 
 Key = tuple[GroupId, GroupId, int]
 """(gaining group, sealed group, number)"""
@@ -26,6 +34,35 @@ def sealed_part(replica: DataReplica, operation: str, number: int) -> bytes:
     """One part of the table that this member made when it applied the seal; empty when there is none."""
     sealed = replica.state.slots.sealed.get(operation)
     return part_of(sealed.sessions, number) if sealed is not None and number >= 0 else b""
+
+
+class SealWaits:
+    """Requests for what a seal will leave, which is not applied here yet."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._waiting: list[tuple[DataReplica, str, int, Callable[[], None]]] = []
+        """(replica, operation, until when in ms, what then answers)"""
+
+    def add(self, replica: DataReplica, operation: str, answer: Callable[[], None]) -> None:
+        """Run `answer` when the replica has applied the seal, or after `SEAL_WAIT_MS` without it."""
+        if len(self._waiting) >= SEAL_WAITS_MAX:
+            return answer()
+        self._waiting.append((replica, operation, self._desk.now + SEAL_WAIT_MS, answer))
+        self._desk.later(SEAL_WAIT_MS, self.look)
+        return self.look()
+
+    def look(self) -> None:
+        """To be called when entries were applied."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for wait in waiting:
+                replica, operation, until, answer = wait
+                slots = replica.state.slots
+                if operation in slots.sealed or operation in slots.ended or until <= self._desk.now:
+                    answer()
+                else:
+                    self._waiting.append(wait)
 
 
 class SessionParts:
@@ -42,42 +79,97 @@ class SessionParts:
         self._desk = desk
         self._replicas = replicas
         self._propose = propose
+        self._operation = ""
+        self._came = False
         self._asked: set[Key] = set()
+        self._asked_ahead: set[Key] = set()
         self._attempts: dict[Key, int] = {}
+        self._had: dict[Key, bytes] = {}
+        """Parts that came and are not logged: few, for few are asked for at once."""
 
-    def take(self, replica: DataReplica, action: TakePart) -> None:
-        key = (replica.group, action.source, action.number)
-        if key in self._asked:
-            return None
-        own = self._replicas.get(action.source)
-        part = sealed_part(own, action.operation, action.number) if own is not None else b""
-        if digest(part) == action.digest:
-            return self._log(replica, action, part)
-        holders = [n for n in action.members if n != self._node]
+    def begin(self, operation: str) -> None:
+        """The open operation, "" for none: what came for another is of no use any more."""
+        if operation != self._operation:
+            self._operation = operation
+            self._asked_ahead.clear()
+            self._had.clear()
+
+    def have_come(self) -> bool:
+        """Whether a part came since the last call: `take` may go on."""
+        came, self._came = self._came, False
+        return came
+
+    def fetch_ahead(self, replica: DataReplica, action: FetchAhead) -> None:
+        """Once each. What a group led here seals is at hand when it is wanted."""
+        for part in action.parts:
+            key = (replica.group, part.source, part.number)
+            own = self._replicas.get(part.source)
+            holders = [n for n in part.members if n != self._node]
+            if key not in self._asked_ahead and holders and not (own is not None and own.leads):
+                self._asked_ahead.add(key)
+                request = GetSealedSessions(action.operation, part.source, part.number, wait=True)
+                self._desk.call(holders[0], request, partial(self._on_ahead, action.operation, key))
+
+    def _on_ahead(self, operation: str, key: Key, reply: Reply) -> None:
+        if isinstance(reply, SealedSessions) and operation == self._operation:
+            self._had.setdefault(key, reply.data)
+            self._came = True
+
+    def take(self, replica: DataReplica, action: TakeParts) -> None:
+        """Log the parts when all are here; until then ask for those that are not."""
+        parts = [self._part(replica.group, action, part) for part in action.parts]
+        have = [part for part in parts if part is not None]
+        if len(have) < len(parts):
+            return
+        entries: list[data.Command] = [
+            data.OpenSessions(action.operation, part.source, part.number, bytes_)
+            for part, bytes_ in zip(action.parts, have, strict=True)
+        ]
+        if action.then is not None:
+            entries.append(action.then)
+        for part in action.parts:
+            self._had.pop((replica.group, part.source, part.number), None)
+        self._propose(replica, [data.encode(entry) for entry in entries])
+
+    def _part(self, group: GroupId, action: TakeParts, part: Part) -> bytes | None:
+        """None while it is asked for."""
+        key = (group, part.source, part.number)
+        own = self._replicas.get(part.source)
+        if (
+            own is not None
+            and digest(found := sealed_part(own, action.operation, part.number)) == part.digest
+        ):
+            return found
+        had = self._had.get(key)
+        if had is not None and digest(had) == part.digest:
+            return had
+        if key not in self._asked:
+            self._ask(key, action, part)
+        return None
+
+    def _ask(self, key: Key, action: TakeParts, part: Part) -> None:
+        holders = [n for n in part.members if n != self._node]
         if not holders:
-            return None
+            return
         attempt = self._attempts[key] = self._attempts.get(key, -1) + 1
         holder = holders[attempt % len(holders)]
         self._asked.add(key)
-        request = GetSealedSessions(action.operation, action.source, action.number)
-        return self._desk.call(holder, request, lambda reply: self._on_reply(key, action, holder, reply))
+        request = GetSealedSessions(action.operation, part.source, part.number)
+        self._desk.call(holder, request, lambda reply: self._on_reply(key, action, part, holder, reply))
 
-    def _on_reply(self, key: Key, action: TakePart, holder: NodeId, reply: Reply) -> None:
+    def _on_reply(self, key: Key, action: TakeParts, part: Part, holder: NodeId, reply: Reply) -> None:
         replica = self._replicas.get(key[0])
-        if replica is None or not replica.leads:
+        if replica is None or not replica.leads or action.operation != self._operation:
             self._forget(key)
-        elif isinstance(reply, SealedSessions) and digest(reply.data) == action.digest:
+        elif isinstance(reply, SealedSessions) and digest(reply.data) == part.digest:
             self._forget(key)
-            self._log(replica, action, reply.data)
+            self._had[key] = reply.data
+            self._came = True
         else:
             why = reply.what if isinstance(reply, ErrorReply) else "its digest is not the recorded one"
-            self._desk.note("sessions_later", group=key[0], source=action.source, node=holder, why=why)
+            self._desk.note("sessions_later", group=key[0], source=part.source, node=holder, why=why)
             self._desk.later(RETRY_MS, lambda: self._asked.discard(key))
 
     def _forget(self, key: Key) -> None:
         self._asked.discard(key)
         self._attempts.pop(key, None)
-
-    def _log(self, replica: DataReplica, action: TakePart, part: bytes) -> None:
-        entry = data.OpenSessions(action.operation, action.source, action.number, part)
-        self._propose(replica, [data.encode(entry)])

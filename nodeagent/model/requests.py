@@ -699,11 +699,12 @@ class SourceOpened(_Tagged, frozen=True):
 
 class GetSealedSessions(_Tagged, frozen=True):
     """A gaining group's leader asks any member of a sealed group for a part of the sessions that go with the
-    slots; `not_found` from one that has not applied the seal."""
+    slots; `not_found` from one that has not applied the seal, with `wait` only after `SEAL_WAIT_MS`."""
 
     operation: str
     group: GroupId
     part: int
+    wait: bool = False
 
 
 class SealedSessions(_Tagged, frozen=True):

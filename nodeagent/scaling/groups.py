@@ -14,7 +14,7 @@ from nodeagent.model.operation import GroupChange, Operation, Ranges, Stage
 from nodeagent.partition.ranges import union
 from nodeagent.scaling import membership
 
-PARTS_AT_ONCE = 4
+PARTS_AT_ONCE = 8
 """Parts of sessions asked for, or logged, in one step."""
 
 
@@ -45,17 +45,36 @@ class AdoptNow:
 
 
 @dataclass(frozen=True, slots=True)
-class TakePart:
-    """Bring part `number` of the sessions that `source` sealed into this group's log; `members` have it."""
+class Part:
+    """Part `number` of the sessions that `source` seals; `members` have it, or will."""
 
-    operation: str
     source: GroupId
     number: int
     digest: str
+    """"" while the seal is not known to be committed."""
+
     members: tuple[NodeId, ...]
 
 
-Action = Log | Reconfigure | Report | AdoptNow | TakePart
+@dataclass(frozen=True, slots=True)
+class FetchAhead:
+    """Ask for these parts, which are wanted when all groups have sealed."""
+
+    operation: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeParts:
+    """Log these parts, and right behind them `then`."""
+
+    operation: str
+    parts: tuple[Part, ...]
+    then: data.Open | None
+    """None: more parts are lacking than one step takes."""
+
+
+Action = Log | Reconfigure | Report | AdoptNow | FetchAhead | TakeParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +101,7 @@ def due(op: Operation, look: Look) -> list[Action]:
         case Stage.PLANNED if look.group == op.created_group and not op.group_ready:
             return [Report(meta.GroupReady(look.now, op.id, look.group))]
         case Stage.SEALED:
-            return _seal(op, look) + _learners(op, look)
+            return _fetch_ahead(op, look) + _seal(op, look) + _learners(op, look)
         case Stage.OPEN:
             return _open(op, look) + _learners(op, look)
         case Stage.FORMAL:
@@ -142,12 +161,28 @@ def _open(op: Operation, look: Look) -> list[Action]:
         return [Report(meta.OpenedBy(look.now, op.id, look.group, look.state.applied))]
     sources = sorted({m.source for m in op.moves if m.target == look.group})
     results = tuple(op.sealed[s] for s in sources)
+    opening = data.Open(op.id, op.table_version, slots_to(op, look.group), results)
     lacking = look.state.staged.lacking(op.id, results)
     if not lacking:
-        return [Log(data.Open(op.id, op.table_version, slots_to(op, look.group), results))]
-    holders = {m.source: tuple(n for n in m.source_members if n not in op.dead) for m in op.moves}
-    first = lacking[:PARTS_AT_ONCE]
-    return [TakePart(op.id, source, number, wanted, holders[source]) for source, number, wanted in first]
+        return [Log(opening)]
+    holders = _holders(op)
+    first = tuple(Part(source, number, wanted, holders[source]) for source, number, wanted in lacking)
+    return [TakeParts(op.id, first[:PARTS_AT_ONCE], opening if len(first) <= PARTS_AT_ONCE else None)]
+
+
+def _fetch_ahead(op: Operation, look: Look) -> list[Action]:
+    """The first part of each table, while the seals are on their way through the logs: nearly always it is
+    the only one, and slots stand closed until it is here."""
+    if look.group not in op.gaining:
+        return []
+    holders = _holders(op)
+    sources = sorted({m.source for m in op.moves if m.target == look.group})[:PARTS_AT_ONCE]
+    return [FetchAhead(op.id, tuple(Part(source, 0, "", holders[source]) for source in sources))]
+
+
+def _holders(op: Operation) -> dict[GroupId, tuple[NodeId, ...]]:
+    """Who may have the sessions that a group seals."""
+    return {m.source: tuple(n for n in m.source_members if n not in op.dead) for m in op.moves}
 
 
 def _formal(op: Operation, look: Look) -> list[Action]:

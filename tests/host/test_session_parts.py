@@ -8,21 +8,29 @@ import pytest
 from nodeagent.data import commands as data
 from nodeagent.data.handover import digest
 from nodeagent.host.desk import Desk
-from nodeagent.host.session_parts import RETRY_MS, SessionParts, sealed_part
+from nodeagent.host.session_parts import (
+    RETRY_MS,
+    SEAL_WAIT_MS,
+    SEAL_WAITS_MAX,
+    SealWaits,
+    SessionParts,
+    sealed_part,
+)
 from nodeagent.model.limits import SESSIONS_PART_BYTES
 from nodeagent.model.requests import ErrorReply, GetSealedSessions, SealedSessions
 from nodeagent.runtime.notes import NOTABLE
-from nodeagent.scaling.groups import TakePart
+from nodeagent.scaling.groups import FetchAhead, Part, TakeParts
 
 PART = b"sessions"
-ACTION = TakePart("op-9", "a.1", 0, digest(PART), ("n", "b", "c"))
+OPEN = data.Open("op-9", 9, ((0, 2),), ())
+ACTION = TakeParts("op-9", (Part("a.1", 0, digest(PART), ("n", "b", "c")),), OPEN)
+AHEAD = FetchAhead("op-9", (Part("a.1", 0, "", ("n", "b", "c")),))
 
 
 def replica(group: str = "n.9", table: bytes | None = None) -> Any:
     sealed = {} if table is None else {"op-9": SimpleNamespace(sessions=table)}
-    return SimpleNamespace(
-        group=group, leads=True, state=SimpleNamespace(slots=SimpleNamespace(sealed=sealed))
-    )
+    slots = SimpleNamespace(sealed=sealed, ended={})
+    return SimpleNamespace(group=group, leads=True, state=SimpleNamespace(slots=slots))
 
 
 class Node:
@@ -34,6 +42,13 @@ class Node:
         self.desk = Desk(0, 0)
         self.logged: list[bytes] = []
         self.parts = SessionParts("n", self.desk, self.replicas, lambda _, batch: self.logged.extend(batch))
+        self.parts.begin("op-9")
+
+    def ahead(self) -> list[str]:
+        """Whom it asks before the seal is known."""
+        self.desk.calls.clear()
+        self.parts.fetch_ahead(self.gaining, AHEAD)
+        return [str(to) for _, to, _ in self.desk.calls]
 
     def take(self) -> list[str]:
         """Whom it asks now."""
@@ -46,7 +61,7 @@ class Node:
         self.desk.fire()
 
 
-LOGGED = [data.encode(data.OpenSessions("op-9", "a.1", 0, PART))]
+LOGGED = [data.encode(data.OpenSessions("op-9", "a.1", 0, PART)), data.encode(OPEN)]
 
 
 def test_an_own_replica_that_applied_the_seal_is_enough() -> None:
@@ -72,8 +87,87 @@ def test_members_are_asked_in_turn_until_one_has_the_recorded_digest(bad: Any) -
     node.wait()
     assert node.take() == ["b"]
     assert {event for event, _ in node.desk.notes} == {"sessions_later"} <= NOTABLE
+    assert not node.parts.have_come()
     node.desk.on_reply(node.desk.calls[0][0], SealedSessions(PART))
-    assert node.logged == LOGGED
+    assert node.parts.have_come() and not node.parts.have_come()
+    assert node.take() == [] and node.logged == LOGGED
+    assert node.take() == ["b"]  # nothing is kept of what is logged
+
+
+def test_nothing_is_logged_before_all_parts_are_here() -> None:
+    node = Node(**{"a.1": replica("a.1", PART)})
+    two = (*ACTION.parts, Part("a.2", 0, digest(b"two"), ("b",)))
+    for opening in (OPEN, None):
+        node.logged.clear()
+        node.desk.calls.clear()
+        action = TakeParts("op-9", two, opening)
+        node.parts.take(node.gaining, action)
+        assert not node.logged
+        node.desk.on_reply(node.desk.calls[0][0], SealedSessions(b"two"))
+        node.parts.take(node.gaining, action)
+        second = data.encode(data.OpenSessions("op-9", "a.2", 0, b"two"))
+        assert node.logged == [LOGGED[0], second, *([LOGGED[1]] if opening else [])]
+
+
+def test_what_was_asked_for_ahead_is_at_hand() -> None:
+    """But for what turns out to be something else. It is asked for once, and not where it comes by itself."""
+    node = Node()
+    assert node.ahead() == ["b"]
+    ((call, _, request),) = node.desk.calls
+    assert request == GetSealedSessions("op-9", "a.1", 0, wait=True)
+    assert node.ahead() == []
+    node.desk.on_reply(call, SealedSessions(PART))
+    assert node.parts.have_come() and not node.logged
+    assert node.take() == [] and node.logged == LOGGED
+
+    bad = Node()
+    bad.ahead()
+    bad.desk.on_reply(bad.desk.calls[0][0], SealedSessions(b"others"))
+    assert bad.take() == ["b"] and not bad.logged
+    bad.desk.on_reply(bad.desk.calls[0][0], SealedSessions(PART))
+    assert bad.take() == [] and bad.logged == LOGGED
+
+    assert Node(**{"a.1": replica("a.1")}).ahead() == []  # it leads the sealed group too
+
+
+@pytest.mark.parametrize("reply", [ErrorReply("not_found", "no sessions"), SealedSessions(PART)])
+def test_what_comes_for_an_operation_that_is_over_is_dropped(reply: Any) -> None:
+    node = Node()
+    node.ahead()
+    ((call, _, _),) = node.desk.calls
+    node.parts.begin("")
+    node.desk.on_reply(call, reply)
+    node.parts.begin("op-9")
+    assert node.take() == ["b"]
+
+
+def test_a_part_of_a_seal_to_come_is_waited_for() -> None:
+    desk, holder, late, answered = Desk(0, 0), replica("a.1"), replica("a.2"), list[str]()
+    waits = SealWaits(desk)
+    waits.add(holder, "op-9", lambda: answered.append("sealed"))
+    waits.add(late, "op-9", lambda: answered.append("late"))
+    waits.look()
+    assert not answered
+    holder.state.slots.sealed["op-9"] = SimpleNamespace(sessions=PART)
+    waits.look()
+    assert answered == ["sealed"]
+    waits.add(holder, "op-9", lambda: answered.append("at once"))
+    desk.now = SEAL_WAIT_MS - 1
+    desk.fire()
+    assert answered == ["sealed", "at once"]
+    desk.now = SEAL_WAIT_MS
+    desk.fire()
+    assert answered == ["sealed", "at once", "late"]
+    late.state.slots.ended["op-9"] = "cancelled"
+    waits.add(late, "op-9", lambda: answered.append("over"))
+    assert answered[3:] == ["over"]
+
+
+def test_only_so_many_wait_for_seals() -> None:
+    waits, holder, answered = SealWaits(Desk(0, 0)), replica("a.1"), list[int]()
+    for number in range(SEAL_WAITS_MAX + 1):
+        waits.add(holder, "op-9", lambda n=number: answered.append(n))  # type: ignore[misc]
+    assert answered == [SEAL_WAITS_MAX]
 
 
 def test_an_answer_that_comes_after_leadership_was_lost_is_not_logged() -> None:

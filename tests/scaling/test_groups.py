@@ -9,7 +9,17 @@ from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config, Entry, EntryKind
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SealResult, SlotMove, Stage
 from nodeagent.scaling import groups, membership
-from nodeagent.scaling.groups import PARTS_AT_ONCE, AdoptNow, Log, Look, Reconfigure, Report, TakePart
+from nodeagent.scaling.groups import (
+    PARTS_AT_ONCE,
+    AdoptNow,
+    FetchAhead,
+    Log,
+    Look,
+    Part,
+    Reconfigure,
+    Report,
+    TakeParts,
+)
 
 OLD, NEW = "a.1", "n.9"
 MEMBERS = ("a", "b", "c")
@@ -76,20 +86,29 @@ def test_a_gaining_group_opens_with_the_sessions_of_the_losing_ones() -> None:
     assert action.command.results == (op.sealed[OLD],) and action.command.slots == ((0, 2),)
 
 
-def test_a_gaining_group_takes_the_parts_it_lacks_and_opens_when_it_has_all() -> None:
+@pytest.mark.parametrize("more", [0, 2])
+def test_a_gaining_group_takes_the_parts_it_lacks_and_opens_behind_the_last(more: int) -> None:
     """A few at a time, from members of the losing group that are not dead."""
     op = operation(Stage.OPEN)
-    parts = [bytes([i]) for i in range(PARTS_AT_ONCE + 2)]
+    parts = [bytes([i]) for i in range(PARTS_AT_ONCE + 1 + more)]
     op.sealed[OLD] = SealResult(OLD, 3, parts=tuple(digest(p) for p in parts))
     op.dead = ["b"]
     have = [data.OpenSessions(op.id, OLD, 1, parts[1])]
     wanted = [n for n in range(len(parts)) if n != 1][:PARTS_AT_ONCE]
-    assert groups.due(op, look(NEW, state(NEW, *have))) == [
-        TakePart(op.id, OLD, n, digest(parts[n]), ("a", "c")) for n in wanted
-    ]
     all_of_them = [data.OpenSessions(op.id, OLD, n, p) for n, p in enumerate(parts)]
-    (action,) = groups.due(op, look(NEW, state(NEW, *all_of_them)))
-    assert isinstance(action, Log) and isinstance(action.command, data.Open)
+    (last,) = groups.due(op, look(NEW, state(NEW, *all_of_them)))
+    assert isinstance(last, Log) and isinstance(last.command, data.Open)
+    (action,) = groups.due(op, look(NEW, state(NEW, *have)))
+    taken = tuple(Part(OLD, n, digest(parts[n]), ("a", "c")) for n in wanted)
+    assert action == TakeParts(op.id, taken, None if more else last.command)
+
+
+def test_a_gaining_group_asks_for_sessions_before_they_are_sealed() -> None:
+    op = operation(Stage.SEALED)
+    op.dead = ["b"]
+    ahead = FetchAhead(op.id, (Part(OLD, 0, "", ("a", "c")),))
+    assert [a for a in groups.due(op, look(NEW, state(NEW))) if isinstance(a, FetchAhead)] == [ahead]
+    assert not any(isinstance(a, FetchAhead) for a in groups.due(op, look(OLD, state(OLD))))
 
 
 def test_adoption_waits_for_a_copy_on_every_member_under_its_incarnation() -> None:
