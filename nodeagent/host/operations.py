@@ -196,11 +196,13 @@ class Operations:
                 adopt = self.host.mover.adopt_commands(op, replica.group, open_index)
                 self._propose(replica, [*schemas_due(self.host.meta, replica.state, adopt), *adopt])
 
-    def _propose(self, replica: DataReplica, batch: list[bytes]) -> None:
+    def _propose(self, replica: DataReplica, batch: list[bytes]) -> bool:
         first = replica.propose(batch)
-        if first is not None:
-            at = (replica.raft.term, first + len(batch) - 1)
-            self._proposed[replica.group] = self._awaited[replica.group] = at
+        if first is None:
+            return False
+        at = (replica.raft.term, first + len(batch) - 1)
+        self._proposed[replica.group] = self._awaited[replica.group] = at
+        return True
 
     def _reconfigure(self, replica: DataReplica, step: membership.Change | membership.Transfer) -> None:
         try:

@@ -66,14 +66,14 @@ class SealWaits:
 
 
 class SessionParts:
-    """`propose` logs entries in a group and remembers that the next step waits for them."""
+    """`propose` logs entries in a group and remembers that the next step waits for them; False: refused."""
 
     def __init__(
         self,
         node: NodeId,
         desk: Desk,
         replicas: dict[GroupId, DataReplica],
-        propose: Callable[[DataReplica, list[bytes]], None],
+        propose: Callable[[DataReplica, list[bytes]], bool],
     ) -> None:
         self._node = node
         self._desk = desk
@@ -91,7 +91,9 @@ class SessionParts:
         """The open operation, "" for none: what came for another is of no use any more."""
         if operation != self._operation:
             self._operation = operation
+            self._asked.clear()
             self._asked_ahead.clear()
+            self._attempts.clear()
             self._had.clear()
 
     def have_come(self) -> bool:
@@ -127,22 +129,18 @@ class SessionParts:
         ]
         if action.then is not None:
             entries.append(action.then)
-        for part in action.parts:
-            self._had.pop((replica.group, part.source, part.number), None)
-        self._propose(replica, [data.encode(entry) for entry in entries])
+        if self._propose(replica, [data.encode(entry) for entry in entries]):
+            for part in action.parts:
+                self._had.pop((replica.group, part.source, part.number), None)
 
     def _part(self, group: GroupId, action: TakeParts, part: Part) -> bytes | None:
         """None while it is asked for."""
         key = (group, part.source, part.number)
         own = self._replicas.get(part.source)
-        if (
-            own is not None
-            and digest(found := sealed_part(own, action.operation, part.number)) == part.digest
-        ):
-            return found
-        had = self._had.get(key)
-        if had is not None and digest(had) == part.digest:
-            return had
+        sealed = sealed_part(own, action.operation, part.number) if own is not None else b""
+        for found in (sealed, self._had.get(key, b"")):
+            if digest(found) == part.digest:
+                return found
         if key not in self._asked:
             self._ask(key, action, part)
         return None
@@ -158,8 +156,10 @@ class SessionParts:
         self._desk.call(holder, request, lambda reply: self._on_reply(key, action, part, holder, reply))
 
     def _on_reply(self, key: Key, action: TakeParts, part: Part, holder: NodeId, reply: Reply) -> None:
+        if action.operation != self._operation:
+            return
         replica = self._replicas.get(key[0])
-        if replica is None or not replica.leads or action.operation != self._operation:
+        if replica is None or not replica.leads:
             self._forget(key)
         elif isinstance(reply, SealedSessions) and digest(reply.data) == part.digest:
             self._forget(key)

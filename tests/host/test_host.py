@@ -17,6 +17,7 @@ from nodeagent.host.handlers import Probes, evidence_at
 from nodeagent.host.host import DRIVE_MS, Host
 from nodeagent.host.operations import Operations
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
+from nodeagent.host.session_parts import SEAL_WAIT_MS
 from nodeagent.log import Damage, GroupLog
 from nodeagent.meta import commands as meta
 from nodeagent.meta.state import Image, MetaState
@@ -52,6 +53,7 @@ from nodeagent.model.requests import (
     GetMeta,
     GetOperation,
     GetRuns,
+    GetSealedSessions,
     GetWriteRates,
     GroupRecord,
     ListPartitions,
@@ -64,11 +66,15 @@ from nodeagent.model.requests import (
     Request,
     RowsScanned,
     ScanRows,
+    SealedSessions,
+    SessionOpened,
     SetHolds,
     Write,
+    Written,
 )
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.model.standing import Standing
+from nodeagent.partition.hash import slot_of
 from nodeagent.raft import RaftLog
 from nodeagent.raft.core import Raft
 from nodeagent.raft.state import Role
@@ -660,6 +666,31 @@ SPEC = ScanSpec(TableSchema("g", "t", 1, (Column("v", "INT64", False),)))
 def test_a_seed_of_the_settings_is_nobody_once_the_cluster_is_formed() -> None:
     """It may have been removed since, and have come back in a new directory."""
     assert leads_alone().standing("b", "any", 3_000) is Standing.UNKNOWN
+
+
+def test_sessions_of_a_seal_are_waited_for_when_asked_so() -> None:
+    """They are sent in the turn in which the seal is applied; refused a while later when there is none."""
+    host = leads_alone()
+    host.on_request(1, OpenSession("a.1"), 3_000, 0)
+    opened = run_out(host)[1]
+    assert isinstance(opened, SessionOpened)
+    host.meta.schemas["g", "t"] = SPEC.schema
+    place = PartitionKey("g", 2, 0)
+    slot = slot_of("g", 2, 0, CONFIG.cluster)
+    write = DeleteRows("a.1", slot, place, "t", opened.session, 1, 0, (), 0, 1)
+    host.on_request(2, write, 3_000, 0)
+    assert isinstance(run_out(host)[2], Written)
+    host.on_request(3, GetSealedSessions("op-9", "a.1", 0, wait=True), 3_000, 0)
+    host.on_request(4, GetSealedSessions("op-8", "a.1", 0, wait=True), 3_000, 0)
+    host.on_request(5, GetSealedSessions("op-9", "a.1", 0), 3_000, 0)
+    replies = run_out(host)
+    assert list(replies) == [5] and isinstance(replies[5], ErrorReply) and replies[5].code == "not_found"
+    host.data["a.1"].propose([data.encode(data.Seal("op-9", 1, ((0, 5),)))])
+    replies = run_out(host)
+    assert list(replies) == [3] and isinstance(replies[3], SealedSessions)
+    host.tick(3_000 + SEAL_WAIT_MS, 0)
+    replies = run_out(host, 3_000 + SEAL_WAIT_MS)
+    assert list(replies) == [4] and isinstance(replies[4], ErrorReply) and replies[4].code == "not_found"
 
 
 def test_evidence_that_does_not_fit_is_refused_before_it_is_logged() -> None:

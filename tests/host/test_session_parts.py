@@ -41,8 +41,14 @@ class Node:
         self.replicas = {"n.9": self.gaining, **replicas}
         self.desk = Desk(0, 0)
         self.logged: list[bytes] = []
-        self.parts = SessionParts("n", self.desk, self.replicas, lambda _, batch: self.logged.extend(batch))
+        self.accepts = True
+        self.parts = SessionParts("n", self.desk, self.replicas, self._propose)
         self.parts.begin("op-9")
+
+    def _propose(self, _: Any, batch: list[bytes]) -> bool:
+        if self.accepts:
+            self.logged += batch
+        return self.accepts
 
     def ahead(self) -> list[str]:
         """Whom it asks before the seal is known."""
@@ -90,6 +96,9 @@ def test_members_are_asked_in_turn_until_one_has_the_recorded_digest(bad: Any) -
     assert not node.parts.have_come()
     node.desk.on_reply(node.desk.calls[0][0], SealedSessions(PART))
     assert node.parts.have_come() and not node.parts.have_come()
+    node.accepts = False
+    assert node.take() == [] and not node.logged
+    node.accepts = True
     assert node.take() == [] and node.logged == LOGGED
     assert node.take() == ["b"]  # nothing is kept of what is logged
 
@@ -139,6 +148,23 @@ def test_what_comes_for_an_operation_that_is_over_is_dropped(reply: Any) -> None
     node.desk.on_reply(call, reply)
     node.parts.begin("op-9")
     assert node.take() == ["b"]
+
+
+def test_a_request_of_an_operation_that_is_over_does_not_delay_the_next() -> None:
+    """The member that was asked does not answer; the same groups seal and gain again."""
+    node = Node()
+    assert node.take() == ["b"]
+    ((call, _, _),) = node.desk.calls
+    assert node.take() == []
+    node.parts.begin("op-10")
+    again = TakeParts("op-10", ACTION.parts, None)
+    node.desk.calls.clear()
+    node.parts.take(node.gaining, again)
+    assert [(to, r.operation) for _, to, r in node.desk.calls] == [("b", "op-10")]
+    node.desk.on_reply(call, ErrorReply("timeout", "no answer"))
+    node.desk.on_reply(node.desk.calls[0][0], SealedSessions(PART))
+    node.parts.take(node.gaining, again)
+    assert node.logged == [data.encode(data.OpenSessions("op-10", "a.1", 0, PART))]
 
 
 def test_a_part_of_a_seal_to_come_is_waited_for() -> None:
