@@ -37,10 +37,16 @@ class Watch(threading.Thread):
     def run(self) -> None:
         serving = self._plant.pids()
         while not self._ended.wait(LOOK_S):
-            for node, pid in serving.items():
-                if not pid or not Path(f"/proc/{pid}").is_dir():
-                    serving[node] = self._plant.pid(node) if self._is_ready(node) else 0
-            self.down = max(self.down, sum(not p for p in serving.values()))
+            if (down := self._ask(serving)) > DOWN_MAX:
+                down = self._ask(serving)  # one may have come back before the next one's end was seen
+            self.down = max(self.down, down)
+
+    def _ask(self, serving: dict[str, int]) -> int:
+        """How many do not serve. `serving` has the process of each node, 0 until it is ready again."""
+        for node, pid in serving.items():
+            if not pid or not Path(f"/proc/{pid}").is_dir():
+                serving[node] = self._plant.pid(node) if self._is_ready(node) else 0
+        return sum(not p for p in serving.values())
 
     def _is_ready(self, node: str) -> bool:
         """It serves its groups, as a load balancer would ask."""
