@@ -54,6 +54,11 @@ CLOSE_NICE = 5
 HEAVY_NICE = 5
 """Below what serves writes and short reads, which on few processors would wait for a whole close; not so far
 that a node under writes falls behind with its closes."""
+SESSION_TRIES = 5
+"""At the start of a process, whose first request may take minutes; once more before each request after it."""
+
+SESSION_PAUSE_S = 0.11
+
 COMPACT_PATIENCE = 5
 """Times the usual timeout: it works with what time is left over."""
 
@@ -154,7 +159,7 @@ class TsFileWorker:
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:
             if self._session_due:
-                self._session_due = not _lower_session(self._process.pid, self._nice)
+                self._session_due = not _lower_session(self._process.pid, self._nice, 1)
             return self._process
         self._end()
         package = str(Path(nodeagent.__path__[0]).parent)
@@ -178,7 +183,7 @@ class TsFileWorker:
         # From here, for its imports cost much too; below our own priority, which nobody but root may raise.
         nice = min(NICE_MAX, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
         os.setpriority(os.PRIO_PROCESS, process.pid, nice)
-        self._session_due = self._nice > 0 and not _lower_session(process.pid, self._nice)
+        self._session_due = self._nice > 0 and not _lower_session(process.pid, self._nice, SESSION_TRIES)
         os.set_blocking(process.stdin.fileno(), False)
         os.set_blocking(process.stdout.fileno(), False)
         self._process, self._used = process, 0.0
@@ -197,19 +202,23 @@ class TsFileWorker:
                     pipe.close()
 
 
-def _lower_session(pid: int, nice: int) -> bool:
-    """Set the niceness of the session that the process leads; False if it is to be tried again.
+def _lower_session(pid: int, nice: int, tries: int) -> bool:
+    """Set the niceness of the session that the process leads; False if the kernel refused each time: it does
+    so ten times a second at most, for all users but root together.
 
     Where Linux groups processes by session ("autogroup", sched(7)), a process's own niceness counts within
     its session only. In its agent's session a worker would use up what the loop has a right to.
     """
-    try:
-        Path(f"/proc/{pid}/autogroup").write_text(str(min(NICE_MAX, nice)))
-    except BlockingIOError:  # the kernel does this ten times a second at most, for the whole machine
-        return False
-    except OSError:
-        pass  # no such groups here
-    return True
+    for left in reversed(range(tries)):
+        try:
+            Path(f"/proc/{pid}/autogroup").write_text(str(min(NICE_MAX, nice)))
+        except BlockingIOError:
+            time.sleep(SESSION_PAUSE_S if left else 0.0)
+        except OSError:
+            return True  # no such groups here
+        else:
+            return True
+    return False
 
 
 def _weight(request: Request) -> float:

@@ -20,7 +20,7 @@ from nodeagent.runtime.disk import RealDisk
 from nodeagent.storage import parcels
 from nodeagent.storage.executor import Storage
 from nodeagent.storage.handler import CloseReply, CloseRequest, ErrorReply, ScanRequest
-from nodeagent.storage.worker import Suspects, TsFileWorker, WorkerEngine
+from nodeagent.storage.worker import SESSION_TRIES, Suspects, TsFileWorker, WorkerEngine
 from nodeagent.table.arrow import decode
 
 from .units import GROUP, close, path_of, rows, spec, unit
@@ -263,8 +263,11 @@ def test_its_priority_counts_against_other_sessions_too(tmp_path: Path) -> None:
 def test_a_session_is_lowered_later_where_the_kernel_refuses_at_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = [BlockingIOError(), BlockingIOError(), FileNotFoundError()]
+    """A few times at once, for its first request may be a long one, then before each request."""
+    answers: list[OSError] = [*(BlockingIOError() for _ in range(SESSION_TRIES + 1)), FileNotFoundError()]
     written: list[tuple[str, str]] = []
+
+    pauses: list[float] = []
 
     def write(path: Path, text: str) -> int:
         written.append((str(path), text))
@@ -273,9 +276,12 @@ def test_a_session_is_lowered_later_where_the_kernel_refuses_at_first(
     worker = TsFileWorker(str(tmp_path), nice=30)
     with monkeypatch.context() as now:
         now.setattr(Path, "write_text", write)
+        now.setattr(time, "sleep", pauses.append)
+        worker.start()
+        assert len(written) == SESSION_TRIES and len([p for p in pauses if p > 0.1]) == SESSION_TRIES - 1
         for _ in range(5):
             worker.start()
-    assert written == [(f"/proc/{worker.pid}/autogroup", "19")] * 3 and worker.starts == 1
+    assert written == [(f"/proc/{worker.pid}/autogroup", "19")] * (SESSION_TRIES + 2) and worker.starts == 1
     worker.stop()
 
 
