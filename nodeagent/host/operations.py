@@ -59,7 +59,7 @@ class Operations:
         """group -> (term, index) of the last command proposed; no other before it is applied"""
 
         self._awaited: dict[GroupId, tuple[int, int]] = {}
-        """Those of `_proposed` that were not seen applied yet."""
+        """Those of `_proposed`, and configs, that were not seen applied yet."""
 
         self._parts = SessionParts(host.node, host.desk, host.data, self._propose)
         self.holds: frozenset[str] = frozenset()
@@ -92,7 +92,7 @@ class Operations:
         op = host.meta.open_operation()
         wanted: set[GroupId] = set()
         stopped = op is not None and holds.is_stopped(op, self.holds)
-        self._parts.begin(op.id if op is not None else "")
+        self._parts.begin(op.id if op is not None and op.stage in (Stage.SEALED, Stage.OPEN) else "")
         if op is not None and not stopped:
             states = {g: r.state for g, r in host.data.items() if r.state.recovered}
             for report in groups.sources_due(op, host.node, states, host.record_now):
@@ -139,7 +139,7 @@ class Operations:
     # --- data groups -------------------------------------------------------------------------------
 
     def is_due(self) -> bool:
-        """Whether an entry that `drive` proposed was applied since the last call, or sessions came: the next
+        """Whether an entry that `drive` logged was applied since the last call, or sessions came: the next
         step waits for it.
 
         Slots stand closed between these steps, so they do not wait for the clock.
@@ -209,7 +209,8 @@ class Operations:
             if isinstance(step, membership.Transfer):
                 self.host.leadership.transfer(replica, step.target)
             else:
-                replica.raft.change(step.config, self.host.desk.now)
+                index = replica.raft.change(step.config, self.host.desk.now)
+                self._awaited[replica.group] = (replica.raft.term, index)
         except NodeAgentError as error:
             self.host.desk.note("reconfigure_later", group=replica.group, why=error.what)
 

@@ -88,7 +88,7 @@ class SessionParts:
         """Parts that came and are not logged: few, for few are asked for at once."""
 
     def begin(self, operation: str) -> None:
-        """The open operation, "" for none: what came for another is of no use any more."""
+        """The operation that needs sessions now, "" for none. What comes for another is dropped."""
         if operation != self._operation:
             self._operation = operation
             self._asked.clear()
@@ -109,6 +109,7 @@ class SessionParts:
             holders = [n for n in part.members if n != self._node]
             if key not in self._asked_ahead and holders and not (own is not None and own.leads):
                 self._asked_ahead.add(key)
+                self._attempts[key] = 0  # should this member not answer, another is asked next
                 request = GetSealedSessions(action.operation, part.source, part.number, wait=True)
                 self._desk.call(holders[0], request, partial(self._on_ahead, action.operation, key))
 

@@ -78,6 +78,7 @@ from nodeagent.partition.hash import slot_of
 from nodeagent.raft import RaftLog
 from nodeagent.raft.core import Raft
 from nodeagent.raft.state import Role
+from nodeagent.scaling import membership
 from nodeagent.testing.sim import configs
 from nodeagent.wire.codec import encode_raft
 
@@ -561,12 +562,17 @@ def test_seeds_that_disagree_on_weights_form_no_cluster() -> None:
 
 def test_the_next_step_of_a_change_follows_the_entry_it_waits_for() -> None:
     """Slots stand closed between the steps: the host goes on when the entry is applied, not at a tick."""
-    replica: Any = SimpleNamespace(group="a.1", raft=SimpleNamespace(term=2), seen=4, propose=lambda batch: 5)
+    raft = SimpleNamespace(term=2, change=lambda config, now: 7)
+    replica: Any = SimpleNamespace(group="a.1", raft=raft, seen=4, propose=lambda batch: 5)
     host: Any = SimpleNamespace(node="a", desk=Desk(0, 0), data={"a.1": replica})
     operations = Operations(host)
     operations._propose(replica, [b"seal", b"open"])
     assert not operations.is_due()
     replica.seen = 6
+    assert operations.is_due() and not operations.is_due()
+    operations._reconfigure(replica, membership.Change(MEMBERS))
+    assert not operations.is_due()
+    replica.seen = 7
     assert operations.is_due() and not operations.is_due()
 
 

@@ -132,9 +132,12 @@ def test_what_was_asked_for_ahead_is_at_hand() -> None:
     bad = Node()
     bad.ahead()
     bad.desk.on_reply(bad.desk.calls[0][0], SealedSessions(b"others"))
-    assert bad.take() == ["b"] and not bad.logged
+    assert bad.take() == ["c"] and not bad.logged
     bad.desk.on_reply(bad.desk.calls[0][0], SealedSessions(PART))
     assert bad.take() == [] and bad.logged == LOGGED
+
+    silent = Node()
+    assert silent.ahead() == ["b"] and silent.take() == ["c"]
 
     assert Node(**{"a.1": replica("a.1")}).ahead() == []  # it leads the sealed group too
 
