@@ -318,23 +318,28 @@ def _knows_arrivals(host: Cluster, replica: DataReplica) -> bool:
 def _elsewhere(
     host: Cluster, replica: DataReplica, slots: set[int]
 ) -> tuple[tuple[Handover, ...], tuple[Tombstone, ...]]:
-    """Slots of `slots` whose older rows are with previous holders, and our deletes for them."""
+    """Slots of `slots` whose older rows are with previous holders, and our deletes for them: those since they
+    were opened here. An older one is of a time when the slot was here before; those rows are newer."""
     out = []
-    arriving: set[int] = set()
+    opened: dict[int, int] = {}
     for operation, arrival in replica.state.slots.arriving.items():
         op = host.meta.operation(operation)
         here = arrival.slots & slots
         if not here:
             continue
         assert op is not None
-        arriving |= here
+        opened |= dict.fromkeys(here, arrival.index)
         for move in op.moves:
             part = here & set(to_slots(move.slots)) if move.target == replica.group else set()
             if part:
                 out.append(Handover(operation, from_slots(part), move.source, move.source_members))
-    if not arriving:
+    if not opened:
         return (), ()
-    mine = tuple(t for t in replica.state.tombstones if _slot_of(host, replica, t.partition) in arriving)
+    mine = tuple(
+        t
+        for t in replica.state.tombstones
+        if (index := opened.get(_slot_of(host, replica, t.partition))) is not None and (index,) < t.order
+    )
     return tuple(out), mine
 
 

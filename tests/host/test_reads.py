@@ -3,6 +3,8 @@
 import asyncio
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -15,6 +17,7 @@ from nodeagent.model import limits
 from nodeagent.model.files import CloseSpec, Cursor, FileMeta, RowKey, ScanSpec, Tombstone
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import CloseUnit, MemBatch, Scan
+from nodeagent.model.operation import SlotMove
 from nodeagent.model.requests import (
     ErrorReply,
     GetManifest,
@@ -286,3 +289,20 @@ def test_a_large_read_does_not_go_where_small_ones_are() -> None:
     assert not reads._is_heavy([big], msgspec.structs.replace(ask, limit=10))
     short = msgspec.structs.replace(ask.spec, time_from=5, time_to=1000)
     assert not reads._is_heavy([big], msgspec.structs.replace(ask, spec=short))
+
+
+def test_deletes_of_an_earlier_stay_of_a_slot_mask_nothing_of_its_previous_holder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The slot left, was written to elsewhere, and is back. A delete of before is newer than none of that;
+    one since the slot was opened is."""
+    old, new, other = (Tombstone((order,), FIRST, "t", (), 0, 9) for order in (35, 65, 64))
+    moves = [SlotMove(((SLOT, SLOT + 1),), "b.1", ("b",), GROUP, ("a",))]
+    host: Any = SimpleNamespace(meta=SimpleNamespace(operation=lambda _: SimpleNamespace(moves=moves)))
+    arrival = SimpleNamespace(slots={SLOT}, index=64)
+    slots = SimpleNamespace(arriving={"op-9": arrival})
+    state = SimpleNamespace(slots=slots, tombstones=[old, new, other])
+    replica: Any = SimpleNamespace(group=GROUP, state=state)
+    monkeypatch.setattr(reads, "_slot_of", lambda *_: SLOT)
+    handover, mine = reads._elsewhere(host, replica, {SLOT})
+    assert mine == (new,) and [h.source for h in handover] == ["b.1"]
