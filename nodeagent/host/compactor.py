@@ -64,8 +64,9 @@ class Compactor:
         self._trials: dict[tuple[GroupId, str], bool | None] = {}
         """(group, parked file) -> whether this process can make a TsFile of it; None while it tries"""
 
-        self._unlooked: dict[GroupId, deque[PartitionKey]] = {}
-        """Partitions that the look for what has expired has still to come to."""
+        self._unlooked: dict[GroupId, tuple[deque[PartitionKey], int]] = {}
+        """Partitions that the look for what has expired has still to come to, and what time it was for
+        certain when the TTLs were asked for."""
 
     def keep(self) -> None:
         """Called now and then."""
@@ -76,7 +77,7 @@ class Compactor:
                 self._compact(replica)
         if now >= self._expire_at:
             self._expire_at = now + config.expire_every_ms
-            self._unlooked = {r.group: deque(self._that_expire(r)) for r in self._led()}
+            self._begin_expiry()
         for replica in self._led() if self._unlooked else ():
             self._expire(replica)
 
@@ -273,16 +274,38 @@ class Compactor:
         found |= dict.fromkeys(p for p in replica.state.slot_of if p.storage_group in groups)
         return list(found)
 
+    def _begin_expiry(self) -> None:
+        """Look at what has expired once the meta group has confirmed the TTLs.
+
+        One that was taken back deletes nothing more: this node may be cut off from the meta group and lead
+        here all the same. So rows count as expired by the time at which the TTLs were asked for.
+        """
+        meta = self.host.meta_replica
+        if meta is None or not any(schema.ttl_ms for schema in self.host.meta.schemas.values()):
+            self._unlooked = {}
+            return
+        asked = {r.group: self.host.clocks.passed(r.raft.log.config.voters) for r in self._led()}
+
+        def confirmed() -> None:
+            self._unlooked = {
+                r.group: (deque(self._that_expire(r)), passed)
+                for r in self._led()
+                if (passed := asked.get(r.group)) is not None
+            }
+
+        meta.read(confirmed, lambda why: None)  # asked again at the next look
+
     def _expire(self, replica: DataReplica) -> None:
         """Log a cut-off where rows past their table's TTL would still be read, by the voters' clocks.
 
         While those disagree, or too few are heard, no row is past anything. Some partitions at a time.
         """
-        unlooked = self._unlooked.get(replica.group)
+        unlooked, asked = self._unlooked.get(replica.group, (None, 0))
         passed = self.host.clocks.passed(replica.raft.log.config.voters) if unlooked else None
         if not unlooked or passed is None:
             self._unlooked.pop(replica.group, None)
             return
+        passed = min(passed, asked)
         moving = self._moving(replica.group)
         batch: list[bytes] = []
         for _ in range(min(len(unlooked), EXPIRE_PARTITIONS_PER_LOOK)):

@@ -1,7 +1,7 @@
 """What a host does with what it finds on its disk and with requests no honest peer sends."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from nodeagent.data import commands as data
+from nodeagent.data.compaction import cut_off
 from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host.admission import check_status
 from nodeagent.host.desk import Desk
@@ -24,7 +25,7 @@ from nodeagent.meta.state import Image, MetaState
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
 from nodeagent.model.errors import EntryFailed, InvariantBroken
-from nodeagent.model.files import ScanSpec
+from nodeagent.model.files import FileMeta, ScanSpec
 from nodeagent.model.ids import META, Owner, PartitionKey
 from nodeagent.model.jobs import (
     Done,
@@ -697,6 +698,35 @@ def test_sessions_of_a_seal_are_waited_for_when_asked_so() -> None:
     host.tick(3_000 + SEAL_WAIT_MS, 0)
     replies = run_out(host, 3_000 + SEAL_WAIT_MS)
     assert list(replies) == [4] and isinstance(replies[4], ErrorReply) and replies[4].code == "not_found"
+
+
+def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader of a data group may be cut off from the meta group, which took the TTL back meanwhile. Rows
+    that were past it when it was asked for are, later ones are not."""
+    host = leads_alone()
+    replica, asked, now = host.data["a.1"], list[Callable[[], None]](), [10_000]
+    proposed: list[bytes] = []
+    assert host.meta_replica is not None
+    monkeypatch.setattr(host.meta_replica, "read", lambda then, _: asked.append(then))
+    monkeypatch.setattr(replica, "propose", proposed.extend)
+    monkeypatch.setattr(host.clocks, "passed", lambda _: now[0])
+    place = PartitionKey("g", 2, 0)
+    file = FileMeta("00002-000000000001-0000.tsfile", 2, place, "t", (1,), 10, "f" * 32, 1, 0, 19_000, (1, 1))
+    replica.state.manifest.add([file])
+    host.compactor._expire_at = 0
+    host.compactor.keep()
+    assert not asked, "no table has a TTL"
+    host.meta.schemas["g", "t"] = msgspec.structs.replace(SPEC.schema, ttl_ms=1_000)
+    host.compactor._expire_at = 0
+    host.compactor.keep()
+    now[0] = 20_000
+    host.compactor.keep()
+    assert len(asked) == 1 and not proposed
+    asked[0]()
+    host.compactor.keep()
+    (expire,) = map(data.decode, proposed)
+    assert isinstance(expire, data.Expire)
+    assert (expire.before, expire.passed) == (cut_off(1_000, 10_000), 10_000)
 
 
 def test_evidence_that_does_not_fit_is_refused_before_it_is_logged() -> None:
