@@ -162,6 +162,8 @@ class DataReplica(Replica):
         if self.removed:
             return
         state, space = self.state, self.desk.space
+        if isinstance(job, DeleteFiles) and self.installing:
+            return self._start_after(JOB_RETRY_MS, job)  # the state to come may name them
         if isinstance(job, Making):
             self._forget_unparked(job)
         if isinstance(job, CompactFiles) and sum(f.size for f in job.unit.inputs) > space.spare:
@@ -349,6 +351,8 @@ class DataReplica(Replica):
         self.changed()
 
     def _unlink(self) -> None:
+        if self.installing:
+            return  # the state to come may name them; what it does not goes when it is there
         names = [n for n in sorted(self._unnamed) if not self._in_use[n]]
         if names:
             self._unnamed.difference_update(names)
@@ -567,6 +571,10 @@ class DataReplica(Replica):
     def on_files_saved(self, result: JobResult) -> None:
         """What failed is begun anew with all files."""
         self._whole = result.base if isinstance(result, CheckpointSaved) else ""
+
+    def _on_pulled(self, source: NodeId, snapshot: str, result: JobResult) -> None:
+        super()._on_pulled(source, snapshot, result)
+        self._unlink()
 
     def restore(self, payload: bytes, base: int) -> None:
         old, self.state = self.state, DataState.restore(decode_checkpoint(payload), base)

@@ -159,6 +159,34 @@ def test_inputs_go_after_the_checkpoint_and_the_last_reader() -> None:
     assert isinstance(deleted, DeleteFiles) and deleted.files == FILES and not node.replica.leaving
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_inputs_stay_while_a_state_is_installed_that_may_name_them(fails: bool) -> None:
+    """The sender has not merged them yet. A scan that ends meanwhile, and a delete that is tried again,
+    unlink nothing; what the state that came does not name goes then."""
+    node = Node()
+    node.save()
+    node.finish(HashFiles, GOOD)
+    (job,) = node.under_way(CompactFiles)
+    assert isinstance(job, CompactFiles)
+    if not fails:
+        node.host.on_request(1, ScanRows(GROUP, "sg", ScanSpec(SCHEMA), "weak"), node.now, node.now)
+        node.take()
+    node.finish(CompactFiles, FilesClosed((output(job),)))
+    node.save()
+    if fails:
+        node.finish(DeleteFiles, Failed("error", "not now"))
+    node.replica._installing = "5a"
+    if not fails:
+        node.finish(Scan, Scanned(b"", 0))
+    node.pass_ms(5_000)
+    assert not node.under_way(DeleteFiles) and node.replica.leaving is not fails
+    node.replica._on_pulled("b", "5a", Failed("unavailable", "no contact"))
+    node.take()
+    node.pass_ms(5_000)
+    (deleted,) = node.under_way(DeleteFiles)
+    assert isinstance(deleted, DeleteFiles) and not node.replica.leaving
+
+
 def test_inputs_stay_while_no_checkpoint_is_without_them() -> None:
     node = Node()
     node.save()
