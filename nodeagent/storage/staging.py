@@ -53,6 +53,8 @@ class StagingWriter:
 
         Raises:
             FileCorrupt: size or hash differ; the part is deleted, since nobody knows which byte is wrong.
+            OSError: it cannot be made durable; the part is deleted too. A second sync would succeed without
+                the bytes that the first could not write.
         """
         found = self._hash.hexdigest()
         if self.missing or found != self._meta.xxh3:
@@ -65,7 +67,12 @@ class StagingWriter:
                 expected=self._meta.xxh3,
                 found=found,
             )
-        self._file.sync()
+        try:
+            self._file.sync()
+        except OSError:
+            self.close()
+            self._disk.unlink(self._path + layout.PART)
+            raise
         self.close()
         self._disk.rename(self._path + layout.PART, self._path)
 

@@ -348,3 +348,14 @@ def _until_power_cut(call: Callable[[], object]) -> None:
         call()
     except PowerCut:
         return
+
+
+def test_a_file_whose_sync_failed_is_fetched_anew() -> None:
+    """The disk says so once; a second sync of the file succeeds without what the first could not write."""
+    (a, metas), target = source(files=1), Node()
+    target.disk.faults.append(Fault("sync", errno.EIO, layout.PART))
+    result = target.storage.run_pull(job(metas), fetch_from({"a": a, "b": a}))
+    assert isinstance(result, FilesStaged) and result.names == ("f0",)
+    assert result.bytes_received == 2 * metas[0].size
+    target.disk.crash(random.Random(1))
+    assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
