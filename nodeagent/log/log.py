@@ -180,15 +180,19 @@ class Log:
         temporary = path.removesuffix(SUFFIX) + NEW
         self._drop_new()
         file = self._disk.create(temporary)
-        body = _encoder.encode(self._index.start(oldest))
-        segment = Segment(file, number, 0, self._settings.zero_step_bytes)
-        parts, length = encode_block(BlockKind.START, number, self._seq + 1, 0, 0, [], [body])
-        segment.put(parts, length)
-        segment.first_batch = segment.end
-        segment.sync()
-        self._disk.rename(temporary, path)
-        self._disk.sync_dir(self._directory)
-        self._write_newest(segment)
+        try:
+            body = _encoder.encode(self._index.start(oldest))
+            segment = Segment(file, number, 0, self._settings.zero_step_bytes)
+            parts, length = encode_block(BlockKind.START, number, self._seq + 1, 0, 0, [], [body])
+            segment.put(parts, length)
+            segment.first_batch = segment.end
+            segment.sync()
+            self._disk.rename(temporary, path)
+            self._disk.sync_dir(self._directory)
+            self._write_newest(segment)
+        except BaseException:
+            file.close()  # open, it would keep the room that is lacking
+            raise
         self._seq += 1
         self._last_kind = BlockKind.START
         self._starts[number] = True
@@ -453,7 +457,12 @@ class Log:
 
     def _copies(self, number: int, wanted: list[tuple[GroupId, int, int]]) -> list[Copy] | None:
         """The wanted entries as read from the segment; None when they cannot be read."""
-        content = self._disk.read(path_of(self._directory, number))
+        try:
+            content = self._disk.read(path_of(self._directory, number))
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return None  # what it holds is in memory; only its room stays taken
         found: dict[tuple[GroupId, int, int], list[Entry | None]] = {
             key: [None] * (key[2] - key[1] + 1) for key in wanted
         }

@@ -100,14 +100,14 @@ class SimFile:
         self._path = path
         self._read_only = read_only
         self._life = disk.crashes
-        self._open = True
+        self.is_open = True
 
     @property
     def path(self) -> str:
         return self._path
 
     def _check(self) -> None:
-        if not self._open:
+        if not self.is_open:
             raise OSError(errno.EBADF, "file is closed", self._path)
         if self._life != self._disk.crashes:
             raise PowerCut(f"{self._path} was opened before the crash")
@@ -156,7 +156,7 @@ class SimFile:
         return len(self._inode.seen)
 
     def close(self) -> None:
-        self._open = False
+        self.is_open = False
 
     def __enter__(self) -> Self:
         return self

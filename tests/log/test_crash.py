@@ -7,8 +7,9 @@ import random
 import pytest
 
 from nodeagent.log import Log, LogSettings, NoSpace
+from nodeagent.model.disk import File
 from nodeagent.model.entries import HardState, SetHard
-from nodeagent.testing.disk import Fault, PowerCut, SimDisk
+from nodeagent.testing.disk import Fault, PowerCut, SimDisk, SimFile
 from tests.log.twin import SMALL, State, Workload, append, apply, copy_state, open_log
 
 TINY = LogSettings(segment_bytes=700, zero_step_bytes=512, reserve_bytes=0, copy_bytes_max=300)
@@ -210,6 +211,34 @@ def test_full_disk_at_any_operation_is_survived(seed: int, reserve: int) -> None
             disk.crash(rng)
             _, found = open_log(disk, settings)
             assert found.damaged == [] and found.groups == workload.state, (operation, skip)
+
+
+def test_a_segment_that_was_not_made_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is open keeps its room though it has no name any more."""
+    disk = SimDisk()
+    log, _ = open_log(disk, TINY)
+    made: list[SimFile] = []
+    create = disk.create
+
+    def created(path: str) -> File:
+        file = create(path)
+        assert isinstance(file, SimFile)
+        made.append(file)
+        return file
+
+    monkeypatch.setattr(disk, "create", created)
+    disk.faults.append(Fault("write", errno.ENOSPC, ".new", times=20))
+    refused, index = 0, 1
+    while index < 60:
+        try:
+            log.write([append("g", index, 1, 1, "z" * 50)])
+        except NoSpace:
+            refused += 1
+        else:
+            index += 1
+    segments = [f for f in made if f.path.endswith(".new")]
+    assert refused > 3 and len(segments) > refused
+    assert [f.is_open for f in segments] == [False] * (len(segments) - 1) + [True]
 
 
 def test_full_disk_in_a_sync_is_final() -> None:
