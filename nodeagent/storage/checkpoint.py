@@ -9,6 +9,7 @@ for nothing. Whoever reads gets one payload. Of it only the names `state` (of th
 state) are known here: both are msgpack maps.
 """
 
+import errno
 from collections.abc import Iterable
 
 import msgspec
@@ -87,12 +88,12 @@ def load_checkpoint(disk: Disk, group: GroupId) -> bytes | None:
     path = layout.checkpoint_path(group)
     if not disk.exists(path):
         return None
-    whole = unseal(_MAGIC, disk.read(path), path)
+    whole = unseal(_MAGIC, _read(disk, path), path)
     later = layout.delta_path(group)
     if not disk.exists(later):
         return whole
     try:
-        delta = msgspec.msgpack.decode(unseal(_DELTA_MAGIC, disk.read(later), later), type=_Delta)
+        delta = msgspec.msgpack.decode(unseal(_DELTA_MAGIC, _read(disk, later), later), type=_Delta)
         if delta.base != xxhash.xxh3_128_hexdigest(whole):
             return whole
         files = {f.name: f for f in _files_decoder.decode(_state_of(whole)["files"])}
@@ -101,6 +102,16 @@ def load_checkpoint(disk: Disk, group: GroupId) -> bytes | None:
         raise Damaged(f"{later}: {error}") from error
     gone = set(delta.gone)
     return with_files(delta.payload, (f for name, f in files.items() if name not in gone))
+
+
+def _read(disk: Disk, path: str) -> bytes:
+    """Raises `Damaged` where the disk gives no bytes."""
+    try:
+        return disk.read(path)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise Damaged(f"{path} cannot be read: {error}") from error
 
 
 def _state_of(payload: bytes) -> dict[str, msgspec.Raw]:

@@ -1,5 +1,6 @@
 """Old segments go when no group needs them, and not before (R-S18)."""
 
+import errno
 import random
 
 import pytest
@@ -348,3 +349,22 @@ def test_long_random_life_stays_small(disk: Disk) -> None:
     log.close()
     _, found = open_log(disk)
     assert found.damaged == [] and found.groups == workload.state
+
+
+def test_a_sector_that_cannot_be_read_ends_no_log() -> None:
+    """What the segment holds is in memory; it only stays where it is, with its room."""
+    disk = SimDisk()
+    log, _ = open_log(disk)
+    log.write([Rebase("idle", base(7, 2), False), append("idle", 8, 4, 2)])
+    busy(log, 1, 60)
+    log.write([Rebase("busy", base(58), True)])
+    disk.faults.append(Fault("read", errno.EIO, "log/", times=100))
+    before = log.segments[0]
+    reclaim_all(log)
+    assert log.segments[0] == before
+    busy(log, 61, 70)
+    disk.faults.clear()
+    log.close()
+    _, found = open_log(disk)
+    assert found.damaged == [] and len(found.groups["idle"].entries) == 4
+    assert found.groups["busy"].base.index + len(found.groups["busy"].entries) == 70

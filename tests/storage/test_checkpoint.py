@@ -1,5 +1,6 @@
 """A checkpoint is one payload to whoever reads it, whole or with what changed since beside it."""
 
+import errno
 import random
 
 import msgspec
@@ -14,7 +15,7 @@ from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import FileChanges
 from nodeagent.storage import layout
 from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint
-from nodeagent.testing.disk import PowerCut, SimDisk
+from nodeagent.testing.disk import Fault, PowerCut, SimDisk
 
 GROUP = "node1.1"
 PARTITIONS = [PartitionKey("sg", i, 0) for i in range(20)]
@@ -126,4 +127,19 @@ def test_damage_is_never_taken_for_nothing() -> None:
             with pytest.raises(Damaged):
                 load_checkpoint(disk, GROUP)
         disk.write_atomic(path, good)
+    assert loaded(disk) == (3, names(*FILES[:5]))
+
+
+def test_a_disk_that_gives_no_bytes_is_damage_of_that_group() -> None:
+    """It stops no other. Any other error of the disk is its own."""
+    disk = SimDisk()
+    base = save_checkpoint(disk, GROUP, payload(2), FileChanges("", FILES[:4]))
+    save_checkpoint(disk, GROUP, payload(3), FileChanges(base, FILES[4:5]))
+    for path in (layout.delta_path(GROUP), layout.checkpoint_path(GROUP)):
+        disk.faults.append(Fault("read", errno.EIO, path))
+        with pytest.raises(Damaged, match="cannot be read"):
+            load_checkpoint(disk, GROUP)
+    disk.faults.append(Fault("read", errno.EMFILE, layout.checkpoint_path(GROUP)))
+    with pytest.raises(OSError):
+        load_checkpoint(disk, GROUP)
     assert loaded(disk) == (3, names(*FILES[:5]))
