@@ -45,10 +45,14 @@ def is_traceless(found: Found) -> bool:
 
 
 def is_blank(payload: bytes | None) -> bool:
-    """Whether a data group's checkpoint, if any, is the one a new replica begins with: no row, no file."""
+    """Whether a data group's checkpoint, if any, is the one a new replica begins with: no row, no file. One
+    that another release wrote is none."""
     if payload is None:
         return True
-    state = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state)
+    try:
+        state = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state)
+    except msgspec.DecodeError:
+        return False
     return state.applied <= INITIAL_INDEX and not state.files
 
 

@@ -119,12 +119,17 @@ def known_files(groups: Mapping[GroupId, bytes]) -> dict[GroupId, dict[int, set[
     """Names per group and slot, from the checkpoints of `groups`.
 
     At a start nothing else is needed: a file made after the checkpoint is made again from the log, and
-    an adopted one is linked again from staging.
+    an adopted one is linked again from staging. A group whose checkpoint is of a release that is not known
+    here is left out: nobody knows what it has.
     """
     known: dict[GroupId, dict[int, set[str]]] = {}
     for group, payload in groups.items():
+        try:
+            files = manifest_in(group, payload)
+        except msgspec.DecodeError:
+            continue
         slots = known.setdefault(group, {})
-        for meta in manifest_in(group, payload):
+        for meta in files:
             slots.setdefault(meta.slot, set()).add(meta.name)
     return known
 

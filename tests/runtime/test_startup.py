@@ -1,15 +1,18 @@
 """What a start removes: files that no manifest names, where nothing is missing that might name them."""
 
+import random
 from typing import Any, cast
 
 import msgspec
 
+from nodeagent.host.found import is_blank
+from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import Damage, GroupLog, NoSpace
 from nodeagent.model.entries import HardState, LogOp, Rebase
 from nodeagent.model.ids import META, GroupId
 from nodeagent.runtime.startup import GroupState, _sweep
-from tests.host.test_host import ME, found, used
+from tests.host.test_host import CONFIG, ME, found, used
 
 
 class Room:
@@ -61,6 +64,19 @@ def test_files_are_swept_only_of_groups_whose_log_and_checkpoint_fit() -> None:
     broken = Damage(0, 0, "e.1", 0, 0, "bad")
     assert swept(groups, broken)[-1] == {"a.1"}
     assert swept(groups, broken, Damage(0, 0, "", 0, 0, "bad")) == []
+
+
+def test_a_checkpoint_of_another_release_keeps_its_files_and_stops_no_other() -> None:
+    """Also where the log knows nothing of the group."""
+    saved = msgspec.msgpack.decode(used(), type=Saved)
+    foreign = msgspec.structs.replace(saved, state=msgspec.msgpack.encode({"applied": "x"}), group="b.1")
+    payload = msgspec.msgpack.encode(foreign)
+    groups: dict[GroupId, GroupState] = {"a.1": (found(1), used()), "b.1": (found(1), payload)}
+    assert swept(groups)[-1] == {"a.1"}
+    assert not is_blank(payload)
+    for log in (found(1), found(0)):
+        host = Host.open(CONFIG, "i", groups | {"b.1": (log, payload)}, (), random.Random(1), 0, 0)
+        assert set(host.data) == {"a.1"} and "b.1" in host.damaged
 
 
 def _named(group: GroupId, payload: bytes | None) -> bytes | None:
