@@ -1,5 +1,6 @@
 """Threads for blocking work, one lane each, so that slow work delays only its own kind."""
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -48,5 +49,8 @@ class Lane:
                     return
                 call = self._queue.popleft()
                 self._running = True
-            call()
+            try:
+                call()
+            except Exception:  # nobody waits for this one, and the others must not wait for ever
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
             self._running = False

@@ -41,9 +41,13 @@ def check_file(name: str) -> str:
 
 
 def check_snapshot(snapshot: str) -> str:
-    if not _SNAPSHOT.fullmatch(snapshot):
+    if not is_snapshot(snapshot):
         raise InvalidName(f"snapshot id {snapshot[:80]!r} is not allowed (1-64 lower-case hex digits)")
     return snapshot
+
+
+def is_snapshot(name: str) -> bool:
+    return _SNAPSHOT.fullmatch(name) is not None
 
 
 def group_dir(group: GroupId) -> str:

@@ -115,8 +115,9 @@ class Snapshots:
         self._disk.rmtree(layout.snapshot_dir(snapshot))
 
     def ids(self) -> tuple[str, ...]:
+        """Of those there are. What has another name is not ours, and stays."""
         present = self._disk.exists(layout.SNAPSHOTS)
-        return tuple(self._disk.listdir(layout.SNAPSHOTS)) if present else ()
+        return tuple(filter(layout.is_snapshot, self._disk.listdir(layout.SNAPSHOTS) if present else ()))
 
     def expire(self, now_ms: int, ttl_ms: int) -> list[str]:
         """Drop those nobody read from for `ttl_ms`, and unfinished ones; links pin deleted files.

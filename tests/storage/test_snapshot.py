@@ -138,3 +138,12 @@ def test_a_snapshot_lives_while_it_is_read_from() -> None:
         assert storage.expire_snapshots(now, 100) == []
     assert storage.expire_snapshots(now + 100, 100) == []
     assert storage.expire_snapshots(now + 101, 100) == [ID]
+
+
+def test_what_is_no_snapshot_stays_and_disturbs_no_other(disk: SimDisk, storage: Storage) -> None:
+    disk.mkdirs("snapshots/lost+found")
+    disk.write_atomic("snapshots/notes.txt", b"of a person")
+    storage.run(MakeSnapshot(ID, GROUP, ()))
+    assert storage.snapshots.ids() == (ID,)
+    assert storage.expire_snapshots(0, 100) == [] and storage.expire_snapshots(101, 100) == [ID]
+    assert sorted(disk.listdir("snapshots")) == ["lost+found", "notes.txt"]
