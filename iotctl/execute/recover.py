@@ -75,8 +75,7 @@ def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms:
     """Pure: see `look`."""
     names = list(dict.fromkeys(nodes))
     view = _check_nodes(facts, source, names, now_ms)
-    dead = {n.node for n in view.nodes if n.state == DEAD} | set(names)
-    lost = lost_groups(view.groups, dead)
+    lost = lost_groups(view.groups, {n.node for n in view.nodes if n.state != DEAD} - set(names))
     if not lost:
         waiting = [g.group for g in view.groups if g.recovery is not None]
         raise RefusedProblem(

@@ -271,8 +271,8 @@ class MetaState:
 
     def lost_groups(self, nodes: Collection[NodeId]) -> dict[GroupId, tuple[NodeId, ...]]:
         """Of each group that has no living majority once `nodes` are dead too: who is left."""
-        dead = {n for n, r in self.image.nodes.items() if r.state == DEAD} | set(nodes)
-        return lost_groups(self.image.groups.values(), dead)
+        living = {n for n, r in self.image.nodes.items() if r.state != DEAD} - set(nodes)
+        return lost_groups(self.image.groups.values(), living)
 
     def _give_up(self, index: int, g: commands.GiveUp) -> Reply:
         refusal = self.check_give_up(g)
@@ -456,10 +456,11 @@ class MetaState:
         if node in op.dead:
             return None
         dead = {n for n, r in im.nodes.items() if r.state == DEAD} | {node}
-        groups = [(g.group, g.members) for g in im.groups.values()]
-        groups += [(c.group, c.after) for c in op.changes]
-        for group, members in groups:
-            gone = [n for n in members if n in dead]
+        left = {n for g in im.groups.values() for n in g.members if n not in im.nodes}
+        groups = [(g.group, g.members, dead | left) for g in im.groups.values()]
+        groups += [(c.group, c.after, dead) for c in op.changes]
+        for group, members, lost in groups:
+            gone = [n for n in members if n in lost]
             if 2 * len(gone) >= len(members):
                 return ErrorReply(
                     "refused",

@@ -9,15 +9,18 @@ TERMS_BEYOND = 1_000
 """The lost nodes may have gone on among themselves; so many elections they will not have held."""
 
 
-def lost_groups(groups: Iterable[GroupRecord], dead: Collection[NodeId]) -> dict[GroupId, tuple[NodeId, ...]]:
+def lost_groups(
+    groups: Iterable[GroupRecord], living: Collection[NodeId]
+) -> dict[GroupId, tuple[NodeId, ...]]:
     """Groups without a living majority, and who is left of each.
 
-    Also one whose recovery waits for a head that died meanwhile.
+    Also one whose recovery waits for a head that died meanwhile. A member that left the cluster, and stayed
+    in the stead of one that died before it could join, is none of the living: nobody hears it any more.
     """
     lost = {}
     for group in groups:
-        left = tuple(n for n in group.members if n not in dead)
-        headless = group.recovery is not None and group.recovery.head in dead
+        left = tuple(n for n in group.members if n in living)
+        headless = group.recovery is not None and group.recovery.head not in living
         if 2 * len(left) <= len(group.members) or headless:
             lost[group.group] = left
     return lost

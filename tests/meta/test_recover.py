@@ -5,6 +5,7 @@ Six nodes a to f, R = 3: the group of each is itself and the next two.
 
 from collections.abc import Collection
 
+import msgspec
 import pytest
 
 from nodeagent.meta import commands as c
@@ -141,6 +142,15 @@ def test_a_second_recovery_takes_the_place_of_one_whose_head_died() -> None:
     assert record(meta, "a").recovery == second
 
 
+def test_a_member_that_left_the_cluster_is_none_of_the_living(meta: Meta) -> None:
+    """It stayed a voter in the stead of one that died before it joined, and is heard no more."""
+    group = record(meta, "a")
+    left = msgspec.structs.replace(group, members=("a", "c", "gone"))
+    meta.state.image.groups[group.group] = left
+    assert meta.state.lost_groups("c")[group.group] == ("a",)
+    assert group.group not in meta.state.lost_groups("d")
+
+
 @pytest.mark.parametrize(
     ("members", "dead", "left"),
     [
@@ -154,5 +164,6 @@ def test_a_second_recovery_takes_the_place_of_one_whose_head_died() -> None:
 )
 def test_half_is_no_majority(members: str, dead: str, left: str | None) -> None:
     """With R = 2 one dead member is enough."""
-    found = lost_groups([GroupRecord("g", members[0], tuple(members), ())], set(dead))
+    living = set("abcdefg") - set(dead)
+    found = lost_groups([GroupRecord("g", members[0], tuple(members), ())], living)
     assert found == ({} if left is None else {"g": tuple(left)})
