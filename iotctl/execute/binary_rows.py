@@ -8,12 +8,14 @@ import numpy as np
 import pyarrow as pa
 
 from iotctl.errors import InputProblem
-from iotctl.execute.blocks import Block, Columns, a_type, cast, nulls
+from iotctl.execute.blocks import Block, Columns, nulls
 from iotctl.execute.csv_rows import check_columns
 from iotctl.execute.times import TimeRule
 from nodeagent.table.arrow import ARROW_TYPES
 
 BLOCK_ROWS = 200_000
+NO_NUMBERS = ("BOOLEAN", "TIMESTAMP", "DATE")
+"""Arrow would make them of any number."""
 
 
 class BinaryFile:
@@ -58,7 +60,9 @@ class BinaryFile:
         for name, kind in types.items():
             plain = _plain(given[name])
             try:
-                array, bad = cast(plain, ARROW_TYPES[kind])
+                if pa.types.is_integer(plain.type) and kind in NO_NUMBERS:
+                    raise pa.ArrowNotImplementedError("what the numbers count is not known")
+                columns.convert(name, plain, kind, ARROW_TYPES[kind], plain)
             except pa.ArrowNotImplementedError as error:
                 raise InputProblem(
                     f"{name}: {plain.type} is no {kind}",
@@ -66,7 +70,6 @@ class BinaryFile:
                     next="nothing was written; give another --type, or leave the column out",
                     where=str(self._path),
                 ) from None
-            columns.add(name.lower(), array, bad, f"{name}: not {a_type(kind)}", plain)
         lines = np.arange(done + 1, done + 1 + batch.num_rows, dtype=np.int64)
         empty = np.logical_and.reduce([nulls(c) for c in given.values()])
         return columns.block(lines, empty, done + batch.num_rows, seen)
@@ -78,9 +81,11 @@ class BinaryFile:
             with pq.ParquetFile(self._path) as file:
                 yield from file.iter_batches(BLOCK_ROWS)
             return
-        import pyarrow.feather as feather
-
-        yield from feather.read_table(self._path, memory_map=True).to_batches(BLOCK_ROWS)
+        with pa.memory_map(str(self._path)) as file, pa.ipc.open_file(file) as reader:
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                for start in range(0, batch.num_rows, BLOCK_ROWS):
+                    yield batch.slice(start, BLOCK_ROWS)
 
     def _parquet_schema(self) -> tuple[pa.Schema, int]:
         import pyarrow.parquet as pq
@@ -89,10 +94,9 @@ class BinaryFile:
             return file.schema_arrow, file.metadata.num_rows
 
     def _arrow_schema(self) -> tuple[pa.Schema, int]:
-        import pyarrow.feather as feather
-
-        table = feather.read_table(self._path, memory_map=True)
-        return table.schema, table.num_rows
+        with pa.memory_map(str(self._path)) as file, pa.ipc.open_file(file) as reader:
+            counts = (reader.get_batch(n).num_rows for n in range(reader.num_record_batches))
+            return reader.schema, sum(counts)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from iotctl.execute import exact
 from iotctl.execute.times import Seen, TimeRule, read_times
 
 BAD_ROWS_MAX = 1000
@@ -37,6 +38,8 @@ class Block:
     bad_rows: int = 0
     at: int = 0
     seen: Seen = field(default_factory=Seen)
+    broken: int = 0
+    """Rows that are longer than a line."""
 
     def drop(self, row: int, reason: str) -> None:
         """A row turned out to be bad."""
@@ -64,6 +67,23 @@ class Columns:
         if bad.any():
             self.reasons.append((bad, reason, given))
 
+    def convert(self, name: str, plain: pa.Array, kind: str, type_: pa.DataType, given: pa.Array) -> None:
+        """Add the column as one of the table's type `kind`; `given` is what reasons show.
+
+        Raises:
+            pa.ArrowNotImplementedError: nothing of its type becomes that.
+        """
+        array, bad = cast(plain, type_)
+        if kind in exact.WHOLE:
+            bad |= exact.overflowed(plain, array)
+        self.add(name.lower(), array, bad, f"{name}: not {a_type(kind)}", given)
+        if kind in exact.WHOLE:
+            other = exact.changed(plain, array, kind) & ~bad
+            fits = other & ~cast(plain, pa.int64())[1] if other.any() else other
+            what = f"{name}: a {kind} cannot hold it exactly"
+            self.also(fits, f"{what} (--type {name}=INT64 can)", given)
+            self.also(other & ~fits, what, given)
+
     def add_times(self, name: str, column: pa.Array, rule: TimeRule) -> Seen:
         """The time column, as `time`."""
         times = read_times(column, rule, cast)
@@ -77,7 +97,7 @@ class Columns:
         """The rows that are neither empty nor bad."""
         bad = np.logical_or.reduce([np.zeros(self.count, np.bool_), *(m for m, _, _ in self.reasons)])
         found = [
-            BadRow(int(lines[i]), _with_value(text, values[int(i)].as_py()))
+            BadRow(int(lines[i]), _with_value(text, values[int(i)]))
             for mask, text, values in self.reasons
             for i in np.flatnonzero(mask & ~empty)[:BAD_ROWS_MAX]
         ]
@@ -94,8 +114,12 @@ class Columns:
         )
 
 
-def _with_value(reason: str, value: object) -> str:
-    return reason if value is None else f"{reason}: {value!r}"
+def _with_value(reason: str, value: pa.Scalar) -> str:
+    try:
+        plain = value.as_py()
+    except (OverflowError, ValueError):  # a time after the year 9999, which Python has not
+        plain = value.value
+    return reason if plain is None else f"{reason}: {plain!r}"
 
 
 def nulls(array: pa.Array) -> Mask:
@@ -106,7 +130,7 @@ def nulls(array: pa.Array) -> Mask:
 def cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
     """The cast column and which values refused; those become null.
 
-    They are found by halving the column: k bad values cost k * log n casts.
+    They are found by halving the column: k bad values cost k * log n casts, all of them 2 * n.
     """
     bad = np.zeros(len(array), np.bool_)
     parts: list[pa.Array] = []
@@ -122,9 +146,9 @@ def _cast_part(array: pa.Array, kind: pa.DataType, at: int, bad: Mask, parts: li
         return
     except pa.ArrowInvalid:
         pass
-    if len(array) == 1 or int(bad.sum()) > BAD_ROWS_MAX:
-        bad[at : at + len(array)] = ~nulls(array)
-        parts.append(pa.nulls(len(array), kind))
+    if len(array) == 1:
+        bad[at] = True
+        parts.append(pa.nulls(1, kind))
         return
     half = len(array) // 2
     _cast_part(array.slice(0, half), kind, at, bad, parts)

@@ -1,9 +1,10 @@
 """CSV to Arrow, column by column, with every bad row known by its line.
 
 Everything is first read as text, so that a bad value is a mark in a column and not an exception of a
-whole block. A quoted value must not contain a line break (lines would not be countable).
+whole block.
 """
 
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +16,14 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from iotctl.errors import InputProblem
-from iotctl.execute.blocks import BAD_ROWS_MAX, BadRow, Block, Columns, Int64s, Mask, a_type, cast, nulls
+from iotctl.execute.blocks import BAD_ROWS_MAX, BadRow, Block, Columns, Int64s, nulls
+from iotctl.execute.exact import INFINITE
 from iotctl.execute.times import TimeRule
 
 BLOCK_BYTES = 8 * 1024 * 1024
 NULLS = ("", "NA", "N/A", "NULL", "null", "None", "nan", "NaN", "NAN", "-")
 """Spellings of "no value" in number, boolean and time columns. In text columns nothing at all is one, and two
 quotes are text without letters, as `data export` writes them."""
-
-INFINITE = r"^[+-]?(?i:inf|infinity)$"
 
 _MS = TimeRule("ms")
 
@@ -40,24 +40,59 @@ ARROW = {
 }
 
 
+class _QuotesCounted(io.FileIO):
+    quotes = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size) or b""
+        self.quotes += data.count(b'"')
+        return data
+
+
+@dataclass(slots=True)
+class _Ragged:
+    """A row with a wrong number of values. `number` counts rows from the header, which is 1."""
+
+    number: int
+    reason: str
+    text: str
+
+
+@dataclass(slots=True)
+class _Text:
+    """Rows as text with their lines, and what the parser left out of them. `breaks`: rows that are longer
+    than a line."""
+
+    rows: pa.RecordBatch
+    lines: Int64s
+    ragged: list[BadRow]
+    breaks: int
+    at: int
+
+
 @dataclass(slots=True)
 class _Source:
-    """A CSV file read as text. `ragged` are lines with a wrong number of values, found by the parser."""
+    """A CSV file read as text."""
 
     path: Path
-    ragged: list[BadRow] = field(default_factory=list)
-    at: int = 0
+    _ragged: list[_Ragged] = field(default_factory=list)
+    _next: int = 2
+    """Number of the next row, and the line breaks within the rows before it."""
 
-    def blocks(self) -> Iterator[pa.RecordBatch]:
-        self.ragged.clear()
+    _breaks: int = 0
+    _last: tuple[int, bool] = (0, False)
+    """The last row, and whether it is longer than a line."""
+
+    def blocks(self) -> Iterator[_Text]:
+        self._ragged, self._next, self._breaks, self._last = [], 2, 0, (0, False)
         header = self.header()
-        with self.path.open("rb") as file:
+        with _QuotesCounted(self.path) as file:
             try:
                 reader = pacsv.open_csv(
                     file,
                     read_options=pacsv.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
                     parse_options=pacsv.ParseOptions(
-                        invalid_row_handler=self._on_ragged, ignore_empty_lines=False
+                        invalid_row_handler=self._on_ragged, ignore_empty_lines=False, newlines_in_values=True
                     ),
                     convert_options=pacsv.ConvertOptions(
                         column_types={name: pa.string() for name in header},
@@ -67,10 +102,51 @@ class _Source:
                     ),
                 )
                 for block in reader:
-                    self.at = file.tell()
-                    yield block
+                    yield self._placed(block, file, file.quotes > 0)
             except pa.ArrowInvalid as error:
-                raise InputProblem(f"not a CSV file: {error}", where=str(self.path)) from None
+                raise self._no_csv(error) from None
+            if self._ragged:
+                yield self._placed(reader.schema.empty_table().to_batches()[0], file, True)
+            if file.quotes % 2 and self._last[1]:
+                raise InputProblem(
+                    "a quote is not closed",
+                    why="the last value goes on over the end of its line to the end of the file",
+                    next="nothing was written; close it, or write it twice where it belongs to a text",
+                    where=f"{self.path}:{self._last[0]}",
+                )
+
+    def _no_csv(self, error: pa.ArrowInvalid) -> InputProblem:
+        if "straddling" in str(error):
+            return InputProblem(
+                f"a row is longer than {BLOCK_BYTES // 1024 // 1024} MiB, or a quote is not closed",
+                next="nothing was written; close it, or write it twice where it belongs to a text",
+                where=f"{self.path}:{self._next + self._breaks}",
+            )
+        return InputProblem(f"not a CSV file: {error}", where=str(self.path))
+
+    def _placed(self, rows: pa.RecordBatch, file: io.FileIO, may_break: bool) -> _Text:
+        count, ragged = rows.num_rows, sorted(self._ragged, key=lambda r: r.number)
+        candidates = np.arange(self._next, self._next + count + len(ragged), dtype=np.int64)
+        numbers = candidates[~np.isin(candidates, [r.number for r in ragged])][:count]
+        if count:
+            self._next = int(numbers[-1]) + 1
+            self._ragged = [r for r in ragged if r.number >= self._next]
+            ragged = [r for r in ragged if r.number < self._next]
+        else:
+            self._ragged = []
+        own = _line_breaks(rows) if may_break else np.zeros(count, np.int64)
+        texts = _line_breaks(pa.record_batch({"text": [r.text for r in ragged]})) if ragged else own[:0]
+        at = np.concatenate([numbers, np.array([r.number for r in ragged], np.int64)])
+        breaks = np.concatenate([own, texts])
+        order = np.argsort(at)
+        before = np.empty(len(at), np.int64)
+        before[order] = self._breaks + np.cumsum(breaks[order]) - breaks[order]
+        lines = at + before
+        self._breaks += int(breaks.sum())
+        if len(at):
+            self._last = int(lines[order[-1]]), bool(breaks[order[-1]])
+        bad = [BadRow(int(line), r.reason) for line, r in zip(lines[count:], ragged, strict=True)]
+        return _Text(rows, lines[:count], bad, int(np.count_nonzero(own)), file.tell())
 
     def header(self) -> list[str]:
         import csv
@@ -83,7 +159,7 @@ class _Source:
             raise InputProblem(
                 "cannot be read as text",
                 why=str(error),
-                next="write the file in UTF-8, for example with iconv -f LATIN1 -t UTF-8",
+                next=f"write the file in UTF-8, for example with iconv -f {self._encoding()} -t UTF-8",
                 where=str(self.path),
             ) from None
         except (OSError, csv.Error) as error:
@@ -99,9 +175,14 @@ class _Source:
             )
         return names
 
+    def _encoding(self) -> str:
+        """What it is probably written in, if not UTF-8."""
+        with self.path.open("rb") as file:
+            return "UTF-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
+
     def _on_ragged(self, row: pacsv.InvalidRow) -> str:
         reason = f"{row.actual_columns} values, the header has {row.expected_columns}"
-        self.ragged.append(BadRow(row.number or 0, reason))
+        self._ragged.append(_Ragged(row.number or 0, reason, row.text or ""))
         return "skip"
 
 
@@ -121,7 +202,7 @@ def infer_types(path: Path, given: dict[str, str], time: str) -> Inferred:
     votes = {n: _Votes() for n in header if n != time and n not in given}
     for block in source.blocks():
         for name in votes:
-            votes[name].add(block.column(name))
+            votes[name].add(block.rows.column(name))
     types = {n: given[n] if n in given else votes[n].type for n in header if n != time}
     return Inferred(types, [n for n, v in votes.items() if v.is_coded])
 
@@ -172,15 +253,12 @@ def read_csv(path: Path, types: dict[str, str], time: str, rule: TimeRule = _MS)
     for name, kind in types.items():
         if kind not in ARROW:
             raise InputProblem(f"{name}: a {kind} cannot be written in a CSV file", where=f"{path}:1")
-    done = 0
-    for batch in source.blocks():
-        lines = _lines(done, batch.num_rows, source.ragged)
-        done += batch.num_rows
-        yield _convert(batch, lines, types, time, rule, source.at)
-    if source.ragged:
-        ragged = source.ragged[:BAD_ROWS_MAX]
-        none = pa.RecordBatch.from_pylist([], pa.schema([]))
-        yield Block(none, np.empty(0, np.int64), ragged, len(source.ragged), source.at)
+    for text in source.blocks():
+        block = _convert(text, types, time, rule)
+        block.bad = sorted([*block.bad, *text.ragged], key=lambda b: b.line)[:BAD_ROWS_MAX]
+        block.bad_rows += len(text.ragged)
+        block.broken = text.breaks
+        yield block
 
 
 def check_columns(names: Sequence[str], time: str, wanted: Iterable[str], *, where: str) -> None:
@@ -232,54 +310,23 @@ def _blank_nulls(text: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_in(text, value_set=pa.array(NULLS)), pa.scalar(None, pa.string()), text)
 
 
-def _lines(done: int, count: int, ragged: list[BadRow]) -> Int64s:
-    """Line of each row of a block: rows before it, the header, and the lines the parser left out."""
-    lines = np.arange(done, done + count, dtype=np.int64) + 2
-    for bad in sorted(ragged, key=lambda b: b.line):
-        lines[lines >= bad.line] += 1
-    return lines
-
-
-def _convert(
-    batch: pa.RecordBatch, lines: Int64s, types: dict[str, str], time: str, rule: TimeRule, at: int
-) -> Block:
-    given = dict(zip(batch.schema.names, batch.columns, strict=True))
-    columns = Columns(batch.num_rows)
-    seen = columns.add_times(time, given[time], rule)
-    for name, kind in types.items():
-        array, bad = _typed(given[name], kind)
-        columns.add(name.lower(), array, bad, f"{name}: not {a_type(kind)}", given[name])
-        if kind == "DOUBLE":
-            columns.also(
-                _rounded(given[name]),
-                f"{name}: a DOUBLE cannot hold it exactly (--type {name}=INT64 can)",
-                given[name],
-            )
-    empty = np.logical_and.reduce([nulls(c) for c in given.values()])
-    return columns.block(lines, empty, at, seen)
-
-
-def _typed(text: pa.Array, kind: str) -> tuple[pa.Array, Mask]:
-    if kind in ("STRING", "TEXT"):
-        return text, np.zeros(len(text), np.bool_)
-    given = _blank_nulls(pc.utf8_trim_whitespace(text))
-    values, bad = cast(given, ARROW[kind])
-    return values, bad | _overflowed(given, values) if kind in ("FLOAT", "DOUBLE") else bad
-
-
-def _overflowed(text: pa.Array, values: pa.Array) -> Mask:
-    """Numbers too large for the type, which the cast takes for infinite."""
-    said = pc.match_substring_regex(text, INFINITE)
-    found: Mask = pc.fill_null(pc.and_not(pc.is_inf(values), said), False).to_numpy(zero_copy_only=False)
+def _line_breaks(rows: pa.RecordBatch) -> Int64s:
+    """How many are in each row."""
+    found = np.zeros(rows.num_rows, np.int64)
+    for column in rows.columns:
+        found += pc.count_substring_regex(column, r"\r\n|\r|\n").fill_null(0).to_numpy(zero_copy_only=False)
     return found
 
 
-def _rounded(text: pa.Array) -> Mask:
-    """Whole numbers that are another number as a DOUBLE; only those of 16 digits and more can be."""
-    trimmed = pc.utf8_trim_whitespace(text)
-    long = pc.fill_null(pc.match_substring_regex(trimmed, r"^[+-]?\d{16,}$"), False)
-    numbers, beyond = cast(pc.if_else(long, trimmed, pa.scalar(None, pa.string())), pa.int64())
-    values = numbers.fill_null(0).to_numpy()
-    with np.errstate(invalid="ignore"):  # the largest come back as something else, which is what is asked
-        changed: Mask = values.astype(np.float64).astype(np.int64) != values
-    return changed | beyond
+def _convert(text: _Text, types: dict[str, str], time: str, rule: TimeRule) -> Block:
+    given = dict(zip(text.rows.schema.names, text.rows.columns, strict=True))
+    columns = Columns(text.rows.num_rows)
+    seen = columns.add_times(time, given[time], rule)
+    for name, kind in types.items():
+        if kind in ("STRING", "TEXT"):
+            columns.add(name.lower(), given[name], np.zeros(len(given[name]), np.bool_), "", given[name])
+        else:
+            plain = _blank_nulls(pc.utf8_trim_whitespace(given[name]))
+            columns.convert(name, plain, kind, ARROW[kind], given[name])
+    empty = np.logical_and.reduce([nulls(c) for c in given.values()])
+    return columns.block(text.lines, empty, text.at, seen)

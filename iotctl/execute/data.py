@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from iotctl.errors import InputProblem, UsageProblem
+from iotctl.execute import exact
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.selection import Selection, count_rows, delete_rows
 from iotctl.spec.units import parse_duration_ms
@@ -141,10 +142,18 @@ def _check_known(known: TableSchema | None, name: str, columns: Sequence[str]) -
 def _value(name: str, text: str, kind: str | None) -> pa.Array:
     if kind is None:
         kind = _looks_like(text)
+    given = pa.array([text])
     try:
-        return pa.array([text]).cast(ARROW_TYPES[kind])
+        value = given.cast(ARROW_TYPES[kind])
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise InputProblem(f"{name}: {text!r} is not of type {kind}", next="iotctl data schema") from None
+    if kind in exact.WHOLE and (
+        exact.overflowed(given, value).any() or exact.changed(given, value, kind).any()
+    ):
+        raise InputProblem(
+            f"{name}: a {kind} cannot hold {text}", next="nothing was written; give another value"
+        )
+    return value
 
 
 def _looks_like(text: str) -> str:

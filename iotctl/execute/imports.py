@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from iotctl.errors import InputProblem, IotctlError, Partly, Unknown, UsageProblem
 from iotctl.execute.binary_rows import BinaryFile
@@ -20,17 +21,16 @@ from iotctl.execute.cluster import Cluster
 from iotctl.execute.csv_rows import ARROW as CSV_TYPES
 from iotctl.execute.csv_rows import infer_types, read_csv
 from iotctl.execute.data import CSV, PARQUET, format_of
-from iotctl.execute.survey import KEYS_MAX, SERIES_MAX, Sharing, Survey, keys_of, series_of, sharing_of
+from iotctl.execute.survey import KEYS_MAX, SERIES_MAX, Comparison, Sharing, Survey
 from iotctl.execute.times import TimeRule, check_unit
 from iotctl.humanize import time_text
 from nodeagent.model.errors import InvalidInput, NodeAgentError, OutcomeUnknown, SchemaMismatch
+from nodeagent.model.limits import WRITE_BYTES_MAX
 from nodeagent.model.schema import TYPES, TableSchema
-from nodeagent.table.arrow import ARROW_TYPES, infer_schema, normalise
+from nodeagent.table.arrow import ARROW_TYPES, encode, infer_schema, normalise
 
 SHOWN_MAX = 10
 WRITE_ROWS = 200_000
-EXAMINED_ROWS_MAX = 100_000
-"""Rows of shared keys that are compared cell by cell."""
 
 
 class OnProgress(Protocol):
@@ -94,12 +94,13 @@ class ImportRequest(msgspec.Struct, frozen=True):
 
 def parse_types(given: Sequence[str]) -> dict[str, str]:
     """`col=DOUBLE` words to a mapping. Raises `UsageProblem`."""
-    types = {}
+    types: dict[str, str] = {}
     for word in given:
         name, _, kind = word.partition("=")
         if not name or kind.upper() not in TYPES:
             raise UsageProblem(f"--type {word!r} is not COLUMN=TYPE", next=f"use one of {', '.join(TYPES)}")
-        types[name] = kind.upper()
+        if types.setdefault(name, kind.upper()) != kind.upper():
+            raise UsageProblem(f"--type: {name} is given two types", next="leave one out")
     return types
 
 
@@ -113,25 +114,46 @@ class Import:
     known: TableSchema | None
     coded: list[str]
     binary: BinaryFile | None
+    version: tuple[int, ...]
+    """Of the file when it was opened first, as `_version` gives it."""
 
     def blocks(self) -> Iterator[Block]:
-        """Rows the table takes, and those that it does not."""
+        """Rows the table takes, and those that it does not.
+
+        Raises:
+            InputProblem: the file cannot be read, or is not the one any more that it was.
+        """
         r = self.request
         source = (
             read_csv(r.file, self.types, r.time, r.times)
             if self.binary is None
             else self.binary.blocks(self.types, r.time, r.times)
         )
-        for block in source:
-            if block.rows.num_rows:
-                self._fit(block)
-            yield block
+        try:
+            for block in source:
+                if block.rows.num_rows:
+                    self._fit(block)
+                self._check_same()
+                yield block
+            self._check_same()
+        except OSError as error:
+            raise InputProblem("cannot be read", why=str(error), where=str(r.file)) from None
+
+    def _check_same(self) -> None:
+        """What was checked is what is written. Raises `InputProblem` or `OSError`."""
+        if _version(self.request.file) != self.version:
+            raise InputProblem(
+                "the file was changed while it was read",
+                next="import it again when it is whole",
+                where=str(self.request.file),
+            )
 
     def _fit(self, block: Block) -> None:
         """Leave out what a node would refuse, by the node's own rule."""
         while True:
             try:
-                normalise(block.rows, self.schema)
+                rows = normalise(block.rows, self.schema)
+                _check_row_bytes(rows)
                 return
             except InvalidInput as error:
                 row = error.details.get("row")
@@ -143,7 +165,9 @@ class Import:
                         next=f"nothing was written; {error.next_step or 'correct the file'}",
                         where=str(self.request.file),
                     ) from None
-                block.drop(row, error.what.replace(f" in row {row}", ""))
+                block.drop(
+                    row, error.what.replace(f" in row {row}", "").replace(f"row {row} is", "the row is")
+                )
 
     def place(self, line: int) -> str:
         return f"{self.request.file}:{line}" if self.binary is None else f"{self.request.file} row {line}"
@@ -156,9 +180,7 @@ class Import:
 
     def size(self) -> tuple[int, str]:
         """(total, unit) that a block's `at` counts to."""
-        if self.binary is None:
-            return self.request.file.stat().st_size, "B"
-        return self.binary.rows, ""
+        return (self.version[2], "B") if self.binary is None else (self.binary.rows, "")
 
 
 def open_import(request: ImportRequest, schemas: Sequence[TableSchema]) -> Import:
@@ -169,11 +191,20 @@ def open_import(request: ImportRequest, schemas: Sequence[TableSchema]) -> Impor
         InvalidInput, InvalidName: a name or type that no table has.
     """
     _check_file(request.file)
+    version = _version(request.file)
     for name in request.tags:
         if request.types.get(name, "STRING") != "STRING":
             raise UsageProblem(f"--type {name}={request.types[name]}: a tag is a STRING", next="leave it out")
     wanted = request.storage_group.lower(), request.table.lower()
     known = next((s for s in schemas if (s.storage_group, s.table) == wanted), None)
+    late = [t for t in request.tags if known is not None and t.lower() not in {c.name for c in known.columns}]
+    if late:
+        raise InputProblem(
+            f"tag {late[0]} cannot be added to a table that is there",
+            why=f"{'.'.join(wanted)} has the tags: {', '.join(known.tags if known else ()) or 'none'}",
+            next="nothing was written; leave the --tag out, or import into another table",
+            where=str(request.file),
+        )
     given = {**request.types, **dict.fromkeys(request.tags, "STRING")}
     of_table = {c.name: c.type for c in known.columns} if known else {}
     if format_of(request.file) == CSV:
@@ -181,14 +212,14 @@ def open_import(request: ImportRequest, schemas: Sequence[TableSchema]) -> Impor
         types = {n: given.get(n) or of_table.get(n.lower()) or t for n, t in inferred.types.items()}
         kinds = {n: CSV_TYPES.get(t, ARROW_TYPES[t]) for n, t in types.items()}
         coded = [n for n in inferred.coded if types[n] == "STRING"]
-        return Import(request, types, _schema(request, kinds, known), known, coded, None)
+        return Import(request, types, _schema(request, kinds, known), known, coded, None, version)
     binary = BinaryFile(request.file, parquet=format_of(request.file) == PARQUET)
     binary.check(request.time, (*request.tags, *request.types))
     own = {n: t for n, t in binary.kinds.items() if n != request.time}
     kinds = {n: ARROW_TYPES[given[n]] if n in given else kind for n, kind in own.items()}
     schema = _schema(request, kinds, known)
     by_name = {c.name: c.type for c in schema.columns}
-    return Import(request, {n: by_name[n.lower()] for n in own}, schema, known, [], binary)
+    return Import(request, {n: by_name[n.lower()] for n in own}, schema, known, [], binary, version)
 
 
 def _schema(request: ImportRequest, kinds: dict[str, pa.DataType], known: TableSchema | None) -> TableSchema:
@@ -316,8 +347,9 @@ def _bad_rows(job: Import, bad: list[BadRow], count: int) -> InputProblem:
     first, *rest = bad
     word = "line" if job.binary is None else "row"
     more = "; ".join(f"{word} {b.line}: {b.reason}" for b in rest[: SHOWN_MAX - 1])
-    if len(rest) >= SHOWN_MAX:
-        more += f"; and {count - SHOWN_MAX} more"
+    unnamed = count - len({b.line for b in bad[:SHOWN_MAX]})
+    if more and unnamed > 0:
+        more += f"; and {unnamed} more"
     skipping = job.request.skip_bad
     following = "nothing was written; correct the file" + ("" if skipping else ",") + " "
     following += (
@@ -336,17 +368,12 @@ def _sharing(job: Import, survey: Survey) -> Sharing:
     shared = survey.shared_keys()
     if not len(shared):
         return Sharing()
-    found, count = list[pa.RecordBatch](), 0
+    fields = [c.name for c in job.schema.columns if not c.tag and c.name in {n.lower() for n in job.types}]
+    comparison = Comparison(shared, job.tags, fields)
     for block in job.blocks():
-        if not block.rows.num_rows:
-            continue
-        keys = keys_of(series_of(block.rows, job.tags), block.rows.column("time").to_numpy())
-        rows = block.rows.filter(pa.array(np.isin(keys, shared)))
-        found.append(rows)
-        count += rows.num_rows
-        if count >= EXAMINED_ROWS_MAX:
-            break
-    return sharing_of(pa.Table.from_batches(found), job.tags)
+        if block.rows.num_rows:
+            comparison.add(block.rows)
+    return comparison.result()
 
 
 def _write(
@@ -359,22 +386,22 @@ def _write(
     written = 0
     total, unit = job.size()
     tags = [t.lower() for t in job.request.tags]
-    for block in job.blocks():
-        for start in range(0, block.rows.num_rows, WRITE_ROWS):
-            piece = pa.Table.from_batches([block.rows.slice(start, WRITE_ROWS)])
-            try:
+    try:
+        for block in job.blocks():
+            for start in range(0, block.rows.num_rows, WRITE_ROWS):
+                piece = pa.Table.from_batches([block.rows.slice(start, WRITE_ROWS)])
                 report = cluster.write(job.request.storage_group, job.request.table, piece, tags=tags)
-            except NodeAgentError as error:
-                raise _halfway(error, written, rows) from error
-            written += report.rows
-            on_written(written)
-        on_progress("writing rows", block.at, total, unit=unit)
+                written += report.rows
+                on_written(written)
+            on_progress("writing rows", block.at, total, unit=unit)
+    except (NodeAgentError, InputProblem) as error:
+        raise _halfway(error, written, rows) from error
     return written
 
 
-def _halfway(error: NodeAgentError, written: int, rows: int) -> IotctlError | NodeAgentError:
+def _halfway(error: NodeAgentError | InputProblem, written: int, rows: int) -> IotctlError | NodeAgentError:
     is_unknown = isinstance(error, OutcomeUnknown)
-    more = error.details.get("rows_acknowledged", 0) if is_unknown else 0
+    more = error.details.get("rows_acknowledged", 0) if isinstance(error, OutcomeUnknown) else 0
     written += more if isinstance(more, int) else 0
     if not written and not is_unknown:
         return error
@@ -407,6 +434,12 @@ def _notes(job: Import, survey: Survey, sharing: Sharing) -> list[str]:
     ]
     absent = [t for t in schema.tags if t not in job.tags]
     notes += [f"the file has no column for tag {t}: it is empty in every row" for t in absent]
+    if times.zone != "UTC" and any(kind == "TIMESTAMP" for kind in job.types.values()):
+        notes.append("--time-zone is for the time column; other timestamps without a zone are read in UTC")
+    if survey.broken:
+        notes.append(f"{survey.broken} rows have a line break within quotes")
+    if sharing.unseen:
+        notes.append(f"{sharing.unseen} times are given more than once and were not compared")
     if sharing.equal:
         notes.append(f"{sharing.equal} rows are given more than once, with the same values")
     if sharing.differ:
@@ -433,8 +466,31 @@ def _line(bad: BadRow) -> int:
     return bad.line
 
 
+def _check_row_bytes(rows: pa.RecordBatch | pa.Table) -> None:
+    """Raises `InvalidInput` for the first row that no entry of a log can carry."""
+    if rows.nbytes <= WRITE_BYTES_MAX // 2:
+        return
+    sizes = sum(
+        pc.binary_length(column).fill_null(0).to_numpy().astype(np.int64)
+        for column in rows.columns
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+    )
+    for row in np.flatnonzero(sizes > WRITE_BYTES_MAX // 2):
+        size = len(encode(rows.slice(row, 1)))
+        if size > WRITE_BYTES_MAX:
+            what = f"row {row} is {size} bytes; at most {WRITE_BYTES_MAX} are taken"
+            raise InvalidInput(what, row=int(row))
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """(device, inode, bytes, time of the last change in ns)"""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def _check_file(path: Path) -> None:
     if path.is_file():
         return
-    what = "is a directory, not a file" if path.is_dir() else "no such file"
+    what = "is no file that can be read twice" if path.exists() else "no such file"
+    what = "is a directory, not a file" if path.is_dir() else what
     raise InputProblem(what, next="name a .csv, .parquet or .arrow file, or example:weather", where=str(path))

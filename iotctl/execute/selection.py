@@ -4,7 +4,9 @@ Several values of one tag are alternatives; different tags must all hold. A node
 selection is asked for in parts, one per combination of values; no row is in two of them.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import product
 
 import msgspec
@@ -13,7 +15,10 @@ import pyarrow as pa
 
 from iotctl.errors import InputProblem, UsageProblem
 from iotctl.execute.cluster import Cluster
+from iotctl.execute.times import SECONDS_FROM, SECONDS_TO, look_like_dates
+from iotctl.humanize import time_text
 from nodeagent.model.errors import NodeAgentError, OutcomeUnknown
+from nodeagent.model.limits import TIME_MS_MAX, TIME_MS_MIN
 from nodeagent.model.schema import TableSchema
 from nodeagent.table.arrow import one_chunk
 from nodeagent.table.series import series_codes, tag_codes
@@ -88,23 +93,36 @@ def parse_tags(given: Sequence[str]) -> dict[str, str]:
 
 
 def parse_time(text: str | None) -> int | None:
-    """Milliseconds, or ISO 8601 (UTC without a zone), as milliseconds. Raises `UsageProblem`."""
-    from datetime import UTC, datetime
+    """Milliseconds, or ISO 8601 (UTC without a zone), as milliseconds.
 
+    Raises:
+        UsageProblem: no time, digits below a millisecond, or a number that is probably something else.
+    """
     if text is None:
         return None
-    try:
-        return int(text)
-    except ValueError:
-        pass
+    if re.fullmatch(r"\s*[+-]?[0-9]+\s*", text):
+        return _milliseconds(text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageProblem(
-            f"{text!r} is not a time", next="write milliseconds or 2024-05-01T12:00:00Z"
-        ) from None
+        raise UsageProblem(f"{text!r} is not a time", next=_WRITE) from None
+    if re.search(r"[.,][0-9]{3}[0-9]*[1-9]", text):
+        raise UsageProblem(f"{text!r} has digits below a millisecond", next="leave them out")
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return round(moment.timestamp() * 1000)
+    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+
+
+_WRITE = "write milliseconds or 2024-05-01T12:00:00Z"
+
+
+def _milliseconds(text: str) -> int:
+    if len(text.strip()) > 20 or not TIME_MS_MIN <= (number := int(text)) <= TIME_MS_MAX:
+        raise UsageProblem("a time is outside the years 1 to 9999", next=_WRITE)
+    if look_like_dates(np.array([number])).any() or SECONDS_FROM <= number <= SECONDS_TO:
+        raise UsageProblem(
+            f"{text} would be {time_text(number)}: it looks like a date or like seconds", next=_WRITE
+        )
+    return number
 
 
 def table_of(cluster: Cluster, storage_group: str, table: str) -> TableSchema:

@@ -46,6 +46,9 @@ class Seen:
     naive: int = 0
     """Times without a zone."""
 
+    dates: int = 0
+    """Whole numbers that are a date in writing, such as 20240501 or 202405011200."""
+
     numbers: int = 0
     seconds: int = 0
     between: int = 0
@@ -56,6 +59,7 @@ class Seen:
 
     def add(self, other: "Seen") -> None:
         self.naive += other.naive
+        self.dates += other.dates
         self.numbers += other.numbers
         self.seconds += other.seconds
         self.between += other.between
@@ -86,6 +90,14 @@ def check_unit(seen: Seen, rule: TimeRule, *, name: str, where: str) -> None:
     """Raises `InputProblem` where the numbers' unit must be said."""
     if rule.unit != AUTO or not seen.numbers:
         return
+    if seen.dates * 2 > seen.numbers:
+        raise InputProblem(
+            f"{name}: most times are dates without their marks",
+            why="as milliseconds they would be other days",
+            next="nothing was written; write them like 2024-05-01T12:00 (or say what they count:"
+            " --time-unit ms)",
+            where=where,
+        )
     if seen.seconds * 2 > seen.numbers:
         why, unit = "most look like seconds; as milliseconds they would be in January or February 1970", "s"
     elif seen.beyond * 2 > seen.numbers:
@@ -102,6 +114,27 @@ def check_unit(seen: Seen, rule: TimeRule, *, name: str, where: str) -> None:
         next=f"nothing was written; name the unit: --time-unit {unit} (or --time-unit ms)",
         where=where,
     )
+
+
+def look_like_dates(numbers: npt.NDArray[np.int64]) -> Mask:
+    """Which are a date of the years 1900 to 2199 in writing: yyyymmdd, also with hhmm or hhmmss."""
+    found = np.zeros(len(numbers), np.bool_)
+    for clock in (1, 10**4, 10**6):
+        day, rest = np.divmod(numbers, clock)
+        month = day // 100 % 100
+        of_day = rest if clock == 10**4 else rest // 100
+        found |= (
+            (day >= 1900_01_01)
+            & (day <= 2199_12_31)
+            & (month >= 1)
+            & (month <= 12)
+            & (day % 100 >= 1)
+            & (day % 100 <= 31)
+            & (of_day < 2400)
+            & (of_day % 100 < 60)
+            & ((rest % 100 < 60) if clock == 10**6 else True)
+        )
+    return found
 
 
 def read_times(column: pa.Array, rule: TimeRule, cast: Cast) -> Times:
@@ -162,6 +195,7 @@ _BELOW = "has digits below a millisecond (--truncate-times cuts them)"
 def _numbers(numbers: pa.Array, rule: TimeRule) -> Times:
     """Counts of the unit; `auto` is milliseconds, and `check_unit` looks whether that can be."""
     seen = Seen(
+        dates=int(np.count_nonzero(look_like_dates(numbers.fill_null(0).to_numpy()))),
         numbers=len(numbers) - numbers.null_count,
         seconds=_count(numbers, SECONDS_FROM, SECONDS_TO),
         between=_count(numbers, SECONDS_TO + 1, SECONDS_FROM * 1000 - 1),

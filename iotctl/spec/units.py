@@ -28,7 +28,7 @@ def parse_duration_ms(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)", text.strip())
     if not match:
         raise UsageProblem(f"{text!r} is not a duration", next="write it like 500ms, 30s, 10m, 24h or 7d")
-    return int(float(match[1]) * _DURATION_MS[match[2]])
+    return _whole(float(match[1]) * _DURATION_MS[match[2]], text)
 
 
 def parse_rate(text: str) -> int:
@@ -42,4 +42,10 @@ def parse_rate(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)/s", text.strip())
     if not match or match[2].upper() not in _SIZE or float(match[1]) <= 0:
         raise UsageProblem(f"{text!r} is not a rate", next="write it like 200MB/s, 200MiB/s or auto")
-    return int(float(match[1]) * _SIZE[match[2].upper()])
+    return _whole(float(match[1]) * _SIZE[match[2].upper()], text)
+
+
+def _whole(number: float, text: str) -> int:
+    if not number < 1 << 62:
+        raise UsageProblem(f"{text[:40]!r} is too much", next="give a smaller one")
+    return int(number)

@@ -229,9 +229,12 @@ def _exact(array: pa.Array, column: Column) -> pa.Array:
 
 
 def _check_dates(array: pa.Array, name: str) -> None:
-    span = pc.min_max(array.cast(pa.int32())).as_py()
+    days = array.cast(pa.int32())
+    span = pc.min_max(days).as_py()
     if span["min"] is not None and (span["min"] < _DATE_MIN or span["max"] > _DATE_MAX):
-        raise InvalidInput(f"column {name!r}: a DATE outside 1000-01-01 to 9999-12-31", column=name)
+        row = pc.index(pc.or_(pc.less(days, _DATE_MIN), pc.greater(days, _DATE_MAX)), True).as_py()
+        what = f"column {name!r}: a DATE outside 1000-01-01 to 9999-12-31 in row {row}"
+        raise InvalidInput(what, column=name, row=row)
 
 
 def _cast(array: pa.Array, wanted: pa.DataType, name: str) -> pa.Array:

@@ -119,8 +119,8 @@ def test_the_lock(place: Path) -> None:
 
 
 def test_rows_and_tables(place: Path) -> None:
-    table = TableSchema("root.plant", "m", 1, (Column("v", "DOUBLE", False),))
-    cluster = FakeCluster(tables=[table])
+    columns = (Column("device", "STRING", True), Column("v", "DOUBLE", False))
+    cluster = FakeCluster(tables=[TableSchema("root.plant", "m", 1, columns)])
     words = "--storage-group root.plant --table m"
     assert would(place, f"data import rows.csv --tag device {words}", cluster) == [
         "write 2 rows to root.plant.m"

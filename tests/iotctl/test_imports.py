@@ -4,15 +4,20 @@ E4, E6, E8 and E10 of the edges (docs/internals/testing.md).
 """
 
 import json
+import os
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from iotctl.errors import Exit
+from iotctl.execute import imports
+from iotctl.execute.times import look_like_dates
 from nodeagent.model.errors import NodeAgentError, OutcomeUnknown, Unavailable
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.table.arrow import ARROW_TYPES
@@ -478,3 +483,261 @@ def test_text_that_is_not_utf_8_is_told_with_what_to_do(place: Path) -> None:
     (place / "a.csv").write_bytes("time,city\n1,M\u00fcnchen\n".encode("latin-1"))
     done, _ = load(place, "a.csv")
     assert "UTF-8" in failure(done)["next"]
+
+
+# --- untidy files ---------------------------------------------------------------------------------
+
+
+def test_text_with_line_breaks_is_kept_and_later_lines_are_counted(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also over the border of two blocks; rows with too many values between them."""
+    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 64)
+    rows = [f'{n},"one\ntwo\r\nthree {n}"' for n in range(20)]
+    done, cluster = csv(place, "\n".join(["time,s", *rows, "20,x"]) + "\n")
+    assert done.code == 0, done.err
+    assert [r["s"] for r in rows_of(cluster)] == [*(f"one\ntwo\r\nthree {n}" for n in range(20)), "x"]
+    assert "20 rows have a line break" in done.err
+    text = 'time,s\n1,"a\nb"\n2,c,d\n3,"e\nf",g\nx,h\n4,"i\nj"\ny,k\n'
+    done, cluster = csv(place, text, *SKIP)
+    assert done.code == 0, done.err
+    assert [s["where"].rpartition(":")[2] for s in json.loads(done.out)["skipped"]] == ["4", "5", "7", "10"]
+    assert [r["time"] for r in rows_of(cluster)] == [1, 4]
+
+
+@pytest.mark.parametrize("rest", ["", "\n", "\n4,j\n"])
+@pytest.mark.parametrize("words", [(), SKIP])
+def test_a_quote_that_is_not_closed_takes_no_row_away(place: Path, rest: str, words: Sequence[str]) -> None:
+    done, cluster = csv(place, f'time,s\n0,z\n1,"abc\n2,def\n3,ghi{rest}', *words)
+    assert failure(done)["what"] == "a quote is not closed" and failure(done)["where"].endswith(":3")
+    assert not cluster.written
+
+
+def test_a_quote_that_is_not_closed_in_a_long_file_is_named(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 64)
+    done, cluster = csv(place, 'time,s\n0,z\n1,"abc\n' + "".join(f"{n},def\n" for n in range(2, 50)))
+    assert "a quote is not closed" in failure(done)["what"] and not cluster.written
+
+
+def test_a_quote_within_a_value_is_a_letter(place: Path) -> None:
+    done, cluster = csv(place, 'time,s\n1,5" pipe\n2,"a ""b"""\n')
+    assert done.code == 0 and [r["s"] for r in rows_of(cluster)] == ['5" pipe', 'a "b"']
+
+
+@pytest.mark.parametrize(
+    "fields", [{"v": [1.0, 2.0]}, {"s": ["a", "b"]}, {"b": [True, False]}, {"i": [0, 1]}]
+)
+def test_rows_that_overwrite_each_other_are_found_however_far_apart(
+    place: Path, fields: dict[str, Any]
+) -> None:
+    """A file that is sorted by a device that is no tag."""
+    count = 150_000
+    (name, (one, other)), *_ = fields.items()
+    times = [*range(count), *range(count)]
+    for second, code in ((other, Exit.INPUT), (one, 0)):
+        done, cluster = parquet(place, {"time": times, name: [one] * count + [second] * count})
+        assert done.code == code, done.err
+        assert bool(cluster.written) == (code == 0)
+        if cluster.written:
+            assert f"{2 * count} rows are given more than once" in done.err
+        else:
+            assert f"{2 * count} rows have the time" in failure(done)["what"]
+            assert "time=0" in failure(done)["why"]
+
+
+def test_rows_of_one_key_that_say_different_things_of_other_fields_do_not_differ(place: Path) -> None:
+    done, cluster = csv(place, "time,a,b\n1,1,\n1,,2\n1,1,2\n2,5,\n")
+    assert done.code == 0 and "3 rows are given more than once" in done.err and cluster.written
+    done, cluster = csv(place, "time,a,b\n1,1,\n1,,2\n1,,3\n2,5,\n")
+    assert "3 rows have the time" in failure(done)["what"] and not cluster.written
+
+
+@pytest.mark.parametrize("change", ["grown", "replaced", "gone"])
+def test_a_file_that_changes_after_it_was_checked_is_not_written(
+    place: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was checked is what is written; how much of it was is told."""
+    checked = imports._check
+
+    def check(*args: Any) -> Any:
+        found = checked(*args)
+        file = place / "a.csv"
+        if change == "grown":
+            file.write_text(file.read_text() + "3,x\n4,5\n")
+        elif change == "replaced":
+            (place / "b").write_text("time,v\n1,7\n2,8\n")
+            (place / "b").replace(file)
+        else:
+            file.unlink()
+        return found
+
+    monkeypatch.setattr(imports, "_check", check)
+    done, cluster = csv(place, "time,v\n1,1\n2,2\n")
+    assert ("cannot be read" if change == "gone" else "was changed") in failure(done)["what"], done.err
+    assert not cluster.written
+
+
+def test_a_file_that_changes_while_it_is_written_tells_how_much_was(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 1024)
+    cluster = FakeCluster()
+    write = FakeCluster.write
+
+    def grow(*args: Any, **named: Any) -> Any:
+        with (place / "a.csv").open("a") as file:
+            file.write("9999,9\n")
+        return write(*args, **named)
+
+    monkeypatch.setattr(FakeCluster, "write", grow)
+    done, _ = csv(place, "time,v\n" + "".join(f"{n},{n}\n" for n in range(2000)), cluster=cluster)
+    found = failure(done, Exit.PARTLY)
+    assert 0 < len(rows_of(cluster)) < 2000 and f"{len(rows_of(cluster))} of 2000 rows" in found["what"]
+
+
+def test_every_bad_row_and_no_other_is_left_out(place: Path) -> None:
+    """However many there are."""
+    text = "".join(f"{n},{'x' if n % 4 == 0 else n}\n" for n in range(12_000))
+    done, cluster = csv(place, "time,v\n" + text, "--type", "v=INT64", *SKIP)
+    assert done.code == 0 and json.loads(done.out)["skipped_rows"] == 3000
+    assert len(rows_of(cluster)) == 9000 and all(r["v"] == r["time"] for r in rows_of(cluster))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("FLOAT", "16777217"),
+        ("FLOAT", "16777217.0"),
+        ("DOUBLE", "9007199254740993.0"),
+        ("DOUBLE", "-9007199254740993"),
+        ("DOUBLE", "123456789012345678901"),
+    ],
+)
+def test_a_whole_number_that_a_type_would_change_is_refused(place: Path, kind: str, value: str) -> None:
+    done, cluster = csv(place, f"time,v\n1,0.1\n2,{value}\n", "--type", f"v={kind}")
+    found = failure(done)
+    assert f"a {kind} cannot hold it exactly" in found["what"] and found["where"].endswith(":3")
+    assert ("=INT64 can" in found["what"]) == (value[1:].isdigit() and len(value) < 20)
+    assert not cluster.written
+    table = TableSchema("root.a", "m", 1, (Column("v", kind, False),))
+    words = ("data", "write", *NAMED, "--time", "1", f"v={value}")
+    done = iotctl(place, *words, cluster=FakeCluster(tables=[table]))
+    assert done.code == Exit.INPUT and f"a {kind} cannot hold {value}" in done.err
+
+
+@pytest.mark.parametrize("value", ["100000000000000000000", "9007199254740992", "1e300", "0.1"])
+def test_a_number_that_a_double_holds_is_taken(place: Path, value: str) -> None:
+    done, cluster = csv(place, f"time,v\n1,0.5\n2,{value}\n")
+    assert done.code == 0 and rows_of(cluster)[1]["v"] == float(value)
+
+
+@pytest.mark.parametrize("kind,value", [("FLOAT", "1e39"), ("DOUBLE", "1e999"), ("DOUBLE", "-1e309")])
+def test_one_row_with_a_number_too_large_is_refused(place: Path, kind: str, value: str) -> None:
+    table = TableSchema("root.a", "m", 1, (Column("v", kind, False),))
+    cluster = FakeCluster(tables=[table])
+    done = iotctl(place, "data", "write", *NAMED, "--time", "1", f"v={value}", cluster=cluster)
+    assert done.code == Exit.INPUT and f"a {kind} cannot hold {value}" in done.err and not cluster.written
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1e300], "FLOAT"),
+        ([16777217.0], "FLOAT"),
+        (["9007199254740993"], "DOUBLE"),
+        (["1e400"], "DOUBLE"),
+        ([Decimal("9007199254740993")], "DOUBLE"),
+        ([1_700_000_000_000], "TIMESTAMP"),
+        ([2], "BOOLEAN"),
+        ([20_000], "DATE"),
+    ],
+)
+def test_a_type_that_is_asked_for_changes_no_value(place: Path, values: list[Any], kind: str) -> None:
+    done, cluster = parquet(place, {"time": [1], "v": values}, "--type", f"v={kind}")
+    assert failure(done)["what"].startswith("v: ") and not cluster.written
+
+
+@pytest.mark.parametrize("first", [20240501, 202405011200, 20240501120000])
+def test_dates_without_their_marks_are_no_milliseconds(place: Path, first: int) -> None:
+    done, cluster = csv(place, f"time,v\n{first},1\n{first + 1},2\n")
+    assert "most times are dates" in failure(done)["what"] and not cluster.written
+    done, cluster = csv(place, f"time,v\n{first},1\n{first + 1},2\n", "--time-unit", "ms")
+    assert done.code == 0 and rows_of(cluster)[0]["time"] == first
+
+
+def test_numbers_are_dates_by_the_calendar_alone() -> None:
+    dates = [20240501, 202405012359, 20240501235959]
+    others = [20241301, 20240532, 202405012400, 202405011260, 20240501126000, 20240501120060, 5, 1 << 62, -1]
+    found = look_like_dates(np.array([*dates, *others], np.int64))
+    assert found.tolist() == [True] * len(dates) + [False] * len(others)
+
+
+def test_a_type_given_twice_is_refused(place: Path) -> None:
+    done, _ = csv(place, "time,v\n1,1\n", "--type", "v=DOUBLE", "--type", "v=STRING")
+    assert done.code == Exit.USAGE and "two types" in done.err
+
+
+def test_a_tag_is_not_added_later(place: Path) -> None:
+    """The leader of the meta group would refuse it, so the dry run does."""
+    table = TableSchema("root.a", "m", 1, (Column("d", "STRING", True), Column("v", "INT64", False)))
+    for words in ((), ("--dry-run",)):
+        cluster = FakeCluster(tables=[table])
+        done, _ = csv(place, "time,d,e,v\n1,a,b,1\n", "--tag", "e", *words, cluster=cluster)
+        assert "tag e cannot be added" in failure(done)["what"] and "d" in failure(done)["why"]
+        assert not cluster.written
+
+
+def test_times_that_python_has_not_are_bad_rows(place: Path) -> None:
+    far = pa.array([10**15, 1], pa.timestamp("ms"))
+    for rows in ({"time": far, "v": [1, 2]}, {"time": [1, 2], "v": far}):
+        done, cluster = parquet(place, rows, *SKIP)
+        assert done.code == 0, done.err
+        assert json.loads(done.out)["skipped_rows"] == 1 and len(rows_of(cluster)) == 1
+
+
+def test_rows_bad_in_two_columns_are_counted_once(place: Path) -> None:
+    text = "".join("1,x,y\n" for _ in range(6))
+    done, _ = csv(place, "time,a,b\n" + text, "--type", "a=INT64", "--type", "b=INT64")
+    assert "-" not in failure(done)["why"].rpartition("and ")[2]
+
+
+def test_an_arrow_file_is_read_batch_by_batch(place: Path) -> None:
+    rows = pa.table({"time": list(range(500_000)), "v": list(range(500_000))})
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        pa.OSFile(str(place / "a.arrow"), "wb") as file,
+        pa.ipc.new_file(file, rows.schema, options=options) as w,
+    ):
+        w.write_table(rows, max_chunksize=300_000)
+    done, cluster = load(place, "a.arrow")
+    assert done.code == 0, done.err
+    assert pa.concat_tables([w[2] for w in cluster.written]).equals(rows)
+
+
+def test_a_row_that_no_entry_can_carry_is_a_bad_row(place: Path) -> None:
+    """It is refused before the table is made, by its place."""
+    rows = {"time": [1, 2], "a": ["x", "y" * (5 << 20)], "b": ["x", "z" * (5 << 20)]}
+    done, cluster = parquet(place, rows)
+    assert "bytes; at most" in failure(done)["what"] and failure(done)["where"].endswith("row 2")
+    assert not cluster.written
+    done, cluster = parquet(place, rows, *SKIP)
+    assert done.code == 0 and [r["time"] for r in rows_of(cluster)] == [1]
+
+
+def test_a_date_that_no_file_holds_is_a_bad_row(place: Path) -> None:
+    days = pa.array([-400_000, 1], pa.date32())
+    done, cluster = parquet(place, {"time": [1, 2], "v": days})
+    assert "a DATE outside" in failure(done)["what"] and failure(done)["where"].endswith("row 1")
+    done, cluster = parquet(place, {"time": [1, 2], "v": days}, *SKIP)
+    assert done.code == 0 and [r["time"] for r in rows_of(cluster)] == [2]
+
+
+def test_what_is_no_plain_file_is_told_so(place: Path) -> None:
+    os.mkfifo(place / "pipe.csv")
+    done, _ = load(place, "pipe.csv")
+    assert "cannot" not in failure(done)["what"] and "read twice" in failure(done)["what"]
+    (place / "a.csv").write_bytes("time,v\n1,2\n".encode("utf-16"))
+    done, _ = load(place, "a.csv")
+    assert "iconv -f UTF-16" in failure(done)["next"]
