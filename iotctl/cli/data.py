@@ -201,7 +201,7 @@ def import_(
         written = rows
 
     session.on_interrupt = lambda: (
-        f"{written} rows are in",
+        f"{written} rows are in, and perhaps some more",
         "run the same command again; equal rows overwrite",
     )
     with session.progress() as progress:
@@ -245,8 +245,11 @@ def export(
     fields: Fields = None,
     where: Where = None,
     read: Read = "strong",
+    yes: Yes = False,
 ) -> None:
     """Export a table to a file, as it is: `data import` reads the same rows from it.
+
+    A file that is there already and is not empty is replaced when that is confirmed.
 
     A spreadsheet may take text that begins with =, +, - or @ for a formula; CSV cannot prevent that.
     """
@@ -260,6 +263,8 @@ def export(
     kind = format_ or (CSV if to_stdout else format_of(path))
     schema = table_of(session.cluster, storage_group, table)
     chosen = _fields(fields)
+    if not to_stdout and path.is_file() and path.stat().st_size:
+        session.confirm(f"replace {path} ({path.stat().st_size} bytes)?", yes=yes)
     age = Age()
     batches = rows_of(
         session.cluster, schema, _selection(where, None, None), fields=chosen, read=read, on_age=age.add

@@ -29,12 +29,19 @@ def export_table(
 ) -> int:
     """Write rows to `path` aside as they come, then rename; how many there were. See `write_rows`.
 
+    A link stays one: the file it names is written. What is no file, such as a pipe, gets the rows as they
+    come.
+
     Raises:
         InputProblem: it cannot be written.
         NodeAgentError: some rows could not be read; there is no file then.
     """
+    path = path.resolve()
     temporary = path.with_name(f".{path.name}.tmp")
     try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                return write_rows(batches, schema, shape, file, kind, on_rows)
         with temporary.open("wb") as file:
             rows = write_rows(batches, schema, shape, file, kind, on_rows)
         temporary.replace(path)

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from iotctl.errors import UsageProblem
 from iotctl.spec.expression import text_of
 from iotctl.spec.playbook import Verb
+from iotctl.spec.playbook_check import check_named
 
 
 def command_line(verb: Verb, arguments: Mapping[str, Any]) -> list[str]:
@@ -21,6 +23,10 @@ def command_line(verb: Verb, arguments: Mapping[str, Any]) -> list[str]:
             continue
         values = value if isinstance(value, list | tuple) else [value]
         if not parameter.option:
+            try:
+                check_named(value, parameter)
+            except ValueError as error:
+                raise UsageProblem(f"{verb.name}: {parameter.name}: {error}") from None
             placed += [text_of(v) for v in values]
         elif parameter.many:
             words += [w for v in values for w in (parameter.option, text_of(v))]

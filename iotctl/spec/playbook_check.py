@@ -56,13 +56,20 @@ def check_values(playbook: Playbook, verbs: Mapping[str, Verb], values: Lookup) 
             given = _known_value(value, values)
             if parameters[key].type == CONDITION or given is None:
                 continue
-            for one in given if isinstance(given, list) and parameters[key].many else [given]:
+            for one in given if isinstance(given, list) and parameters[key].many and given else [given]:
                 try:
+                    check_named(given, parameters[key])
                     check_value(one, parameters[key])
                 except ValueError as error:
                     place = playbook.marks.where("steps", i, "with", key)
                     problems.append((place, f"steps[{i}].with.{key}: {error}"))
     raise_problems(problems)
+
+
+def check_named(value: Any, parameter: Parameter) -> None:
+    """Raises `ValueError` for no names at all where a command without names means everything."""
+    if isinstance(value, list | tuple) and not value and parameter.many and not parameter.option:
+        raise ValueError("the list is empty, which names nothing; leave it out to mean all")
 
 
 def _is_left_out(step: StepEntry, values: Lookup) -> bool:
@@ -175,7 +182,11 @@ class Checker:
             self.fail(f"steps[{i}].register: {step.register!r} {what}", *at, "register")
         for j, part in enumerate(step.serial):
             digits = str(part).removesuffix("%")
-            if not digits.isdigit() or int(digits) == 0 or (str(part) != digits and int(digits) > 100):
+            if (
+                not (digits.isascii() and digits.isdigit())
+                or int(digits) == 0
+                or (str(part) != digits and int(digits) > 100)
+            ):
                 self.fail(
                     f"steps[{i}].serial[{j}]: {part!r} is neither a number of nodes nor a part such as 50%",
                     *at,
@@ -209,6 +220,10 @@ class Checker:
             if not self._names(value, registered, name, *at, key) or any(_quietly(value)):
                 continue  # its type is known when the variables are
             if parameter.many and isinstance(value, list):
+                try:
+                    check_named(value, parameter)
+                except ValueError as error:
+                    self.fail(f"{name}: {error}", *at, key)
                 for j, one in enumerate(value):
                     self._taken(one, parameter, name, *at, key, j)
             else:

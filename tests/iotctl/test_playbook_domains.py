@@ -9,7 +9,8 @@ import typer
 
 from iotctl.cli.catalogue import verbs
 from iotctl.cli.main import app
-from iotctl.errors import Exit, InputProblem
+from iotctl.errors import Exit, InputProblem, UsageProblem
+from iotctl.playbook.command_line import command_line
 from iotctl.spec.playbook_check import load_playbook
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
 
@@ -117,3 +118,15 @@ def test_a_number_of_nodes_is_not_negative(place: Path) -> None:
     (place / "p.yaml").write_text(f"{HEAD}  - {{uses: cluster.restart, max_unavailable: -1}}\n")
     with pytest.raises(InputProblem, match="1 or more"):
         load_playbook(place / "p.yaml", VERBS)
+
+
+@pytest.mark.parametrize("step", ["with: {nodes: []}", "with: {nodes: '${some}'}"])
+def test_no_node_is_not_every_node(place: Path, step: str) -> None:
+    """A command without names means all of them; a list that turned out empty does not."""
+    head = HEAD.replace("vars: {", "vars: {some: {type: list, default: []}, ")
+    (place / "p.yaml").write_text(f"{head}  - {{uses: cluster.stop, {step}}}\n")
+    for verb in ("check", "run"):
+        done = iotctl(place, "playbook", verb, "p.yaml", cluster=FakeCluster())
+        assert done.code in (Exit.INPUT, Exit.USAGE) and "the list is empty" in done.err, (verb, done.err)
+    with pytest.raises(UsageProblem, match="the list is empty"):
+        command_line(VERBS["cluster.stop"], {"nodes": []})

@@ -2,6 +2,9 @@
 
 import io
 import json
+import os
+import stat
+import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +12,8 @@ import pyarrow.csv as pacsv
 import pytest
 
 from iotctl.errors import Exit, UsageProblem
-from iotctl.execute.selection import PARTS_MAX, Selection, parse_where
+from iotctl.execute.selection import PARTS_MAX, Selection, parse_time, parse_where
+from iotctl.spec.units import parse_duration_ms
 from nodeagent.client.report import DeleteReport
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.schema import Column, TableSchema
@@ -237,3 +241,72 @@ def test_a_table_is_dropped_with_its_rows_by_name_only(place: Path, cluster: Fak
     empty = FakeCluster(tables=[TableSchema("root.a", "m", 1, COLUMNS)])
     assert iotctl(place, *words, cluster=empty).code == Exit.REFUSED
     assert iotctl(place, *words, "--yes", cluster=empty).code == 0 and not empty.tables
+
+
+def test_an_export_replaces_no_file_unasked(place: Path, cluster: FakeCluster) -> None:
+    words = ("data", "export", *NAMED, "--to")
+    (place / "x.csv").write_text("of a person")
+    (place / "empty.csv").touch()
+    done = iotctl(place, *words, "x.csv", cluster=cluster)
+    assert done.code == Exit.REFUSED and "replace" in done.err and "--yes" in done.err
+    assert (place / "x.csv").read_text() == "of a person"
+    for more in (("x.csv", "--yes"), ("empty.csv",)):
+        assert iotctl(place, *words, *more, cluster=cluster).code == 0
+        assert (place / more[0]).read_text().startswith('"time"')
+
+
+def test_an_export_goes_where_a_link_points_and_into_a_pipe(place: Path, cluster: FakeCluster) -> None:
+    words = ("data", "export", *NAMED, "--format", "csv", "--to")
+    (place / "disk").mkdir()
+    (place / "x.csv").symlink_to("disk/y.csv")
+    assert iotctl(place, *words, "x.csv", cluster=cluster).code == 0
+    assert (place / "x.csv").is_symlink() and (place / "disk" / "y.csv").read_text().startswith('"time"')
+    os.mkfifo(place / "pipe")
+    got: list[bytes] = []
+    reader = threading.Thread(target=lambda: got.append((place / "pipe").read_bytes()))
+    reader.start()
+    assert iotctl(place, *words, "pipe", cluster=cluster).code == 0
+    reader.join(10)
+    assert got[0] == (place / "x.csv").read_bytes() and stat.S_ISFIFO((place / "pipe").stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("0", 0),
+        ("-5", -5),
+        (" 1700000000000 ", 1_700_000_000_000),
+        ("2024-05-01T00:00:00.123Z", 1_714_521_600_123),
+        ("2024-05-01T00:00:00.123000Z", 1_714_521_600_123),
+        ("1969-12-31T23:59:59.999Z", -1),
+        ("0001-01-01", -62_135_596_800_000),
+    ],
+)
+def test_a_time_is_what_it_says(text: str, found: int) -> None:
+    assert parse_time(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("20240501", "looks like a date"),
+        ("20240501120000", "looks like a date"),
+        ("1700000000", "looks like"),
+        ("2024-05-01T00:00:00.0006Z", "below a millisecond"),
+        ("2024-05-01T00:00:00.0009999Z", "below a millisecond"),
+        ("9" * 23, "outside the years"),
+        ("9" * 5000, "outside the years"),
+        ("1_000", "is not a time"),
+        ("\u00b2", "is not a time"),
+    ],
+)
+def test_a_time_that_may_mean_something_else_is_refused(text: str, why: str) -> None:
+    """A delete would go from 1970 on, or take a millisecond more than it was told."""
+    with pytest.raises(UsageProblem, match=why):
+        parse_time(text)
+
+
+@pytest.mark.parametrize("text", ["9" * 400 + "d", "1" * 30 + "w"])
+def test_a_duration_without_bounds_is_refused(text: str) -> None:
+    with pytest.raises(UsageProblem, match="too much"):
+        parse_duration_ms(text)
