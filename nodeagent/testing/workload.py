@@ -302,6 +302,7 @@ class Writer:
             "overloaded",
             "refused",
             "not_found",
+            "log_corrupt",  # that member's own, as the client knows (`client.calls.GROUP_TRANSIENT`)
         ), reply
         self.view.learn(group, reply)
         self.sim.at(RETRY_MS, lambda: self._send(op))

@@ -55,7 +55,7 @@ def settled(world: World, rows: int) -> list[FileMeta]:
     def told() -> str:
         return str([[(f.name, f.rows, f.clean) for f in files] for files in replicas(world)])
 
-    return until(there, 30.0, told)
+    return until(there, 120.0, told)  # the process that merges has what the others leave of the processor
 
 
 def check_drop(world: World, now: int) -> None:
