@@ -616,9 +616,12 @@ class DataReplica(Replica):
         newcomer = peer not in self.raft.log.config.voters
         if state.adopting or (newcomer and self._has_adopt_ahead()):
             return False
-        return not any(
-            state.is_hollow(op) and self._is_source(op, self.group, peer) for op in state.slots.sealed
-        )
+        return not self.lacks_files_of(peer)
+
+    def lacks_files_of(self, peer: NodeId) -> bool:
+        """Whether slots are sealed here without their files, and `peer` holds those as a source of copies."""
+        sealed = self.state.slots.sealed
+        return any(s.hollow and self._is_source(op, self.group, peer) for op, s in sealed.items())
 
     def _has_adopt_ahead(self) -> bool:
         log = self.raft.log

@@ -1,5 +1,6 @@
 """Who should lead: each group its header, a draining or stopping node none that another can lead, a node that
-is short of room none that a node with room can lead.
+is short of room none that a node with room can lead, and one that cannot bring a member up to date none that
+another can.
 
 Nothing here is needed for safety; every hand-over is Raft's own (thesis 3.10) to a voter that is caught up
 and was just heard, so that it costs no election timeout.
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nodeagent.host.replica import Replica
 from nodeagent.model.ids import META, GroupId, NodeId, header_of
+from nodeagent.raft.progress import ProgressState
 
 if TYPE_CHECKING:
     from nodeagent.host.host import Host
@@ -67,6 +69,7 @@ class Leadership:
         led = {r.group for r in self._host.replicas() if r.leads}
         self._asked_at = {k: at for k, at in self._asked_at.items() if k[0] in led and now - at < RETRY_MS}
         self._look_for_short(now)
+        self._leave_to_sources()
         if self.shunned:
             self._give_away()
         elif self._host.desk.space.is_low:
@@ -118,6 +121,24 @@ class Leadership:
             target = self._successor(replica)
             if most_have_room and target is not None and replica.raft.has_room(target):
                 self._give(replica)
+
+    def _leave_to_sources(self) -> None:
+        """Hand over each group with a member that needs a snapshot and holds files of sealed slots that are
+        not here: it gets one from a leader that holds them too, or waits until the change is over."""
+        for replica in self._host.data.values():
+            if not replica.leads or not any(s.hollow for s in replica.state.slots.sealed.values()):
+                continue
+            progress = replica.raft.status().progress
+            waiting = {
+                n
+                for n, p in progress.items()
+                if p.state is ProgressState.SNAPSHOT and replica.lacks_files_of(n)
+            }
+            others = (v for v in replica.raft.log.config.voters if v not in waiting)
+            target = next((v for v in others if replica.lacks_files_of(v) and self._fits(replica, v)), None)
+            if waiting and target is not None and replica.raft.can_change():
+                self._host.desk.note("handing_over", group=replica.group, to=target)
+                self.transfer(replica, target)
 
     def _prefer_headers(self) -> None:
         """Hand each group to its header, so that leaders spread over the ring.

@@ -7,6 +7,8 @@ from typing import Any, cast
 import pytest
 
 from nodeagent.host.leadership import PREFER_HEADER_MS, SHORT_MS, Leadership
+from nodeagent.raft.leader import PeerStatus
+from nodeagent.raft.progress import ProgressState
 
 ROOM, NONE, SILENT = "room", "none", "silent"
 
@@ -24,8 +26,15 @@ class World:
             caught_up=lambda node: True,
             can_change=lambda: True,
             transfer=lambda node, now: self.asked.append(node),
+            status=lambda: SimpleNamespace(progress=self.progress),
         )
-        replica = SimpleNamespace(group=group, leads=True, raft=raft)
+        self.progress = {n: PeerStatus(9, ProgressState.REPLICATE) for n in ("b", "c")}
+        self.sources = {"b", "c"}
+        self.sealed: dict[str, Any] = {}
+        state = SimpleNamespace(slots=SimpleNamespace(sealed=self.sealed))
+        replica = SimpleNamespace(
+            group=group, leads=True, raft=raft, state=state, lacks_files_of=lambda n: n in self.sources
+        )
         self.host = SimpleNamespace(
             node="a",
             desk=SimpleNamespace(now=0, space=SimpleNamespace(is_low=low), note=lambda *_, **__: None),
@@ -79,3 +88,28 @@ def test_a_header_that_was_short_of_room_is_preferred_when_that_is_long_ago() ->
     for _ in range(6):
         world.keep(after_ms=PREFER_HEADER_MS)
     assert world.asked[:1] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "hollow,waits,sources,heir",
+    [
+        (True, "c", "bc", ["b"]),
+        (False, "c", "bc", []),
+        (True, "", "bc", []),
+        (True, "bc", "bc", []),
+        (True, "c", "c", []),
+        (True, "c", "b", []),
+    ],
+)
+def test_a_group_is_left_to_one_that_can_bring_a_member_up_to_date(
+    hollow: bool, waits: str, sources: str, heir: list[str]
+) -> None:
+    """A newcomer leads that joined without the files of sealed slots. A member that holds them came back, and
+    must not be given a state without them; another one that has them can."""
+    world = World("c.1", low=False, b=ROOM, c=ROOM)
+    world.sealed["op-9"] = SimpleNamespace(hollow=hollow)
+    world.sources = set(sources)
+    world.progress |= {n: PeerStatus(0, ProgressState.SNAPSHOT) for n in waits}
+    assert world.keep() == heir
+    world.keep(after_ms=100)
+    assert world.asked == heir, "once"
