@@ -254,7 +254,7 @@ def export(
     A spreadsheet may take text that begins with =, +, - or @ for a formula; CSV cannot prevent that.
     """
     from iotctl.execute.data import CSV, format_of
-    from iotctl.execute.export import export_table, shape_of, write_rows
+    from iotctl.execute.export import export_table, shape_of, size_of, write_rows
     from iotctl.execute.selection import Age, rows_of, table_of
 
     session = session_of(ctx)
@@ -263,8 +263,8 @@ def export(
     kind = format_ or (CSV if to_stdout else format_of(path))
     schema = table_of(session.cluster, storage_group, table)
     chosen = _fields(fields)
-    if not to_stdout and path.is_file() and path.stat().st_size:
-        session.confirm(f"replace {path} ({path.stat().st_size} bytes)?", yes=yes)
+    if not to_stdout and (size := size_of(path)):
+        session.confirm(f"replace {path} ({size} bytes)?", yes=yes)
     age = Age()
     batches = rows_of(
         session.cluster, schema, _selection(where, None, None), fields=chosen, read=read, on_age=age.add

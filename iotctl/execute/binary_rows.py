@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from iotctl.errors import InputProblem
-from iotctl.execute.blocks import Block, Columns, nulls
+from iotctl.execute.blocks import Block, Columns, Mask, nulls
 from iotctl.execute.csv_rows import check_columns
 from iotctl.execute.times import TimeRule
 from nodeagent.table.arrow import ARROW_TYPES
@@ -60,9 +61,12 @@ class BinaryFile:
         for name, kind in types.items():
             plain = _plain(given[name])
             try:
-                if pa.types.is_integer(plain.type) and kind in NO_NUMBERS:
+                is_number = pa.types.is_integer(plain.type) or pa.types.is_floating(plain.type)
+                if is_number and kind in NO_NUMBERS:
                     raise pa.ArrowNotImplementedError("what the numbers count is not known")
                 columns.convert(name, plain, kind, ARROW_TYPES[kind], plain)
+                if pa.types.is_timestamp(plain.type) and kind == "DATE":
+                    columns.also(_with_clock(plain), f"{name}: a DATE has no time of day", plain)
             except pa.ArrowNotImplementedError as error:
                 raise InputProblem(
                     f"{name}: {plain.type} is no {kind}",
@@ -81,7 +85,7 @@ class BinaryFile:
             with pq.ParquetFile(self._path) as file:
                 yield from file.iter_batches(BLOCK_ROWS)
             return
-        with pa.memory_map(str(self._path)) as file, pa.ipc.open_file(file) as reader:
+        with pa.OSFile(str(self._path)) as file, pa.ipc.open_file(file) as reader:
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 for start in range(0, batch.num_rows, BLOCK_ROWS):
@@ -94,7 +98,7 @@ class BinaryFile:
             return file.schema_arrow, file.metadata.num_rows
 
     def _arrow_schema(self) -> tuple[pa.Schema, int]:
-        with pa.memory_map(str(self._path)) as file, pa.ipc.open_file(file) as reader:
+        with pa.OSFile(str(self._path)) as file, pa.ipc.open_file(file) as reader:
             counts = (reader.get_batch(n).num_rows for n in range(reader.num_record_batches))
             return reader.schema, sum(counts)
 
@@ -113,10 +117,18 @@ def _reading(path: Path) -> Iterator[None]:
         ) from None
 
 
+def _with_clock(stamps: pa.Array) -> Mask:
+    days = pc.floor_temporal(stamps, unit="day")
+    found: Mask = pc.fill_null(pc.not_equal(days, stamps), False).to_numpy(zero_copy_only=False)
+    return found
+
+
 def _plain(column: pa.Array) -> pa.Array:
     """Without a dictionary, and without the zone that a field's timestamps have in common."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
+    if pa.types.is_float16(column.type):
+        column = column.cast(pa.float32())
     if pa.types.is_timestamp(column.type) and column.type.tz is not None:
         return column.cast(pa.timestamp(column.type.unit))
     return column

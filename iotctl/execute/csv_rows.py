@@ -40,13 +40,30 @@ ARROW = {
 }
 
 
-class _QuotesCounted(io.FileIO):
-    quotes = 0
+class _Ended(io.FileIO):
+    """A file with one more row at its end, which is in no table: it has too many values. Where a quote is not
+    closed it becomes a part of the last value, and is not seen."""
+
+    def __init__(self, path: Path, columns: int) -> None:
+        super().__init__(path)
+        self._end = _END + b"," * (columns + 1) + b"\n"
+        self._last = b"\n"
+        self.has_quotes = False
 
     def read(self, size: int | None = -1) -> bytes:
-        data = super().read(size) or b""
-        self.quotes += data.count(b'"')
+        """With the end in the same piece as what is before it: a header alone is a piece of its own."""
+        wanted = -1 if size is None or size < 0 else max(1, size - len(self._end) - 1)
+        data = super().read(wanted) or b""
+        self.has_quotes = self.has_quotes or b'"' in data
+        if self._end and (wanted < 0 or len(data) < wanted):
+            last = data[-1:] or self._last
+            data += (b"" if last in b"\r\n" else b"\n") + self._end
+            self._end = b""
+        self._last = data[-1:]
         return data
+
+
+_END = b"\x01the end of the file\x01"
 
 
 @dataclass(slots=True)
@@ -80,13 +97,16 @@ class _Source:
     """Number of the next row, and the line breaks within the rows before it."""
 
     _breaks: int = 0
-    _last: tuple[int, bool] = (0, False)
-    """The last row, and whether it is longer than a line."""
+    _last: int = 1
+    """Line of the last row."""
+
+    _ended: bool = False
+    """Whether the row behind the last was seen."""
 
     def blocks(self) -> Iterator[_Text]:
-        self._ragged, self._next, self._breaks, self._last = [], 2, 0, (0, False)
+        self._ragged, self._next, self._breaks, self._last, self._ended = [], 2, 0, 1, False
         header = self.header()
-        with _QuotesCounted(self.path) as file:
+        with _Ended(self.path, len(header)) as file:
             try:
                 reader = pacsv.open_csv(
                     file,
@@ -102,17 +122,17 @@ class _Source:
                     ),
                 )
                 for block in reader:
-                    yield self._placed(block, file, file.quotes > 0)
+                    yield self._placed(block, file)
             except pa.ArrowInvalid as error:
                 raise self._no_csv(error) from None
             if self._ragged:
-                yield self._placed(reader.schema.empty_table().to_batches()[0], file, True)
-            if file.quotes % 2 and self._last[1]:
+                yield self._placed(pa.RecordBatch.from_pylist([], schema=reader.schema), file)
+            if not self._ended:
                 raise InputProblem(
                     "a quote is not closed",
-                    why="the last value goes on over the end of its line to the end of the file",
+                    why="the last value goes on to the end of the file",
                     next="nothing was written; close it, or write it twice where it belongs to a text",
-                    where=f"{self.path}:{self._last[0]}",
+                    where=f"{self.path}:{self._last}",
                 )
 
     def _no_csv(self, error: pa.ArrowInvalid) -> InputProblem:
@@ -124,7 +144,7 @@ class _Source:
             )
         return InputProblem(f"not a CSV file: {error}", where=str(self.path))
 
-    def _placed(self, rows: pa.RecordBatch, file: io.FileIO, may_break: bool) -> _Text:
+    def _placed(self, rows: pa.RecordBatch, file: _Ended) -> _Text:
         count, ragged = rows.num_rows, sorted(self._ragged, key=lambda r: r.number)
         candidates = np.arange(self._next, self._next + count + len(ragged), dtype=np.int64)
         numbers = candidates[~np.isin(candidates, [r.number for r in ragged])][:count]
@@ -134,7 +154,7 @@ class _Source:
             ragged = [r for r in ragged if r.number < self._next]
         else:
             self._ragged = []
-        own = _line_breaks(rows) if may_break else np.zeros(count, np.int64)
+        own = _line_breaks(rows) if file.has_quotes else np.zeros(count, np.int64)
         texts = _line_breaks(pa.record_batch({"text": [r.text for r in ragged]})) if ragged else own[:0]
         at = np.concatenate([numbers, np.array([r.number for r in ragged], np.int64)])
         breaks = np.concatenate([own, texts])
@@ -144,7 +164,7 @@ class _Source:
         lines = at + before
         self._breaks += int(breaks.sum())
         if len(at):
-            self._last = int(lines[order[-1]]), bool(breaks[order[-1]])
+            self._last = int(lines[order[-1]])
         bad = [BadRow(int(line), r.reason) for line, r in zip(lines[count:], ragged, strict=True)]
         return _Text(rows, lines[:count], bad, int(np.count_nonzero(own)), file.tell())
 
@@ -181,6 +201,9 @@ class _Source:
             return "UTF-16" if file.read(2) in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
 
     def _on_ragged(self, row: pacsv.InvalidRow) -> str:
+        if (row.text or "").startswith(_END.decode()):
+            self._ended = True
+            return "skip"
         reason = f"{row.actual_columns} values, the header has {row.expected_columns}"
         self._ragged.append(_Ragged(row.number or 0, reason, row.text or ""))
         return "skip"

@@ -38,18 +38,21 @@ def changed(given: pa.Array, values: pa.Array, kind: str) -> Mask:
     if not (pa.types.is_string(given.type) or pa.types.is_large_string(given.type)):
         return np.zeros(len(given), np.bool_)
     whole = pc.fill_null(pc.match_substring_regex(pc.utf8_trim_whitespace(given), WHOLE[kind]), False)
+    whole = pc.and_(whole, pc.fill_null(pc.is_finite(values), False))
     found = np.zeros(len(given), np.bool_)
     at = np.flatnonzero(whole.to_numpy(zero_copy_only=False))
     if len(at):
         texts = given.take(pa.array(at)).dictionary_encode()
-        kept = values.take(pa.array(at)).to_numpy(zero_copy_only=False)
-        numbers = [int(text.strip().partition(".")[0]) for text in texts.dictionary.to_pylist()]
-        exact = [
-            float(np.float32(n) if kind == "FLOAT" else n) if abs(n) < 1 << 1000 else 0.0 for n in numbers
-        ]
-        odd = np.array([int(e) != n for e, n in zip(exact, numbers, strict=True)], np.bool_)
-        found[at] = odd[texts.indices.to_numpy()] & np.isfinite(kept)
+        kept = values.take(pa.array(at)).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        numbers = [_number(text) for text in texts.dictionary.to_pylist()]
+        found[at] = [int(k) != numbers[c] for k, c in zip(kept, texts.indices.to_numpy(), strict=True)]
     return found
+
+
+def _number(text: str) -> int:
+    """Of a whole number that a DOUBLE reaches: it has few digits but for zeros in front."""
+    sign, digits = text.strip()[:1], text.strip().partition(".")[0].lstrip("+-0")
+    return int(digits or "0") * (-1 if sign == "-" else 1)
 
 
 def _mask(found: pa.Array) -> Mask:

@@ -19,6 +19,14 @@ EXPORT_BYTES = 64 * MIB
 """Rows in memory of one row group of an exported file, about."""
 
 
+def size_of(path: Path) -> int:
+    """Bytes of the file that is there, 0 for none."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except (OSError, ValueError):
+        return 0
+
+
 def export_table(
     batches: Iterable[pa.RecordBatch],
     schema: TableSchema,
@@ -36,21 +44,23 @@ def export_table(
         InputProblem: it cannot be written.
         NodeAgentError: some rows could not be read; there is no file then.
     """
-    path = path.resolve()
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary: Path | None = None
     try:
         if path.exists() and not path.is_file():
             with path.open("wb") as file:
                 return write_rows(batches, schema, shape, file, kind, on_rows)
+        path = path.resolve()
+        temporary = path.with_name(f".{path.name}.tmp")
         with temporary.open("wb") as file:
             rows = write_rows(batches, schema, shape, file, kind, on_rows)
         temporary.replace(path)
-    except OSError as error:
-        why = error.strerror or str(error)
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; no name at all
+        why = (error.strerror if isinstance(error, OSError) else "") or str(error)
         raise InputProblem("cannot be written", why=why, next="name another file", where=str(path)) from None
     finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
     return rows
 
 

@@ -150,6 +150,7 @@ class Import:
 
     def _fit(self, block: Block) -> None:
         """Leave out what a node would refuse, by the node's own rule."""
+        before = block.bad_rows
         while True:
             try:
                 rows = normalise(block.rows, self.schema)
@@ -157,7 +158,7 @@ class Import:
                 return
             except InvalidInput as error:
                 row = error.details.get("row")
-                if not isinstance(row, int) or block.bad_rows > BAD_ROWS_MAX:
+                if not isinstance(row, int) or block.bad_rows - before > BAD_ROWS_MAX:
                     first, last = int(block.lines[0]), int(block.lines[-1])
                     raise InputProblem(
                         error.what,
@@ -489,8 +490,11 @@ def _version(path: Path) -> tuple[int, ...]:
 
 
 def _check_file(path: Path) -> None:
-    if path.is_file():
-        return
+    try:
+        if path.is_file():
+            return
+    except OSError as error:
+        raise InputProblem("cannot be read", why=error.strerror or "", where=str(path)) from None
     what = "is no file that can be read twice" if path.exists() else "no such file"
     what = "is a directory, not a file" if path.is_dir() else what
     raise InputProblem(what, next="name a .csv, .parquet or .arrow file, or example:weather", where=str(path))

@@ -109,15 +109,20 @@ def parse_time(text: str | None) -> int | None:
     if re.search(r"[.,][0-9]{3}[0-9]*[1-9]", text):
         raise UsageProblem(f"{text!r} has digits below a millisecond", next="leave them out")
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+    return _within((moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1))
 
 
 _WRITE = "write milliseconds or 2024-05-01T12:00:00Z"
 
 
-def _milliseconds(text: str) -> int:
-    if len(text.strip()) > 20 or not TIME_MS_MIN <= (number := int(text)) <= TIME_MS_MAX:
+def _within(number: int) -> int:
+    if not TIME_MS_MIN <= number <= TIME_MS_MAX:
         raise UsageProblem("a time is outside the years 1 to 9999", next=_WRITE)
+    return number
+
+
+def _milliseconds(text: str) -> int:
+    number = _within(int(text) if len(text) < 100 else TIME_MS_MAX + 1)
     if look_like_dates(np.array([number])).any() or SECONDS_FROM <= number <= SECONDS_TO:
         raise UsageProblem(
             f"{text} would be {time_text(number)}: it looks like a date or like seconds", next=_WRITE

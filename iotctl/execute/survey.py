@@ -148,7 +148,9 @@ def _value_hashes(column: pa.Array) -> UInt64s:
             column = column.cast(pa.int32())
         numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
         if numbers.dtype.kind == "f":
-            numbers = numbers.astype(np.float64).view(np.uint64)
+            numbers = numbers.astype(np.float64) + 0.0  # of two zeros one
+            numbers[np.isnan(numbers)] = np.nan
+            numbers = numbers.view(np.uint64)
         found = _mixed(numbers.astype(np.uint64))
     found = np.where(found == 0, np.uint64(1), found)
     found[pc.is_null(column).to_numpy(zero_copy_only=False)] = 0

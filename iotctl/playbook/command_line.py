@@ -22,11 +22,11 @@ def command_line(verb: Verb, arguments: Mapping[str, Any]) -> list[str]:
             words += [option] if option else []
             continue
         values = value if isinstance(value, list | tuple) else [value]
+        try:
+            check_named(value, parameter)
+        except ValueError as error:
+            raise UsageProblem(f"{verb.name}: {parameter.name}: {error}") from None
         if not parameter.option:
-            try:
-                check_named(value, parameter)
-            except ValueError as error:
-                raise UsageProblem(f"{verb.name}: {parameter.name}: {error}") from None
             placed += [text_of(v) for v in values]
         elif parameter.many:
             words += [w for v in values for w in (parameter.option, text_of(v))]

@@ -56,19 +56,25 @@ def check_values(playbook: Playbook, verbs: Mapping[str, Verb], values: Lookup) 
             given = _known_value(value, values)
             if parameters[key].type == CONDITION or given is None:
                 continue
-            for one in given if isinstance(given, list) and parameters[key].many and given else [given]:
-                try:
-                    check_named(given, parameters[key])
+            place = playbook.marks.where("steps", i, "with", key)
+            several = isinstance(given, list) and parameters[key].many
+            try:
+                check_named(given, parameters[key])
+                for one in given if several else [given]:
                     check_value(one, parameters[key])
-                except ValueError as error:
-                    place = playbook.marks.where("steps", i, "with", key)
-                    problems.append((place, f"steps[{i}].with.{key}: {error}"))
+            except ValueError as error:
+                problems.append((place, f"steps[{i}].with.{key}: {error}"))
     raise_problems(problems)
 
 
+ADDING = ("tag", "type", "replace")
+"""Lists of which none is none. Of any other, such as `nodes` and `where`, leaving it out means everything."""
+
+
 def check_named(value: Any, parameter: Parameter) -> None:
-    """Raises `ValueError` for no names at all where a command without names means everything."""
-    if isinstance(value, list | tuple) and not value and parameter.many and not parameter.option:
+    """Raises `ValueError` for a list that turned out empty where a command without one means everything."""
+    is_empty = isinstance(value, list | tuple) and not value
+    if is_empty and parameter.many and parameter.name not in ADDING:
         raise ValueError("the list is empty, which names nothing; leave it out to mean all")
 
 

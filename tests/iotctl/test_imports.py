@@ -6,6 +6,7 @@ E4, E6, E8 and E10 of the edges (docs/internals/testing.md).
 import json
 import os
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -505,12 +506,32 @@ def test_text_with_line_breaks_is_kept_and_later_lines_are_counted(
     assert [r["time"] for r in rows_of(cluster)] == [1, 4]
 
 
-@pytest.mark.parametrize("rest", ["", "\n", "\n4,j\n"])
+@pytest.mark.parametrize("rest", ["", "\n", "\n4,j\n", "\r\n"])
+@pytest.mark.parametrize("first", ["z", '5" pipe', '"a\nb"'])
 @pytest.mark.parametrize("words", [(), SKIP])
-def test_a_quote_that_is_not_closed_takes_no_row_away(place: Path, rest: str, words: Sequence[str]) -> None:
-    done, cluster = csv(place, f'time,s\n0,z\n1,"abc\n2,def\n3,ghi{rest}', *words)
-    assert failure(done)["what"] == "a quote is not closed" and failure(done)["where"].endswith(":3")
-    assert not cluster.written
+def test_a_quote_that_is_not_closed_takes_no_row_away(
+    place: Path, rest: str, first: str, words: Sequence[str]
+) -> None:
+    done, cluster = csv(place, f'time,s\n0,{first}\n1,"abc\n2,def\n3,ghi{rest}', *words)
+    assert failure(done)["what"] == "a quote is not closed"
+    assert failure(done)["where"].endswith(":4" if "b" in first else ":3") and not cluster.written
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\n"])
+@pytest.mark.parametrize("last", ["2,b", '2,"b"', '2,"b\nc"', '2,5" pipe', "2,b,c", '2,"b",c'])
+@pytest.mark.parametrize("block", [64, 8 << 20])
+def test_the_last_row_is_as_any_other(
+    place: Path, end: str, last: str, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one with too many values, and behind a quote that is a letter."""
+    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", block)
+    done, cluster = csv(place, f'time,s\n1,6" pipe\n{last}{end}', *SKIP)
+    assert done.code == 0, done.err
+    is_ragged = last.endswith(",c")
+    assert [r["time"] for r in rows_of(cluster)] == ([1] if is_ragged else [1, 2])
+    assert json.loads(done.out)["skipped_rows"] == is_ragged
+    done, cluster = csv(place, f"time,s{end}")
+    assert done.code == 0 and not cluster.written, done.err
 
 
 def test_a_quote_that_is_not_closed_in_a_long_file_is_named(
@@ -613,6 +634,8 @@ def test_every_bad_row_and_no_other_is_left_out(place: Path) -> None:
         ("DOUBLE", "9007199254740993.0"),
         ("DOUBLE", "-9007199254740993"),
         ("DOUBLE", "123456789012345678901"),
+        ("DOUBLE", "000000000123456789012345678901"),
+        ("FLOAT", "1234567890123456789012345678901"),
     ],
 )
 def test_a_whole_number_that_a_type_would_change_is_refused(place: Path, kind: str, value: str) -> None:
@@ -627,13 +650,24 @@ def test_a_whole_number_that_a_type_would_change_is_refused(place: Path, kind: s
     assert done.code == Exit.INPUT and f"a {kind} cannot hold {value}" in done.err
 
 
-@pytest.mark.parametrize("value", ["100000000000000000000", "9007199254740992", "1e300", "0.1"])
+@pytest.mark.parametrize(
+    "value", ["100000000000000000000", "9007199254740992", "1e300", "0.1", "0" * 5000 + "7", "-0"]
+)
 def test_a_number_that_a_double_holds_is_taken(place: Path, value: str) -> None:
     done, cluster = csv(place, f"time,v\n1,0.5\n2,{value}\n")
     assert done.code == 0 and rows_of(cluster)[1]["v"] == float(value)
 
 
-@pytest.mark.parametrize("kind,value", [("FLOAT", "1e39"), ("DOUBLE", "1e999"), ("DOUBLE", "-1e309")])
+@pytest.mark.parametrize(
+    "kind,value",
+    [
+        ("FLOAT", "1e39"),
+        ("FLOAT", "9" * 40),
+        ("DOUBLE", "1e999"),
+        ("DOUBLE", "-1e309"),
+        ("DOUBLE", "9" * 5000),
+    ],
+)
 def test_one_row_with_a_number_too_large_is_refused(place: Path, kind: str, value: str) -> None:
     table = TableSchema("root.a", "m", 1, (Column("v", kind, False),))
     cluster = FakeCluster(tables=[table])
@@ -651,6 +685,8 @@ def test_one_row_with_a_number_too_large_is_refused(place: Path, kind: str, valu
         ([Decimal("9007199254740993")], "DOUBLE"),
         ([1_700_000_000_000], "TIMESTAMP"),
         ([2], "BOOLEAN"),
+        ([0.5], "BOOLEAN"),
+        ([datetime(2024, 5, 1, 12, 30)], "DATE"),
         ([20_000], "DATE"),
     ],
 )
@@ -741,3 +777,32 @@ def test_what_is_no_plain_file_is_told_so(place: Path) -> None:
     (place / "a.csv").write_bytes("time,v\n1,2\n".encode("utf-16"))
     done, _ = load(place, "a.csv")
     assert "iconv -f UTF-16" in failure(done)["next"]
+
+
+@pytest.mark.parametrize("value", ["9" * 40, "9" * 5000])
+def test_a_number_of_any_length_is_a_bad_row(place: Path, value: str) -> None:
+    for kind in ("FLOAT", "DOUBLE", "INT64"):
+        done, cluster = csv(place, f"time,v\n1,{value}\n2,3\n", "--type", f"v={kind}", *SKIP)
+        assert done.code == 0, done.err
+        assert len(rows_of(cluster)) == 1
+
+
+def test_small_floats_are_read(place: Path) -> None:
+    halves = pa.array(np.array([1.5, 2.0], np.float16))
+    for words in ((), ("--type", "v=DOUBLE")):
+        done, cluster = parquet(place, {"time": [1, 2], "v": halves}, *words)
+        assert done.code == 0 and [r["v"] for r in rows_of(cluster)] == [1.5, 2.0], done.err
+
+
+def test_two_zeros_and_two_kinds_of_no_number_are_equal(place: Path) -> None:
+    strange = np.array([0x7FF8000000000000, 0x7FF8000000000001], np.uint64).view(np.float64)
+    for values in ([0.0, -0.0], strange):
+        done, _ = parquet(place, {"time": [1, 1], "v": values})
+        assert done.code == 0, done.err
+
+
+def test_a_few_rows_that_a_node_refuses_are_left_out_beside_many_others(place: Path) -> None:
+    rows = {"time": list(range(3000)), "d": ["a"] * 3000, "v": ["1"] * 1500 + ["x"] * 1500}
+    rows["d"][0] = "b\0"
+    done, cluster = parquet(place, rows, "--tag", "d", "--type", "v=INT64", *SKIP)
+    assert done.code == 0 and len(rows_of(cluster)) == 1499, done.err

@@ -130,3 +130,6 @@ def test_no_node_is_not_every_node(place: Path, step: str) -> None:
         assert done.code in (Exit.INPUT, Exit.USAGE) and "the list is empty" in done.err, (verb, done.err)
     with pytest.raises(UsageProblem, match="the list is empty"):
         command_line(VERBS["cluster.stop"], {"nodes": []})
+    with pytest.raises(UsageProblem, match="the list is empty"):
+        command_line(VERBS["data.delete"], {"where": ()})
+    assert "--tag" not in command_line(VERBS["data.import"], {"file": "a.csv", "tag": []})

@@ -270,6 +270,24 @@ def test_an_export_goes_where_a_link_points_and_into_a_pipe(place: Path, cluster
     assert got[0] == (place / "x.csv").read_bytes() and stat.S_ISFIFO((place / "pipe").stat().st_mode)
 
 
+@pytest.mark.parametrize("to", ["circle.csv", "/", "d" * 300 + ".csv", "no/such/x.csv"])
+def test_an_export_that_cannot_be_written_says_so(place: Path, cluster: FakeCluster, to: str) -> None:
+    (place / "circle.csv").symlink_to("circle.csv")
+    done = iotctl(place, "data", "export", *NAMED, "--format", "csv", "--to", to, cluster=cluster)
+    assert done.code == Exit.INPUT and "cannot be written" in done.err
+
+
+def test_an_export_goes_into_what_is_open_already(place: Path, cluster: FakeCluster) -> None:
+    """As a shell gives it: `--to >(gzip)`, `--to /dev/stdout`."""
+    out, into = os.pipe()
+    words = ("data", "export", *NAMED, "--format", "csv", "--to", f"/dev/fd/{into}")
+    done = iotctl(place, *words, cluster=cluster)
+    assert done.code == 0, done.err
+    assert os.read(out, 100).startswith(b'"time"')
+    os.close(out)
+    os.close(into)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
@@ -294,6 +312,7 @@ def test_a_time_is_what_it_says(text: str, found: int) -> None:
         ("1700000000", "looks like"),
         ("2024-05-01T00:00:00.0006Z", "below a millisecond"),
         ("2024-05-01T00:00:00.0009999Z", "below a millisecond"),
+        ("0001-01-01T00:00+14:00", "outside the years"),
         ("9" * 23, "outside the years"),
         ("9" * 5000, "outside the years"),
         ("1_000", "is not a time"),
