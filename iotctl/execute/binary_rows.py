@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iotctl.errors import InputProblem
-from iotctl.execute.blocks import Block, Columns, Mask, nulls
+from iotctl.execute.blocks import Block, Columns
 from iotctl.execute.csv_rows import check_columns
+from iotctl.execute.masks import Mask, mask, nulls
 from iotctl.execute.times import TimeRule
 from nodeagent.table.arrow import ARROW_TYPES
 
@@ -118,9 +119,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _with_clock(stamps: pa.Array) -> Mask:
-    days = pc.floor_temporal(stamps, unit="day")
-    found: Mask = pc.fill_null(pc.not_equal(days, stamps), False).to_numpy(zero_copy_only=False)
-    return found
+    return mask(pc.not_equal(pc.floor_temporal(stamps, unit="day"), stamps))
 
 
 def _plain(column: pa.Array) -> pa.Array:

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iotctl.execute import exact
+from iotctl.execute.masks import Mask, mask
 from iotctl.execute.times import Seen, TimeRule, read_times
 
 BAD_ROWS_MAX = 1000
 """Bad rows that are listed; more in a file mean the file or its types are wrong as a whole."""
 
-Mask = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 
 
@@ -98,8 +98,8 @@ class Columns:
         bad = np.logical_or.reduce([np.zeros(self.count, np.bool_), *(m for m, _, _ in self.reasons)])
         found = [
             BadRow(int(lines[i]), _with_value(text, values[int(i)]))
-            for mask, text, values in self.reasons
-            for i in np.flatnonzero(mask & ~empty)[:BAD_ROWS_MAX]
+            for bad_here, text, values in self.reasons
+            for i in np.flatnonzero(bad_here & ~empty)[:BAD_ROWS_MAX]
         ]
         rows = pa.RecordBatch.from_arrays(self.arrays, names=self.names)
         good = ~empty & ~bad
@@ -122,11 +122,6 @@ def _with_value(reason: str, value: pa.Scalar) -> str:
     return reason if plain is None else f"{reason}: {plain!r}"
 
 
-def nulls(array: pa.Array) -> Mask:
-    mask: Mask = pc.is_null(array).to_numpy(zero_copy_only=False)
-    return mask
-
-
 def cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
     """The cast column and which values refused; those become null.
 
@@ -135,14 +130,13 @@ def cast(array: pa.Array, kind: pa.DataType) -> tuple[pa.Array, Mask]:
     """
     bad = np.zeros(len(array), np.bool_)
     parts: list[pa.Array] = []
-    look = _looks_like(kind) if pa.types.is_string(array.type) else ""
-    if look:
+    fits: pa.Array | None = None
+    if pa.types.is_string(array.type) and (look := _looks_like(kind)):
         fits = pc.match_substring_regex(array, look)
-        bad |= pc.fill_null(pc.invert(fits), False).to_numpy(zero_copy_only=False)
-        array = pc.if_else(fits, array, pa.scalar(None, array.type))
     elif pa.types.is_floating(array.type) and pa.types.is_integer(kind):
         fits = pc.and_(pc.equal(pc.floor(array), array), pc.is_finite(array))
-        bad |= pc.fill_null(pc.invert(fits), False).to_numpy(zero_copy_only=False)
+    if fits is not None:
+        bad |= mask(pc.invert(fits))
         array = pc.if_else(fits, array, pa.scalar(None, array.type))
     _cast_part(array, kind, 0, bad, parts)
     if len(parts) == 1:

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from iotctl.errors import InputProblem
-from iotctl.execute.blocks import BAD_ROWS_MAX, BadRow, Block, Columns, Int64s, nulls
+from iotctl.execute.blocks import BAD_ROWS_MAX, BadRow, Block, Columns, Int64s
 from iotctl.execute.exact import INFINITE
+from iotctl.execute.masks import nulls
 from iotctl.execute.times import TimeRule
 
 BLOCK_BYTES = 8 * 1024 * 1024

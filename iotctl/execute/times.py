@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iotctl.errors import InputProblem, UsageProblem
+from iotctl.execute.masks import Mask, mask, nulls
 from nodeagent.model.limits import TIME_MS_MAX, TIME_MS_MIN
 
-Mask = npt.NDArray[np.bool_]
 Cast = Callable[[pa.Array, pa.DataType], tuple[pa.Array, Mask]]
 
 AUTO = "auto"
@@ -173,7 +173,7 @@ def _texts(text: pa.Array, rule: TimeRule, cast: Cast) -> Times:
     iso = pc.replace_substring_regex(
         pc.if_else(whole, none, trimmed), pattern=r"(\.\d{3})0+($|[^\d])", replacement=r"\1\2"
     )
-    fine = _mask(pc.match_substring_regex(iso, r"\.\d{4}"))
+    fine = mask(pc.match_substring_regex(iso, r"\.\d{4}"))
     iso = pc.replace_substring_regex(iso, pattern=r"(\.\d{3})\d+", replacement=r"\1")
     zoned = pc.match_substring_regex(iso, r"\d[ T]?\d\d:?\d\d.*([zZ]|[+-]\d\d(:?\d\d)?)$")
     plain, bad_plain = cast(pc.if_else(zoned, none, iso), pa.timestamp("ms"))
@@ -205,12 +205,12 @@ def _numbers(numbers: pa.Array, rule: TimeRule) -> Times:
     if rule.unit in PER_MS:
         per_ms = PER_MS[rule.unit]
         given = numbers.fill_null(0).to_numpy()
-        values = pa.array(np.floor_divide(given, per_ms), mask=_nulls(numbers))
+        values = pa.array(np.floor_divide(given, per_ms), mask=nulls(numbers))
         bad = [] if rule.truncate else [(given % per_ms != 0, _BELOW)]
         return Times(values, bad, seen)
     if rule.unit == "s":
         most = TIME_MS_MAX // 1000
-        far = _mask(pc.or_(pc.greater(numbers, most), pc.less(numbers, -most)))
+        far = mask(pc.or_(pc.greater(numbers, most), pc.less(numbers, -most)))
         kept = pc.if_else(pa.array(far), pa.scalar(0, pa.int64()), numbers)
         return Times(pc.multiply(kept, 1000), [(far, _OUTSIDE)], seen)
     return Times(numbers, [], seen)
@@ -225,7 +225,7 @@ def _stamps(column: pa.Array, rule: TimeRule) -> Times:
         given = column.cast(pa.int64()).fill_null(0).to_numpy()
         if not rule.truncate:
             bad.append((given % PER_MS[unit] != 0, _BELOW))
-        numbers = pa.array(np.floor_divide(given, PER_MS[unit]), mask=_nulls(column))
+        numbers = pa.array(np.floor_divide(given, PER_MS[unit]), mask=nulls(column))
     elif unit == "s":
         times = _numbers(column.cast(pa.int64()), TimeRule("s"))
         numbers, bad = times.values, times.bad
@@ -244,29 +244,19 @@ def _localised(numbers: pa.Array, zone: str) -> tuple[pa.Array, Mask]:
         pc.assume_timezone(local, zone, ambiguous=way, nonexistent=way).cast(pa.int64())
         for way in ("earliest", "latest")
     )
-    return early, _mask(pc.not_equal(early, late))
+    return early, mask(pc.not_equal(early, late))
 
 
 def _within_calendar(times: Times) -> Times:
     outside = pc.or_(pc.less(times.values, TIME_MS_MIN), pc.greater(times.values, TIME_MS_MAX))
-    times.bad.append((_mask(outside), _OUTSIDE))
-    missing = _nulls(times.values)
-    known = np.logical_or.reduce([mask for mask, _ in times.bad])
+    times.bad.append((mask(outside), _OUTSIDE))
+    missing = nulls(times.values)
+    known = np.logical_or.reduce([found for found, _ in times.bad])
     times.bad.append((missing & ~known, "no time"))
     return times
 
 
 _OUTSIDE = "outside the years 1 to 9999"
-
-
-def _nulls(array: pa.Array) -> Mask:
-    mask: Mask = pc.is_null(array).to_numpy(zero_copy_only=False)
-    return mask
-
-
-def _mask(found: pa.Array) -> Mask:
-    mask: Mask = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
-    return mask
 
 
 def _count(numbers: pa.Array, first: int, last: int) -> int:

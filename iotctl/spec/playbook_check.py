@@ -57,13 +57,12 @@ def check_values(playbook: Playbook, verbs: Mapping[str, Verb], values: Lookup) 
             if parameters[key].type == CONDITION or given is None:
                 continue
             place = playbook.marks.where("steps", i, "with", key)
-            several = isinstance(given, list) and parameters[key].many
-            try:
-                check_named(given, parameters[key])
-                for one in given if several else [given]:
-                    check_value(one, parameters[key])
-            except ValueError as error:
-                problems.append((place, f"steps[{i}].with.{key}: {error}"))
+            several = given if isinstance(given, list) and parameters[key].many else [given]
+            for check, one in [(check_named, given), *((check_value, one) for one in several)]:
+                try:
+                    check(one, parameters[key])
+                except ValueError as error:
+                    problems.append((place, f"steps[{i}].with.{key}: {error}"))
     raise_problems(problems)
 
 
