@@ -8,11 +8,14 @@ from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import META
 from nodeagent.model.operation import Options
 from nodeagent.model.requests import OperationReply, Reply
+from nodeagent.partition.hash import slot_of
 from nodeagent.storage import layout
+from nodeagent.testing import workload
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.disk import Fault
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import CLIENT, SNAPSHOT_TTL_MS, SimNode
+from nodeagent.testing.workload import Cell, Writer
 from tests.sim.spread import spread
 
 
@@ -555,4 +558,57 @@ def test_groups_that_lost_their_majority_go_on_with_what_their_survivors_hold(
     for node in scenario.dead:
         assert node.host.outcast and node.host.state() == "removed"
         node.stop(power=False)
+    finish_all(scenario)
+
+
+class OneCell(Writer):
+    """Writes or deletes one cell once, whenever it is told to."""
+
+    def _choose(self, interval: int) -> Cell:
+        self.stopping = True
+        return Cell(self.groups[0], self.name, 0)
+
+
+def test_a_delete_of_a_slot_s_earlier_stay_hides_nothing_while_the_slot_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing was filed there since, so the group that the slot left has not forgotten the delete. Until what
+    was written elsewhere is adopted, a strong read asks both groups."""
+    scenario = Scenario(1)
+    scenario.form()
+    scenario.schemas()
+    name = scenario.storage_groups[0]
+    writer = OneCell(scenario.sim, "w", scenario.view, scenario.history, [name])
+    scenario.writers = [writer]
+    meta = scenario.newest()
+    assert meta.table is not None and meta.image.settings is not None
+    slot = slot_of(name, 0, 0, meta.image.settings)
+    home = meta.table.route(slot)
+    away = next(n for n in meta.table.ring.names if n != home)
+
+    def write(*, deletes: float) -> None:
+        monkeypatch.setattr(workload, "DELETES", deletes)
+        writer.stopping = False
+        writer.start()
+        scenario.until(lambda: writer.idle, "it is acknowledged")
+
+    def move(to: str) -> str:
+        return scenario._begin(q.BeginChange("rebalance", "", "sim", gains=((to, ((slot, slot + 1),)),)))
+
+    write(deletes=1.0)
+    scenario.finish(move(away))
+    write(deletes=0.0)
+    scenario.hold("after:MOVING")
+    operation = move(home)
+    states = [
+        r.state
+        for n in scenario.sim.nodes.values()
+        for g, r in (n.host.data.items() if n.alive else ())
+        if g.startswith(f"{home}.")
+    ]
+    scenario.until(lambda: all(s.slots.arriving_by(slot) == operation for s in states), "the slot is back")
+    assert [[t.partition.storage_group for t in s.tombstones] for s in states] == [[name]] * 3
+    scenario.read_everything()
+    scenario.hold()
+    scenario.finish(operation)
     finish_all(scenario)
