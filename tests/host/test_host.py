@@ -704,10 +704,11 @@ def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pyt
     """The leader of a data group may be cut off from the meta group, which took the TTL back meanwhile. Rows
     that were past it when it was asked for are, later ones are not."""
     host = leads_alone()
-    replica, asked, now = host.data["a.1"], list[Callable[[], None]](), [10_000]
+    replica, now = host.data["a.1"], [10_000]
+    asked: list[tuple[Callable[[], None], Callable[[str], None]]] = []
     proposed: list[bytes] = []
     assert host.meta_replica is not None
-    monkeypatch.setattr(host.meta_replica, "read", lambda then, _: asked.append(then))
+    monkeypatch.setattr(host.meta_replica, "read", lambda then, fail: asked.append((then, fail)))
     monkeypatch.setattr(replica, "propose", proposed.extend)
     monkeypatch.setattr(host.clocks, "passed", lambda _: now[0])
     place = PartitionKey("g", 2, 0)
@@ -719,10 +720,15 @@ def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pyt
     host.meta.schemas["g", "t"] = msgspec.structs.replace(SPEC.schema, ttl_ms=1_000)
     host.compactor._expire_at = 0
     host.compactor.keep()
+    asked.pop()[1]("no quorum")
+    host.compactor.keep()
+    assert not proposed, "nothing was confirmed"
+    host.compactor._expire_at = 0
+    host.compactor.keep()
     now[0] = 20_000
     host.compactor.keep()
     assert len(asked) == 1 and not proposed
-    asked[0]()
+    asked[0][0]()
     host.compactor.keep()
     (expire,) = map(data.decode, proposed)
     assert isinstance(expire, data.Expire)

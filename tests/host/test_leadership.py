@@ -6,9 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from nodeagent.data.slots import Sealed
 from nodeagent.host.leadership import PREFER_HEADER_MS, SHORT_MS, Leadership
+from nodeagent.model.operation import Operation, Options, SlotMove, Stage
 from nodeagent.raft.leader import PeerStatus
 from nodeagent.raft.progress import ProgressState
+from tests.host.test_host import leads_alone
 
 ROOM, NONE, SILENT = "room", "none", "silent"
 
@@ -19,12 +22,13 @@ class World:
     def __init__(self, group: str, *, low: bool, **said: str) -> None:
         self.asked: list[str] = []
         self.said = said
+        self.can_change = True
         raft = SimpleNamespace(
             log=SimpleNamespace(config=SimpleNamespace(voters=("a", "b", "c"))),
             short_of_room=lambda: [n for n, word in self.said.items() if word == NONE],
             has_room=lambda node: self.said[node] == ROOM if node != "a" else False,
             caught_up=lambda node: True,
-            can_change=lambda: True,
+            can_change=lambda: self.can_change,
             transfer=lambda node, now: self.asked.append(node),
             status=lambda: SimpleNamespace(progress=self.progress),
         )
@@ -32,7 +36,7 @@ class World:
         self.sources = {"b", "c"}
         self.sealed: dict[str, Any] = {}
         state = SimpleNamespace(slots=SimpleNamespace(sealed=self.sealed))
-        replica = SimpleNamespace(
+        self.replica = replica = SimpleNamespace(
             group=group, leads=True, raft=raft, state=state, lacks_files_of=lambda n: n in self.sources
         )
         self.host = SimpleNamespace(
@@ -90,6 +94,15 @@ def test_a_header_that_was_short_of_room_is_preferred_when_that_is_long_ago() ->
     assert world.asked[:1] == ["b"]
 
 
+def lacking(hollow: bool, waits: str, sources: str) -> World:
+    """`waits` need a snapshot, `sources` hold the files of the sealed slots."""
+    world = World("c.1", low=False, b=ROOM, c=ROOM)
+    world.sealed["op-9"] = SimpleNamespace(hollow=hollow)
+    world.sources = set(sources)
+    world.progress |= {n: PeerStatus(0, ProgressState.SNAPSHOT) for n in waits}
+    return world
+
+
 @pytest.mark.parametrize(
     "hollow,waits,sources,heir",
     [
@@ -106,10 +119,32 @@ def test_a_group_is_left_to_one_that_can_bring_a_member_up_to_date(
 ) -> None:
     """A newcomer leads that joined without the files of sealed slots. A member that holds them came back, and
     must not be given a state without them; another one that has them can."""
-    world = World("c.1", low=False, b=ROOM, c=ROOM)
-    world.sealed["op-9"] = SimpleNamespace(hollow=hollow)
-    world.sources = set(sources)
-    world.progress |= {n: PeerStatus(0, ProgressState.SNAPSHOT) for n in waits}
+    world = lacking(hollow, waits, sources)
     assert world.keep() == heir
     world.keep(after_ms=100)
     assert world.asked == heir, "once"
+
+
+def test_a_group_is_left_to_a_source_only_by_its_leader_and_when_it_may_be_handed_over() -> None:
+    """Raft raises what it refuses."""
+    world = lacking(True, "c", "bc")
+    world.can_change = False
+    assert world.keep() == []
+    world.can_change, world.replica.leads = True, False
+    assert world.keep() == []
+    world.replica.leads = True
+    assert world.keep() == ["b"]
+
+
+def test_files_are_lacking_of_the_sources_of_what_is_sealed_without_them() -> None:
+    """A source of slots that are sealed with their files here, and no source at all, can be given a state."""
+    host = leads_alone()
+    replica = host.data["a.1"]
+    for number, (hollow, source) in enumerate([(True, "b"), (False, "c")], start=8):
+        slots = ((number, number + 1),)
+        moves = [SlotMove(slots, "a.1", ("a", source), "d.1", ("d",))]
+        host.meta.image.operations.append(
+            Operation(f"op-{number}", "rebalance", "", "me", 0, 1, 2, moves, [], Options(), Stage.MOVING)
+        )
+        replica.state.slots.sealed[f"op-{number}"] = Sealed({number}, 9, b"", hollow)
+    assert [n for n in "bcd" if replica.lacks_files_of(n)] == ["b"]

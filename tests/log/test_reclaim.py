@@ -368,3 +368,21 @@ def test_a_sector_that_cannot_be_read_ends_no_log() -> None:
     _, found = open_log(disk)
     assert found.damaged == [] and len(found.groups["idle"].entries) == 4
     assert found.groups["busy"].base.index + len(found.groups["busy"].entries) == 70
+
+
+def test_a_segment_that_cannot_be_read_holds_up_no_later_one() -> None:
+    """What little that one holds is copied forward all the same, and of the other nothing is lost."""
+    disk = SimDisk()
+    log, _ = open_log(disk)
+    first = log.segments[0]
+    for group, start in (("idle", 1), ("later", 61)):
+        log.write([Rebase(group, base(7, 2), False), append(group, 8, 4, 2)])
+        busy(log, start, start + 59)
+    log.write([Rebase("busy", base(118), True)])
+    disk.faults.append(Fault("read", errno.EIO, f"{first:012d}", times=100))
+    reclaim_all(log)
+    assert log.segments[0] == first and len(log.segments) <= 3
+    disk.faults.clear()
+    log.close()
+    _, found = open_log(disk)
+    assert found.damaged == [] and [len(found.groups[g].entries) for g in ("idle", "later")] == [4, 4]

@@ -540,6 +540,19 @@ def test_one_death_amends_an_operation_and_a_second_that_costs_a_quorum_is_refus
     assert isinstance(dead(meta, "nobody"), ErrorReply)
 
 
+def test_a_death_that_costs_a_quorum_beside_a_member_that_left_is_refused() -> None:
+    """That one stayed a voter in the stead of one that died before it joined, and is heard no more."""
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.MOVING)
+    group = next(g for g in meta.state.image.groups.values() if g.members[0] == "c")
+    left = msgspec.structs.replace(group, members=("c", "gone", *group.members[2:]))
+    meta.state.image.groups[group.group] = left
+    refused = dead(meta, "c")
+    assert isinstance(refused, ErrorReply) and "without c, gone" in refused.what
+    assert meta.op.dead == [] and meta.state.image.retired == []
+
+
 def test_a_cancelled_removal_does_not_bring_back_whom_an_earlier_change_gave_up() -> None:
     """The earlier change went on without copies of `c`: heard again, it would lack rows."""
     meta = Meta()
