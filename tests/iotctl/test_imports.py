@@ -499,7 +499,7 @@ def test_text_with_line_breaks_is_kept_and_later_lines_are_counted(
     assert done.code == 0, done.err
     assert [r["s"] for r in rows_of(cluster)] == [*(f"one\ntwo\r\nthree {n}" for n in range(20)), "x"]
     assert "20 rows have a line break" in done.err
-    text = 'time,s\n1,"a\nb"\n2,c,d\n3,"e\nf",g\nx,h\n4,"i\nj"\ny,k\n'
+    text = 'time,s\n1,"a\nb"\n2,c,d\n3,"e\nf",g\nx,h\n4,"i\r\nj"\ny,k\n'
     done, cluster = csv(place, text, *SKIP)
     assert done.code == 0, done.err
     assert [s["where"].rpartition(":")[2] for s in json.loads(done.out)["skipped"]] == ["4", "5", "7", "10"]
@@ -575,7 +575,7 @@ def test_rows_of_one_key_that_say_different_things_of_other_fields_do_not_differ
     assert "3 rows have the time" in failure(done)["what"] and not cluster.written
 
 
-@pytest.mark.parametrize("change", ["grown", "replaced", "gone"])
+@pytest.mark.parametrize("change", ["grown", "emptied", "replaced", "gone"])
 def test_a_file_that_changes_after_it_was_checked_is_not_written(
     place: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -587,6 +587,8 @@ def test_a_file_that_changes_after_it_was_checked_is_not_written(
         file = place / "a.csv"
         if change == "grown":
             file.write_text(file.read_text() + "3,x\n4,5\n")
+        elif change == "emptied":
+            file.write_text("time,v\n")
         elif change == "replaced":
             (place / "b").write_text("time,v\n1,7\n2,8\n")
             (place / "b").replace(file)
@@ -600,27 +602,32 @@ def test_a_file_that_changes_after_it_was_checked_is_not_written(
     assert not cluster.written
 
 
+@pytest.mark.parametrize("change", ["grown", "gone"])
 def test_a_file_that_changes_while_it_is_written_tells_how_much_was(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 1024)
     cluster = FakeCluster()
     write = FakeCluster.write
 
-    def grow(*args: Any, **named: Any) -> Any:
-        with (place / "a.csv").open("a") as file:
-            file.write("9999,9\n")
+    def written(*args: Any, **named: Any) -> Any:
+        if change == "grown":
+            with (place / "a.csv").open("a") as file:
+                file.write("9999,9\n")
+        else:
+            (place / "a.csv").unlink()
         return write(*args, **named)
 
-    monkeypatch.setattr(FakeCluster, "write", grow)
+    monkeypatch.setattr(FakeCluster, "write", written)
     done, _ = csv(place, "time,v\n" + "".join(f"{n},{n}\n" for n in range(2000)), cluster=cluster)
     found = failure(done, Exit.PARTLY)
     assert 0 < len(rows_of(cluster)) < 2000 and f"{len(rows_of(cluster))} of 2000 rows" in found["what"]
 
 
-def test_every_bad_row_and_no_other_is_left_out(place: Path) -> None:
-    """However many there are."""
-    text = "".join(f"{n},{'x' if n % 4 == 0 else n}\n" for n in range(12_000))
+@pytest.mark.parametrize("value", ["x", "9" * 20])
+def test_every_bad_row_and_no_other_is_left_out(place: Path, value: str) -> None:
+    """However many there are, and whether their look tells it or only the number that they would be."""
+    text = "".join(f"{n},{value if n % 4 == 0 else n}\n" for n in range(12_000))
     done, cluster = csv(place, "time,v\n" + text, "--type", "v=INT64", *SKIP)
     assert done.code == 0 and json.loads(done.out)["skipped_rows"] == 3000
     assert len(rows_of(cluster)) == 9000 and all(r["v"] == r["time"] for r in rows_of(cluster))
@@ -687,10 +694,10 @@ def test_one_row_with_a_number_too_large_is_refused(place: Path, kind: str, valu
         ([2], "BOOLEAN"),
         ([0.5], "BOOLEAN"),
         ([datetime(2024, 5, 1, 12, 30)], "DATE"),
-        ([20_000], "DATE"),
+        (pa.array([20_000], pa.int32()), "DATE"),
     ],
 )
-def test_a_type_that_is_asked_for_changes_no_value(place: Path, values: list[Any], kind: str) -> None:
+def test_a_type_that_is_asked_for_changes_no_value(place: Path, values: Any, kind: str) -> None:
     done, cluster = parquet(place, {"time": [1], "v": values}, "--type", f"v={kind}")
     assert failure(done)["what"].startswith("v: ") and not cluster.written
 
@@ -753,8 +760,8 @@ def test_an_arrow_file_is_read_batch_by_batch(place: Path) -> None:
 
 
 def test_a_row_that_no_entry_can_carry_is_a_bad_row(place: Path) -> None:
-    """It is refused before the table is made, by its place."""
-    rows = {"time": [1, 2], "a": ["x", "y" * (5 << 20)], "b": ["x", "z" * (5 << 20)]}
+    """It is refused before the table is made, by its place, though each of its values could be carried."""
+    rows = {"time": [1, 2], **{name: ["x", name * (3 << 20)] for name in "abc"}}
     done, cluster = parquet(place, rows)
     assert "bytes; at most" in failure(done)["what"] and failure(done)["where"].endswith("row 2")
     assert not cluster.written

@@ -156,6 +156,22 @@ def test_what_lives_was_heard_or_is_unknown_is_not_given_up(spec: Path) -> None:
     refused(spec, Losing(), "node2", "node9", text="node9 is not in the cluster")
 
 
+def test_a_member_that_left_the_cluster_is_none_of_the_living(spec: Path) -> None:
+    """It stayed in the stead of one that died before it joined, and no majority of the group is left."""
+
+    class Left(Losing):
+        def view(self) -> MetaView:
+            view = Losing.view(self)
+            first = msgspec.structs.replace(view.groups[0], members=("node1", "node3", "gone"))
+            return msgspec.structs.replace(view, groups=(first, *view.groups[1:]))
+
+    words = ("cluster", "recover", "node3", "-o", "json")
+    done = iotctl(spec, *words, cluster=Left(down={"node3"}))
+    assert "nothing is lost" not in done.err and done.code == Exit.REFUSED, done.err
+    (lost,) = json.loads(done.out)["groups"]
+    assert (lost["group"], lost["lost"], lost["head"]) == ("node1.1", ["node3", "gone"], "node1")
+
+
 def test_where_nothing_is_lost_the_ordinary_way_is_named(spec: Path) -> None:
     refused(spec, Losing(down={"node2"}), "node2", text="iotctl cluster remove-node node2 --dead")
 

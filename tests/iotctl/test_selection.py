@@ -263,10 +263,11 @@ def test_an_export_goes_where_a_link_points_and_into_a_pipe(place: Path, cluster
     assert (place / "x.csv").is_symlink() and (place / "disk" / "y.csv").read_text().startswith('"time"')
     os.mkfifo(place / "pipe")
     got: list[bytes] = []
-    reader = threading.Thread(target=lambda: got.append((place / "pipe").read_bytes()))
+    reader = threading.Thread(target=lambda: got.append((place / "pipe").read_bytes()), daemon=True)
     reader.start()
     assert iotctl(place, *words, "pipe", cluster=cluster).code == 0
     reader.join(10)
+    assert not reader.is_alive(), "nothing was written into the pipe"
     assert got[0] == (place / "x.csv").read_bytes() and stat.S_ISFIFO((place / "pipe").stat().st_mode)
 
 
