@@ -1,7 +1,7 @@
 """The worker process: requests on stdin, replies on stdout, until stdin ends.
 
-Started as `python -m nodeagent.storage.child <root> <timeout_s> <kind of work>`. Native code may
-print: descriptor 1 is kept for replies under another number and points to stderr for everybody else. A
+Started as `python -m nodeagent.storage.child <root> <timeout_s> <kind of work> <parent's pid>`. Native code
+may print: descriptor 1 is kept for replies under another number and points to stderr for everybody else. A
 request that takes longer than the timeout ends the process even if nobody is left to kill it; the watchdog
 is a native thread, since a hanging native call may hold the interpreter lock.
 """
@@ -26,8 +26,9 @@ IDLE_S = 10.0
 class _RootPlace:
     """`handler.Place` with system calls: the parent holds the directory's lock."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, parent: int) -> None:
         self._root = root
+        self._parent = parent
         os.makedirs(os.path.join(root, layout.TMP), exist_ok=True)
 
     def read(self, path: str) -> bytes:
@@ -41,6 +42,10 @@ class _RootPlace:
             while rest:
                 rest = rest[file.write(rest) :]
             os.fdatasync(file.fileno())
+        if os.getppid() != self._parent:
+            # The next one may have swept the directory already: what comes later is nobody's.
+            os.unlink(os.path.join(self._root, path))
+            raise SystemExit("the node that ordered this is gone")
         return path
 
 
@@ -61,7 +66,7 @@ class _Announcer:
         self._last = ""
 
 
-def main(root: str, timeout_s: float, work: str) -> None:
+def main(root: str, timeout_s: float, work: str, parent: int) -> None:
     """Serve until stdin ends."""
     forbid_pandas()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the parent to handle
@@ -71,7 +76,7 @@ def main(root: str, timeout_s: float, work: str) -> None:
     file_format = TsFileFormat(os.path.join(root, layout.TMP), label)
     opening = _Announcer(replies)
     sources = TsFileSources(root, file_format, opening)
-    handler = Handler(file_format, _RootPlace(root), label, sources)
+    handler = Handler(file_format, _RootPlace(root, parent), label, sources)
     while (body := _next_request(requests, sources)) is not None:
         faulthandler.dump_traceback_later(timeout_s, exit=True)
         opening.forget()
@@ -89,4 +94,4 @@ def _next_request(requests: int, sources: TsFileSources) -> bytes | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], float(sys.argv[2]), sys.argv[3])
+    main(sys.argv[1], float(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

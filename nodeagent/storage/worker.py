@@ -172,6 +172,7 @@ class TsFileWorker:
                 self._root,
                 str(self._timeout_s * _WATCHDOG_FACTOR),
                 self._work,
+                str(os.getpid()),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

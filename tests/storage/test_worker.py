@@ -1,6 +1,7 @@
 """The worker process: it may die, hang and be replaced; the caller gets an error and goes on."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -158,34 +159,69 @@ def test_calls_from_threads_do_not_mix(worker: TsFileWorker) -> None:
 
 
 _PARENT = """
-import sys
+import os, sys, threading
 from nodeagent.storage.worker import TsFileWorker
+from tests.storage.test_worker import REQUEST
 worker = TsFileWorker(sys.argv[1])
 worker.start()
 print(worker.pid, flush=True)
-sys.stdin.read()
-import os; os._exit(9)
+for line in sys.stdin:
+    threading.Thread(target=worker.call, args=(REQUEST,), daemon=True).start()
+    print("asked", flush=True)
+os._exit(9)
 """
 
 
-def test_ends_with_its_parent(tmp_path: Path) -> None:
-    """When the parent dies without a word, the worker sees the end of its stdin and exits."""
-    parent = subprocess.Popen(
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+    """A process with a worker in `tmp_path`, which asks it for a file at every line; and the worker's pid."""
+    made = subprocess.Popen(
         [sys.executable, "-c", _PARENT, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        text=True,
         cwd=Path(__file__).parents[2],
     )
-    assert parent.stdin is not None and parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    watch = os.pidfd_open(pid)
-    parent.stdin.close()
-    assert parent.wait(30) == 9
-    parent.stdout.close()
-    import select
+    with made:
+        assert made.stdin is not None and made.stdout is not None
+        yield made, int(made.stdout.readline())
+        made.kill()
 
-    assert select.select([watch], [], [], 30)[0], "the worker outlived its parent"
-    os.close(watch)
+
+def ends(pidfd: int) -> bool:
+    """Whether the process is over within half a minute."""
+    over = bool(select.select([pidfd], [], [], 30)[0])
+    os.close(pidfd)
+    return over
+
+
+def test_ends_with_its_parent(parent: tuple["subprocess.Popen[str]", int]) -> None:
+    """When the parent dies without a word, the worker sees the end of its stdin and exits."""
+    process, pid = parent
+    watch = os.pidfd_open(pid)
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(30) == 9
+    assert ends(watch), "the worker outlived its parent"
+
+
+def test_what_it_makes_after_its_parent_died_goes(
+    parent: tuple["subprocess.Popen[str]", int], tmp_path: Path
+) -> None:
+    """The next start may have swept the directory before a worker of the last one is done."""
+    process, pid = parent
+    watch = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGSTOP)
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "asked\n"
+    time.sleep(0.3)  # the request is in the pipe
+    process.kill()
+    process.wait(30)
+    os.kill(pid, signal.SIGCONT)
+    assert ends(watch), "the worker outlived its parent"
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_close_scan_and_hash_on_a_real_disk(worker: TsFileWorker, tmp_path: Path) -> None:
