@@ -470,7 +470,8 @@ class Reads:
         self, storage_group: str = "", table: str = "", read: str = "strong"
     ) -> tuple[list[PartitionInfo], Mask]:
         """What the groups list, and the slots whose list is not all: their older rows are elsewhere, or
-        they are between two groups (a list does not say what it leaves out)."""
+        they are between two groups (nodes of an earlier version list what is open and say no word of the
+        rest)."""
         before = (await self._calls.current()).view
         size = before.settings.slots
         elsewhere = mask_of_ranges(in_transition(before), size)
@@ -478,7 +479,8 @@ class Reads:
 
         async def ask(leg: Leg, deadline: Deadline) -> tuple[int, list[PartitionsListed]]:
             pages = await self._list(
-                ListPartitions(leg.group.group, storage_group, table, read, paged=True), deadline
+                ListPartitions(leg.group.group, storage_group, table, read, paged=True, slots=leg.slots),
+                deadline,
             )
             if len({page.table_version for page in pages}) > 1:
                 raise Unavailable(f"the table changed while the partitions of {leg.group.group} were listed")

@@ -110,14 +110,11 @@ def _scan_owned(
     s: requests.ScanRows,
     partitions_max: int = 0,
 ) -> None:
-    state = replica.state
     wanted = set(to_slots(s.slots))
-    absent = wanted - state.slots.open
-    if absent:
-        return host.desk.reply(token, moved(host, min(absent), waiting=True))
-    slots = wanted or state.slots.open
-    if not _knows_arrivals(host, replica):
-        return host.desk.refuse(token, "unavailable", f"{replica.raft.node} lags behind the meta group")
+    refusal = _not_whole(host, replica, wanted)
+    if refusal is not None:
+        return host.desk.reply(token, refusal)
+    slots = wanted or replica.state.slots.open
     handover, tombstones = _elsewhere(host, replica, slots)
     version = host.meta.table_version
 
@@ -310,9 +307,15 @@ def _parts(
     )
 
 
-def _knows_arrivals(host: Cluster, replica: DataReplica) -> bool:
-    """Whether the meta state here says where older rows of arriving slots are."""
-    return all(host.meta.operation(op) is not None for op in replica.state.slots.arriving)
+def _not_whole(host: Cluster, replica: DataReplica, wanted: set[int]) -> ErrorReply | None:
+    """Why this replica cannot say what there is of the slots it is asked for; None when it can: all are open,
+    and the meta state here says where older rows of arriving ones are."""
+    absent = wanted - replica.state.slots.open
+    if absent:
+        return moved(host, min(absent), waiting=True)
+    if any(host.meta.operation(op) is None for op in replica.state.slots.arriving):
+        return ErrorReply("unavailable", f"{replica.raft.node} lags behind the meta group")
+    return None
 
 
 def _elsewhere(
@@ -359,8 +362,9 @@ def _slot(host: Cluster, partition: PartitionKey) -> int:
 
 def on_list(host: Cluster, replica: DataReplica, token: int, request: requests.ListPartitions) -> None:
     def answer() -> None:
-        if not _knows_arrivals(host, replica):
-            return host.desk.refuse(token, "unavailable", f"{replica.raft.node} lags behind the meta group")
+        refusal = _not_whole(host, replica, set(to_slots(request.slots)))
+        if refusal is not None:
+            return host.desk.reply(token, refusal)
         infos, end = _list(replica, request)
         if end is not None and not request.paged:
             return host.desk.refuse(

@@ -546,7 +546,8 @@ class ListPartitions(_Tagged, frozen=True):
     """What a group holds; rows are exact where `exact`, else an upper bound.
 
     With `paged` one page of it, behind `after`, a (partition, table) that the page before ended with. Readers
-    of earlier versions ask for all of it.
+    of earlier versions ask for all of it. A list does not say what it leaves out: it is refused unless all of
+    `slots` are open. Readers of earlier versions name none.
     """
 
     group: Name
@@ -555,6 +556,7 @@ class ListPartitions(_Tagged, frozen=True):
     read: Name = "strong"
     paged: bool = False
     after: tuple[PartitionKey, Text] | None = None
+    slots: Slots = ()
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):

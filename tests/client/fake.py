@@ -377,6 +377,9 @@ class FakeCluster:
 
     def _list(self, target: str, r: ListPartitions) -> Reply:
         group = self._led(target, r.group)
+        assert r.slots, "the client names the slots"
+        for slot in ranges.to_slots(r.slots):
+            self._check_slot(group, slot)
         infos = []
         for (storage_group, name), schema in self.schemas.items():
             if r.storage_group not in ("", storage_group) or r.table not in ("", name):

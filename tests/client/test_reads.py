@@ -528,6 +528,34 @@ def test_count_is_exact(stage: str) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_delete_reaches_what_is_sealed_behind_the_client_s_routes(opened: bool) -> None:
+    """A group lists what it serves. Routes from before the change do not tell that it serves less by now,
+    nor does the version of the table, which changes later."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        given: list[Row] = [(100, "a", 1.0, None), (200, "a", 2.0, None), (5100, "a", 3.0, None)]
+        await cluster.write(SG, TABLE, rows(*given))
+        slot = slot_of(SG, 0, shard_of(("a",), SETTINGS.shards), SETTINGS)
+        source = next(g.name for g in fake.groups.values() if slot in g.slots)
+        operation = fake.plan({slot}, source, other(source))
+        fake.version -= 1  # of the answers, until the slot is open elsewhere
+        fake.seal(operation)
+        deleting = asyncio.create_task(cluster.delete(SG, TABLE, time_from=100, time_to=5100))
+        if opened:
+            await asyncio.sleep(1)
+            fake.version += 1
+            fake.open(operation)
+            assert (await deleting).partitions == 2
+            assert (await cluster.scan(SG, TABLE)).num_rows == 0
+        else:
+            with pytest.raises(Unavailable):
+                await deleting
+
+    run(scenario())
+
+
 def test_an_empty_table_counts_zero() -> None:
     """A table without rows is listed, a table that does not exist is an error to read."""
 

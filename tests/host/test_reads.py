@@ -208,6 +208,27 @@ def test_a_list_in_pages_is_the_list(holder: Holder, monkeypatch: pytest.MonkeyP
     }
 
 
+def test_a_list_is_refused_unless_all_slots_that_it_is_asked_for_are_open(holder: Holder) -> None:
+    """It does not say what it leaves out, and who asks may not know yet that a slot is leaving."""
+    node = holder.node
+
+    def listed(*slots: tuple[int, int]) -> Reply:
+        holder.token += 1
+        request = ListPartitions(GROUP, "", "", "weak", paged=True, slots=slots)
+        reads.on_list(
+            node.host, node.replica, holder.token, request
+        )  # past the check against the cluster's slots
+        node.take()
+        return node.replies[-1]  # type: ignore[return-value]
+
+    told = listed((SLOT, SLOT + 1))
+    assert isinstance(told, PartitionsListed) and told.partitions
+    node.replica.state.slots.open.discard(SLOT)
+    refused = listed((SLOT, SLOT + 1))
+    assert isinstance(refused, ErrorReply) and refused.code == "moved", refused
+    assert isinstance(listed(), PartitionsListed), "readers of earlier versions name none"
+
+
 def test_a_manifest_in_pages_is_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page is whole slots, however many files one has, and no more of them than make a page."""
     monkeypatch.setattr(limits, "MANIFEST_FILES", 2)
