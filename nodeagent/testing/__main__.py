@@ -6,7 +6,7 @@ Ends with the first that fails.
 import sys
 
 from nodeagent.testing.parallel import results
-from nodeagent.testing.scenario import evidence
+from nodeagent.testing.seeds import evidence
 
 
 def main() -> None:

@@ -19,9 +19,10 @@ from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import to_slots
 from nodeagent.scaling.holds import POINTS
 from nodeagent.testing.checks import check_clean, check_converged
+from nodeagent.testing.machine import CLEAN_MS
 from nodeagent.testing.matrix import OLD, main, stage_at
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import CLEAN_MS, CLIENT, LATE_MS
+from nodeagent.testing.sim import CLIENT, LATE_MS
 
 KINDS = ("add-node", "remove-node", "replace-node", "rebalance")
 WAYS = ("plain", "paused", "at once by three", "newcomer killed")

@@ -6,95 +6,26 @@ from collections.abc import Collection
 
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Effects
-from nodeagent.host.replica import Replica
 from nodeagent.log.identity import ID_FILE, LOG_DIR
-from nodeagent.model.entries import Entry
 from nodeagent.model.ids import META
-from nodeagent.model.raft_messages import VoteReply, VoteRequest
 from nodeagent.partition.ranges import to_slots
 from nodeagent.partition.table import PartitionTable
-from nodeagent.raft.log import RaftLog
 from nodeagent.storage.leftovers import LINKED, QUARANTINED, SNAPSHOT, leftovers
-from nodeagent.testing.sim import Sim, SimNode
+from nodeagent.testing.node import SimNode
+from nodeagent.testing.sim import Sim
 
 _LOG_NAME = re.compile(r"\d{12}\.log|newest|reserve|log\.id|\d+\.\d+\.torn")
 
 
-class Safety:
-    """S1, S2/S4, S5, S8 and S14 after every turn of every node."""
+class Tables:
+    """S14 after every turn: no node's partition table goes back, and equal versions are equal tables."""
 
     def __init__(self) -> None:
-        self._leaders: dict[tuple[str, int], str] = {}
-        self._applied: dict[tuple[str, int], Entry] = {}
-        """By group and index."""
-
-        self._checked: dict[tuple[str, int], dict[str, int]] = {}
-        """By (node, life) and group: entries up to there were compared."""
-
         self._tables: dict[int, int] = {}
         self._table_of: dict[tuple[str, int], PartitionTable] = {}
         """By (node, life). Tables are never changed, so that only another one is looked at."""
 
-        self._votes: dict[tuple[str, str, int], str] = {}
-        self._outside: set[tuple[str, str]] = set()
-        """(node, group): given up, so that nobody else goes by what they hold"""
-
     def __call__(self, node: SimNode, effects: Effects) -> None:
-        self._one_vote(node, effects)
-        checked = self._checked.setdefault((node.node, node.life), {})
-        for replica in node.host.replicas():
-            if replica.leads:
-                self._one_leader(node, replica)
-            if replica.seen > checked.get(replica.group, 0):
-                self._same_entries(node, replica, checked)
-        self._table(node)
-
-    def _one_leader(self, node: SimNode, replica: Replica) -> None:
-        key = (replica.group, replica.raft.term)
-        first = self._leaders.setdefault(key, node.node)
-        assert first == node.node, f"S1: {first} and {node.node} lead {key}"
-
-    def _one_vote(self, node: SimNode, effects: Effects) -> None:
-        """What left the node counts: a vote that a power cut took back was never given."""
-        for peer, messages in effects.sends:
-            for routed in messages:
-                match routed.message:
-                    case VoteReply(granted=True, pre=False, term=term):
-                        candidate = peer
-                    case VoteRequest(pre=False, term=term):
-                        candidate = node.node
-                    case _:
-                        continue
-                key = (node.incarnation, routed.group, term)
-                first = self._votes.setdefault(key, candidate)
-                assert first == candidate, f"S5: {node.node} voted for {first} and {candidate} in {key}"
-
-    def _same_entries(self, node: SimNode, replica: Replica, checked: dict[str, int]) -> None:
-        if (node.node, replica.group) in self._outside:
-            return
-        if replica.rebasing:
-            return  # the state is already that of a snapshot, the log still what it replaces
-        log = replica.raft.log
-        last = min(replica.seen, log.last_index)
-        first = max(checked.get(replica.group, 0) + 1, log.first_index)
-        if first > last:
-            return
-        for index, entry in enumerate(log.slice(first, last, 1 << 60), first):
-            known = self._applied.setdefault((replica.group, index), entry)
-            same = known.term == entry.term and known.data == entry.data
-            assert same, f"S4: {node.node} applied {entry} at {replica.group}/{index}, others {known}"
-        checked[replica.group] = last
-
-    def forget(self, group: str, log: RaftLog, lost: list[str]) -> dict[int, Entry]:
-        """The group goes on with `log`, without the nodes `lost`: what was applied that it does not hold."""
-        self._outside.update((node, group) for node in lost)
-        applied = {index: e for (name, index), e in self._applied.items() if name == group}
-        gone = {i: e for i, e in applied.items() if i > log.base.index and log.term(i) != e.term}
-        for index in gone:
-            del self._applied[group, index]
-        return gone
-
-    def _table(self, node: SimNode) -> None:
         table, key = node.host.meta.table, (node.node, node.life)
         before = self._table_of.get(key)
         if table is None or table is before:
@@ -106,7 +37,7 @@ class Safety:
         assert self._tables.setdefault(version, digest) == digest, f"S14: two tables of version {version}"
 
 
-def check_converged(sim: Sim) -> None:
+def check_converged(sim: Sim[SimNode]) -> None:
     """L3, L4: groups are the ring's derivation, replicas hold equal files, nothing is left over."""
     nodes = [n for n in sim.nodes.values() if n.alive]
     state = max((n.host.meta for n in nodes), key=lambda m: m.applied)
@@ -142,7 +73,7 @@ def _check_group(group: str, replicas: list[DataReplica], members: set[str]) -> 
         )
 
 
-def check_clean(sim: Sim, kinds: Collection[str] = ()) -> None:
+def check_clean(sim: Sim[SimNode], kinds: Collection[str] = ()) -> None:
     """L3, L4: the disks of all members hold what their manifests name, byte by byte, and nothing else; their
     checkpoints name the same. Leftovers of these `kinds` are let pass."""
     state = max((n.host.meta for n in sim.nodes.values() if n.alive), key=lambda m: m.applied)

@@ -18,8 +18,9 @@ from nodeagent.model.config import Seed
 from nodeagent.model.operation import Options
 from nodeagent.model.requests import OperationReply
 from nodeagent.testing.checks import check_clean, check_converged
+from nodeagent.testing.machine import CLEAN_MS
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import CLEAN_MS, SimNode
 
 OPERATIONS = 10
 NODES_MAX = 6

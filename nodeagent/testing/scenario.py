@@ -4,7 +4,6 @@ Every third seed also moves slots between the groups at the end. Which seeds do 
 that the others are the runs they always were.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,8 +19,10 @@ from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import from_slots
 from nodeagent.partition.recovery import heir_of
 from nodeagent.scaling.groups import op_number
-from nodeagent.testing.checks import Safety, check_converged
-from nodeagent.testing.sim import CLIENT, Sim, SimNode, configs
+from nodeagent.testing.checks import Tables, check_converged
+from nodeagent.testing.node import SimNode, configs
+from nodeagent.testing.raft_checks import RaftSafety
+from nodeagent.testing.sim import CLIENT, Sim
 from nodeagent.testing.workload import (
     EXPIRING,
     TTL_MS,
@@ -67,7 +68,7 @@ class Scenario:
         spares: int = 2,
         replicas: int = 3,
     ) -> None:
-        self.sim = Sim(seed)
+        self.sim: Sim[SimNode] = Sim(seed)
         self.seed = seed
         settings = ClusterSettings(
             name="sim", replicas=replicas, slots=slots, shards=1, meta_voters=max(5, 2 * replicas - 3)
@@ -99,8 +100,8 @@ class Scenario:
         self.lock = 0
         """Serial of the cluster's lock, under which changes are begun; 0 for none."""
 
-        self.safety = Safety()
-        self.sim.checks.append(self.safety)
+        self.safety = RaftSafety(self.sim)
+        self.sim.checks += [self.safety, Tables()]
 
     # --- steps -------------------------------------------------------------------------------------
 
@@ -503,10 +504,3 @@ def run(seed: int) -> Report:
         raise AssertionError(
             f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing {seed}\n{trace}"
         ) from error
-
-
-def evidence(seed: int) -> str:
-    """The report of a run as a line, and how long it took."""
-    began = time.monotonic()
-    report = msgspec.json.encode(run(seed)).decode()
-    return f"{report} {time.monotonic() - began:.1f} s"

@@ -23,6 +23,7 @@ from nodeagent.partition.hash import slot_of
 from nodeagent.partition.ranges import to_slots
 from nodeagent.table import arrow
 from nodeagent.table.merge import merge
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.sim import CLIENT, WALL_START_MS, Sim
 
 TABLE = "m"
@@ -115,7 +116,7 @@ class History:
 class View:
     """A client's picture of the cluster, refreshed from any node that answers."""
 
-    def __init__(self, sim: Sim, seeds: list[NodeId]) -> None:
+    def __init__(self, sim: Sim[SimNode], seeds: list[NodeId]) -> None:
         self.sim = sim
         self.nodes = list(seeds)
         self.meta: MetaView | None = None
@@ -173,7 +174,7 @@ class _Op:
 class Writer:
     """One client: writes one cell after the other, for ever, until `stopping`."""
 
-    def __init__(self, sim: Sim, name: str, view: View, history: History, groups: list[str]) -> None:
+    def __init__(self, sim: Sim[SimNode], name: str, view: View, history: History, groups: list[str]) -> None:
         self.sim = sim
         self.name = name
         self.view = view
@@ -336,7 +337,7 @@ def rows_of(pages: list[RowsScanned], spec: ScanSpec) -> pa.Table:
 class Reader:
     """Strong reads of whole slots, also in the middle of a hand-over."""
 
-    def __init__(self, sim: Sim, view: View, history: History, groups: list[str]) -> None:
+    def __init__(self, sim: Sim[SimNode], view: View, history: History, groups: list[str]) -> None:
         self.sim = sim
         self.view = view
         self.history = history
@@ -466,7 +467,9 @@ class StaleReader(Reader):
     """Mid and weak reads from any member (S17): what they say of their age is true, whatever the clocks show,
     and no mid read is older than its bound."""
 
-    def __init__(self, sim: Sim, view: View, history: History, groups: list[str], bound_ms: int) -> None:
+    def __init__(
+        self, sim: Sim[SimNode], view: View, history: History, groups: list[str], bound_ms: int
+    ) -> None:
         super().__init__(sim, view, history, groups)
         self.bound_ms = bound_ms
         self.answers = 0

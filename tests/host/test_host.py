@@ -80,7 +80,7 @@ from nodeagent.raft import RaftLog
 from nodeagent.raft.core import Raft
 from nodeagent.raft.state import Role
 from nodeagent.scaling import membership
-from nodeagent.testing.sim import configs
+from nodeagent.testing.node import configs
 from nodeagent.wire.codec import encode_raft
 
 CONFIG = configs(["a", "b", "c"], ClusterSettings("t", slots=10), 3)[0]

@@ -13,8 +13,10 @@ from nodeagent.storage import layout
 from nodeagent.testing import workload
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.disk import Fault
+from nodeagent.testing.machine import SNAPSHOT_TTL_MS
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import CLIENT, SNAPSHOT_TTL_MS, SimNode
+from nodeagent.testing.sim import CLIENT
 from nodeagent.testing.workload import Cell, Writer
 from tests.sim.spread import spread
 

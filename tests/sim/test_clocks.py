@@ -7,9 +7,10 @@ from nodeagent.model.ids import META
 from nodeagent.model.operation import Options
 from nodeagent.model.requests import ErrorReply, Reply, RowsScanned, ScanRows
 from nodeagent.testing.clocks import DAY_MS, STALENESS_MS, ClockScenario, run
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import whys
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import CLIENT, WALL_START_MS, SimNode, WallClock
+from nodeagent.testing.sim import CLIENT, WALL_START_MS, WallClock
 from nodeagent.testing.workload import TTL_MS, schema_of
 from tests.sim.spread import spread
 from tests.sim.test_cases import finish_all, formed

@@ -14,8 +14,9 @@ from nodeagent.model.limits import MIB
 from nodeagent.model.requests import ErrorReply, Reply
 from nodeagent.model.space import Room, floor_of, refuse_below
 from nodeagent.testing.checks import check_clean, check_converged
+from nodeagent.testing.machine import CLEAN_MS
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import CLEAN_MS, SimNode
 from nodeagent.testing.workload import Writer
 from tests.sim.spread import spread
 

@@ -19,8 +19,9 @@ from nodeagent.model.requests import Reply, Request
 from nodeagent.partition.hash import slot_of
 from nodeagent.runtime.rights import may_ask
 from nodeagent.table import arrow
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import CLIENT, SimNode
+from nodeagent.testing.sim import CLIENT
 from nodeagent.testing.workload import schema_of
 from nodeagent.wire import codec
 from nodeagent.wire.frames import NUMBERED_HEAD, Frame, FrameReader, Kind

@@ -5,8 +5,8 @@ import pytest
 from nodeagent.model.jobs import Job, RemoveGroup
 from nodeagent.storage import layout
 from nodeagent.testing.checks import check_converged
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import SimNode
 
 
 class Ends:

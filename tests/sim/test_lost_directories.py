@@ -7,8 +7,8 @@ import pytest
 from nodeagent.model.operation import Options
 from nodeagent.storage import layout
 from nodeagent.testing.checks import check_converged
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import SimNode
 from tests.sim.spread import spread
 
 RUN_MS = 6_000

@@ -9,8 +9,8 @@ from nodeagent.host.data_replica import DataReplica
 from nodeagent.model.entries import EntryKind
 from nodeagent.model.files import FileMeta
 from nodeagent.storage import layout
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import SimNode
 from tests.sim.test_cases import _forgeable, finish_all, formed
 
 

@@ -11,8 +11,8 @@ from nodeagent.storage.arrow_format import ArrowFormat
 from nodeagent.storage.format import ClosedUnit
 from nodeagent.storage.handler import Handler, Made
 from nodeagent.testing.checks import check_converged
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import SimNode
 from tests.sim.test_cases import formed
 
 

@@ -5,9 +5,9 @@ import pytest
 from nodeagent.model.files import FileMeta
 from nodeagent.storage import layout
 from nodeagent.testing.checks import check_clean, check_converged
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import whys
 from nodeagent.testing.random_ops import RandomOps, run
-from nodeagent.testing.sim import SimNode
 from tests.sim.spread import spread
 
 

@@ -49,7 +49,15 @@ def test_every_mutant_still_fits_the_code() -> None:
     assert {name: count for name, count in places.items() if count != 1} == {}
 
 
-@pytest.mark.parametrize("name", ["votes are not persisted", "sessions do not move with their slots"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "votes are not persisted",
+        "sessions do not move with their slots",
+        "half of the voters are a majority",
+        "segments go before what replaced them is durable",
+    ],
+)
 def test_a_planted_bug_is_found(name: str) -> None:
     """A simulator that cannot see a bug proves nothing; `make mutants` plants all of them."""
     mutant = next(m for m in MUTANTS if m.name == name)

@@ -10,8 +10,8 @@ from nodeagent.meta import commands as meta_commands
 from nodeagent.model.entries import Entry
 from nodeagent.model.ids import META
 from nodeagent.model.requests import Reply
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import SimNode
 from tests.sim.test_cases import formed
 
 UNKNOWN = msgspec.msgpack.encode([99, "what the next release says"])

@@ -1,0 +1,146 @@
+"""What a machine's log must hold, followed the slow and simple way beside the real one.
+
+Batches that were synced are there after any crash; of those written since, the first few may be. A start that
+finds anything else has lost or made up a promise (S6, S7, S15).
+"""
+
+from nodeagent.log import GroupLog, Recovered
+from nodeagent.model.entries import (
+    Append,
+    Base,
+    Config,
+    Entry,
+    EntryKind,
+    Forget,
+    HardState,
+    LogOp,
+    Rebase,
+    SetHard,
+)
+from nodeagent.model.ids import GroupId
+from nodeagent.raft import decode_config
+
+State = dict[GroupId, GroupLog]
+
+
+def follow(state: State, ops: list[LogOp]) -> None:
+    """Apply one batch."""
+    for op in ops:
+        if isinstance(op, Forget):
+            state.pop(op.group, None)
+            continue
+        group = state.get(op.group)
+        if group is None:
+            group = state[op.group] = GroupLog(Base(0, 0, Config()), HardState(), [])
+        match op:
+            case Append(_, first, entries):
+                at = first - group.base.index - 1
+                assert 0 <= at <= len(group.entries), f"a hole in the log of {op.group} before {first}"
+                group.entries[at:] = entries
+            case SetHard(_, hard):
+                group.hard = hard
+            case Rebase(_, base, keep):
+                gone = base.index - group.base.index
+                group.entries = group.entries[gone:] if keep and gone >= 0 else []
+                group.base = base
+
+
+class Durable:
+    """`groups` is what any crash leaves."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.groups: State = {}
+        self._since: list[list[LogOp]] = []
+        """Batches written since the last sync."""
+
+        self._writing: list[LogOp] | None = None
+        """The one whose write has begun: it may be there."""
+
+    def writes(self, ops: list[LogOp]) -> None:
+        self._writing = ops
+
+    def written(self) -> None:
+        assert self._writing is not None
+        self._since.append(self._writing)
+        self._writing = None
+
+    def refused(self) -> None:
+        """Of the batch that was begun nothing was written."""
+        self._writing = None
+
+    def synced(self) -> None:
+        for ops in self._since:
+            follow(self.groups, ops)
+        self._since.clear()
+
+    def reopened(self, recovered: Recovered, *, must_fit: bool) -> None:
+        """A start found this; from now on it is what must be there."""
+        if must_fit:
+            self._compare(recovered)
+        self.groups = {
+            name: GroupLog(found.base, found.hard, list(found.entries))
+            for name, found in recovered.groups.items()
+        }
+        self._since.clear()
+        self._writing = None
+
+    def _compare(self, recovered: Recovered) -> None:
+        damaged = {d.group for d in recovered.damaged}
+        if "" in damaged:
+            return
+        batches = self._since if self._writing is None else [*self._since, self._writing]
+        for done in range(len(batches) + 1):
+            if done:
+                follow(self.groups, batches[done - 1])
+            if not (unlike := self._unlike(recovered.groups, damaged)):
+                return
+        raise AssertionError(f"S6: {self.node} recovered another log than it made durable: {unlike}")
+
+    def _unlike(self, found: State, damaged: set[GroupId]) -> str:
+        """How what was found differs from `groups`; "" when it does not."""
+        for name in sorted({*self.groups, *found} - damaged):
+            ours, theirs = self.groups.get(name), found.get(name)
+            if ours is None or theirs is None:
+                return f"{name} is {'gone' if theirs is None else 'there'}"
+            if (ours.base, ours.hard) != (theirs.base, theirs.hard):
+                return f"{name}: {theirs.base} {theirs.hard}, not {ours.base} {ours.hard}"
+            if ours.entries != theirs.entries:
+                return f"{name}: {len(theirs.entries)} other entries than the {len(ours.entries)} written"
+        return ""
+
+    # --- what may be promised ----------------------------------------------------------------------
+
+    def last(self, group: GroupId) -> int:
+        """Index of the last entry that any crash leaves."""
+        log = self.groups.get(group)
+        return 0 if log is None else log.base.index + len(log.entries)
+
+    def holds(self, group: GroupId, index: int, term: int) -> bool:
+        """Whether any crash leaves this entry, or a checkpoint behind it."""
+        entry = self.entry(group, index)
+        log = self.groups.get(group)
+        if log is None:
+            return False
+        return index <= log.base.index if entry is None else entry.term == term
+
+    def entry(self, group: GroupId, index: int) -> Entry | None:
+        log = self.groups.get(group)
+        at = index - log.base.index - 1 if log is not None else -1
+        return log.entries[at] if log is not None and 0 <= at < len(log.entries) else None
+
+    def configs(self, group: GroupId) -> list[Config]:
+        """Every config of the group that this disk may give."""
+        log = self.groups.get(group)
+        found = [log.base.config] if log is not None else []
+        entries = list(log.entries) if log is not None else []
+        for op in (op for ops in self._since for op in ops if op.group == group):
+            if isinstance(op, Append):
+                entries += op.entries
+            elif isinstance(op, Rebase):
+                found.append(op.base.config)
+        return found + [decode_config(e.data) for e in entries if e.kind == EntryKind.CONFIG]
+
+    def hard(self, group: GroupId) -> HardState:
+        log = self.groups.get(group)
+        return log.hard if log is not None else HardState()

@@ -1,0 +1,335 @@
+"""Raft groups alone on simulated machines: the real `raft`, `log`, `outbox`, `replica` and checkpoints.
+
+What a group is for is left out: its state is a `Tally`, a number for each client and a digest of every entry
+that was applied. So a run of many faults takes a second, and replicas can be compared after every entry.
+"""
+
+import random
+import zlib
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+import msgspec
+
+from nodeagent.host.budget import Budget
+from nodeagent.host.desk import Desk, Effects
+from nodeagent.host.found import fault_of, is_traceless
+from nodeagent.host.outbox import Outbox
+from nodeagent.host.replica import Replica, Saved
+from nodeagent.log import GroupLog, Recovered
+from nodeagent.model.config import RaftSettings
+from nodeagent.model.entries import Base, Config, Entry, EntryKind, Forget, HardState, Rebase
+from nodeagent.model.errors import Damaged
+from nodeagent.model.ids import GroupId, NodeId, Owner
+from nodeagent.model.jobs import Failed, JobResult, RemoveGroup, SaveCheckpoint
+from nodeagent.model.raft_messages import Routed
+from nodeagent.model.requests import ErrorReply, Reply, Request, Written
+from nodeagent.raft import Raft, RaftLog
+from nodeagent.testing.machine import UPKEEP_MS, Machine
+from nodeagent.testing.sim import Sim
+
+HOUSE_MS = 50
+NOTHING = GroupLog(Base(0, 0, Config()), HardState(), [])
+
+
+class Count(msgspec.Struct, array_like=True, frozen=True):
+    """A command: client `who` has counted to `number`. `mark` tells each time it was taken apart."""
+
+    who: str
+    number: int
+    mark: str
+
+
+class Tally(msgspec.Struct):
+    """A group's state: equal at equal `applied`, on every member."""
+
+    applied: int = 0
+    digest: int = 0
+    numbers: dict[str, int] = {}
+
+
+_encode_count = msgspec.msgpack.Encoder().encode
+decode_count = msgspec.msgpack.Decoder(Count).decode
+
+
+class TallyReplica(Replica):
+    def __init__(
+        self, group: GroupId, raft: Raft, desk: Desk, outbox: Outbox, state: Tally, new_id: Callable[[], str]
+    ) -> None:
+        super().__init__(group, raft, desk, outbox)
+        self.state = state
+        self.new_snapshot_id = new_id  # type: ignore[method-assign]
+
+    @property
+    def seen(self) -> int:
+        return self.state.applied
+
+    @property
+    def state_index(self) -> int:
+        return self.state.applied
+
+    def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
+        state = self.state
+        assert first == state.applied + 1, f"S4: {self.group} applies {first} after {state.applied}"
+        self.pressing = True
+        replies: list[tuple[int, Reply]] = []
+        for index, entry in enumerate(entries, first):
+            state.digest = zlib.crc32(entry.data, state.digest ^ entry.kind ^ entry.term)
+            if entry.kind == EntryKind.COMMAND:
+                count = decode_count(entry.data)
+                if count.number > state.numbers.get(count.who, 0):
+                    state.numbers[count.who] = count.number
+                replies.append((index, Written(index)))
+        state.applied += len(entries)
+        return replies
+
+    def log_needed_after(self) -> int:
+        return self.state.applied
+
+    def encode_state(self, peer: NodeId | None) -> bytes:
+        return msgspec.msgpack.encode(self.state)
+
+    def restore(self, payload: bytes, base: int) -> None:
+        self.state = msgspec.msgpack.decode(payload, type=Tally)
+        assert self.state.applied == base, f"S16: a state of {self.state.applied} was sent as that of {base}"
+
+
+class Groups:
+    """The replicas of one machine: the part of `host.host.Host` that is the same for every group."""
+
+    no_room = ""
+
+    def __init__(self, owner: Owner, rng: random.Random, now: int, settings: RaftSettings) -> None:
+        self.desk = Desk(now, 0, owner)
+        self.outbox = Outbox()
+        self.data: dict[GroupId, TallyReplica] = {}
+        self.damaged: dict[GroupId, str] = {}
+        self._rng = rng
+        self._settings = settings
+        self._house_at = now
+        self._busy: set[GroupId] = set()
+        """Being made or removed."""
+
+    def replica(self, group: GroupId) -> TallyReplica | None:
+        return self.data.get(group)
+
+    def replicas(self) -> Iterable[TallyReplica]:
+        return self.data.values()
+
+    # --- what is there -----------------------------------------------------------------------------
+
+    def reopen(self, group: GroupId, found: GroupLog, payload: bytes | None) -> None:
+        """As a starting host does."""
+        fault = fault_of(group, found, payload, self.desk.owner)
+        if fault:
+            self.damaged.setdefault(group, fault)
+        if group in self.damaged or payload is None:
+            return
+        if is_traceless(found):  # what a creation or a removal left that was cut short
+            self._drop(group)
+            return
+        saved = msgspec.msgpack.decode(payload, type=Saved)
+        log = RaftLog(saved.base if saved.base.index == found.base.index else found.base, found.entries)
+        if saved.base.index > log.base.index:
+            kept = log.reset(saved.base)
+            self.outbox.persist(group, [Rebase(group, saved.base, kept)])
+        state = msgspec.msgpack.decode(saved.state, type=Tally)
+        replica = self._add(group, log, found.hard, state)
+        replica.number = replica.number_needed = saved.base.checkpoint
+
+    def _add(self, group: GroupId, log: RaftLog, hard: HardState, state: Tally) -> TallyReplica:
+        node = self.desk.owner.node
+        raft = Raft(node, log, hard, self._settings, self._rng.random, self.desk.now, state.applied)
+        raft.room = self.desk.space.room
+        replica = self.data[group] = TallyReplica(
+            group, raft, self.desk, self.outbox, state, lambda: f"{self._rng.getrandbits(128):032x}"
+        )
+        return replica
+
+    def create(self, group: GroupId, config: Config, founded: Callable[[], None]) -> None:
+        """Make a replica that knows nothing: the first checkpoint, then the first record of the log."""
+        if group in self._busy or group in self.data or group in self.damaged:
+            return
+        self._busy.add(group)
+        base = Base(0, 0, config, checkpoint=1)
+        payload = Saved(base, msgspec.msgpack.encode(Tally()), group=group, owner=self.desk.owner)
+
+        def created(result: JobResult) -> None:
+            self._busy.discard(group)
+            if isinstance(result, Failed):
+                return
+            replica = self._add(group, RaftLog(base, []), HardState(), Tally())
+            replica.number = replica.number_needed = base.checkpoint
+            replica.founding = True
+
+            def durable() -> None:
+                replica.founding = False
+                founded()
+
+            self.outbox.persist(group, [Rebase(group, base, False)], durable)
+
+        self.desk.job(SaveCheckpoint(group, msgspec.msgpack.encode(payload)), created)
+
+    def remove(self, group: GroupId) -> None:
+        """Forget the group and its files; it may come back as a stranger."""
+        replica = self.data.pop(group)
+        self._busy.add(group)
+        self.outbox.forget(group)
+        self.outbox.persist(group, [Forget(group)], lambda: replica.remove(partial(self._drop, group)))
+        replica.abandon()
+
+    def _drop(self, group: GroupId) -> None:
+        self._busy.add(group)
+        self.desk.remove(RemoveGroup(group), lambda: self._busy.discard(group))
+
+    # --- events ------------------------------------------------------------------------------------
+
+    def on_raft(self, sender: NodeId, messages: list[Routed], now: int) -> None:
+        self.desk.now = now
+        for routed in messages:
+            replica = self.data.get(routed.group)
+            if replica is not None:
+                replica.step(sender, routed.message)
+
+    def on_persisted(self, batch: int, now: int) -> None:
+        self.desk.now = now
+        self.outbox.completed(batch)
+
+    def on_job(self, number: int, result: JobResult, now: int) -> None:
+        self.desk.now = now
+        self.desk.on_job(number, result)
+
+    def on_reply(self, call: int, reply: Reply, now: int) -> None:
+        self.desk.now = now
+        self.desk.on_reply(call, reply)
+
+    def on_snapshots_expired(self, names: Collection[str], now: int) -> None:
+        self.desk.now = now
+        for replica in self.data.values():
+            replica.snapshots_expired(names)
+
+    def on_disk(self, free: int, total: int, now: int) -> None:
+        self.desk.now = now
+        self.desk.space.measured(free, total, 0)
+        for replica in self.data.values():
+            replica.raft.room = self.desk.space.room
+
+    def tick(self, now: int, wall: int) -> None:
+        self.desk.now = now
+        for replica in self.data.values():
+            replica.tick()
+        self.desk.fire()
+        if now >= self._house_at:
+            self._house_at = now + HOUSE_MS
+            for replica in self.data.values():
+                replica.maybe_checkpoint()
+                replica.drop_taken()
+                replica.keep_log()
+
+    def deadline(self) -> int:
+        due = [self._house_at, *(r.raft.deadline() for r in self.data.values())]
+        if self.desk.deadline is not None:
+            due.append(self.desk.deadline)
+        return min(due)
+
+    def take(self) -> Effects:
+        budget = Budget()
+        for _ in range(16):
+            if not any([r.drain(budget) for r in self.data.values() if r.raft.stirred]):
+                break
+        desk = self.desk
+        effects = Effects(
+            self.outbox.take_persist(),
+            self.outbox.take_sends(),
+            desk.replies,
+            desk.jobs,
+            desk.calls,
+            desk.notes,
+        )
+        desk.replies, desk.jobs, desk.calls, desk.notes = [], [], [], []
+        return effects
+
+    @property
+    def idle(self) -> bool:
+        desk = self.desk
+        if desk.replies or desk.jobs or desk.calls or not self.outbox.idle:
+            return False
+        return not any(r.raft.has_ready for r in self.data.values() if r.raft.stirred)
+
+
+class GroupNode(Machine):
+    """A machine with nothing but groups. Clients speak to it by `count` and `read`."""
+
+    host: Groups
+
+    def __init__(self, sim: "Sim[GroupNode]", node: NodeId, settings: RaftSettings) -> None:
+        super().__init__(sim, node)
+        self.settings = settings
+        self.founded: set[GroupId] = set()
+        """Groups that it has promised something of: they are not made again, whatever is lost."""
+
+    def _open_host(self, recovered: Recovered) -> None:
+        owner = Owner(self.node, self.incarnation, self.identity.start)
+        rng = random.Random(self.sim.rng.getrandbits(64))
+        host = self.host = Groups(owner, rng, self.now, self.settings)
+        host.damaged = {d.group: d.message for d in recovered.damaged}
+        found = {*recovered.groups, *self.storage.groups()}
+        if "" in host.damaged:
+            host.damaged = dict.fromkeys({*found, *self.founded}, host.damaged[""])
+        self.later(UPKEEP_MS, self._upkeep)
+        for group in sorted(found):
+            try:
+                host.reopen(group, recovered.groups.get(group, NOTHING), self.storage.checkpoint(group))
+            except Damaged as error:
+                host.damaged[group] = error.what
+        assert self.lossy or not host.damaged, (self.node, host.damaged)
+        self.founded &= {*host.damaged, *(g for g, f in recovered.groups.items() if not is_traceless(f))}
+        self.founded |= host.data.keys()
+        self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(host.data)}")
+
+    def create(self, group: GroupId, config: Config) -> None:
+        """Unless it is there, or was there and is lost."""
+        if self.alive and group not in self.founded:
+            self.host.desk.now = self.now
+            self.host.create(group, config, lambda: self.founded.add(group))
+            self.wake()
+
+    def remove(self, group: GroupId) -> None:
+        self.host.desk.now = self.now
+        self.founded.discard(group)
+        self.host.remove(group)
+        self.wake()
+
+    # --- arrivals ----------------------------------------------------------------------------------
+
+    def on_raft(self, sender: NodeId, messages: list[Routed]) -> None:
+        self.host.on_raft(sender, messages, self.now)
+        self.wake()
+
+    def serve(self, peer: NodeId, request: Request, answer: Callable[[Reply], None]) -> None:
+        answer(ErrorReply("refused", f"{self.node} runs groups alone"))
+
+    def count(
+        self, group: GroupId, who: str, numbers: list[int], answer: Callable[[Reply], None]
+    ) -> list[str]:
+        """Have these numbers counted, in one proposal. Returns the marks of the commands."""
+        replica = self.host.data.get(group)
+        if replica is None:
+            answer(ErrorReply("not_leader", f"{self.node} does not hold {group}"))
+            return []
+        self.host.desk.now = self.now
+        token = self.token(answer)
+        marks = [f"{self.node}.{self.life}.{token}.{n}" for n in numbers]
+        replica.propose([_encode_count(Count(who, n, m)) for n, m in zip(numbers, marks, strict=True)], token)
+        self.wake()
+        return marks
+
+    def read(self, group: GroupId, who: str, answer: Callable[[int | None], None]) -> None:
+        """A strong read of one number; None when it is refused."""
+        replica = self.host.data.get(group)
+        if replica is None:
+            answer(None)
+            return
+        self.host.desk.now = self.now
+        replica.read(lambda: answer(replica.state.numbers.get(who, 0)), lambda why: answer(None))
+        self.wake()

@@ -1,0 +1,393 @@
+"""One machine of a simulation: a disk that survives, and a process that comes and goes.
+
+The shell of the real agent, on virtual time: the log's writer, jobs on the disk, timers, effects dealt out
+once a turn. What runs inside it is the subclass's: a whole `Host` (`node`) or Raft groups alone (`groups`).
+"""
+
+import errno
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from nodeagent.host.desk import Effects
+from nodeagent.host.replica import INSTALL_KEEP_MS
+from nodeagent.log import Log, LogSettings, NoSpace, Recovered
+from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, NodeFile, begin_start, known_identity
+from nodeagent.model.disk import Disk
+from nodeagent.model.entries import LogOp
+from nodeagent.model.errors import Damaged, Overloaded, Unavailable
+from nodeagent.model.ids import NodeId
+from nodeagent.model.jobs import CompactFiles, Failed, InstallSnapshot, Job, JobResult, StageFiles
+from nodeagent.model.limits import SEGMENT_SHARE
+from nodeagent.model.requests import Reply, Request
+from nodeagent.model.space import reserve, zero_step
+from nodeagent.storage import layout
+from nodeagent.storage.arrow_format import ArrowFormat
+from nodeagent.storage.engine import InlineEngine
+from nodeagent.storage.executor import Storage
+from nodeagent.testing.disk import ENDLESS_BYTES, Fault, PowerCut, SimDisk
+from nodeagent.testing.durable import Durable
+from nodeagent.testing.sim import Sim, WallClock
+
+BALLAST = "ballast"
+UPKEEP_MS = 1_000
+SNAPSHOT_TTL_MS = 6_000
+STALL_POLL_MS = 10
+NO_SPACE_RETRY_MS = 100
+CLEAN_MS = max(SNAPSHOT_TTL_MS, INSTALL_KEEP_MS) + 2 * UPKEEP_MS
+"""So long after the last event nothing may be left that no manifest names."""
+
+
+class Inside(Protocol):
+    """What the shell asks of what runs in it: the contract of `host.host`."""
+
+    def take(self) -> Effects: ...
+    def on_persisted(self, batch: int, now: int) -> None: ...
+    def on_job(self, number: int, result: JobResult, now: int) -> None: ...
+    def on_snapshots_expired(self, names: list[str], now: int) -> None: ...
+    def on_reply(self, call: int, reply: Reply, now: int) -> None: ...
+    def tick(self, now: int, wall: int) -> None: ...
+    def deadline(self) -> int: ...
+    def on_disk(self, free: int, total: int, now: int) -> None: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+    @property
+    def no_room(self) -> str: ...
+
+
+class Machine:
+    """See the module. `life` counts the processes."""
+
+    host: Any
+    """An `Inside`, of the kind that the subclass runs."""
+
+    def __init__(self, sim: Sim[Any], node: NodeId) -> None:
+        self.sim = sim
+        self.node = node
+        self.disk = SimDisk(now_ms=lambda: self.wall)
+        self.durable = Durable(node)
+        self.alive = False
+        self.gone = False
+        """The machine is no more: nothing starts it again."""
+
+        self.damaged = ""
+        """Why its directory does not let it start any more; it stays down."""
+
+        self.lossy = False
+        """Parts of its directory were taken away, so groups of it may be damaged."""
+
+        self.clock = WallClock()
+        self.pace = 1.0
+        """Its monotonic clock goes so many times as fast as time does."""
+
+        self.asleep_until = 0
+        """The process does nothing before: it was stopped, or swapped out. Its messages wait."""
+
+        self.life = 0
+        self.incarnation = f"{sim.rng.getrandbits(64):016x}"
+        self.identity: NodeFile
+        self.storage: Storage
+        self._log: Log
+        self._tokens: dict[int, Callable[[Reply], None]] = {}
+        self._token = 0
+        self.held = 0
+        """How often the log's writer found no room."""
+
+        self.segment_bytes = 1 << 18
+        self._writing = False
+        self._queue: list[tuple[int, list[LogOp]]] = []
+        self._turn_due = False
+        self._tick_at = -1
+
+    @property
+    def now(self) -> int:
+        """Its monotonic clock, in milliseconds."""
+        return self.sim.now if self.pace == 1.0 else int(self.sim.now * self.pace)
+
+    @property
+    def wall(self) -> int:
+        return self.clock.at(self.sim.now)
+
+    # --- life --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        assert not self.alive
+        if self.gone or self.damaged:
+            return
+        self.life += 1
+        self.alive = True
+        self._tokens.clear()
+        self._queue.clear()
+        self._writing = self._turn_due = False
+        self._tick_at = -1
+        self._guard(self._open)
+
+    def _open(self) -> None:
+        try:
+            known = known_identity(self.disk, self.node, layout.GROUPS)
+        except Damaged as error:
+            self.alive, self.damaged = False, error.what
+            self.sim.tell(f"{self.node} does not start: {error.what}")
+            return
+        total = self.disk.total_bytes()
+        settings = LogSettings(
+            min(self.segment_bytes, total // SEGMENT_SHARE), zero_step(total), reserve(total)
+        )
+        self._log, recovered = Log.open(self.disk, LOG_DIR, settings)
+        self.durable.reopened(recovered, must_fit=not self.lossy)
+        self.identity = begin_start(self.disk, self._log, self.node, known, self._draw)
+        engine = InlineEngine(_under(self.disk), ArrowFormat())
+        self.storage = Storage(_under(self.disk), engine)
+        self.storage.prepare()
+        self._open_host(recovered)
+        self.wake()
+
+    def _open_host(self, recovered: Recovered) -> None:
+        """Make `host` from what is on disk."""
+        raise NotImplementedError
+
+    def _draw(self) -> str:
+        """Names of this directory: its first one is the incarnation that the scenario knows the node by."""
+        return f"{self.life}.{self.disk.operations}" if self.disk.exists(LOG_ID_FILE) else self.incarnation
+
+    def lose(self, *paths: str) -> None:
+        """Take files or directories away while the node is down, as a person or a repair of the file system
+        may."""
+        assert not self.alive
+        self.lossy = True
+        for path in paths:
+            if self.disk.exists(path):
+                self.disk.rmtree(path) if self.disk.stat(path).is_dir else self.disk.unlink(path)
+        self.sim.tell(f"{self.node} loses {paths}")
+
+    def _upkeep(self) -> None:
+        gone = self.storage.expire_snapshots(self.now, SNAPSHOT_TTL_MS)
+        self.host.on_snapshots_expired(gone, self.now)
+        self.wake()
+        if not self._writing:
+            self._log.mark_synced()
+        self.later(UPKEEP_MS, self._upkeep)
+
+    def cut_power_soon(self) -> None:
+        """Go down in the middle of one of the next changes on disk."""
+        self.disk.cut_power_at = self.disk.operations + self.sim.rng.randint(1, 40)
+
+    def fill_disk(self) -> None:
+        """No room for new TsFiles for some attempts."""
+        self.disk.faults.append(
+            Fault("write", errno.ENOSPC, f"{layout.TMP}/", times=self.sim.rng.randint(1, 6))
+        )
+
+    def take_room(self, leave: int) -> None:
+        """Somebody else's file takes all of the disk but `leave` bytes, or gives all of it back."""
+        cut, self.disk.cut_power_at = self.disk.cut_power_at, None  # that is for a write of the node
+        if self.disk.exists(BALLAST):
+            self.disk.unlink(BALLAST)
+        size = self.disk.free_bytes() - leave
+        if size > 0:
+            with self.disk.create(BALLAST) as file:
+                file.pwrite(0, bytes(size))
+                file.sync()
+        self.disk.sync_dir("")
+        self.disk.cut_power_at = cut
+
+    def stop(self, *, power: bool) -> None:
+        """Kill the process; with `power` also lose what was not synced."""
+        self.alive = False
+        self.asleep_until = 0
+        self.sim.tell(f"{self.node} {'loses power' if power else 'is killed'}")
+        if power:
+            self.disk.crash(self.sim.rng)
+        else:
+            self.disk.restart()
+
+    def sleep(self, ms: int) -> None:
+        """Stop the process for a while, as SIGSTOP does; what arrives meanwhile waits in its sockets."""
+        self.asleep_until = max(self.asleep_until, self.sim.now + ms)
+        self.sim.tell(f"{self.node} sleeps {ms} ms")
+
+    def later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """An event of this process: gone when it is, late when it sleeps."""
+        life = self.life
+
+        def run() -> None:
+            if not self.alive or self.life != life:
+                return
+            if self.asleep_until > self.sim.now:
+                self.sim.at(self.asleep_until - self.sim.now, run)
+            else:
+                self._guard(action)
+
+        self.sim.at(delay_ms, run)
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """Power may go in the middle of it, and an error of the log's disk ends the process, as it ends the
+        real one; then the node comes back after a while."""
+        try:
+            action()
+        except PowerCut:
+            self._go_down(power=True)
+        except OSError as error:
+            if not self.sim.may_err:
+                raise
+            self.sim.tell(f"{self.node} ends: {error}")
+            self._go_down(power=False)
+
+    def _go_down(self, *, power: bool) -> None:
+        self.stop(power=power)
+        self.sim.at(self.sim.rng.randint(50, 3000), lambda: None if self.alive else self.start())
+
+    # --- the shell ---------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        if not self._turn_due:
+            self._turn_due = True
+            self.later(0, self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        effects = self.host.take()
+        for check in self.sim.checks:
+            check(self, effects)
+        if effects.persist is not None:
+            self._queue.append(effects.persist)
+            self._write()
+        for peer, messages in effects.sends:
+            self.sim.carry(self.node, peer, lambda n, m=messages: n.on_raft(self.node, m))  # type: ignore[misc]
+        for token, reply in effects.replies:
+            self._tokens.pop(token)(reply)
+        for number, job in effects.jobs:
+            faults = self.sim.faults
+            slow = faults.compact_ms if isinstance(job, CompactFiles) else None
+            self.later(self.sim.between(slow or faults.job_ms), lambda n=number, j=job: self._run(n, j))  # type: ignore[misc]
+        for call, to, request in effects.calls:
+            self._call(call, to, request)
+        for event, fields in effects.notes:
+            self.sim.tell(f"{self.node} {event} {fields}")
+            assert event != "group_stopped" or self.sim.may_stop, (self.node, fields)
+            assert event != "request_failed", fields
+        if not self.host.idle:
+            self.wake()
+        self._arm()
+
+    def _arm(self) -> None:
+        wait = max(self.host.deadline() - self.now, 1)
+        due = self.sim.now + (wait if self.pace == 1.0 else math.ceil(wait / self.pace))
+        if self._tick_at < self.sim.now or due < self._tick_at:
+            self._tick_at = due
+            self.later(due - self.sim.now, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_at = -1
+        if self.now >= self.host.deadline():
+            self.host.tick(self.now, self.wall)
+            self._look_at_disk()
+            self.wake()
+        else:
+            self._arm()
+
+    def _look_at_disk(self) -> None:
+        if self.disk.total_bytes() < ENDLESS_BYTES:
+            self.host.on_disk(self.disk.free_bytes(), self.disk.total_bytes(), self.now)
+
+    def write_log(self, ops: list[LogOp]) -> None:
+        self.durable.writes(ops)
+        self._log.write(ops)
+        self.durable.written()
+
+    def sync_log(self) -> None:
+        self._log.sync()
+        self.durable.synced()
+
+    def _write(self) -> None:
+        """The writer thread: everything queued is written, then synced at once."""
+        if self._writing or not self._queue:
+            return
+        self._writing = True
+        written = 0
+        try:
+            for _, ops in self._queue:
+                self.write_log(ops)
+                written += 1
+        except NoSpace:
+            self.durable.refused()
+            if not written:
+                self.later(NO_SPACE_RETRY_MS, self._write_again)
+                return
+        last = self._queue[written - 1][0]
+        del self._queue[:written]
+        self.later(self.sim.between(self.sim.faults.sync_ms), lambda: self._synced(last))
+
+    def _write_again(self) -> None:
+        """After a moment on a full disk."""
+        self.held += 1
+        self._log.reclaim()
+        self._writing = False
+        self._write()
+
+    def _synced(self, batch: int) -> None:
+        if self.node in self.sim.faults.stalled:
+            self.later(STALL_POLL_MS, lambda: self._synced(batch))
+            return
+        self.sync_log()
+        self._log.reclaim()
+        self._writing = False
+        self.host.on_persisted(batch, self.now)
+        self._write()
+        self.wake()
+
+    def _run(self, number: int, job: Job) -> None:
+        result: JobResult
+        if isinstance(job, StageFiles | InstallSnapshot):
+            result = self.storage.run_pull(job, self._fetch)
+        else:
+            result = self.storage.run(job)
+        if isinstance(result, Failed):
+            self.sim.tell(f"{self.node} job {type(job).__name__} failed: {result.what}")
+        else:
+            self.sim.jobs[type(job).__name__] += 1
+        self.host.on_job(number, result, self.now)
+        self.wake()
+
+    def _fetch(self, source: NodeId, snapshot: str, name: str, offset: int, length: int) -> bytes:
+        sim = self.sim
+        if self.host.no_room:
+            raise Overloaded(self.host.no_room)
+        node = sim.nodes.get(source)
+        lost = (self.node, source) in sim.faults.cut or sim.rng.random() < sim.faults.drop / 4
+        if node is None or not node.alive or lost:
+            raise Unavailable(f"{source} is not there")
+        data: bytes = node.storage.read_chunk(snapshot, name, offset, length)
+        return data
+
+    def _call(self, call: int, to: NodeId | tuple[str, int], request: Request) -> None:
+        target = to if isinstance(to, str) else to[0]
+        life = self.life
+
+        def then(reply: Reply) -> None:
+            if self.alive and self.life == life:
+                self.host.on_reply(call, reply, self.now)
+                self.wake()
+
+        self.sim.call(self.node, target, request, then)
+
+    # --- arrivals ----------------------------------------------------------------------------------
+
+    def on_raft(self, sender: NodeId, messages: list) -> None:  # type: ignore[type-arg]
+        raise NotImplementedError
+
+    def serve(self, peer: NodeId, request: Request, answer: Callable[[Reply], None]) -> None:
+        raise NotImplementedError
+
+    def token(self, answer: Callable[[Reply], None]) -> int:
+        """A number for a request that `answer` waits for."""
+        self._token += 1
+        self._tokens[self._token] = answer
+        return self._token
+
+
+def _under(disk: SimDisk) -> Disk:
+    """Log and data share one simulated disk; their directories do not meet."""
+    return disk

@@ -1,0 +1,121 @@
+"""Bugs in the log."""
+
+from nodeagent.testing.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "what was read at the start is not made durable again",
+        "log/log.py",
+        "            file.pwrite(tail.synced, file.pread(tail.synced, tail.end - tail.synced))\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a torn tail stays where the next blocks go",
+        "log/log.py",
+        "            file.zero_fill(tail.end, tail.torn_end - tail.end)\n",
+        "",
+    ),
+    Mutant(
+        "a sync that fails is tried again",
+        "log/log.py",
+        "        except OSError as error:\n            self._poison = error\n            raise\n",
+        "        except OSError:\n            action()\n",
+    ),
+    Mutant(
+        "nothing is synced while there is little of it",
+        "log/log.py",
+        "if segment.synced < segment.end:",
+        "if segment.synced + 200 < segment.end:",
+    ),
+    Mutant(
+        "a segment is sealed and not synced",
+        "log/log.py",
+        "            self._guard(old.sync)\n            old.closed = True",
+        "            old.closed = True",
+    ),
+    Mutant(
+        "a segment gets its name before its first block is durable",
+        "log/log.py",
+        "            segment.sync()\n            self._disk.rename(temporary, path)",
+        "            self._disk.rename(temporary, path)",
+    ),
+    Mutant(
+        "the name of a new segment is not durable",
+        "log/log.py",
+        "            self._disk.rename(temporary, path)\n            self._disk.sync_dir(self._directory)\n",
+        "            self._disk.rename(temporary, path)\n",
+    ),
+    Mutant(
+        "segments go before what replaced them is durable",
+        "log/log.py",
+        "            self.sync()  # what made them dispensable is durable first\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a segment goes while an entry in it is needed",
+        "log/log.py",
+        "if n not in live and n not in damaged and self._is_told(n)]",
+        "if live.get(n, 0) < 100 and n not in damaged and self._is_told(n)]",
+    ),
+    Mutant(
+        "a damaged segment is deleted",
+        "log/log.py",
+        "if n not in live and n not in damaged and self._is_told(n)]",
+        "if n not in live and self._is_told(n)]",
+    ),
+    Mutant(
+        "an append replaces nothing",
+        "log/index.py",
+        "        self.truncate(first)\n        tail = self.extents[-1]",
+        "        tail = self.extents[-1]",
+    ),
+    Mutant(
+        "a truncation keeps one entry too many",
+        "log/index.py",
+        "            self.extents[-1].cut_from(first)\n        self.last = min",
+        "            self.extents[-1].cut_from(min(first + 1, self.extents[-1].last))\n        self.last = min",
+    ),
+    Mutant(
+        "a new base keeps what it should drop",
+        "log/index.py",
+        "        if not keep_suffix:\n            self._drop(base.index)\n            return\n",
+        "",
+    ),
+    Mutant(
+        "the hard state of a group is that of the last segment",
+        "log/index.py",
+        "        self.hard = hard\n        self.damages = [\n            msgspec",
+        "        self.hard = self.hard if self.hard.term == hard.term else hard\n        self.damages = [\n"
+        "            msgspec",
+    ),
+    Mutant(
+        "a body is taken without its checksum",
+        "log/record.py",
+        "if len(body) != head.body_length or zlib.crc32(body) != head.body_crc:",
+        "if len(body) != head.body_length:",
+    ),
+    Mutant(
+        "what may be torn is never damage",
+        "log/scan.py",
+        "            if found.offset >= floor:\n                break",
+        "            if durable is not None:\n                break",
+    ),
+    Mutant(
+        "a missing operation of a group is passed over",
+        "log/replay.py",
+        "        elif row.previous != have:\n            self._lost_before(row, state, number, offset)",
+        "        elif row.previous > have + 1_000_000:\n            self._lost_before(row, state, number, offset)",
+    ),
+    Mutant(
+        "an unreadable place makes nobody suspect",
+        "log/replay.py",
+        "            self.suspects.setdefault(group, damage)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a copy is remembered at its old place",
+        "log/index.py",
+        "self.extents = [*before, Extent(first, last, segment, size, kept), *after]",
+        "self.extents = [*before, Extent(first, last, self.extents[0].segment, size, kept), *after]",
+    ),
+)

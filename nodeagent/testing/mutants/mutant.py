@@ -1,0 +1,17 @@
+"""One planted bug."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """In `file` of the package, `old` becomes `new`; `old` is there exactly once."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+    @property
+    def room(self) -> str:
+        return self.file.partition("/")[0]

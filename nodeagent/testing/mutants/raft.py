@@ -1,0 +1,186 @@
+"""Bugs in consensus."""
+
+from nodeagent.testing.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "an old term's entry is committed by counting",
+        "raft/leader.py",
+        "if index <= state.commit or index < self.term_start:",
+        "if index <= state.commit:",
+    ),
+    Mutant(
+        "one vote too few wins",
+        "raft/quorum.py",
+        "    needed = len(voters) // 2 + 1\n    granted",
+        "    needed = max(1, len(voters) // 2)\n    granted",
+    ),
+    Mutant(
+        "own entries count before they are durable",
+        "raft/leader.py",
+        "state.durability.index if v == node else",
+        "state.log.last_index if v == node else",
+    ),
+    Mutant(
+        "late answers of an earlier membership count",
+        "raft/leader.py",
+        "if progress is None or reply.addition != progress.addition:",
+        "if progress is None:",
+    ),
+    Mutant(
+        "messages of an earlier term are handled",
+        "raft/core.py",
+        "            self._answer_stale(sender, message)\n            return False",
+        "            return True",
+    ),
+    Mutant(
+        "a vote for whoever asks, whatever its log",
+        "raft/candidate.py",
+        "granted = free and is_up_to_date(state, request)",
+        "granted = free",
+    ),
+    Mutant(
+        "the longer log wins, whatever its last term",
+        "raft/candidate.py",
+        "(request.last_term, request.last_index) >= (state.log.last_term, state.log.last_index)",
+        "request.last_index >= state.log.last_index",
+    ),
+    Mutant(
+        "an append is taken whatever the term before it",
+        "raft/follower.py",
+        "elif log.term(prev) != request.prev_term:",
+        "elif log.term(prev) is None:",
+    ),
+    Mutant(
+        "a follower commits what follows the append",
+        "raft/follower.py",
+        "state.commit_to(min(request.commit, end))",
+        "state.commit_to(min(request.commit, log.last_index))",
+    ),
+    Mutant(
+        "a follower acknowledges its own last index",
+        "raft/follower.py",
+        "state.accept(leader, end, request.read)",
+        "state.accept(leader, log.last_index, request.read)",
+    ),
+    Mutant(
+        "a conflict is cut off one entry too late",
+        "raft/follower.py",
+        "            state.truncate(prev + 1 + same)\n        prev += same",
+        "            same = min(same + 1, overlap)\n            state.truncate(prev + 1 + same)\n        prev += same",
+    ),
+    Mutant(
+        "an offered base within the log is taken for held",
+        "raft/follower.py",
+        "    if offer.base.index <= state.commit:\n        state.accept(leader, state.commit, 0)",
+        "    if offer.base.index <= state.log.last_index:\n        state.accept(leader, offer.base.index, 0)",
+    ),
+    Mutant(
+        "a heartbeat commits what the follower may not hold",
+        "raft/leader.py",
+        "        commit = min(progress.match, state.commit)\n        progress.commit_sent",
+        "        commit = state.commit\n        progress.commit_sent",
+    ),
+    Mutant(
+        "a completed write counts though it was cut off meanwhile",
+        "raft/durability.py",
+        "        self.index = write.holds\n",
+        "        self.index = write.last_index\n",
+    ),
+    Mutant(
+        "what was cut off still counts as durable",
+        "raft/durability.py",
+        "        self.index = min(self.index, first - 1)\n",
+        "",
+    ),
+    Mutant(
+        "half of the voters are a majority",
+        "raft/quorum.py",
+        "return sorted(values)[(len(values) - 1) // 2]",
+        "return sorted(values)[len(values) // 2]",
+    ),
+    Mutant(
+        "votes of learners count",
+        "raft/quorum.py",
+        "granted = sum(1 for voter in voters if votes.get(voter) is True)",
+        "granted = sum(votes.values())",
+    ),
+    Mutant(
+        "a follower forgets its vote when it hears its term again",
+        "raft/core.py",
+        "        if term > self.term:\n            self.term = term",
+        "        if term >= self.term:\n            self.term = term",
+    ),
+    Mutant(
+        "a candidate keeps its own vote free",
+        "raft/core.py",
+        "            self.vote = self.node\n            self.hard_changed = True\n        self._draw_timeout()",
+        "            self.hard_changed = True\n        self._draw_timeout()",
+    ),
+    Mutant(
+        "votes are asked for before the own one is durable",
+        "raft/core.py",
+        "out = self.now if pre else self.after",
+        "out = self.now",
+    ),
+    Mutant(
+        "members change before an entry of the term is committed",
+        "raft/leader.py",
+        "return commit >= self.term_start and commit >= self.state.log.config_index and self._transfer is None",
+        "return commit >= self.state.log.config_index and self._transfer is None",
+    ),
+    Mutant(
+        "members change before the last change is committed",
+        "raft/leader.py",
+        "return commit >= self.term_start and commit >= self.state.log.config_index and self._transfer is None",
+        "return commit >= self.term_start and self._transfer is None",
+    ),
+    Mutant(
+        "two voters change at once",
+        "raft/membership.py",
+        "if len(added) + len(removed) > 1:",
+        "if len(added) + len(removed) > 2:",
+    ),
+    Mutant(
+        "a config stays when its entry is cut off",
+        "raft/log.py",
+        "while self._configs[-1][0] >= first:",
+        "while self._configs[-1][0] > first:",
+    ),
+    Mutant(
+        "a suffix that a snapshot contradicts is kept",
+        "raft/log.py",
+        "        if self.term(base.index) == base.term:\n            self._drop_prefix(base)",
+        "        if self.term(base.index) is not None:\n            self._drop_prefix(base)",
+    ),
+    Mutant(
+        "a read round is confirmed by the one before",
+        "raft/reads.py",
+        "self._rounds[0][0] <= up_to:",
+        "self._rounds[0][0] <= up_to + 1:",
+    ),
+    Mutant(
+        "reads begin before the term has committed",
+        "raft/leader.py",
+        "if self.reads.waiting and state.commit >= self.term_start:",
+        "if self.reads.waiting:",
+    ),
+    Mutant(
+        "entries are applied before they are durable here",
+        "raft/core.py",
+        "last = min(self.commit, self.durability.index, self._handed_out + entries_max)",
+        "last = min(self.commit, self.log.last_index, self._handed_out + entries_max)",
+    ),
+    Mutant(
+        "a leader without a quorum stays",
+        "raft/leader.py",
+        "            if not self._has_quorum():\n                return False\n",
+        "",
+    ),
+    Mutant(
+        "a rejected append is never probed further back",
+        "raft/progress.py",
+        "self.next = max(self.match + 1, min(prev, hint + 1))",
+        "self.next = max(self.match + 1, prev)",
+    ),
+)

@@ -1,0 +1,198 @@
+"""A whole node of a simulated cluster: the real `Host` inside a `Machine`."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from nodeagent.data.state import decode_checkpoint
+from nodeagent.host.found import fault_of, is_traceless, lost_meta, unsaid
+from nodeagent.host.host import Host
+from nodeagent.host.replica import Saved
+from nodeagent.log import Damage, NoSpace, Recovered
+from nodeagent.log.identity import mark_damaged
+from nodeagent.model.config import ClusterSettings, NodeConfig, RaftSettings, Seed
+from nodeagent.model.entries import Base, Config, HardState
+from nodeagent.model.errors import Damaged
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import META, GroupId, NodeId, Owner
+from nodeagent.model.requests import CheckStatus, Chunk, ErrorReply, FetchChunk, GetStatus, Reply, Request
+from nodeagent.model.standing import Standing
+from nodeagent.testing.machine import UPKEEP_MS, Machine
+from nodeagent.testing.sim import Sim
+
+
+class SimNode(Machine):
+    """See the module."""
+
+    host: Host
+
+    def __init__(self, sim: "Sim[SimNode]", config: NodeConfig) -> None:
+        super().__init__(sim, config.node)
+        self.config = config
+        self.holds: tuple[str, ...] = ()
+
+    # --- life --------------------------------------------------------------------------------------
+
+    def _open_host(self, recovered: Recovered) -> None:
+        start = self.identity.start
+        groups = self._found(recovered)
+        holding = {g for g in self.storage.groups() if any(self.storage.files.names(g).values())}
+        lost = lost_meta(groups, holding)
+        damaged = [*recovered.damaged, *([Damage(0, 0, META, 0, 0, lost)] if lost else [])]
+        if self.identity.damaged:
+            damaged.append(Damage(0, 0, "", 0, 0, self.identity.damaged))
+        owner = Owner(self.node, self.incarnation, start)
+        faults = [f for g, (log, payload) in groups.items() if (f := fault_of(g, log, payload, owner))]
+        assert self.lossy or not (damaged or faults), (self.node, damaged, faults)
+        self._sweep({} if damaged else groups, owner)
+        self.host = Host.open(
+            self.config,
+            self.incarnation,
+            groups,
+            damaged,
+            random.Random(self.sim.rng.getrandbits(64)),
+            self.now,
+            self.wall,
+            self.storage.staging.operations(),
+            start=start,
+            holding=holding,
+            starts=self.host.starts.newest if self.life > 1 and hasattr(self, "host") else {},
+        )
+        unexplained = self.host.damaged.keys() - set(self.host.unsettled)
+        assert self.lossy or recovered.damaged or not unexplained, self.host.damaged
+        self.host.operations.may_hold = True
+        self.host.operations.hold(self.holds)
+        self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(self.host.data)}")
+
+    def _found(self, recovered: Recovered) -> "dict[str, tuple[_Found, bytes | None]]":
+        out: dict[str, tuple[_Found, bytes | None]] = {}
+        for group in sorted({*recovered.groups, *self.storage.groups()}):
+            log = recovered.groups.get(group)
+            found = _Found(log.base, log.hard, log.entries) if log else _Found()
+            try:
+                out[group] = (found, self.storage.checkpoint(group))
+            except Damaged as error:
+                raise AssertionError(f"{self.node}: {error.what}") from error
+        return out
+
+    def _sweep(self, groups: "dict[str, tuple[_Found, bytes | None]]", owner: Owner) -> None:
+        """As a starting node does: what no checkpoint of a whole group names goes."""
+        self.later(UPKEEP_MS, self._upkeep)
+        whole = {
+            group: (log, payload)
+            for group, (log, payload) in groups.items()
+            if not is_traceless(log) and not fault_of(group, log, payload, owner)
+        }
+        try:
+            self.write_log(unsaid(whole))
+            self.sync_log()
+        except NoSpace:
+            self.durable.refused()
+            return
+        known: dict[str, dict[int, set[str]]] = {}
+        for group in whole:
+            files = self.saved(group)
+            if files is not None:
+                slots = known.setdefault(group, {})
+                for meta in files:
+                    slots.setdefault(meta.slot, set()).add(meta.name)
+        self.storage.sweep(known)
+
+    def saved(self, group: GroupId) -> list[FileMeta] | None:
+        """What the checkpoint of a data group on disk names; None when there is none."""
+        payload = self.storage.checkpoint(group)
+        if payload is None or group == META:
+            return None
+        files = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state).files
+        return sorted(files, key=lambda f: f.name)
+
+    # --- arrivals ----------------------------------------------------------------------------------
+
+    def _standing(self, peer: NodeId) -> Standing:
+        """Of a node by the incarnation it has now; a client is heard by its certificate."""
+        source = self.sim.nodes.get(peer)
+        if source is None:
+            return Standing.MEMBER
+        own = source.identity
+        self.host.starts.meet(source.incarnation, peer, own.start, own.nonces)
+        standing = self.host.standing(peer, source.incarnation, self.now)
+        if standing is Standing.UNKNOWN:
+            self.sim.unknown += 1
+            self.wake()
+        return standing
+
+    def on_raft(self, sender: NodeId, messages: list) -> None:  # type: ignore[type-arg]
+        standing = self._standing(sender)
+        if standing is Standing.RETIRED:
+            why = f"the incarnation of {sender} was retired"
+            self.sim.carry(self.node, sender, lambda n: n.host.on_retired(why, n.now))
+        elif standing is Standing.OLDER:
+            older = self.host.starts.older[self.sim.nodes[sender].incarnation]
+            self.sim.carry(self.node, sender, lambda n: n.on_older_copy(older))
+        elif standing is Standing.MEMBER:
+            self.host.on_raft(sender, messages, self.now)
+            self.wake()
+
+    def on_older_copy(self, why: str) -> None:
+        """A peer refuses to hear this node."""
+        self.host.on_older_copy(why, self.now)
+        if not self.identity.damaged:
+            self.identity = mark_damaged(self.disk, self.identity, why)
+        self.lossy = True
+        self.wake()
+
+    def serve(self, peer: NodeId, request: Request, answer: Callable[[Reply], None]) -> None:
+        standing = self._standing(peer)
+        if standing is Standing.OLDER:
+            answer(ErrorReply("forbidden", f"{peer} runs on an older copy of its directory"))
+            return
+        if standing is Standing.RETIRED:
+            answer(ErrorReply("forbidden", f"the incarnation of {peer} was retired"))
+            return
+        if standing is Standing.UNKNOWN and not isinstance(request, CheckStatus):
+            answer(ErrorReply("unavailable", f"{peer} is not known here"))
+            return
+        if isinstance(request, GetStatus):
+            answer(self.host.node_status(self.now, self.wall))
+            return
+        if isinstance(request, FetchChunk):
+            data = self.storage.read_chunk(request.snapshot, request.name, request.offset, request.length)
+            answer(Chunk(data, len(data)))
+            return
+        self.host.on_request(self.token(answer), request, self.now, self.wall)
+        self.wake()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    base: Base = Base(0, 0, Config())
+    hard: HardState = HardState()
+    entries: list = field(default_factory=list)  # type: ignore[type-arg]
+
+
+def configs(names: list[NodeId], settings: ClusterSettings, seeds: int) -> list[NodeConfig]:
+    """Node configurations; the first `seeds` nodes bootstrap, the others join. Addresses are names."""
+    seed_list = tuple(Seed(n, n, 1) for n in names[:seeds])
+    return [
+        NodeConfig(
+            node=name,
+            host=name,
+            port=1,
+            http_port=2,
+            seeds=seed_list,
+            cluster=settings,
+            join=i >= seeds,
+            raft=RaftSettings(heartbeat_ms=50, election_timeout_ms=500),
+            memtable_bytes_max=1 << 16,
+            partition_bytes_max=1 << 14,
+            idle_close_ms=1_500,
+            compact_files_min=2,
+            compact_files_min_in_change=4,
+            compact_every_ms=400,
+            compact_deletes_ms=1_000,
+            expire_every_ms=700,
+        )
+        for i, name in enumerate(names)
+    ]

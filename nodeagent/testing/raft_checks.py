@@ -1,0 +1,179 @@
+"""S1 to S7, S12 and S16 of `docs/internals/invariants.md`, after every turn of every machine.
+
+A turn is looked at before its effects leave, and costs what changed in it.
+"""
+
+from typing import Any
+
+from nodeagent.host.desk import Effects
+from nodeagent.host.replica import Replica
+from nodeagent.model.entries import Entry
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.raft_messages import AppendReply, RaftMessage, VoteReply, VoteRequest
+from nodeagent.raft.log import RaftLog
+from nodeagent.testing.machine import Machine
+from nodeagent.testing.sim import Sim
+
+UNKNOWN = -1
+"""Term of an entry that was committed before anybody looked."""
+
+
+class RaftSafety:
+    """Added to `Sim.checks`."""
+
+    def __init__(self, sim: Sim[Any]) -> None:
+        self._sim = sim
+        self._leaders: dict[tuple[GroupId, int], NodeId] = {}
+        self._applied: dict[tuple[GroupId, int], Entry] = {}
+        """By group and index."""
+
+        self._checked: dict[tuple[NodeId, int], dict[GroupId, int]] = {}
+        """By (node, life) and group: entries up to there were compared."""
+
+        self.committed: dict[GroupId, list[int]] = {}
+        """By group, the term of each committed entry; item 0 stands for the beginning."""
+
+        self._votes: dict[tuple[str, GroupId, int], NodeId] = {}
+        self._configs: dict[tuple[GroupId, int], int] = {}
+        """By group and term: where the newest config of its leader stands."""
+
+        self._digests: dict[tuple[GroupId, int], int] = {}
+        self._forced: set[GroupId] = set()
+        """An operator gave up their majority, so that their members changed by more than one."""
+
+        self._outside: set[tuple[NodeId, GroupId]] = set()
+        """Given up, so that nobody else goes by what they hold."""
+
+    def __call__(self, node: Machine, effects: Effects) -> None:
+        for peer, messages in effects.sends:
+            for routed in messages:
+                self._promise(node, peer, routed.group, routed.message)
+        checked = self._checked.setdefault((node.node, node.life), {})
+        for replica in node.host.replicas():
+            if (node.node, replica.group) in self._outside:
+                continue
+            if replica.leads:
+                self._leads(node, replica)
+            if replica.raft.commit >= len(self.committed.get(replica.group, ())):
+                self._commits(node, replica)
+            if replica.seen > checked.get(replica.group, 0):
+                self._same_entries(node, replica, checked)
+
+    # --- what is sent ------------------------------------------------------------------------------
+
+    def _promise(self, node: Machine, peer: NodeId, group: GroupId, message: RaftMessage) -> None:
+        match message:
+            case AppendReply(accepted=True, term=term, match=index):
+                replica = node.host.replica(group)
+                if replica is not None and replica.raft.term == term:
+                    known = replica.raft.log.term(index)
+                    held = known is None or node.durable.holds(group, index, known)
+                    assert held, f"S7: {node.node} acknowledges {group}/{index}, which is not durable"
+            case VoteReply(granted=True, pre=False, term=term):
+                self._vote(node, group, term, peer)
+            case VoteRequest(pre=False, term=term):
+                self._vote(node, group, term, node.node)
+            case _:
+                pass
+
+    def _vote(self, node: Machine, group: GroupId, term: int, candidate: NodeId) -> None:
+        """What left the node counts: a vote that a power cut took back was never given."""
+        key = (node.incarnation, group, term)
+        first = self._votes.setdefault(key, candidate)
+        assert first == candidate, f"S5: {node.node} voted for {first} and {candidate} in {key}"
+        hard = node.durable.hard(group)
+        kept = hard.term > term or (hard.term == term and hard.vote == candidate)
+        assert kept, f"S7: {node.node} votes for {candidate} in {key}, on its disk is {hard}"
+
+    # --- who leads, and what is committed ----------------------------------------------------------
+
+    def _leads(self, node: Machine, replica: Replica) -> None:
+        key = (replica.group, replica.raft.term)
+        first = self._leaders.get(key)
+        if first is None:
+            self._leaders[key] = node.node
+            self._holds_all(node, replica)
+        else:
+            assert first == node.node, f"S1: {first} and {node.node} lead {key}"
+        log = replica.raft.log
+        if log.config_index > self._configs.get(key, 0):
+            self._configs[key] = log.config_index
+            if log.term(log.config_index) == replica.raft.term:
+                self._one_step(node, replica)
+
+    def _holds_all(self, node: Machine, replica: Replica) -> None:
+        log = replica.raft.log
+        terms = self.committed.get(replica.group, [])
+        assert log.last_index >= len(terms) - 1, (
+            f"S3: {node.node} leads {replica.group} and ends at {log.last_index}, committed {len(terms) - 1}"
+        )
+        for index in range(log.first_index, len(terms)):
+            same = log.term(index) == terms[index] or terms[index] == UNKNOWN
+            assert same, f"S3: {node.node} leads {replica.group} without {index} of term {terms[index]}"
+
+    def _one_step(self, node: Machine, replica: Replica) -> None:
+        """The newest config is one step from the one before; an entry of the term was committed first."""
+        raft = replica.raft
+        index, base = raft.log.config_index, raft.log.base.index
+        if index - 1 < base:
+            return
+        before = raft.log.config_at(index - 1)
+        changed = set(before.voters) ^ set(raft.log.config.voters)
+        if replica.group in self._forced:
+            return
+        assert len(changed) <= 1, f"S12: {node.node} {replica.group}/{index}: {before} to {raft.log.config}"
+        term = raft.log.term(raft.commit)
+        assert term == raft.term, f"S12: {node.node} changes {replica.group} before it committed in its term"
+
+    def _commits(self, node: Machine, replica: Replica) -> None:
+        """Somebody is the first to take these for committed: a quorum must hold the last of them for good."""
+        raft, group = replica.raft, replica.group
+        log = raft.log
+        terms = self.committed.setdefault(group, [0])
+        for index in range(len(terms), raft.commit + 1):
+            term = log.term(index)
+            terms.append(UNKNOWN if term is None else term)
+        index, term = raft.commit, terms[raft.commit]
+        if term == UNKNOWN or index == log.base.index:
+            return
+        nodes = self._sim.nodes
+        holders = [v for v in log.config.voters if v in nodes and nodes[v].durable.holds(group, index, term)]
+        assert len(holders) >= log.config.quorum, (
+            f"S6: {node.node} takes {group}/{index} of term {term} for committed; of {log.config.voters} "
+            f"only {holders} hold it"
+        )
+
+    # --- what is applied ---------------------------------------------------------------------------
+
+    def _same_entries(self, node: Machine, replica: Replica, checked: dict[GroupId, int]) -> None:
+        if replica.rebasing:
+            return  # the state is already that of a snapshot, the log still what it replaces
+        group, log = replica.group, replica.raft.log
+        last = min(replica.seen, log.last_index)
+        first = max(checked.get(group, 0) + 1, log.first_index)
+        checked[group] = max(last, checked.get(group, 0))
+        if first <= last:
+            term = log.term(last)
+            held = term is None or node.durable.holds(group, last, term)
+            assert held, f"S7: {node.node} applied {group}/{last} before it is durable there"
+            for index, entry in enumerate(log.slice(first, last, 1 << 60), first):
+                known = self._applied.setdefault((group, index), entry)
+                same = known is entry or (known.term == entry.term and known.data == entry.data)
+                assert same, f"S4: {node.node} applied {entry} at {group}/{index}, others {known}"
+        digest = getattr(getattr(replica, "state", None), "digest", None)
+        if digest is not None:
+            known_digest = self._digests.setdefault((group, replica.seen), digest)
+            assert known_digest == digest, f"S16: {node.node} has another state of {group}/{replica.seen}"
+
+    def forget(self, group: GroupId, log: RaftLog, lost: list[NodeId]) -> dict[int, Entry]:
+        """The group goes on with `log`, without the nodes `lost`: what was applied that it does not hold."""
+        self._outside.update((node, group) for node in lost)
+        self._forced.add(group)
+        applied = {index: e for (name, index), e in self._applied.items() if name == group}
+        gone = {i: e for i, e in applied.items() if i > log.base.index and log.term(i) != e.term}
+        for index in gone:
+            del self._applied[group, index]
+        terms = self.committed.get(group, [])
+        held = (i for i in range(log.first_index, len(terms)) if log.term(i) not in (terms[i], UNKNOWN))
+        del terms[next(held, len(terms)) :]
+        return gone

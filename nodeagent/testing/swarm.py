@@ -1,0 +1,788 @@
+"""Raft groups under a swarm of faults: each seed draws its own kinds, rates, sizes and limits.
+
+`python -m nodeagent.testing.swarm FIRST [COUNT]` prints one line of evidence per seed.
+
+No run has everything: a fault that is always there hides what only happens without it (swarm testing, Groce
+et al., ISSTA 2012). At the end everything is healed and must come to rest (L1, L3, L5).
+"""
+
+import errno
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+from unittest import mock
+
+import msgspec
+
+from nodeagent.host.desk import Effects
+from nodeagent.model.config import RaftSettings
+from nodeagent.model.entries import Config
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.requests import ErrorReply, Reply, Written
+from nodeagent.testing.disk import ENDLESS_BYTES, Fault
+from nodeagent.testing.groups import GroupNode, TallyReplica, decode_count
+from nodeagent.testing.machine import BALLAST
+from nodeagent.testing.parallel import results
+from nodeagent.testing.raft_checks import RaftSafety
+from nodeagent.testing.sim import CLIENT, Sim
+
+EVENTS_MAX = 60_000
+"""A run is healed after so many."""
+
+A = TypeVar("A")
+
+STRANGER_MS = 10_000
+"""So long a machine stays away from a group that it left: its old votes must be forgotten by all."""
+
+DEFINITE = ("not_leader", "overloaded", "refused", "invalid_input")
+"""Refusals that say that the command was not taken and never will be (S18)."""
+
+KINDS = (
+    "kill",
+    "power",
+    "torn",
+    "dark",
+    "sleep",
+    "cut",
+    "alone",
+    "deposed",
+    "storm",
+    "slow",
+    "stall",
+    "sync_error",
+    "write_error",
+    "read_error",
+    "full",
+    "flip",
+    "lose",
+    "transfer",
+    "member",
+    "drift",
+)
+"""Classes of faults, and what is pushed about."""
+
+
+@dataclass
+class Plan:
+    """What a seed draws; times in ms, sizes in bytes."""
+
+    machines: int
+    voters: int
+    groups: int
+    clients: int
+    window: int
+    """Requests that a client has under way."""
+
+    settings: RaftSettings
+    segment_bytes: int
+    disk_bytes: int
+    kinds: dict[str, int]
+    """Classes of faults and their weights."""
+
+    gap_ms: int
+    """Between two faults, on average."""
+
+    back_ms: int
+    """A process is down, or asleep, for up to so long."""
+
+    length_ms: int
+    limits: dict[str, int] = field(default_factory=dict)
+    """Of the code's own bounds, by the place that reads them."""
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> "Plan":
+        voters = rng.choice([1, 2, 3, 3, 3, 3, 4, 5, 5, 5, 7])
+        heartbeat = rng.choice([10, 30, 50, 100])
+        timeout = heartbeat * rng.choice([4, 8, 10])
+        settings = RaftSettings(heartbeat, timeout, rng.choice([0, 0, 5, 30, heartbeat]))
+        limits = {
+            "nodeagent.raft.leader.APPEND_ENTRIES_MAX": rng.choice([1, 2, 5, 4096]),
+            "nodeagent.raft.leader.APPEND_BYTES_MAX": rng.choice([64, 1 << 20]),
+            "nodeagent.raft.progress.INFLIGHT_APPENDS_MAX": rng.choice([1, 2, 4, 64]),
+            "nodeagent.raft.leader.UNCOMMITTED_BYTES_MAX": rng.choice([400, 1 << 26]),
+            "nodeagent.raft.reads.READS_PENDING_MAX": rng.choice([1, 3, 4096]),
+            "nodeagent.host.replica.CHECKPOINT_MIN_MS": rng.choice([20, 100, 500]),
+            "nodeagent.host.replica.LOG_KEEP_MS_MAX": rng.choice([300, 2_000, 600_000]),
+            "nodeagent.host.replica.KEEP_LOG_MS": rng.choice([50, 1_000]),
+        }
+        kinds = {k: rng.choice([1, 1, 3]) for k in KINDS if rng.random() < 0.3}
+        # Little is seen without a change of leader under way, or a crash behind.
+        kinds |= {k: rng.choice([1, 3]) for k in ("deposed", "power")}
+        return cls(
+            machines=voters + rng.choice([1, 1, 2, 3]),
+            voters=voters,
+            groups=rng.choice([1, 1, 2, 3]),
+            clients=rng.choice([1, 2, 4]),
+            window=rng.choice([1, 2, 5]),
+            settings=settings,
+            segment_bytes=rng.choice([4 << 10, 16 << 10, 64 << 10, 1 << 18]),
+            disk_bytes=rng.choice([ENDLESS_BYTES, 4 << 20]),
+            kinds=kinds,
+            gap_ms=timeout * rng.choice([1, 2, 4]) // 2,
+            back_ms=timeout * rng.choice([1, 3, 8]),
+            length_ms=timeout * 200,
+            limits=limits,
+        )
+
+
+class Report(msgspec.Struct):
+    """Evidence of one run."""
+
+    seed: int
+    trace: int
+    events: int
+    simulated_ms: int
+    counted: int
+    reads: int
+    unknown: int
+    refused: int
+    faults: dict[str, int]
+    odd: dict[str, int]
+    """Rare things that happened: a run that never sees them proves nothing of them."""
+
+
+class Histories:
+    """What clients asked for and were told. Every client counts upwards, so that a later number stands for
+    all before it."""
+
+    def __init__(self) -> None:
+        self.asked: dict[tuple[GroupId, str], int] = {}
+        self.acked: dict[tuple[GroupId, str], int] = {}
+        self.never: set[str] = set()
+        """Marks of commands of which a client was told that they will not be there."""
+
+        self.applied: set[str] = set()
+        self.counted = self.reads = self.unknown = self.refused = 0
+
+
+class Client:
+    """Counts in one group and reads in between, with several requests under way."""
+
+    def __init__(self, swarm: "Swarm", group: GroupId, who: str) -> None:
+        self.swarm = swarm
+        self.sim = swarm.sim
+        self.key = (group, who)
+        self.group, self.who = group, who
+        self.waiting = 0
+        """Requests under way."""
+
+        self._target = ""
+        self._next = 0
+        self._pause_ms = 2 * swarm.plan.settings.heartbeat_ms
+        self._patience_ms = 2 * swarm.plan.settings.election_timeout_ms
+
+    def step(self) -> None:
+        if self.swarm.calm:
+            return
+        rng = self.sim.rng
+        if not self._target or rng.random() < 0.02:
+            self._target = rng.choice(sorted(self.sim.nodes))
+        for _ in range(rng.randint(0, self.swarm.plan.window - self.waiting)):
+            if rng.random() < 0.25:
+                self._read()
+            else:
+                self._count()
+        self.sim.at(rng.randint(1, self._pause_ms), self.step)
+
+    def _once(self, then: Callable[[A | None], None]) -> Callable[[A | None], None]:
+        """`then`, for the first answer alone, or for None when none comes in time."""
+        answered = False
+
+        def finish(answer: A | None) -> None:
+            nonlocal answered
+            if not answered:
+                answered = True
+                self.waiting -= 1
+                then(answer)
+
+        self.waiting += 1
+        self.sim.at(self._patience_ms, lambda: finish(None))
+        return finish
+
+    def _count(self) -> None:
+        histories = self.swarm.histories
+        numbers = list(range(self._next + 1, self._next + 1 + self.sim.rng.choice([1, 1, 1, 3])))
+        self._next = histories.asked[self.key] = numbers[-1]
+
+        def answered(reply: Reply | None) -> None:
+            if isinstance(reply, Written):
+                histories.counted += len(numbers)
+                histories.acked[self.key] = max(numbers[-1], histories.acked.get(self.key, 0))
+                return
+            assert reply is None or isinstance(reply, ErrorReply)
+            leader = reply.details.get("leader") if reply else None
+            self._target = leader if isinstance(leader, str) else ""
+            histories.refused += is_definite(reply)
+            histories.unknown += not is_definite(reply)
+
+        finish = self._once(answered)
+
+        def serve(node: GroupNode) -> None:
+            taken: list[str] = []
+            refused: list[Reply] = []
+
+            def answer(reply: Reply) -> None:
+                if is_definite(reply):
+                    refused.append(reply)
+                    self.swarm.will_not_be(taken)
+                self.sim.back(node.node, CLIENT, lambda: finish(reply))
+
+            taken += node.count(self.group, self.who, numbers, answer)
+            if refused:
+                self.swarm.will_not_be(taken)
+
+        self.sim.carry(CLIENT, self._target, serve)
+
+    def _read(self) -> None:
+        histories = self.swarm.histories
+        floor = histories.acked.get(self.key, 0)
+        target = self.sim.rng.choice(sorted(self.sim.nodes))
+
+        def answered(number: int | None) -> None:
+            if number is None:
+                return
+            histories.reads += 1
+            asked = histories.asked.get(self.key, 0)
+            assert floor <= number <= asked, (
+                f"S6: a strong read of {self.key} at {target} gave {number}; {floor} were acknowledged "
+                f"before it, {asked} asked for"
+            )
+
+        finish = self._once(answered)
+
+        def serve(node: GroupNode) -> None:
+            node.read(self.group, self.who, lambda n: self.sim.back(node.node, CLIENT, lambda: finish(n)))
+
+        self.sim.carry(CLIENT, target, serve)
+
+
+def is_definite(reply: Reply | None) -> bool:
+    return isinstance(reply, ErrorReply) and reply.code in DEFINITE
+
+
+class Swarm:
+    """One seeded run."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.sim: Sim[GroupNode] = Sim(seed)
+        rng = self.rng = self.sim.rng
+        plan = self.plan = Plan.draw(rng)
+        self.sim.may_err = True
+        self.names = [f"m{i}" for i in range(1, plan.machines + 1)]
+        for name in self.names:
+            self._new_machine(name)
+        self.first = {f"g{i}": rng.sample(self.names, plan.voters) for i in range(1, plan.groups + 1)}
+        self.histories = Histories()
+        self.safety = RaftSafety(self.sim)
+        self.sim.checks += [self.safety, self._note]
+        self.clients = [Client(self, group, f"c{i}") for group in self.first for i in range(plan.clients)]
+        self.calm = False
+        self.faults: Counter[str] = Counter()
+        self.odd: Counter[str] = Counter()
+        self.left: dict[tuple[GroupId, NodeId], int] = {}
+        """When a machine was taken out of a group."""
+
+        self.spoiled: set[NodeId] = set()
+        """Machines that lost something for good: whoever runs the cluster replaces them."""
+
+        self._seen: dict[tuple[NodeId, int, GroupId], int] = {}
+        self._last: dict[tuple[NodeId, int, GroupId], int] = {}
+        """By process and group: how far it had applied, and where its log ended, when last looked at."""
+
+    def _new_machine(self, name: str) -> GroupNode:
+        node = self.sim.nodes[name] = GroupNode(self.sim, name, self.plan.settings)
+        node.segment_bytes = self.plan.segment_bytes
+        node.disk.capacity_bytes = self.plan.disk_bytes
+        if "drift" in self.plan.kinds:
+            node.pace = self.rng.choice([0.8, 1.0, 1.0, 1.25])
+        return node
+
+    # --- what happened -----------------------------------------------------------------------------
+
+    def will_not_be(self, marks: list[str]) -> None:
+        """A client was told that these commands will not be there (S18)."""
+        found = self.histories.applied.intersection(marks)
+        assert not found, f"S18: {found} were refused for good and are applied"
+        self.histories.never.update(marks)
+
+    def _note(self, node: GroupNode, effects: Effects) -> None:
+        """Look at what was applied since the last turn of this process, and at what is rare."""
+        for event, _ in effects.notes:
+            if event != "role":
+                self.odd[event] += 1
+        for replica in node.host.replicas():
+            key = (node.node, node.life, replica.group)
+            log, seen = replica.raft.log, replica.seen
+            self.odd["suffix cut off"] += log.last_index < self._last.get(key, 0)
+            self._last[key] = log.last_index
+            first = max(self._seen.get(key, 0), log.base.index) + 1
+            self._seen[key] = seen
+            if first > min(seen, log.last_index):
+                continue
+            for entry in log.slice(first, min(seen, log.last_index), 1 << 60):
+                if entry.kind == 2:
+                    mark = decode_count(entry.data).mark
+                    self.histories.applied.add(mark)
+                    assert mark not in self.histories.never, (
+                        f"S18: {mark} was refused for good and is applied"
+                    )
+
+    # --- who is where ------------------------------------------------------------------------------
+
+    def alive(self) -> list[GroupNode]:
+        return [n for n in self.sim.nodes.values() if n.alive]
+
+    def leader(self, group: GroupId) -> tuple[GroupNode, TallyReplica] | None:
+        """Of the highest term."""
+        found = [
+            (replica.raft.term, node, replica)
+            for node in self.alive()
+            if (replica := node.host.data.get(group)) is not None and replica.leads
+        ]
+        if not found:
+            return None
+        _, node, replica = max(found, key=lambda f: f[0])
+        return node, replica
+
+    def configs(self, group: GroupId) -> list[Config]:
+        """Every config that somebody may go by, now or after a restart."""
+        found = [c for n in self.sim.nodes.values() for c in n.durable.configs(group)]
+        found += [n.host.data[group].raft.log.config for n in self.alive() if group in n.host.data]
+        return [c for c in found if c.voters] or [Config(tuple(self.first[group]))]
+
+    def may_spoil(self, name: NodeId) -> bool:
+        """Whether every group has a quorum of whole members without this machine, by any config."""
+        gone = self.spoiled | {name}
+        for group in self.first:
+            for config in self.configs(group):
+                if sum(v not in gone for v in config.voters) < config.quorum:
+                    return False
+        return True
+
+    # --- membership --------------------------------------------------------------------------------
+
+    def steward(self) -> None:
+        """Whoever runs the cluster: makes replicas where they belong, replaces spoiled machines, and now and
+        then changes members."""
+        for group, first in self.first.items():
+            for name in first:
+                if (group, name) not in self.left:
+                    self.sim.nodes[name].create(group, Config(tuple(first)))
+            led = self.leader(group)
+            if led is not None:
+                self._steer(group, *led)
+        self.sim.at(self.rng.randint(20, 120), self.steward)
+
+    def _steer(self, group: GroupId, node: GroupNode, replica: TallyReplica) -> None:
+        raft = replica.raft
+        config = raft.log.config
+        for name in config.members:  # a learner begins with nothing
+            if name not in self.first[group] or (group, name) in self.left:
+                self.sim.nodes[name].create(group, Config())
+        if not raft.can_change():
+            return
+        if raft.log.config_index <= raft.commit:
+            self._clear(group, config, raft.commit)
+        step = self._next_config(group, replica)
+        if step is not None:
+            try:
+                raft.change(step, node.now)
+            except NodeAgentError:
+                return
+            self.faults["config"] += 1
+            node.wake()
+
+    def _clear(self, group: GroupId, config: Config, commit: int) -> None:
+        """Machines out of the group for good drop what they hold of it."""
+        for node in self.alive():
+            replica = node.host.data.get(group)
+            if node.node in config.members or replica is None or replica.installing or replica.rebasing:
+                continue
+            if replica.founding or (group, node.node) not in self.left or "member" not in self.plan.kinds:
+                continue
+            self.left[group, node.node] = self.sim.now
+            node.remove(group)
+            self.odd["replica removed"] += 1
+
+    def _next_config(self, group: GroupId, replica: TallyReplica) -> Config | None:
+        """One step: first those that are needed, then any."""
+        raft = replica.raft
+        voters, learners = list(raft.log.config.voters), list(raft.log.config.learners)
+        bad = [v for v in (*voters, *learners) if v in self.spoiled]
+        ready = [n for n in learners if n not in self.spoiled and raft.caught_up(n)]
+        if bad and bad[0] in learners:
+            learners.remove(bad[0])
+        elif bad and len(voters) > max(1, self.plan.voters - 1):
+            voters.remove(bad[0])
+            self.left[group, bad[0]] = self.sim.now
+        elif ready and (bad or self.rng.random() < 0.5):
+            learners.remove(ready[0])
+            voters.append(ready[0])
+        elif bad or ("member" in self.plan.kinds and self.rng.random() < 0.3):
+            if not self._any_step(group, raft.node, voters, learners, bad):
+                return None
+        else:
+            return None
+        return Config(tuple(voters), tuple(learners))
+
+    def _any_step(
+        self, group: GroupId, leader: NodeId, voters: list[NodeId], learners: list[NodeId], bad: list[NodeId]
+    ) -> bool:
+        rng = self.rng
+        taken = {*voters, *learners, *self.spoiled}
+        spares = [n for n in self.sim.nodes if n not in taken and self._may_join(group, n)]
+        is_short = not set(learners) - self.spoiled
+        if is_short and not spares and bad:
+            spares.append(self._new_machine(f"m{len(self.sim.nodes) + 1}").node)
+            self.sim.nodes[spares[0]].start()
+        if spares and is_short and (bad or rng.random() < 0.5):
+            learners.append(rng.choice(spares))
+        elif len(voters) > max(2, self.plan.voters - 1) and not bad:
+            gone = rng.choice(voters)
+            voters.remove(gone)
+            if rng.random() < 0.3:
+                learners.append(gone)
+            else:
+                self.left[group, gone] = self.sim.now
+        else:
+            return False
+        return True
+
+    def _may_join(self, group: GroupId, name: NodeId) -> bool:
+        """A machine that left comes back as a stranger, when its files and its old votes are gone."""
+        node = self.sim.nodes[name]
+        if (group, name) not in self.left:
+            return name not in self.first[group]
+        is_clear = node.alive and group not in node.host.data and group not in node.founded
+        return is_clear and self.sim.now - self.left[group, name] > STRANGER_MS
+
+    # --- faults ------------------------------------------------------------------------------------
+
+    def nemesis(self) -> None:
+        if self.calm:
+            return
+        [kind] = self.rng.choices(list(self.plan.kinds), list(self.plan.kinds.values()))
+        if kind != "drift":
+            getattr(self, f"_{kind}")()
+        self.sim.at(self.rng.randint(1, 2 * self.plan.gap_ms), self.nemesis)
+
+    def _did(self, kind: str) -> None:
+        self.faults[kind] += 1
+
+    def _some(self) -> GroupNode | None:
+        alive = self.alive()
+        return self.rng.choice(alive) if alive else None
+
+    def _back(self) -> int:
+        return self.rng.randint(1, self.plan.back_ms)
+
+    def _down(self, node: GroupNode, *, power: bool) -> None:
+        node.stop(power=power)
+        self.sim.at(self._back(), lambda: None if node.alive else node.start())
+
+    def _kill(self) -> None:
+        if node := self._some():
+            self._did("kill")
+            self._down(node, power=False)
+
+    def _power(self) -> None:
+        if node := self._some():
+            self._did("power")
+            self._down(node, power=True)
+
+    def _torn(self) -> None:
+        if node := self._some():
+            self._did("torn")
+            node.cut_power_soon()
+
+    def _dark(self) -> None:
+        if self.rng.random() < 0.3:
+            self._did("dark")
+            self._all_dark()
+
+    def _sleep(self) -> None:
+        if node := self._some():
+            self._did("sleep")
+            node.sleep(self._back())
+
+    def _cut(self) -> None:
+        names = sorted(self.sim.nodes)
+        if len(names) < 2:
+            return
+        one, other = self.rng.sample(names, 2)
+        pairs = {(one, other)} if self.rng.random() < 0.6 else {(one, other), (other, one)}
+        self._part(pairs, "cut")
+
+    def _alone(self) -> None:
+        names = sorted(self.sim.nodes)
+        some = set(self.rng.sample(names, self.rng.randint(1, max(1, len(names) // 2))))
+        into = {(n, s) for n in (*names, CLIENT) for s in some if n not in some}
+        out = {(s, n) for n, s in into}
+        self._part(self.rng.choice([into, out, into | out]), "alone")
+
+    def _deposed(self) -> None:
+        """A leader is cut off from the others and goes on hearing clients; then, perhaps, all go dark."""
+        led = self.leader(self.rng.choice(sorted(self.first)))
+        if led is None:
+            return
+        old = led[0].node
+        others = [n for n in sorted(self.sim.nodes) if n != old]
+        kept = set(self.rng.sample(others, min(len(others), self.rng.choice([0, 0, 1]))))
+        pairs = {(old, n) for n in others if n not in kept}
+        wait = self.plan.settings.election_timeout_ms * self.rng.randint(1, 5)
+        self._part(pairs | {(n, o) for o, n in pairs}, "deposed", wait)
+        if self.rng.random() < 0.4:
+            self.sim.at(self.rng.randint(1, wait), self._all_dark)
+
+    def _all_dark(self) -> None:
+        if not self.calm:
+            for node in self.alive():
+                self._down(node, power=self.rng.random() < 0.7)
+
+    def _part(self, pairs: set[tuple[NodeId, NodeId]], kind: str, wait_ms: int = 0) -> None:
+        self._did(kind)
+        self.sim.faults.cut |= pairs
+
+        def heal() -> None:
+            self.sim.faults.cut -= pairs
+
+        self.sim.at(wait_ms or self._back(), heal)
+
+    def _storm(self) -> None:
+        self._did("storm")
+        faults, rng = self.sim.faults, self.rng
+        faults.drop = rng.choice([0.0, 0.02, 0.1, 0.3])
+        faults.duplicate = rng.choice([0.0, 0.05, 0.3])
+        faults.delay_ms = rng.choice([(0, 1), (1, 3), (1, 30), (5, self.plan.settings.election_timeout_ms)])
+
+    def _slow(self) -> None:
+        self._did("slow")
+        timeout = self.plan.settings.election_timeout_ms
+        self.sim.faults.sync_ms = self.rng.choice([(0, 1), (1, 3), (1, 40), (10, timeout)])
+        self.sim.faults.job_ms = self.rng.choice([(0, 1), (1, 10), (20, 2 * timeout)])
+
+    def _stall(self) -> None:
+        if node := self._some():
+            self._did("stall")
+            self.sim.faults.stalled.add(node.node)
+            self.sim.at(self._back(), lambda: self.sim.faults.stalled.discard(node.node))
+
+    def _err(self, operation: str, kind: str) -> GroupNode | None:
+        node = self._some()
+        if node is not None:
+            self._did(kind)
+            node.disk.faults.append(Fault(operation, errno.EIO, "log/", skip=self.rng.randint(0, 5)))
+        return node
+
+    def _sync_error(self) -> None:
+        """What a failed sync did not write shows when the power goes."""
+        node = self._err("sync", "sync_error")
+        if node is not None and self.rng.random() < 0.7:
+            self.sim.at(self._back(), lambda: self._down(node, power=True) if node.alive else None)
+
+    def _write_error(self) -> None:
+        self._err("write", "write_error")
+
+    def _read_error(self) -> None:
+        """At the next start, and of what is read of the log: a sector that does not come is damage."""
+        node = self._some()
+        if node is not None and self.may_spoil(node.node):
+            self._did("read_error")
+            self.spoiled.add(node.node)
+            node.lossy = True
+            self._down(node, power=False)
+            skip = self.rng.randint(0, 3)
+            node.disk.faults.append(Fault("read", errno.EIO, "log/0", skip=skip, times=1000))
+
+    def _full(self) -> None:
+        """Some writes find no room, or somebody else's file takes all of the disk for a while."""
+        node = self._some()
+        if node is None:
+            return
+        self._did("full")
+        if self.plan.disk_bytes == ENDLESS_BYTES or self.rng.random() < 0.3:
+            place, times = self.rng.choice(["log/", "data/"]), self.rng.randint(1, 5)
+            node.disk.faults.append(Fault("write", errno.ENOSPC, place, times=times))
+        else:
+            node.take_room(self.rng.choice([0, 4_000, 40_000, 200_000]))
+            self.sim.at(2 * self._back(), lambda: node.take_room(self.plan.disk_bytes))
+
+    def _flip(self) -> None:
+        """Bits of its log or of a checkpoint turn over, unseen until it is read."""
+        node = self._some()
+        if node is None or not self.may_spoil(node.node):
+            return
+        places = [f"log/{n}" for n in node.disk.listdir("log") if n.endswith(".log")]
+        places += [f"data/groups/{g}/checkpoint" for g in node.host.data]
+        places = [p for p in places if node.disk.exists(p) and node.disk.stat(p).size]
+        if places:
+            self._did("flip")
+            self.spoiled.add(node.node)
+            node.lossy = True
+            path = self.rng.choice(places)
+            node.disk.flip(path, self.rng.randrange(node.disk.stat(path).size), self.rng.randrange(8))
+            self._down(node, power=self.rng.random() < 0.5)
+
+    def _lose(self) -> None:
+        node = self._some()
+        if node is None or not self.may_spoil(node.node):
+            return
+        self._did("lose")
+        self.spoiled.add(node.node)
+        node.stop(power=False)
+        logs = [f"log/{n}" for n in node.disk.listdir("log") if n.endswith(".log")]
+        choices = ["log", "node.id", "data/groups", self.rng.choice(logs)]
+        choices += [f"data/groups/{g}/checkpoint" for g in node.host.data]
+        node.lose(self.rng.choice(choices))
+        self.sim.at(self._back(), lambda: None if node.alive else node.start())
+
+    def _transfer(self) -> None:
+        group = self.rng.choice(sorted(self.first))
+        led = self.leader(group)
+        if led is None:
+            return
+        node, replica = led
+        voters = [v for v in replica.raft.log.config.voters if v != node.node]
+        if voters:
+            try:
+                replica.raft.transfer(self.rng.choice(voters), node.now)
+            except NodeAgentError:
+                return
+            self._did("transfer")
+            node.wake()
+
+    def _member(self) -> None:
+        """The steward does it."""
+
+    # --- a run -------------------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        with bounded(self.plan.limits):
+            for node in list(self.sim.nodes.values()):
+                node.start()
+            self.steward()
+            self.sim.at(self.rng.randint(0, 200), self.nemesis)
+            for client in self.clients:
+                self.sim.at(self.rng.randint(0, 300), client.step)
+            self.sim.run(lambda: self.sim.events >= EVENTS_MAX, self.plan.length_ms)
+            self.heal()
+            self.rest()
+        h = self.histories
+        return Report(
+            self.seed,
+            self.sim.trace,
+            self.sim.events,
+            self.sim.now,
+            h.counted,
+            h.reads,
+            h.unknown,
+            h.refused,
+            dict(sorted(self.faults.items())),
+            dict(sorted(self.odd.items())),
+        )
+
+    def heal(self) -> None:
+        """No more faults; what was spoiled stays spoiled."""
+        self.calm = True
+        self.sim.faults.heal()
+        for node in list(self.sim.nodes.values()):
+            node.asleep_until = 0
+            node.disk.cut_power_at = None
+            if node.disk.exists(BALLAST):
+                node.disk.unlink(BALLAST)
+            if node.node not in self.spoiled:
+                node.disk.faults.clear()
+            if not node.alive:
+                node.start()
+
+    def rest(self) -> None:
+        """L1, L3, L5: every group is led, its members hold the same, and clients are answered."""
+        timeout = self.plan.settings.election_timeout_ms
+        settled = self.sim.run(self._at_rest, 100 * timeout + 20_000)
+        assert settled, f"liveness: {self._why_not()}"
+        for group, who in [c.key for c in self.clients]:
+            acked = self.histories.acked.get((group, who), 0)
+            for node in self._members(group):
+                held = node.host.data[group].state.numbers.get(who, 0)
+                assert held >= acked, f"S6: {node.node} {group}: {who} counted to {acked}, it holds {held}"
+
+    def _members(self, group: GroupId) -> list[GroupNode]:
+        """Whole members of the group, by its leader."""
+        led = self.leader(group)
+        names = led[1].raft.log.config.members if led else ()
+        nodes = (self.sim.nodes[n] for n in names if n not in self.spoiled)
+        return [n for n in nodes if n.alive and group in n.host.data]
+
+    def _at_rest(self) -> bool:
+        return not self._why_not()
+
+    def _why_not(self) -> str:
+        for client in self.clients:
+            if client.waiting:
+                return f"{client.key} was not answered"
+        for group in self.first:
+            led = self.leader(group)
+            if led is None:
+                return f"nobody leads {group}"
+            replica = led[1]
+            last = replica.raft.log.last_index
+            if replica.raft.commit != last:
+                return f"{group}: committed {replica.raft.commit} of {last}"
+            wanted = [n for n in replica.raft.log.config.members if n not in self.spoiled]
+            members = self._members(group)
+            if len(members) < len(wanted):
+                return f"{group}: only {[n.node for n in members]} of {wanted} are there"
+            behind = {n.node: n.host.data[group].seen for n in members if n.host.data[group].seen != last}
+            if behind:
+                return f"{group}: {behind} applied, {last} committed"
+        return ""
+
+
+@contextmanager
+def bounded(limits: dict[str, int]) -> Iterator[None]:
+    """Other bounds for the code, as long as this lasts."""
+    patches = [mock.patch(place, value) for place, value in limits.items()]
+    for patch in patches:
+        patch.start()
+    try:
+        yield
+    finally:
+        for patch in patches:
+            patch.stop()
+
+
+def run(seed: int) -> Report:
+    """One run; a failure says how to replay it and what happened last."""
+    swarm = Swarm(seed)
+    try:
+        return swarm.run()
+    except Exception as error:
+        trace = "\n".join(swarm.sim.log[-60:])
+        raise AssertionError(
+            f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing.swarm {seed}\n{swarm.plan}\n{trace}"
+        ) from error
+
+
+def evidence(seed: int) -> str:
+    began = time.monotonic()
+    report = run(seed)
+    took = time.monotonic() - began
+    return f"{msgspec.json.encode(report).decode()} {took:.1f} s, {report.events / took:.0f} events/s"
+
+
+def main() -> None:
+    first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    for line in results(evidence, range(first, first + count)):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

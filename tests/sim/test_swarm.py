@@ -1,0 +1,127 @@
+"""Raft groups under a swarm of faults. A failure prints the command that replays it."""
+
+import pytest
+
+from nodeagent.log import GroupLog, Recovered
+from nodeagent.model.entries import (
+    Append,
+    Base,
+    Config,
+    Entry,
+    EntryKind,
+    Forget,
+    HardState,
+    LogOp,
+    Rebase,
+    SetHard,
+)
+from nodeagent.testing.durable import Durable
+from nodeagent.testing.parallel import whys
+from nodeagent.testing.swarm import KINDS, Swarm, run
+
+from .spread import SPREAD
+
+SEEDS = range(1, 13)
+MORE = range(13, 60)
+
+
+def test_no_seed_breaks_an_invariant() -> None:
+    """Safety after every turn of every machine, and rest at the end."""
+    failed = [why for why in whys(run, [(seed,) for seed in SEEDS], 2) if why]
+    assert not failed, "\n\n".join(failed)
+
+
+@SPREAD
+def test_no_later_seed_breaks_an_invariant() -> None:
+    failed = [why for why in whys(run, [(seed,) for seed in MORE], 2) if why]
+    assert not failed, "\n\n".join(failed)
+
+
+def test_a_seed_is_a_run() -> None:
+    reports = [run(2), run(2)]
+    assert reports[0] == reports[1]
+
+
+def entries(term: int, *names: str) -> list[Entry]:
+    return [Entry(term, EntryKind.COMMAND, name.encode()) for name in names]
+
+
+FIRST: list[LogOp] = [
+    Rebase("g", Base(0, 0, Config(("a",))), keep_suffix=False),
+    SetHard("g", HardState(1, "a")),
+    Append("g", 1, entries(1, "x", "y")),
+]
+SECOND: list[LogOp] = [Append("g", 2, entries(2, "z"))]
+BASE = Base(0, 0, Config(("a",)))
+
+
+def after(first: bool = True, second: bool = False) -> Recovered:
+    log = GroupLog(BASE, HardState(1, "a"), entries(1, "x", "y"))
+    if second:
+        log.entries[1:] = entries(2, "z")
+    return Recovered({"g": log} if first else {}, [], 0)
+
+
+def written(*, synced: int) -> Durable:
+    """Both batches written, and so many of them synced."""
+    durable = Durable("a")
+    for number, ops in enumerate((FIRST, SECOND), 1):
+        durable.writes(ops)
+        durable.written()
+        if number <= synced:
+            durable.synced()
+    return durable
+
+
+@pytest.mark.parametrize(
+    ("synced", "found"),
+    [
+        (0, after(first=False)),
+        (0, after()),
+        (0, after(second=True)),
+        (1, after()),
+        (1, after(second=True)),
+        (2, after(second=True)),
+    ],
+)
+def test_a_start_may_find_what_was_synced_and_the_first_of_the_rest(synced: int, found: Recovered) -> None:
+    durable = written(synced=synced)
+    durable.reopened(found, must_fit=True)
+    assert durable.last("g") == (2 if found.groups else 0)
+
+
+@pytest.mark.parametrize(
+    ("synced", "found"), [(1, after(first=False)), (2, after()), (2, after(first=False))]
+)
+def test_a_start_that_finds_less_is_seen(synced: int, found: Recovered) -> None:
+    with pytest.raises(AssertionError, match="S6: a recovered another log"):
+        written(synced=synced).reopened(found, must_fit=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda log: log.entries.append(entries(2, "w")[0]),
+        lambda log: log.entries.__setitem__(0, entries(1, "w")[0]),
+        lambda log: setattr(log, "hard", HardState(2, "a")),
+        lambda log: setattr(log, "hard", HardState(1, "b")),
+        lambda log: setattr(log, "base", Base(0, 0, Config(("b",)))),
+    ],
+)
+def test_a_start_that_makes_something_up_is_seen(change) -> None:  # type: ignore[no-untyped-def]
+    found = after(second=True)
+    change(found.groups["g"])
+    with pytest.raises(AssertionError, match="S6"):
+        written(synced=2).reopened(found, must_fit=True)
+
+
+def test_a_batch_whose_write_was_cut_off_may_be_there() -> None:
+    durable = written(synced=2)
+    durable.writes([Forget("g")])
+    durable.reopened(after(first=False), must_fit=True)
+    assert durable.last("g") == 0
+
+
+def test_every_class_of_faults_is_done() -> None:
+    """`KINDS` names methods; one that is misspelt would be found by the seed that draws it alone."""
+    assert [k for k in KINDS if k != "drift" and not hasattr(Swarm, f"_{k}")] == []
