@@ -23,4 +23,4 @@ def test_clients_see_nothing_wrong_under_two_minutes_of_faults(
         plant.close()
     lines = capsys.readouterr().out
     assert all(word in lines for word in ("kill -9", "SIGSTOP")), lines
-    assert "0 writes" not in said, said
+    assert "; 0 writes" not in said, said
