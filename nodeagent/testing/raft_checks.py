@@ -137,10 +137,12 @@ class RaftSafety:
         if term == UNKNOWN or index == log.base.index:
             return
         nodes = self._sim.nodes
-        holders = [v for v in log.config.voters if v in nodes and nodes[v].durable.holds(group, index, term)]
-        assert len(holders) >= log.config.quorum, (
+        held = {n for n in nodes if nodes[n].durable.holds(group, index, term)}
+        # A config that was appended in the same turn came after.
+        before = log.config_at(max(log.config_index - 1, log.base.index))
+        assert any(len(held.intersection(c.voters)) >= c.quorum for c in (log.config, before)), (
             f"S6: {node.node} takes {group}/{index} of term {term} for committed; of {log.config.voters} "
-            f"only {holders} hold it"
+            f"only {sorted(held)} hold it"
         )
 
     # --- what is applied ---------------------------------------------------------------------------
