@@ -4,12 +4,13 @@ Batches that were synced are there after any crash; of those written since, the 
 finds anything else has lost or made up a promise (S6, S7, S15).
 """
 
+from collections.abc import Sequence
+
 from nodeagent.log import GroupLog, Recovered
 from nodeagent.model.entries import (
     Append,
     Base,
     Config,
-    Entry,
     EntryKind,
     Forget,
     HardState,
@@ -23,7 +24,7 @@ from nodeagent.raft import decode_config
 State = dict[GroupId, GroupLog]
 
 
-def follow(state: State, ops: list[LogOp]) -> None:
+def follow(state: State, ops: Sequence[LogOp]) -> None:
     """Apply one batch."""
     for op in ops:
         if isinstance(op, Forget):
@@ -111,23 +112,13 @@ class Durable:
 
     # --- what may be promised ----------------------------------------------------------------------
 
-    def last(self, group: GroupId) -> int:
-        """Index of the last entry that any crash leaves."""
-        log = self.groups.get(group)
-        return 0 if log is None else log.base.index + len(log.entries)
-
     def holds(self, group: GroupId, index: int, term: int) -> bool:
         """Whether any crash leaves this entry, or a checkpoint behind it."""
-        entry = self.entry(group, index)
         log = self.groups.get(group)
         if log is None:
             return False
-        return index <= log.base.index if entry is None else entry.term == term
-
-    def entry(self, group: GroupId, index: int) -> Entry | None:
-        log = self.groups.get(group)
-        at = index - log.base.index - 1 if log is not None else -1
-        return log.entries[at] if log is not None and 0 <= at < len(log.entries) else None
+        at = index - log.base.index - 1
+        return at < 0 or (at < len(log.entries) and log.entries[at].term == term)
 
     def configs(self, group: GroupId) -> list[Config]:
         """Every config of the group that this disk may give."""

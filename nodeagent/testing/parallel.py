@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar, TypeVarTuple
@@ -43,3 +44,11 @@ def _why(run: Callable[[*Ts], object], job: tuple[*Ts]) -> str:
     except AssertionError as error:
         return str(error) or "an assertion without words"
     return ""
+
+
+def print_evidence(evidence: Callable[[int], str]) -> None:
+    """What a command line of `FIRST [COUNT]` asks for: a line for each seed, up to the first that fails."""
+    first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    for line in results(evidence, range(first, first + count)):
+        print(line, flush=True)

@@ -115,12 +115,10 @@ class RaftSafety:
         """The newest config is one step from the one before; an entry of the term was committed first."""
         raft = replica.raft
         index, base = raft.log.config_index, raft.log.base.index
-        if index - 1 < base:
+        if index - 1 < base or replica.group in self._forced:
             return
         before = raft.log.config_at(index - 1)
         changed = set(before.voters) ^ set(raft.log.config.voters)
-        if replica.group in self._forced:
-            return
         assert len(changed) <= 1, f"S12: {node.node} {replica.group}/{index}: {before} to {raft.log.config}"
         term = raft.log.term(raft.commit)
         assert term == raft.term, f"S12: {node.node} changes {replica.group} before it committed in its term"

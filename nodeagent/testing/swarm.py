@@ -3,17 +3,16 @@
 `python -m nodeagent.testing.swarm FIRST [COUNT]` prints one line of evidence per seed.
 
 No run has everything: a fault that is always there hides what only happens without it (swarm testing, Groce
-et al., ISSTA 2012). At the end everything is healed and must come to rest (L1, L3, L5).
+et al., ISSTA 2012). At the end everything is healed and must come to rest (L1, L3).
 """
 
 import errno
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 from unittest import mock
 
@@ -21,14 +20,14 @@ import msgspec
 
 from nodeagent.host.desk import Effects
 from nodeagent.model.config import RaftSettings
-from nodeagent.model.entries import Config
+from nodeagent.model.entries import Config, EntryKind
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import ErrorReply, Reply, Written
 from nodeagent.testing.disk import ENDLESS_BYTES, Fault
 from nodeagent.testing.groups import GroupNode, TallyReplica, decode_count
 from nodeagent.testing.machine import BALLAST
-from nodeagent.testing.parallel import results
+from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.raft_checks import RaftSafety
 from nodeagent.testing.sim import CLIENT, Sim
 
@@ -92,7 +91,7 @@ class Plan:
     """A process is down, or asleep, for up to so long."""
 
     length_ms: int
-    limits: dict[str, int] = field(default_factory=dict)
+    limits: dict[str, int]
     """Of the code's own bounds, by the place that reads them."""
 
     @classmethod
@@ -275,10 +274,10 @@ class Swarm:
         rng = self.rng = self.sim.rng
         plan = self.plan = Plan.draw(rng)
         self.sim.may_err = True
-        self.names = [f"m{i}" for i in range(1, plan.machines + 1)]
-        for name in self.names:
+        names = [f"m{i}" for i in range(1, plan.machines + 1)]
+        for name in names:
             self._new_machine(name)
-        self.first = {f"g{i}": rng.sample(self.names, plan.voters) for i in range(1, plan.groups + 1)}
+        self.first = {f"g{i}": rng.sample(names, plan.voters) for i in range(1, plan.groups + 1)}
         self.histories = Histories()
         self.safety = RaftSafety(self.sim)
         self.sim.checks += [self.safety, self._note]
@@ -327,7 +326,7 @@ class Swarm:
             if first > min(seen, log.last_index):
                 continue
             for entry in log.slice(first, min(seen, log.last_index), 1 << 60):
-                if entry.kind == 2:
+                if entry.kind == EntryKind.COMMAND:
                     mark = decode_count(entry.data).mark
                     self.histories.applied.add(mark)
                     assert mark not in self.histories.never, (
@@ -426,14 +425,14 @@ class Swarm:
             learners.remove(ready[0])
             voters.append(ready[0])
         elif bad or ("member" in self.plan.kinds and self.rng.random() < 0.3):
-            if not self._any_step(group, raft.node, voters, learners, bad):
+            if not self._any_step(group, voters, learners, bad):
                 return None
         else:
             return None
         return Config(tuple(voters), tuple(learners))
 
     def _any_step(
-        self, group: GroupId, leader: NodeId, voters: list[NodeId], learners: list[NodeId], bad: list[NodeId]
+        self, group: GroupId, voters: list[NodeId], learners: list[NodeId], bad: list[NodeId]
     ) -> bool:
         rng = self.rng
         taken = {*voters, *learners, *self.spoiled}
@@ -703,7 +702,7 @@ class Swarm:
                 node.start()
 
     def rest(self) -> None:
-        """L1, L3, L5: every group is led, its members hold the same, and clients are answered."""
+        """L1, L3: every group is led, its members hold the same, and clients are answered."""
         timeout = self.plan.settings.election_timeout_ms
         settled = self.sim.run(self._at_rest, 100 * timeout + 20_000)
         assert settled, f"liveness: {self._why_not()}"
@@ -777,12 +776,5 @@ def evidence(seed: int) -> str:
     return f"{msgspec.json.encode(report).decode()} {took:.1f} s, {report.events / took:.0f} events/s"
 
 
-def main() -> None:
-    first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    count = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    for line in results(evidence, range(first, first + count)):
-        print(line, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_evidence(evidence)

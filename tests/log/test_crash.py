@@ -10,7 +10,8 @@ from nodeagent.log import Log, LogSettings, NoSpace
 from nodeagent.model.disk import File
 from nodeagent.model.entries import HardState, SetHard
 from nodeagent.testing.disk import Fault, PowerCut, SimDisk, SimFile
-from tests.log.twin import SMALL, State, Workload, append, apply, copy_state, open_log
+from nodeagent.testing.durable import State, follow
+from tests.log.twin import SMALL, Workload, append, copy_state, open_log
 
 TINY = LogSettings(segment_bytes=700, zero_step_bytes=512, reserve_bytes=0, copy_bytes_max=300)
 
@@ -36,7 +37,7 @@ class Run:
             batch = self.workload.batch()
             if self.pinned and not number:
                 batch.append(append("slow", 1, 4, 1, "s" * 100))
-                apply(self.workload.state, batch[-1:])
+                follow(self.workload.state, batch[-1:])
             self.possible.append(copy_state(self.workload.state))
             log.write(batch)
             if self.rng.random() < 0.5:

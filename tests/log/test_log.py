@@ -8,7 +8,8 @@ from nodeagent.log import LogSettings
 from nodeagent.log.check import check, dump
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Base, Config, Forget, HardState, Rebase, SetHard
-from tests.log.twin import SMALL, State, Workload, append, apply, base, entry, open_log
+from nodeagent.testing.durable import State, follow
+from tests.log.twin import SMALL, Workload, append, base, entry, open_log
 
 
 def reopened(disk: Disk, settings: LogSettings = SMALL) -> State:
@@ -148,7 +149,7 @@ def test_random_batches_match_a_dict(disk: Disk, seed: int) -> None:
 def test_twin_itself() -> None:
     """The dict model is right on a case worked out by hand."""
     state: State = {}
-    apply(state, [append("g", 1, 5), append("g", 4, 1, 2, "n"), Rebase("g", base(2), True)])
+    follow(state, [append("g", 1, 5), append("g", 4, 1, 2, "n"), Rebase("g", base(2), True)])
     assert state["g"].entries == [entry(1, "x3"), entry(2, "n4")]
 
 

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from nodeagent.log import GroupLog, Log, LogSettings, Recovered
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Append, Base, Config, Entry, Forget, HardState, LogOp, Rebase, SetHard
+from nodeagent.testing.durable import State, follow
 
 SMALL = LogSettings(segment_bytes=2048, zero_step_bytes=1024, reserve_bytes=0, copy_bytes_max=400)
 """Segments of a few batches, so that short tests cross many borders."""
-
-State = dict[str, GroupLog]
 
 
 def entry(term: int, text: str = "x") -> Entry:
@@ -29,24 +28,6 @@ def open_log(disk: Disk, settings: LogSettings = SMALL) -> tuple[Log, Recovered]
     return Log.open(disk, "log", settings)
 
 
-def apply(state: State, ops: Sequence[LogOp]) -> None:
-    """Follow one batch the slow and simple way."""
-    for op in ops:
-        if isinstance(op, Forget):
-            state.pop(op.group, None)
-            continue
-        group = state.setdefault(op.group, GroupLog(Base(0, 0, Config()), HardState(), []))
-        match op:
-            case Append(_, first, entries):
-                group.entries = group.entries[: first - group.base.index - 1] + list(entries)
-            case SetHard(_, hard):
-                group.hard = hard
-            case Rebase(_, new, keep):
-                kept = group.entries[new.index - group.base.index :] if new.index >= group.base.index else []
-                group.entries = kept if keep else []
-                group.base = new
-
-
 class Workload:
     """Random valid batches for a few groups; the same seed gives the same batches."""
 
@@ -61,7 +42,7 @@ class Workload:
         for _ in range(self.rng.randint(1, 3)):
             op = self._op()
             ops.append(op)
-            apply(self.state, [op])
+            follow(self.state, [op])
         return ops
 
     def _op(self) -> LogOp:
