@@ -253,8 +253,9 @@ def forget_node(
 def _removed(
     source: ClusterSource, provisioner: Provisioner, node: str, request: ChangeRequest, on_note: OnNote
 ) -> None:
-    _spec_edit(source, partial(remove_node, name=node), request, on_note)
+    # Its agent first: after a Ctrl-C nobody looks for one that the file does not name.
     said = provisioner.retire(node)
+    _spec_edit(source, partial(remove_node, name=node), request, on_note)
     if said:
         on_note(said)
 

@@ -59,7 +59,9 @@ class Place:
             at, told = (record, home / "told") if code else ("none", home / "none")
             begun = [sys.executable, "-m", "tests.fleet.killed", at, "during", told, "--", *line, *more]
             done = subprocess.run(begun, cwd=home, env=env, capture_output=True, text=True)
-            assert done.returncode == code and told.exists() == bool(code), done.stdout + done.stderr
+            if done.returncode != code or told.exists() != bool(code):
+                _, operations, problem = self.iotctl("ops", "list", "-o", "json")
+                pytest.fail("\n".join([done.stdout, done.stderr, operations, problem]))
         return json.loads(done.stdout)
 
     def connect(self) -> BlockingCluster:

@@ -3,6 +3,7 @@
 SIGKILL comes before the record is written anywhere, or once it is; `during`: SIGINT comes while what the
 record speaks of is done. FILE then says so."""
 
+import faulthandler
 import os
 import signal
 import sys
@@ -14,6 +15,9 @@ from iotctl.playbook.journal import RunJournal
 from iotctl.playbook.model import Entry
 
 DURING_S = 0.3
+HUNG_S = 240.0
+"""Ours end in seconds. One that hangs says where it stands, on stderr, and ends: its test's own limit would
+end the test alone, and say nothing of it."""
 
 
 def die_at(record: str, when: str, told: Path) -> None:
@@ -37,6 +41,7 @@ def die_at(record: str, when: str, told: Path) -> None:
 if __name__ == "__main__":
     record, when, told, dashes, *words = sys.argv[1:]
     assert dashes == "--"
+    faulthandler.dump_traceback_later(HUNG_S, exit=True)
     die_at(record, when, Path(told))
     sys.argv[1:] = words
     main()

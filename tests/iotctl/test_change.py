@@ -10,6 +10,7 @@ from iotctl.cli.options import DEPTHS
 from iotctl.errors import Exit, RefusedProblem
 from iotctl.execute.change import SILENT_MS, check_silent
 from iotctl.execute.operations import wait_operation
+from iotctl.execute.provision_ssh import SshProvisioner
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import MetaView, NodeStatus
@@ -424,6 +425,26 @@ def test_a_removal_is_ended_here_by_whoever_sees_its_end(
     done = iotctl(spec, *words, cluster=removal(stage))
     assert done.code == 0, done.err
     assert "node3" not in (spec / "cluster.yaml").read_text() and "-  - {name: node3" in done.err
+
+
+def test_a_removal_interrupted_while_the_agent_ends_is_ended_by_the_next_command(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the agent ran on in a directory that no file names, and no node of its name could come again."""
+    ended: list[str] = []
+
+    def retire(self: SshProvisioner, name: str) -> str:
+        ended.append(name)
+        if len(ended) == 1:
+            raise KeyboardInterrupt
+        return ""
+
+    monkeypatch.setattr(SshProvisioner, "retire", retire)
+    cluster, words = removal(Stage.DONE), ("ops", "wait", "op-9")
+    assert iotctl(spec, *words, cluster=cluster).code == Exit.INTERRUPTED
+    assert (spec / "cluster.yaml").read_text() == SPEC
+    assert iotctl(spec, *words, cluster=cluster).code == 0
+    assert ended == ["node3"] * 2 and "node3" not in (spec / "cluster.yaml").read_text()
 
 
 def test_a_playbook_ends_a_removal_that_nobody_waited_for(spec: Path) -> None:
