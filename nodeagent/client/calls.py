@@ -193,10 +193,9 @@ class Calls:
 
     async def ask_meta(self, request: Request, deadline: Deadline | None = None) -> Reply:
         """The meta leader's answer."""
-        leader = self.leaders.get(META) or (self.routes.view.leader if self.routes else None)
         members = list(self.routes.view.voters) if self.routes else []
         members += [t for t in self.targets() if t not in members]
-        chase = Chase(members, leader)
+        chase = Chase(members, self.leaders.get(META))
 
         async def stale() -> None:
             await self.refresh()
@@ -347,10 +346,11 @@ class Calls:
         """
         targets = self.targets()
         self.rng.shuffle(targets)
-        leader = self.leaders.get(META) or (self.routes.view.leader if self.routes else None)
-        targets.sort(key=lambda t: t != leader)
+        targets.sort(key=lambda t: t != self.leaders.get(META))
         view = await self._first(targets, GetMeta(strong), timeout_s or self.attempt_s)
         assert isinstance(view, MetaView), view
+        if not view.leader and self.leaders.get(META) == view.node:
+            del self.leaders[META]  # it led once, and is cut off or removed: others know more
         self.adopt(view)
         assert self.routes is not None
         return self.routes.view

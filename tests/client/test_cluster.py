@@ -3,12 +3,22 @@
 import asyncio
 import gc
 
+import msgspec
 import pytest
 
 from nodeagent.client.cluster import Cluster
 from nodeagent.model.errors import FileCorrupt, NodeAgentError, OutcomeUnknown, Refused, Unavailable
 from nodeagent.model.operation import Operation, Stage
-from nodeagent.model.requests import BeginChange, Chunk, FetchChunk, GetManifest, NodeStatus, Reply, Request
+from nodeagent.model.requests import (
+    BeginChange,
+    Chunk,
+    FetchChunk,
+    GetManifest,
+    GetMeta,
+    NodeStatus,
+    Reply,
+    Request,
+)
 from tests.client.clock import run
 from tests.client.fake import NODES, FakeCluster
 from tests.client.test_writes import make
@@ -91,6 +101,26 @@ def test_an_older_view_never_replaces_a_newer_one() -> None:
         assert (await cluster.meta()).applied == newest.applied
         assert cluster._calls.routes is not None
         assert cluster._calls.routes.view.applied == newest.applied
+
+    run(scenario())
+
+
+def test_a_former_leader_that_knows_no_new_one_is_not_asked_first_for_ever() -> None:
+    """Cut off from the others, or removed, it answers at once with the same old view: a client that held on
+    to it would wait for the end of an operation, or ask for routes, without end."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        assert (await cluster.meta()).leader == "node1"
+        handle, old = fake.handle, msgspec.structs.replace(fake.views[-1], leader=None)
+
+        def answer(target: str, request: Request) -> Reply:
+            return old if target == "node1" and isinstance(request, GetMeta) else handle(target, request)
+
+        fake.handle = answer  # type: ignore[method-assign]  # the fault of this test
+        fake.publish()
+        seen = [(await cluster.meta()).applied for _ in range(20)]
+        assert seen[-1] == fake.applied, seen
 
     run(scenario())
 
