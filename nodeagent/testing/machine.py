@@ -19,6 +19,7 @@ from nodeagent.model.errors import Damaged, Overloaded, Unavailable
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import CompactFiles, Failed, InstallSnapshot, Job, JobResult, StageFiles
 from nodeagent.model.limits import SEGMENT_SHARE
+from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import Reply, Request
 from nodeagent.model.space import reserve, zero_step
 from nodeagent.storage import layout
@@ -97,6 +98,9 @@ class Machine:
 
         self.segment_bytes = 1 << 18
         self._writing = False
+        self._jobs: dict[int, Job] = {}
+        """Jobs that the process has under way."""
+
         self._queue: list[tuple[int, list[LogOp]]] = []
         self._turn_due = False
         self._tick_at = -1
@@ -198,10 +202,22 @@ class Machine:
         self.alive = False
         self.asleep_until = 0
         self.sim.tell(f"{self.node} {'loses power' if power else 'is killed'}")
+        for what in self._under_way():
+            self.sim.seen["power cut" if power else "kill", what] += 1
+        self._jobs.clear()
         if power:
             self.disk.crash(self.sim.rng)
         else:
             self.disk.restart()
+
+    def _under_way(self) -> set[str]:
+        """Effects that began and did not end."""
+        found = {type(job).__name__ for job in self._jobs.values()}
+        if self._writing:
+            found.add("log written, not synced")
+        if self._queue:
+            found.add("log not written")
+        return found or {"at rest"}
 
     def sleep(self, ms: int) -> None:
         """Stop the process for a while, as SIGSTOP does; what arrives meanwhile waits in its sockets."""
@@ -255,17 +271,21 @@ class Machine:
             self._queue.append(effects.persist)
             self._write()
         for peer, messages in effects.sends:
-            self.sim.carry(self.node, peer, lambda n, m=messages: n.on_raft(self.node, m))  # type: ignore[misc]
+            self.sim.carry(self.node, peer, lambda n, m=messages: n.arrive(self.node, m))  # type: ignore[misc]
         for token, reply in effects.replies:
             self._tokens.pop(token)(reply)
         for number, job in effects.jobs:
             faults = self.sim.faults
+            self._jobs[number] = job
+            if ambush := self.sim.ambushes.pop(type(job).__name__, None):
+                ambush(self)
             slow = faults.compact_ms if isinstance(job, CompactFiles) else None
             self.later(self.sim.between(slow or faults.job_ms), lambda n=number, j=job: self._run(n, j))  # type: ignore[misc]
         for call, to, request in effects.calls:
             self._call(call, to, request)
         for event, fields in effects.notes:
             self.sim.tell(f"{self.node} {event} {fields}")
+            self.sim.seen["note", event] += 1
             assert event != "group_stopped" or self.sim.may_stop, (self.node, fields)
             assert event != "request_failed", fields
         if not self.host.idle:
@@ -340,14 +360,17 @@ class Machine:
 
     def _run(self, number: int, job: Job) -> None:
         result: JobResult
+        kind = type(job).__name__
         if isinstance(job, StageFiles | InstallSnapshot):
             result = self.storage.run_pull(job, self._fetch)
         else:
             result = self.storage.run(job)
+        self._jobs.pop(number, None)
         if isinstance(result, Failed):
-            self.sim.tell(f"{self.node} job {type(job).__name__} failed: {result.what}")
+            self.sim.tell(f"{self.node} job {kind} failed: {result.what}")
+            self.sim.seen["failed job", kind] += 1
         else:
-            self.sim.jobs[type(job).__name__] += 1
+            self.sim.jobs[kind] += 1
         self.host.on_job(number, result, self.now)
         self.wake()
 
@@ -375,7 +398,14 @@ class Machine:
 
     # --- arrivals ----------------------------------------------------------------------------------
 
-    def on_raft(self, sender: NodeId, messages: list) -> None:  # type: ignore[type-arg]
+    def arrive(self, sender: NodeId, messages: list[Routed]) -> None:
+        for routed in messages:
+            replica = self.host.replica(routed.group)
+            role = replica.raft.role if replica is not None else "no replica"
+            self.sim.seen["message", f"{type(routed.message).__name__} at {role}"] += 1
+        self.on_raft(sender, messages)
+
+    def on_raft(self, sender: NodeId, messages: list[Routed]) -> None:
         raise NotImplementedError
 
     def serve(self, peer: NodeId, request: Request, answer: Callable[[Reply], None]) -> None:

@@ -17,6 +17,7 @@ from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.errors import Damaged
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, GroupId, NodeId, Owner
+from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import CheckStatus, Chunk, ErrorReply, FetchChunk, GetStatus, Reply, Request
 from nodeagent.model.standing import Standing
 from nodeagent.testing.machine import UPKEEP_MS, Machine
@@ -123,7 +124,7 @@ class SimNode(Machine):
             self.wake()
         return standing
 
-    def on_raft(self, sender: NodeId, messages: list) -> None:  # type: ignore[type-arg]
+    def on_raft(self, sender: NodeId, messages: list[Routed]) -> None:
         standing = self._standing(sender)
         if standing is Standing.RETIRED:
             why = f"the incarnation of {sender} was retired"

@@ -97,6 +97,12 @@ class Sim(Generic[M]):
         self.jobs: Counter[str] = Counter()
         """Jobs that were done, by kind."""
 
+        self.ambushes: dict[str, Callable[[M], None]] = {}
+        """What waits for a job of a kind to begin on some machine, once each."""
+
+        self.seen: Counter[tuple[str, str]] = Counter()
+        """(class, member) of what happened (`coverage`)."""
+
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
 
     def at(self, delay_ms: int, action: Callable[[], None]) -> None:

@@ -2,19 +2,15 @@
 
 `python -m nodeagent.testing.swarm FIRST [COUNT]` prints one line of evidence per seed.
 
-No run has everything: a fault that is always there hides what only happens without it (swarm testing, Groce
-et al., ISSTA 2012). At the end everything is healed and must come to rest (L1, L3).
+At the end everything is healed and must come to rest (L1, L3).
 """
 
-import errno
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
-from unittest import mock
 
 import msgspec
 
@@ -24,9 +20,9 @@ from nodeagent.model.entries import Config, EntryKind
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import ErrorReply, Reply, Written
-from nodeagent.testing.disk import ENDLESS_BYTES, Fault
+from nodeagent.testing.disk import ENDLESS_BYTES
 from nodeagent.testing.groups import GroupNode, TallyReplica, decode_count
-from nodeagent.testing.machine import BALLAST
+from nodeagent.testing.nemesis import KINDS, Nemesis, bounded, draw_kinds
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.raft_checks import RaftSafety
 from nodeagent.testing.sim import CLIENT, Sim
@@ -41,30 +37,6 @@ STRANGER_MS = 10_000
 
 DEFINITE = ("not_leader", "overloaded", "refused", "invalid_input")
 """Refusals that say that the command was not taken and never will be (S18)."""
-
-KINDS = (
-    "kill",
-    "power",
-    "torn",
-    "dark",
-    "sleep",
-    "cut",
-    "alone",
-    "deposed",
-    "storm",
-    "slow",
-    "stall",
-    "sync_error",
-    "write_error",
-    "read_error",
-    "full",
-    "flip",
-    "lose",
-    "transfer",
-    "member",
-    "drift",
-)
-"""Classes of faults, and what is pushed about."""
 
 
 @dataclass
@@ -110,9 +82,7 @@ class Plan:
             "nodeagent.host.replica.LOG_KEEP_MS_MAX": rng.choice([300, 2_000, 600_000]),
             "nodeagent.host.replica.KEEP_LOG_MS": rng.choice([50, 1_000]),
         }
-        kinds = {k: rng.choice([1, 1, 3]) for k in KINDS if rng.random() < 0.3}
-        # Little is seen without a change of leader under way, or a crash behind.
-        kinds |= {k: rng.choice([1, 3]) for k in ("deposed", "power")}
+        kinds = draw_kinds(rng, KINDS)
         return cls(
             machines=voters + rng.choice([1, 1, 2, 3]),
             voters=voters,
@@ -177,7 +147,7 @@ class Client:
         self._patience_ms = 2 * swarm.plan.settings.election_timeout_ms
 
     def step(self) -> None:
-        if self.swarm.calm:
+        if self.swarm.nemesis.calm:
             return
         rng = self.sim.rng
         if not self._target or rng.random() < 0.02:
@@ -282,14 +252,19 @@ class Swarm:
         self.safety = RaftSafety(self.sim)
         self.sim.checks += [self.safety, self._note]
         self.clients = [Client(self, group, f"c{i}") for group in self.first for i in range(plan.clients)]
-        self.calm = False
-        self.faults: Counter[str] = Counter()
+        self.nemesis = Nemesis(
+            self.sim,
+            plan.kinds,
+            gap_ms=plan.gap_ms,
+            back_ms=plan.back_ms,
+            timeout_ms=plan.settings.election_timeout_ms,
+            led=lambda: self.leader(rng.choice(sorted(self.first))),
+            may_spoil=self.may_spoil,
+        )
+        self.spoiled = self.nemesis.spoiled
         self.odd: Counter[str] = Counter()
         self.left: dict[tuple[GroupId, NodeId], int] = {}
         """When a machine was taken out of a group."""
-
-        self.spoiled: set[NodeId] = set()
-        """Machines that lost something for good: whoever runs the cluster replaces them."""
 
         self._seen: dict[tuple[NodeId, int, GroupId], int] = {}
         self._last: dict[tuple[NodeId, int, GroupId], int] = {}
@@ -395,7 +370,7 @@ class Swarm:
                 raft.change(step, node.now)
             except NodeAgentError:
                 return
-            self.faults["config"] += 1
+            self.nemesis.faults["config"] += 1
             node.wake()
 
     def _clear(self, group: GroupId, config: Config, commit: int) -> None:
@@ -462,204 +437,6 @@ class Swarm:
         is_clear = node.alive and group not in node.host.data and group not in node.founded
         return is_clear and self.sim.now - self.left[group, name] > STRANGER_MS
 
-    # --- faults ------------------------------------------------------------------------------------
-
-    def nemesis(self) -> None:
-        if self.calm:
-            return
-        [kind] = self.rng.choices(list(self.plan.kinds), list(self.plan.kinds.values()))
-        if kind != "drift":
-            getattr(self, f"_{kind}")()
-        self.sim.at(self.rng.randint(1, 2 * self.plan.gap_ms), self.nemesis)
-
-    def _did(self, kind: str) -> None:
-        self.faults[kind] += 1
-
-    def _some(self) -> GroupNode | None:
-        alive = self.alive()
-        return self.rng.choice(alive) if alive else None
-
-    def _back(self) -> int:
-        return self.rng.randint(1, self.plan.back_ms)
-
-    def _down(self, node: GroupNode, *, power: bool) -> None:
-        node.stop(power=power)
-        self.sim.at(self._back(), lambda: None if node.alive else node.start())
-
-    def _kill(self) -> None:
-        if node := self._some():
-            self._did("kill")
-            self._down(node, power=False)
-
-    def _power(self) -> None:
-        if node := self._some():
-            self._did("power")
-            self._down(node, power=True)
-
-    def _torn(self) -> None:
-        if node := self._some():
-            self._did("torn")
-            node.cut_power_soon()
-
-    def _dark(self) -> None:
-        if self.rng.random() < 0.3:
-            self._did("dark")
-            self._all_dark()
-
-    def _sleep(self) -> None:
-        if node := self._some():
-            self._did("sleep")
-            node.sleep(self._back())
-
-    def _cut(self) -> None:
-        names = sorted(self.sim.nodes)
-        if len(names) < 2:
-            return
-        one, other = self.rng.sample(names, 2)
-        pairs = {(one, other)} if self.rng.random() < 0.6 else {(one, other), (other, one)}
-        self._part(pairs, "cut")
-
-    def _alone(self) -> None:
-        names = sorted(self.sim.nodes)
-        some = set(self.rng.sample(names, self.rng.randint(1, max(1, len(names) // 2))))
-        into = {(n, s) for n in (*names, CLIENT) for s in some if n not in some}
-        out = {(s, n) for n, s in into}
-        self._part(self.rng.choice([into, out, into | out]), "alone")
-
-    def _deposed(self) -> None:
-        """A leader is cut off from the others and goes on hearing clients; then, perhaps, all go dark."""
-        led = self.leader(self.rng.choice(sorted(self.first)))
-        if led is None:
-            return
-        old = led[0].node
-        others = [n for n in sorted(self.sim.nodes) if n != old]
-        kept = set(self.rng.sample(others, min(len(others), self.rng.choice([0, 0, 1]))))
-        pairs = {(old, n) for n in others if n not in kept}
-        wait = self.plan.settings.election_timeout_ms * self.rng.randint(1, 5)
-        self._part(pairs | {(n, o) for o, n in pairs}, "deposed", wait)
-        if self.rng.random() < 0.4:
-            self.sim.at(self.rng.randint(1, wait), self._all_dark)
-
-    def _all_dark(self) -> None:
-        if not self.calm:
-            for node in self.alive():
-                self._down(node, power=self.rng.random() < 0.7)
-
-    def _part(self, pairs: set[tuple[NodeId, NodeId]], kind: str, wait_ms: int = 0) -> None:
-        self._did(kind)
-        self.sim.faults.cut |= pairs
-
-        def heal() -> None:
-            self.sim.faults.cut -= pairs
-
-        self.sim.at(wait_ms or self._back(), heal)
-
-    def _storm(self) -> None:
-        self._did("storm")
-        faults, rng = self.sim.faults, self.rng
-        faults.drop = rng.choice([0.0, 0.02, 0.1, 0.3])
-        faults.duplicate = rng.choice([0.0, 0.05, 0.3])
-        faults.delay_ms = rng.choice([(0, 1), (1, 3), (1, 30), (5, self.plan.settings.election_timeout_ms)])
-
-    def _slow(self) -> None:
-        self._did("slow")
-        timeout = self.plan.settings.election_timeout_ms
-        self.sim.faults.sync_ms = self.rng.choice([(0, 1), (1, 3), (1, 40), (10, timeout)])
-        self.sim.faults.job_ms = self.rng.choice([(0, 1), (1, 10), (20, 2 * timeout)])
-
-    def _stall(self) -> None:
-        if node := self._some():
-            self._did("stall")
-            self.sim.faults.stalled.add(node.node)
-            self.sim.at(self._back(), lambda: self.sim.faults.stalled.discard(node.node))
-
-    def _err(self, operation: str, kind: str) -> GroupNode | None:
-        node = self._some()
-        if node is not None:
-            self._did(kind)
-            node.disk.faults.append(Fault(operation, errno.EIO, "log/", skip=self.rng.randint(0, 5)))
-        return node
-
-    def _sync_error(self) -> None:
-        """What a failed sync did not write shows when the power goes."""
-        node = self._err("sync", "sync_error")
-        if node is not None and self.rng.random() < 0.7:
-            self.sim.at(self._back(), lambda: self._down(node, power=True) if node.alive else None)
-
-    def _write_error(self) -> None:
-        self._err("write", "write_error")
-
-    def _read_error(self) -> None:
-        """At the next start, and of what is read of the log: a sector that does not come is damage."""
-        node = self._some()
-        if node is not None and self.may_spoil(node.node):
-            self._did("read_error")
-            self.spoiled.add(node.node)
-            node.lossy = True
-            self._down(node, power=False)
-            skip = self.rng.randint(0, 3)
-            node.disk.faults.append(Fault("read", errno.EIO, "log/0", skip=skip, times=1000))
-
-    def _full(self) -> None:
-        """Some writes find no room, or somebody else's file takes all of the disk for a while."""
-        node = self._some()
-        if node is None:
-            return
-        self._did("full")
-        if self.plan.disk_bytes == ENDLESS_BYTES or self.rng.random() < 0.3:
-            place, times = self.rng.choice(["log/", "data/"]), self.rng.randint(1, 5)
-            node.disk.faults.append(Fault("write", errno.ENOSPC, place, times=times))
-        else:
-            node.take_room(self.rng.choice([0, 4_000, 40_000, 200_000]))
-            self.sim.at(2 * self._back(), lambda: node.take_room(self.plan.disk_bytes))
-
-    def _flip(self) -> None:
-        """Bits of its log or of a checkpoint turn over, unseen until it is read."""
-        node = self._some()
-        if node is None or not self.may_spoil(node.node):
-            return
-        places = [f"log/{n}" for n in node.disk.listdir("log") if n.endswith(".log")]
-        places += [f"data/groups/{g}/checkpoint" for g in node.host.data]
-        places = [p for p in places if node.disk.exists(p) and node.disk.stat(p).size]
-        if places:
-            self._did("flip")
-            self.spoiled.add(node.node)
-            node.lossy = True
-            path = self.rng.choice(places)
-            node.disk.flip(path, self.rng.randrange(node.disk.stat(path).size), self.rng.randrange(8))
-            self._down(node, power=self.rng.random() < 0.5)
-
-    def _lose(self) -> None:
-        node = self._some()
-        if node is None or not self.may_spoil(node.node):
-            return
-        self._did("lose")
-        self.spoiled.add(node.node)
-        node.stop(power=False)
-        logs = [f"log/{n}" for n in node.disk.listdir("log") if n.endswith(".log")]
-        choices = ["log", "node.id", "data/groups", self.rng.choice(logs)]
-        choices += [f"data/groups/{g}/checkpoint" for g in node.host.data]
-        node.lose(self.rng.choice(choices))
-        self.sim.at(self._back(), lambda: None if node.alive else node.start())
-
-    def _transfer(self) -> None:
-        group = self.rng.choice(sorted(self.first))
-        led = self.leader(group)
-        if led is None:
-            return
-        node, replica = led
-        voters = [v for v in replica.raft.log.config.voters if v != node.node]
-        if voters:
-            try:
-                replica.raft.transfer(self.rng.choice(voters), node.now)
-            except NodeAgentError:
-                return
-            self._did("transfer")
-            node.wake()
-
-    def _member(self) -> None:
-        """The steward does it."""
-
     # --- a run -------------------------------------------------------------------------------------
 
     def run(self) -> Report:
@@ -667,11 +444,11 @@ class Swarm:
             for node in list(self.sim.nodes.values()):
                 node.start()
             self.steward()
-            self.sim.at(self.rng.randint(0, 200), self.nemesis)
+            self.nemesis.begin(self.rng.randint(0, 200))
             for client in self.clients:
                 self.sim.at(self.rng.randint(0, 300), client.step)
             self.sim.run(lambda: self.sim.events >= EVENTS_MAX, self.plan.length_ms)
-            self.heal()
+            self.nemesis.heal()
             self.rest()
         h = self.histories
         return Report(
@@ -683,23 +460,9 @@ class Swarm:
             h.reads,
             h.unknown,
             h.refused,
-            dict(sorted(self.faults.items())),
+            dict(sorted(self.nemesis.faults.items())),
             dict(sorted(self.odd.items())),
         )
-
-    def heal(self) -> None:
-        """No more faults; what was spoiled stays spoiled."""
-        self.calm = True
-        self.sim.faults.heal()
-        for node in list(self.sim.nodes.values()):
-            node.asleep_until = 0
-            node.disk.cut_power_at = None
-            if node.disk.exists(BALLAST):
-                node.disk.unlink(BALLAST)
-            if node.node not in self.spoiled:
-                node.disk.faults.clear()
-            if not node.alive:
-                node.start()
 
     def rest(self) -> None:
         """L1, L3: every group is led, its members hold the same, and clients are answered."""
@@ -742,19 +505,6 @@ class Swarm:
             if behind:
                 return f"{group}: {behind} applied, {last} committed"
         return ""
-
-
-@contextmanager
-def bounded(limits: dict[str, int]) -> Iterator[None]:
-    """Other bounds for the code, as long as this lasts."""
-    patches = [mock.patch(place, value) for place, value in limits.items()]
-    for patch in patches:
-        patch.start()
-    try:
-        yield
-    finally:
-        for patch in patches:
-            patch.stop()
 
 
 def run(seed: int) -> Report:

@@ -16,8 +16,9 @@ from nodeagent.model.entries import (
     SetHard,
 )
 from nodeagent.testing.durable import Durable
+from nodeagent.testing.nemesis import KINDS, PASSIVE, WHOLE_KINDS, Nemesis
 from nodeagent.testing.parallel import whys
-from nodeagent.testing.swarm import KINDS, Swarm, run
+from nodeagent.testing.swarm import run
 
 from .spread import SPREAD
 
@@ -123,5 +124,6 @@ def test_a_batch_whose_write_was_cut_off_may_be_there() -> None:
 
 
 def test_every_class_of_faults_is_done() -> None:
-    """`KINDS` names methods; one that is misspelt would be found by the seed that draws it alone."""
-    assert [k for k in KINDS if k != "drift" and not hasattr(Swarm, f"_{k}")] == []
+    """Their names are those of methods; one that is misspelt would be found by the seed that draws it."""
+    classes = {*KINDS, *WHOLE_KINDS}.difference(PASSIVE)
+    assert [k for k in classes if not hasattr(Nemesis, f"_{k}")] == []
