@@ -19,12 +19,9 @@ from nodeagent.model.operation import Options
 from nodeagent.model.requests import OperationReply
 from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.machine import CLEAN_MS
-from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
 
 OPERATIONS = 10
-NODES_MAX = 6
-REPLICAS = 3
 GRAVE_MS = 3_000
 """Longer than the latest duplicate of a message: what was sent to a machine never reaches its successor."""
 
@@ -44,8 +41,25 @@ class Outcome(msgspec.Struct):
 
 
 class RandomOps(Scenario):
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed, nodes=4, slots=24, groups=4, spares=3)
+    def __init__(
+        self,
+        seed: int,
+        *,
+        nodes: int = 4,
+        slots: int = 24,
+        groups: int = 4,
+        spares: int = 3,
+        replicas: int = 3,
+        operations: int = OPERATIONS,
+    ) -> None:
+        super().__init__(seed, nodes=nodes, slots=slots, groups=groups, spares=spares, replicas=replicas)
+        self.replicas = replicas
+        self.nodes_max = nodes + 2
+        self.wanted = operations
+        """So many are drawn."""
+
+        self.grave_ms = GRAVE_MS
+
         self.done: list[str] = []
         """Each operation and what came of it."""
 
@@ -57,8 +71,8 @@ class RandomOps(Scenario):
         name = self.sim.rng.choice(sorted(set(self.sim.nodes) - set(members)))
         node = self.sim.nodes[name]
         if node.gone:
-            self.sim.pause(GRAVE_MS)
-            node = self.sim.nodes[name] = SimNode(self.sim, node.config)
+            self.sim.pause(self.grave_ms)
+            node = self.sim.nodes[name] = self.machine(node.config)
         if not node.alive:
             seeds = tuple(Seed(n, n, 1) for n in members)
             node.config = msgspec.structs.replace(node.config, join=True, seeds=seeds)
@@ -159,17 +173,26 @@ class RandomOps(Scenario):
         return True
 
     def _all_up(self) -> None:
-        self.sim.faults.heal()
+        self.heal()
         self.until(lambda: all(n.alive for n in self._members() if n not in self.dead), "all are up")
+
+    def disturb(self) -> None:
+        """What the next operation begins in."""
+        self.sim.faults.duplicate = 0.05
+        self.sim.faults.sync_ms = self.sim.rng.choice([(1, 3), (1, 60)])
+        self.sim.faults.job_ms = self.sim.rng.choice([(1, 10), (1, 10), (1, 200), (50, 900)])
 
     def operate(self) -> None:
         """One operation that the cluster as it is allows."""
         count = len(self._names())
-        choices = [self.replace_one, self.replace_dead, self.rebalance_some, self.kill_one, self.restart_one]
-        if count < NODES_MAX:
+        # Without one of two members a group has no quorum, and without the only one no rows.
+        survives = self.replicas > 2
+        choices = [self.replace_one, *([self.replace_dead] if survives else []), self.rebalance_some]
+        choices += [self.kill_one, self.restart_one]
+        if count < self.nodes_max:
             choices += [self.add_one] * 3
-        if count > REPLICAS + 1:
-            choices += [self.remove_one, self.remove_one, self.remove_dead]
+        if count > self.replicas + 1:
+            choices += [self.remove_one, self.remove_one, *([self.remove_dead] if survives else [])]
         chosen = self.sim.rng.choice(choices)
         kinds = len(self.operations)
         done = chosen()
@@ -183,10 +206,8 @@ class RandomOps(Scenario):
     def run_operations(self) -> Outcome:
         self.begin()
         self.sim.pause(1_000)
-        for _ in range(OPERATIONS):
-            self.sim.faults.duplicate = 0.05
-            self.sim.faults.sync_ms = self.sim.rng.choice([(1, 3), (1, 60)])
-            self.sim.faults.job_ms = self.sim.rng.choice([(1, 10), (1, 10), (1, 200), (50, 900)])
+        for _ in range(self.wanted):
+            self.disturb()
             self.operate()
             assert self.newest().open_operation() is None, f"{self.done[-1]} goes on"
         self._all_up()

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 import msgspec
 
 from nodeagent.data.commands import DeleteRange, WriteRows, decode
+from nodeagent.host.desk import Effects
 from nodeagent.meta.state import MetaState
 from nodeagent.model import requests as q
-from nodeagent.model.config import ClusterSettings
+from nodeagent.model.config import ClusterSettings, NodeConfig
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.operation import Operation, Options
 from nodeagent.model.requests import ErrorReply, OperationReply, Reply
@@ -76,7 +77,7 @@ class Scenario:
         names = [f"node{i}" for i in range(1, nodes + spares + 1)]
         self.newcomers = names[nodes:]
         for config in configs(names, settings, nodes):
-            self.sim.nodes[config.node] = SimNode(self.sim, config)
+            self.sim.nodes[config.node] = self.machine(config)
         self.history = History()
         self.view = View(self.sim, names[:nodes])
         self.storage_groups = [f"root.g{i}" for i in range(groups)]
@@ -101,7 +102,14 @@ class Scenario:
         """Serial of the cluster's lock, under which changes are begun; 0 for none."""
 
         self.safety = RaftSafety(self.sim)
-        self.sim.checks += [self.safety, Tables()]
+        self._stages: set[tuple[str, str]] = set()
+        """(operation, stage) that some node has been in."""
+
+        self.sim.checks += [self.safety, Tables(), self._note_stage]
+
+    def machine(self, config: NodeConfig) -> SimNode:
+        """A new one, which does not run yet."""
+        return SimNode(self.sim, config)
 
     # --- steps -------------------------------------------------------------------------------------
 
@@ -246,6 +254,14 @@ class Scenario:
         self.history.note_moves(record)
         return name
 
+    def _note_stage(self, node: SimNode, effects: Effects) -> None:
+        """Count each stage that an operation is in, for `coverage`."""
+        operations = node.host.meta.image.operations
+        op = operations[-1] if operations else None
+        if op is not None and (op.id, op.stage) not in self._stages:
+            self._stages.add((op.id, op.stage))
+            self.sim.seen["operation", f"{op.kind} {op.stage}"] += 1
+
     def stage(self, operation: str) -> str:
         found = self.record(operation)
         return found.stage.value if found is not None else ""
@@ -360,9 +376,13 @@ class Scenario:
         self.sim.faults.cut |= pairs
         self.sim.at(rng.randint(300, 5000), lambda: self.sim.faults.cut.difference_update(pairs))
 
+    def heal(self) -> None:
+        """No more faults from here on."""
+        self.sim.faults.heal()
+
     def finish(self, operation: str, *, cancelled: bool = False) -> bool:
         """Wait for its end; whether it was done and not cancelled."""
-        self.sim.faults.heal()
+        self.heal()
         ends = ("DONE", "CANCELLED") if cancelled else ("DONE",)
         self.until(
             lambda: (

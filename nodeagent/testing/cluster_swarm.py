@@ -1,0 +1,219 @@
+"""Whole clusters under a swarm of faults: the operations of `random_ops`, with faults in bursts.
+
+Each seed draws its own kinds of faults, sizes and limits.
+`python -m nodeagent.testing.cluster_swarm FIRST [COUNT]` prints one line of evidence per seed.
+"""
+
+import random
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from nodeagent.host.replica import Replica
+from nodeagent.meta.state import MetaState
+from nodeagent.model.config import NodeConfig, RaftSettings
+from nodeagent.testing.disk import ENDLESS_BYTES
+from nodeagent.testing.machine import Machine
+from nodeagent.testing.nemesis import WHOLE_KINDS, Nemesis, bounded, draw_kinds
+from nodeagent.testing.node import SimNode
+from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.random_ops import ENDED, RandomOps
+
+
+@dataclass
+class Plan:
+    """What a seed draws; times in ms, sizes in bytes."""
+
+    nodes: int
+    replicas: int
+    slots: int
+    groups: int
+    """Storage groups."""
+
+    operations: int
+    raft: RaftSettings
+    segment_bytes: int
+    disk_bytes: int
+    kinds: dict[str, int]
+    """Classes of faults and their weights."""
+
+    gap_ms: int
+    """Between two faults of a burst, on average."""
+
+    back_ms: int
+    """A process is down, or asleep, for up to so long."""
+
+    burst_ms: int
+    """The longest burst of faults."""
+
+    node: dict[str, int] = field(default_factory=dict)
+    """Of a node's configuration."""
+
+    limits: dict[str, int] = field(default_factory=dict)
+    """Of the code's own bounds, by the place that reads them."""
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> "Plan":
+        replicas = rng.choice([1, 2, 3, 3, 3, 3, 5])
+        heartbeat = rng.choice([30, 50, 100])
+        timeout = heartbeat * rng.choice([6, 8, 10])
+        return cls(
+            nodes=replicas + rng.choice([1, 1, 2, 3]),
+            replicas=replicas,
+            slots=rng.choice([8, 24, 24, 60]),
+            groups=rng.choice([1, 3, 6]),
+            operations=rng.choice([2, 4, 6]),
+            raft=RaftSettings(heartbeat, timeout, rng.choice([0, 0, 5, 30])),
+            segment_bytes=rng.choice([16 << 10, 64 << 10, 1 << 18]),
+            disk_bytes=rng.choice([ENDLESS_BYTES, ENDLESS_BYTES, 16 << 20]),
+            kinds=draw_kinds(rng, WHOLE_KINDS),
+            gap_ms=timeout * rng.choice([1, 2, 4]) // 4,
+            back_ms=timeout * rng.choice([1, 3, 8]),
+            burst_ms=rng.choice([2_000, 6_000, 15_000]),
+            node={
+                "memtable_bytes_max": rng.choice([1 << 12, 1 << 16]),
+                "partition_bytes_max": rng.choice([1 << 11, 1 << 14]),
+                "idle_close_ms": rng.choice([300, 1_500, 4_000]),
+                "compact_files_min": rng.choice([2, 2, 4]),
+                "compact_files_min_in_change": rng.choice([2, 4]),
+                "compact_every_ms": rng.choice([200, 400, 1_500]),
+                "compact_deletes_ms": rng.choice([300, 1_000, 5_000]),
+                "expire_every_ms": rng.choice([300, 700, 2_000]),
+            },
+            limits={
+                "nodeagent.raft.leader.APPEND_ENTRIES_MAX": rng.choice([2, 5, 4096]),
+                "nodeagent.raft.leader.APPEND_BYTES_MAX": rng.choice([1 << 10, 1 << 20]),
+                "nodeagent.raft.progress.INFLIGHT_APPENDS_MAX": rng.choice([1, 4, 64]),
+                "nodeagent.raft.reads.READS_PENDING_MAX": rng.choice([3, 4096]),
+                "nodeagent.host.replica.CHECKPOINT_MIN_MS": rng.choice([50, 500]),
+                "nodeagent.host.replica.LOG_KEEP_MS_MAX": rng.choice([300, 2_000, 600_000]),
+                "nodeagent.host.replica.KEEP_LOG_MS": rng.choice([50, 1_000]),
+                "nodeagent.host.data_replica.CLOSE_PARTITIONS_MAX": rng.choice([1, 3, 256]),
+                "nodeagent.host.data_replica.DELTA_FILES_MIN": rng.choice([0, 64]),
+                "nodeagent.host.compactor.DELETES_KEPT_MAX": rng.choice([1, 64]),
+                "nodeagent.host.compactor.EXPIRIES_PER_LOOK_MAX": rng.choice([1, 256]),
+                "nodeagent.data.compaction.COMPACT_INPUTS_MAX": rng.choice([2, 256]),
+                "nodeagent.data.handover.SESSIONS_PART_BYTES": rng.choice([64, 1 << 20]),
+                "nodeagent.scaling.moving.UNIT_SLOTS": rng.choice([1, 3, 32]),
+                "nodeagent.storage.executor.UNITS_PER_CALL_MAX": rng.choice([1, 256]),
+                "nodeagent.model.limits.PAGE_PARTITIONS": rng.choice([1, 2, 256]),
+            },
+        )
+
+
+class Report(msgspec.Struct):
+    """Evidence of one run."""
+
+    seed: int
+    trace: int
+    events: int
+    simulated_ms: int
+    writes: int
+    reads: int
+    operations: list[str]
+    faults: dict[str, int]
+
+
+class ClusterSwarm(RandomOps):
+    def __init__(self, seed: int) -> None:
+        plan = self.plan = Plan.draw(random.Random(f"plan {seed}"))
+        super().__init__(
+            seed,
+            nodes=plan.nodes,
+            slots=plan.slots,
+            groups=plan.groups,
+            replicas=plan.replicas,
+            operations=plan.operations,
+        )
+        self.sim.may_err = True
+        self.grave_ms += plan.back_ms + 2 * plan.raft.election_timeout_ms  # messages wait while it sleeps
+        self.nemesis = Nemesis(
+            self.sim,
+            plan.kinds,
+            gap_ms=plan.gap_ms,
+            back_ms=plan.back_ms,
+            timeout_ms=plan.raft.election_timeout_ms,
+            led=self._led,
+        )
+
+    def machine(self, config: NodeConfig) -> SimNode:
+        plan, rng = self.plan, self.sim.rng
+        node = super().machine(msgspec.structs.replace(config, raft=plan.raft, **plan.node))
+        node.segment_bytes = plan.segment_bytes
+        node.disk.capacity_bytes = plan.disk_bytes
+        if "drift" in plan.kinds:
+            node.pace = rng.choice([0.8, 1.0, 1.0, 1.25])
+        return node
+
+    def _led(self) -> tuple[Machine, Replica] | None:
+        found = [(n, r) for n in self.sim.nodes.values() if n.alive for r in n.host.replicas() if r.leads]
+        return self.sim.rng.choice(found) if found else None
+
+    def newest(self) -> MetaState:
+        """As the node that was furthest had it: those that live now may all be behind, or be none."""
+        ran = (n for n in self.sim.nodes.values() if n.life and not n.gone)
+        return max((n.host.meta for n in ran), key=lambda m: m.applied)
+
+    # --- faults in bursts --------------------------------------------------------------------------
+
+    def burst(self) -> None:
+        self.nemesis.begin()
+        self.sim.at(self.sim.rng.randint(500, self.plan.burst_ms), self.nemesis.heal)
+
+    def heal(self) -> None:
+        self.nemesis.heal()
+
+    def disturb(self) -> None:
+        super().disturb()
+        if self.sim.rng.random() < 0.8:
+            self.burst()
+            self.sim.pause(self.sim.rng.randint(0, 2_000))
+
+    def harass(self, names: list[str], operation: str) -> None:
+        """Often for longer than the operation takes."""
+        self.burst()
+        to_end = self.sim.rng.random() < 0.5
+        self.sim.run(
+            lambda: self.nemesis.calm or (not to_end and self.stage(operation) in ENDED), self.plan.burst_ms
+        )
+
+    # --- the run -----------------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        with bounded(self.plan.limits):
+            self.run_operations()
+        return Report(
+            self.seed,
+            self.sim.trace,
+            self.sim.events,
+            self.sim.now,
+            self.history.writes,
+            self.history.reads,
+            self.done,
+            dict(sorted(self.nemesis.faults.items())),
+        )
+
+
+def run(seed: int) -> Report:
+    """One run; a failure says how to replay it, what was done before and what happened last."""
+    swarm = ClusterSwarm(seed)
+    try:
+        return swarm.report()
+    except Exception as error:
+        trace = "\n".join(swarm.sim.log[-80:])
+        raise AssertionError(
+            f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing.cluster_swarm {seed}\n"
+            f"{swarm.plan}\ndone: {swarm.done}, then {swarm.operations[-1:]}\n{trace}"
+        ) from error
+
+
+def evidence(seed: int) -> str:
+    began = time.monotonic()
+    report = run(seed)
+    took = time.monotonic() - began
+    return f"{msgspec.json.encode(report).decode()} {took:.1f} s, {report.events / took:.0f} events/s"
+
+
+if __name__ == "__main__":
+    print_evidence(evidence)
