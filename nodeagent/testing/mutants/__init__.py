@@ -4,10 +4,10 @@
 seeds it took, and for every room how many were killed. One that survives says what the simulation does not see.
 """
 
-from nodeagent.testing.mutants import data, host, log, meta, raft, scaling
+from nodeagent.testing.mutants import data, host, log, meta, raft, scaling, storage
 from nodeagent.testing.mutants.hunt import hunt, plant
 from nodeagent.testing.mutants.mutant import Mutant
 
-MUTANTS = tuple(m for room in (raft, log, host, data, meta, scaling) for m in room.MUTANTS)
+MUTANTS = tuple(m for room in (raft, log, host, data, meta, scaling, storage) for m in room.MUTANTS)
 
 __all__ = ["MUTANTS", "Mutant", "hunt", "plant"]

@@ -11,6 +11,8 @@ import nodeagent
 from nodeagent.testing.mutants.mutant import Mutant
 
 SEED_TIMEOUT_S = 120
+RUNS = ("nodeagent.testing", "nodeagent.testing.cluster_swarm")
+"""One after the other, for so many seeds each."""
 
 
 def plant(mutant: Mutant, into: Path) -> Path:
@@ -28,20 +30,28 @@ def hunt(mutant: Mutant, seeds: int, first: int = 1) -> tuple[int, str]:
     """Seeds until it was found (0: it survived), and by what."""
     with tempfile.TemporaryDirectory() as directory:
         where = plant(mutant, Path(directory))
-        command = [sys.executable, "-m", "nodeagent.testing", str(first), str(seeds)]
-        environment = {**os.environ, "PYTHONPATH": str(where)}
-        try:
-            run = subprocess.run(
-                command,
-                cwd=where,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=SEED_TIMEOUT_S * seeds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return seeds, "it never ends"
+        for runs in RUNS:
+            needed, by = _hunt(where, runs, seeds, first)
+            if needed:
+                return needed, by
+    return 0, ""
+
+
+def _hunt(where: Path, runs: str, seeds: int, first: int) -> tuple[int, str]:
+    command = [sys.executable, "-m", runs, str(first), str(seeds)]
+    environment = {**os.environ, "PYTHONPATH": str(where)}
+    try:
+        run = subprocess.run(
+            command,
+            cwd=where,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=SEED_TIMEOUT_S * seeds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return seeds, "it never ends"
     if run.returncode == 0:
         return 0, ""
     by = [line for line in run.stderr.splitlines() if line.startswith("AssertionError: seed")]

@@ -27,4 +27,78 @@ MUTANTS = (
         "if (look.group, change.joins) not in op.joined:",
         "if False:",
     ),
+    Mutant(
+        "a newcomer is sent files of slots that leave",
+        "scaling/groups.py",
+        "    if look.group in op.losing and not look.state.sealed_ready(op.id):",
+        "    if False:",
+    ),
+    Mutant(
+        "a holder leaves before it can serve as a source",
+        "scaling/groups.py",
+        "may_leave=not is_source or (look.group, leaves) in op.sources_ready,",
+        "may_leave=True,",
+    ),
+    Mutant(
+        "a source says that it is ready before its files are made",
+        "scaling/groups.py",
+        "        and states[group].sealed_ready(op.id)\n",
+        "",
+    ),
+    Mutant(
+        "opened without the sessions of the slots",
+        "scaling/groups.py",
+        "    lacking = look.state.staged.lacking(op.id, results)\n",
+        "    lacking = ()\n",
+    ),
+    Mutant(
+        "copies that differ are adopted",
+        "scaling/groups.py",
+        "    trouble = changes.copies_disagree(op, look.group)\n",
+        '    trouble = ""\n',
+    ),
+    Mutant(
+        "a cancelled newcomer stays a learner",
+        "scaling/groups.py",
+        "if change is not None and change.joins in look.config.learners:",
+        "if False:",
+    ),
+    Mutant(
+        "formed while a newcomer is a learner still",
+        "scaling/groups.py",
+        "if leaves is None and not look.config.learners:",
+        "if leaves is None:",
+    ),
+    Mutant(
+        "a leader with an old view acts on an operation that is over",
+        "scaling/groups.py",
+        "    if op_number(look.config.operation) > op_number(op.id):",
+        "    if False:",
+    ),
+    Mutant(
+        "half of the slots are copied",
+        "scaling/moving.py",
+        "for i in range(0, len(slots), UNIT_SLOTS):",
+        "for i in range(0, len(slots) // 2 + 1, UNIT_SLOTS):",
+    ),
+    Mutant(
+        "copies of an earlier directory count",
+        "scaling/moving.py",
+        "if (c.node, c.incarnation) == (node, incarnation)}",
+        "if c.node == node}",
+    ),
+    Mutant(
+        "adopted files keep no order among themselves",
+        "scaling/moving.py",
+        "        order=(open_index, *file.order),",
+        "        order=(open_index,),",
+    ),
+    Mutant(
+        "deletes are not adopted with their files",
+        "scaling/moving.py",
+        "            Tombstone((open_index, *t.order), t.partition, t.table, t.tags, t.time_from, t.time_to)\n"
+        "            for t in slot.tombstones\n",
+        "            Tombstone((open_index, *t.order), t.partition, t.table, t.tags, t.time_from, t.time_to)\n"
+        "            for t in slot.tombstones[:0]\n",
+    ),
 )

@@ -1,0 +1,113 @@
+"""Bugs in a node's files."""
+
+from nodeagent.testing.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "a delta counts for a checkpoint that replaced its own",
+        "storage/checkpoint.py",
+        "if delta.base != xxhash.xxh3_128_hexdigest(whole):",
+        "if False:",
+    ),
+    Mutant(
+        "a delta is saved beside any checkpoint",
+        "storage/checkpoint.py",
+        "if not disk.exists(path) or _digest(disk, path) != changes.base:",
+        "if not disk.exists(path):",
+    ),
+    Mutant(
+        "a delta brings files back that left",
+        "storage/checkpoint.py",
+        "(f for name, f in files.items() if name not in gone)",
+        "(f for name, f in files.items())",
+    ),
+    Mutant(
+        "a delta names only the files that came",
+        "storage/checkpoint.py",
+        "        files |= {f.name: f for f in _files_decoder.decode(delta.files)}",
+        "        files = {f.name: f for f in _files_decoder.decode(delta.files)}",
+    ),
+    Mutant(
+        "an installation leaves the old checkpoint",
+        "storage/executor.py",
+        "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n"
+        "        self._save_checkpoint(group, payload)\n",
+        "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n",
+    ),
+    Mutant(
+        "a checkpoint is there before the files that it names",
+        "storage/executor.py",
+        "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n"
+        "        self._save_checkpoint(group, payload)\n",
+        "        self._save_checkpoint(group, payload)\n"
+        "        self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])\n",
+    ),
+    Mutant(
+        "what a failed close made stays",
+        "storage/executor.py",
+        'if name.startswith(f"{work}-"):',
+        "if False:",
+    ),
+    Mutant(
+        "temporary files stay over a start",
+        "storage/executor.py",
+        "        self._disk.rmtree(layout.TMP)\n        for directory in",
+        "        for directory in",
+    ),
+    Mutant(
+        "names of closed files are not durable",
+        "storage/files.py",
+        "            self._disk.rename(path, layout.file_path(group, meta.slot, meta.name))\n"
+        "        for directory in directories:\n            self._disk.sync_dir(directory)",
+        "            self._disk.rename(path, layout.file_path(group, meta.slot, meta.name))",
+    ),
+    Mutant(
+        "a start sweeps slots that no manifest names at all only",
+        "storage/files.py",
+        'orphans = [f"{directory}/{name}" for name in names if name not in keep]',
+        'orphans = [f"{directory}/{name}" for name in names if not keep]',
+    ),
+    Mutant(
+        "a group's files go and its checkpoint stays",
+        "storage/files.py",
+        "        if self._disk.exists(checkpoint):\n            self._disk.unlink(checkpoint)",
+        "        if False:\n            self._disk.unlink(checkpoint)",
+    ),
+    Mutant(
+        "snapshots expire while they are read",
+        "storage/snapshot.py",
+        "used = self._used_ms | dict.fromkeys(read, now_ms)",
+        "used = self._used_ms",
+    ),
+    Mutant(
+        "a snapshot is whole before its files are there",
+        "storage/snapshot.py",
+        '        self._disk.sync_dir(f"{directory}/files")\n',
+        "",
+    ),
+    Mutant(
+        "staged bytes are not durable",
+        "storage/staging.py",
+        "            self._file.sync()\n        except OSError:",
+        "            pass\n        except OSError:",
+    ),
+    Mutant(
+        "adopted names are not durable",
+        "storage/staging.py",
+        "            self._place(source, layout.file_path(group, meta.slot, meta.name), meta)\n"
+        "        for directory in directories:\n            self._disk.sync_dir(directory)",
+        "            self._place(source, layout.file_path(group, meta.slot, meta.name), meta)",
+    ),
+    Mutant(
+        "what lies under an adopted file's name is taken for it",
+        "storage/staging.py",
+        "            if hash_file(self._disk, target) == meta.xxh3:\n                return",
+        "            return",
+    ),
+    Mutant(
+        "a resumed pull begins again behind what it has",
+        "storage/staging.py",
+        "self._hash = hash_open_file(self._file, self.offset)",
+        "self._hash = hash_open_file(self._file, 0)",
+    ),
+)
