@@ -49,10 +49,15 @@ def test_every_mutant_still_fits_the_code() -> None:
     assert {name: count for name, count in places.items() if count != 1} == {}
 
 
+def test_the_command_plants_a_bug_and_says_by_what_it_was_found() -> None:
+    command = [sys.executable, "-m", "nodeagent.testing.mutants", "--seeds", "3", "votes are not persisted"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "votes are not persisted: killed by seed" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "votes are not persisted",
         "sessions do not move with their slots",
         "half of the voters are a majority",
         "segments go before what replaced them is durable",

@@ -4,7 +4,8 @@ import argparse
 import sys
 from statistics import median
 
-from nodeagent.testing.mutants import MUTANTS, Mutant, hunt
+from nodeagent.testing.mutants import MUTANTS
+from nodeagent.testing.mutants.hunt import hunt_one
 from nodeagent.testing.parallel import results
 
 SEEDS = 50
@@ -23,7 +24,7 @@ def main() -> int:
     ]
     needed: dict[str, list[int]] = {}
     jobs = [(mutant, args.seeds) for mutant in chosen]
-    for mutant, (seeds, by) in zip(chosen, results(_hunt, jobs), strict=True):
+    for mutant, (seeds, by) in zip(chosen, results(hunt_one, jobs), strict=True):
         needed.setdefault(mutant.room, []).append(seeds)
         said = f"killed by seed {seeds}: {by}" if seeds else f"SURVIVED {args.seeds} seeds"
         print(f"{mutant.room}: {mutant.name}: {said}", flush=True)
@@ -32,10 +33,6 @@ def main() -> int:
         killed = [s for s in seeds_of if s]
         print(f"{room:<10} {len(seeds_of):>8} {len(killed):>8} {median(killed) if killed else 0:>13}")
     return 0 if all(all(s) for s in needed.values()) else 1
-
-
-def _hunt(job: tuple[Mutant, int]) -> tuple[int, str]:
-    return hunt(*job)
 
 
 if __name__ == "__main__":

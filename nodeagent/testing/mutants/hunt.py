@@ -37,6 +37,11 @@ def hunt(mutant: Mutant, seeds: int, first: int = 1) -> tuple[int, str]:
     return 0, ""
 
 
+def hunt_one(job: tuple[Mutant, int]) -> tuple[int, str]:
+    """As `hunt`, of a mutant and a number of seeds, for `parallel.results`."""
+    return hunt(*job)
+
+
 def _hunt(where: Path, runs: str, seeds: int, first: int) -> tuple[int, str]:
     command = [sys.executable, "-m", runs, str(first), str(seeds)]
     environment = {**os.environ, "PYTHONPATH": str(where)}
