@@ -6,6 +6,7 @@ One daemon thread runs a loop; calls hand their coroutine over and wait. Safe to
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -16,7 +17,7 @@ from nodeagent.client.changes import OnProgress, Until, has_ended
 from nodeagent.client.cluster import STATUS_TIMEOUT_S, Cluster
 from nodeagent.client.report import IN_FLIGHT_MAX, ROWS_MAX, DeleteReport, WriteReport
 from nodeagent.client.spec import ClusterSpec
-from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.errors import NodeAgentError, Unavailable
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Operation, Ranges
 from nodeagent.model.requests import (
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
     from nodeagent.client.reader import OnAge
     from nodeagent.table.arrow import Rows
+
+CLOSED = "the client was closed meanwhile"
+END_S = 2.0
+"""So long what is cancelled may take to end."""
 
 _T = TypeVar("_T")
 
@@ -251,10 +256,15 @@ class BlockingCluster:
 
 
 class LoopThread:
-    """An event loop in a daemon thread."""
+    """An event loop in a daemon thread. Whoever waits for it when it stops hears so."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
+        self._stopping = False
+        self._submitting = threading.Lock()
+        """Held while something is handed to the loop: what was is there when `_end` looks, and nothing comes
+        behind it. A thread that waited for an answer without end would keep the whole process from ending."""
+
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster-client", daemon=True)
         self._thread.start()
 
@@ -263,15 +273,36 @@ class LoopThread:
         return self._thread.is_alive()
 
     def run(self, coroutine: Coroutine[object, object, _T]) -> _T:
-        """Run it in the thread and wait. An interrupt of the waiting thread cancels it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Run it in the thread and wait. An interrupt of the waiting thread cancels it.
+
+        Raises:
+            Unavailable: the loop was stopped before it was done, or before it began.
+        """
+        with self._submitting:
+            if self._stopping:
+                coroutine.close()
+                raise Unavailable(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise Unavailable(CLOSED) from None
         except BaseException:
             future.cancel()
             raise
 
     def stop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """End what runs there, then the thread."""
+        with self._submitting:
+            self._stopping = True
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         self._thread.join()
         self._loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=END_S)
+        self._loop.stop()
