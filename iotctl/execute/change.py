@@ -255,9 +255,9 @@ def _removed(
 ) -> None:
     # Its agent first: after a Ctrl-C nobody looks for one that the file does not name.
     said = provisioner.retire(node)
-    _spec_edit(source, partial(remove_node, name=node), request, on_note)
     if said:
         on_note(said)
+    _spec_edit(source, partial(remove_node, name=node), request, on_note)
 
 
 def _with(text: str, entry: NodeEntry) -> str:

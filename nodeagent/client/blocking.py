@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
 
@@ -17,7 +18,7 @@ from nodeagent.client.changes import OnProgress, Until, has_ended
 from nodeagent.client.cluster import STATUS_TIMEOUT_S, Cluster
 from nodeagent.client.report import IN_FLIGHT_MAX, ROWS_MAX, DeleteReport, WriteReport
 from nodeagent.client.spec import ClusterSpec
-from nodeagent.model.errors import NodeAgentError, Unavailable
+from nodeagent.model.errors import NodeAgentError, OutcomeUnknown, Unavailable
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Operation, Ranges
 from nodeagent.model.requests import (
@@ -68,7 +69,8 @@ class BlockingCluster:
     def close(self) -> None:
         """Twice is no error."""
         if self._loop.running:
-            self._loop.run(self._cluster.close())
+            with contextlib.suppress(Unavailable):  # another thread is closing it
+                self._loop.run(self._cluster.close())
             self._loop.stop()
 
     def __enter__(self) -> Self:
@@ -256,14 +258,18 @@ class BlockingCluster:
 
 
 class LoopThread:
-    """An event loop in a daemon thread. Whoever waits for it when it stops hears so."""
+    """An event loop in a daemon thread. Whoever waits for it when it stops hears so: a thread that waited
+    without end would keep the whole process from ending."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self._stopping = False
         self._submitting = threading.Lock()
         """Held while something is handed to the loop: what was is there when `_end` looks, and nothing comes
-        behind it. A thread that waited for an answer without end would keep the whole process from ending."""
+        behind it."""
+
+        self._handed: set[concurrent.futures.Future[Any]] = set()
+        """What is waited for."""
 
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster-client", daemon=True)
         self._thread.start()
@@ -276,33 +282,43 @@ class LoopThread:
         """Run it in the thread and wait. An interrupt of the waiting thread cancels it.
 
         Raises:
-            Unavailable: the loop was stopped before it was done, or before it began.
+            Unavailable: the loop was stopped before; nothing was begun.
+            OutcomeUnknown: it was stopped before this was done.
         """
         with self._submitting:
             if self._stopping:
                 coroutine.close()
                 raise Unavailable(CLOSED)
             future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            self._handed.add(future)
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise Unavailable(CLOSED) from None
+            raise OutcomeUnknown(CLOSED) from None
         except BaseException:
             future.cancel()
             raise
+        finally:
+            self._handed.discard(future)
 
     def stop(self) -> None:
-        """End what runs there, then the thread."""
+        """End what runs there, then the thread. Twice is no error."""
         with self._submitting:
+            if self._stopping:
+                return
             self._stopping = True
             asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         self._thread.join()
+        for future in tuple(self._handed):  # of what would not end
+            future.cancel()
         self._loop.close()
 
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
-        if others:
-            await asyncio.wait(others, timeout=END_S)
-        self._loop.stop()
+        try:
+            if others:
+                await asyncio.wait(others, timeout=END_S)
+        finally:
+            self._loop.stop()

@@ -349,8 +349,8 @@ class Calls:
         targets.sort(key=lambda t: t != self.leaders.get(META))
         view = await self._first(targets, GetMeta(strong), timeout_s or self.attempt_s)
         assert isinstance(view, MetaView), view
-        if not view.leader and self.leaders.get(META) == view.node:
-            del self.leaders[META]  # it led once, and is cut off or removed: others know more
+        if view.leader != view.node and self.leaders.get(META) == view.node:
+            del self.leaders[META]  # it led once; cut off or removed it knows less than others
         self.adopt(view)
         assert self.routes is not None
         return self.routes.view

@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+from contextlib import suppress
 
 import pytest
 
+from nodeagent.client import blocking
 from nodeagent.client.blocking import LoopThread
-from nodeagent.model.errors import Unavailable
+from nodeagent.model.errors import OutcomeUnknown, Unavailable
 
 
 def test_a_thread_that_waits_for_an_answer_hears_that_the_client_was_closed() -> None:
@@ -21,7 +23,7 @@ def test_a_thread_that_waits_for_an_answer_hears_that_the_client_was_closed() ->
     def wait() -> None:
         try:
             loop.run(answer())
-        except Unavailable as error:
+        except OutcomeUnknown as error:  # it may have been sent
             said.append(error.what)
 
     thread = threading.Thread(target=wait, daemon=True)
@@ -38,6 +40,31 @@ def test_a_closed_client_answers_nobody_and_keeps_nobody_waiting() -> None:
     with pytest.raises(Unavailable, match="closed"):
         loop.run(asyncio.sleep(0))
     assert not loop.running
+    loop.stop()
+
+
+def test_what_does_not_end_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work that goes on though it was cancelled."""
+    monkeypatch.setattr(blocking, "END_S", 0.1)
+    loop, begun, said = LoopThread(), threading.Event(), list[str]()
+
+    async def stubborn() -> None:
+        begun.set()
+        while True:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+    def wait() -> None:
+        with suppress(OutcomeUnknown):
+            loop.run(stubborn())
+        said.append("over")
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert begun.wait(5)
+    loop.stop()
+    thread.join(5)
+    assert said == ["over"]
 
 
 def test_what_ends_late_is_waited_for_before_the_loop_is_closed(capsys: pytest.CaptureFixture[str]) -> None:
