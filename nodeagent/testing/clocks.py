@@ -14,6 +14,7 @@ import sys
 
 import msgspec
 
+from nodeagent.testing.replay import replayable
 from nodeagent.testing.scenario import Report, Scenario
 from nodeagent.testing.sim import WallClock
 from nodeagent.testing.workload import StaleReader
@@ -66,15 +67,9 @@ class ClockScenario(Scenario):
 
 
 def run(seed: int) -> Report:
-    """One run; a failure says how to replay it and what happened last."""
     scenario = ClockScenario(seed)
-    try:
+    with replayable(seed, f"nodeagent.testing.clocks {seed}", scenario.sim):
         return scenario.run()
-    except Exception as error:
-        trace = "\n".join(scenario.sim.log[-60:])
-        raise AssertionError(
-            f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing.clocks {seed}\n{trace}"
-        ) from error
 
 
 def main() -> int:

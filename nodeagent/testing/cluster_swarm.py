@@ -5,7 +5,6 @@ Each seed draws its own kinds of faults, sizes and limits.
 """
 
 import random
-import time
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,6 +18,7 @@ from nodeagent.testing.nemesis import WHOLE_KINDS, Nemesis, bounded, draw_kinds
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.random_ops import ENDED, RandomOps
+from nodeagent.testing.replay import replayable, timed
 
 
 @dataclass
@@ -196,23 +196,14 @@ class ClusterSwarm(RandomOps):
 
 
 def run(seed: int) -> Report:
-    """One run; a failure says how to replay it, what was done before and what happened last."""
     swarm = ClusterSwarm(seed)
-    try:
+    command = f"nodeagent.testing.cluster_swarm {seed}"
+    with replayable(seed, command, swarm.sim, lambda: f"{swarm.plan}\n{swarm.so_far}"):
         return swarm.report()
-    except Exception as error:
-        trace = "\n".join(swarm.sim.log[-80:])
-        raise AssertionError(
-            f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing.cluster_swarm {seed}\n"
-            f"{swarm.plan}\ndone: {swarm.done}, then {swarm.operations[-1:]}\n{trace}"
-        ) from error
 
 
 def evidence(seed: int) -> str:
-    began = time.monotonic()
-    report = run(seed)
-    took = time.monotonic() - began
-    return f"{msgspec.json.encode(report).decode()} {took:.1f} s, {report.events / took:.0f} events/s"
+    return timed(run, seed)
 
 
 if __name__ == "__main__":

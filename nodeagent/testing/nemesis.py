@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, get_args
 from unittest import mock
 
@@ -109,15 +110,15 @@ class Nemesis:
         """One fault after the other from then on, until `heal`."""
         self.calm = False
         self._round += 1
-        self.sim.at(delay_ms, lambda round=self._round: self._next(round))  # type: ignore[misc]
+        self.sim.at(delay_ms, partial(self._next, self._round))
 
-    def _next(self, round: int) -> None:
-        if self.calm or round != self._round:
+    def _next(self, number: int) -> None:
+        if self.calm or number != self._round:
             return
         [kind] = self.rng.choices(list(self._kinds), list(self._kinds.values()))
         if kind not in PASSIVE:
             getattr(self, f"_{kind}")()
-        self.sim.at(self.rng.randint(1, 2 * self._gap_ms), lambda: self._next(round))
+        self.sim.at(self.rng.randint(1, 2 * self._gap_ms), partial(self._next, number))
 
     def heal(self) -> None:
         """No more faults; what was spoiled stays spoiled."""

@@ -19,6 +19,7 @@ from nodeagent.model.operation import Options
 from nodeagent.model.requests import OperationReply
 from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.machine import CLEAN_MS
+from nodeagent.testing.replay import replayable
 from nodeagent.testing.scenario import Scenario
 
 OPERATIONS = 10
@@ -48,11 +49,10 @@ class RandomOps(Scenario):
         nodes: int = 4,
         slots: int = 24,
         groups: int = 4,
-        spares: int = 3,
         replicas: int = 3,
         operations: int = OPERATIONS,
     ) -> None:
-        super().__init__(seed, nodes=nodes, slots=slots, groups=groups, spares=spares, replicas=replicas)
+        super().__init__(seed, nodes=nodes, slots=slots, groups=groups, spares=3, replicas=replicas)
         self.replicas = replicas
         self.nodes_max = nodes + 2
         self.wanted = operations
@@ -231,6 +231,11 @@ class RandomOps(Scenario):
             self.kills,
         )
 
+    @property
+    def so_far(self) -> str:
+        """For the report of a failure."""
+        return f"done: {self.done}, then {self.operations[-1:]}"
+
     def check(self) -> None:
         """All of it, when nobody has read from a snapshot for as long as they are kept."""
         self.sim.pause(CLEAN_MS)
@@ -240,16 +245,11 @@ class RandomOps(Scenario):
 
 
 def run(seed: int) -> Outcome:
-    """One run; a failure says how to replay it, what was done before and what happened last."""
     scenario = RandomOps(seed)
-    try:
+    with replayable(
+        seed, f"nodeagent.testing.random_ops {seed} {seed}", scenario.sim, lambda: scenario.so_far
+    ):
         return scenario.run_operations()
-    except Exception as error:
-        trace = "\n".join(scenario.sim.log[-80:])
-        raise AssertionError(
-            f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing.random_ops {seed} {seed}\n"
-            f"done: {scenario.done}, then {scenario.operations[-1:]}\n{trace}"
-        ) from error
 
 
 def main() -> int:

@@ -23,6 +23,7 @@ from nodeagent.scaling.groups import op_number
 from nodeagent.testing.checks import Tables, check_converged
 from nodeagent.testing.node import SimNode, configs
 from nodeagent.testing.raft_checks import RaftSafety
+from nodeagent.testing.replay import replayable
 from nodeagent.testing.sim import CLIENT, Sim
 from nodeagent.testing.workload import (
     EXPIRING,
@@ -515,12 +516,7 @@ class Scenario:
 
 
 def run(seed: int) -> Report:
-    """One whole run; on failure the last events are part of the error."""
+    """One whole run."""
     scenario = Scenario(seed)
-    try:
+    with replayable(seed, f"nodeagent.testing {seed}", scenario.sim):
         return scenario.run()
-    except Exception as error:
-        trace = "\n".join(scenario.sim.log[-60:])
-        raise AssertionError(
-            f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing {seed}\n{trace}"
-        ) from error

@@ -6,7 +6,6 @@ At the end everything is healed and must come to rest (L1, L3).
 """
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from nodeagent.testing.groups import GroupNode, TallyReplica, decode_count
 from nodeagent.testing.nemesis import KINDS, Nemesis, bounded, draw_kinds
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.raft_checks import RaftSafety
+from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.sim import CLIENT, Sim
 
 EVENTS_MAX = 60_000
@@ -508,22 +508,13 @@ class Swarm:
 
 
 def run(seed: int) -> Report:
-    """One run; a failure says how to replay it and what happened last."""
     swarm = Swarm(seed)
-    try:
+    with replayable(seed, f"nodeagent.testing.swarm {seed}", swarm.sim, lambda: swarm.plan):
         return swarm.run()
-    except Exception as error:
-        trace = "\n".join(swarm.sim.log[-60:])
-        raise AssertionError(
-            f"seed {seed}: {error!r}\nreplay: python -m nodeagent.testing.swarm {seed}\n{swarm.plan}\n{trace}"
-        ) from error
 
 
 def evidence(seed: int) -> str:
-    began = time.monotonic()
-    report = run(seed)
-    took = time.monotonic() - began
-    return f"{msgspec.json.encode(report).decode()} {took:.1f} s, {report.events / took:.0f} events/s"
+    return timed(run, seed)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,11 @@ import pytest
 
 import nodeagent
 from nodeagent.testing.mutants import MUTANTS, hunt
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import whys
+from nodeagent.testing.replay import replayable
 from nodeagent.testing.scenario import run
+from nodeagent.testing.sim import Sim
 
 PINNED = (
     14,  # an answer of an earlier membership arrives late
@@ -40,6 +43,16 @@ def test_a_seed_is_a_run() -> None:
         )
         lines.add(done.stdout.split("} ")[0])
     assert len(lines) == 1, lines
+
+
+def test_a_failure_says_how_it_is_run_again_and_what_happened_last() -> None:
+    sim: Sim[SimNode] = Sim(7)
+    sim.tell("the last thing")
+    with pytest.raises(AssertionError) as failed, replayable(7, "some.module 7", sim, lambda: "the plan"):
+        raise KeyError("why")
+    first, *others = str(failed.value).splitlines()
+    assert first == "seed 7: KeyError('why')"
+    assert others == ["replay: python -m some.module 7", "the plan", "       0 the last thing"]
 
 
 def test_every_mutant_still_fits_the_code() -> None:
