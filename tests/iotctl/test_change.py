@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from iotctl.cli.options import DEPTHS
 from iotctl.errors import Exit, RefusedProblem
+from iotctl.execute import change
 from iotctl.execute.change import SILENT_MS, check_silent
 from iotctl.execute.operations import wait_operation
 from iotctl.execute.provision_ssh import SshProvisioner
@@ -445,6 +447,16 @@ def test_a_removal_interrupted_while_the_agent_ends_is_ended_by_the_next_command
     assert (spec / "cluster.yaml").read_text() == SPEC
     assert iotctl(spec, *words, cluster=cluster).code == 0
     assert ended == ["node3"] * 2 and "node3" not in (spec / "cluster.yaml").read_text()
+
+
+def test_where_the_files_of_a_removed_node_lie_is_said_though_the_spec_cannot_be_edited(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command finds nothing to put aside, and could not say it."""
+    monkeypatch.setattr(SshProvisioner, "retire", lambda self, name: f"{name}: its files are in /removed")
+    monkeypatch.setattr(change, "update_spec", Mock(side_effect=OSError("read-only")))
+    done = iotctl(spec, "ops", "wait", "op-9", cluster=removal(Stage.DONE))
+    assert done.code != 0 and "node3: its files are in /removed" in done.err
 
 
 def test_a_playbook_ends_a_removal_that_nobody_waited_for(spec: Path) -> None:
