@@ -486,7 +486,7 @@ def execute_plan(
     session.confirm(question, yes=yes)
     with session.progress() as progress, provisioning(session, progress) as provisioner:
         done = execute(
-            session.cluster,
+            lambda: session.cluster,
             session.source,
             plan,
             request,

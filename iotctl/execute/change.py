@@ -72,7 +72,7 @@ class ChangeRequest(msgspec.Struct, frozen=True):
 
 
 def execute(
-    cluster: Cluster,
+    connected: Callable[[], Cluster],
     source: ClusterSource,
     plan: Plan,
     request: ChangeRequest,
@@ -86,6 +86,7 @@ def execute(
     """Begin every step of `plan`, each after the one before it is over.
 
     Args:
+        connected: the client; asked for under the lock, for taking it may have closed the one before.
         locked: held until the last change is begun: from then on the agents do it, and other work may begin.
         check: called before each change is begun; the lock's serial. Raises `RefusedProblem` when it is not
             ours any more.
@@ -99,15 +100,16 @@ def execute(
         raise UsageProblem(
             "several nodes are changed one after the other", next="leave --no-wait out, or name one node"
         )
-    view = cluster.meta(strong=True)
-    check_fresh(plan, view.table_version, spec_hash(source))
-    changes = changes_of(plan, table_of(view))
     begun: list[str] = []
     state = "running"
-    version = view.table_version
     named = [n for s in plan.steps for n in (s.replaces, s.node) if n]
     with ExitStack() as held:
         held.enter_context(locked(of_plan(" ".join([plan.kind, *named]), plan)))
+        cluster = connected()
+        view = cluster.meta(strong=True)
+        check_fresh(plan, view.table_version, spec_hash(source))
+        changes = changes_of(plan, table_of(view))
+        version = view.table_version
         for i, (step, change) in enumerate(zip(plan.steps, changes, strict=True)):
             leaves = {"remove": step.node, "replace": step.replaces}.get(step.kind)
             last = i == len(plan.steps) - 1

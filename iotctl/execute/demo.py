@@ -330,7 +330,7 @@ class Demo:
         request = change.ChangeRequest(by="demo", options=options, wait=False)
         probe = provision.probe_of(source, self.identity, os.environ)
         executed = change.execute(
-            self.cluster,
+            lambda: self.cluster,
             source,
             plan,
             request,

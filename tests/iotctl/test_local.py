@@ -278,7 +278,7 @@ def add_node4(fleet: LocalFleet, cluster: FakeCluster, probe: Probe) -> None:
     source = fleet.source()
     facts = ClusterFacts(table_of(cluster.view()), 3, {}, spec_hash=spec_hash(source))
     execute(
-        cluster,
+        lambda: cluster,
         source,
         make_add(facts, ["node4"]),
         ChangeRequest("tester"),

@@ -1,5 +1,6 @@
 """The cluster's lock and the records of runs, as operators meet them on several machines."""
 
+import io
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from iotctl.cli.main import run
+from iotctl.cli.session import Session
 from iotctl.errors import BusyProblem, Partly, RefusedProblem
 from iotctl.execute import destroy as destroying
 from iotctl.execute import lock
@@ -22,9 +25,10 @@ from iotctl.plan.apply import from_json
 from iotctl.playbook.journal import RETRY_S, FileJournal, RunJournal, bring
 from iotctl.playbook.model import Entry
 from iotctl.renewal import Renewal
-from nodeagent.model.errors import Refused, Unavailable
+from nodeagent.client.spec import ClusterSpec
+from nodeagent.model.errors import NodeAgentError, Refused, Unavailable
 from nodeagent.model.operation import Operation
-from nodeagent.model.requests import BeginChange, DropLock, MetaView, TakeLock
+from nodeagent.model.requests import BeginChange, DropLock, MetaView, NodeStatus, TakeLock
 
 from .fakes import NOW_MS, SPEC, FakeCluster, Ran, iotctl
 from .test_rolling import FakeAgents
@@ -116,6 +120,31 @@ def test_the_lock_is_held_until_the_change_is_begun_and_no_longer(place: Path) -
     cluster = Watched()
     done = iotctl(place, "cluster", "remove-node", "node3", "--yes", cluster=cluster)
     assert done.code == 0 and len(cluster.begun) == 1, done.err
+
+
+def test_a_change_goes_on_with_the_client_that_the_lock_left_open(place: Path) -> None:
+    """Nodes that did not answer in time close the client; the change is asked of the one connected next."""
+
+    class Slow(FakeCluster):
+        def statuses(self, timeout_s: float = 2.0) -> dict[str, NodeStatus | NodeAgentError]:
+            if self.looks == 0 or self is not made[0]:
+                return super().statuses(timeout_s)
+            return {name: Unavailable(f"{name} did not answer in time") for name in self.names}
+
+        def meta(self, strong: bool = False) -> MetaView:
+            assert not self.closed, "the client is closed"
+            return super().meta(strong)
+
+    made: list[Slow] = []
+
+    def connect(_: ClusterSpec) -> FakeCluster:
+        made.append(Slow())
+        return made[-1]
+
+    out, err = io.StringIO(), io.StringIO()
+    session = Session(out, err, io.StringIO(), {"USER": "tester"}, place, connect)
+    assert run(("cluster", "remove-node", "node3", "--yes"), session) == 0, err.getvalue()
+    assert made[0].closed and [len(c.begun) for c in made] == [0, 1]
 
 
 def test_another_machine_goes_on_with_a_run(place: Path) -> None:
