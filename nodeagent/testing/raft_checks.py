@@ -3,6 +3,7 @@
 A turn is looked at before its effects leave, and costs what changed in it.
 """
 
+from bisect import bisect_left
 from typing import Any
 
 from nodeagent.host.desk import Effects
@@ -27,11 +28,17 @@ class RaftSafety:
         self._applied: dict[tuple[GroupId, int], Entry] = {}
         """By group and index."""
 
+        self._durable: dict[tuple[NodeId, int, GroupId], tuple[int, int, int]] = {}
+        """By (node, life, group): last index and term that its Raft took for durable, and the log's base."""
+
         self._checked: dict[tuple[NodeId, int], dict[GroupId, int]] = {}
         """By (node, life) and group: entries up to there were compared."""
 
         self.committed: dict[GroupId, list[int]] = {}
         """By group, the term of each committed entry; item 0 stands for the beginning."""
+
+        self._committed_in: dict[GroupId, list[int]] = {}
+        """By group, the term in which each of them was committed; it never falls."""
 
         self._votes: dict[tuple[str, GroupId, int], NodeId] = {}
         self._configs: dict[tuple[GroupId, int], int] = {}
@@ -44,6 +51,29 @@ class RaftSafety:
         self._outside: set[tuple[NodeId, GroupId]] = set()
         """Given up, so that nobody else goes by what they hold."""
 
+    def fork(self, sim: Sim[Any]) -> "RaftSafety":
+        """A copy that goes on by itself, with the nodes of `sim`."""
+        made = RaftSafety(sim)
+        made._leaders, made._applied = dict(self._leaders), dict(self._applied)
+        made._durable = dict(self._durable)
+        made._checked = {node: dict(checked) for node, checked in self._checked.items()}
+        made.committed = {group: list(terms) for group, terms in self.committed.items()}
+        made._committed_in = {group: list(terms) for group, terms in self._committed_in.items()}
+        made._votes, made._configs = dict(self._votes), dict(self._configs)
+        made._digests, made._forced = dict(self._digests), set(self._forced)
+        made._outside = set(self._outside)
+        return made
+
+    def seen(self) -> list[Any]:
+        """Everything it goes by."""
+        by_key = (self._leaders, self._applied, self.committed, self._committed_in, self._votes)
+        checked = {node: sorted(groups.items()) for node, groups in self._checked.items()}
+        return [
+            *(sorted(found.items()) for found in (*by_key, self._configs, self._digests, checked)),
+            sorted(self._forced),
+            sorted(self._outside),
+        ]
+
     def __call__(self, node: Machine, effects: Effects) -> None:
         for peer, messages in effects.sends:
             for routed in messages:
@@ -52,12 +82,29 @@ class RaftSafety:
         for replica in node.host.replicas():
             if (node.node, replica.group) in self._outside:
                 continue
+            self._is_durable(node, replica)
             if replica.leads:
                 self._leads(node, replica)
             if replica.raft.commit >= len(self.committed.get(replica.group, ())):
                 self._commits(node, replica)
             if replica.seen > checked.get(replica.group, 0):
                 self._same_entries(node, replica, checked)
+
+    # --- what is held ------------------------------------------------------------------------------
+
+    def _is_durable(self, node: Machine, replica: Replica) -> None:
+        log, index = replica.raft.log, replica.raft.durability.index
+        term = log.term(index)
+        key = (node.node, node.life, replica.group)
+        if term is None or index <= log.base.index:
+            return
+        last = (index, term, log.base.index)
+        if self._durable.get(key) != last:
+            self._durable[key] = last
+            held = node.durable.holds(replica.group, index, term)
+            assert held, (
+                f"S7: {node.node} takes {replica.group}/{index} for durable, its disk does not hold it"
+            )
 
     # --- what is sent ------------------------------------------------------------------------------
 
@@ -96,18 +143,23 @@ class RaftSafety:
         else:
             assert first == node.node, f"S1: {first} and {node.node} lead {key}"
         log = replica.raft.log
-        if log.config_index > self._configs.get(key, 0):
+        before = self._configs.get(key, 0)
+        if log.config_index > before:
             self._configs[key] = log.config_index
             if log.term(log.config_index) == replica.raft.term:
+                open_yet = before > replica.raft.commit
+                assert not open_yet, f"S12: {node.node} changes {replica.group} while {before} is open"
                 self._one_step(node, replica)
 
     def _holds_all(self, node: Machine, replica: Replica) -> None:
+        """What was committed in earlier terms. One that hears late that it won may be followed already."""
         log = replica.raft.log
         terms = self.committed.get(replica.group, [])
-        assert log.last_index >= len(terms) - 1, (
-            f"S3: {node.node} leads {replica.group} and ends at {log.last_index}, committed {len(terms) - 1}"
+        count = bisect_left(self._committed_in.get(replica.group, []), replica.raft.term)
+        assert log.last_index >= count - 1, (
+            f"S3: {node.node} leads {replica.group} and ends at {log.last_index}, committed {count - 1}"
         )
-        for index in range(log.first_index, len(terms)):
+        for index in range(log.first_index, count):
             same = log.term(index) == terms[index] or terms[index] == UNKNOWN
             assert same, f"S3: {node.node} leads {replica.group} without {index} of term {terms[index]}"
 
@@ -128,6 +180,8 @@ class RaftSafety:
         raft, group = replica.raft, replica.group
         log = raft.log
         terms = self.committed.setdefault(group, [0])
+        committed_in = self._committed_in.setdefault(group, [0])
+        committed_in.extend([raft.term] * (raft.commit + 1 - len(terms)))
         for index in range(len(terms), raft.commit + 1):
             term = log.term(index)
             terms.append(UNKNOWN if term is None else term)
@@ -175,5 +229,6 @@ class RaftSafety:
             del self._applied[group, index]
         terms = self.committed.get(group, [])
         held = (i for i in range(log.first_index, len(terms)) if log.term(i) not in (terms[i], UNKNOWN))
-        del terms[next(held, len(terms)) :]
+        kept = next(held, len(terms))
+        del terms[kept:], self._committed_in.get(group, [])[kept:]
         return gone
