@@ -1,0 +1,309 @@
+"""The hand-over of slots between groups: the real `scaling`, `meta.changes` and `data`, without Raft.
+
+A group is its committed log, and each member's place in it. Whoever has applied all of it may act as its
+leader, by any picture of the operation that the meta group ever had. What is reported arrives at any later
+time, as often as it likes. A row is a file that is in the manifest at once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from nodeagent.data import commands as data
+from nodeagent.data.handover import part_of
+from nodeagent.data.slots import expand
+from nodeagent.data.state import DataState, initial
+from nodeagent.meta import changes
+from nodeagent.meta import commands as meta
+from nodeagent.model.entries import Config, Entry, EntryKind
+from nodeagent.model.files import TSFILE, FileMeta, PulledSlot
+from nodeagent.model.ids import GroupId, NodeId, PartitionKey
+from nodeagent.model.jobs import AdoptFiles
+from nodeagent.model.operation import CopyRecord, Operation, Options, Ranges, SlotMove, Stage
+from nodeagent.scaling import groups, moving
+from nodeagent.testing.exhaustive.fork import digest
+
+OPERATION = "op-1"
+LIFE = "life"
+"""The incarnation of every node."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_operation = msgspec.msgpack.Decoder(Operation).decode
+_decode_row = msgspec.msgpack.Decoder(FileMeta).decode
+
+Log = tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverBounds:
+    """How much may happen beside the operation."""
+
+    writes: int = 0
+    stale: int = 0
+    """Acts by a picture of the operation that is not the newest."""
+
+    again: int = 0
+    """Commands that are logged a second time, as by two leaders."""
+
+    cancels: int = 0
+
+
+@cache
+def _after(group: GroupId, slots: Ranges, log: Log) -> DataState:
+    """The group's state after these commands. Nobody changes it."""
+    state = initial(group, slots)
+    for encoded in log:
+        command = data.decode(encoded)
+        row = _decode_row(command.payload) if isinstance(command, data.Opaque) else None
+        if row is not None and state.check_slot(row.slot) is None:
+            state.manifest.add([row])
+        state.apply(state.applied + 1, [Entry(1, int(EntryKind.COMMAND), encoded)], 0)
+        for job in [j for j in state.jobs if isinstance(j, AdoptFiles)]:
+            state.on_adopted(job)
+        state.jobs.clear()
+    return state
+
+
+def _row(slot: int, index: int, number: int) -> FileMeta:
+    name = f"{slot:05d}-{index:012d}-0000{TSFILE}"
+    return FileMeta(
+        name, slot, PartitionKey("s", slot, 0), "t", (index,), 1, f"{number:032x}", 1, 0, 0, (1, 0, 0)
+    )
+
+
+def _numbers(state: DataState, slot: int) -> set[str]:
+    """Rows by what stays the same when they are adopted."""
+    return {f.xxh3 for f in state.manifest.of_slot(slot)}
+
+
+class HandoverWorld:
+    """See the module. An event is a verb, a node or group that it concerns, and more."""
+
+    def __init__(
+        self, owners: Mapping[GroupId, Ranges], moves: Sequence[SlotMove], left: HandoverBounds
+    ) -> None:
+        _after.cache_clear()
+        self.owners = owners
+        self.members: dict[GroupId, tuple[NodeId, ...]] = {}
+        for move in moves:
+            self.members[move.source], self.members[move.target] = move.source_members, move.target_members
+        self.left = left
+        op = Operation(OPERATION, "rebalance", "", "", 0, 1, 2, list(moves), [], Options(), meta_ready=True)
+        changes.advance(op, 0)
+        self.views: tuple[bytes, ...] = (_encode(op),)
+        """What the meta group said of the operation, the newest last."""
+
+        self.logs: dict[GroupId, Log] = dict.fromkeys(owners, ())
+        self.applied: dict[tuple[GroupId, NodeId], int] = {(g, n): 0 for g in owners for n in self.members[g]}
+        self.copies: dict[tuple[GroupId, NodeId, Ranges], tuple[PulledSlot, ...]] = {}
+        """By target, node and slots of the unit: what is staged."""
+
+        self.evidence: frozenset[bytes] = frozenset()
+        self.written: dict[int, frozenset[str]] = {}
+        """By slot: what was acknowledged."""
+
+    def head(self, group: GroupId) -> DataState:
+        return _after(group, self.owners[group], self.logs[group])
+
+    def at(self, group: GroupId, node: NodeId) -> DataState:
+        return _after(group, self.owners[group], self.logs[group][: self.applied[group, node]])
+
+    def op(self, view: int = -1) -> Operation:
+        return _decode_operation(self.views[view])
+
+    # --- what may happen ---------------------------------------------------------------------------
+
+    def events(self) -> list[str]:
+        left = self.left
+        events = [f"tell {at}" for at, _ in enumerate(sorted(self.evidence))]
+        oldest = 0 if left.stale else len(self.views) - 1
+        views = range(oldest, len(self.views))
+        for (group, node), applied in self.applied.items():
+            if applied < len(self.logs[group]):
+                events.append(f"apply {group} {node}")
+            else:
+                events += [f"act {group} {node} {view}" for view in views]
+        for node in sorted({n for _, n in self.applied}):
+            events += [f"ready {node} {view}" for view in views]
+            events += [f"copy {node} {source} {view}" for view in views for source in self._sources(view)]
+        if left.writes:
+            events += [f"write {g} {slot}" for g in self.logs for slot in sorted(self.head(g).slots.open)]
+        if left.again:
+            events += [f"again {g} {at}" for g, log in self.logs.items() for at, _ in enumerate(log)]
+        if left.cancels:
+            events.append("cancel")
+        return events
+
+    def _sources(self, view: int) -> list[NodeId]:
+        op = self.op(view)
+        return sorted({n for m in op.moves for n in m.source_members}) if op.stage is Stage.MOVING else []
+
+    # --- what happens ------------------------------------------------------------------------------
+
+    def after(self, event: str) -> "HandoverWorld":
+        world = HandoverWorld.__new__(HandoverWorld)
+        world.owners, world.members, world.left = self.owners, self.members, self.left
+        world.views, world.logs, world.applied = self.views, dict(self.logs), dict(self.applied)
+        world.copies, world.evidence, world.written = dict(self.copies), self.evidence, dict(self.written)
+        verb, *words = event.split()
+        getattr(world, f"_{verb}")(*words)
+        if world._known() == self._known():
+            return self
+        world._check()
+        return world
+
+    def _known(self) -> list[Any]:
+        """Everything but how much may still happen."""
+        return [self.logs, self.applied, self.views, self.evidence, self.copies]
+
+    def _spend(self, what: str) -> None:
+        left: dict[str, Any] = {what: getattr(self.left, what) - 1}
+        self.left = replace(self.left, **left)
+
+    def _look(self, view: str) -> Operation:
+        if int(view) < len(self.views) - 1:
+            self._spend("stale")
+        return self.op(int(view))
+
+    def _tell(self, at: str) -> None:
+        command = meta.decode(sorted(self.evidence)[int(at)])
+        assert isinstance(command, meta.Evidence)
+        self._record(command)
+
+    def _cancel(self) -> None:
+        self._spend("cancels")
+        self._record(meta.SteerOperation(0, OPERATION, "cancel", "somebody"))
+
+    def _record(self, command: meta.Evidence) -> None:
+        op = self.op()
+        if op.ended or changes.record(op, command) is not None:
+            return
+        changes.advance(op, 0)
+        if (encoded := _encode(op)) != self.views[-1]:
+            self.views = (*self.views, encoded)
+
+    def _apply(self, group: GroupId, node: NodeId) -> None:
+        self.applied[group, node] += 1
+
+    def _write(self, group: GroupId, slot: str) -> None:
+        self._spend("writes")
+        row = _row(int(slot), self.head(group).applied + 1, self.left.writes)
+        self._log(group, data.Opaque(_encode(row)))
+        self.written[row.slot] = self.written.get(row.slot, frozenset()) | {row.xxh3}
+
+    def _again(self, group: GroupId, at: str) -> None:
+        self._spend("again")
+        self._append(group, self.logs[group][int(at)])
+
+    def _log(self, group: GroupId, command: data.Command) -> None:
+        self._append(group, data.encode(command))
+
+    def _append(self, group: GroupId, command: bytes) -> None:
+        """Members of a group that gives nothing away apply it at once: nobody looks at what they hold."""
+        log = self.logs[group] = (*self.logs[group], command)
+        if group not in self.op().losing:
+            self.applied.update({(group, node): len(log) for node in self.members[group]})
+
+    def _act(self, group: GroupId, node: NodeId, view: str) -> None:
+        """The node leads the group and does what is due."""
+        op = self._look(view)
+        if op.ended:
+            return
+        config = Config(self.members[group])
+        incarnations = dict.fromkeys(self.members[group], LIFE)
+        look = groups.Look(
+            group, node, self.head(group), config, lambda _: True, incarnations, lambda _: False, 0
+        )
+        for action in groups.due(op, look):
+            match action:
+                case groups.Log(command):
+                    self._log(group, command)
+                case groups.Report(command):
+                    self.evidence |= {meta.encode(command)}
+                case groups.TakeParts(operation, parts, then):
+                    self._take_parts(group, operation, parts, then)
+                case groups.AdoptNow():
+                    self._adopt(op, group, node)
+                case _:
+                    pass
+
+    def _take_parts(
+        self, group: GroupId, operation: str, parts: Sequence[groups.Part], then: data.Open | None
+    ) -> None:
+        for part in parts:
+            table = self.head(part.source).slots.sealed[operation].sessions
+            self._log(
+                group, data.OpenSessions(operation, part.source, part.number, part_of(table, part.number))
+            )
+        if then is not None:
+            self._log(group, then)
+
+    def _adopt(self, op: Operation, group: GroupId, node: NodeId) -> None:
+        """As `Mover.adopt_commands`."""
+        units = [u for u in moving.units(op) if u.move.target == group]
+        staged = [self.copies.get((group, node, u.slots)) for u in units]
+        index = self.head(group).slots.arriving[op.id].index
+        for unit, pulled in zip(units, staged, strict=True):
+            if pulled is None:
+                return
+            files, tombstones = moving.adoptions(index, list(pulled))
+            self._log(group, data.Adopt(op.id, unit.slots, tuple(files), tuple(tombstones)))
+
+    def _ready(self, node: NodeId, view: str) -> None:
+        """What it says of itself as a source."""
+        states = {group: self.at(group, member) for group, member in self.applied if member == node}
+        reports = groups.sources_due(self._look(view), node, states, 0)
+        self.evidence |= {meta.encode(r.command) for r in reports}
+
+    def _copy(self, node: NodeId, source: NodeId, view: str) -> None:
+        """As `Mover`: the node pulls what it lacks from a previous holder, or takes its own."""
+        op = self._look(view)
+        for unit in moving.due(op, moving.units(op), node, LIFE):
+            move = unit.move
+            if source not in move.source_members or not self.at(move.source, source).sealed_ready(op.id):
+                continue
+            manifest = self.at(move.source, source).manifest
+            pulled = tuple(PulledSlot(s, manifest.of_slot(s), ()) for s in sorted(expand(unit.slots)))
+            key = (move.target, node, unit.slots)
+            if key not in self.copies:
+                self.copies[key] = pulled
+                copy = CopyRecord(move.target, node, LIFE, unit.slots, moving.digest(pulled), len(pulled), 0)
+                self.evidence |= {meta.encode(meta.Copied(0, op.id, copy))}
+
+    # --- what must hold ----------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        op = self.op()
+        heads = {group: self.head(group) for group in self.logs}
+        for slot in {s for move in op.moves for s in expand(move.slots)}:
+            takers = [g for g, state in heads.items() if slot in state.slots.open]
+            assert len(takers) <= 1, f"S8: {takers} take writes of slot {slot}"
+            lost = self._written_in(slot).difference(*(_numbers(state, slot) for state in heads.values()))
+            assert not lost, f"S10: rows of slot {slot} are nowhere"
+        if op.ended:
+            self._check_end(op, heads)
+
+    def _written_in(self, slot: int) -> frozenset[str]:
+        return self.written.get(slot, frozenset())
+
+    def _check_end(self, op: Operation, heads: Mapping[GroupId, DataState]) -> None:
+        for move in op.moves:
+            owner = move.source if op.stage is Stage.CANCELLED else move.target
+            for slot in expand(move.slots):
+                taken = slot in heads[owner].slots.open
+                assert taken, f"L2: {op.id} ended, and {owner} takes no writes of slot {slot}"
+                lacks = self._written_in(slot) - _numbers(heads[owner], slot)
+                assert not lacks, f"S9: {op.id} ended, and {owner} lacks rows of slot {slot}"
+        for group, state in heads.items():
+            assert not state.slots.sealed, f"L4: {op.id} ended, and {group} keeps {state.slots.sealed}"
+
+    def name(self) -> bytes:
+        left = self.left
+        members = [(*key, n) for key, n in self.applied.items()]
+        counts = [left.writes, left.stale, left.again, left.cancels]
+        copies = sorted((*key, moving.digest(pulled)) for key, pulled in self.copies.items())
+        state = [self.logs, members, self.views, sorted(self.evidence), copies, counts]
+        return digest(state, 0, ())

@@ -1,0 +1,525 @@
+"""One group of the real `raft`, on disks that write when an event says so, and a network of loose messages.
+
+A message that was sent may arrive at any later time, after any other, or never. A disk completes its writes
+in order. What a host does with a Ready is done here without its jobs: of a snapshot there is the base alone,
+and it is installed by one write.
+
+An election is one event up to the requests for votes: the pre-vote is asked of just enough members, who
+answer at once. The others' patience has run out by then, for safety must not rest on it.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from itertools import combinations
+from typing import Any, Self
+
+import msgspec
+
+from nodeagent.host.desk import Effects
+from nodeagent.log import GroupLog
+from nodeagent.model.config import RaftSettings
+from nodeagent.model.entries import Append, Base, Config, HardState, LogOp, Rebase, SetHard
+from nodeagent.model.errors import NodeAgentError, NotLeader, Refused
+from nodeagent.model.ids import NodeId
+from nodeagent.model.raft_messages import (
+    AppendRequest,
+    RaftMessage,
+    Routed,
+    SnapshotOffer,
+    VoteReply,
+    VoteRequest,
+)
+from nodeagent.model.space import Room
+from nodeagent.raft import Raft, RaftLog
+from nodeagent.raft.membership import check_step
+from nodeagent.raft.state import Role
+from nodeagent.testing.durable import follow
+from nodeagent.testing.exhaustive.fork import digest, fork
+from nodeagent.testing.raft_checks import RaftSafety
+
+GROUP = "g"
+SETTINGS = RaftSettings(heartbeat_ms=100, election_timeout_ms=1_000, commit_news_ms=1 << 40)
+BOUNDS = (SETTINGS.heartbeat_ms, SETTINGS.election_timeout_ms)
+
+_decode = msgspec.msgpack.Decoder(RaftMessage).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+Sent = tuple[NodeId, NodeId, bytes]
+"""(to, from, message)"""
+
+
+@dataclass(frozen=True, slots=True)
+class RaftBounds:
+    """How much may happen."""
+
+    campaigns: int = 0
+    lapses: int = 0
+    """Campaigns of a node that led until then: its own patience with silence is over first."""
+
+    commands: int = 0
+    changes: int = 0
+    crashes: int = 0
+    beats: int = 0
+    purges: int = 0
+    reads: int = 0
+    transfers: int = 0
+    repeats: int = 0
+    """Messages that arrive and stay under way."""
+
+    prompt: bool = False
+    """Whether disks write at once."""
+
+    configs: tuple[Config, ...] = ()
+    """What the members may be changed to."""
+
+    alike: tuple[NodeId, ...] = ()
+    """Nodes that can be told apart by their names alone as long as nothing happened to them."""
+
+
+@dataclass(slots=True)
+class _Write:
+    ops: list[LogOp]
+    last: tuple[int, int] | None = None
+    """Of the log, when entries are among them."""
+
+    base: Base | None = None
+    """Of the snapshot that is installed by it."""
+
+    sends: list[tuple[NodeId, RaftMessage]] = field(default_factory=list)
+
+    def copy(self) -> "_Write":
+        return replace(self, sends=list(self.sends))
+
+
+def _half() -> float:
+    return 0.5
+
+
+class Member:
+    """A node: what `RaftSafety` asks of a machine, of its host and of a replica."""
+
+    __slots__ = ("_name", "disk", "life", "node", "offer", "raft", "read_from", "rebasing", "seen", "writes")
+
+    group = GROUP
+
+    def __init__(self, node: NodeId, config: Config) -> None:
+        self.node = node
+        self.life = 0
+        self.disk = GroupLog(Base(0, 0, config), HardState(), [])
+        self._start(0)
+
+    def _start(self, clock: int) -> None:
+        disk = self.disk
+        log = RaftLog(disk.base, list(disk.entries))
+        self.raft = Raft(self.node, log, disk.hard, SETTINGS, _half, clock, disk.base.index)
+        self.seen = disk.base.index
+        self.writes: list[_Write] = []
+        self.offer: tuple[NodeId, SnapshotOffer] | None = None
+        self.read_from: int | None = None
+        """What a read under way must at least see."""
+
+        self.rebasing = False
+        self._name: bytes | None = None
+
+    def copy(self) -> "Member":
+        made = Member.__new__(Member)
+        for name in ("node", "life", "seen", "offer", "read_from", "rebasing"):
+            setattr(made, name, getattr(self, name))
+        made.raft = fork(self.raft)
+        made.disk = GroupLog(self.disk.base, self.disk.hard, list(self.disk.entries))
+        made.writes = [w.copy() for w in self.writes]
+        made._name = None
+        return made
+
+    @property
+    def name(self) -> bytes:
+        if self._name is None:
+            state = [
+                self.raft,
+                self.disk,
+                self.writes,
+                self.offer,
+                self.read_from,
+                self.rebasing,
+                self.seen,
+                self.life,
+            ]
+            self._name = digest(state, self.raft.clock, BOUNDS)
+        return self._name
+
+    def crash(self) -> None:
+        self.life += 1
+        self._start(self.raft.clock)
+
+    # What `RaftSafety` asks.
+
+    @property
+    def host(self) -> Self:
+        return self
+
+    @property
+    def durable(self) -> Self:
+        return self
+
+    @property
+    def incarnation(self) -> str:
+        return self.node
+
+    @property
+    def leads(self) -> bool:
+        return self.raft.role is Role.LEADER
+
+    def replicas(self) -> tuple[Self]:
+        return (self,)
+
+    def replica(self, group: str) -> Self:
+        return self
+
+    def hard(self, group: str) -> HardState:
+        return self.disk.hard
+
+    def holds(self, group: str, index: int, term: int) -> bool:
+        disk = self.disk
+        at = index - disk.base.index
+        if at <= 0:
+            return True
+        return at <= len(disk.entries) and disk.entries[at - 1].term == term
+
+
+class RaftWorld:
+    """See the module. An event is a verb, the node that it happens to, and more nodes or a number."""
+
+    def __init__(self, config: Config, bounds: RaftBounds, others: Sequence[NodeId] = ()) -> None:
+        self.nodes = {
+            n: Member(n, config if n not in others else Config()) for n in (*config.members, *others)
+        }
+        self.net: tuple[Sent, ...] = ()
+        self.left = bounds
+        self.fresh = frozenset(bounds.alike)
+        self.safety = RaftSafety(self)  # type: ignore[arg-type]
+
+    # --- what may happen ---------------------------------------------------------------------------
+
+    def events(self) -> list[str]:
+        left = self.left
+        events: list[str] = []
+        for at, (to, sender, _) in enumerate(self.net):
+            if not self._is_twin(to) and (at == 0 or self.net[at] != self.net[at - 1]):
+                events.append(f"deliver {at} {sender} {to}")
+                if left.repeats:
+                    events.append(f"repeat {at} {sender} {to}")
+        for node, member in self.nodes.items():
+            if self._is_twin(node):
+                continue
+            raft = member.raft
+            voters = raft.log.config.voters
+            if member.writes:
+                events.append(f"write {node}")
+            if left.campaigns and (left.lapses or not member.leads) and node in voters and not member.offer:
+                others = [v for v in voters if v != node]
+                events += [
+                    " ".join(("campaign", node, *asked))
+                    for asked in combinations(others, raft.log.config.quorum - 1)
+                    if not any(self._is_twin(a, node, *asked[:i]) for i, a in enumerate(asked))
+                ]
+            if left.crashes:
+                events.append(f"crash {node}")
+            if member.offer is not None and not member.rebasing:
+                events.append(f"install {node}")
+            if left.purges and min(member.seen, raft.commit) > raft.log.base.index:
+                events.append(f"purge {node}")
+            if left.reads and member.read_from is None and raft.leader is not None:
+                events.append(f"read {node}")
+            if member.leads:
+                events += self._led(node, raft)
+        return events
+
+    def _led(self, node: NodeId, raft: Raft) -> list[str]:
+        left, events = self.left, []
+        if left.commands:
+            events.append(f"command {node}")
+        if left.beats:
+            events.append(f"beat {node}")
+        if left.transfers:
+            events += [f"transfer {node} {v}" for v in raft.log.config.voters if v != node]
+        if left.changes and raft.can_change():
+            events += [
+                f"change {node} {at}" for at, c in enumerate(left.configs) if _is_step(raft.log.config, c)
+            ]
+        return events
+
+    def _is_twin(self, node: NodeId, *touched: NodeId) -> bool:
+        """Nothing happened to it yet, nor to another one that stands before it: the same happens there."""
+        fresh = self.fresh.difference(touched)
+        return node in fresh and node != min(fresh)
+
+    # --- what happens ------------------------------------------------------------------------------
+
+    def after(self, event: str) -> "RaftWorld":
+        world = RaftWorld.__new__(RaftWorld)
+        world.nodes, world.net, world.left, world.fresh = dict(self.nodes), self.net, self.left, self.fresh
+        world.safety = self.safety.fork(world)  # type: ignore[arg-type]
+        word, *words = event.split()
+        getattr(world, f"_{word}")(*words)
+        return world
+
+    def _touch(self, node: NodeId) -> Member:
+        """The node, to be changed."""
+        self.fresh -= {node}
+        member = self.nodes[node] = self.nodes[node].copy()
+        return member
+
+    def _spend(self, what: str) -> None:
+        left: dict[str, Any] = {what: getattr(self.left, what) - 1}
+        self.left = replace(self.left, **left)
+
+    def _deliver(self, at: str, *_: str) -> None:
+        to, sender, message = self.net[int(at)]
+        self.net = (*self.net[: int(at)], *self.net[int(at) + 1 :])
+        self._arrive(to, sender, _decode(message))
+
+    def _repeat(self, at: str, *_: str) -> None:
+        self._spend("repeats")
+        to, sender, message = self.net[int(at)]
+        self._arrive(to, sender, _decode(message))
+
+    def _arrive(self, to: NodeId, sender: NodeId, message: RaftMessage) -> None:
+        member = self._touch(to)
+        if isinstance(message, AppendRequest) and member.offer is not None:
+            return  # as `Replica.step`
+        member.raft.step(sender, message, member.raft.clock)
+        self._turn(member)
+
+    def _write(self, node: NodeId) -> None:
+        member = self._touch(node)
+        self._turn(member, self._written(member))
+
+    def _written(self, member: Member) -> list[tuple[NodeId, RaftMessage]]:
+        write = member.writes.pop(0)
+        follow({GROUP: member.disk}, write.ops)
+        if write.last is not None:
+            member.raft.persisted(*write.last)
+        if write.base is not None:
+            member.offer, member.rebasing, member.seen = None, False, write.base.index
+            member.raft.installed(write.base, write.base.index, member.raft.clock)
+        return write.sends
+
+    def _campaign(self, node: NodeId, *asked: NodeId) -> None:
+        self._spend("campaigns")
+        for name in self.nodes:  # their patience is over
+            waited = self.nodes[name] = self.nodes[name].copy()
+            waited.raft.clock += 2 * SETTINGS.election_timeout_ms
+        member = self._touch(node)
+        if member.leads:
+            self._spend("lapses")
+        while member.leads:  # nobody answers it; what it still says is lost
+            member.raft.tick(member.raft.clock + SETTINGS.election_timeout_ms)
+            member.raft.take()
+        member.raft.tick(max(member.raft.clock, member.raft.deadline()))
+        ready = member.raft.take()
+        request = next((m for _, m in ready.now if isinstance(m, VoteRequest)), None)
+        for peer in asked:
+            if request is None:  # it is alone
+                break
+            other = self.nodes[peer]
+            other.raft.step(node, request, other.raft.clock)
+            for _, reply in other.raft.take().after:
+                if isinstance(reply, VoteReply) and member.raft.role is Role.PRE_CANDIDATE:
+                    member.raft.step(peer, reply, member.raft.clock)
+        self._turn(member)
+
+    def _command(self, node: NodeId) -> None:
+        member = self._touch(node)
+        with suppress(NotLeader):  # it is leaving, or handing over
+            member.raft.propose([f"{node} {member.raft.log.last_index}".encode()], member.raft.clock)
+        self._spend("commands")
+        self._turn(member)
+
+    def _change(self, node: NodeId, at: str) -> None:
+        self._spend("changes")
+        member = self._touch(node)
+        member.raft.change(self.left.configs[int(at)], member.raft.clock)
+        self._turn(member)
+
+    def _transfer(self, node: NodeId, heir: NodeId) -> None:
+        self._spend("transfers")
+        member = self._touch(node)
+        with suppress(NodeAgentError):
+            member.raft.transfer(heir, member.raft.clock)
+        self._turn(member)
+
+    def _beat(self, node: NodeId) -> None:
+        self._spend("beats")
+        member = self._touch(node)
+        member.raft.tick(member.raft.clock + SETTINGS.heartbeat_ms)
+        self._turn(member)
+
+    def _read(self, node: NodeId) -> None:
+        self._spend("reads")
+        member = self._touch(node)
+        member.read_from = len(self.safety.committed.get(GROUP, (0,))) - 1
+        member.raft.read(1, member.raft.clock)
+        self._turn(member)
+
+    def _crash(self, node: NodeId) -> None:
+        self._spend("crashes")
+        self._touch(node).crash()
+
+    def _purge(self, node: NodeId) -> None:
+        self._spend("purges")
+        member = self._touch(node)
+        base = member.raft.compact(min(member.seen, member.raft.commit))
+        member.writes.append(_Write([Rebase(GROUP, base, True)]))
+        self._turn(member)
+
+    def _install(self, node: NodeId) -> None:
+        """As `Replica._on_pulled`."""
+        member = self._touch(node)
+        assert member.offer is not None
+        if member.leads:
+            member.offer = None
+            return
+        base = member.offer[1].base
+        keep = member.raft.log.term(base.index) == base.term
+        member.rebasing = True
+        member.writes.append(_Write([Rebase(GROUP, base, keep)], base=base))
+        self._turn(member)
+
+    # --- before everything may happen --------------------------------------------------------------
+
+    def begun(self, script: str) -> "RaftWorld":
+        """The state after these events, which use up nothing.
+
+        Args:
+            script: separated by semicolons. Beside the events that may happen (`command a`, `purge a`):
+                - `elect a b c`: a wins an election by the votes of b and c
+                - `settle a b`: what these tell one another arrives, and all of it is written
+                - `hear a b`: what b told a arrives
+                - `lose`, `lose a`: what is under way is lost, or what of it comes from a or goes there
+                - `fill a`: its disk has no room for entries
+        """
+        world, left = self, self.left
+        for event in filter(None, script.split("; ")):
+            plenty: dict[str, Any] = dict.fromkeys(_counts(left), 1 << 20)
+            world.left = replace(left, **plenty)
+            world = world.after(event)
+        world.left = left
+        return world
+
+    def _elect(self, node: NodeId, *voters: NodeId) -> None:
+        """It wins an election by the votes of these."""
+        quorum = self.nodes[node].raft.log.config.quorum
+        under_way, self.net = self.net, ()
+        term = self.nodes[node].raft.term
+        while not self.nodes[node].leads or self.nodes[node].raft.term == term:
+            if not self._next([node, *voters]):  # a first try may tell it of a term alone
+                self._campaign(node, *voters[: quorum - 1])
+        self.net = tuple(sorted([*under_way, *self.net]))
+
+    def _settle(self, *among: NodeId) -> None:
+        """Everything among these arrives and is written."""
+        while self._next(among):
+            pass
+
+    def _next(self, among: Sequence[NodeId]) -> bool:
+        """One write or arrival among these, if there is any."""
+        for node in among:
+            if self.nodes[node].writes:
+                self._write(node)
+                return True
+        for at, (to, sender, _) in enumerate(self.net):
+            if to in among and sender in among:
+                self._deliver(str(at))
+                return True
+        return False
+
+    def _hear(self, node: NodeId, sender: NodeId) -> None:
+        """Everything from that sender arrives, and what follows from it leaves."""
+        for at in reversed([i for i, (to, by, _) in enumerate(self.net) if (to, by) == (node, sender)]):
+            self._deliver(str(at))
+
+    def _fill(self, node: NodeId) -> None:
+        """Its disk has no room for entries."""
+        self._touch(node).raft.room = Room.FULL
+
+    def _lose(self, *of: NodeId) -> None:
+        """Nothing that is under way arrives, or nothing to or from these."""
+        self.net = tuple(s for s in self.net if of and s[0] not in of and s[1] not in of)
+
+    # --- what a host does --------------------------------------------------------------------------
+
+    def _turn(self, member: Member, sends: list[tuple[NodeId, RaftMessage]] | None = None) -> None:
+        sends = list(sends or ())
+        while True:
+            while member.raft.is_ready(to_apply=True):
+                self._deal(member, sends)
+            if not (self.left.prompt and member.writes):
+                break
+            sends += self._written(member)
+        effects = Effects(None, [(to, [Routed(GROUP, m)]) for to, m in sends], [], [], [], [])
+        self.safety(member, effects)  # type: ignore[arg-type]
+        net = [*self.net, *((to, member.node, _encode(m)) for to, m in sends)]
+        self.net = tuple(sorted([sent for sent in net if not self._is_spent(sent)]))
+
+    def _is_spent(self, sent: Sent) -> bool:
+        """Whether it is of an earlier term than its receiver's and changes nothing, whenever it comes: terms
+        never fall. Each of those would double the states."""
+        to, sender, encoded = sent
+        member = self.nodes[to]
+        message = _decode(encoded)
+        if message.term >= member.raft.term:
+            return False
+        told = member.copy()
+        told.raft.step(sender, message, told.raft.clock)
+        return not told.raft.has_ready and told.name == member.name
+
+    def _deal(self, member: Member, sends: list[tuple[NodeId, RaftMessage]]) -> None:
+        """As `Replica._deal`."""
+        raft = member.raft
+        ready = raft.take()
+        ops: list[LogOp] = []
+        if ready.hard is not None:
+            ops.append(SetHard(GROUP, ready.hard))
+        if ready.append is not None:
+            ops.append(Append(GROUP, *ready.append))
+            member.writes.append(_Write(ops, (raft.log.last_index, raft.log.last_term)))
+        elif ops:
+            member.writes.append(_Write(ops))
+        sends += ready.now
+        (member.writes[-1].sends if member.writes else sends).extend(ready.after)
+        if ready.committed is not None and not member.rebasing:
+            first, entries = ready.committed
+            assert first == member.seen + 1, f"S4: {member.node} applies {first} after {member.seen}"
+            member.seen += len(entries)
+        for _, index in ready.reads:
+            least = member.read_from
+            assert least is None or index >= least, f"S6: {member.node} reads at {index}, committed {least}"
+            member.read_from = None
+        if ready.reads_failed:
+            member.read_from = None
+        for peer in ready.snapshots:
+            raft.offer_snapshot(peer, "state")
+        if ready.offer is not None and member.offer is None and not member.leads:
+            member.offer = ready.offer
+
+    # --- its name ----------------------------------------------------------------------------------
+
+    def name(self) -> bytes:
+        nodes = b"".join([self.nodes[n].name for n in sorted(self.nodes)])
+        rest = [self.net, list(_counts(self.left).values()), sorted(self.fresh), self.safety.seen()]
+        return digest([nodes, rest], 0, ())
+
+
+def _counts(bounds: RaftBounds) -> dict[str, int]:
+    """How much of each may still happen."""
+    counts = {f.name: getattr(bounds, f.name) for f in fields(bounds)}
+    return {name: count for name, count in counts.items() if type(count) is int}
+
+
+def _is_step(old: Config, new: Config) -> bool:
+    try:
+        check_step(old, new)
+    except Refused:
+        return False
+    return True

@@ -1,0 +1,233 @@
+"""What is tried: how a scope begins, and how much may happen then."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from nodeagent.model.entries import Config
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.operation import Ranges, SlotMove
+from nodeagent.testing.exhaustive.explore import Explored, World, explore
+from nodeagent.testing.exhaustive.handover_world import HandoverBounds, HandoverWorld
+from nodeagent.testing.exhaustive.raft_world import RaftBounds, RaftWorld
+from nodeagent.testing.nemesis import bounded
+
+ABC = Config(("a", "b", "c"))
+ABCD = Config(("a", "b", "c", "d"))
+WITHOUT_ONE = (Config(("a", "c", "d")), Config(("b", "c", "d")))
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    name: str
+    steps: int
+    """About so many there are; far fewer would mean that it tries less than it did."""
+
+    start: Callable[[], World]
+    """Raises `AssertionError` when an invariant is broken before the first event."""
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """Bounds of the code that are other than usual."""
+
+
+def _raft(
+    bounds: RaftBounds, script: str = "", config: Config = ABC, others: tuple[NodeId, ...] = ()
+) -> Callable[[], World]:
+    """`others` know nothing of the group yet; `script` is as in `RaftWorld.begun`."""
+    return lambda: RaftWorld(config, bounds, others).begun(script)
+
+
+def _moving(bounds: HandoverBounds, *moves: tuple[GroupId, str, GroupId, str]) -> Callable[[], World]:
+    """Move number `i` takes slot `i`, from a group with these members (`ab`) to another."""
+    owners: dict[GroupId, Ranges] = {}
+    slot_moves: list[SlotMove] = []
+    for slot, (source, givers, target, takers) in enumerate(moves):
+        slots = ((slot, slot + 1),)
+        owners[source] = (*owners.get(source, ()), *slots)
+        owners.setdefault(target, ())
+        slot_moves.append(SlotMove(slots, source, tuple(givers), target, tuple(takers)))
+    return lambda: HandoverWorld(owners, slot_moves, bounds)
+
+
+RAFT = (
+    Scope("elections", 35_000, _raft(RaftBounds(campaigns=2, prompt=True, alike=ABC.voters))),
+    Scope(
+        "elections and lost writes",
+        5_700,
+        _raft(RaftBounds(campaigns=1, crashes=1), "elect a b; settle a b; lose"),
+    ),
+    Scope(
+        "a command and another leader",
+        1_400,
+        _raft(RaftBounds(campaigns=1, commands=1, prompt=True), "elect a b; settle a b; lose"),
+    ),
+    Scope(
+        "entries of older terms (thesis 3.6.2)",
+        65_000,
+        _raft(RaftBounds(campaigns=1, prompt=True), "elect a c; lose; elect b c; lose; elect a c"),
+    ),
+    Scope(
+        "a longer log of an older term",
+        27_000,
+        _raft(
+            RaftBounds(campaigns=1, prompt=True),
+            "elect a c; command a; lose; elect b c; campaign a c",
+        ),
+    ),
+    Scope(
+        "conflicts on slow disks",
+        31_000,
+        _raft(
+            RaftBounds(campaigns=1, crashes=1, commands=1),
+            "elect a c; command a; lose; elect b c; lose",
+        ),
+    ),
+    Scope(
+        "writes that others overtook",
+        4_900,
+        _raft(RaftBounds(commands=1), "elect a c; command a; lose; elect b c"),
+    ),
+    Scope(
+        "a write that another leader overtook in part",
+        460,
+        _raft(
+            RaftBounds(),
+            "elect c d e; settle b c d e; command c; lose; beat c; hear a c; hear c a; hear a c; lose; "
+            "elect b d e; lose c d e",
+            Config(("a", "b", "c", "d", "e")),
+        ),
+    ),
+    Scope(
+        "appends without entries to a full disk",
+        640,
+        _raft(
+            RaftBounds(beats=2, prompt=True),
+            "elect c a; settle c a; command c; command c; lose; fill c; elect a b; settle a b; lose; "
+            "beat a; settle a c",
+        ),
+        limits={"nodeagent.raft.leader.SMALL_APPEND_BYTES": 0},
+    ),
+    Scope(
+        "a snapshot for one that follows a former leader",
+        5_600,
+        _raft(
+            RaftBounds(beats=3, prompt=True),
+            "elect c a; command c; command c; lose; elect a b; settle a b; command a; settle a b; "
+            "purge a; lose; beat a",
+        ),
+    ),
+    Scope(
+        "two voters at once",
+        0,
+        _raft(RaftBounds(changes=1, configs=(Config(("a",)),), prompt=True), "elect a b; settle a b c"),
+    ),
+    Scope(
+        "one change after another",
+        5_700,
+        _raft(
+            RaftBounds(
+                changes=2, configs=(Config(("a", "b", "c"), ("d",)), ABCD, Config(("a", "c"))), prompt=True
+            ),
+            "elect a b; settle a b c; lose",
+            others=("d",),
+        ),
+    ),
+    Scope(
+        "a change that a former leader knows nothing of (Ongaro 2015)",
+        2_400,
+        _raft(
+            RaftBounds(changes=1, configs=WITHOUT_ONE, prompt=True),
+            "elect a b c; settle a b c d; change a 0; lose; elect b c d",
+            ABCD,
+        ),
+    ),
+    Scope(
+        "a former leader under its own change (Ongaro 2015)",
+        34_000,
+        _raft(
+            RaftBounds(campaigns=1, lapses=1, configs=WITHOUT_ONE, prompt=True),
+            "elect a b c; settle a b c d; change a 0; lose; elect b c d; settle b c d; change b 1; lose a",
+            ABCD,
+        ),
+    ),
+    Scope(
+        "strong reads",
+        32_000,
+        _raft(RaftBounds(campaigns=1, reads=1, prompt=True), "elect a b; settle a b c; lose"),
+    ),
+    Scope(
+        "reads at a new leader",
+        9_700,
+        _raft(
+            RaftBounds(reads=1, prompt=True),
+            "elect a b; settle a b c; command a; settle a b; lose; elect b c",
+        ),
+    ),
+    Scope(
+        "a hand-over of leadership", 1_400, _raft(RaftBounds(transfers=1), "elect a b; settle a b c; lose")
+    ),
+)
+
+SLOTS = (
+    Scope(
+        "slots, old pictures and a cancel",
+        820,
+        _moving(HandoverBounds(stale=1, cancels=1), ("x", "a", "y", "b")),
+    ),
+    Scope("slots, under a writer", 930, _moving(HandoverBounds(writes=1), ("x", "a", "y", "b"))),
+    Scope(
+        "slots, commands twice",
+        25_000,
+        _moving(HandoverBounds(again=1, writes=1), ("x", "a", "y", "b")),
+    ),
+    Scope(
+        "slots of one group for two",
+        3_000,
+        _moving(HandoverBounds(), ("x", "a", "y", "b"), ("x", "a", "z", "c")),
+    ),
+    Scope(
+        "slots of two groups for one",
+        100_000,
+        _moving(HandoverBounds(cancels=1), ("x", "a", "z", "c"), ("y", "b", "z", "c")),
+    ),
+    Scope("slots, members lag", 14_000, _moving(HandoverBounds(cancels=1), ("x", "ab", "y", "bc"))),
+    Scope(
+        "slots, members lag under a writer",
+        109_000,
+        _moving(HandoverBounds(writes=1), ("x", "ab", "y", "bc")),
+    ),
+    Scope(
+        "slots, members lag and old pictures",
+        115_000,
+        _moving(HandoverBounds(stale=1), ("x", "ab", "y", "bc")),
+    ),
+)
+
+SCOPES = {"raft": RAFT, "slots": SLOTS}
+"""By the world they are in."""
+
+
+def chosen(words: Collection[str]) -> list[Scope]:
+    """Those of these worlds, and those with such a part in their name; all without words."""
+    return [
+        scope
+        for world, scopes in SCOPES.items()
+        for scope in scopes
+        if not words or world in words or any(word in scope.name for word in words)
+    ]
+
+
+def through(scope: Scope, steps_max: int | None = None) -> Explored:
+    """Raises `Broken`, or `AssertionError` when something is broken before the first event."""
+    with bounded(dict(scope.limits)):
+        return explore(scope.start(), steps_max)
+
+
+def told(steps_max: int | None, name: str) -> str:
+    """Go through the scope of that name; what was gone through, as a line."""
+    found = through(next(s for s in chosen(()) if s.name == name), steps_max)
+    speed = found.steps / max(found.seconds, 1e-3)
+    left = "" if found.complete else ", NOT ALL"
+    return (
+        f"{name}: {found.states} states, {found.steps} steps, {found.longest} events at most, "
+        f"{float(found.orders):.1e} orders, {found.seconds:.1f} s, {speed:.0f} steps/s{left}"
+    )

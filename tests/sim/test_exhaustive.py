@@ -1,0 +1,99 @@
+"""Small scopes, exhaustively; and that what goes through them goes through everything."""
+
+import pickle
+from dataclasses import dataclass
+from typing import Self
+
+import pytest
+
+from nodeagent.data.state import DataState
+from nodeagent.model.entries import Config
+from nodeagent.raft import candidate, quorum
+from nodeagent.testing.exhaustive.explore import Broken, explore
+from nodeagent.testing.exhaustive.fork import digest, fork
+from nodeagent.testing.exhaustive.raft_world import BOUNDS, RaftBounds, RaftWorld
+from nodeagent.testing.exhaustive.scopes import RAFT, Scope, chosen, through
+
+QUICK = 12_000
+"""Steps of a scope that is gone through in every run of the tests."""
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [pytest.param(s, id=s.name, marks=[pytest.mark.spread] if s.steps > QUICK else []) for s in chosen(())],
+)
+def test_nothing_is_broken_in_any_order(scope: Scope) -> None:
+    found = through(scope)
+    assert found.complete and found.steps >= scope.steps // 2, "less than there was is tried"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A walk through a grid, to a corner. Ways to one place are one state."""
+
+    right: int
+    up: int
+    hole: tuple[int, int] | None = None
+
+    def events(self) -> list[str]:
+        return [e for e, left in (("right", self.right), ("up", self.up)) if left]
+
+    def after(self, event: str) -> Self:
+        step = type(self)(self.right - (event == "right"), self.up - (event == "up"), self.hole)
+        assert (step.right, step.up) != self.hole, "fell"
+        return step
+
+    def name(self) -> bytes:
+        return b"%d %d" % (self.right, self.up)
+
+
+def test_every_state_is_seen_once_and_every_order_counted() -> None:
+    found = explore(Steps(3, 3))
+    assert (found.states, found.steps, found.orders, found.longest) == (16, 24, 20, 6) and found.complete
+
+
+def test_a_broken_invariant_is_told_with_the_way_there() -> None:
+    with pytest.raises(Broken, match="fell") as caught:
+        explore(Steps(2, 2, hole=(0, 1)))
+    assert sorted(caught.value.events) == ["right", "right", "up"]
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it comes from another process"
+
+
+def test_what_was_left_out_is_said() -> None:
+    found = explore(Steps(3, 3), steps_max=5)
+    assert not found.complete and found.steps == 5
+
+
+@pytest.mark.parametrize(
+    "where, name, what, broken",
+    [
+        (candidate, "is_up_to_date", lambda state, request: True, "S3"),
+        (quorum, "majority_value", max, "S6"),
+    ],
+)
+def test_a_bug_in_consensus_is_found(
+    monkeypatch: pytest.MonkeyPatch, where: object, name: str, what: object, broken: str
+) -> None:
+    monkeypatch.setattr(where, name, what)
+    monkeypatch.setattr("nodeagent.raft.leader.majority_value", quorum.majority_value)
+    with pytest.raises(Broken, match=broken):
+        through(RAFT[0])
+
+
+def test_a_bug_in_the_hand_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members serve as sources before they have applied the seal: a copy lacks what came just before it."""
+    monkeypatch.setattr(DataState, "sealed_ready", lambda state, operation: True)
+    with pytest.raises(Broken, match="S10: rows of slot 0 are nowhere"):
+        through(next(s for s in chosen(["members lag under a writer"])))
+
+
+def test_a_copy_of_a_replica_goes_its_own_way() -> None:
+    world = RaftWorld(Config(("a", "b", "c")), RaftBounds()).begun("elect a b; settle a b c")
+    raft = world.nodes["a"].raft
+    before = digest(raft, raft.clock, BOUNDS)
+    copied = fork(raft)
+    assert digest(copied, copied.clock, BOUNDS) == before
+    copied.propose([b"x"], copied.clock)
+    copied.take()
+    assert digest(raft, raft.clock, BOUNDS) == before != digest(copied, copied.clock, BOUNDS)
+    assert copied._lead.state is copied, "what names the original names the copy"
