@@ -64,8 +64,15 @@ def test_every_mutant_still_fits_the_code() -> None:
 
 def test_the_command_plants_a_bug_and_says_by_what_it_was_found() -> None:
     command = [sys.executable, "-m", "nodeagent.testing.mutants", "--seeds", "3", "votes are not persisted"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "votes are not persisted: killed by seed" in done.stdout, done.stderr
+    done = subprocess.run([*command, "--net", "seeds"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "votes are not persisted: seeds (" in done.stdout, done.stderr
+
+
+def test_each_net_looks_for_a_planted_bug_by_itself() -> None:
+    mutant = next(m for m in MUTANTS if m.name == "one vote too few wins")
+    by_tests, by_scopes = hunt(mutant, 0, ["tests", "scopes"])
+    assert by_tests.by.startswith("tests/raft/"), by_tests
+    assert "S1: " in by_scopes.by, by_scopes
 
 
 @pytest.mark.parametrize(
@@ -79,5 +86,5 @@ def test_the_command_plants_a_bug_and_says_by_what_it_was_found() -> None:
 def test_a_planted_bug_is_found(name: str) -> None:
     """A simulator that cannot see a bug proves nothing; `make mutants` plants all of them."""
     mutant = next(m for m in MUTANTS if m.name == name)
-    needed, _ = hunt(mutant, 12)
-    assert needed, f"{name}: survived"
+    (found,) = hunt(mutant, 12, ["seeds"])
+    assert found.by, f"{name}: survived"

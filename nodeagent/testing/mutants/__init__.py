@@ -1,7 +1,7 @@
-"""One-line bugs, each planted in a copy of the package, which the simulator must find.
+"""One-line bugs, each planted in a copy of the package, and who finds them.
 
-`python -m nodeagent.testing.mutants [--seeds N] [--room ROOM] [NAME...]` prints for every mutant the number of
-seeds it took, and for every room how many were killed. One that survives says what the simulation does not see.
+`python -m nodeagent.testing.mutants` prints for every mutant what the directed tests, the small scopes and the
+simulator's seeds see of it, each by itself. One that survives says what nobody looks at.
 """
 
 from nodeagent.testing.mutants import data, host, log, meta, raft, scaling, storage

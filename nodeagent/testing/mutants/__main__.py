@@ -1,38 +1,71 @@
-"""`python -m nodeagent.testing.mutants [--seeds N] [--room ROOM] [NAME...]`."""
+"""`python -m nodeagent.testing.mutants [--seeds N] [--net NET] [--room ROOM] [--sample N] [NAME...]`.
+
+Prints what each net saw of each bug, and for each room how many were planted and killed, by each net alone.
+"""
 
 import argparse
+import random
 import sys
+from collections.abc import Sequence
 from statistics import median
 
 from nodeagent.testing.mutants import MUTANTS
-from nodeagent.testing.mutants.hunt import hunt_one
+from nodeagent.testing.mutants.hunt import NETS, Found, hunt_one
+from nodeagent.testing.mutants.mutant import Mutant
 from nodeagent.testing.parallel import results
 
 SEEDS = 50
+SAMPLE_SEED = 1
+BY_CHARS = 110
+"""Of what is said of a kill."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m nodeagent.testing.mutants", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="give a mutant up after so many")
+    parser.add_argument("--net", action="append", choices=NETS, help="look with these only")
     parser.add_argument("--room", action="append", default=[], help="of these rooms only")
+    parser.add_argument("--sample", type=int, help="so many of them, always the same")
     parser.add_argument("names", nargs="*", help="parts of the names of those to plant")
     args = parser.parse_args()
+    nets = [net for net in NETS if not args.net or net in args.net]
     chosen = [
         m
         for m in MUTANTS
         if (not args.room or m.room in args.room) and (not args.names or any(n in m.name for n in args.names))
     ]
-    needed: dict[str, list[int]] = {}
-    jobs = [(mutant, args.seeds) for mutant in chosen]
-    for mutant, (seeds, by) in zip(chosen, results(hunt_one, jobs), strict=True):
-        needed.setdefault(mutant.room, []).append(seeds)
-        said = f"killed by seed {seeds}: {by}" if seeds else f"SURVIVED {args.seeds} seeds"
-        print(f"{mutant.room}: {mutant.name}: {said}", flush=True)
-    print(f"{'room':<10} {'planted':>8} {'killed':>8} {'median seeds':>13}")
-    for room, seeds_of in sorted(needed.items()):
-        killed = [s for s in seeds_of if s]
-        print(f"{room:<10} {len(seeds_of):>8} {len(killed):>8} {median(killed) if killed else 0:>13}")
-    return 0 if all(all(s) for s in needed.values()) else 1
+    if args.sample is not None and args.sample < len(chosen):
+        chosen = random.Random(SAMPLE_SEED).sample(chosen, args.sample)
+    outcomes: list[tuple[Mutant, list[Found]]] = []
+    jobs = [(mutant, args.seeds, nets) for mutant in chosen]
+    for mutant, found in zip(chosen, results(hunt_one, jobs), strict=True):
+        outcomes.append((mutant, found))
+        print(f"{mutant.room}: {mutant.name}: {_said(found)}", flush=True)
+    _print_rooms(outcomes, nets)
+    return 0 if all(any(f.by for f in found) for _, found in outcomes) else 1
+
+
+def _said(found: Sequence[Found]) -> str:
+    if not any(f.by for f in found):
+        return "SURVIVED"
+    return "; ".join(
+        f"{f.net}{f' ({f.seeds})' if f.seeds else ''}: "
+        + (" ".join(f.by.split())[-BY_CHARS:] if f.by else "survived")
+        for f in found
+    )
+
+
+def _print_rooms(outcomes: Sequence[tuple[Mutant, list[Found]]], nets: Sequence[str]) -> None:
+    columns = "".join(f"{net:>8}" for net in nets)
+    print(f"{'room':<10}{'planted':>8}{'killed':>8}{columns}{'median seeds':>14}")
+    for room in [*dict.fromkeys(m.room for m, _ in outcomes), "all"]:
+        of_room = [found for m, found in outcomes if room in ("all", m.room)]
+        killed = sum(any(f.by for f in found) for found in of_room)
+        by_net = "".join(
+            f"{sum(f.net == net and f.by != '' for found in of_room for f in found):>8}" for net in nets
+        )
+        seeds = [f.seeds for found in of_room for f in found if f.seeds]
+        print(f"{room:<10}{len(of_room):>8}{killed:>8}{by_net}{median(seeds) if seeds else '-':>14}")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,51 @@
-"""Plant a bug in a copy of the package and let the simulator look for it."""
+"""Plant a bug in a copy of the package and look for it with one of three nets.
+
+- `seeds`: the simulator, Raft groups alone first and then whole clusters; so many seeds each.
+- `scopes`: every order of a few events (`testing.exhaustive`).
+- `tests`: the directed tests of the rooms that have to see it, and no others.
+"""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 import nodeagent
 from nodeagent.testing.mutants.mutant import Mutant
 
 SEED_TIMEOUT_S = 120
+SCOPES_TIMEOUT_S = 900
+TESTS_TIMEOUT_S = 600
 RUNS = ("nodeagent.testing", "nodeagent.testing.cluster_swarm")
 """One after the other, for so many seeds each."""
+
+NETS = ("tests", "scopes", "seeds")
+ROOMS = {
+    "data": ("data", "partition", "table", "host"),
+    "meta": ("meta", "scaling", "host"),
+    "scaling": ("scaling", "host"),
+}
+"""Where the directed tests of a room are, if not in the directory of its name alone."""
+
+WORLDS = {"raft": "raft", "meta": "slots", "scaling": "slots", "data": "slots"}
+"""The scopes in which a bug of a room may be seen."""
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What one net saw of a bug."""
+
+    net: str
+    by: str = ""
+    """What failed first; "" when nothing did."""
+
+    seeds: int = 0
+    """How many it took, where seeds were run."""
 
 
 def plant(mutant: Mutant, into: Path) -> Path:
@@ -26,38 +59,72 @@ def plant(mutant: Mutant, into: Path) -> Path:
     return into
 
 
-def hunt(mutant: Mutant, seeds: int, first: int = 1) -> tuple[int, str]:
-    """Seeds until it was found (0: it survived), and by what."""
+def hunt(mutant: Mutant, seeds: int, nets: Sequence[str] = NETS) -> list[Found]:
+    """What each of these nets sees, whatever the others saw."""
     with tempfile.TemporaryDirectory() as directory:
         where = plant(mutant, Path(directory))
-        for runs in RUNS:
-            needed, by = _hunt(where, runs, seeds, first)
-            if needed:
-                return needed, by
-    return 0, ""
+        found: list[Found] = []
+        for net in nets:
+            match net:
+                case "tests":
+                    found.append(_by_tests(where, mutant.room))
+                case "scopes":
+                    world = WORLDS.get(mutant.room)
+                    found.append(_by_scopes(where, world) if world is not None else Found(net))
+                case "seeds":
+                    found.append(_by_seeds(where, seeds))
+        return found
 
 
-def hunt_one(job: tuple[Mutant, int]) -> tuple[int, str]:
-    """As `hunt`, of a mutant and a number of seeds, for `parallel.results`."""
+def hunt_one(job: tuple[Mutant, int, Sequence[str]]) -> list[Found]:
+    """As `hunt`, for `parallel.results`."""
     return hunt(*job)
 
 
-def _hunt(where: Path, runs: str, seeds: int, first: int) -> tuple[int, str]:
-    command = [sys.executable, "-m", runs, str(first), str(seeds)]
-    environment = {**os.environ, "PYTHONPATH": str(where)}
+def _by_tests(where: Path, room: str) -> Found:
+    project = Path(nodeagent.__file__).parent.parent
+    skip = shutil.ignore_patterns("__pycache__")
+    for name in ("tests", "iotctl"):  # tests import their own package, from beside the one they test
+        shutil.copytree(project / name, where / name, ignore=skip, dirs_exist_ok=True)
+    shutil.copy(project / "pyproject.toml", where)
+    rooms = [f"tests/{name}" for name in ROOMS.get(room, (room,))]
+    code, out, err = _run(
+        where, ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *rooms], TESTS_TIMEOUT_S
+    )
+    if code == 0:
+        return Found("tests")
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", out, re.MULTILINE)
+    return Found("tests", failed[0] if failed else err)
+
+
+def _by_scopes(where: Path, world: str) -> Found:
+    code, _, err = _run(where, ["-m", "nodeagent.testing.exhaustive", world], SCOPES_TIMEOUT_S)
+    broken = re.findall(r"^\S*(?:Broken|Error): (.+)", err, re.MULTILINE)
+    return Found("scopes", "" if code == 0 else broken[-1] if broken else err)
+
+
+def _by_seeds(where: Path, seeds: int) -> Found:
+    for runs in RUNS:
+        code, out, err = _run(where, ["-m", runs, "1", str(seeds)], SEED_TIMEOUT_S * seeds)
+        if code == 0:
+            continue
+        by = re.findall(r"^AssertionError: (seed.+)", err, re.MULTILINE)
+        return Found("seeds", by[-1] if by else err, out.count("\n") + 1)
+    return Found("seeds")
+
+
+def _run(where: Path, words: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
+    """Exit code, output, and the errors, or their end when they are long."""
     try:
         run = subprocess.run(
-            command,
+            [sys.executable, *words],
             cwd=where,
-            env=environment,
+            env={**os.environ, "PYTHONPATH": str(where)},
             capture_output=True,
             text=True,
-            timeout=SEED_TIMEOUT_S * seeds,
+            timeout=timeout_s,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return seeds, "it never ends"
-    if run.returncode == 0:
-        return 0, ""
-    by = [line for line in run.stderr.splitlines() if line.startswith("AssertionError: seed")]
-    return run.stdout.count("\n") + 1, by[-1][:120] if by else run.stderr[-200:]
+        return 1, "", "it never ends"
+    return run.returncode, run.stdout, run.stderr
