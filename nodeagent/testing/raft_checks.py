@@ -94,9 +94,13 @@ class RaftSafety:
 
     def _is_durable(self, node: Machine, replica: Replica) -> None:
         log, index = replica.raft.log, replica.raft.durability.index
-        term = log.term(index)
         key = (node.node, node.life, replica.group)
+        assert index <= log.last_index, (
+            f"S7: {node.node} takes {replica.group}/{index} for durable, beyond its end"
+        )
+        term = log.term(index)
         if term is None or index <= log.base.index:
+            self._durable.pop(key, None)
             return
         last = (index, term, log.base.index)
         if self._durable.get(key) != last:
@@ -190,9 +194,10 @@ class RaftSafety:
             return
         nodes = self._sim.nodes
         held = {n for n in nodes if nodes[n].durable.holds(group, index, term)}
-        # A config that was appended in the same turn came after.
-        before = log.config_at(max(log.config_index - 1, log.base.index))
-        assert any(len(held.intersection(c.voters)) >= c.quorum for c in (log.config, before)), (
+        configs = [log.config]
+        if index < log.config_index:  # one that was appended in the same turn came after
+            configs.append(log.config_at(max(log.config_index - 1, log.base.index)))
+        assert any(len(held.intersection(c.voters)) >= c.quorum for c in configs), (
             f"S6: {node.node} takes {group}/{index} of term {term} for committed; of {log.config.voters} "
             f"only {sorted(held)} hold it"
         )

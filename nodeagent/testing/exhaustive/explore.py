@@ -1,9 +1,12 @@
 """Go through every state that a world can come to."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from functools import partial
+from typing import Protocol, Self, TypeVar
+
+T = TypeVar("T")
 
 
 class World(Protocol):
@@ -18,6 +21,13 @@ class World(Protocol):
 
         Raises:
             AssertionError: an invariant is broken.
+        """
+
+    def rest(self) -> None:
+        """Nothing happens any more.
+
+        Raises:
+            AssertionError: something should.
         """
 
     def name(self) -> bytes:
@@ -84,6 +94,8 @@ def explore(
         place = way[-1]
         event = next(place.ahead, None)
         if event is None:
+            if not place.orders:
+                _hold(place.world.rest, [p.event for p in way[:-1]])
             orders[place.name] = place.orders or 1
             way.pop()
             if way:
@@ -93,10 +105,7 @@ def explore(
             found.complete = False
             break
         place.event = event
-        try:
-            world = place.world.after(event)
-        except AssertionError as error:
-            raise Broken(str(error), [p.event for p in way]) from error
+        world = _hold(partial(place.world.after, event), [p.event for p in way])
         if world is place.world:
             continue
         found.steps += 1
@@ -111,3 +120,10 @@ def explore(
     found.orders = orders.get(way[0].name if way else start.name(), 0)
     found.seconds = time.monotonic() - began
     return found
+
+
+def _hold(do: Callable[[], T], events: Sequence[str]) -> T:
+    try:
+        return do()
+    except AssertionError as error:
+        raise Broken(str(error), events) from error

@@ -289,6 +289,10 @@ class HandoverWorld:
     def _written_in(self, slot: int) -> frozenset[str]:
         return self.written.get(slot, frozenset())
 
+    def rest(self) -> None:
+        op = self.op()
+        assert op.ended, f"L2: {op.id} stays in {op.stage}"
+
     def _check_end(self, op: Operation, heads: Mapping[GroupId, DataState]) -> None:
         for move in op.moves:
             owner = move.source if op.stage is Stage.CANCELLED else move.target
@@ -298,7 +302,9 @@ class HandoverWorld:
                 lacks = self._written_in(slot) - _numbers(heads[owner], slot)
                 assert not lacks, f"S9: {op.id} ended, and {owner} lacks rows of slot {slot}"
         for group, state in heads.items():
-            assert not state.slots.sealed, f"L4: {op.id} ended, and {group} keeps {state.slots.sealed}"
+            slots = state.slots
+            assert not slots.sealed, f"L4: {op.id} ended, and {group} keeps {slots.sealed}"
+            assert not slots.arriving, f"L4: {op.id} ended, and {group} waits for {slots.arriving}"
 
     def name(self) -> bytes:
         left = self.left

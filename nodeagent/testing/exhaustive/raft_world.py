@@ -194,6 +194,9 @@ class RaftWorld:
         self.nodes = {
             n: Member(n, config if n not in others else Config()) for n in (*config.members, *others)
         }
+        assert len(config.voters) > 1, "one voter alone asks nobody"
+        beats = bounds.beats and (bounds.campaigns or bounds.lapses)
+        assert not beats, "when a leader looks for its quorum is in no name"
         self.net: tuple[Sent, ...] = ()
         self.left = bounds
         self.fresh = frozenset(bounds.alike)
@@ -463,12 +466,12 @@ class RaftWorld:
         self.net = tuple(sorted([sent for sent in net if not self._is_spent(sent)]))
 
     def _is_spent(self, sent: Sent) -> bool:
-        """Whether it is of an earlier term than its receiver's and changes nothing, whenever it comes: terms
-        never fall. Each of those would double the states."""
+        """Whether it is of an earlier term than its receiver's and changes nothing, whenever it comes: a term
+        that is on disk never falls. Each of those would double the states."""
         to, sender, encoded = sent
         member = self.nodes[to]
         message = _decode(encoded)
-        if message.term >= member.raft.term:
+        if message.term >= min(member.raft.term, member.disk.hard.term):
             return False
         told = member.copy()
         told.raft.step(sender, message, told.raft.clock)
@@ -502,6 +505,9 @@ class RaftWorld:
             raft.offer_snapshot(peer, "state")
         if ready.offer is not None and member.offer is None and not member.leads:
             member.offer = ready.offer
+
+    def rest(self) -> None:
+        """Whatever became of the group: what is under way may be lost."""
 
     # --- its name ----------------------------------------------------------------------------------
 

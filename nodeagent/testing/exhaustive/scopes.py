@@ -116,6 +116,16 @@ RAFT = (
         ),
     ),
     Scope(
+        "a message that arrives twice",
+        21_000,
+        _raft(RaftBounds(campaigns=1, commands=1, repeats=1, prompt=True), "elect a b; settle a b; lose"),
+    ),
+    Scope(
+        "purges",
+        530,
+        _raft(RaftBounds(purges=1, commands=1), "elect a b; settle a b c; lose"),
+    ),
+    Scope(
         "two voters at once",
         0,
         _raft(RaftBounds(changes=1, configs=(Config(("a",)),), prompt=True), "elect a b; settle a b c"),

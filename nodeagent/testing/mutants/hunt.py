@@ -8,6 +8,7 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,7 +61,11 @@ def plant(mutant: Mutant, into: Path) -> Path:
 
 
 def hunt(mutant: Mutant, seeds: int, nets: Sequence[str] = NETS) -> list[Found]:
-    """What each of these nets sees, whatever the others saw."""
+    """What each of these nets sees, whatever the others saw; nothing of a net that has nothing for the room.
+
+    Raises:
+        RuntimeError: the directed tests could not be run.
+    """
     with tempfile.TemporaryDirectory() as directory:
         where = plant(mutant, Path(directory))
         found: list[Found] = []
@@ -69,8 +74,8 @@ def hunt(mutant: Mutant, seeds: int, nets: Sequence[str] = NETS) -> list[Found]:
                 case "tests":
                     found.append(_by_tests(where, mutant.room))
                 case "scopes":
-                    world = WORLDS.get(mutant.room)
-                    found.append(_by_scopes(where, world) if world is not None else Found(net))
+                    if mutant.room in WORLDS:
+                        found.append(_by_scopes(where, WORLDS[mutant.room]))
                 case "seeds":
                     found.append(_by_seeds(where, seeds))
         return found
@@ -93,6 +98,8 @@ def _by_tests(where: Path, room: str) -> Found:
     )
     if code == 0:
         return Found("tests")
+    if code > 1:  # pytest ran no test, or could not begin
+        raise RuntimeError(f"{rooms}: pytest ended with {code}: {out[-500:]}{err[-500:]}")
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", out, re.MULTILINE)
     return Found("tests", failed[0] if failed else err)
 
@@ -104,27 +111,30 @@ def _by_scopes(where: Path, world: str) -> Found:
 
 
 def _by_seeds(where: Path, seeds: int) -> Found:
-    for runs in RUNS:
+    for before, runs in enumerate(RUNS):
         code, out, err = _run(where, ["-m", runs, "1", str(seeds)], SEED_TIMEOUT_S * seeds)
         if code == 0:
             continue
         by = re.findall(r"^AssertionError: (seed.+)", err, re.MULTILINE)
-        return Found("seeds", by[-1] if by else err, out.count("\n") + 1)
+        return Found("seeds", by[-1] if by else err, before * seeds + out.count("\n") + 1)
     return Found("seeds")
 
 
 def _run(where: Path, words: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
-    """Exit code, output, and the errors, or their end when they are long."""
+    """Exit code, output and errors. Whatever it started ends with it."""
+    run = subprocess.Popen(
+        [sys.executable, *words],
+        cwd=where,
+        env={**os.environ, "PYTHONPATH": str(where)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        run = subprocess.run(
-            [sys.executable, *words],
-            cwd=where,
-            env={**os.environ, "PYTHONPATH": str(where)},
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        out, err = run.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        return 1, "", "it never ends"
-    return run.returncode, run.stdout, run.stderr
+        os.killpg(run.pid, signal.SIGKILL)
+        out, _ = run.communicate()
+        return 1, out, "it never ends"
+    return run.returncode, out, err or f"exit code {run.returncode}"
