@@ -74,13 +74,10 @@ class _Place:
     ahead: Iterator[str]
     orders: int = 0
     event: str = ""
-    """The one being tried."""
+    """The one being tried; "" when all were."""
 
 
-def explore(
-    start: World,
-    steps_max: int | None = None,
-) -> Explored:
+def explore(start: World, steps_max: int | None = None) -> Explored:
     """Depth first, each state once; memory grows with the number of states by their names alone.
 
     Raises:
@@ -95,7 +92,8 @@ def explore(
         event = next(place.ahead, None)
         if event is None:
             if not place.orders:
-                _hold(place.world.rest, [p.event for p in way[:-1]])
+                place.event = ""
+                _hold(place.world.rest, way)
             orders[place.name] = place.orders or 1
             way.pop()
             if way:
@@ -105,7 +103,7 @@ def explore(
             found.complete = False
             break
         place.event = event
-        world = _hold(partial(place.world.after, event), [p.event for p in way])
+        world = _hold(partial(place.world.after, event), way)
         if world is place.world:
             continue
         found.steps += 1
@@ -122,8 +120,8 @@ def explore(
     return found
 
 
-def _hold(do: Callable[[], T], events: Sequence[str]) -> T:
+def _hold(do: Callable[[], T], way: Sequence[_Place]) -> T:
     try:
         return do()
     except AssertionError as error:
-        raise Broken(str(error), events) from error
+        raise Broken(str(error), [p.event for p in way if p.event]) from error
