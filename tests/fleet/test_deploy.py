@@ -317,8 +317,9 @@ def has_all_files(cluster: BlockingCluster, member: str, group: str, index: int)
 
 
 def data_of(plant: Plant) -> dict[str, str]:
-    """Every file with rows, and what is in it."""
-    files = [f for n in NODES for f in (plant.home(n) / "data").rglob("*.tsfile")]
+    """Every file with rows, and what is in it. (A snapshot is links to such files, kept until its last reader
+    is done: it may go at any time.)"""
+    files = [f for n in NODES for f in (plant.home(n) / "data" / "groups").rglob("*.tsfile")]
     return {str(f): hashlib.sha256(f.read_bytes()).hexdigest() for f in files}
 
 
