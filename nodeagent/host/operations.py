@@ -50,11 +50,13 @@ nothing of a node that lives. Half of the silence is left for its election."""
 
 
 class Operations:
-    """One step of every group per call; nothing here is remembered but when a report was last sent."""
+    """One step of every group per call; nothing is remembered but what was last proposed and reported."""
 
     def __init__(self, host: "Host") -> None:
         self.host = host
-        self._reported: dict[str, int] = {}
+        self._reported: dict[str, tuple[int, NodeId, int]] = {}
+        """report -> (when it was last handed over, to which leader, of which term)"""
+
         self._proposed: dict[GroupId, tuple[int, int]] = {}
         """group -> (term, index) of the last command proposed; no other before it is applied"""
 
@@ -319,25 +321,28 @@ class Operations:
     # --- evidence ----------------------------------------------------------------------------------
 
     def report(self, command: meta.Command) -> None:
-        """Hand evidence to the meta leader, at most every `REPORT_AGAIN_MS` until the record shows it."""
+        """Hand evidence to the meta leader, until the record shows it: to each leader at once, for what went
+        to the one before may be lost (slots stand closed until then), and to the same one every
+        `REPORT_AGAIN_MS`."""
         host = self.host
         op = host.meta.open_operation()
         if op is not None and holds.is_kept_back(op, command, self.holds):
             return
+        replica = host.meta_replica
+        if replica is None or replica.raft.leader is None:
+            return
+        leader, term = replica.raft.leader, replica.raft.term
         key = _key(command)
-        last = self._reported.get(key)
-        if last is not None and host.desk.now - last < REPORT_AGAIN_MS:
+        when, *last = self._reported.get(key, (0, "", 0))
+        if last == [leader, term] and host.desk.now - when < REPORT_AGAIN_MS:
             return
         if len(self._reported) > 4096:
             self._reported.clear()
-        self._reported[key] = host.desk.now
-        replica = host.meta_replica
-        if replica is None:
-            return
+        self._reported[key] = (host.desk.now, leader, term)
         if replica.leads:
             replica.propose([meta.encode(command)])
-        elif replica.raft.leader is not None:
-            host.desk.call(replica.raft.leader, Forward(meta.encode(command)), lambda _: None)
+        else:
+            host.desk.call(leader, Forward(meta.encode(command)), lambda _: None)
 
 
 def _key(command: meta.Command) -> str:

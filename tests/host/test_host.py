@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,11 @@ from nodeagent.data import commands as data
 from nodeagent.data.compaction import cut_off
 from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host.admission import check_status
-from nodeagent.host.desk import Desk
+from nodeagent.host.desk import Desk, To
 from nodeagent.host.found import lost_meta
 from nodeagent.host.handlers import Probes, evidence_at
 from nodeagent.host.host import DRIVE_MS, Host
-from nodeagent.host.operations import Operations
+from nodeagent.host.operations import REPORT_AGAIN_MS, Operations
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
 from nodeagent.host.session_parts import SEAL_WAIT_MS
 from nodeagent.log import Damage, GroupLog
@@ -41,7 +42,7 @@ from nodeagent.model.jobs import (
     install_area,
 )
 from nodeagent.model.limits import ENTRY_BYTES_MAX
-from nodeagent.model.raft_messages import AppendRequest, Routed, SnapshotOffer
+from nodeagent.model.raft_messages import AppendRequest, Heartbeat, Routed, SnapshotOffer
 from nodeagent.model.requests import (
     Accepted,
     CheckFiles,
@@ -750,6 +751,29 @@ def test_evidence_that_does_not_fit_is_refused_before_it_is_logged() -> None:
         reply = run_out(host)[token]
         assert isinstance(reply, ErrorReply) and reply.code == "invalid_input"
     assert host.meta_replica.raft.log.last_index == last
+
+
+def test_evidence_goes_to_every_new_meta_leader_at_once() -> None:
+    """Slots stand closed until it is in the record, and what the leader before got may be lost with it."""
+    host = settled_host({})
+    report = partial(host.operations.report, meta.LedAgain(0, "a.1", "op-1"))
+
+    def asked(now: int) -> list[To]:
+        host.desk.now = now
+        report()
+        return [to for _, to, request in host.take().calls if isinstance(request, Forward)]
+
+    def lead(node: str, term: int, now: int) -> None:
+        host.on_raft(node, [Routed(META, Heartbeat(term, 0))], now)
+
+    assert not asked(1_000), "nobody leads yet"
+    lead("b", 2, 1_001)
+    assert asked(1_002) == ["b"] and not asked(1_003)
+    assert not asked(1_001 + REPORT_AGAIN_MS) and asked(1_002 + REPORT_AGAIN_MS) == ["b"]
+    lead("c", 3, 1_600)
+    assert asked(1_601) == ["c"] and not asked(1_602)
+    lead("c", 4, 1_610)
+    assert asked(1_611) == ["c"], "it lost its lead between, and what it had not committed"
 
 
 @pytest.mark.parametrize("level", ["mid", "weak"])
