@@ -4,10 +4,12 @@
 simulator's seeds see of it, each by itself. One that survives says what nobody looks at.
 """
 
-from nodeagent.testing.mutants import data, host, log, meta, raft, scaling, storage
+from nodeagent.testing.mutants import client, data, host, log, meta, raft, runtime, scaling, storage
 from nodeagent.testing.mutants.hunt import hunt, plant
 from nodeagent.testing.mutants.mutant import Mutant
 
-MUTANTS = tuple(m for room in (raft, log, host, data, meta, scaling, storage) for m in room.MUTANTS)
+MUTANTS = tuple(
+    m for room in (raft, log, host, data, meta, scaling, storage, runtime, client) for m in room.MUTANTS
+)
 
 __all__ = ["MUTANTS", "Mutant", "hunt", "plant"]

@@ -1,6 +1,7 @@
-"""`python -m nodeagent.testing.mutants [--seeds N] [--net NET] [--room ROOM] [--sample N] [NAME...]`.
+"""`python -m nodeagent.testing.mutants [--seeds N] [--net NET] [--room ROOM] [--sample N] [--machine N] [NAME...]`.
 
-Prints what each net saw of each bug, and for each room how many were planted and killed, by each net alone.
+Prints what each net saw of each bug, and for each room how many were planted and killed, by each net alone. Each net
+has to let the package without a bug pass first.
 """
 
 import argparse
@@ -9,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from statistics import median
 
-from nodeagent.testing.mutants import MUTANTS
-from nodeagent.testing.mutants.hunt import NETS, Found, hunt_one
+from nodeagent.testing.mutants import MUTANTS, machine
+from nodeagent.testing.mutants.hunt import NETS, Found, control, hunt_one
 from nodeagent.testing.mutants.mutant import Mutant
 from nodeagent.testing.parallel import results
 
@@ -26,18 +27,21 @@ def main() -> int:
     parser.add_argument("--net", action="append", choices=NETS, help="look with these only")
     parser.add_argument("--room", action="append", default=[], help="of these rooms only")
     parser.add_argument("--sample", type=int, help="so many of them, always the same")
+    parser.add_argument("--machine", type=int, help="in place of those by hand, so many that a machine made")
     parser.add_argument("names", nargs="*", help="parts of the names of those to plant")
     args = parser.parse_args()
     nets = [net for net in NETS if not args.net or net in args.net]
     chosen = [
         m
-        for m in MUTANTS
+        for m in (MUTANTS if args.machine is None else machine.sample(args.machine))
         if (not args.room or m.room in args.room) and (not args.names or any(n in m.name for n in args.names))
     ]
     if args.sample is not None and args.sample < len(chosen):
         chosen = random.Random(SAMPLE_SEED).sample(chosen, args.sample)
+    took = control(dict.fromkeys(m.room for m in chosen), nets)
+    print("; ".join(f"{what}: {seconds:.0f} s" for what, seconds in took.items()), flush=True)
     outcomes: list[tuple[Mutant, list[Found]]] = []
-    jobs = [(mutant, args.seeds, nets) for mutant in chosen]
+    jobs = [(mutant, args.seeds, nets, took) for mutant in chosen]
     for mutant, found in zip(chosen, results(hunt_one, jobs), strict=True):
         outcomes.append((mutant, found))
         print(f"{mutant.room}: {mutant.name}: {_said(found)}", flush=True)
@@ -46,6 +50,8 @@ def main() -> int:
 
 
 def _said(found: Sequence[Found]) -> str:
+    if not found:
+        return "no net looks here"
     if not any(f.by for f in found):
         return "SURVIVED"
     return "; ".join(

@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,9 +21,14 @@ import msgspec
 import nodeagent
 from nodeagent.testing.mutants.mutant import Mutant
 
-SEED_TIMEOUT_S = 120
-SCOPES_TIMEOUT_S = 900
-TESTS_TIMEOUT_S = 600
+CONTROL_TIMEOUT_S = 1800
+CONTROL_SEEDS = 2
+USUAL_S = 100.0
+"""Where nobody looked what a net takes."""
+
+SLOWER = 5
+"""A run that takes so many times what the package without a bug takes, and a minute more, never ends."""
+
 RUNS = ("nodeagent.testing", "nodeagent.testing.cluster_swarm")
 """One after the other, for so many seeds each."""
 
@@ -36,6 +42,9 @@ ROOMS = {
 
 WORLDS = {"raft": "raft", "meta": "slots", "scaling": "slots", "data": "slots"}
 """The scopes in which a bug of a room may be seen."""
+
+NOT_SIMULATED = ("runtime", "client")
+"""The simulator has its own."""
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -51,17 +60,49 @@ class Found(msgspec.Struct, frozen=True):
 
 def plant(mutant: Mutant, into: Path) -> Path:
     """A copy of the package with the bug in it; returns the directory to import it from."""
-    package = into / "nodeagent"
-    shutil.copytree(Path(nodeagent.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    target = package / mutant.file
+    target = _copy(into) / "nodeagent" / mutant.file
     source = target.read_text()
     assert source.count(mutant.old) == 1, f"{mutant.name}: {source.count(mutant.old)} places in {mutant.file}"
     target.write_text(source.replace(mutant.old, mutant.new))
     return into
 
 
-def hunt(mutant: Mutant, seeds: int, nets: Sequence[str] = NETS) -> list[Found]:
+def _copy(into: Path) -> Path:
+    package = Path(nodeagent.__file__).parent
+    shutil.copytree(package, into / "nodeagent", ignore=shutil.ignore_patterns("__pycache__"))
+    return into
+
+
+def control(rooms: Iterable[str], nets: Sequence[str] = NETS) -> dict[str, float]:
+    """What these nets take for a package without a bug, which each must let pass: by what is run, in seconds
+    (of seeds, for one).
+
+    Raises:
+        RuntimeError: one of them fails by itself.
+    """
+    took: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        where = _copy(Path(directory))
+        for room in rooms:
+            for net in nets:
+                what = _what(net, room)
+                if not what or what in took:
+                    continue
+                start = time.monotonic()
+                found = _look(net, where, room, CONTROL_SEEDS, CONTROL_TIMEOUT_S)
+                if found is not None and found.by:
+                    raise RuntimeError(f"{what}: fails on the package as it is: {found.by}")
+                took[what] = (time.monotonic() - start) / (CONTROL_SEEDS if net == "seeds" else 1)
+    return took
+
+
+def hunt(
+    mutant: Mutant, seeds: int, nets: Sequence[str] = NETS, took: Mapping[str, float] | None = None
+) -> list[Found]:
     """What each of these nets sees, whatever the others saw; nothing of a net that has nothing for the room.
+
+    Args:
+        took: as `control` told, if it was asked.
 
     Raises:
         RuntimeError: the directed tests could not be run.
@@ -70,32 +111,44 @@ def hunt(mutant: Mutant, seeds: int, nets: Sequence[str] = NETS) -> list[Found]:
         where = plant(mutant, Path(directory))
         found: list[Found] = []
         for net in nets:
-            match net:
-                case "tests":
-                    found.append(_by_tests(where, mutant.room))
-                case "scopes":
-                    if mutant.room in WORLDS:
-                        found.append(_by_scopes(where, WORLDS[mutant.room]))
-                case "seeds":
-                    found.append(_by_seeds(where, seeds))
+            what = _what(net, mutant.room)
+            if what:
+                usual = (took or {}).get(what, USUAL_S) * (seeds if net == "seeds" else 1)
+                limit = 60 + SLOWER * usual
+                found.append(_look(net, where, mutant.room, seeds, limit))
         return found
 
 
-def hunt_one(job: tuple[Mutant, int, Sequence[str]]) -> list[Found]:
+def hunt_one(job: tuple[Mutant, int, Sequence[str], Mapping[str, float]]) -> list[Found]:
     """As `hunt`, for `parallel.results`."""
     return hunt(*job)
 
 
-def _by_tests(where: Path, room: str) -> Found:
+def _what(net: str, room: str) -> str:
+    """What is run for bugs of a room; "" when the net has nothing for it."""
+    if net == "tests":
+        return f"tests of {' '.join(ROOMS.get(room, (room,)))}"
+    if net == "scopes":
+        return f"scopes of {WORLDS[room]}" if room in WORLDS else ""
+    return "seeds" if room not in NOT_SIMULATED else ""
+
+
+def _look(net: str, where: Path, room: str, seeds: int, timeout_s: float) -> Found:
+    if net == "tests":
+        return _by_tests(where, room, timeout_s)
+    if net == "scopes":
+        return _by_scopes(where, WORLDS[room], timeout_s)
+    return _by_seeds(where, seeds, timeout_s)
+
+
+def _by_tests(where: Path, room: str, timeout_s: float) -> Found:
     project = Path(nodeagent.__file__).parent.parent
     skip = shutil.ignore_patterns("__pycache__")
     for name in ("tests", "iotctl"):  # tests import their own package, from beside the one they test
         shutil.copytree(project / name, where / name, ignore=skip, dirs_exist_ok=True)
     shutil.copy(project / "pyproject.toml", where)
     rooms = [f"tests/{name}" for name in ROOMS.get(room, (room,))]
-    code, out, err = _run(
-        where, ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *rooms], TESTS_TIMEOUT_S
-    )
+    code, out, err = _run(where, ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *rooms], timeout_s)
     if code == 0:
         return Found("tests")
     if code > 1:  # pytest ran no test, or could not begin
@@ -104,15 +157,15 @@ def _by_tests(where: Path, room: str) -> Found:
     return Found("tests", failed[0] if failed else err)
 
 
-def _by_scopes(where: Path, world: str) -> Found:
-    code, _, err = _run(where, ["-m", "nodeagent.testing.exhaustive", world], SCOPES_TIMEOUT_S)
+def _by_scopes(where: Path, world: str, timeout_s: float) -> Found:
+    code, _, err = _run(where, ["-m", "nodeagent.testing.exhaustive", world], timeout_s)
     broken = re.findall(r"^\S*(?:Broken|Error): (.+)", err, re.MULTILINE)
     return Found("scopes", "" if code == 0 else broken[-1] if broken else err)
 
 
-def _by_seeds(where: Path, seeds: int) -> Found:
+def _by_seeds(where: Path, seeds: int, timeout_s: float) -> Found:
     for before, runs in enumerate(RUNS):
-        code, out, err = _run(where, ["-m", runs, "1", str(seeds)], SEED_TIMEOUT_S * seeds)
+        code, out, err = _run(where, ["-m", runs, "1", str(seeds)], timeout_s)
         if code == 0:
             continue
         by = re.findall(r"^AssertionError: (seed.+)", err, re.MULTILINE)

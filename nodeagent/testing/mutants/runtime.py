@@ -1,0 +1,163 @@
+"""Bugs between the node and the system: the order of writes, syncs and replies, who is heard, and what a process
+finds when it starts."""
+
+from nodeagent.testing.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "a new name is not synced after the rename",
+        "runtime/disk.py",
+        "        _sync_dir(os.path.dirname(target))\n",
+        "",
+    ),
+    Mutant(
+        "a file is renamed before it is synced",
+        "runtime/disk.py",
+        "                file.pwrite(0, data)\n                file.sync()\n",
+        "                file.pwrite(0, data)\n",
+    ),
+    Mutant(
+        "a new directory is not synced",
+        "runtime/disk.py",
+        "            _sync_dir(os.path.dirname(made))\n",
+        "",
+    ),
+    Mutant(
+        "a short write is taken for a whole one",
+        "runtime/disk.py",
+        "            while written < len(data):",
+        "            while False:",
+    ),
+    Mutant(
+        "a file that is there already is made again",
+        "runtime/disk.py",
+        "os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC",
+        "os.O_RDWR | os.O_CREAT | os.O_CLOEXEC",
+    ),
+    Mutant(
+        "two processes have one directory",
+        "runtime/disk.py",
+        "fcntl.LOCK_EX | fcntl.LOCK_NB",
+        "fcntl.LOCK_SH | fcntl.LOCK_NB",
+    ),
+    Mutant(
+        "a batch is told of before its sync",
+        "runtime/log_thread.py",
+        "            self._log.sync()\n",
+        "            self._post(queue[written - 1][0])\n            self._log.sync()\n",
+    ),
+    Mutant(
+        "what the full disk did not take counts as synced",
+        "runtime/log_thread.py",
+        "            self._post(queue[written - 1][0])",
+        "            self._post(queue[-1][0])",
+    ),
+    Mutant(
+        "what waits for room goes behind what came later",
+        "runtime/log_thread.py",
+        "[*held, *self._queue]",
+        "[*self._queue, *held]",
+    ),
+    Mutant(
+        "the agent goes on without its log thread",
+        "runtime/log_thread.py",
+        "            self._fail(error)",
+        "            pass",
+    ),
+    Mutant(
+        "strangers take part in Raft",
+        "runtime/driver.py",
+        "        if self._heard(connection) is not Standing.MEMBER:",
+        "        if self._heard(connection) is None:",
+    ),
+    Mutant(
+        "the connection of a retired node stays",
+        "runtime/driver.py",
+        "        if standing in _REFUSED:\n            try:",
+        "        if standing is None:\n            try:",
+    ),
+    Mutant(
+        "a node that is no member asks as one",
+        "runtime/driver.py",
+        'peer.role if standing is Standing.MEMBER else "guest"',
+        "peer.role",
+    ),
+    Mutant(
+        "a slow read never gives its place back",
+        "runtime/driver.py",
+        "                self._shares.done(who)",
+        "                pass",
+    ),
+    Mutant(
+        "an earlier deadline does not move the timer",
+        "runtime/driver.py",
+        "        if self._timer is not None and self._timer_at <= deadline:",
+        "        if self._timer is not None:",
+    ),
+    Mutant(
+        "work that a turn left waits for the next event",
+        "runtime/driver.py",
+        "        if not self._host.idle:\n            self._wake()\n",
+        "",
+    ),
+    Mutant(
+        "a node does not hear that it was retired",
+        "runtime/driver.py",
+        'if error.details.get("retired") == self._incarnation:',
+        "if False:",
+    ),
+    Mutant(
+        "a node that moved is looked for where it was",
+        "runtime/peers.py",
+        "        if address == self.address:",
+        "        if self.address:",
+    ),
+    Mutant(
+        "an operator may hand in evidence",
+        "runtime/rights.py",
+        "            return kind not in _NODES_ONLY",
+        "            return True",
+    ),
+    Mutant(
+        "a guest may ask what members may",
+        "runtime/rights.py",
+        "            return kind in _GUESTS",
+        "            return kind not in _ADMINS_ONLY",
+    ),
+    Mutant(
+        "a chunk of any length is taken",
+        "runtime/puller.py",
+        "if len(reply.data) > wanted.length or wanted.offset + len(reply.data) > reply.size:",
+        "if False:",
+    ),
+    Mutant(
+        "pulls keep to no rate",
+        "runtime/puller.py",
+        "            await self._pace(wanted.length)",
+        "            pass",
+    ),
+    Mutant(
+        "a job that fails ends its lane",
+        "runtime/jobs.py",
+        "        except Exception as error:  # a job must never end the node",
+        "        except ValueError as error:  # a job must never end the node",
+    ),
+    Mutant(
+        "files go before the log says which checkpoint it needs",
+        "runtime/startup.py",
+        "        log.sync()\n",
+        "",
+    ),
+    Mutant(
+        "files go though log and checkpoint do not fit",
+        "runtime/startup.py",
+        "        and not fault_of(group, found, payload, owner)\n",
+        "",
+    ),
+    Mutant(
+        "what was seen of others is taken without its seal",
+        "runtime/seen.py",
+        "if found.seal == _seal(found.starts) else",
+        "if found.starts else",
+    ),
+)

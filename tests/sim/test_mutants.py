@@ -1,0 +1,93 @@
+"""Planted bugs are found, by the command and by each net."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nodeagent
+from nodeagent.testing.mutants import MUTANTS, hunt, machine
+
+SOURCE = '''
+"""1 of a module."""
+LIMIT = 1 + 2
+
+def count(found: list[int], left: int = 3) -> int:
+    """Not 4 in a text."""
+    assert left > 5
+    if left < 6 and not found:
+        desk.note("seven", at=7)
+        found.append(left - 1)
+    if left < 6:
+        raise ValueError(f"{left + 8} äöü")
+    return max(left, len(found))
+'''
+
+
+def test_a_machine_changes_what_is_executed() -> None:
+    """Not what is said, asserted or set once for the module; and each place by a text that is there once."""
+    found = list(machine.mutants_of("room/file.py", SOURCE))
+    assert [m.name.partition(":")[2] for m in found] == [
+        "8 left < 6 and not found -> False",
+        "8 < -> <=",
+        "8 6 -> 7",
+        "8 and -> or",
+        "8 not -> nothing",
+        "10 found.append(left - 1) -> pass",
+        "10 - -> +",
+        "10 1 -> 2",
+        "11 left < 6 -> False",
+        "11 < -> <=",
+        "11 6 -> 7",
+        "13 max -> min",
+    ]
+    for mutant in found:
+        assert SOURCE.count(mutant.old) == 1 and mutant.room == "room"
+        ast.parse(SOURCE.replace(mutant.old, mutant.new))
+
+
+def test_a_machine_chooses_from_every_room_and_always_the_same() -> None:
+    chosen = machine.sample(40)
+    assert chosen == machine.sample(40) and {m.room for m in chosen} == set(machine.ROOMS)
+    root = Path(nodeagent.__file__).parent
+    for mutant in chosen:
+        source = (root / mutant.file).read_text()
+        assert source.count(mutant.old) == 1
+        ast.parse(source.replace(mutant.old, mutant.new))
+
+
+def test_every_mutant_still_fits_the_code() -> None:
+    """`make mutants` takes long; that its bugs can be planted is quickly seen."""
+    package = Path(nodeagent.__file__).parent
+    places = {m.name: (package / m.file).read_text().count(m.old) for m in MUTANTS}
+    assert {name: count for name, count in places.items() if count != 1} == {}
+
+
+def test_the_command_plants_a_bug_and_says_by_what_it_was_found() -> None:
+    command = [sys.executable, "-m", "nodeagent.testing.mutants", "--seeds", "3", "votes are not persisted"]
+    done = subprocess.run([*command, "--net", "seeds"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "votes are not persisted: seeds (" in done.stdout, done.stderr
+
+
+def test_each_net_looks_for_a_planted_bug_by_itself() -> None:
+    mutant = next(m for m in MUTANTS if m.name == "one vote too few wins")
+    by_tests, by_scopes = hunt(mutant, 0, ["tests", "scopes"])
+    assert by_tests.by.startswith("tests/raft/"), by_tests
+    assert "S1: " in by_scopes.by, by_scopes
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sessions do not move with their slots",
+        "half of the voters are a majority",
+        "segments go before what replaced them is durable",
+    ],
+)
+def test_a_planted_bug_is_found(name: str) -> None:
+    """A simulator that cannot see a bug proves nothing; `make mutants` plants all of them."""
+    mutant = next(m for m in MUTANTS if m.name == name)
+    (found,) = hunt(mutant, 12, ["seeds"])
+    assert found.by, f"{name}: survived"
