@@ -130,6 +130,7 @@ class ClusterSwarm(RandomOps):
         self.grave_ms += plan.back_ms + 2 * plan.raft.election_timeout_ms  # messages wait while it sleeps
         self.nemesis = Nemesis(
             self.sim,
+            random.Random(f"faults {seed}"),
             plan.kinds,
             gap_ms=plan.gap_ms,
             back_ms=plan.back_ms,
@@ -146,9 +147,9 @@ class ClusterSwarm(RandomOps):
             node.pace = rng.choice([0.8, 1.0, 1.0, 1.25])
         return node
 
-    def _led(self) -> tuple[Machine, Replica] | None:
+    def _led(self, rng: random.Random) -> tuple[Machine, Replica] | None:
         found = [(n, r) for n in self.sim.nodes.values() if n.alive for r in n.host.replicas() if r.leads]
-        return self.sim.rng.choice(found) if found else None
+        return rng.choice(found) if found else None
 
     def newest(self) -> MetaState:
         """As the node that was furthest had it: those that live now may all be behind, or be none."""

@@ -5,20 +5,38 @@ No run has everything: a fault that is always there hides what only happens with
 et al., ISSTA 2012).
 """
 
-import errno
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, get_args
 from unittest import mock
 
 from nodeagent.host.replica import Replica
-from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job
-from nodeagent.testing.disk import ENDLESS_BYTES, Fault
+from nodeagent.testing.disk import ENDLESS_BYTES
+from nodeagent.testing.injections import (
+    SPOILING,
+    Ambush,
+    DiskError,
+    Disks,
+    Down,
+    Flip,
+    Full,
+    Injection,
+    Jump,
+    Lose,
+    Network,
+    Part,
+    Sleep,
+    Stall,
+    Timed,
+    Torn,
+    Transfer,
+    Unreadable,
+)
 from nodeagent.testing.machine import BALLAST, Machine
 from nodeagent.testing.sim import CLIENT, Sim, WallClock
 
@@ -68,21 +86,24 @@ def draw_kinds(rng: random.Random, kinds: tuple[str, ...]) -> dict[str, int]:
 
 
 class Nemesis:
-    """Faults of one run, `faults` counted by class."""
+    """Faults of one run, `faults` counted by class. All that is drawn is drawn here; `done` is what came of
+    it."""
 
     def __init__(
         self,
         sim: Sim[Any],
+        rng: random.Random,
         kinds: Mapping[str, int],
         *,
         gap_ms: int,
         back_ms: int,
         timeout_ms: int,
-        led: Callable[[], tuple[Machine, Replica] | None],
+        led: Callable[[random.Random], tuple[Machine, Replica] | None],
         may_spoil: Callable[[NodeId], bool] = lambda name: False,
     ) -> None:
         """
         Args:
+            rng: for faults alone, so that a run with others is as much as possible the same run.
             kinds: classes of faults and their weights.
             gap_ms: between two faults, on average.
             back_ms: a process is down, or asleep, for up to so long.
@@ -91,9 +112,10 @@ class Nemesis:
             may_spoil: whether this machine may lose something for good.
         """
         self.sim = sim
-        self.rng = sim.rng
+        self.rng = rng
         self.calm = True
         self.faults: Counter[str] = Counter()
+        self.done: list[Timed] = []
         self.spoiled: set[NodeId] = set()
         """Machines that lost something for good: whoever runs the cluster replaces them."""
 
@@ -111,6 +133,12 @@ class Nemesis:
         self.calm = False
         self._round += 1
         self.sim.at(delay_ms, partial(self._next, self._round))
+
+    def follow(self, script: Sequence[Timed]) -> None:
+        """These faults and no others, each at its time, until `heal`."""
+        self.calm = False
+        for at, injection in script:
+            self.sim.at(at - self.sim.now, partial(self._inject, injection))
 
     def _next(self, number: int) -> None:
         if self.calm or number != self._round:
@@ -136,8 +164,17 @@ class Nemesis:
             if not node.alive and node.life:
                 node.start()
 
-    def _did(self, kind: str) -> None:
+    def _do(self, kind: str, injection: Injection) -> None:
         self.faults[kind] += 1
+        self._inject(injection)
+
+    def _inject(self, injection: Injection) -> None:
+        if isinstance(injection, SPOILING):
+            if not self._may_spoil(injection.node):  # drawn when it might
+                return
+            self.spoiled.add(injection.node)
+        self.done.append((self.sim.now, injection))
+        injection.inject(self.sim)
 
     def _alive(self) -> list[Machine]:
         return [n for n in self.sim.nodes.values() if n.alive]
@@ -149,34 +186,31 @@ class Nemesis:
     def _back(self) -> int:
         return self.rng.randint(1, self._back_ms)
 
-    def _down(self, node: Machine, *, power: bool) -> None:
-        node.stop(power=power)
-        self.sim.at(self._back(), lambda: None if node.alive else node.start())
-
     def _kill(self) -> None:
         if node := self._some():
-            self._did("kill")
-            self._down(node, power=False)
+            self._do("kill", Down(node.node, False, self._back()))
 
     def _power(self) -> None:
         if node := self._some():
-            self._did("power")
-            self._down(node, power=True)
+            self._do("power", Down(node.node, True, self._back()))
 
     def _torn(self) -> None:
         if node := self._some():
-            self._did("torn")
-            node.cut_power_soon()
+            self._do("torn", Torn(node.node, self.rng.randint(1, 40)))
 
     def _dark(self) -> None:
         if self.rng.random() < 0.3:
-            self._did("dark")
+            self.faults["dark"] += 1
             self._all_dark()
+
+    def _all_dark(self) -> None:
+        if not self.calm:
+            for node in self._alive():
+                self._inject(Down(node.node, self.rng.random() < 0.7, self._back()))
 
     def _sleep(self) -> None:
         if node := self._some():
-            self._did("sleep")
-            node.sleep(self._back())
+            self._do("sleep", Sleep(node.node, self._back()))
 
     def _cut(self) -> None:
         names = sorted(self.sim.nodes)
@@ -184,18 +218,18 @@ class Nemesis:
             return
         one, other = self.rng.sample(names, 2)
         pairs = {(one, other)} if self.rng.random() < 0.6 else {(one, other), (other, one)}
-        self._part(pairs, "cut")
+        self._part("cut", pairs, self._back())
 
     def _alone(self) -> None:
         names = sorted(self.sim.nodes)
         some = set(self.rng.sample(names, self.rng.randint(1, max(1, len(names) // 2))))
         into = {(n, s) for n in (*names, CLIENT) for s in some if n not in some}
         out = {(s, n) for n, s in into}
-        self._part(self.rng.choice([into, out, into | out]), "alone")
+        self._part("alone", self.rng.choice([into, out, into | out]), self._back())
 
     def _deposed(self) -> None:
         """A leader is cut off from the others and goes on hearing clients; then, perhaps, all go dark."""
-        led = self._led()
+        led = self._led(self.rng)
         if led is None:
             return
         old = led[0].node
@@ -203,85 +237,59 @@ class Nemesis:
         kept = set(self.rng.sample(others, min(len(others), self.rng.choice([0, 0, 1]))))
         pairs = {(old, n) for n in others if n not in kept}
         wait = self._timeout_ms * self.rng.randint(1, 5)
-        self._part(pairs | {(n, o) for o, n in pairs}, "deposed", wait)
+        self._part("deposed", pairs | {(n, o) for o, n in pairs}, wait)
         if self.rng.random() < 0.4:
             self.sim.at(self.rng.randint(1, wait), self._all_dark)
 
-    def _all_dark(self) -> None:
-        if not self.calm:
-            for node in self._alive():
-                self._down(node, power=self.rng.random() < 0.7)
-
-    def _part(self, pairs: set[tuple[NodeId, NodeId]], kind: str, wait_ms: int = 0) -> None:
-        self._did(kind)
-        self.sim.faults.cut |= pairs
-
-        def heal() -> None:
-            self.sim.faults.cut -= pairs
-
-        self.sim.at(wait_ms or self._back(), heal)
+    def _part(self, kind: str, pairs: set[tuple[NodeId, NodeId]], heal_ms: int) -> None:
+        self._do(kind, Part(tuple(sorted(f"{a}>{b}" for a, b in pairs)), heal_ms))
 
     def _storm(self) -> None:
-        self._did("storm")
-        faults, rng = self.sim.faults, self.rng
-        faults.drop = rng.choice([0.0, 0.02, 0.1, 0.3])
-        faults.duplicate = rng.choice([0.0, 0.05, 0.3])
-        faults.delay_ms = rng.choice([(0, 1), (1, 3), (1, 30), (5, self._timeout_ms)])
+        rng = self.rng
+        drop, duplicate = rng.choice([0.0, 0.02, 0.1, 0.3]), rng.choice([0.0, 0.05, 0.3])
+        delay = rng.choice([(0, 1), (1, 3), (1, 30), (5, self._timeout_ms)])
+        self._do("storm", Network(drop, duplicate, delay))
 
     def _slow(self) -> None:
-        self._did("slow")
         timeout = self._timeout_ms
-        self.sim.faults.sync_ms = self.rng.choice([(0, 1), (1, 3), (1, 40), (10, timeout)])
-        self.sim.faults.job_ms = self.rng.choice([(0, 1), (1, 10), (20, 2 * timeout)])
+        sync = self.rng.choice([(0, 1), (1, 3), (1, 40), (10, timeout)])
+        self._do("slow", Disks(sync, self.rng.choice([(0, 1), (1, 10), (20, 2 * timeout)])))
 
     def _stall(self) -> None:
         if node := self._some():
-            self._did("stall")
-            self.sim.faults.stalled.add(node.node)
-            self.sim.at(self._back(), lambda: self.sim.faults.stalled.discard(node.node))
-
-    def _err(self, operation: str, kind: str) -> Machine | None:
-        node = self._some()
-        if node is not None:
-            self._did(kind)
-            node.disk.faults.append(Fault(operation, errno.EIO, "log/", skip=self.rng.randint(0, 5)))
-        return node
+            self._do("stall", Stall(node.node, self._back()))
 
     def _sync_error(self) -> None:
         """What a failed sync did not write shows when the power goes."""
-        node = self._err("sync", "sync_error")
-        if node is not None and self.rng.random() < 0.7:
-            self.sim.at(self._back(), lambda: self._down(node, power=True) if node.alive else None)
+        if node := self._some():
+            self._do("sync_error", DiskError(node.node, "sync", "EIO", "log/", skip=self.rng.randint(0, 5)))
+            if self.rng.random() < 0.7:
+                self.sim.at(self._back(), partial(self._inject, Down(node.node, True, self._back())))
 
     def _write_error(self) -> None:
-        self._err("write", "write_error")
+        if node := self._some():
+            self._do("write_error", DiskError(node.node, "write", "EIO", "log/", skip=self.rng.randint(0, 5)))
 
     def _read_error(self) -> None:
         """At the next start, and of what is read of the log: a sector that does not come is damage."""
         node = self._some()
         if node is not None and self._may_spoil(node.node):
-            self._did("read_error")
-            self.spoiled.add(node.node)
-            node.lossy = True
-            self._down(node, power=False)
-            skip = self.rng.randint(0, 3)
-            node.disk.faults.append(Fault("read", errno.EIO, "log/0", skip=skip, times=1000))
+            self._do("read_error", Unreadable(node.node, self.rng.randint(0, 3), self._back()))
 
     def _full(self) -> None:
         """Some writes find no room, or somebody else's file takes all of the disk for a while."""
         node = self._some()
         if node is None:
             return
-        self._did("full")
         if node.disk.capacity_bytes == ENDLESS_BYTES or self.rng.random() < 0.3:
             place, times = self.rng.choice(["log/", "data/"]), self.rng.randint(1, 5)
-            node.disk.faults.append(Fault("write", errno.ENOSPC, place, times=times))
+            self._do("full", DiskError(node.node, "write", "ENOSPC", place, times=times))
         else:
-            node.take_room(self.rng.choice([0, 4_000, 40_000, 200_000]))
-            self.sim.at(2 * self._back(), lambda: node.take_room(node.disk.capacity_bytes))
+            leave = self.rng.choice([0, 4_000, 40_000, 200_000])
+            self._do("full", Full(node.node, leave, 2 * self._back()))
 
     def _flip(self) -> None:
-        """Bits of its log or of a checkpoint turn over, unseen until it is read."""
+        """Of its log or of a checkpoint."""
         node = self._some()
         if node is None or not self._may_spoil(node.node):
             return
@@ -289,39 +297,27 @@ class Nemesis:
         places += [f"data/groups/{g}/checkpoint" for g in node.host.data]
         places = [p for p in places if node.disk.exists(p) and node.disk.stat(p).size]
         if places:
-            self._did("flip")
-            self.spoiled.add(node.node)
-            node.lossy = True
             path = self.rng.choice(places)
-            node.disk.flip(path, self.rng.randrange(node.disk.stat(path).size), self.rng.randrange(8))
-            self._down(node, power=self.rng.random() < 0.5)
+            byte, bit = self.rng.randrange(node.disk.stat(path).size), self.rng.randrange(8)
+            self._do("flip", Flip(node.node, path, byte, bit, self.rng.random() < 0.5, self._back()))
 
     def _lose(self) -> None:
         node = self._some()
         if node is None or not self._may_spoil(node.node):
             return
-        self._did("lose")
-        self.spoiled.add(node.node)
-        node.stop(power=False)
         logs = [f"log/{n}" for n in node.disk.listdir("log") if n.endswith(".log")]
         choices = ["log", "node.id", "data/groups", self.rng.choice(logs)]
         choices += [f"data/groups/{g}/checkpoint" for g in node.host.data]
-        node.lose(self.rng.choice(choices))
-        self.sim.at(self._back(), lambda: None if node.alive else node.start())
+        self._do("lose", Lose(node.node, self.rng.choice(choices), self._back()))
 
     def _transfer(self) -> None:
-        led = self._led()
+        led = self._led(self.rng)
         if led is None:
             return
         node, replica = led
         voters = [v for v in replica.raft.log.config.voters if v != node.node]
         if voters:
-            try:
-                replica.raft.transfer(self.rng.choice(voters), node.now)
-            except NodeAgentError:
-                return
-            self._did("transfer")
-            node.wake()
+            self._do("transfer", Transfer(node.node, replica.group, self.rng.choice(voters)))
 
     def _files(self) -> None:
         """Changes of the files of groups, snapshots and pulls fail for a while: no room, or errors of the
@@ -329,41 +325,23 @@ class Nemesis:
         node = self._some()
         if node is None:
             return
-        self._did("files")
-        error = self.rng.choice([errno.ENOSPC, errno.EIO])
-        operations = ("write", "create") if error == errno.ENOSPC else FILE_OPERATIONS
+        error = self.rng.choice(["ENOSPC", "EIO"])
+        operation = self.rng.choice(("write", "create") if error == "ENOSPC" else FILE_OPERATIONS)
         times, skip = self.rng.randint(1, 4), self.rng.randint(0, 3)
-        node.disk.faults.append(Fault(self.rng.choice(operations), error, "data/", skip, times))
+        self._do("files", DiskError(node.node, operation, error, "data/", skip, times))
 
     def _ambush(self) -> None:
-        """The next machine that begins a job of a kind goes down within it."""
-        kind = self.rng.choice(JOBS)
-
-        def strike(node: Machine) -> None:
-            self._did("ambush")
-            life, power = node.life, self.rng.random() < 0.7
-            wait = self.sim.between(self.sim.faults.job_ms) // 2
-
-            def down() -> None:
-                if node.alive and node.life == life:
-                    self._down(node, power=power)
-
-            self.sim.at(wait, down)
-
-        self.sim.ambushes[kind] = strike
+        after = self.rng.randint(0, self.sim.faults.job_ms[1] // 2)
+        power = self.rng.random() < 0.7
+        self._do("ambush", Ambush(self.rng.choice(JOBS), after, power, self._back()))
 
     def _jump(self) -> None:
         """One wall clock, of all, is wrong for a while."""
         node = self._some()
         if node is None or any(n.clock != WallClock() for n in self.sim.nodes.values()):
             return
-        self._did("jump")
-        node.clock = WallClock(self.rng.choice([-3_600_000, -20_000, 5_000, 60_000, 3_600_000]), self.sim.now)
-
-        def right() -> None:
-            node.clock = WallClock()
-
-        self.sim.at(self.rng.randint(1, 8 * self._timeout_ms), right)
+        ahead = self.rng.choice([-3_600_000, -20_000, 5_000, 60_000, 3_600_000])
+        self._do("jump", Jump(node.node, ahead, self.rng.randint(1, 8 * self._timeout_ms)))
 
 
 @contextmanager

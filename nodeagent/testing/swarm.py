@@ -8,7 +8,7 @@ At the end everything is healed and must come to rest (L1, L3).
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -25,6 +25,7 @@ from nodeagent.testing.nemesis import KINDS, Nemesis, bounded, draw_kinds
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.raft_checks import RaftSafety
 from nodeagent.testing.replay import replayable, timed
+from nodeagent.testing.script import Script
 from nodeagent.testing.sim import CLIENT, Sim
 
 EVENTS_MAX = 60_000
@@ -236,13 +237,20 @@ def is_definite(reply: Reply | None) -> bool:
 
 
 class Swarm:
-    """One seeded run."""
+    """One seeded run, with the faults of the seed or of a script."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, script: Script | None = None) -> None:
         self.seed = seed
+        self.script = script
         self.sim: Sim[GroupNode] = Sim(seed)
         rng = self.rng = self.sim.rng
-        plan = self.plan = Plan.draw(rng)
+        plan = Plan.draw(rng)
+        if script is not None:
+            changes = msgspec.structs.asdict(script.plan)
+            plan = replace(plan, **{k: v for k, v in changes.items() if v is not None})
+            if script.noise:
+                rng.seed(f"noise {script.noise}")
+        self.plan = plan
         self.sim.may_err = True
         names = [f"m{i}" for i in range(1, plan.machines + 1)]
         for name in names:
@@ -254,11 +262,12 @@ class Swarm:
         self.clients = [Client(self, group, f"c{i}") for group in self.first for i in range(plan.clients)]
         self.nemesis = Nemesis(
             self.sim,
+            random.Random(f"faults {seed}"),
             plan.kinds,
             gap_ms=plan.gap_ms,
             back_ms=plan.back_ms,
             timeout_ms=plan.settings.election_timeout_ms,
-            led=lambda: self.leader(rng.choice(sorted(self.first))),
+            led=lambda rng: self.leader(rng.choice(sorted(self.first))),
             may_spoil=self.may_spoil,
         )
         self.spoiled = self.nemesis.spoiled
@@ -444,10 +453,15 @@ class Swarm:
             for node in list(self.sim.nodes.values()):
                 node.start()
             self.steward()
-            self.nemesis.begin(self.rng.randint(0, 200))
+            length_ms = self.plan.length_ms
+            if self.script is None:
+                self.nemesis.begin(self.nemesis.rng.randint(0, 200))
+            else:
+                self.nemesis.follow(self.script.faults)
+                length_ms = self.script.length_ms or length_ms
             for client in self.clients:
                 self.sim.at(self.rng.randint(0, 300), client.step)
-            self.sim.run(lambda: self.sim.events >= EVENTS_MAX, self.plan.length_ms)
+            self.sim.run(lambda: self.sim.events >= EVENTS_MAX, length_ms)
             self.nemesis.heal()
             self.rest()
         h = self.histories
@@ -509,7 +523,8 @@ class Swarm:
 
 def run(seed: int) -> Report:
     swarm = Swarm(seed)
-    with replayable(seed, f"nodeagent.testing.swarm {seed}", swarm.sim, lambda: swarm.plan):
+    shorter = f"shorter: python -m nodeagent.testing.shrink {seed}"
+    with replayable(seed, f"nodeagent.testing.swarm {seed}", swarm.sim, lambda: f"{swarm.plan}\n{shorter}"):
         return swarm.run()
 
 

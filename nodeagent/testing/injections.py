@@ -1,0 +1,283 @@
+"""Faults that are injected into simulated machines, one by one, each with all that it needs: what was drawn
+for a seed can be written down and done again, with less of it or more.
+
+As text an injection is a line: when, its kind, and its fields as `name=value`.
+
+     1204 down node=m1 power=true back_ms=220
+     1377 part pairs=["m2>m1","m2>m3"] heal_ms=900
+"""
+
+import errno
+import json
+from typing import Any, get_args
+
+import msgspec
+
+from nodeagent.host.replica import Replica
+from nodeagent.model.errors import InvalidInput, NodeAgentError
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.testing import disk
+from nodeagent.testing.machine import Machine
+from nodeagent.testing.sim import Sim, WallClock
+
+
+class _Injection(msgspec.Struct, frozen=True, tag_field="kind", tag=str.lower, forbid_unknown_fields=True):
+    def inject(self, sim: Sim[Any]) -> None:
+        """Do it now, where it can be done; what ends it comes by itself."""
+        raise NotImplementedError
+
+
+class _OfOne(_Injection, frozen=True):
+    """Of a machine that runs."""
+
+    node: NodeId
+
+    def inject(self, sim: Sim[Any]) -> None:
+        machine = sim.nodes.get(self.node)
+        if machine is not None and machine.alive:
+            self.hit(sim, machine)
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        raise NotImplementedError
+
+
+class Down(_OfOne, frozen=True):
+    """The process is killed, or the machine loses its power; it starts again after a while."""
+
+    power: bool
+    back_ms: int
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        machine.stop(power=self.power)
+        start_later(sim, machine, self.back_ms)
+
+
+class Torn(_OfOne, frozen=True):
+    """The power goes in the middle of one of the next changes on disk."""
+
+    changes: int
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        machine.disk.cut_power_at = machine.disk.operations + self.changes
+
+
+class Sleep(_OfOne, frozen=True):
+    ms: int
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        machine.sleep(self.ms)
+
+
+class Part(_Injection, frozen=True):
+    """Nothing arrives along these links, each `FROM>TO`, for a while."""
+
+    pairs: tuple[str, ...]
+    heal_ms: int
+
+    def inject(self, sim: Sim[Any]) -> None:
+        cut = {(a, b) for a, _, b in (p.partition(">") for p in self.pairs)}
+        sim.faults.cut |= cut
+
+        def heal() -> None:
+            sim.faults.cut -= cut
+
+        sim.at(self.heal_ms, heal)
+
+
+class Network(_Injection, frozen=True):
+    """From now on."""
+
+    drop: float
+    duplicate: float
+    delay_ms: tuple[int, int]
+
+    def inject(self, sim: Sim[Any]) -> None:
+        faults = sim.faults
+        faults.drop, faults.duplicate, faults.delay_ms = self.drop, self.duplicate, self.delay_ms
+
+
+class Disks(_Injection, frozen=True):
+    """How long syncs and jobs take from now on."""
+
+    sync_ms: tuple[int, int]
+    job_ms: tuple[int, int]
+
+    def inject(self, sim: Sim[Any]) -> None:
+        sim.faults.sync_ms, sim.faults.job_ms = self.sync_ms, self.job_ms
+
+
+class Stall(_OfOne, frozen=True):
+    """No sync ends there for a while."""
+
+    ms: int
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        sim.faults.stalled.add(self.node)
+        sim.at(self.ms, lambda: sim.faults.stalled.discard(self.node))
+
+
+class DiskError(_OfOne, frozen=True):
+    """So many operations of a kind below a place fail, after some that do not."""
+
+    operation: str
+    error: str
+    """As in `errno`."""
+
+    place: str
+    skip: int = 0
+    times: int = 1
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        number = getattr(errno, self.error)
+        machine.disk.faults.append(disk.Fault(self.operation, number, self.place, self.skip, self.times))
+
+
+class Unreadable(_OfOne, frozen=True):
+    """Sectors of its log do not come any more: at the next start that is damage."""
+
+    skip: int
+    back_ms: int
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        machine.lossy = True
+        machine.stop(power=False)
+        start_later(sim, machine, self.back_ms)
+        machine.disk.faults.append(disk.Fault("read", errno.EIO, "log/0", skip=self.skip, times=1000))
+
+
+class Full(_OfOne, frozen=True):
+    """Somebody else's file takes all of the disk but `leave` bytes, for a while."""
+
+    leave: int
+    ms: int
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        machine.take_room(self.leave)
+        sim.at(self.ms, lambda: machine.take_room(machine.disk.capacity_bytes))
+
+
+class Flip(_OfOne, frozen=True):
+    """A bit of a file turns over, unseen until it is read."""
+
+    path: str
+    byte: int
+    bit: int
+    power: bool
+    back_ms: int
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        if machine.disk.exists(self.path) and machine.disk.stat(self.path).size > self.byte:
+            machine.lossy = True
+            machine.disk.flip(self.path, self.byte, self.bit)
+            machine.stop(power=self.power)
+            start_later(sim, machine, self.back_ms)
+
+
+class Lose(_OfOne, frozen=True):
+    """A file or a directory is taken away while the process is down."""
+
+    path: str
+    back_ms: int
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        machine.stop(power=False)
+        machine.lose(self.path)
+        start_later(sim, machine, self.back_ms)
+
+
+class Transfer(_OfOne, frozen=True):
+    """The leader hands a group over."""
+
+    group: GroupId
+    to: NodeId
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        replica: Replica | None = machine.host.replica(self.group)
+        if replica is None or not replica.leads:
+            return
+        try:
+            replica.raft.transfer(self.to, machine.now)
+        except NodeAgentError:
+            return
+        machine.wake()
+
+
+class Ambush(_Injection, frozen=True):
+    """The next machine that begins a job of a kind goes down so much later."""
+
+    job: str
+    after_ms: int
+    power: bool
+    back_ms: int
+
+    def inject(self, sim: Sim[Any]) -> None:
+        def strike(machine: Machine) -> None:
+            life = machine.life
+
+            def down() -> None:
+                if machine.alive and machine.life == life:
+                    Down(machine.node, self.power, self.back_ms).inject(sim)
+
+            sim.at(self.after_ms, down)
+
+        sim.ambushes[self.job] = strike
+
+
+class Jump(_OfOne, frozen=True):
+    """A wall clock is wrong for a while."""
+
+    ahead_ms: int
+    ms: int
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        machine.clock = WallClock(self.ahead_ms, sim.now)
+
+        def right() -> None:
+            machine.clock = WallClock()
+
+        sim.at(self.ms, right)
+
+
+Injection = (
+    Down | Torn | Sleep | Part | Network | Disks | Stall | DiskError | Unreadable | Full | Flip | Lose
+) | (Transfer | Ambush | Jump)
+
+SPOILING = (Unreadable, Flip, Lose)
+"""What these take is gone for good."""
+
+Timed = tuple[int, Injection]
+"""(ms of the run, what)"""
+
+
+def start_later(sim: Sim[Any], machine: Machine, ms: int) -> None:
+    sim.at(ms, lambda: None if machine.alive else machine.start())
+
+
+def to_line(timed: Timed) -> str:
+    at, injection = timed
+    fields: dict[str, object] = msgspec.to_builtins(injection)
+    kind = fields.pop("kind")
+    words = [
+        f"{k}={v if isinstance(v, str) else json.dumps(v, separators=(',', ':'))}" for k, v in fields.items()
+    ]
+    return " ".join([f"{at:>8} {kind}", *words])
+
+
+def from_line(line: str) -> Timed:
+    """Raises `InvalidInput`."""
+    try:
+        at, kind, *words = line.split()
+        fields = {k: _value(v) for k, _, v in (w.partition("=") for w in words)}
+        return int(at), msgspec.convert({"kind": kind, **fields}, Injection, strict=True)
+    except (ValueError, msgspec.ValidationError) as error:
+        kinds = ", ".join(sorted(k.__name__.lower() for k in get_args(Injection)))
+        raise InvalidInput(
+            f"no injection: {line.strip()!r}: {error}", next_step=f"TIME KIND NAME=VALUE...; kinds: {kinds}"
+        ) from error
+
+
+def _value(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,146 @@
+"""What became of one group, slot or operation in a seed, on every machine, change by change.
+
+`python -m nodeagent.testing.story RUN [SEED] (group|slot|operation) NAME [LINES]`, where RUN is `swarm`,
+`cluster_swarm` or `scenario`, or the file of a script, which has its seed. A seed is a run, so it is run
+again with somebody who looks after every turn of every machine; what is not looked at costs nothing.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nodeagent.host.desk import Effects
+from nodeagent.host.replica import Replica
+from nodeagent.model.operation import Operation
+from nodeagent.testing.cluster_swarm import ClusterSwarm
+from nodeagent.testing.machine import Machine
+from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.script import Script
+from nodeagent.testing.sim import Sim
+from nodeagent.testing.swarm import Swarm
+
+LINES = 200
+WHATS = ("group", "slot", "operation")
+WITH_SLOTS = ("cluster_swarm", "scenario")
+
+
+class Story:
+    """A check of the simulator that only listens. `lines`: the last changes, each with its time in ms."""
+
+    def __init__(self, sim: Sim[Any], what: str, name: str, lines: int = LINES) -> None:
+        """Raises `LookupError` for a `what` that has no story."""
+        if what not in WHATS:
+            raise LookupError(f"no story of a {what}: {', '.join(WHATS)}")
+        self.lines: deque[str] = deque(maxlen=lines)
+        self._sim = sim
+        self._look: Callable[[Machine], Iterator[tuple[str, str, str]]] = getattr(self, f"_{what}")
+        self._name = name
+        self._known: dict[str, str] = {}
+        """What was last seen, by where."""
+
+        sim.checks.append(self)
+
+    def __call__(self, machine: Machine, effects: Effects) -> None:
+        for where, now, more in self._look(machine):
+            if self._known.get(where) != now:
+                self._known[where] = now
+                self.lines.append(f"{self._sim.now:>8} {where}: {now}{more}")
+
+    def _group(self, machine: Machine) -> Iterator[tuple[str, str, str]]:
+        replica: Replica | None = machine.host.replica(self._name)
+        where = machine.node
+        if replica is None:
+            why = machine.host.damaged.get(self._name)
+            yield where, f"life {machine.life}, {f'damaged: {why}' if why else 'no replica'}", ""
+            return
+        raft = replica.raft
+        config = raft.log.config
+        words = [f"life {machine.life}, term {raft.term}, {raft.role}", f"hears {raft.leader or 'nobody'}"]
+        words.append(f"voters {' '.join(config.voters)}")
+        words += [f"learners {' '.join(config.learners)}"] if config.learners else []
+        words += ["takes a state"] if replica.installing or replica.rebasing else []
+        words += [f"stopped: {replica.stopped}"] if replica.stopped else []
+        log = raft.log
+        yield (
+            where,
+            ", ".join(words),
+            f" (log {log.base.index}..{log.last_index}, {raft.commit} committed, {replica.seen} applied)",
+        )
+
+    def _slot(self, machine: Machine) -> Iterator[tuple[str, str, str]]:
+        slot = int(self._name)
+        for group, replica in machine.host.data.items():
+            slots = replica.state.slots
+            words = ["open"] if slot in slots.open else []
+            words += [f"sealed by {op}" for op, s in slots.sealed.items() if slot in s.slots]
+            words += [f"rows to come by {op}" for op, a in slots.arriving.items() if slot in a.slots]
+            where = f"{machine.node} {group}"
+            if words or where in self._known:
+                yield where, ", ".join(words) or "not here", f" (applied {replica.seen})"
+
+    def _operation(self, machine: Machine) -> Iterator[tuple[str, str, str]]:
+        op: Operation | None = machine.host.meta.operation(self._name)
+        if op is None:
+            return
+        words = [f"{op.title} {op.stage}"]
+        for name in ("sealed", "opened", "formed", "joined", "adopted", "released", "unsealed", "dead"):
+            found = [" ".join(f) if isinstance(f, tuple) else f for f in getattr(op, name)]
+            words += [f"{name} {', '.join(sorted(found))}"] if found else []
+        copies = sorted(f"{c.node} {c.target}" for c in op.copies)
+        words += [f"copies {', '.join(copies)}"] if copies else []
+        for name in ("meta_ready", "group_ready", "paused", "migrate_go", "signed_off", "release_go"):
+            words += [name] if getattr(op, name) else []
+        yield machine.node, "; ".join(words), f" (applied {machine.host.meta.applied})"
+
+
+def tell(run: str, seed: int, what: str, name: str, lines: int = LINES) -> tuple[list[str], str]:
+    """(the changes, how the run failed, "" when it did not). `run` as in the command.
+
+    Raises:
+        LookupError: there is no such run, or no story of that.
+    """
+    sim, go = _runs(run, seed)
+    if what != "group" and run not in WITH_SLOTS:
+        raise LookupError(f"in {run} are groups alone, no {what}s")
+    story = Story(sim, what, name, lines)
+    try:
+        go()
+    except Exception as error:
+        return list(story.lines), str(error) or repr(error)
+    return list(story.lines), ""
+
+
+def _runs(run: str, seed: int) -> tuple[Sim[Any], Callable[[], msgspec.Struct]]:
+    match run:
+        case "swarm":
+            swarm = Swarm(seed)
+            return swarm.sim, swarm.run
+        case "cluster_swarm":
+            cluster = ClusterSwarm(seed)
+            return cluster.sim, cluster.report
+        case "scenario":
+            scenario = Scenario(seed)
+            return scenario.sim, scenario.run
+    if not Path(run).is_file():
+        raise LookupError(f"{run} is none of swarm, cluster_swarm and scenario, and no file with a script")
+    script = Script.from_text(Path(run).read_text())
+    scripted = Swarm(script.seed, script)
+    return scripted.sim, scripted.run
+
+
+def main(words: Sequence[str]) -> int:
+    run, *rest = words
+    seed = int(rest.pop(0)) if rest[0].isdecimal() else 0
+    what, name, *lines = rest
+    found, failed = tell(run, seed, what, name, *map(int, lines))
+    print(*found, sep="\n")
+    print(failed or "the run passed")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
