@@ -1,13 +1,15 @@
 """First start and join (architecture 2, seed-facts 1.5).
 
-A seed asks every other seed until all are configured alike, then all make the same meta group; the
-first leader writes the first entry, which fixes the cluster id. A joiner asks the seeds whether its
-parameters fit and then follows the meta group as soon as it is added. A directory that is empty while
-the cluster knows the node under another incarnation is refused: a voter that lost its memory must not
-come back as itself.
+A seed asks every other seed until all are configured alike, then all make the same meta group; the first
+leader writes the first entry, which fixes the cluster id. A joiner asks the seeds whether its parameters
+fit, believes the one that knows most, and then follows the meta group as soon as it is added. A directory
+that is empty while the cluster knows the node under another incarnation is refused: a voter that lost its
+memory must not come back as itself.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeGuard
 
 from nodeagent.host.desk import Desk
 from nodeagent.host.members import members_of
@@ -21,6 +23,14 @@ from nodeagent.partition.ring import Ring, initial_ring
 ASK_AGAIN_MS = 300
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A seed's last one. `why` this node cannot take part, "" when it may; no `reply`: it is not heard."""
+
+    reply: StatusChecked | None
+    why: str = ""
+
+
 class Admission:
     """Runs until there is a meta replica. `create` makes it with the given first configuration."""
 
@@ -31,63 +41,77 @@ class Admission:
         self.incarnation = incarnation
         self.desk = desk
         self._create = create
-        self.answers: dict[NodeId, StatusChecked] = {}
-        self.refused = ""
-        """Why this node cannot take part; it keeps saying so and serves nothing."""
-
+        self._answers: dict[NodeId, _Answer] = {}
         self.waiting_for: tuple[str, ...] = ()
         self._done = False
 
+    @property
+    def refused(self) -> str:
+        """Why this node cannot take part, as the seeds say now; then it serves nothing. Who joins goes by the
+        seed that knows most: others may lag, or have lost what they knew."""
+        if not self.config.join:
+            return next((a.why for a in self._answers.values() if a.why), "")
+        if self._done:
+            return ""
+        formed = [(a.reply.applied, not a.why, a.why) for a in self._answers.values() if _is_formed(a.reply)]
+        if formed:
+            return max(formed)[2]
+        return next((a.why for a in self._answers.values() if a.reply is None), "")
+
     def start(self) -> None:
-        if not self._done and not self.refused:
-            others = [s for s in self.config.seeds if s.node != self.config.node]
-            for seed in others:
+        if not self._done:
+            for seed in self._others():
                 self._ask(seed)
             self._decide()
-            if not self._done:
-                self.desk.later(ASK_AGAIN_MS, self.start)
+        if not self._done:
+            self.desk.later(ASK_AGAIN_MS, self.start)
+
+    def _others(self) -> list[Seed]:
+        return [s for s in self.config.seeds if s.node != self.config.node]
 
     def _ask(self, seed: Seed) -> None:
         question = status_question(self.config, self.incarnation)
         self.desk.call((seed.host, seed.port), question, lambda r: self._on_answer(seed, r))
 
     def _on_answer(self, seed: Seed, reply: Reply) -> None:
-        if isinstance(reply, ErrorReply):
-            if reply.code == "forbidden":
-                self.refused = f"{seed.node}: {reply.what}"
-            return
-        if not isinstance(reply, StatusChecked):
-            return
+        if isinstance(reply, StatusChecked):
+            self._answers[seed.node] = _Answer(reply, self._why_not(seed, reply))
+            self._decide()
+        elif isinstance(reply, ErrorReply) and reply.code == "forbidden":
+            self._answers[seed.node] = _Answer(None, f"{seed.node}: {reply.what}")
+
+    def _why_not(self, seed: Seed, reply: StatusChecked) -> str:
         if reply.conflicts:
-            self.refused = (
+            return (
                 f"{seed.node} is configured differently: {', '.join(reply.conflicts)}; "
                 "make node.yaml equal on all nodes and start again"
             )
-        elif reply.known:
-            self.refused = (
+        if reply.known:
+            return (
                 f"cluster {reply.cluster_id} knows {self.config.node} with another data directory; "
                 "an empty one may not take its place: use `iotctl cluster replace-node`"
             )
-        elif reply.cluster_id and not self.config.join and not reply.member:
-            self.refused = (
+        if reply.cluster_id and not self.config.join and not reply.member:
+            return (
                 f"cluster {reply.cluster_id} exists already; set `join: true` and run "
                 "`iotctl cluster add-node`"
             )
-        else:
-            self.answers[seed.node] = reply
-            self._decide()
+        return ""
 
     def _decide(self) -> None:
         if self._done or self.refused:
             return
         if self.config.join:
-            if any(a.cluster_id for a in self.answers.values()):
+            if any(_is_formed(a.reply) for a in self._answers.values()):
                 self._finish(Config())
             return
-        others = {s.node for s in self.config.seeds} - {self.config.node}
-        self.waiting_for = tuple(sorted(others - set(self.answers)))
+        self.waiting_for = tuple(sorted(s.node for s in self._others() if not self._fits(s)))
         if not self.waiting_for:
             self._finish(first_config(self.config))
+
+    def _fits(self, seed: Seed) -> bool:
+        answer = self._answers.get(seed.node)
+        return answer is not None and not answer.why
 
     def _finish(self, config: Config) -> None:
         self._done = True
@@ -99,8 +123,7 @@ class Admission:
 
     def ask_again(self) -> bool:
         """A leader that must write the first entry needs every seed's incarnation; whether it has them."""
-        others = [s for s in self.config.seeds if s.node != self.config.node]
-        missing = [s for s in others if s.node not in self.answers]
+        missing = [s for s in self._others() if not self._fits(s)]
         for seed in missing:
             self._ask(seed)
         return not missing
@@ -112,7 +135,8 @@ class Admission:
         out = []
         for seed in c.seeds:
             mine = seed.node == c.node
-            answer = self.answers.get(seed.node)
+            known = self._answers.get(seed.node)
+            answer = known.reply if known else None
             out.append(
                 NodeRecord(
                     seed.node,
@@ -125,6 +149,11 @@ class Admission:
                 )
             )
         return tuple(out)
+
+
+def _is_formed(reply: StatusChecked | None) -> TypeGuard[StatusChecked]:
+    """Whether who answered knows of a cluster."""
+    return reply is not None and bool(reply.cluster_id)
 
 
 def first_ring(config: NodeConfig) -> Ring:
@@ -152,7 +181,7 @@ def check_status(
     mine, theirs = _addresses(config.seeds), _addresses(asked.seeds)
     nodes = {(n.host, n.port) for n in meta.image.nodes.values()}
     if asked.join:
-        if not theirs <= mine | nodes:
+        if meta.cluster_id and not theirs <= mine | nodes:  # without its meta state a node cannot tell
             conflicts.append("seeds")
     elif theirs != mine or _weights(config.seeds) != _weights(asked.seeds):
         conflicts.append("seeds")
@@ -167,6 +196,7 @@ def check_status(
         config.http_port,
         known is not None and known.incarnation == asked.incarnation,
         members_of(meta.image),
+        meta.applied,
     )
 
 

@@ -71,6 +71,9 @@ class StatusChecked(_Tagged, frozen=True):
     members: tuple[tuple[NodeId, str], ...] = ()
     """(name, incarnation) of the cluster's nodes, as far as the answering one knows them."""
 
+    applied: int = 0
+    """How far the answering node follows the meta group; nodes of earlier versions do not say."""
+
 
 class GetStatus(_Tagged, frozen=True):
     pass

@@ -1,0 +1,117 @@
+"""Whether a node that starts takes part, by what the seeds say."""
+
+import msgspec
+import pytest
+
+from nodeagent.host.admission import ASK_AGAIN_MS, Admission, check_status, status_question
+from nodeagent.host.desk import Desk
+from nodeagent.meta.state import Image, MetaState
+from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
+from nodeagent.model.entries import Config
+from nodeagent.model.requests import ErrorReply, Reply, StatusChecked
+
+SETTINGS = ClusterSettings(name="c", replicas=3, slots=24, shards=1)
+OLD = tuple(Seed(n, n, 1) for n in ("a", "b", "c"))
+NEW = (*OLD, Seed("d", "d", 1))
+CONFLICT = ("seeds",)
+
+
+def config(node: str, seeds: tuple[Seed, ...], *, join: bool) -> NodeConfig:
+    return NodeConfig(node=node, host=node, port=1, http_port=2, seeds=seeds, cluster=SETTINGS, join=join)
+
+
+class Starting:
+    """A node that starts. `made`: the first configs of the meta replicas that it made."""
+
+    def __init__(self, node: str, seeds: tuple[Seed, ...], *, join: bool) -> None:
+        self.desk = Desk(0, 0)
+        self.made: list[Config] = []
+        self.admission = Admission(config(node, seeds, join=join), "i", self.desk, self.made.append)
+        self.admission.start()
+
+    def hear(self, **replies: Reply) -> None:
+        """The seeds answer what they are asked now, those that are named."""
+        self.desk.now += ASK_AGAIN_MS
+        self.desk.fire()
+        calls, self.desk.calls = self.desk.calls, []
+        asked = {to[0]: number for number, to, _ in calls}
+        for seed, reply in replies.items():
+            self.desk.on_reply(asked[seed], reply)
+
+
+def says(
+    cluster: str = "k", applied: int = 0, *, known: bool = False, conflicts: tuple[str, ...] = ()
+) -> Reply:
+    return StatusChecked("x", "j", conflicts, cluster, known, True, applied=applied)
+
+
+def test_a_node_without_its_meta_state_does_not_judge_who_joins() -> None:
+    """It knows no node that was added after it; by its word the newcomer that takes its place, and has all as
+    seeds, would serve nobody until it is started again."""
+    seed, newcomer = config("a", OLD, join=False), config("e", NEW, join=True)
+    known = Image(cluster_id="k", applied=7)
+    asked = status_question(newcomer, "i")
+    assert check_status(seed, "s", MetaState(Image()), True, asked).conflicts == ()
+    answer = check_status(seed, "s", MetaState(known), True, asked)
+    assert answer.conflicts == CONFLICT and answer.applied == 7
+    other = msgspec.structs.replace(SETTINGS, slots=25)
+    asked = status_question(msgspec.structs.replace(newcomer, cluster=other), "i")
+    assert check_status(seed, "s", MetaState(Image()), True, asked).conflicts == ("slots",)
+
+
+@pytest.mark.parametrize("first", ["bad", "good", "both"])
+def test_who_joins_believes_the_seed_that_knows_most(first: str) -> None:
+    """Others lag behind a node that was added, or of an older version say what they cannot know."""
+    node = Starting("e", NEW, join=True)
+    bad = {"a": says("", conflicts=CONFLICT), "b": says("k", 3, conflicts=CONFLICT)}
+    good = {"c": says("k", 9)}
+    if first == "bad":
+        node.hear(**bad)
+        assert not node.made and "b is configured differently: seeds" in node.admission.refused
+        node.hear(**good)
+    elif first == "good":
+        node.hear(**good)
+        assert node.made == [Config()]
+    else:
+        node.hear(**bad, **good)
+    assert node.made == [Config()] and not node.admission.refused
+
+
+def test_who_is_refused_by_the_newest_goes_on_asking() -> None:
+    node = Starting("e", NEW, join=True)
+    node.hear(b=says("k", 9, known=True))
+    assert "with another data directory" in node.admission.refused and not node.made
+    node.hear(b=says("k", 12))  # that one was removed meanwhile
+    assert node.made == [Config()] and not node.admission.refused
+
+
+def test_an_answer_after_it_joined_changes_nothing() -> None:
+    node = Starting("e", NEW, join=True)
+    node.desk.now += ASK_AGAIN_MS
+    calls = {to[0]: number for number, to, _ in node.desk.calls}
+    node.desk.on_reply(calls["a"], says("k", 5))
+    node.desk.on_reply(calls["b"], says("k", 9, conflicts=CONFLICT))
+    node.desk.on_reply(calls["c"], ErrorReply("forbidden", "the incarnation of e was retired"))
+    assert node.made == [Config()] and not node.admission.refused
+
+
+def test_a_first_start_waits_until_all_seeds_are_configured_alike() -> None:
+    node = Starting("a", OLD, join=False)
+    node.hear(b=says(""), c=says("", conflicts=("slots",)))
+    assert not node.made and "c is configured differently: slots" in node.admission.refused
+    node.hear(c=says(""))
+    assert node.made == [Config(("a", "b", "c"))] and not node.admission.refused
+
+
+def test_a_first_start_where_a_cluster_is_already_is_refused() -> None:
+    node = Starting("a", OLD, join=False)
+    node.hear(b=says("k", 4), c=says("k", 4))
+    assert "cluster k exists already" in node.admission.refused and not node.made
+
+
+def test_who_is_not_heard_says_so_until_somebody_hears_it() -> None:
+    node = Starting("e", NEW, join=True)
+    node.hear(a=ErrorReply("forbidden", "the certificate is of another cluster"))
+    assert node.admission.refused == "a: the certificate is of another cluster"
+    node.hear(b=says("k", 4))
+    assert node.made == [Config()] and not node.admission.refused
