@@ -14,6 +14,7 @@ from iotctl.execute.layout import SlotsView, slot_write_rates, table_of
 from iotctl.execute.status import Facts, collect, start_command
 from iotctl.plan.facts import RATE_BYTES_PER_S, ClusterFacts, NodeFacts
 from iotctl.spec.cluster import ClusterSource
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.requests import (
     Accepted,
@@ -91,7 +92,7 @@ def saved_facts(path: Path, source: ClusterSource, *, rate: int = 0) -> ClusterF
             union(*(((r.start, r.end),) for r in saved.ranges if r.header == n.node)) for n in nodes
         )
         table = PartitionTable.from_wire(TableWire(saved.table_version, saved.slots, nodes, owned))
-    except (OSError, RecursionError, msgspec.MsgspecError, NodeAgentError) as error:
+    except (OSError, *UNDECODABLE, NodeAgentError) as error:
         raise InputProblem(
             f"{path} is no saved status",
             why=str(error),

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from nodeagent.model.decoding import UNDECODABLE
+
 POLL_S = 0.02
 KILL_WAIT_S = 5.0
 EXEC_WAIT_S = 0.2
@@ -138,7 +140,7 @@ def _wait_gone(records: dict[Path, PidFile], timeout_s: float) -> list[Path]:
 def _read(pid_file: Path) -> PidFile | None:
     try:
         return msgspec.json.decode(pid_file.read_bytes(), type=PidFile)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNDECODABLE):
         return None
 
 

@@ -7,6 +7,7 @@ import yaml
 
 from iotctl.errors import InputProblem, RefusedProblem
 from iotctl.plan.model import FORMAT_VERSION, Plan
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.partition.change import Change, ChangeKind, change_between
 from nodeagent.partition.ranges import SlotRanges, count, from_slots
@@ -33,7 +34,7 @@ def from_json(text: str | bytes, where: str = "") -> Plan:
         return _known(msgspec.json.decode(text, type=Plan), where)
     except RecursionError as error:
         raise InputProblem("this is not a plan", why=_DEEP, next=_MAKE, where=where) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise InputProblem("this is not a plan", why=str(error), next=_MAKE, where=where) from error
 
 

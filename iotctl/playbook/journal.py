@@ -18,6 +18,7 @@ import msgspec
 
 from iotctl.errors import BusyProblem, InputProblem, RefusedProblem, UsageProblem
 from iotctl.playbook.model import Entry
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.errors import NodeAgentError
 
 RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
@@ -102,7 +103,7 @@ class FileJournal:
             try:
                 self._entries.append(msgspec.json.decode(line, type=Entry))
                 self._lines.append(line)
-            except msgspec.MsgspecError as error:
+            except UNDECODABLE as error:
                 raise InputProblem(
                     "the record of the run is damaged",
                     why=str(error),
@@ -247,7 +248,7 @@ def _told(path: Path) -> tuple[str, bool]:
     """Whose run it is and whether it ended, also of one that is going on or damaged."""
     entries = []
     for line in path.read_bytes().splitlines():
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(*UNDECODABLE):
             entries.append(msgspec.json.decode(line, type=Entry))
     name = next((e.playbook for e in entries if e.playbook), "")
     return name, any(e.event == "ended" for e in entries)

@@ -18,6 +18,7 @@ from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
 from nodeagent.model import limits
 from nodeagent.model.config import NodeConfig
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import Overloaded
 from nodeagent.model.files import CloseSpec, FileMeta, tsfile_name
@@ -65,7 +66,7 @@ def _may_adopt(data: bytes) -> bool:
     """Whether a logged command is an `Adopt`, as one that this release does not know may be."""
     try:
         return isinstance(commands.decode(data), commands.Adopt)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return True
 
 

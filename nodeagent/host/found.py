@@ -14,6 +14,7 @@ import msgspec
 
 from nodeagent.data.state import INITIAL_INDEX, decode_checkpoint
 from nodeagent.host.replica import Saved
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.entries import Base, Entry, HardState, LogOp, Rebase
 from nodeagent.model.ids import META, GroupId, Owner
 
@@ -51,7 +52,7 @@ def is_blank(payload: bytes | None) -> bool:
         return True
     try:
         state = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return False
     return state.applied <= INITIAL_INDEX and not state.files
 
@@ -64,7 +65,7 @@ def fault_of(group: GroupId, found: Found, payload: bytes | None, me: Owner) -> 
         return f"{place} is missing, and the log goes on from it" if is_needed else ""
     try:
         saved = msgspec.msgpack.decode(payload, type=Saved)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         return f"{place} is unreadable: {error}"
     if (saved.group or group) != group:
         return f"{place} is that of group {saved.group}"

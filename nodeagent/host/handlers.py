@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
-import msgspec
 from msgspec.structs import replace
 
 from nodeagent.data import commands as data
@@ -20,6 +19,7 @@ from nodeagent.meta.runs import fenced
 from nodeagent.meta.state import MetaState
 from nodeagent.model import names
 from nodeagent.model import requests as q
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.entries import Config
 from nodeagent.model.errors import InvalidInput, InvariantBroken
 from nodeagent.model.ids import META, GroupId, NodeId
@@ -450,7 +450,7 @@ def evidence_at(now: int, command: bytes) -> bytes | None:
     """
     try:
         decoded = meta.decode(command)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None
     people = meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.GiveUp | meta.Begin
     people |= meta.DropTable | meta.TakeLock | meta.DropLock | meta.RecordRun | meta.SteerOperation

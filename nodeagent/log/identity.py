@@ -14,6 +14,7 @@ import xxhash
 from nodeagent.log.check import check
 from nodeagent.log.log import Log, NoSpace
 from nodeagent.log.replay import list_segments
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.disk import Disk
 from nodeagent.model.errors import Damaged, Refused
 
@@ -135,11 +136,12 @@ def _read_node(disk: Disk, node: str) -> NodeFile | None:
         return None
     try:
         found = msgspec.json.decode(disk.read(ID_FILE), type=NodeFile)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Damaged(f"{ID_FILE} is unreadable: {error}", next_step=replace_step(node)) from error
     # The first release writes no seal, and drops nothing else when it reads a newer file.
     whole = found.check == _check(found.node, found.incarnation)
-    if not whole or (found.log and found.seal != _seal(found)):
+    is_later = bool(found.log or found.start or found.nonces or found.seal)
+    if not whole or (is_later and found.seal != _seal(found)):
         raise Damaged(f"{ID_FILE} does not match its checksum", next_step=replace_step(node))
     return found
 
@@ -164,7 +166,7 @@ def _log_fault(disk: Disk, found: NodeFile) -> str:
         return f"{LOG_ID_FILE} is missing" if found.log else ""  # of the first release
     try:
         log = msgspec.json.decode(disk.read(LOG_ID_FILE), type=LogFile)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         return f"{LOG_ID_FILE} is unreadable: {error}"
     if log.seal != _seal(log):
         return f"{LOG_ID_FILE} does not match its checksum"

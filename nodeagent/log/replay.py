@@ -19,6 +19,7 @@ import msgspec
 from nodeagent.log.index import NO_BASE, Damage, GroupIndex, Index, Mark, Place, Start
 from nodeagent.log.record import Block, BlockKind, Row, RowKind, decode_ops
 from nodeagent.log.scan import Bad, End, scan_segment
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Base, Entry, HardState
 from nodeagent.model.ids import GroupId
@@ -144,7 +145,7 @@ class Replay:
                 for row, op in decode_ops(block):
                     self._follow(row, head.seq, number, head.offset)
                     self.index.apply(row, op, head.seq, number, keep_entries=self.keep_entries)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             self._bad(Bad(head.offset, head.end, head), number)
         self.seq = head.seq
 

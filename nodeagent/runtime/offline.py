@@ -13,6 +13,7 @@ from nodeagent.log import GroupLog
 from nodeagent.log.identity import LOG_DIR, known_identity
 from nodeagent.log.replay import Replay
 from nodeagent.meta.state import MetaState
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.errors import Damaged
@@ -71,7 +72,7 @@ def check_files(disk: Disk, node: NodeId, faults: Mapping[GroupId, str] = NONE) 
             metas = manifest_in(group, load_checkpoint(disk, group))
             if group in faults:
                 raise Damaged(faults[group])
-        except (Damaged, msgspec.DecodeError) as error:
+        except (Damaged, *UNDECODABLE) as error:
             yield _line(group, "checkpoint", str(error), valid=False)
             damaged.append(f"{layout.group_dir(group)}/")
             continue
@@ -100,7 +101,7 @@ def _groups_of(disk: Disk, node: NodeId, here: Collection[GroupId]) -> set[Group
     try:
         payload = load_checkpoint(disk, META)
         image = MetaState.decode(msgspec.msgpack.decode(payload, type=Saved).state).image if payload else None
-    except (Damaged, msgspec.DecodeError):
+    except (Damaged, *UNDECODABLE):
         image = None
     if image is None or not image.cluster_id:
         return set(here)
@@ -108,7 +109,8 @@ def _groups_of(disk: Disk, node: NodeId, here: Collection[GroupId]) -> set[Group
 
 
 def manifest_in(group: GroupId, payload: bytes | None) -> list[FileMeta]:
-    """What a checkpoint's payload names; the meta group has no files. Raises `msgspec.DecodeError`."""
+    """What a checkpoint's payload names; the meta group has no files. Raises one of
+    `UNDECODABLE`."""
     if payload is None or group == META:
         return []
     files = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state).files
@@ -126,7 +128,7 @@ def known_files(groups: Mapping[GroupId, bytes]) -> dict[GroupId, dict[int, set[
     for group, payload in groups.items():
         try:
             files = manifest_in(group, payload)
-        except msgspec.DecodeError:
+        except UNDECODABLE:
             continue
         slots = known.setdefault(group, {})
         for meta in files:

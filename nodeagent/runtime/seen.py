@@ -4,6 +4,7 @@ import msgspec
 import xxhash
 
 from nodeagent.host.starts import Start
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.disk import Disk
 
 SEEN_FILE = "peers.seen"
@@ -27,7 +28,7 @@ def load_starts(disk: Disk) -> tuple[dict[str, Start], bool]:
         return {}, True
     try:
         found = msgspec.json.decode(disk.read(SEEN_FILE), type=_Seen)
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return {}, False
     return (found.starts, True) if found.seal == _seal(found.starts) else ({}, False)
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import msgspec
 import xxhash
 
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.disk import Disk
 from nodeagent.model.errors import Damaged, NotFound
 from nodeagent.model.files import FileMeta
@@ -98,7 +99,7 @@ def load_checkpoint(disk: Disk, group: GroupId) -> bytes | None:
             return whole
         files = {f.name: f for f in _files_decoder.decode(_state_of(whole)["files"])}
         files |= {f.name: f for f in _files_decoder.decode(delta.files)}
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Damaged(f"{later}: {error}") from error
     gone = set(delta.gone)
     return with_files(delta.payload, (f for name, f in files.items() if name not in gone))

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import msgspec
 import xxhash
 
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.disk import Disk
 from nodeagent.model.errors import Damaged, InvalidInput, NotFound
 from nodeagent.model.files import FileMeta
@@ -35,7 +36,7 @@ def decode_index(sealed: bytes, where: str) -> SnapshotIndex:
     """Raises `Damaged` on bytes that are no index."""
     try:
         return msgspec.msgpack.decode(unseal(_MAGIC, sealed, where), type=SnapshotIndex)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise Damaged(f"{where}: {error}") from error
 
 

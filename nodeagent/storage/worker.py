@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 import nodeagent
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.errors import FileCorrupt, FrameError, Unavailable
 from nodeagent.model.files import FileMeta
 from nodeagent.model.jobs import CloseUnit, Scanned
@@ -118,7 +119,7 @@ class TsFileWorker:
             except pipes.Timeout as error:
                 self._end()
                 raise self._died(f"took longer than {limit_s} s") from error
-            except (Unavailable, FrameError, OSError, msgspec.DecodeError) as error:
+            except (Unavailable, FrameError, OSError, *UNDECODABLE) as error:
                 self._end()
                 raise self._died(f"died (exit {process.returncode}): {error}") from error
             except BaseException:  # it waits for the rest of a message

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from nodeagent.model import bounds
+from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.errors import FrameError, InvalidInput
 from nodeagent.model.limits import FRAME_BYTES_MAX, NAME_BYTES_MAX
 from nodeagent.model.raft_messages import Routed
@@ -132,5 +133,5 @@ def _encode_numbered(kind: Kind, number: int, message: object) -> bytearray:
 def _decode(decoder: msgspec.msgpack.Decoder[_T], frame: Frame) -> _T:
     try:
         return decoder.decode(frame.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise FrameError(f"a {frame.kind.name} frame does not decode: {error}") from error

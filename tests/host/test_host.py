@@ -745,6 +745,7 @@ def test_evidence_that_does_not_fit_is_refused_before_it_is_logged() -> None:
         meta.encode(meta.LedAgain(0, "x.1", "op-1")),
         meta.encode(meta.SetDraining(0, "a", True, "me")),
         b"\xc1",
+        meta.encode(meta.LedAgain(0, "x.1", "op-1")).replace(b"op-1", b"op\xff1"),
     )
     for token, command in enumerate(bad):
         host.on_request(token, Forward(command), 3_000, 3_000)

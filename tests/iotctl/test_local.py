@@ -143,6 +143,9 @@ def test_a_reused_pid_is_not_ours(fleet: LocalFleet) -> None:
             process.stop([pid_file], grace_s=0.1)
             assert other.poll() is None
             pid_file.write_text(json.dumps(honest))
+        pid_file.write_bytes(b'{"pid":1,"word":"\xff"}')
+        assert process.running(pid_file) is None
+        pid_file.write_text(json.dumps(honest))
         assert process.running(pid_file) == ours
     finally:
         other.kill()

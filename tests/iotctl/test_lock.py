@@ -14,7 +14,7 @@ import pytest
 
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
-from iotctl.errors import BusyProblem, Partly, RefusedProblem
+from iotctl.errors import BusyProblem, InputProblem, Partly, RefusedProblem
 from iotctl.execute import destroy as destroying
 from iotctl.execute import lock
 from iotctl.execute.destroy import Doomed
@@ -181,6 +181,17 @@ def test_a_run_on_a_cluster_that_does_not_answer_is_told_to_it_later(place: Path
     cluster.down, now[0] = {"node1", "node2", "node3"}, 2 * RETRY_S
     journal.append(Entry("intent", 4, "two"))  # the file is enough
     assert len(journal.entries()) == 4
+
+
+def test_the_record_of_a_run_that_is_no_text_is_told_by_its_line(place: Path) -> None:
+    path = place / "r1.jsonl"
+    journal = FileJournal(path)
+    journal.append(Entry("begun", 1, playbook="night"))
+    journal.close()
+    path.write_bytes(path.read_bytes() + b'{"event":"in\xfftent","at_ms":2}\n')
+    with pytest.raises(InputProblem, match="the record of the run is damaged") as told:
+        FileJournal(path)
+    assert told.value.where == f"{path}:2:1"
 
 
 def test_who_lost_the_lock_begins_no_further_step(place: Path) -> None:

@@ -1,5 +1,6 @@
 """`node.id` and `log/log.id` name one another: identity is never made up, and no part is lost in silence."""
 
+import contextlib
 import random
 import secrets
 from collections.abc import Callable
@@ -87,6 +88,22 @@ def test_a_directory_of_no_more_use_stays_so() -> None:
     disk = SimDisk()
     mark_damaged(disk, start(disk), "an older copy")
     assert [start(disk).damaged for _ in range(3)] == ["an older copy"] * 3
+
+
+def test_every_bit_that_turns_over_is_damage() -> None:
+    """Also where what is left is no UTF-8, or no JSON, or another name of a field."""
+    for path in (ID_FILE, LOG_ID_FILE):
+        disk = SimDisk()
+        found = start(disk)
+        for byte in range(disk.stat(path).size):
+            for bit in range(8):
+                disk.flip(path, byte, bit)
+                with contextlib.suppress(Damaged, Refused):
+                    assert known_identity(disk, "node1", "data/groups") == found, (
+                        "an empty field lost its name"
+                    )
+                disk.flip(path, byte, bit)
+        assert known_identity(disk, "node1", "data/groups") == found
 
 
 def test_changed_identity_file_is_damage() -> None:
