@@ -5,13 +5,19 @@ Each seed draws its own kinds of faults, sizes and limits.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 
 from nodeagent.host.replica import Replica
+from nodeagent.log.identity import ID_FILE, LOG_DIR
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import NodeConfig, RaftSettings
+from nodeagent.model.ids import META
+from nodeagent.model.operation import Options
+from nodeagent.storage import layout
 from nodeagent.testing.disk import ENDLESS_BYTES
 from nodeagent.testing.machine import Machine
 from nodeagent.testing.nemesis import WHOLE_KINDS, Nemesis, bounded, draw_kinds
@@ -19,6 +25,7 @@ from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.random_ops import ENDED, RandomOps
 from nodeagent.testing.replay import replayable, timed
+from nodeagent.testing.scenario import SILENT_MS
 
 
 @dataclass
@@ -177,6 +184,52 @@ class ClusterSwarm(RandomOps):
         to_end = self.sim.rng.random() < 0.5
         self.sim.run(
             lambda: self.nemesis.calm or (not to_end and self.stage(operation) in ENDED), self.plan.burst_ms
+        )
+
+    # --- what is lost for good ---------------------------------------------------------------------
+
+    def choices(self) -> list[Callable[[], bool]]:
+        return super().choices() + ([self.spoil_one] * 2 if self.survives else [])
+
+    def spoil_one(self) -> bool:
+        """Something of a node's directory is lost or turns over while it is down. It starts without, or with
+        some groups damaged, or not at all; then it is replaced."""
+        rng = self.sim.rng
+        victim, new = rng.choice(self._names()), self.newcomer()
+        self._all_up()
+        node = self.sim.nodes[victim]
+        node.stop(power=rng.random() < 0.5)
+        self._spoil(node)
+        node.start()
+        self.sim.pause(rng.randint(0, 3_000))
+        if rng.random() < 0.5:
+            self.burst()
+            self.sim.pause(rng.randint(0, self.plan.burst_ms))
+            self._all_up_but(node)
+        if node.damaged:
+            self.dead.append(node)
+            self.sim.pause(SILENT_MS)
+        options = Options(dead=bool(node.damaged))
+        begin = partial(self.change, "replace-node", new, options, replaces=victim)
+        return self._left(victim, self.steered(begin, may_cancel=False))
+
+    def _spoil(self, node: SimNode) -> None:
+        rng = self.sim.rng
+        groups = [layout.group_dir(g) for g in node.host.data]
+        checkpoints = [layout.checkpoint_path(g) for g in (*node.host.data, META)]
+        logs = [f"{LOG_DIR}/{n}" for n in node.disk.listdir(LOG_DIR) if n.endswith(".log")]
+        if rng.random() < 0.5:
+            node.lose(rng.choice([LOG_DIR, ID_FILE, layout.GROUPS, *logs, *groups, *checkpoints]))
+            return
+        node.lossy = True
+        places = [p for p in (ID_FILE, *logs, *checkpoints) if node.disk.exists(p) and node.disk.stat(p).size]
+        path = rng.choice(places)
+        node.disk.flip(path, rng.randrange(node.disk.stat(path).size), rng.randrange(8))
+
+    def _all_up_but(self, node: SimNode) -> None:
+        self.heal()
+        self.until(
+            lambda: all(n.alive or n.damaged for n in self._members() if n not in self.dead), "all are up"
         )
 
     # --- the run -----------------------------------------------------------------------------------

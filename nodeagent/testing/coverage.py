@@ -1,8 +1,8 @@
 """What a run of the simulator reached, as numbers, and what it never did.
 
 `python -m nodeagent.testing.coverage [FIRST [COUNT]]` runs seeds and prints a table for each class: faults;
-effects that a kill or a power cut met; messages by the role that they reached; operations by stage; jobs that
-failed; and the notes of the code, which mark its rare branches.
+effects that a kill or a power cut met; messages by the role that they reached; operations by stage; jobs and
+calls of the disk that failed; and the notes of the code, which mark its rare branches.
 """
 
 import re
@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import get_args
 
 import nodeagent
+from nodeagent.log.identity import LOG_DIR
 from nodeagent.model.jobs import Job
 from nodeagent.model.operation import NEXT
 from nodeagent.model.raft_messages import RaftMessage
 from nodeagent.raft.state import Role
 from nodeagent.testing.cluster_swarm import ClusterSwarm
-from nodeagent.testing.nemesis import KINDS, PASSIVE, WHOLE_KINDS
+from nodeagent.testing.nemesis import FILE_OPERATIONS, FILE_PLACES, KINDS, PASSIVE, WHOLE_KINDS
 from nodeagent.testing.parallel import results
 from nodeagent.testing.swarm import Swarm
 
@@ -39,6 +40,10 @@ def universe() -> dict[str, set[str]]:
         "kill": effects,
         "power cut": effects,
         "failed job": jobs,
+        "failed on disk": {
+            *(f"{operation} {place.rstrip('/')}" for operation in FILE_OPERATIONS for place in FILE_PLACES),
+            *(f"{operation} {LOG_DIR}" for operation in ("read", "write", "sync")),
+        },
         "message": {f"{m.__name__} at {role}" for m in get_args(RaftMessage) for role in roles},
         "operation": {f"{kind} {stage}" for kind in OPERATIONS for stage in NEXT},
         "note": {name for text in sources for name in NOTE.findall(text)},
@@ -54,6 +59,8 @@ def seen(seed: int) -> Seen:
     for run in (groups, cluster):
         found += run.sim.seen
         found.update({("fault", kind): count for kind, count in run.nemesis.faults.items()})
+        for machine in run.sim.nodes.values():
+            found.update({("failed on disk", what): count for what, count in machine.disk.failed.items()})
     return found
 
 

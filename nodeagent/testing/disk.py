@@ -12,6 +12,7 @@ raises `PowerCut` half done and every later one too, until `crash`: a test sweep
 import errno
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import PurePosixPath
@@ -179,6 +180,9 @@ class SimDisk:
         self.cut_power_at: int | None = None
         self.crashes = 0
         self.faults: list[Fault] = []
+        self.failed: Counter[str] = Counter()
+        """`operation directory` of the calls that failed by `faults`."""
+
         self.trace: list[str] = []
         """`operation path` of every change, for a test's failure message."""
 
@@ -224,6 +228,13 @@ class SimDisk:
         if offset < len(inode.durable):
             inode.durable[offset] ^= 1 << bit
 
+    def misdirect(self, source: str, at: int, path: str, to: int, length: int) -> None:
+        """Bytes of one file, as they are, lie in another place of the same or another file, too."""
+        stray, inode = bytes(self._file(source).seen[at : at + length]), self._file(path)
+        _overwrite(inode.seen, to, stray)
+        if to + len(stray) <= len(inode.durable):
+            _overwrite(inode.durable, to, stray)
+
     def fail(self, operation: str, path: str) -> None:
         """Raise the fault that is planned for this call, if any."""
         for fault in self.faults:
@@ -233,6 +244,7 @@ class SimDisk:
                 fault.skip -= 1
                 continue
             fault.times -= 1
+            self.failed[f"{operation} {path.partition('/')[0]}"] += 1
             raise OSError(fault.errno, os.strerror(fault.errno), path)
 
     def step(self, operation: str, path: str) -> None:

@@ -173,6 +173,28 @@ class Flip(_OfOne, frozen=True):
             start_later(sim, machine, self.back_ms)
 
 
+class Stray(_OfOne, frozen=True):
+    """Sectors of one file were written to a place of another, unseen until that is read."""
+
+    source: str
+    at: int
+    path: str
+    to: int
+    length: int
+    power: bool
+    back_ms: int
+
+    def hit(self, sim: Sim[Any], machine: Machine) -> None:
+        ends = {self.source: self.at, self.path: self.to}
+        if all(
+            machine.disk.exists(p) and machine.disk.stat(p).size >= e + self.length for p, e in ends.items()
+        ):
+            machine.lossy = True
+            machine.disk.misdirect(self.source, self.at, self.path, self.to, self.length)
+            machine.stop(power=self.power)
+            start_later(sim, machine, self.back_ms)
+
+
 class Lose(_OfOne, frozen=True):
     """A file or a directory is taken away while the process is down."""
 
@@ -240,9 +262,9 @@ class Jump(_OfOne, frozen=True):
 
 Injection = (
     Down | Torn | Sleep | Part | Network | Disks | Stall | DiskError | Unreadable | Full | Flip | Lose
-) | (Transfer | Ambush | Jump)
+) | (Stray | Transfer | Ambush | Jump)
 
-SPOILING = (Unreadable, Flip, Lose)
+SPOILING = (Unreadable, Flip, Stray, Lose)
 """What these take is gone for good."""
 
 Timed = tuple[int, Injection]

@@ -14,9 +14,11 @@ from typing import Any, get_args
 from unittest import mock
 
 from nodeagent.host.replica import Replica
+from nodeagent.log.identity import ID_FILE, LOG_DIR
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job
-from nodeagent.testing.disk import ENDLESS_BYTES
+from nodeagent.storage import layout
+from nodeagent.testing.disk import ENDLESS_BYTES, SECTOR_BYTES
 from nodeagent.testing.injections import (
     SPOILING,
     Ambush,
@@ -32,6 +34,7 @@ from nodeagent.testing.injections import (
     Part,
     Sleep,
     Stall,
+    Stray,
     Timed,
     Torn,
     Transfer,
@@ -57,6 +60,7 @@ KINDS = (
     "read_error",
     "full",
     "flip",
+    "stray",
     "lose",
     "transfer",
     "member",
@@ -64,7 +68,7 @@ KINDS = (
 )
 """Classes of faults of Raft groups alone, and what is pushed about."""
 
-WHOLE_KINDS = tuple(k for k in KINDS if k not in ("read_error", "flip", "lose", "member")) + (
+WHOLE_KINDS = tuple(k for k in KINDS if k not in ("read_error", "flip", "stray", "lose", "member")) + (
     "files",
     "ambush",
     "jump",
@@ -73,6 +77,8 @@ WHOLE_KINDS = tuple(k for k in KINDS if k not in ("read_error", "flip", "lose", 
 
 JOBS = tuple(sorted(job.__name__ for job in get_args(Job)))
 FILE_OPERATIONS = ("write", "sync", "sync_dir", "create", "rename", "link", "unlink", "mkdirs")
+IN_LOG = f"{LOG_DIR}/"
+FILE_PLACES = tuple(f"{name}/" for name in (layout.GROUPS, layout.STAGING, layout.SNAPSHOTS, layout.TMP))
 
 PASSIVE = ("member", "drift")
 """Done by others: by whoever changes members, and by the clocks that machines are made with."""
@@ -262,13 +268,13 @@ class Nemesis:
     def _sync_error(self) -> None:
         """What a failed sync did not write shows when the power goes."""
         if node := self._some():
-            self._do("sync_error", DiskError(node.node, "sync", "EIO", "log/", skip=self.rng.randint(0, 5)))
+            self._do("sync_error", DiskError(node.node, "sync", "EIO", IN_LOG, skip=self.rng.randint(0, 5)))
             if self.rng.random() < 0.7:
                 self.sim.at(self._back(), partial(self._inject, Down(node.node, True, self._back())))
 
     def _write_error(self) -> None:
         if node := self._some():
-            self._do("write_error", DiskError(node.node, "write", "EIO", "log/", skip=self.rng.randint(0, 5)))
+            self._do("write_error", DiskError(node.node, "write", "EIO", IN_LOG, skip=self.rng.randint(0, 5)))
 
     def _read_error(self) -> None:
         """At the next start, and of what is read of the log: a sector that does not come is damage."""
@@ -282,7 +288,8 @@ class Nemesis:
         if node is None:
             return
         if node.disk.capacity_bytes == ENDLESS_BYTES or self.rng.random() < 0.3:
-            place, times = self.rng.choice(["log/", "data/"]), self.rng.randint(1, 5)
+            place = self.rng.choice([IN_LOG, *FILE_PLACES])
+            times = self.rng.randint(1, 5)
             self._do("full", DiskError(node.node, "write", "ENOSPC", place, times=times))
         else:
             leave = self.rng.choice([0, 4_000, 40_000, 200_000])
@@ -293,21 +300,35 @@ class Nemesis:
         node = self._some()
         if node is None or not self._may_spoil(node.node):
             return
-        places = [f"log/{n}" for n in node.disk.listdir("log") if n.endswith(".log")]
-        places += [f"data/groups/{g}/checkpoint" for g in node.host.data]
+        places = [f"{LOG_DIR}/{n}" for n in node.disk.listdir(LOG_DIR) if n.endswith(".log")]
+        places += [path(g) for g in node.host.data for path in (layout.checkpoint_path, layout.delta_path)]
         places = [p for p in places if node.disk.exists(p) and node.disk.stat(p).size]
         if places:
             path = self.rng.choice(places)
             byte, bit = self.rng.randrange(node.disk.stat(path).size), self.rng.randrange(8)
             self._do("flip", Flip(node.node, path, byte, bit, self.rng.random() < 0.5, self._back()))
 
+    def _stray(self) -> None:
+        """Of its log, into another place of it."""
+        node = self._some()
+        if node is None or not self._may_spoil(node.node):
+            return
+        logs = [f"{LOG_DIR}/{n}" for n in node.disk.listdir(LOG_DIR) if n.endswith(".log")]
+        source, path = self.rng.choice(logs), self.rng.choice(logs)
+        sectors = min(node.disk.stat(p).size for p in (source, path)) // SECTOR_BYTES
+        count = self.rng.choice([1, 1, 8])
+        if sectors > count:
+            at, to = (SECTOR_BYTES * self.rng.randrange(sectors - count) for _ in range(2))
+            power, length = self.rng.random() < 0.5, SECTOR_BYTES * count
+            self._do("stray", Stray(node.node, source, at, path, to, length, power, self._back()))
+
     def _lose(self) -> None:
         node = self._some()
         if node is None or not self._may_spoil(node.node):
             return
-        logs = [f"log/{n}" for n in node.disk.listdir("log") if n.endswith(".log")]
-        choices = ["log", "node.id", "data/groups", self.rng.choice(logs)]
-        choices += [f"data/groups/{g}/checkpoint" for g in node.host.data]
+        logs = [f"{LOG_DIR}/{n}" for n in node.disk.listdir(LOG_DIR) if n.endswith(".log")]
+        choices = [LOG_DIR, ID_FILE, layout.GROUPS, self.rng.choice(logs)]
+        choices += [path(g) for g in node.host.data for path in (layout.group_dir, layout.checkpoint_path)]
         self._do("lose", Lose(node.node, self.rng.choice(choices), self._back()))
 
     def _transfer(self) -> None:
@@ -327,8 +348,8 @@ class Nemesis:
             return
         error = self.rng.choice(["ENOSPC", "EIO"])
         operation = self.rng.choice(("write", "create") if error == "ENOSPC" else FILE_OPERATIONS)
-        times, skip = self.rng.randint(1, 4), self.rng.randint(0, 3)
-        self._do("files", DiskError(node.node, operation, error, "data/", skip, times))
+        place, times, skip = self.rng.choice(FILE_PLACES), self.rng.randint(1, 4), self.rng.randint(0, 3)
+        self._do("files", DiskError(node.node, operation, error, place, skip, times))
 
     def _ambush(self) -> None:
         after = self.rng.randint(0, self.sim.faults.job_ms[1] // 2)

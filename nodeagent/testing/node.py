@@ -38,10 +38,10 @@ class SimNode(Machine):
 
     def _open_host(self, recovered: Recovered) -> None:
         start = self.identity.start
-        groups = self._found(recovered)
+        groups, unreadable = self._found(recovered)
         holding = {g for g in self.storage.groups() if any(self.storage.files.names(g).values())}
         lost = lost_meta(groups, holding)
-        damaged = [*recovered.damaged, *([Damage(0, 0, META, 0, 0, lost)] if lost else [])]
+        damaged = [*recovered.damaged, *unreadable, *([Damage(0, 0, META, 0, 0, lost)] if lost else [])]
         if self.identity.damaged:
             damaged.append(Damage(0, 0, "", 0, 0, self.identity.damaged))
         owner = Owner(self.node, self.incarnation, start)
@@ -67,16 +67,19 @@ class SimNode(Machine):
         self.host.operations.hold(self.holds)
         self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(self.host.data)}")
 
-    def _found(self, recovered: Recovered) -> "dict[str, tuple[_Found, bytes | None]]":
+    def _found(self, recovered: Recovered) -> "tuple[dict[str, tuple[_Found, bytes | None]], list[Damage]]":
         out: dict[str, tuple[_Found, bytes | None]] = {}
+        unreadable: list[Damage] = []
         for group in sorted({*recovered.groups, *self.storage.groups()}):
             log = recovered.groups.get(group)
             found = _Found(log.base, log.hard, log.entries) if log else _Found()
+            payload: bytes | None = None
             try:
-                out[group] = (found, self.storage.checkpoint(group))
+                payload = self.storage.checkpoint(group)
             except Damaged as error:
-                raise AssertionError(f"{self.node}: {error.what}") from error
-        return out
+                unreadable.append(Damage(0, 0, group, 0, 0, error.what))
+            out[group] = (found, payload)
+        return out, unreadable
 
     def _sweep(self, groups: "dict[str, tuple[_Found, bytes | None]]", owner: Owner) -> None:
         """As a starting node does: what no checkpoint of a whole group names goes."""

@@ -182,18 +182,24 @@ class RandomOps(Scenario):
         self.sim.faults.sync_ms = self.sim.rng.choice([(1, 3), (1, 60)])
         self.sim.faults.job_ms = self.sim.rng.choice([(1, 10), (1, 10), (1, 200), (50, 900)])
 
-    def operate(self) -> None:
-        """One operation that the cluster as it is allows."""
+    @property
+    def survives(self) -> bool:
+        """Without one of two members a group has no quorum, and without the only one no rows."""
+        return self.replicas > 2
+
+    def choices(self) -> list[Callable[[], bool]]:
+        """What the cluster as it is allows, as often as it is to be drawn."""
         count = len(self._names())
-        # Without one of two members a group has no quorum, and without the only one no rows.
-        survives = self.replicas > 2
-        choices = [self.replace_one, *([self.replace_dead] if survives else []), self.rebalance_some]
+        choices = [self.replace_one, *([self.replace_dead] if self.survives else []), self.rebalance_some]
         choices += [self.kill_one, self.restart_one]
         if count < self.nodes_max:
             choices += [self.add_one] * 3
         if count > self.replicas + 1:
-            choices += [self.remove_one, self.remove_one, *([self.remove_dead] if survives else [])]
-        chosen = self.sim.rng.choice(choices)
+            choices += [self.remove_one, self.remove_one, *([self.remove_dead] if self.survives else [])]
+        return choices
+
+    def operate(self) -> None:
+        chosen = self.sim.rng.choice(self.choices())
         kinds = len(self.operations)
         done = chosen()
         words = chosen.__name__.replace("_", "-")

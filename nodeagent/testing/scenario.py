@@ -37,6 +37,9 @@ from nodeagent.testing.workload import (
 )
 
 LIMIT_MS = 120_000
+SILENT_MS = 6_000
+"""After so long everybody knows that a node is silent."""
+
 PLAIN = Options()
 
 
@@ -297,7 +300,7 @@ class Scenario:
         for node in nodes:
             self.sim.nodes[node].stop(power=True)
             self.dead.append(self.sim.nodes[node])
-        self.sim.pause(6_000)
+        self.sim.pause(SILENT_MS)
 
     def recover(self, *nodes: str) -> int:
         """Give up `nodes`, which died, and the majorities that died with them.

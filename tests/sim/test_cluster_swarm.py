@@ -1,6 +1,10 @@
 """Whole clusters under a swarm of faults. A failure prints the command that replays it."""
 
-from nodeagent.testing.cluster_swarm import run
+from unittest import mock
+
+import pytest
+
+from nodeagent.testing.cluster_swarm import ClusterSwarm, run
 from nodeagent.testing.coverage import report, universe
 from nodeagent.testing.parallel import whys
 
@@ -8,6 +12,11 @@ from .spread import SPREAD
 
 SEEDS = (4, 5, 7)
 MORE = range(8, 14)
+SPOILED = (
+    1,  # it knows nothing of the cluster any more, and told the newcomer that their seeds differ
+    9,  # a bit of node.id turns over, and what is left is no UTF-8
+    11,
+)
 
 
 def test_no_seed_breaks_an_invariant() -> None:
@@ -20,6 +29,16 @@ def test_no_seed_breaks_an_invariant() -> None:
 def test_no_later_seed_breaks_an_invariant() -> None:
     failed = [why for why in whys(run, [(seed,) for seed in MORE], 2) if why]
     assert not failed, "\n\n".join(failed)
+
+
+@pytest.mark.parametrize("seed", SPOILED)
+def test_a_node_that_lost_a_part_of_its_directory_is_replaced(seed: int) -> None:
+    """By a newcomer that has it among its seeds."""
+    swarm = ClusterSwarm(seed)
+    swarm.wanted = 2
+    with mock.patch.object(swarm, "choices", lambda: [swarm.spoil_one]):
+        swarm.report()
+    assert len(swarm.done) == 2
 
 
 def test_a_seed_is_a_run() -> None:
