@@ -11,6 +11,7 @@ from nodeagent.model.files import FileMeta
 from nodeagent.storage import layout
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
+from tests.sim.spread import spread
 from tests.sim.test_cases import _forgeable, finish_all, formed
 
 
@@ -63,8 +64,12 @@ class Absence:
         return self.victim.host.data[self.group]
 
 
-@pytest.mark.parametrize("fault", ["missing", "damaged"])
-@pytest.mark.parametrize("merges", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("fault", "merges"),
+    spread(
+        [("missing", 1), ("damaged", 2), ("damaged", 1), ("missing", 2), ("damaged", 3), ("missing", 3)], 2
+    ),
+)
 def test_a_member_takes_what_the_others_made_of_a_file_that_it_has_not(fault: str, merges: int) -> None:
     """Also when what they made of it was merged again: it is not stuck, and ends with the same files."""
     scenario = formed(60 + merges)

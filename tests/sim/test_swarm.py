@@ -19,8 +19,7 @@ from nodeagent.testing.durable import Durable
 from nodeagent.testing.nemesis import KINDS, PASSIVE, WHOLE_KINDS, Nemesis
 from nodeagent.testing.parallel import whys
 from nodeagent.testing.swarm import run
-
-from .spread import SPREAD
+from tests.sim.spread import SPREAD
 
 SEEDS = range(1, 13)
 MORE = range(13, 60)
