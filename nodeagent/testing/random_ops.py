@@ -108,6 +108,7 @@ class RandomOps(Scenario):
                 self.sim.pause(rng.randint(0, 3_000))
                 if may_cancel and rng.random() < 0.5:
                     self.request(q.Steer(operation, "cancel", "sim"), OperationReply)
+                self.sim.pause(self.grave_ms)  # or a pause that is delivered once more outlives the resume
                 self.request(q.Steer(operation, "resume", "sim"), OperationReply)
                 return self.finish(operation, cancelled=may_cancel)
             case "cancel":
