@@ -63,6 +63,7 @@ class Plan:
     @classmethod
     def draw(cls, rng: random.Random) -> "Plan":
         replicas = rng.choice([1, 2, 3, 3, 3, 3, 5])
+        inputs = rng.choice([2, 256])
         heartbeat = rng.choice([30, 50, 100])
         timeout = heartbeat * rng.choice([6, 8, 10])
         return cls(
@@ -84,7 +85,8 @@ class Plan:
                 "idle_close_ms": rng.choice([300, 1_500, 4_000]),
                 "compact_files_min": rng.choice([2, 2, 4]),
                 "compact_files_min_in_change": rng.choice([2, 4]),
-                "compact_every_ms": rng.choice([200, 400, 1_500]),
+                # Two files at a time must become few in less time than a run has to come to rest.
+                "compact_every_ms": rng.choice([200, 400, 1_500] if inputs > 2 else [200, 400]),
                 "compact_deletes_ms": rng.choice([300, 1_000, 5_000]),
                 "expire_every_ms": rng.choice([300, 700, 2_000]),
             },
@@ -100,7 +102,7 @@ class Plan:
                 "nodeagent.host.data_replica.DELTA_FILES_MIN": rng.choice([0, 64]),
                 "nodeagent.host.compactor.DELETES_KEPT_MAX": rng.choice([1, 64]),
                 "nodeagent.host.compactor.EXPIRIES_PER_LOOK_MAX": rng.choice([1, 256]),
-                "nodeagent.data.compaction.COMPACT_INPUTS_MAX": rng.choice([2, 256]),
+                "nodeagent.data.compaction.COMPACT_INPUTS_MAX": inputs,
                 "nodeagent.data.handover.SESSIONS_PART_BYTES": rng.choice([64, 1 << 20]),
                 "nodeagent.scaling.moving.UNIT_SLOTS": rng.choice([1, 3, 32]),
                 "nodeagent.storage.executor.UNITS_PER_CALL_MAX": rng.choice([1, 256]),
