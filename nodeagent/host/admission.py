@@ -21,6 +21,8 @@ from nodeagent.model.requests import CheckStatus, ErrorReply, NodeRecord, Reply,
 from nodeagent.partition.ring import Ring, initial_ring
 
 ASK_AGAIN_MS = 300
+ASK_SELDOM_MS = 2_000
+"""When there is a meta replica that waits for its cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class _Answer:
 
 
 class Admission:
-    """Runs until there is a meta replica. `create` makes it with the given first configuration."""
+    """Runs until the node knows its cluster. `create` makes the meta replica with the given first
+    configuration."""
 
     def __init__(
         self, config: NodeConfig, incarnation: str, desk: Desk, create: Callable[[Config], None]
@@ -44,27 +47,29 @@ class Admission:
         self._answers: dict[NodeId, _Answer] = {}
         self.waiting_for: tuple[str, ...] = ()
         self._done = False
+        self._ended = False
 
     @property
     def refused(self) -> str:
         """Why this node cannot take part, as the seeds say now; then it serves nothing. Who joins goes by the
         seed that knows most: others may lag, or have lost what they knew."""
+        if self._ended:
+            return ""
         if not self.config.join:
             return next((a.why for a in self._answers.values() if a.why), "")
-        if self._done:
-            return ""
         formed = [(a.reply.applied, not a.why, a.why) for a in self._answers.values() if _is_formed(a.reply)]
         if formed:
             return max(formed)[2]
         return next((a.why for a in self._answers.values() if a.reply is None), "")
 
     def start(self) -> None:
-        if not self._done:
-            for seed in self._others():
-                self._ask(seed)
-            self._decide()
-        if not self._done:
-            self.desk.later(ASK_AGAIN_MS, self.start)
+        """Ask, and go on asking until `end`."""
+        if self._ended:
+            return
+        for seed in self._others():
+            self._ask(seed)
+        self._decide()
+        self.desk.later(ASK_SELDOM_MS if self._done else ASK_AGAIN_MS, self.start)
 
     def _others(self) -> list[Seed]:
         return [s for s in self.config.seeds if s.node != self.config.node]
@@ -120,6 +125,10 @@ class Admission:
     def stop(self) -> None:
         """There is a meta replica on disk."""
         self._done = True
+
+    def end(self) -> None:
+        """This node knows its cluster: what it may do is in the meta state from now on."""
+        self._done = self._ended = True
 
     def ask_again(self) -> bool:
         """A leader that must write the first entry needs every seed's incarnation; whether it has them."""

@@ -179,7 +179,7 @@ class Host:
         if host.meta_replica is not None:
             host.admission.stop()
             host._on_meta()
-        elif META not in host.damaged:
+        if META not in host.damaged:
             host.admission.start()
         for area in staged:
             if area.startswith(INSTALL):
@@ -587,6 +587,7 @@ class Host:
             self._maybe_bootstrap()
         self._update_addresses()
         if self.cluster_id:
+            self.admission.end()
             self._sync_groups()
 
     def _maybe_bootstrap(self) -> None:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from nodeagent.host.admission import ASK_AGAIN_MS, Admission, check_status, status_question
+from nodeagent.host.admission import ASK_AGAIN_MS, ASK_SELDOM_MS, Admission, check_status, status_question
 from nodeagent.host.desk import Desk
 from nodeagent.meta.state import Image, MetaState
 from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
@@ -85,14 +85,41 @@ def test_who_is_refused_by_the_newest_goes_on_asking() -> None:
     assert node.made == [Config()] and not node.admission.refused
 
 
-def test_an_answer_after_it_joined_changes_nothing() -> None:
+def test_a_seed_that_lags_lets_nobody_in_for_good() -> None:
+    """It does not know yet that the node was added with another directory. Until the meta group reaches this
+    one, which it never does, the newest word is told."""
     node = Starting("e", NEW, join=True)
-    node.desk.now += ASK_AGAIN_MS
-    calls = {to[0]: number for number, to, _ in node.desk.calls}
-    node.desk.on_reply(calls["a"], says("k", 5))
-    node.desk.on_reply(calls["b"], says("k", 9, conflicts=CONFLICT))
-    node.desk.on_reply(calls["c"], ErrorReply("forbidden", "the incarnation of e was retired"))
+    node.hear(a=says("k", 3))
     assert node.made == [Config()] and not node.admission.refused
+    node.desk.now += ASK_SELDOM_MS
+    node.hear(b=says("k", 9, known=True))
+    assert node.made == [Config()] and "with another data directory" in node.admission.refused
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_who_knows_its_cluster_asks_nobody_and_is_refused_by_nobody(join: bool) -> None:
+    """What it may do is in the meta state then. Answers may still be on their way, also to a seed that led
+    before another one formed the cluster."""
+    node = Starting("a", OLD, join=join)
+    calls = {to[0]: number for number, to, _ in node.desk.calls}
+    node.desk.on_reply(calls["b"], says("", conflicts=("slots",)))
+    node.admission.end()
+    node.desk.on_reply(calls["c"], ErrorReply("forbidden", "the incarnation of a was retired"))
+    assert not node.admission.refused and not node.made
+    node.desk.calls.clear()
+    node.hear()
+    assert not node.desk.calls
+
+
+def test_a_seed_whose_cluster_is_not_formed_goes_on_asking() -> None:
+    """A conflict that another seed had is over when that one is configured like the others."""
+    node = Starting("a", OLD, join=False)
+    node.admission.stop()  # there is a meta replica on its disk
+    node.hear(b=says("", conflicts=("slots",)))
+    assert "b is configured differently" in node.admission.refused
+    node.desk.now += ASK_SELDOM_MS
+    node.hear(b=says(""), c=says(""))
+    assert not node.admission.refused and not node.made
 
 
 def test_a_first_start_waits_until_all_seeds_are_configured_alike() -> None:
