@@ -31,6 +31,9 @@ NOBODY = NodeRecord("", "", 0, 0, "", 0)
 """In the place of the node that comes or leaves when none does."""
 
 REPORT_AGAIN_MS = 500
+REFUSED_AGAIN_MS = 100
+"""After a leader did not take a report."""
+
 SEAL_TIMEOUT_MS = 30_000
 PLANNED_TIMEOUT_MS = 60_000
 """A newcomer that never follows the meta log must not keep other changes from beginning."""
@@ -342,7 +345,13 @@ class Operations:
         if replica.leads:
             replica.propose([meta.encode(command)])
         else:
-            host.desk.call(leader, Forward(meta.encode(command)), lambda _: None)
+            host.desk.call(leader, Forward(meta.encode(command)), partial(self._on_handed, key))
+
+    def _on_handed(self, key: str, reply: Reply) -> None:
+        """A leader that lags behind its predecessor, or is not reached yet, takes it a moment later."""
+        if isinstance(reply, ErrorReply) and key in self._reported:
+            _, leader, term = self._reported[key]
+            self._reported[key] = (self.host.desk.now + REFUSED_AGAIN_MS - REPORT_AGAIN_MS, leader, term)
 
 
 def _key(command: meta.Command) -> str:

@@ -17,7 +17,7 @@ from nodeagent.host.desk import Desk, To
 from nodeagent.host.found import lost_meta
 from nodeagent.host.handlers import Probes, evidence_at
 from nodeagent.host.host import DRIVE_MS, Host
-from nodeagent.host.operations import REPORT_AGAIN_MS, Operations
+from nodeagent.host.operations import REFUSED_AGAIN_MS, REPORT_AGAIN_MS, Operations
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
 from nodeagent.host.session_parts import SEAL_WAIT_MS
 from nodeagent.log import Damage, GroupLog
@@ -772,9 +772,13 @@ def test_evidence_goes_to_every_new_meta_leader_at_once() -> None:
     assert asked(1_002) == ["b"] and not asked(1_003)
     assert not asked(1_001 + REPORT_AGAIN_MS) and asked(1_002 + REPORT_AGAIN_MS) == ["b"]
     lead("c", 3, 1_600)
-    assert asked(1_601) == ["c"] and not asked(1_602)
-    lead("c", 4, 1_610)
-    assert asked(1_611) == ["c"], "it lost its lead between, and what it had not committed"
+    host.desk.now = 1_601
+    report()
+    ((number, to, _),) = [call for call in host.take().calls if isinstance(call[2], Forward)]
+    host.on_reply(number, ErrorReply("invalid_input", "there is no group a.1"), 1_602)  # it lags
+    assert to == "c" and not asked(1_603) and asked(1_602 + REFUSED_AGAIN_MS) == ["c"]
+    lead("c", 4, 1_710)
+    assert asked(1_711) == ["c"], "it lost its lead between, and what it had not committed"
 
 
 @pytest.mark.parametrize("level", ["mid", "weak"])
