@@ -165,6 +165,18 @@ class ClusterSwarm(RandomOps):
         ran = (n for n in self.sim.nodes.values() if n.life and not n.gone)
         return max((n.host.meta for n in ran), key=lambda m: m.applied)
 
+    def newcomer(self) -> str:
+        """Its seeds are the members by who leads: all others may have started again and lag, and one whose
+        change was cancelled takes itself for a member."""
+        self.until(self._is_led, "the meta group is led")
+        return super().newcomer()
+
+    def _is_led(self) -> bool:
+        replicas = (n.host.meta_replica for n in self.sim.nodes.values() if n.alive)
+        return any(
+            r is not None and r.leads and r.seen == r.raft.commit == r.raft.log.last_index for r in replicas
+        )
+
     # --- faults in bursts --------------------------------------------------------------------------
 
     def burst(self) -> None:
@@ -224,9 +236,9 @@ class ClusterSwarm(RandomOps):
             node.lose(rng.choice([LOG_DIR, ID_FILE, layout.GROUPS, *logs, *groups, *checkpoints]))
             return
         node.lossy = True
-        places = [p for p in (ID_FILE, *logs, *checkpoints) if node.disk.exists(p) and node.disk.stat(p).size]
+        places = [p for p in (ID_FILE, *logs, *checkpoints) if node.disk.exists(p) and node.disk.written(p)]
         path = rng.choice(places)
-        node.disk.flip(path, rng.randrange(node.disk.stat(path).size), rng.randrange(8))
+        node.disk.flip(path, rng.randrange(node.disk.written(path)), rng.randrange(8))
 
     def _all_up_but(self, node: SimNode) -> None:
         self.heal()

@@ -228,6 +228,10 @@ class SimDisk:
         if offset < len(inode.durable):
             inode.durable[offset] ^= 1 << bit
 
+    def written(self, path: str) -> int:
+        """How long the file is without the zeros at its end, which are there before anything is written."""
+        return len(self._file(path).seen.rstrip(b"\0"))
+
     def misdirect(self, source: str, at: int, path: str, to: int, length: int) -> None:
         """Bytes of one file, as they are, lie in another place of the same or another file, too."""
         stray, inode = bytes(self._file(source).seen[at : at + length]), self._file(path)

@@ -6,7 +6,7 @@ et al., ISSTA 2012).
 """
 
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -122,6 +122,7 @@ class Nemesis:
         self.calm = True
         self.faults: Counter[str] = Counter()
         self.done: list[Timed] = []
+        self.healed_at: int | None = None
         self.spoiled: set[NodeId] = set()
         """Machines that lost something for good: whoever runs the cluster replaces them."""
 
@@ -143,8 +144,14 @@ class Nemesis:
     def follow(self, script: Sequence[Timed]) -> None:
         """These faults and no others, each at its time, until `heal`."""
         self.calm = False
-        for at, injection in script:
-            self.sim.at(at - self.sim.now, partial(self._inject, injection))
+        self._follow(deque(script))
+
+    def _follow(self, script: deque[Timed]) -> None:
+        """One moment after the other, as `_next` does."""
+        while script and script[0][0] <= self.sim.now and not self.calm:
+            self._inject(script.popleft()[1])
+        if script and not self.calm:
+            self.sim.at(script[0][0] - self.sim.now, partial(self._follow, script))
 
     def _next(self, number: int) -> None:
         if self.calm or number != self._round:
@@ -157,6 +164,7 @@ class Nemesis:
     def heal(self) -> None:
         """No more faults; what was spoiled stays spoiled."""
         self.calm = True
+        self.healed_at = self.sim.now
         self.sim.ambushes.clear()
         self.sim.faults.heal()
         for node in list(self.sim.nodes.values()):
@@ -302,10 +310,10 @@ class Nemesis:
             return
         places = [f"{LOG_DIR}/{n}" for n in node.disk.listdir(LOG_DIR) if n.endswith(".log")]
         places += [path(g) for g in node.host.data for path in (layout.checkpoint_path, layout.delta_path)]
-        places = [p for p in places if node.disk.exists(p) and node.disk.stat(p).size]
+        places = [p for p in places if node.disk.exists(p) and node.disk.written(p)]
         if places:
             path = self.rng.choice(places)
-            byte, bit = self.rng.randrange(node.disk.stat(path).size), self.rng.randrange(8)
+            byte, bit = self.rng.randrange(node.disk.written(path)), self.rng.randrange(8)
             self._do("flip", Flip(node.node, path, byte, bit, self.rng.random() < 0.5, self._back()))
 
     def _stray(self) -> None:
@@ -315,12 +323,13 @@ class Nemesis:
             return
         logs = [f"{LOG_DIR}/{n}" for n in node.disk.listdir(LOG_DIR) if n.endswith(".log")]
         source, path = self.rng.choice(logs), self.rng.choice(logs)
-        sectors = min(node.disk.stat(p).size for p in (source, path)) // SECTOR_BYTES
         count = self.rng.choice([1, 1, 8])
-        if sectors > count:
-            at, to = (SECTOR_BYTES * self.rng.randrange(sectors - count) for _ in range(2))
+        first, last = (node.disk.written(p) // SECTOR_BYTES - count for p in (source, path))
+        if first >= 0 and last >= 0:
+            at, to = (SECTOR_BYTES * self.rng.randint(0, n) for n in (first, last))
             power, length = self.rng.random() < 0.5, SECTOR_BYTES * count
-            self._do("stray", Stray(node.node, source, at, path, to, length, power, self._back()))
+            if (source, at) != (path, to):
+                self._do("stray", Stray(node.node, source, at, path, to, length, power, self._back()))
 
     def _lose(self) -> None:
         node = self._some()

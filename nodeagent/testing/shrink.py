@@ -45,7 +45,7 @@ class Shrinker:
         self.kind, said = failure(swarm)
         if not self.kind:
             raise LookupError(f"seed {seed} does not fail")
-        self.best = Script(seed, tuple(swarm.nemesis.done), length_ms=swarm.sim.now, why=said)
+        self.best = Script(seed, tuple(swarm.nemesis.done), length_ms=_length(swarm), why=said)
         self.fails_again = self._try(self.best)
         """By what was written down of it; else it cannot be made shorter."""
 
@@ -86,12 +86,17 @@ class Shrinker:
             kind, said = failure(swarm)
             if kind != self.kind:
                 continue
-            end = min(swarm.sim.now, candidate.length_ms)
+            end = _length(swarm)
             faults = tuple(f for f in candidate.faults if f[0] <= end)
             self.best = replace(candidate, noise=noise, faults=faults, length_ms=end, why=said)
             print(f"{len(faults)} faults, {end} ms, {self.left} runs left", file=sys.stderr, flush=True)
             return True
         return False
+
+
+def _length(swarm: Swarm) -> int:
+    """How long faults went on, in ms: it may have failed when it was healed."""
+    return swarm.sim.now if swarm.nemesis.healed_at is None else swarm.nemesis.healed_at
 
 
 def _fewer(limits: dict[str, int]) -> Iterator[dict[str, int]]:
@@ -108,7 +113,11 @@ def main(words: Sequence[str]) -> int:
         _, said = failure(Swarm(script.seed, script))
         print(said or "passed")
         return bool(said)
-    print(Shrinker(*map(int, words[:2])).shrink().to_text(), end="")
+    shrinker = Shrinker(*map(int, words[:2]))
+    if not shrinker.fails_again:
+        print(f"it does not fail by its written faults alone: {shrinker.best.why}", file=sys.stderr)
+        return 1
+    print(shrinker.shrink().to_text(), end="")
     return 0
 
 

@@ -26,6 +26,9 @@ CONTROL_SEEDS = 1
 USUAL_S = 100.0
 """Where nobody looked what a net takes."""
 
+NO_TESTS = 5
+"""Exit code of pytest. Others above 1 are tests that could not begin, which they can without the bug."""
+
 SLOWER = 5
 """A run that takes so many times what the package without a bug takes, and a minute more, never ends."""
 
@@ -151,8 +154,8 @@ def _by_tests(where: Path, room: str, timeout_s: float) -> Found:
     code, out, err = _run(where, ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *rooms], timeout_s)
     if code == 0:
         return Found("tests")
-    if code > 1:  # pytest ran no test, or could not begin
-        raise RuntimeError(f"{rooms}: pytest ended with {code}: {out[-500:]}{err[-500:]}")
+    if code == NO_TESTS:
+        raise RuntimeError(f"{rooms}: pytest found no test: {out[-500:]}{err[-500:]}")
     failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", out, re.MULTILINE)
     return Found("tests", failed[0] if failed else err)
 
