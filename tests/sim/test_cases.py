@@ -525,7 +525,7 @@ MORE_SURVIVORS = [*((seed, 6, 3) for seed in range(2, 7)), *((seed, 8, 5) for se
 
 @pytest.mark.parametrize(
     ("seed", "nodes", "replicas"),
-    spread([(1, 6, 3), (8, 8, 5), (0, 6, 3), *MORE_SURVIVORS], 2),
+    spread([(8, 8, 5), (1, 6, 3), (0, 6, 3), *MORE_SURVIVORS]),
 )
 def test_groups_that_lost_their_majority_go_on_with_what_their_survivors_hold(
     seed: int, nodes: int, replicas: int

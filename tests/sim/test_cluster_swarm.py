@@ -30,7 +30,7 @@ def test_no_later_seed_breaks_an_invariant() -> None:
     assert not failed, "\n\n".join(failed)
 
 
-@pytest.mark.parametrize("seed", spread(SPOILED, 2))
+@pytest.mark.parametrize("seed", spread(SPOILED))
 def test_a_node_that_lost_a_part_of_its_directory_is_replaced(seed: int) -> None:
     """By a newcomer that has it among its seeds."""
     swarm = ClusterSwarm(seed)
@@ -40,6 +40,7 @@ def test_a_node_that_lost_a_part_of_its_directory_is_replaced(seed: int) -> None
     assert len(swarm.done) == 2
 
 
+@SPREAD
 def test_a_seed_is_a_run() -> None:
     reports = [run(17), run(17)]
     assert reports[0] == reports[1]

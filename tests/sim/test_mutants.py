@@ -9,6 +9,7 @@ import pytest
 
 import nodeagent
 from nodeagent.testing.mutants import MUTANTS, hunt, machine
+from tests.sim.spread import spread
 
 SOURCE = '''
 """1 of a module."""
@@ -80,11 +81,14 @@ def test_each_net_looks_for_a_planted_bug_by_itself() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "sessions do not move with their slots",
-        "half of the voters are a majority",
-        "segments go before what replaced them is durable",
-    ],
+    spread(
+        [
+            "sessions do not move with their slots",
+            "half of the voters are a majority",
+            "segments go before what replaced them is durable",
+        ],
+        2,
+    ),
 )
 def test_a_planted_bug_is_found(name: str) -> None:
     """A simulator that cannot see a bug proves nothing; `make mutants` plants all of them."""

@@ -8,10 +8,11 @@ from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import whys
 from nodeagent.testing.random_ops import RandomOps, run
-from tests.sim.spread import spread
+from tests.sim.spread import SPREAD
 
 
-@pytest.mark.parametrize("seeds", spread([[6], [10, 11]]))
+@SPREAD
+@pytest.mark.parametrize("seeds", [[6], [10, 11]])
 def test_nothing_is_left_after_ten_random_operations(seeds: list[int]) -> None:
     """Also not after a power cut of all nodes; `python -m nodeagent.testing.random_ops` runs more seeds."""
     failed = [why for why in whys(run, [(seed,) for seed in seeds], 2) if why]

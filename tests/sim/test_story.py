@@ -8,6 +8,7 @@ import pytest
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.script import Script
 from nodeagent.testing.story import LINES, Story, main, tell
+from tests.sim.spread import SPREAD
 
 STAGES = ("PLANNED", "SEALED", "OPEN", "FORMAL", "MOVING", "RELEASED", "DONE")
 
@@ -23,6 +24,7 @@ def test_the_story_of_a_group_has_every_change_of_a_leader() -> None:
         assert int(line.split()[0]) <= int(following.split()[0])
 
 
+@SPREAD
 def test_the_stories_of_an_operation_and_of_a_slot_that_it_moved() -> None:
     scenario = Scenario(1)
     scenario.run()
