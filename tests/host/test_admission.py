@@ -107,7 +107,8 @@ def test_who_knows_its_cluster_asks_nobody_and_is_refused_by_nobody(join: bool) 
     node.desk.on_reply(calls["c"], ErrorReply("forbidden", "the incarnation of a was retired"))
     assert not node.admission.refused and not node.made
     node.desk.calls.clear()
-    node.hear()
+    node.desk.now += ASK_SELDOM_MS
+    node.desk.fire()
     assert not node.desk.calls
 
 
