@@ -219,7 +219,7 @@ class ClusterSwarm(RandomOps):
         if rng.random() < 0.5:
             self.burst()
             self.sim.pause(rng.randint(0, self.plan.burst_ms))
-            self._all_up_but(node)
+            self._all_up(spoiled=node)
         if node.damaged:
             self.dead.append(node)
             self.sim.pause(SILENT_MS)
@@ -231,7 +231,7 @@ class ClusterSwarm(RandomOps):
         rng = self.sim.rng
         groups = [layout.group_dir(g) for g in node.host.data]
         checkpoints = [layout.checkpoint_path(g) for g in (*node.host.data, META)]
-        logs = [f"{LOG_DIR}/{n}" for n in node.disk.listdir(LOG_DIR) if n.endswith(".log")]
+        logs = node.segments()
         if rng.random() < 0.5:
             node.lose(rng.choice([LOG_DIR, ID_FILE, layout.GROUPS, *logs, *groups, *checkpoints]))
             return
@@ -239,12 +239,6 @@ class ClusterSwarm(RandomOps):
         places = [p for p in (ID_FILE, *logs, *checkpoints) if node.disk.exists(p) and node.disk.written(p)]
         path = rng.choice(places)
         node.disk.flip(path, rng.randrange(node.disk.written(path)), rng.randrange(8))
-
-    def _all_up_but(self, node: SimNode) -> None:
-        self.heal()
-        self.until(
-            lambda: all(n.alive or n.damaged for n in self._members() if n not in self.dead), "all are up"
-        )
 
     # --- the run -----------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from nodeagent.host.desk import Effects
 from nodeagent.host.replica import INSTALL_KEEP_MS
 from nodeagent.log import Log, LogSettings, NoSpace, Recovered
 from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, NodeFile, begin_start, known_identity
+from nodeagent.log.replay import list_segments, path_of
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import LogOp
 from nodeagent.model.errors import Damaged, Overloaded, Unavailable
@@ -155,6 +156,10 @@ class Machine:
     def _draw(self) -> str:
         """Names of this directory: its first one is the incarnation that the scenario knows the node by."""
         return f"{self.life}.{self.disk.operations}" if self.disk.exists(LOG_ID_FILE) else self.incarnation
+
+    def segments(self) -> list[str]:
+        """Paths of its log, the oldest first."""
+        return [path_of(LOG_DIR, number) for number in list_segments(self.disk, LOG_DIR)]
 
     def lose(self, *paths: str) -> None:
         """Take files or directories away while the node is down, as a person or a repair of the file system

@@ -308,7 +308,7 @@ class Nemesis:
         node = self._some()
         if node is None or not self._may_spoil(node.node):
             return
-        places = [f"{LOG_DIR}/{n}" for n in node.disk.listdir(LOG_DIR) if n.endswith(".log")]
+        places = node.segments()
         places += [path(g) for g in node.host.data for path in (layout.checkpoint_path, layout.delta_path)]
         places = [p for p in places if node.disk.exists(p) and node.disk.written(p)]
         if places:
@@ -321,7 +321,7 @@ class Nemesis:
         node = self._some()
         if node is None or not self._may_spoil(node.node):
             return
-        logs = [f"{LOG_DIR}/{n}" for n in node.disk.listdir(LOG_DIR) if n.endswith(".log")]
+        logs = node.segments()
         source, path = self.rng.choice(logs), self.rng.choice(logs)
         count = self.rng.choice([1, 1, 8])
         first, last = (node.disk.written(p) // SECTOR_BYTES - count for p in (source, path))
@@ -335,7 +335,7 @@ class Nemesis:
         node = self._some()
         if node is None or not self._may_spoil(node.node):
             return
-        logs = [f"{LOG_DIR}/{n}" for n in node.disk.listdir(LOG_DIR) if n.endswith(".log")]
+        logs = node.segments()
         choices = [LOG_DIR, ID_FILE, layout.GROUPS, self.rng.choice(logs)]
         choices += [path(g) for g in node.host.data for path in (layout.group_dir, layout.checkpoint_path)]
         self._do("lose", Lose(node.node, self.rng.choice(choices), self._back()))

@@ -19,6 +19,7 @@ from nodeagent.model.operation import Options
 from nodeagent.model.requests import OperationReply
 from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.machine import CLEAN_MS
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.replay import replayable
 from nodeagent.testing.scenario import Scenario
 
@@ -173,9 +174,15 @@ class RandomOps(Scenario):
         self.sim.pause(self.sim.rng.randint(0, 2_000))
         return True
 
-    def _all_up(self) -> None:
+    def _all_up(self, spoiled: SimNode | None = None) -> None:
+        """All that did not die; one that is spoiled may stay down once it said why."""
         self.heal()
-        self.until(lambda: all(n.alive for n in self._members() if n not in self.dead), "all are up")
+        self.until(
+            lambda: all(
+                n.alive or (n is spoiled and n.damaged) for n in self._members() if n not in self.dead
+            ),
+            "all are up",
+        )
 
     def disturb(self) -> None:
         """What the next operation begins in."""
