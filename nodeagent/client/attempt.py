@@ -81,7 +81,7 @@ class Attempt:
                 await self._elsewhere(error)
                 return None
             self._refusals += 1
-            if not error.details.get("dial") or self._refusals >= len(self._calls.targets()):
+            if error.connected or self._refusals >= len(self._calls.targets()):
                 raise self._ended(error) from error
             await self._elsewhere(error)
         else:

@@ -238,7 +238,7 @@ class Calls:
                 at_once = self.follow(group, chase, error)
             except Forbidden as error:
                 refusals += 1
-                if not error.details.get("dial") or refusals >= len(self.targets()):
+                if error.connected or refusals >= len(self.targets()):
                     raise
                 last = error
                 chase.advance()
@@ -327,8 +327,8 @@ class Calls:
         return await asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> Routes:
-        try:
-            await self.meta()
+        try:  # who has routes waits for no cluster to form
+            await self.meta(timeout_s=self.attempt_s if self.routes else None)
         except (Unavailable, OutcomeUnknown):
             if self.routes is None:
                 raise
@@ -339,15 +339,16 @@ class Calls:
 
     async def meta(self, strong: bool = False, timeout_s: float | None = None) -> MetaView:
         """The view of the node that answers first, the leader asked before the others; one that is older than
-        a view had before is not shown, the newest is.
+        a view had before is not shown, the newest is. A node that cannot tell now (no leader confirms what it
+        knows, or there is no cluster yet) is asked again.
 
         Raises:
-            Unavailable: nobody answered in time (strong: no quorum).
+            Unavailable: nobody answered, or nobody could tell in time (strong: no quorum).
         """
         targets = self.targets()
         self.rng.shuffle(targets)
         targets.sort(key=lambda t: t != self.leaders.get(META))
-        view = await self._first(targets, GetMeta(strong), timeout_s or self.attempt_s)
+        view = await self._first(targets, GetMeta(strong), Deadline(timeout_s or self.timeout_s))
         assert isinstance(view, MetaView), view
         if view.leader != view.node and self.leaders.get(META) == view.node:
             del self.leaders[META]  # it led once; cut off or removed it knows less than others
@@ -375,21 +376,22 @@ class Calls:
         while len(self._tables) > TABLES_KEPT:
             self._tables.popitem(last=False)
 
-    async def _first(self, targets: list[str], request: Request, timeout_s: float) -> Reply:
-        """The first answer; at most `ASKED_MAX` nodes are asked at a time, one more every `STAGGER_S`."""
-        deadline = Deadline(timeout_s)
-        waiting = list(targets)
-        running: set[asyncio.Task[Reply]] = set()
+    async def _first(self, targets: list[str], request: Request, deadline: Deadline) -> Reply:
+        """The first answer; at most `ASKED_MAX` nodes are asked at a time, one more every `STAGGER_S`. Those
+        that answered that they cannot now come after all others."""
+        waiting, again = list(targets), list[str]()
+        running: dict[asyncio.Task[Reply], str] = {}
         last: NodeAgentError = Unavailable("no node's address is known", next_step="name the nodes")
         try:
-            while (waiting or running) and not deadline.passed:
+            while (waiting or again or running) and not deadline.passed:
                 if waiting and len(running) < ASKED_MAX:
-                    running.add(asyncio.create_task(self.call(waiting.pop(0), request, deadline.left_s)))
-                can_ask = bool(waiting) and len(running) < ASKED_MAX
-                wait_s = min(STAGGER_S, deadline.left_s) if can_ask else deadline.left_s
-                done, running = await asyncio.wait(
-                    running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                    timeout_s = min(self.attempt_s, deadline.left_s)
+                    target = waiting.pop(0)
+                    running[asyncio.create_task(self.call(target, request, timeout_s))] = target
+                is_more = bool(again) or (bool(waiting) and len(running) < ASKED_MAX)
+                wait_s = STAGGER_S if is_more else deadline.left_s
+                done = await _wait_first(running, min(wait_s, deadline.left_s))
+                failed = {task: running.pop(task) for task in done}
                 errors = {task: task.exception() for task in done}  # of all: one not looked at is a warning
                 for task, error in errors.items():
                     if error is None:
@@ -397,14 +399,19 @@ class Calls:
                     if not isinstance(error, NodeAgentError):
                         raise error
                     last = error
+                    if isinstance(error, META_TRANSIENT) and error.connected:
+                        again.append(failed[task])
+                if not done and not waiting:
+                    waiting, again = again, []
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         if isinstance(last, Forbidden):
             raise last
+        within = f" within {deadline.timeout_s:g} s" if deadline.passed else ""
         raise Unavailable(
-            f"none of {len(targets)} nodes answered within {timeout_s:g} s: {last.what}",
+            f"none of {len(targets)} nodes answered{within}: {last.what}",
             next_step=last.next_step or "start the nodes, or check addresses and certificates",
         ) from last
 
@@ -447,6 +454,15 @@ class Calls:
 
 async def pause(delay_s: float, deadline: Deadline) -> None:
     await asyncio.sleep(min(delay_s, deadline.left_s))
+
+
+async def _wait_first(tasks: Iterable[asyncio.Task[Reply]], timeout_s: float) -> set[asyncio.Task[Reply]]:
+    """Those that are done when the first is; none after `timeout_s`."""
+    running = list(tasks)
+    if not running:
+        await asyncio.sleep(timeout_s)
+        return set()
+    return (await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED))[0]
 
 
 async def run_bounded(jobs: Iterable[Coroutine[object, object, None]], running_max: int) -> None:

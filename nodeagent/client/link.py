@@ -46,10 +46,9 @@ class Link(Protocol):
         """The node's answer, never an `ErrorReply`.
 
         Raises:
-            NodeAgentError: the node answered so.
+            NodeAgentError: the node answered so; not `connected` when there was nothing to send it on.
             Unavailable: the request was not sent.
             OutcomeUnknown: it may have been received, and no answer came.
-            Forbidden: one side refuses the other; `details["dial"]` when that was at the hello.
         """
         ...
 
@@ -104,7 +103,7 @@ class NetworkLink:
         connection = await self._connection(target, isinstance(request, _BULK), timeout_s)
         left = timeout_s - (asyncio.get_running_loop().time() - started)
         if left <= 0:
-            raise Unavailable(f"no connection to {target} in time")
+            raise _not_connected(f"no connection to {target} in time")
         return await connection.call(request, left)
 
     async def close(self) -> None:
@@ -153,14 +152,14 @@ class NetworkLink:
         try:
             return await asyncio.wait_for(asyncio.shield(line.dialling), timeout_s)
         except TimeoutError:
-            raise Unavailable(f"{target} did not accept a connection within {timeout_s:g} s") from None
+            what = f"{target} did not accept a connection within {timeout_s:g} s"
+            raise _not_connected(what) from None
 
     async def _dial(self, target: str, line: _Line) -> Connection:
         try:
             connection = await self._open(target)
         except NodeAgentError as error:
-            if isinstance(error, Forbidden):
-                error.details["dial"] = True
+            error.connected = False
             line.failure = error
             line.retry_at = asyncio.get_running_loop().time() + line.pause_s * (0.5 + self._rng.random() / 2)
             line.pause_s = min(2 * line.pause_s, REDIAL_MAX_S)
@@ -177,6 +176,12 @@ class NetworkLink:
             raise Unavailable(f"the address of {target} is not known")
         expect = "" if ":" in target else target
         return await dial(self, *address, context=self._context, expect=expect, timeout_s=DIAL_TIMEOUT_S)
+
+
+def _not_connected(what: str) -> Unavailable:
+    error = Unavailable(what)
+    error.connected = False
+    return error
 
 
 def _retrieve(task: asyncio.Task[Connection]) -> None:

@@ -37,6 +37,8 @@ class NodeAgentError(Exception):
     """
 
     code = "error"
+    connected = True
+    """False: a client has no connection to the node, or one of them refused the other at the hello."""
 
     def __init__(self, what: str, *, next_step: str = "", **details: Any) -> None:
         super().__init__(what)

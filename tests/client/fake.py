@@ -172,7 +172,9 @@ class FakeCluster:
     async def call(self, target: str, request: Request, timeout_s: float) -> Reply:
         started = asyncio.get_running_loop().time()
         if target in self.down or target not in self._addresses:
-            raise Unavailable(f"{target} refuses connections")
+            error = Unavailable(f"{target} refuses connections")
+            error.connected = False
+            raise error
         self.log.append((target, request))
         if target in self.hung or self._roll(self.faults.lose_request):
             await self._silence(target, started, timeout_s)

@@ -89,6 +89,64 @@ def test_refusals_that_come_with_an_answer_leave_no_warning_behind() -> None:
         assert run(scenario()) == []
 
 
+@pytest.mark.parametrize("hung", [set(), {"node2", "node3"}])
+@pytest.mark.parametrize("elected_s", [0.03, 3.0])
+def test_a_node_that_cannot_tell_now_is_asked_again(hung: set[str], elected_s: float) -> None:
+    """Without a leader, or before the cluster is formed, nodes say so at once. That lasts a moment."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        fake.hung = hung
+        handle, loop = fake.handle, asyncio.get_running_loop()
+        at, asked = loop.time() + elected_s, 0
+
+        def answer(target: str, request: Request) -> Reply:
+            nonlocal asked
+            asked += 1
+            if loop.time() < at:
+                raise Unavailable("no leader confirmed the read")
+            return handle(target, request)
+
+        fake.handle = answer  # type: ignore[method-assign]  # the fault of this test
+        await cluster.meta(strong=True)
+        assert loop.time() < at + 0.5
+        assert asked < 8 + 40 * elected_s  # it does not ask without a pause
+
+    run(scenario())
+
+
+def test_who_can_tell_nothing_is_asked_until_the_time_is_over() -> None:
+    async def scenario() -> None:
+        fake, cluster = make()
+        handle, started = fake.handle, asyncio.get_running_loop().time()
+
+        def answer(target: str, request: Request) -> Reply:
+            raise Unavailable("no leader confirmed the read", next_step="look")
+
+        fake.handle = answer  # type: ignore[method-assign]  # the fault of this test
+        with pytest.raises(Unavailable, match="none of 4 nodes answered within 10 s: no leader") as caught:
+            await cluster.meta(strong=True)
+        assert caught.value.next_step == "look"
+        assert 10 <= asyncio.get_running_loop().time() - started < 10.5
+        fake.down, fake.handle = {"node1"}, handle  # type: ignore[method-assign]
+        assert (await cluster.meta()).node != "node1"
+
+    run(scenario())
+
+
+def test_nodes_that_are_down_are_not_waited_for() -> None:
+    """There is nobody whose answer could change in a moment."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        fake.down = set(NODES)
+        with pytest.raises(Unavailable, match="none of 4 nodes answered: node. refuses connections"):
+            await cluster.meta(strong=True)
+        assert asyncio.get_running_loop().time() < 1
+
+    run(scenario())
+
+
 def test_an_older_view_never_replaces_a_newer_one() -> None:
     """What a caller is shown and the routes go forward only, whichever node answers."""
 
