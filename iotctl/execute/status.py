@@ -29,8 +29,8 @@ from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeRecord,
 ELECTION_LOOKS_S = (1.0, 1.0, 1.5)
 """Pauses between looks at a group without a leader: together more than an election timeout."""
 
-PASSING = ("no_leader", "unheard")
-"""Problems that each new leader has for a moment."""
+PASSING = ("no_leader", "not_formed", "unheard", "node_starting", "replica_missing")
+"""Problems that a new cluster, node, group or leader has for a moment."""
 
 HEARD_MS_MAX = RaftSettings().election_timeout_ms
 """A voter its leader has not heard for longer cannot be counted on: it may have come back a moment ago and
@@ -51,6 +51,8 @@ SERVING_MS_MAX = 5_000
 
 NOT_SERVING = ("forming", "joining", "refused", "damaged")
 """States in which a node takes no part, as it says itself."""
+
+WAIT_HEALTHY = "iotctl cluster wait --for healthy"
 
 DEAD = "dead"
 """State of a node that was given up and is still on the ring."""
@@ -448,13 +450,16 @@ def _clock_problems(facts: Facts) -> list[Problem]:
 
 
 def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
-    """A node that answers and takes no part in the cluster, when it had the time to."""
+    """A node that answers and takes no part in the cluster."""
     status = facts.statuses[node.id]
-    if status.state not in NOT_SERVING or status.now_ms - status.started_ms <= SERVING_MS_MAX:
+    if status.state not in NOT_SERVING:
         return []
     if status.state == "joining" and node.state == "not_joined":
         return []  # it waits to be added
     why = f": {status.why}" if status.why else ""
+    if status.now_ms - status.started_ms <= SERVING_MS_MAX:
+        message = f"{node.id} was started a moment ago and takes no part in the cluster yet{why}"
+        return [Problem("error", "node_starting", node.id, "", message, WAIT_HEALTHY)]
     message = f"{node.id} takes no part in the cluster, its state is {status.state}{why}"
     helps = f"iotctl cluster logs {node.id}"
     if status.state == "damaged":
@@ -512,7 +517,10 @@ def _group_problems(
         found.append(Problem("error", "quorum_lost", "", META, message, start))
     elif meta.leader is None:
         message = "the meta group has a quorum and no leader yet"
-        found.append(Problem("error", "no_leader", "", META, message, "iotctl cluster wait --for healthy"))
+        found.append(Problem("error", "no_leader", "", META, message, WAIT_HEALTHY))
+    elif facts.view is None:
+        message = "no node tells what belongs to the cluster: it is not formed yet"
+        found.append(Problem("error", "not_formed", "", META, message, WAIT_HEALTHY))
     lost = [m for g in groups if not g.quorum for m in g.members if m in down]
     recover = f"iotctl cluster recover {' '.join(dict.fromkeys(lost))}"
     for group in groups:
@@ -525,8 +533,8 @@ def _group_problems(
             found.append(Problem("error", "quorum_lost", "", group.group, message, helps))
         elif group.leader is None:
             message = f"group {group.group} has a quorum and no leader yet"
-            wait = "iotctl cluster wait --for healthy"
-            found.append(Problem("error", "no_leader", "", group.group, message, wait))
+            found.append(Problem("error", "no_leader", "", group.group, message, WAIT_HEALTHY))
+    found += _missing(facts, groups)
     found += _unheard(facts, [META, *(g.group for g in groups)])
     for status in facts.statuses.values():
         for replica in status.groups:
@@ -536,6 +544,22 @@ def _group_problems(
                 severity = "error" if replica.state != "running" else "warning"
                 found.append(Problem(severity, "replica_sick", status.node, replica.group, message, look))
     return found
+
+
+def _missing(facts: Facts, groups: Iterable[GroupRow]) -> list[Problem]:
+    """Members that take part in the cluster and have no replica of their group; once for each node."""
+    found: dict[str, Problem] = {}
+    for group in groups:
+        if group.dissolving:
+            continue
+        replicas = replicas_of(facts, group.group)
+        for member in group.members:
+            status = facts.statuses.get(member)
+            if status is not None and status.state not in NOT_SERVING and member not in replicas:
+                message = f"{member} has no replica of {group.group} yet"
+                problem = Problem("error", "replica_missing", member, group.group, message, WAIT_HEALTHY)
+                found.setdefault(member, problem)
+    return list(found.values())
 
 
 def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
@@ -551,8 +575,8 @@ def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
             runs = voter in replicas and replicas[voter].state == "running"
             if runs and not is_heard(facts, leader, voter):
                 message = f"{leader}, which leads {group}, did not hear {voter} lately"
-                wait = "iotctl cluster wait --for healthy"
-                found.setdefault((leader, voter), Problem("error", "unheard", voter, group, message, wait))
+                problem = Problem("error", "unheard", voter, group, message, WAIT_HEALTHY)
+                found.setdefault((leader, voter), problem)
     return list(found.values())
 
 

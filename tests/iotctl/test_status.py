@@ -10,8 +10,9 @@ import pytest
 from iotctl.errors import Exit
 from iotctl.execute.status import HEARD_MS_MAX, SERVING_MS_MAX, cluster_status
 from iotctl.spec.cluster import load_cluster
+from nodeagent.model.errors import Unavailable
 from nodeagent.model.operation import Options, Stage
-from nodeagent.model.requests import NodeStatus
+from nodeagent.model.requests import MetaView, NodeStatus, Reply, Request
 from tests.iotctl.fakes import NOW_MS, SPEC, FakeCluster, iotctl, make_operation
 
 
@@ -225,6 +226,46 @@ def test_progress_counts_slots_that_every_member_has(spec: Path) -> None:
     assert operation["blocked_on"] == "copies on node1, node2, node6"
 
 
+def test_a_cluster_whose_leader_wrote_nothing_yet_is_not_healthy(spec: Path) -> None:
+    """There is a leader before there is a cluster: nothing could be read or written then."""
+
+    class Unformed(FakeCluster):
+        def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply:
+            raise Unavailable("the cluster is not formed yet")
+
+    looks: list[float] = []
+    source = load_cluster(spec / "cluster.yaml")
+    found = cluster_status(Unformed(), source, now_ms=NOW_MS, sleep=looks.append)
+    assert found.quorum and found.meta.leader == "node1" and not found.healthy and len(looks) == 3
+    assert [(p.severity, p.code) for p in found.problems] == [("error", "not_formed")]
+
+
+@pytest.mark.parametrize("dissolving", [False, True])
+def test_a_member_without_a_replica_is_a_problem(spec: Path, dissolving: bool) -> None:
+    """A quorum is enough to go on, not to be healthy. A group that ends has no need of it."""
+
+    class Missing(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            given = FakeCluster.status(self, node)
+            lost = ("node1.1", "node2.1") if node == "node2" else ()
+            kept = tuple(g for g in given.groups if g.group not in lost)
+            return msgspec.structs.replace(given, groups=kept)
+
+        def call(self, node: str, request: Request, timeout_s: float | None = None) -> Reply:
+            view = FakeCluster.call(self, node, request, timeout_s)
+            assert isinstance(view, MetaView)
+            groups = [
+                msgspec.structs.replace(g, dissolving=dissolving and g.group in ("node1.1", "node2.1"))
+                for g in view.groups
+            ]
+            return msgspec.structs.replace(view, groups=tuple(groups))
+
+    source = load_cluster(spec / "cluster.yaml")
+    found = cluster_status(Missing(), source, now_ms=NOW_MS, sleep=lambda s: None)
+    missing = [(p.severity, p.node, p.group) for p in found.problems if p.code == "replica_missing"]
+    assert missing == ([] if dissolving else [("error", "node2", "node1.1")])
+
+
 def test_a_node_of_the_spec_that_has_not_joined(spec: Path) -> None:
     """Listed as not joined, with the command that adds it."""
     (spec / "cluster.yaml").write_text(SPEC + "  - {name: node6, host: h6}\n")
@@ -273,4 +314,6 @@ def test_a_node_that_takes_no_part_for_long_is_an_error(spec: Path, state: str, 
     assert state in problem["message"] and why in problem["message"] and problem["next"].startswith(helps)
     cluster.age_ms = SERVING_MS_MAX - 1
     _, young = status(spec, cluster)
-    assert not [p for p in young["problems"] if p["code"] == "node_not_serving"]
+    (problem,) = young["problems"]
+    assert (problem["code"], problem["node"]) == ("node_starting", "node2") and not young["healthy"]
+    assert why in problem["message"] and problem["next"] == "iotctl cluster wait --for healthy"
