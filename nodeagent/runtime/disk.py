@@ -31,15 +31,19 @@ class RealFile:
         return self._path
 
     def pread(self, offset: int, length: int) -> bytes:
-        piece = os.pread(self._fd, length, offset)
-        if len(piece) == length or not piece:
-            return piece
-        pieces = [piece]
-        have = len(piece)
-        while have < length and (piece := os.pread(self._fd, length - have, offset + have)):
-            pieces.append(piece)
-            have += len(piece)
-        return b"".join(pieces)
+        try:
+            piece = os.pread(self._fd, length, offset)
+            if len(piece) == length or not piece:
+                return piece
+            pieces = [piece]
+            have = len(piece)
+            while have < length and (piece := os.pread(self._fd, length - have, offset + have)):
+                pieces.append(piece)
+                have += len(piece)
+            return b"".join(pieces)
+        except OSError as error:
+            error.filename = self._path
+            raise
 
     def pwrite(self, offset: int, data: Buffer) -> None:
         written = os.pwrite(self._fd, data, offset)
@@ -157,8 +161,12 @@ class RealDisk:
         return RealFile(os.open(self._at(path), flags, _FILE_MODE), path)
 
     def read(self, path: str) -> bytes:
-        with open(self._at(path), "rb", buffering=0) as file:
-            return file.readall()
+        try:
+            with open(self._at(path), "rb", buffering=0) as file:
+                return file.readall()
+        except OSError as error:
+            error.filename = path
+            raise
 
     def write_atomic(self, path: str, data: Buffer) -> None:
         target = self._at(path)

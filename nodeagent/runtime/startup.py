@@ -1,5 +1,6 @@
 """Opening a node's directory: lock, identity, log, checkpoints. Everything that may refuse a start."""
 
+import errno
 import random
 import secrets
 import time
@@ -11,7 +12,7 @@ import msgspec
 from nodeagent.host.found import fault_of, is_traceless, lost_meta, unsaid
 from nodeagent.host.starts import Start
 from nodeagent.log import Damage, GroupLog, Log, LogSettings, NoSpace, Recovered
-from nodeagent.log.identity import LOG_DIR, NodeFile, begin_start, known_identity
+from nodeagent.log.identity import LOG_DIR, NodeFile, begin_start, known_identity, replace_step
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.errors import Damaged
@@ -58,11 +59,23 @@ def open_directory(directory: Path) -> Opened:
     Raises:
         InvalidInput: `node.yaml` has a mistake.
         Refused: another process runs here, or the directory is another node's.
-        Damaged: `node.id` or the log is missing, another's or older than the other; nothing was changed.
+        Damaged: `node.id` or the log is missing, another's, older than the other or cannot be read; nothing
+            was deleted.
         OSError: the disk refuses.
     """
-    start = time.monotonic()
     config = load_config(directory / CONFIG_FILE)
+    try:
+        return _open(directory, config)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        what = f"{error.filename or directory}: {error.strerror}; {config.node} does not start without it"
+        helps = f"look at the disk (dmesg) and start again; or {replace_step(config.node)}"
+        raise Damaged(what, next_step=helps) from error
+
+
+def _open(directory: Path, config: NodeConfig) -> Opened:
+    start = time.monotonic()
     home = RealDisk(directory)
     home.lock()
     try:

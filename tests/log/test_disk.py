@@ -46,6 +46,17 @@ def test_errors_are_those_of_the_system(disk: Disk) -> None:
             disk.exists(bad)
 
 
+def test_a_read_that_fails_names_the_file(tmp_path: Path) -> None:
+    """The system does not, once a file is open."""
+    disk = RealDisk(tmp_path)
+    (tmp_path / "bad").symlink_to("/proc/self/mem")
+    (tmp_path / "log").mkdir()
+    with pytest.raises(OSError, match="Input/output error: 'bad'"):
+        disk.read("bad")
+    with disk.open("log", read_only=True) as file, pytest.raises(IsADirectoryError, match=": 'log'"):
+        file.pread(0, 1)
+
+
 def test_names(disk: Disk) -> None:
     """Rename replaces, a link is the same file, rmtree takes all, listings are sorted."""
     disk.mkdirs("d/e")

@@ -182,6 +182,18 @@ def test_checks_do_not_pass_without_the_name_of_the_directory(tmp_path: Path) ->
         (tmp_path / "data" / "groups" / GROUP).mkdir(exist_ok=True)
 
 
+@pytest.mark.parametrize("name", ["node.id", "log/log.id", "log/000000000001.log"])
+def test_a_start_names_the_file_that_the_disk_cannot_read(tmp_path: Path, name: str) -> None:
+    """The operator learns where to look and what to do; nothing is deleted."""
+    started(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/proc/self/mem")  # whose first byte gives EIO, as a bad sector does
+    said = CliRunner().invoke(app, ["run", str(tmp_path)])
+    assert said.exit_code == 7 and name in said.stderr, said.stderr
+    assert "iotctl cluster replace-node node1 NEW --dead" in said.stderr
+    assert (tmp_path / name).is_symlink()
+
+
 def started(directory: Path, *ops: LogOp) -> int:
     """Make the directory, if it is none, start and stop on it with these records in the log; how many files
     the start swept."""
