@@ -39,6 +39,12 @@ def data_group(header: NodeId, created: int) -> GroupId:
     return f"{header}.{created}"
 
 
+def is_group(name: str) -> bool:
+    """Whether this may be the id of a group."""
+    header, _, created = name.partition(".")
+    return name == META or (created.isdecimal() and created.isascii() and _NODE.fullmatch(header) is not None)
+
+
 def header_of(group: GroupId) -> NodeId:
     """The node that heads a data group."""
     return group.partition(".")[0]

@@ -9,7 +9,7 @@ import xxhash
 from nodeagent.model.disk import Disk
 from nodeagent.model.errors import FileCorrupt, NotFound
 from nodeagent.model.files import FileMeta
-from nodeagent.model.ids import GroupId
+from nodeagent.model.ids import GroupId, is_group
 from nodeagent.model.limits import CHUNK_BYTES
 from nodeagent.storage import layout
 from nodeagent.storage.hashing import hash_file
@@ -108,7 +108,9 @@ class SlotFiles:
             self._disk.sync_dir(directory)
 
     def groups(self) -> tuple[GroupId, ...]:
-        return tuple(self._list(layout.GROUPS))
+        """Those that have a directory. What else lies there is somebody's own, perhaps a copy of what is
+        needed again, and is let alone."""
+        return tuple(filter(is_group, self._list(layout.GROUPS)))
 
     def names(self, group: GroupId) -> dict[int, tuple[str, ...]]:
         """What lies in the group's slot directories."""

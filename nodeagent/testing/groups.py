@@ -25,6 +25,7 @@ from nodeagent.model.jobs import Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import ErrorReply, Reply, Request, Written
 from nodeagent.raft import Raft, RaftLog
+from nodeagent.storage import layout
 from nodeagent.testing.machine import UPKEEP_MS, Machine
 from nodeagent.testing.sim import Sim
 
@@ -273,7 +274,8 @@ class GroupNode(Machine):
         rng = random.Random(self.sim.rng.getrandbits(64))
         host = self.host = Groups(owner, rng, self.now, self.settings)
         host.damaged = {d.group: d.message for d in recovered.damaged}
-        found = {*recovered.groups, *self.storage.groups()}
+        known = self.disk.listdir(layout.GROUPS) if self.disk.exists(layout.GROUPS) else []
+        found = {*recovered.groups, *known}
         if "" in host.damaged:
             host.damaged = dict.fromkeys({*found, *self.founded}, host.damaged[""])
         self.later(UPKEEP_MS, self._upkeep)

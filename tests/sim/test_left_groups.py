@@ -59,3 +59,19 @@ def test_what_is_left_of_a_group_that_a_node_left_goes_by_itself(seed: int, halv
         assert group not in node.storage.groups() or group in node.host.data
     scenario.quiet()
     check_converged(scenario.sim)
+
+
+def test_what_somebody_put_beside_the_groups_stays() -> None:
+    """It may be the only copy of what a repair needs. Neither is it taken for a group of this node."""
+    scenario = Scenario(3, nodes=3)
+    scenario.begin()
+    node = scenario.sim.nodes["node2"]
+    aside = [f"groups/{name}/slots/00001/rows.tsfile" for name in ("node2.1.bak", "old", "old/node2.1")]
+    scenario.kill("node2", 50, power=False)
+    for path in aside:
+        node.disk.mkdirs(path.rpartition("/")[0])
+        node.disk.write_atomic(path, b"rows")
+    scenario.until(lambda: node.alive, "node2 is back")
+    scenario.sim.pause(10_000)
+    assert not node.host.damaged
+    assert all(node.disk.read(path) == b"rows" for path in aside)

@@ -16,6 +16,7 @@ from nodeagent.model.jobs import (
 from nodeagent.storage import layout
 from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint
 from nodeagent.storage.envelope import seal, unseal
+from nodeagent.storage.files import SlotFiles
 from nodeagent.testing.disk import SimDisk
 
 from .units import GROUP, close, room, rows, unit
@@ -97,6 +98,16 @@ def test_envelope_detects_every_flip_and_cut() -> None:
                 unseal(b"TEST", broken, "x")
     with pytest.raises(Damaged):
         unseal(b"ELSE", sealed, "x")
+
+
+def test_what_is_no_group_is_let_alone() -> None:
+    """Somebody's own copies beside the groups neither stop a node nor are taken for one of its groups."""
+    disk = SimDisk()
+    own = ("meta", "node1.1", "n-1_a.20")
+    others = ("lost+found", "node1.1 (copy)", "node1.1.bak", "node1.", ".1", "node1.\u0661", "old")
+    for name in own + others:
+        disk.mkdirs(f"groups/{name}/slots/00001")
+    assert SlotFiles(disk).groups() == tuple(sorted(own))
 
 
 def test_damaged_checkpoint_is_never_taken_for_none() -> None:
