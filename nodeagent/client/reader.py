@@ -577,10 +577,10 @@ class Reads:
 
 
 def _end(reply: RowsScanned, until: Cursor | None) -> Cursor | None:
-    """Where the page ends. A node of an earlier version says so in its own way."""
-    if reply.next is not None:
-        return reply.next
-    return Cursor(reply.cursor) if reply.cursor else until
+    """Where the page ends. Nodes of earlier versions say so in their own way, or name a place behind `until`,
+    from which on they gave nothing."""
+    end = reply.next if reply.next is not None else Cursor(reply.cursor) if reply.cursor else until
+    return until if end is not None and until is not None and _place(end) > _place(until) else end
 
 
 def _rows(reply: RowsScanned, query: Query) -> pa.Table:

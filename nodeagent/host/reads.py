@@ -195,6 +195,8 @@ def _scan(
         if result.over:
             return again(plan.partitions // 2)
         end = plan.end if result.after is None else Cursor(plan.position, result.after)
+        if end is not None and s.until is not None and end.position > s.until.position:
+            end = None  # it took all up to there
         if s.after is None and end is not None and end.key is not None:
             return host.desk.refuse(
                 token, "refused", "a partition is larger than a page", "read with this version's iotctl"

@@ -330,10 +330,12 @@ class FakeCluster:
         )
 
     def _page(self, group: Group, r: ScanRows, wanted: set[int]) -> tuple[pa.Table, Cursor | None]:
-        """The next `page_rows` behind `after`, up to `until`; of a partition only the first `limit`."""
+        """The next `page_rows` behind `after`, up to `until`; of a partition only the first `limit`. One that
+        the page begins or ends in is alone in it."""
+        assert r.after is not None
         schema = r.spec.schema
         pieces = [merge([], (), schema, r.spec)]
-        room, end = self.page_rows, None
+        room = self.page_rows
         for p in self._partitions(group, wanted, r.storage_group, schema.table):
             merged = self._merged(group, p, r)
             merged = merged.slice(0, r.limit or merged.num_rows)
@@ -346,14 +348,17 @@ class FakeCluster:
             ]
             if not inside:
                 continue
-            if not room:
-                return pa.concat_tables(pieces), end
+            is_begun = r.after.key is not None and r.after.position == p.position
+            if len(pieces) > 1 and (is_begun or len(inside) > room):
+                return pa.concat_tables(pieces), Cursor(p.position)
             taken = inside[:room]
             room -= len(taken)
             pieces.append(merged.slice(taken[0], len(taken)))
-            end = Cursor(p.position, RowKey(keys[taken[-1]][:-1], keys[taken[-1]][-1]))
             if len(taken) < len(inside):
-                return pa.concat_tables(pieces), end
+                last = keys[taken[-1]]
+                return pa.concat_tables(pieces), Cursor(p.position, RowKey(last[:-1], last[-1]))
+            if is_begun:
+                return pa.concat_tables(pieces), Cursor(p.position + 1)
         return pa.concat_tables(pieces), None
 
     def _partitions(

@@ -175,6 +175,7 @@ def test_a_page_ends_where_the_reader_says(holder: Holder) -> None:
     key = holder.rng.choice([None, RowKey(("a",), 100 * partition.time_partition + 12)])
     place = Cursor(partition.position, key)
     upto = list(holder.pages(_scan(spec, until=place)))
+    assert all(_place(p.next) <= _place(place) for p in upto if p.next is not None), "a page ends beyond it"
     behind = list(holder.pages(msgspec.structs.replace(_scan(spec), after=place)))
     assert sum(p.rows for p in [*upto, *behind]) == _rows([*upto, *behind], spec).num_rows
     assert _rows([*upto, *behind], spec).to_pylist() == holder.wanted(spec).to_pylist()
