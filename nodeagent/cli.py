@@ -1,5 +1,6 @@
 """`nodeagent`: run a node, make its directory, look at a stopped one. Heavy imports wait for their verb."""
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -229,6 +230,8 @@ def _errors() -> Iterator[None]:
             code = EXIT_DAMAGED
         _fail(error.what, error.next_step, code)
     except OSError as error:
+        if error.errno == errno.EIO:
+            _fail(str(error), "look at the disk (dmesg)", EXIT_DAMAGED)
         _fail(str(error), "", EXIT_UNREACHABLE)
 
 

@@ -1,5 +1,7 @@
 """`peers.seen`: the newest starts of other nodes, so that a node knows older copies after a restart."""
 
+import errno
+
 import msgspec
 import xxhash
 
@@ -29,6 +31,10 @@ def load_starts(disk: Disk) -> tuple[dict[str, Start], bool]:
     try:
         found = msgspec.json.decode(disk.read(SEEN_FILE), type=_Seen)
     except UNDECODABLE:
+        return {}, False
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
         return {}, False
     return (found.starts, True) if found.seal == _seal(found.starts) else ({}, False)
 

@@ -191,6 +191,8 @@ def test_a_start_names_the_file_that_the_disk_cannot_read(tmp_path: Path, name: 
     said = CliRunner().invoke(app, ["run", str(tmp_path)])
     assert said.exit_code == 7 and name in said.stderr, said.stderr
     assert "iotctl cluster replace-node node1 NEW --dead" in said.stderr
+    checked = CliRunner().invoke(app, ["log", "check", str(tmp_path)])
+    assert checked.exit_code == 7 and name in checked.stderr and "dmesg" in checked.stderr
     assert (tmp_path / name).is_symlink()
 
 

@@ -2,7 +2,7 @@
 
 from nodeagent.host.starts import Start
 from nodeagent.runtime.seen import SEEN_FILE, load_starts, save_starts
-from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.disk import Fault, SimDisk
 
 STARTS = {"1f": Start("node2", 3, "a1"), "2f": Start("node3", 1, "c3")}
 
@@ -18,3 +18,5 @@ def test_what_was_seen_is_read_back_and_every_bit_that_turns_over_is_noticed() -
             disk.flip(SEEN_FILE, byte, bit)
             assert load_starts(disk) == ({}, False)
             disk.flip(SEEN_FILE, byte, bit)
+    disk.faults.append(Fault("read"))  # a sector that cannot be read
+    assert load_starts(disk) == ({}, False)
