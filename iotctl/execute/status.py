@@ -21,7 +21,7 @@ from iotctl.execute.operations import (
 from iotctl.humanize import span_text
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.config import RaftSettings
-from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.errors import NodeAgentError, OutcomeUnknown
 from nodeagent.model.ids import META
 from nodeagent.model.limits import DISK_LOW_BYTES
 from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeRecord, NodeStatus
@@ -44,12 +44,14 @@ LOG_PINNED_BYTES = 16 * 1024 * 1024
 
 DAY_MS = 86_400_000
 CERT_WARN_MS = 30 * DAY_MS
-META_TRIES_MAX = 2
+SILENT_MAX = 2
+"""Nodes whose silence is waited for when the meta view is asked for."""
 
 SERVING_MS_MAX = 5_000
 """A node that was started longer ago should take part. One that starts again does so within a second."""
 
-NOT_SERVING = ("forming", "joining", "refused", "damaged")
+STARTING = ("forming", "joining")
+NOT_SERVING = (*STARTING, "refused", "damaged")
 """States in which a node takes no part, as it says itself."""
 
 WAIT_HEALTHY = "iotctl cluster wait --for healthy"
@@ -156,10 +158,14 @@ def collect(cluster: Cluster, timeout_s: float = STATUS_TIMEOUT_S) -> Facts:
     statuses = {n: s for n, s in answers.items() if isinstance(s, NodeStatus)}
     errors = {n: s.what for n, s in answers.items() if isinstance(s, NodeAgentError)}
     freshest = sorted(statuses.values(), key=lambda s: (s.table_version, _meta_applied(s)), reverse=True)
-    for status in freshest[:META_TRIES_MAX]:
+    silent = 0
+    for status in freshest:
+        if silent == SILENT_MAX:
+            break
         try:
             reply = cluster.call(status.node, GetMeta(), timeout_s=timeout_s)
-        except NodeAgentError:
+        except NodeAgentError as error:
+            silent += isinstance(error, OutcomeUnknown)
             continue
         assert isinstance(reply, MetaView)
         return Facts(statuses, errors, reply)
@@ -457,7 +463,7 @@ def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
     if status.state == "joining" and node.state == "not_joined":
         return []  # it waits to be added
     why = f": {status.why}" if status.why else ""
-    if status.now_ms - status.started_ms <= SERVING_MS_MAX:
+    if status.state in STARTING and status.now_ms - status.started_ms <= SERVING_MS_MAX:
         message = f"{node.id} was started a moment ago and takes no part in the cluster yet{why}"
         return [Problem("error", "node_starting", node.id, "", message, WAIT_HEALTHY)]
     message = f"{node.id} takes no part in the cluster, its state is {status.state}{why}"
