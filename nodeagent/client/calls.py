@@ -49,6 +49,9 @@ from nodeagent.model.schema import TableSchema
 STAGGER_S = 0.15
 """A question any node can answer goes to the next node after this long."""
 
+AGAIN_MAX_S = 0.5
+"""A node that cannot answer it now is asked again after at most this long."""
+
 ASKED_MAX = 5
 """Nodes asked the same question at once."""
 
@@ -327,8 +330,8 @@ class Calls:
         return await asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> Routes:
-        try:  # who has routes waits for no cluster to form
-            await self.meta(timeout_s=self.attempt_s if self.routes else None)
+        try:
+            await self.meta()
         except (Unavailable, OutcomeUnknown):
             if self.routes is None:
                 raise
@@ -337,10 +340,14 @@ class Calls:
         assert self.routes is not None
         return self.routes
 
-    async def meta(self, strong: bool = False, timeout_s: float | None = None) -> MetaView:
+    async def meta(self, strong: bool = False, timeout_s: float = 0, *, wait: bool = True) -> MetaView:
         """The view of the node that answers first, the leader asked before the others; one that is older than
-        a view had before is not shown, the newest is. A node that cannot tell now (no leader confirms what it
-        knows, or there is no cluster yet) is asked again.
+        a view had before is not shown, the newest is.
+
+        Args:
+            timeout_s: 0: of a strong read the whole timeout, else one attempt's share.
+            wait: ask all again while a node answers that it cannot tell now (no leader confirms what it
+                knows, or there is no cluster yet).
 
         Raises:
             Unavailable: nobody answered, or nobody could tell in time (strong: no quorum).
@@ -348,7 +355,8 @@ class Calls:
         targets = self.targets()
         self.rng.shuffle(targets)
         targets.sort(key=lambda t: t != self.leaders.get(META))
-        view = await self._first(targets, GetMeta(strong), Deadline(timeout_s or self.timeout_s))
+        deadline = Deadline(timeout_s or (self.timeout_s if strong else self.attempt_s))
+        view = await self._first(targets, GetMeta(strong), deadline, wait)
         assert isinstance(view, MetaView), view
         if view.leader != view.node and self.leaders.get(META) == view.node:
             del self.leaders[META]  # it led once; cut off or removed it knows less than others
@@ -376,20 +384,23 @@ class Calls:
         while len(self._tables) > TABLES_KEPT:
             self._tables.popitem(last=False)
 
-    async def _first(self, targets: list[str], request: Request, deadline: Deadline) -> Reply:
-        """The first answer; at most `ASKED_MAX` nodes are asked at a time, one more every `STAGGER_S`. Those
-        that answered that they cannot now come after all others."""
+    async def _first(self, targets: list[str], request: Request, deadline: Deadline, wait: bool) -> Reply:
+        """The first answer; at most `ASKED_MAX` nodes are asked at a time, one more every `STAGGER_S`. With
+        `wait` all are asked again, after ever longer pauses, while one answers that it cannot now."""
         waiting, again = list(targets), list[str]()
         running: dict[asyncio.Task[Reply], str] = {}
+        pause_s, may_soon = STAGGER_S, False
         last: NodeAgentError = Unavailable("no node's address is known", next_step="name the nodes")
         try:
-            while (waiting or again or running) and not deadline.passed:
+            while (waiting or running or (may_soon and wait)) and not deadline.passed:
                 if waiting and len(running) < ASKED_MAX:
                     timeout_s = min(self.attempt_s, deadline.left_s)
                     target = waiting.pop(0)
                     running[asyncio.create_task(self.call(target, request, timeout_s))] = target
-                is_more = bool(again) or (bool(waiting) and len(running) < ASKED_MAX)
-                wait_s = STAGGER_S if is_more else deadline.left_s
+                if waiting and len(running) < ASKED_MAX:
+                    wait_s = STAGGER_S
+                else:
+                    wait_s = pause_s if may_soon and wait else deadline.left_s
                 done = await _wait_first(running, min(wait_s, deadline.left_s))
                 failed = {task: running.pop(task) for task in done}
                 errors = {task: task.exception() for task in done}  # of all: one not looked at is a warning
@@ -399,10 +410,11 @@ class Calls:
                     if not isinstance(error, NodeAgentError):
                         raise error
                     last = error
-                    if isinstance(error, META_TRANSIENT) and error.connected:
-                        again.append(failed[task])
-                if not done and not waiting:
-                    waiting, again = again, []
+                    again.append(failed[task])
+                    may_soon |= isinstance(error, META_TRANSIENT) and error.connected
+                if not done and not waiting and may_soon and wait:
+                    waiting, again, may_soon = again, [], False
+                    pause_s = min(2 * pause_s, AGAIN_MAX_S)
         finally:
             for task in running:
                 task.cancel()

@@ -115,7 +115,7 @@ class Cluster:
 
         ask_all()
         with suppress(NodeAgentError, TimeoutError):
-            await asyncio.wait_for(self._calls.meta(timeout_s=timeout_s / 2), timeout_s / 2)
+            await asyncio.wait_for(self._calls.meta(timeout_s=timeout_s / 2, wait=False), timeout_s / 2)
         ask_all()
         answers = [(target, await task) for target, task in asked.items()]
         found: dict[str, NodeStatus | NodeAgentError] = {}

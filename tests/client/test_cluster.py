@@ -7,7 +7,15 @@ import msgspec
 import pytest
 
 from nodeagent.client.cluster import Cluster
-from nodeagent.model.errors import FileCorrupt, NodeAgentError, OutcomeUnknown, Refused, Unavailable
+from nodeagent.model.errors import (
+    FileCorrupt,
+    Forbidden,
+    InvalidInput,
+    NodeAgentError,
+    OutcomeUnknown,
+    Refused,
+    Unavailable,
+)
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.model.requests import (
     BeginChange,
@@ -16,11 +24,13 @@ from nodeagent.model.requests import (
     GetManifest,
     GetMeta,
     NodeStatus,
+    PutSchema,
     Reply,
     Request,
 )
 from tests.client.clock import run
 from tests.client.fake import NODES, FakeCluster
+from tests.client.rows import SCHEMA, SG, TABLE
 from tests.client.test_writes import make
 
 CHANGE = BeginChange("add-node", "node5", "someone")
@@ -109,8 +119,8 @@ def test_a_node_that_cannot_tell_now_is_asked_again(hung: set[str], elected_s: f
 
         fake.handle = answer  # type: ignore[method-assign]  # the fault of this test
         await cluster.meta(strong=True)
-        assert loop.time() < at + 0.5
-        assert asked < 8 + 40 * elected_s  # it does not ask without a pause
+        assert loop.time() < at + 1
+        assert asked < 16 + 8 * elected_s  # it does not ask without a pause
 
     run(scenario())
 
@@ -130,6 +140,46 @@ def test_who_can_tell_nothing_is_asked_until_the_time_is_over() -> None:
         assert 10 <= asyncio.get_running_loop().time() - started < 10.5
         fake.down, fake.handle = {"node1"}, handle  # type: ignore[method-assign]
         assert (await cluster.meta()).node != "node1"
+
+    run(scenario())
+
+
+def test_a_node_that_comes_back_is_asked_while_another_cannot_tell() -> None:
+    """A blind node answers at once for ever: those that were down at first are not forgotten over it."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        fake.down = set(NODES[1:])
+        handle, loop = fake.handle, asyncio.get_running_loop()
+
+        def answer(target: str, request: Request) -> Reply:
+            if target == NODES[0] and isinstance(request, GetMeta):
+                raise Unavailable("the meta group of this node is damaged")
+            return handle(target, request)
+
+        fake.handle = answer  # type: ignore[method-assign]  # the fault of this test
+        loop.call_later(0.5, fake.down.clear)
+        assert (await cluster.meta()).node != NODES[0]
+        assert loop.time() < 1.5
+
+    run(scenario())
+
+
+def test_statuses_need_no_cluster() -> None:
+    """Of one that is not formed yet there is nothing to wait for."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        handle = fake.handle
+
+        def answer(target: str, request: Request) -> Reply:
+            if isinstance(request, GetMeta):
+                raise Unavailable("the cluster is not formed yet")
+            return handle(target, request)
+
+        fake.handle = answer  # type: ignore[method-assign]  # the fault of this test
+        assert all(isinstance(s, NodeStatus) for s in (await cluster.statuses(2.0)).values())
+        assert asyncio.get_running_loop().time() < 0.7
 
     run(scenario())
 
@@ -199,9 +249,66 @@ def test_a_change_whose_answer_was_lost_is_found_not_begun_again() -> None:
         fake.handle = lose  # type: ignore[method-assign]  # the fault of this test
         operation = await cluster.begin_change(CHANGE)
         assert operation.id == fake.operations[0].id
-        assert len([r for _, r in fake.log if isinstance(r, BeginChange)]) <= len(NODES)
+        assert len([r for t, r in fake.log if isinstance(r, BeginChange) and t == "node1"]) == 1
         with pytest.raises(Refused):
             await cluster.begin_change(CHANGE)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("then,told", [(Refused, OutcomeUnknown), (InvalidInput, InvalidInput)])
+def test_a_refusal_after_a_lost_answer_says_nothing_of_the_first(
+    then: type[NodeAgentError], told: type[NodeAgentError]
+) -> None:
+    """The first may have been carried out, which the refusal of the second may come from. What is not valid
+    never was."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        handle, heard = fake.handle, 0
+
+        def answer(target: str, request: Request) -> Reply:
+            nonlocal heard
+            reply = handle(target, request)
+            if not isinstance(request, PutSchema):
+                return reply
+            heard += 1
+            raise OutcomeUnknown("no answer") if heard == 1 else then("no")
+
+        fake.handle = answer  # type: ignore[method-assign]  # the fault of this test
+        with pytest.raises(told):
+            await cluster.call_meta(PutSchema(SCHEMA))
+        assert heard == 2
+
+    run(scenario())
+
+
+def test_a_node_of_another_cluster_is_not_believed() -> None:
+    """Nothing it says gets into the routes or to the caller."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        before = await cluster.meta()
+        fake.publish()
+        fake.views[-1] = msgspec.structs.replace(fake.views[-1], cluster_id="other")
+        with pytest.raises(Forbidden, match="belongs to cluster other, not c"):
+            await cluster.meta()
+        assert cluster._calls.routes is not None and cluster._calls.routes.view.applied == before.applied
+
+    run(scenario())
+
+
+def test_an_older_schema_never_replaces_a_newer_one() -> None:
+    """A node that lags still tells it; of one version the later word counts, for it may have another TTL."""
+
+    async def scenario() -> None:
+        _, cluster = make()
+        calls = cluster._calls
+        newer = msgspec.structs.replace(SCHEMA, version=SCHEMA.version + 1)
+        with_ttl = msgspec.structs.replace(newer, ttl_ms=1000)
+        for told, known in [(SCHEMA, SCHEMA), (newer, newer), (SCHEMA, newer), (with_ttl, with_ttl)]:
+            calls.learn_schema(told)
+            assert calls.known_schema(SG, TABLE) == known
 
     run(scenario())
 
