@@ -11,7 +11,7 @@ from nodeagent.client.reader import Query, merge_below, slots_of
 from nodeagent.model.errors import InvalidInput, NodeAgentError, NotFound, OutcomeUnknown, Unavailable
 from nodeagent.model.files import ScanSpec, Tombstone
 from nodeagent.model.ids import PartitionKey
-from nodeagent.model.requests import ListPartitions, Reply, RowsScanned, ScanRows
+from nodeagent.model.requests import ListPartitions, PartitionsListed, Reply, Request, RowsScanned, ScanRows
 from nodeagent.model.schema import Column
 from nodeagent.partition.hash import shard_of, slot_of
 from tests.client.clock import run
@@ -169,6 +169,22 @@ def test_a_column_that_was_just_added_is_found() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("page_rows", [1, 3, 7])
+def test_the_first_rows_may_all_be_in_the_last_partition(page_rows: int) -> None:
+    """Rows that come later in the order were read before them: they are not what was asked for."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        fake.page_rows = page_rows
+        given = [(t, "b" if t < 8_000 else "a", float(t), None) for t in range(0, 16_000, 100)]
+        await cluster.write(SG, TABLE, rows(*given))
+        expected = sorted(given, key=lambda r: (r[1], r[0]))
+        for limit in (1, 9, 40):
+            assert listed(await cluster.scan(SG, TABLE, limit=limit)) == expected[:limit]
+
+    run(scenario())
+
+
 def test_old_rows_are_merged_below_new_ones_cell_by_cell() -> None:
     """During a hand-over the newest value of each cell wins; a null hides nothing."""
 
@@ -214,12 +230,12 @@ def test_deletes_during_a_hand_over_mask_old_rows_of_their_partition_only() -> N
         await handed_over(fake, cluster, [(t, d, 1.0, 1.0) for t in (0, 500, 1500) for d in "ab"], [])
         report = await cluster.delete(SG, TABLE, tags={"d": "a"}, time_from=0, time_to=600)
         assert report.partitions >= 1
-        await cluster.write(SG, TABLE, rows((500, "a", None, 9.0)))
+        await cluster.write(SG, TABLE, rows((500, "a", None, 9.0), (500, "b", 2.0, None)))
         assert listed(await cluster.scan(SG, TABLE)) == [
             (500, "a", None, 9.0),
             (1500, "a", 1.0, 1.0),
             (0, "b", 1.0, 1.0),
-            (500, "b", 1.0, 1.0),
+            (500, "b", 2.0, 1.0),
             (1500, "b", 1.0, 1.0),
         ]
 
@@ -436,6 +452,30 @@ def test_slots_answered_by_another_table_are_asked_again(shift: int) -> None:
 
         fake.handle = lie_once  # type: ignore[method-assign]  # the fault of this test
         assert (await cluster.scan(SG, TABLE)).num_rows == 1 and lied == 1
+
+    run(scenario())
+
+
+def test_a_list_in_pages_of_two_tables_is_asked_for_again() -> None:
+    """Slots may have come or gone between the two."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
+        handle, lied = fake.handle, 0
+
+        def lie_once(target: str, request: Request) -> Reply:
+            nonlocal lied
+            reply = handle(target, request)
+            if isinstance(reply, PartitionsListed) and reply.partitions and lied < 2:
+                lied += 1
+                if lied == 1:
+                    return PartitionsListed((), (), fake.version, next=(reply.partitions[0].partition, ""))
+                return PartitionsListed((), (), fake.version + 1)
+            return reply
+
+        fake.handle = lie_once  # type: ignore[method-assign]  # the fault of this test
+        assert [c["rows"] for c in await cluster.count()] == [1] and lied == 2
 
     run(scenario())
 

@@ -3,14 +3,16 @@
 import pickle
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
 from nodeagent.client.retry import BACKOFF_MAX_S, HOPS_MAX, Backoff, Chase
-from nodeagent.client.routes import Routes, mask_of
+from nodeagent.client.routes import Routes, in_transition, mask_of
 from nodeagent.client.sessions import WINDOW, _Slot
 from nodeagent.client.spec import ClusterSpec, Endpoint, Identity
 from nodeagent.model.errors import Unavailable
+from nodeagent.model.operation import Stage
 from tests.client.fake import SETTINGS, FakeCluster
 
 
@@ -25,6 +27,35 @@ def test_moved_slots_stay_with_their_source_until_it_has_sealed() -> None:
     assert [r.group_of(0).group for r in (before, planned, sealed)] == ["node1.1", "node1.1", "node2.1"]
     assert sealed.group_of(2).group == "node1.1"
     assert sealed.version == before.version + 1
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_living_group_comes_before_one_of_its_header_that_dissolves(first: bool) -> None:
+    """A node that left and came back heads both for a while; only one of them takes writes."""
+    fake = FakeCluster()
+    living = fake.groups["node1.1"].record
+    gone = msgspec.structs.replace(living, group="node1.0", dissolving=True)
+    others = tuple(g.record for g in fake.groups.values() if g.name != "node1.1")
+    both = (gone, living) if first else (living, gone)
+    routes = Routes(msgspec.structs.replace(fake.views[-1], groups=(*both, *others)))
+    assert routes.of_header("node1") == routes.group_of(0) == living
+    assert Routes(msgspec.structs.replace(fake.views[-1], groups=(gone, *others))).of_header("node1") == gone
+
+
+def test_slots_are_in_transition_until_their_group_serves_them_for_good() -> None:
+    """Also those that a cancelled operation takes back, though their group had opened them."""
+    fake = FakeCluster()
+    operation = fake.plan({0, 1}, "node1.1", "node2.1")
+    assert in_transition(fake.views[-1]) == ((0, 2),)
+    fake.seal(operation)
+    assert in_transition(fake.views[-1]) == ((0, 2),)
+    fake.open(operation)
+    view = fake.views[-1]
+    assert in_transition(view) == ()
+    cancelling = msgspec.structs.replace(view.operations[0], stage=Stage.CANCELLING)
+    assert in_transition(msgspec.structs.replace(view, operations=(cancelling,))) == ((0, 2),)
+    fake.adopt(operation)
+    assert in_transition(fake.views[-1]) == ()
 
 
 def test_legs_are_a_partition_of_the_slots_asked_for() -> None:

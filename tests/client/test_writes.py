@@ -182,6 +182,31 @@ def test_an_expired_session_after_a_lost_answer_is_unknown() -> None:
     run(scenario())
 
 
+def test_an_error_of_a_newer_node_says_nothing_of_the_write() -> None:
+    """A code that this client does not know is neither a refusal nor an acknowledgement."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
+        handle = fake.handle
+
+        def strange(target: str, request: Request) -> Reply:
+            reply = handle(target, request)
+            if isinstance(request, Write):
+                fake.handle = handle  # type: ignore[method-assign]
+                for name in fake.groups:
+                    fake.expire_sessions(name)
+                raise NodeAgentError("of a later release")
+            return reply
+
+        fake.handle = strange  # type: ignore[method-assign]  # the fault of this test
+        with pytest.raises(OutcomeUnknown, match="of a later release"):
+            await cluster.write(SG, TABLE, rows((1, "a", 2.0, None)))
+        assert fake.times_applied(2.0) == 1
+
+    run(scenario())
+
+
 def test_a_sealed_slot_is_waited_for() -> None:
     """Between seal and open a write waits; it is neither refused nor sent to the old group for ever."""
 
