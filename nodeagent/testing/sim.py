@@ -148,6 +148,10 @@ class Sim(Generic[M]):
             late = self.between(f.delay_ms) + self.rng.choice((0, self.rng.randint(0, LATE_MS)))
             self.at(late, lambda: self._arrive(target, deliver))
 
+    def hand(self, target: NodeId, deliver: Callable[[M], None]) -> None:
+        """As `carry`, on a connection: nothing is lost, and nothing comes twice."""
+        self.at(self.between(self.faults.delay_ms), lambda: self._arrive(target, deliver))
+
     def _arrive(self, target: NodeId, deliver: Callable[[M], None]) -> None:
         node = self.nodes.get(target)
         if node is None or not node.alive:

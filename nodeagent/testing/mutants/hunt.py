@@ -32,6 +32,7 @@ SLOWER = 5
 """A run that takes so many times what the package without a bug takes, and a minute more, never ends."""
 
 RUNS = ("nodeagent.testing", "nodeagent.testing.cluster_swarm")
+CLIENT_RUNS = ("nodeagent.testing.client_run",)
 """One after the other, for so many seeds each."""
 
 NETS = ("tests", "scopes", "seeds")
@@ -45,7 +46,7 @@ ROOMS = {
 WORLDS = {"raft": "raft", "meta": "slots", "scaling": "slots", "data": "slots"}
 """The scopes in which a bug of a room may be seen."""
 
-NOT_SIMULATED = ("runtime", "client")
+NOT_SIMULATED = ("runtime",)
 """The simulator has its own."""
 
 
@@ -132,7 +133,9 @@ def _what(net: str, room: str) -> str:
         return f"tests of {' '.join(ROOMS.get(room, (room,)))}"
     if net == "scopes":
         return f"scopes of {WORLDS[room]}" if room in WORLDS else ""
-    return "seeds" if room not in NOT_SIMULATED else ""
+    if room in NOT_SIMULATED:
+        return ""
+    return "seeds of the client" if room == "client" else "seeds"
 
 
 def _look(net: str, where: Path, room: str, seeds: int, timeout_s: float) -> Found:
@@ -140,7 +143,7 @@ def _look(net: str, where: Path, room: str, seeds: int, timeout_s: float) -> Fou
         return _by_tests(where, room, timeout_s)
     if net == "scopes":
         return _by_scopes(where, WORLDS[room], timeout_s)
-    return _by_seeds(where, seeds, timeout_s)
+    return _by_seeds(where, CLIENT_RUNS if room == "client" else RUNS, seeds, timeout_s)
 
 
 def _by_tests(where: Path, room: str, timeout_s: float) -> Found:
@@ -165,8 +168,8 @@ def _by_scopes(where: Path, world: str, timeout_s: float) -> Found:
     return Found("scopes", "" if code == 0 else broken[-1] if broken else err)
 
 
-def _by_seeds(where: Path, seeds: int, timeout_s: float) -> Found:
-    for before, runs in enumerate(RUNS):
+def _by_seeds(where: Path, all_runs: Sequence[str], seeds: int, timeout_s: float) -> Found:
+    for before, runs in enumerate(all_runs):
         code, out, err = _run(where, ["-m", runs, "1", str(seeds)], timeout_s)
         if code == 0:
             continue

@@ -1,0 +1,126 @@
+"""The real client in a simulated cluster: its event loop runs on the simulation's clock, and its link is the
+simulation's network."""
+
+import asyncio
+import math
+import random
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from nodeagent.client.cluster import Cluster
+from nodeagent.model.errors import OutcomeUnknown, Unavailable
+from nodeagent.model.ids import NodeId
+from nodeagent.model.requests import ErrorReply, Reply, Request
+from nodeagent.testing.node import SimNode
+from nodeagent.testing.sim import CLIENT, Sim
+from nodeagent.wire.faults import to_error
+
+FOREVER_MS = 3_600_000
+LOOK_S = 0.2
+"""Whether the node still runs is looked at so often."""
+
+_T = TypeVar("_T")
+
+
+class SimLoop(asyncio.SelectorEventLoop):
+    """Instead of waiting, the simulation goes on, until an answer is there or a timer is due."""
+
+    def __init__(self, sim: Sim[SimNode]) -> None:
+        self.sim = sim
+        self.woken = False
+        """An answer came."""
+
+        super().__init__(_Selector(self))
+
+    def time(self) -> float:
+        return self.sim.now / 1000
+
+
+class _Selector(selectors.SelectSelector):
+    def __init__(self, loop: SimLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        loop = self._loop
+        if timeout is None or timeout > 0:
+            loop.woken = False
+            wait_ms = FOREVER_MS if timeout is None else max(1, math.ceil(timeout * 1000 - 1e-6))
+            loop.sim.run(lambda: loop.woken, wait_ms)
+            assert loop.woken or timeout is not None, "nobody will ever answer"
+        return super().select(0)
+
+
+class SimLink:
+    """`client.link.Link` over the network of a simulation. A node that does not run refuses connections.
+
+    Where the network would lose a message, the connection is lost, before or after the node heard the
+    request.
+    """
+
+    def __init__(self, sim: Sim[SimNode], loop: SimLoop) -> None:
+        self._sim = sim
+        self._loop = loop
+        self._known: dict[NodeId, tuple[str, int]] = {}
+
+    def learn(self, target: str, host: str, port: int) -> None:
+        self._known[target] = (host, port)
+
+    def where(self, target: str) -> tuple[str, int] | None:
+        return self._known.get(target)
+
+    def known(self) -> list[str]:
+        return list(self._known)
+
+    async def call(self, target: str, request: Request, timeout_s: float) -> Reply:
+        node = self._sim.nodes.get(target)
+        if node is None or not node.alive:
+            error = Unavailable(f"{target} refuses connections")
+            error.connected = False
+            raise error
+        sim, life = self._sim, node.life
+        is_lost = sim.rng.random() < sim.faults.drop
+        until = self._loop.time() + min(timeout_s, sim.rng.random() if is_lost else timeout_s)
+        answer: asyncio.Future[Reply] = self._loop.create_future()
+
+        def finish(reply: Reply) -> None:
+            if not (answer.done() or is_lost):
+                answer.set_result(reply)
+                self._loop.woken = True
+
+        def back(reply: Reply) -> None:
+            sim.at(sim.between(sim.faults.delay_ms), lambda: finish(reply))
+
+        def serve(at: SimNode) -> None:
+            at.serve(
+                CLIENT, request, lambda reply: sim.at(sim.between(sim.faults.delay_ms), lambda: finish(reply))
+            )
+
+        if not is_lost or sim.rng.random() < 0.5:
+            sim.hand(target, serve)
+        while self._loop.time() < until and node.alive and node.life == life:
+            await asyncio.wait([answer], timeout=min(LOOK_S, until - self._loop.time()))
+            if answer.done():
+                reply = answer.result()
+                if isinstance(reply, ErrorReply):
+                    raise to_error(reply)
+                return reply
+        raise OutcomeUnknown(f"no answer of {target}, or the connection to it was lost")
+
+    async def close(self) -> None:
+        pass
+
+
+def client_of(sim: Sim[SimNode], loop: SimLoop, nodes: list[NodeId], timeout_s: float = 10.0) -> Cluster:
+    """A client that was told of these nodes."""
+    link = SimLink(sim, loop)
+    for node in nodes:
+        link.learn(node, node, 1)
+    return Cluster(link, timeout_s=timeout_s, rng=random.Random(sim.rng.getrandbits(64)))
+
+
+def run_in(sim: Sim[SimNode], main: Coroutine[Any, Any, _T]) -> _T:
+    """Run to the end on the simulation's clock."""
+    with asyncio.Runner(loop_factory=lambda: SimLoop(sim)) as runner:
+        return runner.run(main)

@@ -1,0 +1,13 @@
+"""The real client under the simulator. A failure prints the command that replays it."""
+
+import pytest
+
+from nodeagent.testing.client_run import run
+from tests.sim.spread import spread
+
+
+@pytest.mark.parametrize("seed", spread([3, 1, 2, 4, 5, 6, 7, 8]))
+def test_the_client_reads_what_it_wrote_while_slots_move(seed: int) -> None:
+    """S6, S18 with pages of some rows: what was acknowledged is read, what was deleted or refused is not."""
+    done = run(seed).done
+    assert done["writes"] > 15 and done["reads"] > 5, done
