@@ -165,4 +165,22 @@ MUTANTS = (
         "        if operation.stage is Stage.CANCELLING or move.target not in operation.opened",
         "        if move.target not in operation.opened",
     ),
+    Mutant(
+        "a page may end behind the place that was named",
+        "client/reader.py",
+        "    return until if end is not None and until is not None and _place(end) > _place(until) else end",
+        "    return end",
+    ),
+    Mutant(
+        "a node that cannot tell now is asked once",
+        "client/calls.py",
+        "may_soon |= isinstance(error, META_TRANSIENT) and error.connected",
+        "may_soon |= isinstance(error, META_TRANSIENT) and not error.what",
+    ),
+    Mutant(
+        "nodes that are down are waited for",
+        "client/calls.py",
+        "may_soon |= isinstance(error, META_TRANSIENT) and error.connected",
+        "may_soon |= isinstance(error, META_TRANSIENT)",
+    ),
 )

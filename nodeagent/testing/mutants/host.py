@@ -123,4 +123,10 @@ MUTANTS = (
         "        if self._tokens and min(self._tokens) <= last:",
         "        if False:",
     ),
+    Mutant(
+        "a page ends behind the place that the reader named",
+        "host/reads.py",
+        "        if end is not None and s.until is not None and end.position > s.until.position:",
+        "        if end is not None and s.until is not None and end.position < s.until.position:",
+    ),
 )
