@@ -112,7 +112,7 @@ class SimLink:
         pass
 
 
-def client_of(sim: Sim[SimNode], loop: SimLoop, nodes: list[NodeId], timeout_s: float = 10.0) -> Cluster:
+def client_of(sim: Sim[SimNode], loop: SimLoop, nodes: list[NodeId], timeout_s: float) -> Cluster:
     """A client that was told of these nodes."""
     link = SimLink(sim, loop)
     for node in nodes:

@@ -145,7 +145,8 @@ class Clients:
     async def run(self) -> None:
         scenario, loop = self.scenario, asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
-        self.client = client_of(scenario.sim, loop, scenario.view.nodes)
+        timeout_s = self.rng.choice([0.5, 2.0, 10.0])
+        self.client = client_of(scenario.sim, loop, scenario.view.nodes, timeout_s)
         tasks = [asyncio.create_task(w()) for w in (self.write, self.read, self.read, self.disturb)]
         newcomer = scenario.newcomers[0]
         scenario.sim.nodes[newcomer].start()

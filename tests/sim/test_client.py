@@ -10,4 +10,4 @@ from tests.sim.spread import spread
 def test_the_client_reads_what_it_wrote_while_slots_move(seed: int) -> None:
     """S6, S18 with pages of some rows: what was acknowledged is read, what was deleted or refused is not."""
     done = run(seed).done
-    assert done["writes"] > 15 and done["reads"] > 5, done
+    assert done["writes"] > 15 and done["reads"] > 3, done
