@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import TypeVar
 
 from nodeagent.client.link import Link
 from nodeagent.client.retry import Backoff, Chase
@@ -45,6 +46,8 @@ from nodeagent.model.requests import (
     Write,
 )
 from nodeagent.model.schema import TableSchema
+
+_T = TypeVar("_T")
 
 STAGGER_S = 0.15
 """A question any node can answer goes to the next node after this long."""
@@ -389,10 +392,11 @@ class Calls:
         `wait` all are asked again, after ever longer pauses, while one answers that it cannot now."""
         waiting, again = list(targets), list[str]()
         running: dict[asyncio.Task[Reply], str] = {}
-        pause_s, may_soon = STAGGER_S, False
+        pause_s = STAGGER_S
+        may_soon = False  # a node may answer in a moment, and that is waited for
         last: NodeAgentError = Unavailable("no node's address is known", next_step="name the nodes")
         try:
-            while (waiting or running or (may_soon and wait)) and not deadline.passed:
+            while (waiting or running or may_soon) and not deadline.passed:
                 if waiting and len(running) < ASKED_MAX:
                     timeout_s = min(self.attempt_s, deadline.left_s)
                     target = waiting.pop(0)
@@ -400,7 +404,7 @@ class Calls:
                 if waiting and len(running) < ASKED_MAX:
                     wait_s = STAGGER_S
                 else:
-                    wait_s = pause_s if may_soon and wait else deadline.left_s
+                    wait_s = pause_s if may_soon else deadline.left_s
                 done = await _wait_first(running, min(wait_s, deadline.left_s))
                 failed = {task: running.pop(task) for task in done}
                 errors = {task: task.exception() for task in done}  # of all: one not looked at is a warning
@@ -411,8 +415,8 @@ class Calls:
                         raise error
                     last = error
                     again.append(failed[task])
-                    may_soon |= isinstance(error, META_TRANSIENT) and error.connected
-                if not done and not waiting and may_soon and wait:
+                    may_soon |= wait and isinstance(error, META_TRANSIENT) and error.connected
+                if not done and not waiting and may_soon:
                     waiting, again, may_soon = again, [], False
                     pause_s = min(2 * pause_s, AGAIN_MAX_S)
         finally:
@@ -468,29 +472,33 @@ async def pause(delay_s: float, deadline: Deadline) -> None:
     await asyncio.sleep(min(delay_s, deadline.left_s))
 
 
-async def _wait_first(tasks: Iterable[asyncio.Task[Reply]], timeout_s: float) -> set[asyncio.Task[Reply]]:
-    """Those that are done when the first is; none after `timeout_s`."""
+async def _wait_first(
+    tasks: Iterable[asyncio.Task[_T]], timeout_s: float | None = None
+) -> list[asyncio.Task[_T]]:
+    """Those that are done when the first is, in the order given (no set keeps it); none after `timeout_s`."""
     running = list(tasks)
     if not running:
-        await asyncio.sleep(timeout_s)
-        return set()
-    return (await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED))[0]
+        await asyncio.sleep(timeout_s or 0)
+        return []
+    done, _ = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    return [task for task in running if task in done]
 
 
 async def run_bounded(jobs: Iterable[Coroutine[object, object, None]], running_max: int) -> None:
     """Run all, `running_max` at a time; the first failure cancels the others and is raised."""
-    running: set[asyncio.Task[None]] = set()
+    running: list[asyncio.Task[None]] = []
 
     async def wait_for_one() -> None:
-        nonlocal running
-        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        done = await _wait_first(running)
+        for task in done:
+            running.remove(task)
         errors = [error for task in done if (error := task.exception()) is not None]
         if errors:
             raise errors[0]
 
     try:
         for job in jobs:
-            running.add(asyncio.create_task(job))
+            running.append(asyncio.create_task(job))
             if len(running) >= running_max:
                 await wait_for_one()
         while running:

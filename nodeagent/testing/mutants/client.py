@@ -174,13 +174,13 @@ MUTANTS = (
     Mutant(
         "a node that cannot tell now is asked once",
         "client/calls.py",
-        "may_soon |= isinstance(error, META_TRANSIENT) and error.connected",
-        "may_soon |= isinstance(error, META_TRANSIENT) and not error.what",
+        "may_soon |= wait and isinstance(error, META_TRANSIENT) and error.connected",
+        "may_soon |= wait and isinstance(error, META_TRANSIENT) and not error.what",
     ),
     Mutant(
         "nodes that are down are waited for",
         "client/calls.py",
-        "may_soon |= isinstance(error, META_TRANSIENT) and error.connected",
-        "may_soon |= isinstance(error, META_TRANSIENT)",
+        "may_soon |= wait and isinstance(error, META_TRANSIENT) and error.connected",
+        "may_soon |= wait and isinstance(error, META_TRANSIENT)",
     ),
 )
