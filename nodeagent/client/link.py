@@ -103,7 +103,7 @@ class NetworkLink:
         connection = await self._connection(target, isinstance(request, _BULK), timeout_s)
         left = timeout_s - (asyncio.get_running_loop().time() - started)
         if left <= 0:
-            raise _not_connected(f"no connection to {target} in time")
+            raise not_connected(f"no connection to {target} in time")
         return await connection.call(request, left)
 
     async def close(self) -> None:
@@ -153,7 +153,7 @@ class NetworkLink:
             return await asyncio.wait_for(asyncio.shield(line.dialling), timeout_s)
         except TimeoutError:
             what = f"{target} did not accept a connection within {timeout_s:g} s"
-            raise _not_connected(what) from None
+            raise not_connected(what) from None
 
     async def _dial(self, target: str, line: _Line) -> Connection:
         try:
@@ -178,7 +178,8 @@ class NetworkLink:
         return await dial(self, *address, context=self._context, expect=expect, timeout_s=DIAL_TIMEOUT_S)
 
 
-def _not_connected(what: str) -> Unavailable:
+def not_connected(what: str) -> Unavailable:
+    """There is no connection to the node; nothing was sent."""
     error = Unavailable(what)
     error.connected = False
     return error

@@ -165,7 +165,7 @@ class RealDisk:
             with open(self._at(path), "rb", buffering=0) as file:
                 return file.readall()
         except OSError as error:
-            error.filename = path
+            error.filename = error.filename or path
             raise
 
     def write_atomic(self, path: str, data: Buffer) -> None:

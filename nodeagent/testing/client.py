@@ -9,7 +9,8 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from nodeagent.client.cluster import Cluster
-from nodeagent.model.errors import OutcomeUnknown, Unavailable
+from nodeagent.client.link import not_connected
+from nodeagent.model.errors import OutcomeUnknown
 from nodeagent.model.ids import NodeId
 from nodeagent.model.requests import ErrorReply, Reply, Request
 from nodeagent.testing.node import SimNode
@@ -76,9 +77,7 @@ class SimLink:
     async def call(self, target: str, request: Request, timeout_s: float) -> Reply:
         node = self._sim.nodes.get(target)
         if node is None or not node.alive:
-            error = Unavailable(f"{target} refuses connections")
-            error.connected = False
-            raise error
+            raise not_connected(f"{target} refuses connections")
         sim, life = self._sim, node.life
         is_lost = sim.rng.random() < sim.faults.drop
         until = self._loop.time() + min(timeout_s, sim.rng.random() if is_lost else timeout_s)
@@ -93,9 +92,7 @@ class SimLink:
             sim.at(sim.between(sim.faults.delay_ms), lambda: finish(reply))
 
         def serve(at: SimNode) -> None:
-            at.serve(
-                CLIENT, request, lambda reply: sim.at(sim.between(sim.faults.delay_ms), lambda: finish(reply))
-            )
+            at.serve(CLIENT, request, back)
 
         if not is_lost or sim.rng.random() < 0.5:
             sim.hand(target, serve)

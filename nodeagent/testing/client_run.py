@@ -112,19 +112,19 @@ class Clients:
                 continue
             self.done["reads"] += 1
             before &= {t for g, t in self.acked if g == group}  # without what was deleted meanwhile
-            asked = {t for g, t in self.asked if g == group}
+            known = {t for g, t in self.asked - self.never if g == group} - gone
             if found is None:
-                assert len(before) <= int(str(counted["rows"])) <= len(asked - gone), (
+                assert len(before) <= int(str(counted["rows"])) <= len(known), (
                     f"S6: {counted['rows']} rows of {group}, {len(before)} were acknowledged"
                 )
                 continue
             assert len(found) == len(set(found)), f"a row of {group} twice"
-            known = asked - gone - {t for g, t in self.never if g == group}
             assert set(found) <= known, f"S8, S18: {group} has {sorted(set(found) - known)}"
             missing = sorted(before - set(found))
             if limit is None:
                 assert not missing, f"S6: {group} lost {missing}"
             else:
+                assert min(limit, len(before)) <= len(found) <= limit, f"S6: {len(found)} rows of {group}"
                 over = [t for t in missing if t < found[-1]]
                 assert found == sorted(found) and not over, f"S6: the first of {group} without {over}"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
+from nodeagent.client.link import not_connected
 from nodeagent.client.reader import _place
 from nodeagent.data.sessions import Sessions
 from nodeagent.model.config import ClusterSettings
@@ -172,9 +173,7 @@ class FakeCluster:
     async def call(self, target: str, request: Request, timeout_s: float) -> Reply:
         started = asyncio.get_running_loop().time()
         if target in self.down or target not in self._addresses:
-            error = Unavailable(f"{target} refuses connections")
-            error.connected = False
-            raise error
+            raise not_connected(f"{target} refuses connections")
         self.log.append((target, request))
         if target in self.hung or self._roll(self.faults.lose_request):
             await self._silence(target, started, timeout_s)
