@@ -154,9 +154,11 @@ def rolling(
             for node in batch:
                 between(node)
             agents.start(batch)
-            _wait_back(cluster, batch, gate_s, clock, sleep)
+            _wait_back(cluster, batch, _away, gate_s, clock, sleep)
             for node in ours:
                 set_draining(cluster, node, False, by, lock=lock)
+            # Until then it is not ready, for whoever asks it: it has yet to hear of what went on without it.
+            _wait_back(cluster, ours, _unheard, gate_s, clock, sleep)
         except (RefusedProblem, BusyProblem, Partly, Unreachable, NodeAgentError) as error:
             still = _undrain(cluster, ours, by, lock)
             raise _stopped(error, names, left, command, still) from None
@@ -240,6 +242,7 @@ def _unsafe(found: OkToStop, node: str) -> RefusedProblem:
 def _wait_back(
     cluster: Cluster,
     batch: Sequence[str],
+    why: Callable[[NodeStatus | NodeAgentError | None], str],
     gate_s: float,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
@@ -247,22 +250,25 @@ def _wait_back(
     deadline = clock() + gate_s
     while True:
         statuses = cluster.statuses()
-        away = [n for n in batch if not _serves(statuses.get(n))]
-        if not away:
+        waiting = [(n, reason) for n in batch if (reason := why(statuses.get(n)))]
+        if not waiting:
             return
         if clock() >= deadline:
-            raise Unreachable(
-                f"{away[0]} did not come back within {gate_s:g} s", next=f"iotctl cluster logs {away[0]}"
-            )
+            node, reason = waiting[0]
+            raise Unreachable(f"{node} {reason} within {gate_s:g} s", next=f"iotctl cluster logs {node}")
         sleep(POLL_S)
 
 
-def _serves(status: NodeStatus | NodeAgentError | None) -> bool:
-    return (
-        isinstance(status, NodeStatus)
-        and bool(status.groups)
-        and all(g.state == "running" for g in status.groups)
-    )
+def _away(status: NodeStatus | NodeAgentError | None) -> str:
+    if isinstance(status, NodeStatus) and status.groups and all(g.state == "running" for g in status.groups):
+        return ""
+    return "did not come back"
+
+
+def _unheard(status: NodeStatus | NodeAgentError | None) -> str:
+    if isinstance(status, NodeStatus) and status.state == "draining":
+        return "is back and did not hear that it may lead again"
+    return _away(status)
 
 
 def _undrain(cluster: Cluster, nodes: Sequence[str], by: str, lock: int) -> list[str]:

@@ -135,6 +135,40 @@ def test_a_node_that_does_not_come_back_ends_it() -> None:
     )
 
 
+def test_the_next_one_stops_when_the_last_one_knows_that_it_may_lead() -> None:
+    """It serves, and has yet to hear from whoever leads the meta group: /ready says no until then."""
+
+    class Late(FakeCluster):
+        waits = 0
+
+        def status(self, node: str) -> NodeStatus:
+            found = super().status(node)
+            if node != "node1" or "undrain node1" not in [what for _, _, what in self.audit]:
+                return found
+            self.waits += 1
+            return msgspec.structs.replace(found, state="draining") if self.waits < 20 else found
+
+    class Watched(FakeAgents):
+        def stop(self, names: Sequence[str]) -> list[str]:
+            assert names == ["node1"] or self.cluster.status("node1").state == "active"
+            return super().stop(names)
+
+    agents = Watched(Late())
+    assert roll(agents, ["node1", "node2"]).restarted == ["node1", "node2"]
+
+
+def test_one_that_never_hears_that_it_may_lead_ends_it() -> None:
+    class Deaf(FakeCluster):
+        def status(self, node: str) -> NodeStatus:
+            found = super().status(node)
+            return msgspec.structs.replace(found, state="draining") if node == "node1" else found
+
+    agents = FakeAgents(Deaf())
+    with pytest.raises(Partly, match="node1 is back and did not hear that it may lead again within 120 s"):
+        roll(agents, ["node1", "node2"])
+    assert "stop node2" not in agents.log and agents.cluster.drained == set()
+
+
 def test_a_node_that_was_draining_before_stays_so() -> None:
     agents = FakeAgents(FakeCluster(drained={"node4"}))
     roll(agents, ["node4"])
