@@ -13,7 +13,7 @@ import errno
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Self
@@ -43,25 +43,53 @@ class Fault(msgspec.Struct):
     times: int = 1
 
 
+class _Used:
+    """Bytes of the files that have a name."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
 class _Inode:
     """A file: `seen` is the page cache, `durable` the platter, `waiting` the writes in between."""
 
-    __slots__ = ("durable", "modified_ms", "seen", "waiting")
+    __slots__ = ("durable", "links", "modified_ms", "seen", "used", "waiting")
 
-    def __init__(self, modified_ms: int) -> None:
+    def __init__(self, used: _Used, modified_ms: int) -> None:
+        self.used = used
+        self.links = 0
+        """Names that are seen."""
+
         self.modified_ms = modified_ms
         self.seen = bytearray()
         self.durable = bytearray()
         self.waiting: list[tuple[int, bytes | None]] = []
         """(offset, bytes) of a write; (size, None) of a truncation."""
 
+    def named(self, more: int) -> None:
+        """It got a name, or lost one (-1)."""
+        before = self.links
+        self.links += more
+        if not before or not self.links:
+            self.used.bytes += more * len(self.seen)
+
     def write(self, offset: int, data: bytes) -> None:
+        before = len(self.seen)
         _overwrite(self.seen, offset, data)
+        self.resized(before)
         self.waiting.append((offset, data))
 
     def truncate(self, size: int) -> None:
+        before = len(self.seen)
         _resize(self.seen, size)
+        self.resized(before)
         self.waiting.append((size, None))
+
+    def resized(self, before: int) -> None:
+        if self.links:
+            self.used.bytes += len(self.seen) - before
 
     def sync(self) -> None:
         for at, data in self.waiting:
@@ -189,6 +217,7 @@ class SimDisk:
         self.now_ms = now_ms
         self._dead = False
         self._root = _Dir()
+        self._used = _Used()
         self._waiting: list[_Change] = []
 
     # Faults.
@@ -199,8 +228,12 @@ class SimDisk:
         self._waiting.clear()
         for change in kept:
             _apply(change, durable=True)
+        self._used = _Used()
         for inode in self._forget_unsynced(self._root):
             inode.crash(rng)
+            inode.used, inode.links = self._used, 0
+        for inode in _named(self._root):
+            inode.named(1)
         self._revive()
 
     def restart(self) -> None:
@@ -235,7 +268,9 @@ class SimDisk:
     def misdirect(self, source: str, at: int, path: str, to: int, length: int) -> None:
         """Bytes of one file, as they are, lie in another place of the same or another file, too."""
         stray, inode = bytes(self._file(source).seen[at : at + length]), self._file(path)
+        before = len(inode.seen)
         _overwrite(inode.seen, to, stray)
+        inode.resized(before)
         if to + len(stray) <= len(inode.durable):
             _overwrite(inode.durable, to, stray)
 
@@ -320,7 +355,7 @@ class SimDisk:
         directory, name = self._place(path)
         if name in directory.seen:
             raise FileExistsError(errno.EEXIST, "exists", path)
-        inode = _Inode(self.now_ms())
+        inode = _Inode(self._used, self.now_ms())
         self._change_names("create", path, [(directory, name, inode)])
         return SimFile(self, inode, path, False)
 
@@ -411,7 +446,7 @@ class SimDisk:
         node = self._node(path)
         if isinstance(node, _Dir):
             return FileStat(0, True, 1, self.now_ms())
-        return FileStat(len(node.seen), False, _links(self._root, node), node.modified_ms)
+        return FileStat(len(node.seen), False, node.links, node.modified_ms)
 
     def sync_dir(self, path: str) -> None:
         directory = self._dir(path)
@@ -435,7 +470,7 @@ class SimDisk:
         self._waiting = rest[::-1]
 
     def free_bytes(self) -> int:
-        return self.capacity_bytes - _used(self._root, set())
+        return self.capacity_bytes - self._used.bytes
 
     def total_bytes(self) -> int:
         return self.capacity_bytes
@@ -444,10 +479,16 @@ class SimDisk:
 def _apply(change: _Change, *, durable: bool) -> None:
     for directory, name, node in change:
         names = directory.durable if durable else directory.seen
+        before = names.get(name)
         if node is None:
             names.pop(name, None)
         else:
             names[name] = node
+        if not durable:
+            if isinstance(node, _Inode):
+                node.named(1)
+            if isinstance(before, _Inode):
+                before.named(-1)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -495,17 +536,10 @@ def _write_sectors(target: bytearray, offset: int, data: bytes, rng: random.Rand
         start = end
 
 
-def _links(directory: _Dir, wanted: _Inode) -> int:
-    nodes = directory.seen.values()
-    return sum(_links(n, wanted) if isinstance(n, _Dir) else int(n is wanted) for n in nodes)
-
-
-def _used(directory: _Dir, counted: set[int]) -> int:
-    total = 0
+def _named(directory: _Dir) -> Iterator[_Inode]:
+    """Every file below, once for each of its names."""
     for node in directory.seen.values():
         if isinstance(node, _Dir):
-            total += _used(node, counted)
-        elif id(node) not in counted:
-            counted.add(id(node))
-            total += len(node.seen)
-    return total
+            yield from _named(node)
+        else:
+            yield node

@@ -168,3 +168,42 @@ def test_full_disk_and_power_cut() -> None:
         disk.create("g")
     disk.crash(random.Random(0))
     disk.create("g")
+
+
+def test_what_is_free_is_what_no_named_file_holds() -> None:
+    """Whatever is written, cut, linked, renamed, removed and lost: counted as it changes, and as a whole."""
+    rng = random.Random(7)
+    disk = SimDisk(capacity_bytes=1 << 20)
+    names = ["a", "b", "d/a", "d/b", "d/c"]
+    disk.mkdirs("d")
+    for step in range(2_000):
+        one, other = rng.sample(names, 2)
+        try:
+            match rng.randrange(8):
+                case 0 | 1 | 2:
+                    with disk.open(one, create=True) as file:
+                        file.pwrite(rng.randrange(100), bytes(rng.randrange(50)))
+                        if rng.random() < 0.3:
+                            file.truncate(rng.randrange(100))
+                        if rng.random() < 0.3:
+                            disk.unlink(one)
+                            file.pwrite(0, bytes(200))
+                case 3:
+                    disk.link(one, other)
+                case 4:
+                    disk.rename(one, other)
+                case 5:
+                    disk.unlink(one)
+                case 6:
+                    disk.sync_dir(rng.choice(["", "d"]))
+                case _:
+                    disk.rename("d", "e")
+                    disk.rename("e", "d")
+        except (FileNotFoundError, FileExistsError):
+            pass
+        if rng.random() < 0.05:
+            disk.sync_dir("")
+            disk.sync_dir("d")
+            disk.crash(rng)
+        found = [disk.stat(name) for name in names if disk.exists(name)]
+        assert disk.total_bytes() - disk.free_bytes() == round(sum(f.size / f.links for f in found)), step
