@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test systemd check spread sim exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
+.PHONY: demo test systemd check spread sim coverage exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,9 @@ check: $(VENV)/.installed
 
 sim: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing $(or $(ARGS),1 200)
+
+coverage: $(VENV)/.installed
+	$(BIN)/python -m nodeagent.testing.coverage $(ARGS)
 
 exhaustive: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.exhaustive $(ARGS)

@@ -20,12 +20,23 @@ from nodeagent.model.operation import Options
 from nodeagent.storage import layout
 from nodeagent.testing.disk import ENDLESS_BYTES
 from nodeagent.testing.machine import Machine
-from nodeagent.testing.nemesis import WHOLE_KINDS, Nemesis, bounded, draw_kinds
+from nodeagent.testing.nemesis import WHOLE_KINDS, Focus, Nemesis, bounded, draw_kinds, focus_kinds
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.random_ops import ENDED, RandomOps
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.scenario import SILENT_MS
+
+KINDS_OF = {
+    "add_one": "add-node",
+    "remove_one": "remove-node",
+    "remove_dead": "remove-node",
+    "replace_one": "replace-node",
+    "replace_dead": "replace-node",
+    "spoil_one": "replace-node",
+    "rebalance_some": "rebalance",
+}
+"""The kind of operation that each of `choices` begins."""
 
 
 @dataclass
@@ -125,8 +136,10 @@ class Report(msgspec.Struct):
 
 
 class ClusterSwarm(RandomOps):
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, focus: Focus = ()) -> None:
         plan = self.plan = Plan.draw(random.Random(f"plan {seed}"))
+        plan.kinds |= focus_kinds(focus)
+        self._wanted_kinds = {member.partition(" ")[0] for name, member in focus if name == "operation"}
         super().__init__(
             seed,
             nodes=plan.nodes,
@@ -145,6 +158,7 @@ class ClusterSwarm(RandomOps):
             back_ms=plan.back_ms,
             timeout_ms=plan.raft.election_timeout_ms,
             led=self._led,
+            focus=focus,
         )
 
     def machine(self, config: NodeConfig) -> SimNode:
@@ -203,7 +217,8 @@ class ClusterSwarm(RandomOps):
     # --- what is lost for good ---------------------------------------------------------------------
 
     def choices(self) -> list[Callable[[], bool]]:
-        return super().choices() + ([self.spoil_one] * 2 if self.survives else [])
+        choices = super().choices() + ([self.spoil_one] * 2 if self.survives else [])
+        return choices + 3 * [c for c in choices if KINDS_OF.get(c.__name__) in self._wanted_kinds]
 
     def spoil_one(self) -> bool:
         """Something of a node's directory is lost or turns over while it is down. It starts without, or with
@@ -257,11 +272,19 @@ class ClusterSwarm(RandomOps):
         )
 
 
-def run(seed: int) -> Report:
-    swarm = ClusterSwarm(seed)
+def ran(seed: int, focus: Focus = ()) -> tuple[ClusterSwarm, Report]:
+    """The world of a seed after its run, and its report."""
+    swarm = ClusterSwarm(seed, focus)
     command = f"nodeagent.testing.cluster_swarm {seed}"
+    if focus:
+        members = " ".join(f"'{name}: {member}'" for name, member in focus)
+        command = f"nodeagent.testing.coverage --groups 0 --clusters 1 --first {seed} --focus {members}"
     with replayable(seed, command, swarm.sim, lambda: f"{swarm.plan}\n{swarm.so_far}"):
-        return swarm.report()
+        return swarm, swarm.report()
+
+
+def run(seed: int) -> Report:
+    return ran(seed)[1]
 
 
 def evidence(seed: int) -> str:

@@ -1,16 +1,22 @@
-"""What a run of the simulator reached, as numbers, and what it never did.
+"""What runs of the simulator did and reached, as numbers, and what they never reached.
 
-`python -m nodeagent.testing.coverage [FIRST [COUNT]]` runs seeds and prints a table for each class: faults;
-effects that a kill or a power cut met; messages by the role that they reached; operations by stage; jobs and
-calls of the disk that failed; and the notes of the code, which mark its rare branches.
+`python -m nodeagent.testing.coverage` runs seeds of both swarms, and prints how much was done in them and a
+table for each class of what can happen: faults; effects that a kill or a power cut met; messages by the role
+that they reached; operations by stage; jobs and calls of the disk that failed; and the notes of the code,
+which mark its rare branches.
 """
 
+import argparse
+import random
 import re
 import sys
+import textwrap
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
+
+import msgspec
 
 import nodeagent
 from nodeagent.log.identity import LOG_DIR
@@ -18,14 +24,47 @@ from nodeagent.model.jobs import Job
 from nodeagent.model.operation import NEXT
 from nodeagent.model.raft_messages import RaftMessage
 from nodeagent.raft.state import Role
-from nodeagent.testing.cluster_swarm import ClusterSwarm
-from nodeagent.testing.nemesis import FILE_OPERATIONS, FILE_PLACES, KINDS, PASSIVE, WHOLE_KINDS
+from nodeagent.testing import cluster_swarm, swarm
+from nodeagent.testing.nemesis import (
+    CALLS,
+    FOCUS_KINDS,
+    KINDS,
+    PASSIVE,
+    WHOLE_KINDS,
+    Focus,
+    Nemesis,
+)
 from nodeagent.testing.parallel import results
-from nodeagent.testing.swarm import Swarm
+from nodeagent.testing.sim import Sim
 
 Seen = Mapping[tuple[str, str], int]
 NOTE = re.compile(r'\bnote\(\s*"([a-z_]+)"')
 OPERATIONS = ("add-node", "remove-node", "replace-node", "rebalance")
+BEGIN, END = "<!-- coverage -->\n", "<!-- /coverage -->\n"
+WIDTH = 110
+HOUR_MS = 3_600_000
+FOCUS_MEMBERS = 4
+"""That a run looks for."""
+
+STEERED_AT_ONCE = 8
+"""Runs; then it is looked anew at what is rare."""
+
+Ran = tuple[Sim[Any], Nemesis, msgspec.Struct]
+"""A world after its run, and its report."""
+
+
+def run_groups(seed: int, focus: Focus) -> Ran:
+    world, report = swarm.ran(seed)
+    return world.sim, world.nemesis, report
+
+
+def run_cluster(seed: int, focus: Focus) -> Ran:
+    world, report = cluster_swarm.ran(seed, focus)
+    return world.sim, world.nemesis, report
+
+
+WORLDS: dict[str, Callable[[int, Focus], Ran]] = {"clusters": run_cluster, "groups": run_groups}
+"""By name; what takes longer is begun first."""
 
 
 def universe() -> dict[str, set[str]]:
@@ -41,7 +80,7 @@ def universe() -> dict[str, set[str]]:
         "power cut": effects,
         "failed job": jobs,
         "failed on disk": {
-            *(f"{operation} {place.rstrip('/')}" for operation in FILE_OPERATIONS for place in FILE_PLACES),
+            *(f"{operation} {place.rstrip('/')}" for operation, place in CALLS),
             *(f"{operation} {LOG_DIR}" for operation in ("read", "write", "sync")),
         },
         "message": {f"{m.__name__} at {role}" for m in get_args(RaftMessage) for role in roles},
@@ -50,43 +89,140 @@ def universe() -> dict[str, set[str]]:
     }
 
 
-def seen(seed: int) -> Seen:
-    """Of one seed's groups and cluster."""
-    groups, cluster = Swarm(seed), ClusterSwarm(seed)
-    groups.run()
-    cluster.report()
-    found = Counter[tuple[str, str]]()
-    for run in (groups, cluster):
-        found += run.sim.seen
-        found.update({("fault", kind): count for kind, count in run.nemesis.faults.items()})
-        for machine in run.sim.nodes.values():
-            found.update({("failed on disk", what): count for what, count in machine.disk.failed.items()})
-    return found
+class Run(msgspec.Struct, frozen=True):
+    """One to be made, and made again if `twice`."""
+
+    world: str
+    seed: int
+    twice: bool
+    focus: Focus = ()
 
 
-def report(found: Seen) -> str:
-    """A table for each class, and what of it was never reached."""
-    lines = []
+class Found(msgspec.Struct):
+    """What a run did and reached; `why` it failed."""
+
+    did: Counter[str]
+    seen: Seen
+    why: str = ""
+
+
+def find(run: Run) -> Found:
+    try:
+        sim, nemesis, report = WORLDS[run.world](run.seed, run.focus)
+        if run.twice:
+            again = WORLDS[run.world](run.seed, run.focus)[2]
+            assert again == report, f"{run.world} {run.seed}: {report}, and the second time {again}"
+    except AssertionError as error:
+        return Found(Counter(), {}, str(error))
+    numbers = {k: v for k, v in msgspec.structs.asdict(report).items() if isinstance(v, int)}
+    seen = Counter(sim.seen)
+    seen.update({("fault", kind): count for kind, count in nemesis.faults.items()})
+    for machine in sim.nodes.values():
+        seen.update({("failed on disk", what): count for what, count in machine.disk.failed.items()})
+    return Found(Counter(numbers) + Counter(seeds=1), seen)
+
+
+def report(did: Mapping[str, Counter[str]], seen: Seen) -> str:
+    """What was done in each world; a table for each class, and what of it was never reached."""
+    lines = [_sums(world, numbers) for world, numbers in did.items()]
     for name, members in universe().items():
-        counts = {m: found.get((name, m), 0) for m in members}
+        counts = {m: seen.get((name, m), 0) for m in members}
         reached = sorted(((count, m) for m, count in counts.items() if count), reverse=True)
         lines.append(f"\n{name}: {len(reached)} of {len(members)} reached")
-        lines += [f"{m:<32} {count:>8}" for count, m in reached]
+        lines += [f"{m:<32} {count:>10}" for count, m in reached]
         never = sorted(m for m, count in counts.items() if not count)
         if never:
-            lines.append(f"never: {', '.join(never)}")
+            lines.append(textwrap.fill(f"never: {', '.join(never)}", WIDTH))
     return "\n".join(lines)
 
 
-def main() -> None:
-    first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    count = int(sys.argv[2]) if len(sys.argv) > 2 else 20
-    total = Counter[tuple[str, str]]()
-    for number, found in enumerate(results(seen, range(first, first + count)), 1):
-        total += found
-        print(f"{number} of {count} seeds", file=sys.stderr, flush=True)
-    print(report(total))
+def _sums(world: str, numbers: Counter[str]) -> str:
+    left = {k: v for k, v in numbers.items() if k not in ("seed", "trace", "seeds", "simulated_ms")}
+    said = "".join(f", {count:,} {what}" for what, count in left.items())
+    hours = numbers["simulated_ms"] / HOUR_MS
+    return textwrap.fill(f"{world}: {numbers['seeds']:,} seeds, {hours:.1f} simulated hours{said}", WIDTH)
+
+
+def write(path: Path, text: str) -> None:
+    """Into the document, between its marks."""
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{path}: no {BEGIN.strip()} and {END.strip()} to write between")
+    path.write_text(f"{before}{begin}\n```text\n{text}\n```\n\n{end}{after}")
+
+
+def steer(seen: Seen, seed: int, world: str = "clusters") -> Run:
+    """A run of whole clusters that looks for some of what was reached the least."""
+    all_of = universe()
+    focusable = [(name, m) for name in (*FOCUS_KINDS, "fault", "operation") for m in sorted(all_of[name])]
+    rng = random.Random(f"focus {seed}")
+    rng.shuffle(focusable)
+    rare = sorted(focusable, key=lambda member: seen.get(member, 0))[: 2 * FOCUS_MEMBERS]
+    return Run(world, seed, False, tuple(sorted(rng.sample(rare, FOCUS_MEMBERS))))
+
+
+class Total:
+    """Of all runs."""
+
+    def __init__(self) -> None:
+        self.did: dict[str, Counter[str]] = {}
+        self.seen = Counter[tuple[str, str]]()
+        self.failed: list[Run] = []
+        self._runs = 0
+
+    def make(self, runs: Sequence[Run]) -> None:
+        for run, found in zip(runs, results(find, runs), strict=True):
+            self.did.setdefault(run.world, Counter()).update(found.did)
+            self.seen.update(found.seen)
+            if found.why:
+                self.failed.append(run)
+                print(f"{run.world} {found.why}", flush=True)
+            self._runs += 1
+            print(f"{self._runs}: {run.world} {run.seed} {_said(run.focus)}", file=sys.stderr, flush=True)
+
+
+def _said(focus: Focus) -> str:
+    return ", ".join(f"{name}: {member}" for name, member in focus)
+
+
+def _member(text: str) -> tuple[str, str]:
+    name, _, member = text.partition(": ")
+    if member not in universe().get(name, ()):
+        raise argparse.ArgumentTypeError(f"{text}: no such member of a class that is counted")
+    return name, member
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m nodeagent.testing.coverage", description=__doc__)
+    parser.add_argument("--first", type=int, default=1, help="the first seed (1)")
+    for world in WORLDS:
+        parser.add_argument(f"--{world}", type=int, default=20, help="so many seeds of it (20)")
+    parser.add_argument("--steer", type=int, default=0, help="so many more that look for what is rare (0)")
+    parser.add_argument("--focus", nargs="+", type=_member, default=[], help="look for these alone")
+    parser.add_argument("--twice", action="store_true", help="each seed a second time, with the same trace")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="into this document, too")
+    args = parser.parse_args()
+    total, focus, after = Total(), tuple(args.focus), args.first + args.clusters
+    total.make(
+        [
+            Run(world, seed, args.twice, focus)
+            for world in WORLDS
+            for seed in range(args.first, args.first + getattr(args, world))
+        ]
+    )
+    for seed in range(after, after + args.steer, STEERED_AT_ONCE):
+        last = min(seed + STEERED_AT_ONCE, after + args.steer)
+        total.make([steer(total.seen, s) for s in range(seed, last)])
+    text = report(total.did, total.seen)
+    print(text)
+    if total.failed:
+        print(f"FAILED: {'; '.join(f'{r.world} {r.seed} {_said(r.focus)}' for r in total.failed)}")
+        return 1
+    if args.write:
+        write(args.write, text)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from typing import Any, get_args
 from unittest import mock
 
@@ -79,9 +80,26 @@ JOBS = tuple(sorted(job.__name__ for job in get_args(Job)))
 FILE_OPERATIONS = ("write", "sync", "sync_dir", "create", "rename", "link", "unlink", "mkdirs")
 IN_LOG = f"{LOG_DIR}/"
 FILE_PLACES = tuple(f"{name}/" for name in (layout.GROUPS, layout.STAGING, layout.SNAPSHOTS, layout.TMP))
+CALLS = tuple(product(FILE_OPERATIONS, FILE_PLACES))
+"""Of the disk, which fail."""
 
 PASSIVE = ("member", "drift")
 """Done by others: by whoever changes members, and by the clocks that machines are made with."""
+
+
+Focus = tuple[tuple[str, str], ...]
+"""(class, member) of what a run is to reach before anything else, by the names of `coverage`."""
+
+FOCUS_KINDS = {"kill": "ambush", "power cut": "ambush", "failed job": "files", "failed on disk": "files"}
+"""Which faults reach the members of a class."""
+
+FOCUS_WEIGHT = 6
+
+
+def focus_kinds(focus: Focus) -> dict[str, int]:
+    """Classes of faults that reach these, and their weights."""
+    kinds = {member if name == "fault" else FOCUS_KINDS.get(name, "") for name, member in focus}
+    return dict.fromkeys(sorted(kinds.intersection(WHOLE_KINDS)), FOCUS_WEIGHT)
 
 
 def draw_kinds(rng: random.Random, kinds: tuple[str, ...]) -> dict[str, int]:
@@ -106,6 +124,7 @@ class Nemesis:
         timeout_ms: int,
         led: Callable[[random.Random], tuple[Machine, Replica] | None],
         may_spoil: Callable[[NodeId], bool] = lambda name: False,
+        focus: Focus = (),
     ) -> None:
         """
         Args:
@@ -116,6 +135,7 @@ class Nemesis:
             timeout_ms: of an election.
             led: the leader of one of the groups, which is drawn, and its replica.
             may_spoil: whether this machine may lose something for good.
+            focus: jobs that are met and calls of the disk that fail, above others.
         """
         self.sim = sim
         self.rng = rng
@@ -132,6 +152,8 @@ class Nemesis:
         self._timeout_ms = timeout_ms
         self._led = led
         self._may_spoil = may_spoil
+        self._jobs = tuple(m for name, m in focus if name in ("kill", "power cut") and m in JOBS) or JOBS
+        self._calls = [_call(m) for name, m in focus if name == "failed on disk" and _call(m) in CALLS]
         self._round = 0
         """How often faults began."""
 
@@ -358,12 +380,14 @@ class Nemesis:
         error = self.rng.choice(["ENOSPC", "EIO"])
         operation = self.rng.choice(("write", "create") if error == "ENOSPC" else FILE_OPERATIONS)
         place, times, skip = self.rng.choice(FILE_PLACES), self.rng.randint(1, 4), self.rng.randint(0, 3)
+        if self._calls:
+            (operation, place), error = self.rng.choice(self._calls), "EIO"
         self._do("files", DiskError(node.node, operation, error, place, skip, times))
 
     def _ambush(self) -> None:
         after = self.rng.randint(0, self.sim.faults.job_ms[1] // 2)
         power = self.rng.random() < 0.7
-        self._do("ambush", Ambush(self.rng.choice(JOBS), after, power, self._back()))
+        self._do("ambush", Ambush(self.rng.choice(self._jobs), after, power, self._back()))
 
     def _jump(self) -> None:
         """One wall clock, of all, is wrong for a while."""
@@ -372,6 +396,11 @@ class Nemesis:
             return
         ahead = self.rng.choice([-3_600_000, -20_000, 5_000, 60_000, 3_600_000])
         self._do("jump", Jump(node.node, ahead, self.rng.randint(1, 8 * self._timeout_ms)))
+
+
+def _call(member: str) -> tuple[str, str]:
+    operation, _, place = member.partition(" ")
+    return operation, f"{place}/"
 
 
 @contextmanager

@@ -521,11 +521,16 @@ class Swarm:
         return ""
 
 
-def run(seed: int) -> Report:
+def ran(seed: int) -> tuple[Swarm, Report]:
+    """The world of a seed after its run, and its report."""
     swarm = Swarm(seed)
     shorter = f"shorter: python -m nodeagent.testing.shrink {seed}"
     with replayable(seed, f"nodeagent.testing.swarm {seed}", swarm.sim, lambda: f"{swarm.plan}\n{shorter}"):
-        return swarm.run()
+        return swarm, swarm.run()
+
+
+def run(seed: int) -> Report:
+    return ran(seed)[1]
 
 
 def evidence(seed: int) -> str:

@@ -5,7 +5,6 @@ from unittest import mock
 import pytest
 
 from nodeagent.testing.cluster_swarm import ClusterSwarm, run
-from nodeagent.testing.coverage import report, universe
 from nodeagent.testing.parallel import whys
 from tests.sim.spread import SPREAD, spread
 
@@ -44,9 +43,3 @@ def test_a_node_that_lost_a_part_of_its_directory_is_replaced(seed: int) -> None
 def test_a_seed_is_a_run() -> None:
     reports = [run(17), run(17)]
     assert reports[0] == reports[1]
-
-
-def test_coverage_names_what_was_reached_and_what_was_not() -> None:
-    (fault, *others) = sorted(universe()["fault"])
-    text = report({("fault", fault): 3})
-    assert f"fault: 1 of {1 + len(others)} reached" in text and f"never: {others[0]}, " in text
