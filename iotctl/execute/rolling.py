@@ -17,7 +17,8 @@ from iotctl.execute.events import audit_of
 from iotctl.execute.status import Facts, collect
 from iotctl.execute.stopping import OkToStop, decide, ok_to_stop
 from nodeagent.model.errors import NodeAgentError
-from nodeagent.model.requests import NodeStatus
+from nodeagent.model.ids import META
+from nodeagent.model.requests import Accepted, Drain, NodeStatus
 
 GATE_S = 120.0
 """How long a node may take to come back, and groups to be whole again, before the rest is left alone."""
@@ -126,7 +127,7 @@ def rolling(
     by += BY_A_ROLL
     undrained = left_draining(cluster) if alone else []
     for node in undrained:
-        set_draining(cluster, node, False, by, lock=check())
+        _let_lead(cluster, node, by, check())
     known = {n.node: n.draining for n in cluster.meta(strong=True).nodes}
     drained = {n for n, draining in known.items() if draining}
     order = []
@@ -154,11 +155,14 @@ def rolling(
             for node in batch:
                 between(node)
             agents.start(batch)
-            _wait_back(cluster, batch, _away, gate_s, clock, sleep)
-            for node in ours:
-                set_draining(cluster, node, False, by, lock=lock)
-            # Until then it is not ready, for whoever asks it: it has yet to hear of what went on without it.
-            _wait_back(cluster, ours, _unheard, gate_s, clock, sleep)
+            _wait_back(cluster, batch, 0, gate_s, clock, sleep)
+            left = [n for n in left if n not in batch]
+            index = 0
+            while ours:
+                index = _let_lead(cluster, ours[0], by, lock)
+                del ours[0]
+            # Until it has heard of that it is not ready, for whoever asks it.
+            _wait_back(cluster, batch, index, gate_s, clock, sleep)
         except (RefusedProblem, BusyProblem, Partly, Unreachable, NodeAgentError) as error:
             still = _undrain(cluster, ours, by, lock)
             raise _stopped(error, names, left, command, still) from None
@@ -166,7 +170,6 @@ def rolling(
             _undrain(cluster, ours, by, lock)
             raise
         order.append(batch)
-        left = [n for n in left if n not in batch]
         on_step("restarted", len(names) - len(left), len(names), ", ".join(batch))
     restarted = [n for batch in order for n in batch]
     return Rolled(restarted, order, [n for n in restarted if n in drained], undrained)
@@ -242,33 +245,39 @@ def _unsafe(found: OkToStop, node: str) -> RefusedProblem:
 def _wait_back(
     cluster: Cluster,
     batch: Sequence[str],
-    why: Callable[[NodeStatus | NodeAgentError | None], str],
+    heard: int,
     gate_s: float,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> None:
+    """Until all of `batch` serve, and have applied the meta group's entry `heard`."""
     deadline = clock() + gate_s
     while True:
         statuses = cluster.statuses()
-        waiting = [(n, reason) for n in batch if (reason := why(statuses.get(n)))]
+        waiting = [(n, why) for n in batch if (why := _away(statuses.get(n), heard))]
         if not waiting:
             return
         if clock() >= deadline:
-            node, reason = waiting[0]
-            raise Unreachable(f"{node} {reason} within {gate_s:g} s", next=f"iotctl cluster logs {node}")
+            node, why = waiting[0]
+            raise Unreachable(f"{node} {why} within {gate_s:g} s", next=f"iotctl cluster logs {node}")
         sleep(POLL_S)
 
 
-def _away(status: NodeStatus | NodeAgentError | None) -> str:
-    if isinstance(status, NodeStatus) and status.groups and all(g.state == "running" for g in status.groups):
-        return ""
-    return "did not come back"
-
-
-def _unheard(status: NodeStatus | NodeAgentError | None) -> str:
-    if isinstance(status, NodeStatus) and status.state == "draining":
+def _away(status: NodeStatus | NodeAgentError | None, heard: int) -> str:
+    if not isinstance(status, NodeStatus) or not status.groups:
+        return "did not come back"
+    if any(g.state != "running" for g in status.groups):
+        return "did not come back"
+    if any(g.group == META and g.applied < heard for g in status.groups):
         return "is back and did not hear that it may lead again"
-    return _away(status)
+    return ""
+
+
+def _let_lead(cluster: Cluster, node: str, by: str, lock: int) -> int:
+    """Index of the entry of the meta group that says so."""
+    reply = cluster.call_meta(Drain(node, False, by, lock))
+    assert isinstance(reply, Accepted), reply
+    return reply.index
 
 
 def _undrain(cluster: Cluster, nodes: Sequence[str], by: str, lock: int) -> list[str]:
@@ -277,7 +286,7 @@ def _undrain(cluster: Cluster, nodes: Sequence[str], by: str, lock: int) -> list
     still = []
     for node in nodes:
         try:
-            set_draining(cluster, node, False, by, lock=lock)
+            _let_lead(cluster, node, by, lock)
         except NodeAgentError:
             still.append(node)
     return still
@@ -293,8 +302,9 @@ def _stopped(
     over = [n for n in names if n not in left]
     steps = ["iotctl cluster status", *(f"iotctl cluster undrain {n}" for n in draining)]
     return Partly(
-        f"{what}; {', '.join(over) or 'nothing'} restarted, {', '.join(left)} not"
+        f"{what}; {', '.join(over) or 'nothing'} restarted"
+        + (f", {', '.join(left)} not" if left else "")
         + (f"; {', '.join(draining)} still draining" if draining else ""),
         why=why,
-        next=f"{', '.join(steps)}, then {command} {' '.join(left)}",
+        next=", ".join(steps) + (f", then {command} {' '.join(left)}" if left else ""),
     )

@@ -196,7 +196,7 @@ class FakeCluster:
                         voters=tuple(members),
                         learners=(),
                         commit=9,
-                        applied=9,
+                        applied=51 if group == META else 9,
                         last=9,
                         slots=20,
                         files=4,

@@ -8,6 +8,7 @@ import pytest
 
 from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
 from iotctl.execute.rolling import BY_A_ROLL, Rolled, left_draining, plan_waves, rolling
+from nodeagent.model.ids import META
 from nodeagent.model.requests import Drain, NodeStatus, Reply, Request
 from tests.iotctl.fakes import FakeCluster
 
@@ -135,38 +136,62 @@ def test_a_node_that_does_not_come_back_ends_it() -> None:
     )
 
 
-def test_the_next_one_stops_when_the_last_one_knows_that_it_may_lead() -> None:
-    """It serves, and has yet to hear from whoever leads the meta group: /ready says no until then."""
+class Late(FakeCluster):
+    """node1 serves after its restart, and hears from the leader of the meta group after some statuses."""
 
-    class Late(FakeCluster):
-        waits = 0
+    after = 20
 
-        def status(self, node: str) -> NodeStatus:
-            found = super().status(node)
-            if node != "node1" or "undrain node1" not in [what for _, _, what in self.audit]:
-                return found
-            self.waits += 1
-            return msgspec.structs.replace(found, state="draining") if self.waits < 20 else found
+    def status(self, node: str) -> NodeStatus:
+        found = super().status(node)
+        if node != "node1" or "undrain node1" not in [what for _, _, what in self.audit]:
+            return found
+        self.after -= 1
+        if self.after < 0:
+            return found
+        groups = [msgspec.structs.replace(g, applied=50) if g.group == META else g for g in found.groups]
+        return msgspec.structs.replace(found, groups=tuple(groups))
+
+
+def test_the_next_one_stops_when_the_last_one_heard_that_it_may_lead() -> None:
+    """/ready says no until then."""
 
     class Watched(FakeAgents):
         def stop(self, names: Sequence[str]) -> list[str]:
-            assert names == ["node1"] or self.cluster.status("node1").state == "active"
+            assert names == ["node1"] or self.cluster.after <= 0  # type: ignore[attr-defined]
             return super().stop(names)
 
     agents = Watched(Late())
     assert roll(agents, ["node1", "node2"]).restarted == ["node1", "node2"]
+    assert agents.log[-1] == "start node2"
 
 
-def test_one_that_never_hears_that_it_may_lead_ends_it() -> None:
-    class Deaf(FakeCluster):
-        def status(self, node: str) -> NodeStatus:
-            found = super().status(node)
-            return msgspec.structs.replace(found, state="draining") if node == "node1" else found
-
-    agents = FakeAgents(Deaf())
-    with pytest.raises(Partly, match="node1 is back and did not hear that it may lead again within 120 s"):
-        roll(agents, ["node1", "node2"])
+@pytest.mark.parametrize("names", [["node1", "node2"], ["node1"]])
+def test_one_that_never_hears_that_it_may_lead_ends_it(names: list[str]) -> None:
+    """It is restarted, and no later command restarts it, or all nodes, again."""
+    agents = FakeAgents(Late())
+    agents.cluster.after = 10_000  # type: ignore[attr-defined]
+    with pytest.raises(Partly) as caught:
+        roll(agents, names)
+    heard = "node1 is back and did not hear that it may lead again within 120 s; node1 restarted"
+    assert caught.value.what == heard + (", node2 not" if "node2" in names else "")
+    again = ", then iotctl cluster restart node2" if "node2" in names else ""
+    assert caught.value.next == f"iotctl cluster status{again}"
     assert "stop node2" not in agents.log and agents.cluster.drained == set()
+
+
+def test_a_drain_of_somebody_else_meanwhile_stays() -> None:
+    """Ann drains node1 as soon as it may lead: the roll stops nobody any more, and leaves it draining."""
+
+    class Drained(Late):
+        def status(self, node: str) -> NodeStatus:
+            if self.after == 15:
+                self.drained = self.drained | {"node1"}
+            return super().status(node)
+
+    agents = FakeAgents(Drained())
+    with pytest.raises(Partly, match=r"node1 began to drain meanwhile; node1 restarted, node2 not$"):
+        roll(agents, ["node1", "node2"])
+    assert agents.cluster.drained == {"node1"} and "stop node2" not in agents.log
 
 
 def test_a_node_that_was_draining_before_stays_so() -> None:
