@@ -277,8 +277,8 @@ def ran(seed: int, focus: Focus = ()) -> tuple[ClusterSwarm, Report]:
     swarm = ClusterSwarm(seed, focus)
     command = f"nodeagent.testing.cluster_swarm {seed}"
     if focus:
-        members = " ".join(f"'{name}: {member}'" for name, member in focus)
-        command = f"nodeagent.testing.coverage --groups 0 --clusters 1 --first {seed} --focus {members}"
+        members = " ".join(f"--focus '{name}: {member}'" for name, member in focus)
+        command = f"nodeagent.testing.coverage --groups 0 --clusters 1 --first {seed} {members}"
     with replayable(seed, command, swarm.sim, lambda: f"{swarm.plan}\n{swarm.so_far}"):
         return swarm, swarm.report()
 

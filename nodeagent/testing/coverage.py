@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,12 +28,12 @@ from nodeagent.raft.state import Role
 from nodeagent.testing import cluster_swarm, swarm
 from nodeagent.testing.nemesis import (
     CALLS,
-    FOCUS_KINDS,
     KINDS,
     PASSIVE,
     WHOLE_KINDS,
     Focus,
     Nemesis,
+    focusable,
 )
 from nodeagent.testing.parallel import results
 from nodeagent.testing.sim import Sim
@@ -42,6 +43,7 @@ NOTE = re.compile(r'\bnote\(\s*"([a-z_]+)"')
 OPERATIONS = ("add-node", "remove-node", "replace-node", "rebalance")
 BEGIN, END = "<!-- coverage -->\n", "<!-- /coverage -->\n"
 WIDTH = 110
+PROGRAM = "python -m nodeagent.testing.coverage"
 HOUR_MS = 3_600_000
 FOCUS_MEMBERS = 4
 """That a run looks for."""
@@ -67,6 +69,7 @@ WORLDS: dict[str, Callable[[int, Focus], Ran]] = {"clusters": run_cluster, "grou
 """By name; what takes longer is begun first."""
 
 
+@cache
 def universe() -> dict[str, set[str]]:
     """Everything that could be seen, by class."""
     jobs = {job.__name__ for job in get_args(Job)}
@@ -97,6 +100,14 @@ class Run(msgspec.Struct, frozen=True):
     twice: bool
     focus: Focus = ()
 
+    @property
+    def command(self) -> str:
+        """That makes it again."""
+        others = "".join(f" --{world} 0" for world in WORLDS if world != self.world)
+        twice = " --twice" if self.twice else ""
+        focus = "".join(f" --focus '{name}: {member}'" for name, member in self.focus)
+        return f"{PROGRAM} --{self.world} 1{others} --first {self.seed}{twice}{focus}"
+
 
 class Found(msgspec.Struct):
     """What a run did and reached; `why` it failed."""
@@ -111,9 +122,10 @@ def find(run: Run) -> Found:
         sim, nemesis, report = WORLDS[run.world](run.seed, run.focus)
         if run.twice:
             again = WORLDS[run.world](run.seed, run.focus)[2]
-            assert again == report, f"{run.world} {run.seed}: {report}, and the second time {again}"
-    except AssertionError as error:
-        return Found(Counter(), {}, str(error))
+            assert again == report, f"{report}, and the second time {again}"
+    except Exception as error:  # of whatever kind: the other runs go on
+        told = str(error) if isinstance(error, AssertionError) else ""
+        return Found(Counter(), {}, told or repr(error))
     numbers = {k: v for k, v in msgspec.structs.asdict(report).items() if isinstance(v, int)}
     seen = Counter(sim.seen)
     seen.update({("fault", kind): count for kind, count in nemesis.faults.items()})
@@ -132,7 +144,7 @@ def report(did: Mapping[str, Counter[str]], seen: Seen) -> str:
         lines += [f"{m:<32} {count:>10}" for count, m in reached]
         never = sorted(m for m, count in counts.items() if not count)
         if never:
-            lines.append(textwrap.fill(f"never: {', '.join(never)}", WIDTH))
+            lines.append(_filled(f"never: {', '.join(never)}"))
     return "\n".join(lines)
 
 
@@ -140,26 +152,42 @@ def _sums(world: str, numbers: Counter[str]) -> str:
     left = {k: v for k, v in numbers.items() if k not in ("seed", "trace", "seeds", "simulated_ms")}
     said = "".join(f", {count:,} {what}" for what, count in left.items())
     hours = numbers["simulated_ms"] / HOUR_MS
-    return textwrap.fill(f"{world}: {numbers['seeds']:,} seeds, {hours:.1f} simulated hours{said}", WIDTH)
+    return _filled(f"{world}: {numbers['seeds']:,} seeds, {hours:.1f} simulated hours{said}")
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
+
+
+def parts(path: Path) -> tuple[str, str]:
+    """What stands before and after the place to write to.
+
+    Raises:
+        ValueError: no such document, or it has no marks.
+    """
+    try:
+        before, begin, rest = path.read_text().partition(BEGIN)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path}: no {BEGIN.strip()} and {END.strip()} to write between")
+    return before, after
 
 
 def write(path: Path, text: str) -> None:
     """Into the document, between its marks."""
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{path}: no {BEGIN.strip()} and {END.strip()} to write between")
-    path.write_text(f"{before}{begin}\n```text\n{text}\n```\n\n{end}{after}")
+    before, after = parts(path)
+    path.write_text(f"{before}{BEGIN}\n```text\n{text}\n```\n\n{END}{after}")
 
 
-def steer(seen: Seen, seed: int, world: str = "clusters") -> Run:
+def steer(seen: Seen, seed: int, *, twice: bool = False) -> Run:
     """A run of whole clusters that looks for some of what was reached the least."""
-    all_of = universe()
-    focusable = [(name, m) for name in (*FOCUS_KINDS, "fault", "operation") for m in sorted(all_of[name])]
+    members = [(name, m) for name, ms in universe().items() for m in sorted(ms) if focusable(name, m)]
     rng = random.Random(f"focus {seed}")
-    rng.shuffle(focusable)
-    rare = sorted(focusable, key=lambda member: seen.get(member, 0))[: 2 * FOCUS_MEMBERS]
-    return Run(world, seed, False, tuple(sorted(rng.sample(rare, FOCUS_MEMBERS))))
+    rng.shuffle(members)
+    rare = sorted(members, key=lambda member: seen.get(member, 0))[: 2 * FOCUS_MEMBERS]
+    return Run("clusters", seed, twice, tuple(sorted(rng.sample(rare, FOCUS_MEMBERS))))
 
 
 class Total:
@@ -177,47 +205,51 @@ class Total:
             self.seen.update(found.seen)
             if found.why:
                 self.failed.append(run)
-                print(f"{run.world} {found.why}", flush=True)
+                print(f"FAILED: {run.command}\n{found.why}", flush=True)
             self._runs += 1
-            print(f"{self._runs}: {run.world} {run.seed} {_said(run.focus)}", file=sys.stderr, flush=True)
-
-
-def _said(focus: Focus) -> str:
-    return ", ".join(f"{name}: {member}" for name, member in focus)
+            focus = ", ".join(f"{name}: {member}" for name, member in run.focus)
+            print(f"{self._runs}: {run.world} {run.seed} {focus}", file=sys.stderr, flush=True)
 
 
 def _member(text: str) -> tuple[str, str]:
     name, _, member = text.partition(": ")
-    if member not in universe().get(name, ()):
-        raise argparse.ArgumentTypeError(f"{text}: no such member of a class that is counted")
+    if member not in universe().get(name, ()) or not focusable(name, member):
+        raise argparse.ArgumentTypeError(f"{text}: no member of a class that a run can look for")
     return name, member
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m nodeagent.testing.coverage", description=__doc__)
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
     parser.add_argument("--first", type=int, default=1, help="the first seed (1)")
     for world in WORLDS:
         parser.add_argument(f"--{world}", type=int, default=20, help="so many seeds of it (20)")
     parser.add_argument("--steer", type=int, default=0, help="so many more that look for what is rare (0)")
-    parser.add_argument("--focus", nargs="+", type=_member, default=[], help="look for these alone")
+    parser.add_argument(
+        "--focus", action="append", type=_member, default=[], help="what all clusters look for; many times"
+    )
     parser.add_argument("--twice", action="store_true", help="each seed a second time, with the same trace")
     parser.add_argument("--write", type=Path, metavar="FILE", help="into this document, too")
     args = parser.parse_args()
-    total, focus, after = Total(), tuple(args.focus), args.first + args.clusters
+    if args.write:
+        try:
+            parts(args.write)
+        except ValueError as error:
+            parser.error(str(error))
+    total, after = Total(), args.first + args.clusters
     total.make(
         [
-            Run(world, seed, args.twice, focus)
+            Run(world, seed, args.twice, tuple(args.focus) if world == "clusters" else ())
             for world in WORLDS
             for seed in range(args.first, args.first + getattr(args, world))
         ]
     )
     for seed in range(after, after + args.steer, STEERED_AT_ONCE):
         last = min(seed + STEERED_AT_ONCE, after + args.steer)
-        total.make([steer(total.seen, s) for s in range(seed, last)])
+        total.make([steer(total.seen, s, twice=args.twice) for s in range(seed, last)])
     text = report(total.did, total.seen)
     print(text)
     if total.failed:
-        print(f"FAILED: {'; '.join(f'{r.world} {r.seed} {_said(r.focus)}' for r in total.failed)}")
+        print("\n".join(["FAILED:", *(run.command for run in total.failed)]))
         return 1
     if args.write:
         write(args.write, text)

@@ -283,7 +283,7 @@ class SimDisk:
                 fault.skip -= 1
                 continue
             fault.times -= 1
-            self.failed[f"{operation} {path.partition('/')[0]}"] += 1
+            self.failed[f"{operation} {(fault.path or path).partition('/')[0]}"] += 1
             raise OSError(fault.errno, os.strerror(fault.errno), path)
 
     def step(self, operation: str, path: str) -> None:

@@ -80,8 +80,9 @@ JOBS = tuple(sorted(job.__name__ for job in get_args(Job)))
 FILE_OPERATIONS = ("write", "sync", "sync_dir", "create", "rename", "link", "unlink", "mkdirs")
 IN_LOG = f"{LOG_DIR}/"
 FILE_PLACES = tuple(f"{name}/" for name in (layout.GROUPS, layout.STAGING, layout.SNAPSHOTS, layout.TMP))
-CALLS = tuple(product(FILE_OPERATIONS, FILE_PLACES))
-"""Of the disk, which fail."""
+_NO_CALLS = {(operation, f"{layout.TMP}/") for operation in ("link", "mkdirs", "sync_dir")}
+CALLS = tuple(call for call in product(FILE_OPERATIONS, FILE_PLACES) if call not in _NO_CALLS)
+"""Of the disk, which can fail."""
 
 PASSIVE = ("member", "drift")
 """Done by others: by whoever changes members, and by the clocks that machines are made with."""
@@ -94,6 +95,15 @@ FOCUS_KINDS = {"kill": "ambush", "power cut": "ambush", "failed job": "files", "
 """Which faults reach the members of a class."""
 
 FOCUS_WEIGHT = 6
+
+
+def focusable(name: str, member: str) -> bool:
+    """Whether a run of a whole cluster can look for it."""
+    if name == "fault":
+        return member in WHOLE_KINDS
+    if name == "failed on disk":
+        return _call(member) in CALLS
+    return name == "operation" or (name in FOCUS_KINDS and member in JOBS)
 
 
 def focus_kinds(focus: Focus) -> dict[str, int]:
@@ -153,7 +163,7 @@ class Nemesis:
         self._led = led
         self._may_spoil = may_spoil
         self._jobs = tuple(m for name, m in focus if name in ("kill", "power cut") and m in JOBS) or JOBS
-        self._calls = [_call(m) for name, m in focus if name == "failed on disk" and _call(m) in CALLS]
+        self._calls = [_call(m) for name, m in focus if name == "failed on disk"]
         self._round = 0
         """How often faults began."""
 

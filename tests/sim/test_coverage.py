@@ -1,7 +1,12 @@
 """What runs did and reached: told, and written into a document."""
 
+import shlex
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -9,7 +14,20 @@ import pytest
 
 from nodeagent.testing import coverage
 from nodeagent.testing.cluster_swarm import ClusterSwarm
-from nodeagent.testing.coverage import BEGIN, END, Found, Ran, Run, find, report, steer, universe, write
+from nodeagent.testing.coverage import (
+    BEGIN,
+    END,
+    Found,
+    Ran,
+    Run,
+    Total,
+    find,
+    main,
+    report,
+    steer,
+    universe,
+    write,
+)
 from nodeagent.testing.injections import Ambush, DiskError
 from nodeagent.testing.nemesis import JOBS, Focus, Nemesis, focus_kinds
 from nodeagent.testing.sim import Sim
@@ -22,7 +40,8 @@ class Told(msgspec.Struct):
     reads: int
 
 
-def world(*reads: int) -> mock._patch_dict:  # type: ignore[name-defined]
+@contextmanager
+def world(*reads: int) -> Iterator[dict[str, Any]]:
     """One whose runs read so often, one after the other; a negative number is a failure."""
     left = list(reads)
 
@@ -32,7 +51,8 @@ def world(*reads: int) -> mock._patch_dict:  # type: ignore[name-defined]
         nemesis = mock.create_autospec(Nemesis, instance=True, faults=Counter(kill=2))
         return Sim(seed), nemesis, Told(seed, 9, 3_600_000, count)
 
-    return mock.patch.dict(coverage.WORLDS, {"groups": run})
+    with mock.patch.dict(coverage.WORLDS, {"groups": run}) as worlds:
+        yield worlds
 
 
 def test_names_what_was_reached_and_what_was_not() -> None:
@@ -49,10 +69,37 @@ def test_a_run_is_counted_and_made_twice_on_request() -> None:
     assert found.seen == {("fault", "kill"): 2}
 
 
-@pytest.mark.parametrize(("reads", "why"), [((-1,), "S6: a row is lost"), ((7, 8), "the second time")])
+@pytest.mark.parametrize(
+    ("reads", "why"), [((-1,), "S6: a row is lost"), ((7, 8), "the second time"), ((), "IndexError")]
+)
 def test_a_run_that_fails_or_differs_the_second_time_says_so(reads: tuple[int, ...], why: str) -> None:
+    """Whatever it fails with: the others go on."""
     with world(*reads):
         assert why in find(Run("groups", 3, twice=True)).why
+
+
+def test_a_failure_without_words_is_one() -> None:
+    with world() as worlds:
+        worlds["groups"] = mock.Mock(side_effect=AssertionError)
+        assert find(Run("groups", 3, twice=False)).why == "AssertionError()"
+
+
+def test_a_run_names_the_command_that_makes_it_again() -> None:
+    focus = (("kill", JOBS[0]), ("operation", "add-node OPEN"))
+    run = Run("clusters", 7, True, focus)
+    argv = shlex.split(run.command.partition("nodeagent.testing.coverage")[2])
+    with mock.patch.object(sys, "argv", ["coverage", *argv]), mock.patch.object(Total, "make") as make:
+        main()
+    assert make.call_args_list == [mock.call([run])]
+
+
+@pytest.mark.parametrize(
+    "focus", ["note: role", "fault: flip", "failed on disk: read log", "kill: x", "kill"]
+)
+def test_what_no_run_can_look_for_is_refused(focus: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with mock.patch.object(sys, "argv", ["coverage", "--focus", focus]), pytest.raises(SystemExit):
+        main()
+    assert "that a run can look for" in capsys.readouterr().err
 
 
 def test_faults_and_messages_of_a_real_run_are_seen() -> None:
@@ -69,11 +116,15 @@ def test_the_document_says_it_between_its_marks(tmp_path: Path) -> None:
     assert path.read_text() == f"before\n{BEGIN}\n```text\nnewer\n```\n\n{END}after\n"
 
 
-def test_a_document_without_marks_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_document_without_marks_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "testing.md"
-    path.write_text("before\n")
-    with pytest.raises(SystemExit, match="to write between"):
-        write(path, "new")
+    for said in ("cannot be read", "to write between"):
+        with mock.patch.object(sys, "argv", ["coverage", "--write", str(path)]), pytest.raises(SystemExit):
+            main()
+        assert said in capsys.readouterr().err
+        path.write_text("before\n")
     assert path.read_text() == "before\n"
 
 
