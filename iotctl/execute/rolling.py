@@ -264,11 +264,10 @@ def _wait_back(
 
 
 def _away(status: NodeStatus | NodeAgentError | None, heard: int) -> str:
-    if not isinstance(status, NodeStatus) or not status.groups:
+    groups = status.groups if isinstance(status, NodeStatus) else ()
+    if not groups or any(g.state != "running" for g in groups):
         return "did not come back"
-    if any(g.state != "running" for g in status.groups):
-        return "did not come back"
-    if any(g.group == META and g.applied < heard for g in status.groups):
+    if any(g.group == META and g.applied < heard for g in groups):
         return "is back and did not hear that it may lead again"
     return ""
 

@@ -272,14 +272,15 @@ class ClusterSwarm(RandomOps):
         )
 
 
-def ran(seed: int, focus: Focus = ()) -> tuple[ClusterSwarm, Report]:
-    """The world of a seed after its run, and its report."""
+def ran(seed: int, focus: Focus = (), command: str = "") -> tuple[ClusterSwarm, Report]:
+    """The world of a seed after its run, and its report.
+
+    Args:
+        command: makes the run again, where the seed alone does not.
+    """
     swarm = ClusterSwarm(seed, focus)
-    command = f"nodeagent.testing.cluster_swarm {seed}"
-    if focus:
-        members = " ".join(f"--focus '{name}: {member}'" for name, member in focus)
-        command = f"nodeagent.testing.coverage --groups 0 --clusters 1 --first {seed} {members}"
-    with replayable(seed, command, swarm.sim, lambda: f"{swarm.plan}\n{swarm.so_far}"):
+    again = command or f"nodeagent.testing.cluster_swarm {seed}"
+    with replayable(seed, again, swarm.sim, lambda: f"{swarm.plan}\n{swarm.so_far}"):
         return swarm, swarm.report()
 
 

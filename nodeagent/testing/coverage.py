@@ -43,7 +43,7 @@ NOTE = re.compile(r'\bnote\(\s*"([a-z_]+)"')
 OPERATIONS = ("add-node", "remove-node", "replace-node", "rebalance")
 BEGIN, END = "<!-- coverage -->\n", "<!-- /coverage -->\n"
 WIDTH = 110
-PROGRAM = "python -m nodeagent.testing.coverage"
+MODULE = "nodeagent.testing.coverage"
 HOUR_MS = 3_600_000
 FOCUS_MEMBERS = 4
 """That a run looks for."""
@@ -55,17 +55,34 @@ Ran = tuple[Sim[Any], Nemesis, msgspec.Struct]
 """A world after its run, and its report."""
 
 
-def run_groups(seed: int, focus: Focus) -> Ran:
-    world, report = swarm.ran(seed)
+class Run(msgspec.Struct, frozen=True):
+    """One to be made, and made again if `twice`."""
+
+    world: str
+    seed: int
+    twice: bool
+    focus: Focus = ()
+
+    @property
+    def command(self) -> str:
+        """Of a module, that makes it again."""
+        others = "".join(f" --{world} 0" for world in WORLDS if world != self.world)
+        twice = " --twice" if self.twice else ""
+        focus = "".join(f" --focus '{name}: {member}'" for name, member in self.focus)
+        return f"{MODULE} --{self.world} 1{others} --first {self.seed}{twice}{focus}"
+
+
+def run_groups(run: Run) -> Ran:
+    world, report = swarm.ran(run.seed)
     return world.sim, world.nemesis, report
 
 
-def run_cluster(seed: int, focus: Focus) -> Ran:
-    world, report = cluster_swarm.ran(seed, focus)
+def run_cluster(run: Run) -> Ran:
+    world, report = cluster_swarm.ran(run.seed, run.focus, run.command)
     return world.sim, world.nemesis, report
 
 
-WORLDS: dict[str, Callable[[int, Focus], Ran]] = {"clusters": run_cluster, "groups": run_groups}
+WORLDS: dict[str, Callable[[Run], Ran]] = {"clusters": run_cluster, "groups": run_groups}
 """By name; what takes longer is begun first."""
 
 
@@ -92,23 +109,6 @@ def universe() -> dict[str, set[str]]:
     }
 
 
-class Run(msgspec.Struct, frozen=True):
-    """One to be made, and made again if `twice`."""
-
-    world: str
-    seed: int
-    twice: bool
-    focus: Focus = ()
-
-    @property
-    def command(self) -> str:
-        """That makes it again."""
-        others = "".join(f" --{world} 0" for world in WORLDS if world != self.world)
-        twice = " --twice" if self.twice else ""
-        focus = "".join(f" --focus '{name}: {member}'" for name, member in self.focus)
-        return f"{PROGRAM} --{self.world} 1{others} --first {self.seed}{twice}{focus}"
-
-
 class Found(msgspec.Struct):
     """What a run did and reached; `why` it failed."""
 
@@ -119,9 +119,9 @@ class Found(msgspec.Struct):
 
 def find(run: Run) -> Found:
     try:
-        sim, nemesis, report = WORLDS[run.world](run.seed, run.focus)
+        sim, nemesis, report = WORLDS[run.world](run)
         if run.twice:
-            again = WORLDS[run.world](run.seed, run.focus)[2]
+            again = WORLDS[run.world](run)[2]
             assert again == report, f"{report}, and the second time {again}"
     except Exception as error:  # of whatever kind: the other runs go on
         told = str(error) if isinstance(error, AssertionError) else ""
@@ -205,7 +205,7 @@ class Total:
             self.seen.update(found.seen)
             if found.why:
                 self.failed.append(run)
-                print(f"FAILED: {run.command}\n{found.why}", flush=True)
+                print(f"FAILED: python -m {run.command}\n{found.why}", flush=True)
             self._runs += 1
             focus = ", ".join(f"{name}: {member}" for name, member in run.focus)
             print(f"{self._runs}: {run.world} {run.seed} {focus}", file=sys.stderr, flush=True)
@@ -219,7 +219,7 @@ def _member(text: str) -> tuple[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
     parser.add_argument("--first", type=int, default=1, help="the first seed (1)")
     for world in WORLDS:
         parser.add_argument(f"--{world}", type=int, default=20, help="so many seeds of it (20)")
@@ -249,7 +249,7 @@ def main() -> int:
     text = report(total.did, total.seen)
     print(text)
     if total.failed:
-        print("\n".join(["FAILED:", *(run.command for run in total.failed)]))
+        print("\n".join(["FAILED:", *(f"python -m {run.command}" for run in total.failed)]))
         return 1
     if args.write:
         write(args.write, text)

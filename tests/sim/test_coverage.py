@@ -29,7 +29,7 @@ from nodeagent.testing.coverage import (
     write,
 )
 from nodeagent.testing.injections import Ambush, DiskError
-from nodeagent.testing.nemesis import JOBS, Focus, Nemesis, focus_kinds
+from nodeagent.testing.nemesis import JOBS, Nemesis, focus_kinds
 from nodeagent.testing.sim import Sim
 
 
@@ -45,11 +45,11 @@ def world(*reads: int) -> Iterator[dict[str, Any]]:
     """One whose runs read so often, one after the other; a negative number is a failure."""
     left = list(reads)
 
-    def run(seed: int, focus: Focus) -> Ran:
+    def run(run: Run) -> Ran:
         count = left.pop(0)
         assert count >= 0, "S6: a row is lost"
         nemesis = mock.create_autospec(Nemesis, instance=True, faults=Counter(kill=2))
-        return Sim(seed), nemesis, Told(seed, 9, 3_600_000, count)
+        return Sim(run.seed), nemesis, Told(run.seed, 9, 3_600_000, count)
 
     with mock.patch.dict(coverage.WORLDS, {"groups": run}) as worlds:
         yield worlds
@@ -82,6 +82,12 @@ def test_a_failure_without_words_is_one() -> None:
     with world() as worlds:
         worlds["groups"] = mock.Mock(side_effect=AssertionError)
         assert find(Run("groups", 3, twice=False)).why == "AssertionError()"
+
+
+def test_a_steered_run_that_fails_names_its_focus_too() -> None:
+    run = Run("clusters", 5, False, (("kill", JOBS[3]),))
+    with mock.patch.object(ClusterSwarm, "report", side_effect=AssertionError("S6")):
+        assert f"replay: python -m {run.command}" in find(run).why
 
 
 def test_a_run_names_the_command_that_makes_it_again() -> None:
