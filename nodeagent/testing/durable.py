@@ -46,12 +46,19 @@ def follow(state: State, ops: Sequence[LogOp]) -> None:
                 group.base = base
 
 
+def _forgotten(batches: Sequence[Sequence[LogOp]]) -> set[GroupId]:
+    return {op.group for ops in batches for op in ops if isinstance(op, Forget)}
+
+
 class Durable:
     """`groups` is what any crash leaves."""
 
     def __init__(self, node: str) -> None:
         self.node = node
         self.groups: State = {}
+        self.lost: set[GroupId] = set()
+        """Groups that were told to be damaged: until they are forgotten, nothing is known of them."""
+
         self._since: list[list[LogOp]] = []
         """Batches written since the last sync."""
 
@@ -73,6 +80,7 @@ class Durable:
     def synced(self) -> None:
         for ops in self._since:
             follow(self.groups, ops)
+        self.lost -= _forgotten(self._since)
         self._since.clear()
 
     def reopened(self, recovered: Recovered, *, must_fit: bool) -> None:
@@ -83,24 +91,32 @@ class Durable:
             name: GroupLog(found.base, found.hard, list(found.entries))
             for name, found in recovered.groups.items()
         }
+        damaged = {d.group for d in recovered.damaged}
+        self.lost = damaged | (self.lost - _forgotten(self._begun))
         self._since.clear()
         self._writing = None
+
+    @property
+    def _begun(self) -> list[list[LogOp]]:
+        """Batches of which each may be there, if those before it are."""
+        return self._since if self._writing is None else [*self._since, self._writing]
 
     def _compare(self, recovered: Recovered) -> None:
         damaged = {d.group for d in recovered.damaged}
         if "" in damaged:
             return
-        batches = self._since if self._writing is None else [*self._since, self._writing]
+        batches = self._begun
         for done in range(len(batches) + 1):
             if done:
                 follow(self.groups, batches[done - 1])
-            if not (unlike := self._unlike(recovered.groups, damaged)):
+            unknown = damaged | (self.lost - _forgotten(batches[:done]))
+            if not (unlike := self._unlike(recovered.groups, unknown)):
                 return
         raise AssertionError(f"S6: {self.node} recovered another log than it made durable: {unlike}")
 
-    def _unlike(self, found: State, damaged: set[GroupId]) -> str:
+    def _unlike(self, found: State, unknown: set[GroupId]) -> str:
         """How what was found differs from `groups`; "" when it does not."""
-        for name in sorted({*self.groups, *found} - damaged):
+        for name in sorted({*self.groups, *found} - unknown):
             ours, theirs = self.groups.get(name), found.get(name)
             if ours is None or theirs is None:
                 return f"{name} is {'gone' if theirs is None else 'there'}"

@@ -9,9 +9,10 @@ import pytest
 from nodeagent.log import Log, LogSettings, NoSpace
 from nodeagent.model.disk import File
 from nodeagent.model.entries import HardState, SetHard
+from nodeagent.testing.batches import Batches, append, copy_state
 from nodeagent.testing.disk import Fault, PowerCut, SimDisk, SimFile
 from nodeagent.testing.durable import State, follow
-from tests.log.twin import SMALL, Workload, append, copy_state, open_log
+from tests.log.small import SMALL, open_log
 
 TINY = LogSettings(segment_bytes=700, zero_step_bytes=512, reserve_bytes=0, copy_bytes_max=300)
 
@@ -22,7 +23,7 @@ class Run:
     def __init__(self, disk: SimDisk, seed: int, pinned: bool) -> None:
         self.disk = disk
         self.pinned = pinned
-        self.workload = Workload(seed, ("meta", "n.1"))
+        self.workload = Batches(random.Random(seed), ("meta", "n.1"))
         self.rng = random.Random(seed)
         self.possible: list[State] = [{}]
         """The last synced state, then one for each batch after it."""
@@ -184,7 +185,7 @@ def test_full_disk_at_any_operation_is_survived(seed: int, reserve: int) -> None
     for skip in range(50):
         for operation in NO_ROOM_IN:
             disk = SimDisk()
-            workload, rng = Workload(seed, ("meta", "n.1")), random.Random(seed)
+            workload, rng = Batches(random.Random(seed), ("meta", "n.1")), random.Random(seed)
             fault = Fault(operation, errno.ENOSPC, "log/", skip, times=3)
             disk.faults.append(fault)
             log = None

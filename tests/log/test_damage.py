@@ -13,8 +13,9 @@ from nodeagent.log import Damage, Log, LogSettings, Recovered
 from nodeagent.log.check import check, dump
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Forget, HardState, LogOp, Rebase, SetHard
+from nodeagent.testing.batches import Batches, append, base
 from nodeagent.testing.disk import SimDisk
-from tests.log.twin import SMALL, Workload, append, base, open_log
+from tests.log.small import SMALL, open_log
 
 ONE = LogSettings(segment_bytes=1 << 20, zero_step_bytes=8192, reserve_bytes=0)
 PATH = "log/000000000001.log"
@@ -342,7 +343,7 @@ def test_any_damage_is_noticed(seed: int) -> None:
     with a close, which records it.
     """
     rng = random.Random(seed)
-    workload = Workload(seed, [f"n.{n}" for n in range(rng.randint(2, 8))])
+    workload = Batches(random.Random(seed), [f"n.{n}" for n in range(rng.randint(2, 8))])
     disk = SimDisk()
     log, _ = open_log(disk)
     for _ in range(rng.randint(5, 80)):

@@ -8,8 +8,9 @@ from nodeagent.log import LogSettings
 from nodeagent.log.check import check, dump
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Base, Config, Forget, HardState, Rebase, SetHard
+from nodeagent.testing.batches import Batches, append, base, entry
 from nodeagent.testing.durable import State, follow
-from tests.log.twin import SMALL, Workload, append, base, entry, open_log
+from tests.log.small import GROUPS, SMALL, open_log
 
 
 def reopened(disk: Disk, settings: LogSettings = SMALL) -> State:
@@ -125,7 +126,7 @@ def test_misuse_is_a_broken_invariant(disk: Disk) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_random_batches_match_a_dict(disk: Disk, seed: int) -> None:
     """Any sequence of batches, reopenings and reclaims recovers what a dict would hold."""
-    workload = Workload(seed)
+    workload = Batches(random.Random(seed), GROUPS)
     rng = random.Random(seed)
     log, _ = open_log(disk)
     for _ in range(150):

@@ -11,8 +11,9 @@ from nodeagent.log.check import check, dump
 from nodeagent.log.index import Extent, GroupIndex, Mark
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Forget, HardState, Rebase, SetHard
+from nodeagent.testing.batches import Batches, append, base
 from nodeagent.testing.disk import Fault, SimDisk
-from tests.log.twin import SMALL, Workload, append, base, open_log
+from tests.log.small import GROUPS, SMALL, open_log
 
 
 def reclaim_all(log: Log) -> int:
@@ -334,7 +335,7 @@ def test_failed_unlink_is_final() -> None:
 
 def test_long_random_life_stays_small(disk: Disk) -> None:
     """Random batches with regular purges: the log's size is bounded and its content right."""
-    workload = Workload(11)
+    workload = Batches(random.Random(11), GROUPS)
     log, _ = open_log(disk)
     for turn in range(400):
         log.write(workload.batch())

@@ -1,0 +1,92 @@
+"""Batches of operations for a log, as the groups of a node write them."""
+
+import random
+from collections.abc import Sequence
+
+from nodeagent.log import GroupLog
+from nodeagent.model.entries import Append, Base, Config, Entry, Forget, HardState, LogOp, Rebase, SetHard
+from nodeagent.model.ids import GroupId
+from nodeagent.testing.durable import State, follow
+
+
+def entry(term: int, text: str = "x") -> Entry:
+    return Entry(term, 2, text.encode())
+
+
+def append(group: GroupId, first: int, count: int = 1, term: int = 1, text: str = "x") -> Append:
+    return Append(group, first, [entry(term, f"{text}{first + n}") for n in range(count)])
+
+
+def base(index: int, term: int = 1) -> Base:
+    return Base(index, term, Config(("a", "b"), ("c",), "op"))
+
+
+def copy_state(state: State) -> State:
+    return {name: GroupLog(g.base, g.hard, list(g.entries)) for name, g in state.items()}
+
+
+class Batches:
+    """Random valid ones; the same generator gives the same. `state` is what they come to.
+
+    Args:
+        slower: how often a group is drawn, by how often the one before it is.
+        ops_max: of a batch.
+        text_bytes: of the longest entry, about.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        groups: Sequence[GroupId],
+        slower: float = 1.0,
+        ops_max: int = 3,
+        text_bytes: int = 60,
+    ) -> None:
+        self.rng = rng
+        self.state: State = {}
+        self.term = 1
+        self._groups = groups
+        self._weights = [slower**n for n in range(len(groups))]
+        self._ops_max = ops_max
+        self._text_bytes = text_bytes
+
+    def batch(self, but: frozenset[GroupId] = frozenset()) -> list[LogOp]:
+        """Some operations, of none of these groups; none at all when there is no other."""
+        weights = [0.0 if name in but else w for name, w in zip(self._groups, self._weights, strict=True)]
+        if not any(weights):
+            return []
+        ops: list[LogOp] = []
+        for _ in range(self.rng.randint(1, self._ops_max)):
+            op = self._op(self.rng.choices(self._groups, weights)[0])
+            ops.append(op)
+            follow(self.state, [op])
+        return ops
+
+    def _op(self, name: GroupId) -> LogOp:
+        rng = self.rng
+        group = self.state.get(name, GroupLog(Base(0, 0, Config()), HardState(), []))
+        last = group.base.index + len(group.entries)
+        dice = rng.random()
+        if dice < 0.65:
+            back = rng.randint(0, min(3, len(group.entries))) if rng.random() < 0.2 else 0
+            self.term += back > 0
+            text = "y" * rng.randint(0, self._text_bytes)
+            return append(name, last + 1 - back, rng.randint(1, 4), self.term, text)
+        if dice < 0.8:
+            self.term += 1
+            return SetHard(name, HardState(self.term, rng.choice(["", "a", "b"])))
+        if dice < 0.93:
+            index = rng.randint(group.base.index, last)
+            return Rebase(name, base(index, self.term), True)
+        if dice < 0.96:
+            return Rebase(name, base(rng.randint(group.base.index, last + 5), self.term), False)
+        return Forget(name)
+
+    def purge(self) -> list[LogOp]:
+        """Every group forgets its entries."""
+        ops: list[LogOp] = [
+            Rebase(name, base(group.base.index + len(group.entries), self.term), True)
+            for name, group in self.state.items()
+        ]
+        follow(self.state, ops)
+        return ops

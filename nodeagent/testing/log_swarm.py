@@ -1,0 +1,384 @@
+"""One log under a swarm of faults: the real `log` through many lives, without the groups it is for.
+
+A life opens the log, writes some batches, and ends: closed, killed, without power in the middle of a change
+on disk, or by an error of the disk. Between two lives bits may turn over, sectors be wiped or lie in another
+place, and segments go, of what the log itself calls synced. A start must find what was synced, and perhaps
+the first of what was written since; what it lacks of that it must name (S6, S7, S15).
+
+`python -m nodeagent.testing.log_swarm FIRST [COUNT]` prints one line of evidence per seed.
+"""
+
+import errno
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from nodeagent.log import Log, LogSettings, NoSpace
+from nodeagent.log.identity import LOG_DIR, begin_start, known_identity
+from nodeagent.log.replay import SUFFIX, list_segments, path_of
+from nodeagent.model.entries import Forget, HardState, LogOp, SetHard
+from nodeagent.model.errors import Damaged
+from nodeagent.model.ids import GroupId
+from nodeagent.storage import layout
+from nodeagent.testing.batches import Batches, copy_state
+from nodeagent.testing.disk import ENDLESS_BYTES, SECTOR_BYTES, Fault, PowerCut, SimDisk
+from nodeagent.testing.durable import Durable
+from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.replay import replayable, timed
+from nodeagent.testing.sim import Sim
+
+NODE = "m1"
+CALLS = ("sync", "write", "truncate", "create", "rename", "unlink", "sync_dir")
+"""Of the disk, which fail."""
+
+ENDS = ("close", "kill", "power", *CALLS)
+"""Of a life."""
+
+HURTS = ("flip", "wipe", "stray", "lose")
+LIVES = 200
+OPENINGS_MAX = 5
+"""A start that is cut short is tried again; after so many it is left alone."""
+
+PURGED_SEGMENTS_MAX = 4
+"""Of a log in which no group has an entry."""
+
+ROOM_BYTES = 16_384
+"""So much more comes when a disk is full."""
+
+
+@dataclass
+class Plan:
+    """What a seed draws; sizes in bytes."""
+
+    groups: int
+    slower: float
+    batches: int
+    """Of a life, at most."""
+
+    ops: int
+    """Of a batch, at most."""
+
+    text: int
+    settings: LogSettings
+    capacity: int
+    chances: dict[str, float]
+    """After a batch."""
+
+    ends: list[str]
+    hurts: list[str]
+    hurt: float
+    """Whether something is hurt after a life that ended well."""
+
+    full: float
+    """Of a life: some writes find no room."""
+
+    dark: float
+    """After a life that ended in another way: the machine loses power."""
+
+    cut_starts: float
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> "Plan":
+        segment = rng.choice([700, 700, 2_048, 8_192, 65_536])
+        hurts = rng.sample(HURTS, rng.choice([0, 0, 1, 2, 4]))
+        settings = LogSettings(
+            segment_bytes=segment,
+            zero_step_bytes=rng.choice([512, 1_024, segment]),
+            reserve_bytes=rng.choice([0, 0, 4_096]),
+            copy_bytes_max=rng.choice([0, segment // 5, segment // 2, segment]),
+        )
+        return cls(
+            groups=rng.randint(1, 8),
+            slower=rng.choice([0.5, 0.8, 1.0]),
+            batches=rng.choice([5, 20, 60]),
+            ops=rng.choice([1, 3, 3]),
+            text=rng.choice([0, 10, 60, 400]),
+            settings=settings,
+            capacity=rng.choice([ENDLESS_BYTES, ENDLESS_BYTES, 20 * segment + 16_384]),
+            chances={
+                "sync": rng.choice([0.02, 0.1, 0.5, 1.0]),
+                "reclaim": rng.choice([0.05, 0.3]),
+                "mark": rng.choice([0.0, 0.1]),
+                "purge": rng.choice([0.0, 0.02, 0.1]),
+                "repair": 0.3,
+            },
+            ends=[
+                *rng.sample(ENDS, rng.randint(2, len(ENDS))),
+                *["power"] * rng.choice([0, 0, 5]),
+                *["close"] * (3 if hurts else 0),
+            ],
+            hurts=hurts,
+            hurt=rng.choice([0.1, 0.5]),
+            full=rng.choice([0.0, 0.3]),
+            dark=rng.choice([0.0, 0.3]),
+            cut_starts=rng.choice([0.0, 0.2, 0.5]),
+        )
+
+
+class Report(msgspec.Struct):
+    """Evidence of one run."""
+
+    seed: int
+    trace: int
+    events: int
+    """Batches, and starts."""
+
+    ends: dict[str, int]
+    odd: dict[str, int]
+
+
+class LogSwarm:
+    """See the module."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.sim: Sim[Any] = Sim(seed)
+        rng = self.rng = self.sim.rng
+        self.plan = Plan.draw(rng)
+        names = [f"g{n}" for n in range(self.plan.groups)]
+        self.batches = Batches(rng, names, self.plan.slower, self.plan.ops, self.plan.text)
+        self.ends: Counter[str] = Counter()
+        self.odd: Counter[str] = Counter()
+        self.events = 0
+        self.life = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """On another disk, as a node that is replaced."""
+        self.disk = SimDisk(self.plan.capacity)
+        self.durable = Durable(NODE)
+        self.hurt = False
+        """Something was, since the last start; else nothing more may be damaged."""
+
+        self.unread = False
+        """At this start some sectors do not come; at the next they may."""
+
+        self.told: set[GroupId] = set()
+        """Damaged at the last start, for good."""
+
+    def run(self) -> Report:
+        for self.life in range(1, LIVES + 1):
+            self._live(self.rng.choice(self.plan.ends))
+        ends, odd = dict(sorted(self.ends.items())), dict(sorted(self.odd.items()))
+        return Report(self.seed, self.sim.trace, self.events, ends, odd)
+
+    # --- a start -----------------------------------------------------------------------------------
+
+    def _start(self) -> Log:
+        for _ in range(OPENINGS_MAX):
+            if self.rng.random() < self.plan.cut_starts:
+                self._plan_cut()
+            try:
+                return self._open()
+            except PowerCut:
+                self.odd["power cut at a start"] += 1
+                self.disk.crash(self.rng)
+            except NoSpace:
+                self._give_room()
+            except Damaged as error:
+                assert self.hurt, f"S6: {error.what}, and nothing was hurt"
+                self.odd["does not start"] += 1
+                self._begin_anew()
+            except OSError as error:
+                assert self.disk.failed, f"{error}, and no call of the disk fails"
+                self.odd["error at a start"] += 1
+                self.disk.restart()
+            self.disk.faults.clear()
+        return self._open()
+
+    def _plan_cut(self) -> None:
+        rng = self.rng
+        what = rng.choice(["power", "read", *CALLS])
+        if what == "power":
+            self.disk.cut_power_at = self.disk.operations + rng.randint(1, 15)
+        elif what == "read":
+            self.hurt = self.unread = True  # damage, as long as it does not come
+            self.disk.faults.append(Fault("read", errno.EIO, SUFFIX, skip=rng.randint(0, 3)))
+        else:
+            self.disk.faults.append(Fault(what, errno.EIO, f"{LOG_DIR}/", skip=rng.randint(0, 3)))
+
+    def _open(self) -> Log:
+        known = known_identity(self.disk, NODE, layout.GROUPS)
+        log, found = Log.open(self.disk, LOG_DIR, self.plan.settings)
+        named = {d.group for d in found.damaged}
+        assert self.hurt or named <= self.durable.lost, f"S6: {found.damaged}, and nothing was hurt"
+        self.sim.tell(f"{self.life}: {len(log.segments)} segments, damaged {sorted(named)}")
+        if "" in named:
+            self.odd["damaged as a whole"] += 1
+            self._begin_anew()
+            return self._open()
+        self.events += 1
+        self.odd["torn"] += found.torn_bytes > 0
+        self.odd["healed"] += found.healed
+        self.odd["damaged"] += len(named)
+        self.durable.reopened(found, must_fit=True)
+        quiet = (self.told & self.durable.lost) - named
+        assert not quiet, f"S15: {quiet} were damaged at the start before, and nobody repaired them"
+        self.told = set() if self.unread else named
+        self.hurt = self.unread = False
+        begin_start(self.disk, log, NODE, known, lambda: f"{self.life}.{self.disk.operations}")
+        lost = self.durable.lost
+        self.batches.state = copy_state({n: g for n, g in found.groups.items() if n not in lost})
+        return log
+
+    # --- a life ------------------------------------------------------------------------------------
+
+    def _live(self, end: str) -> None:
+        log, disk, rng = self._start(), self.disk, self.rng
+        disk.faults.clear()
+        self.ends[end] += 1
+        if end == "power":
+            disk.cut_power_at = disk.operations + rng.randint(1, 4 * self.plan.batches)
+        elif end in CALLS:
+            disk.faults.append(Fault(end, errno.EIO, f"{LOG_DIR}/", skip=rng.randint(0, 30)))
+        if rng.random() < self.plan.full:
+            skip, times = rng.randint(0, 20), rng.randint(1, 4)
+            disk.faults.append(Fault("write", errno.ENOSPC, f"{LOG_DIR}/", skip=skip, times=times))
+        try:
+            for _ in range(rng.randint(0, self.plan.batches)):
+                self._step(log)
+            if end == "close":
+                log.close()
+                self.durable.synced()
+        except PowerCut:
+            disk.faults.clear()
+            disk.crash(rng)
+        except OSError as error:
+            self.sim.tell(f"{end}: {error}")
+            self._stop()
+        else:
+            self._stop()
+            is_marked = end == "close" and not log.space_low  # that all of it is synced
+            if is_marked and self.plan.hurts and rng.random() < self.plan.hurt:
+                for _ in range(rng.randint(1, 3)):
+                    self._hurt()
+
+    def _stop(self) -> None:
+        """The process is gone; perhaps the machine, too."""
+        self.disk.faults.clear()
+        if self.rng.random() < self.plan.dark:
+            self.disk.crash(self.rng)
+        else:
+            self.disk.restart()
+
+    def _step(self, log: Log) -> None:
+        chances, rng = self.plan.chances, self.rng
+        lost = self.durable.lost
+        if lost and rng.random() < chances["repair"]:
+            self._write(log, [Forget(rng.choice(sorted(lost)))])
+        self._write(log, self.batches.batch(frozenset(lost)))
+        if rng.random() < chances["sync"]:
+            self._sync(log)
+            if rng.random() < chances["mark"]:
+                log.mark_synced()
+        if rng.random() < chances["reclaim"]:
+            before = log.segments
+            log.reclaim()
+            after = log.segments
+            self.odd["segments gone"] += len(before) - len(after)
+            self.odd["gaps"] += after[-1] - after[0] >= len(after)
+        if rng.random() < chances["purge"]:
+            self._purge(log)
+
+    def _write(self, log: Log, ops: list[LogOp]) -> None:
+        if not ops:
+            return
+        self.events += 1
+        self.durable.writes(ops)
+        try:
+            log.write(ops)
+        except NoSpace:
+            self.odd["no room"] += 1
+            self.durable.refused()
+            self._make_room(log, ops)
+        except OSError as error:
+            self._is_final(log, error)
+            raise
+        self.durable.written()
+
+    def _make_room(self, log: Log, ops: list[LogOp]) -> None:
+        """There comes some, and the log goes on by itself."""
+        log.reclaim()
+        self._give_room()
+        self.durable.writes(ops)
+        try:
+            log.write(ops)
+        except NoSpace as error:
+            raise AssertionError(f"L5: {error}, though there is room again") from error
+
+    def _give_room(self) -> None:
+        self.disk.faults = [f for f in self.disk.faults if f.errno != errno.ENOSPC]
+        self.disk.capacity_bytes += 2 * self.plan.settings.segment_bytes + ROOM_BYTES
+
+    def _sync(self, log: Log) -> None:
+        try:
+            log.sync()
+        except OSError as error:
+            self._is_final(log, error)
+            raise
+        self.durable.synced()
+
+    def _is_final(self, log: Log, error: OSError) -> None:
+        """A log with an error of the disk says so to whatever comes."""
+        for call in (log.sync, lambda: log.write([SetHard("g0", HardState(1))])):
+            try:
+                call()
+            except OSError as again:
+                assert again is error, f"S7: {error}, then {again}"
+            else:
+                raise AssertionError(f"S7: the log goes on after {error}")
+
+    def _purge(self, log: Log) -> None:
+        """No group needs its entries any more: the log gives back their room."""
+        self._write(log, self.batches.purge())
+        self._sync(log)
+        while log.reclaim():
+            pass
+        held = self.durable.lost or log.space_low
+        assert held or len(log.segments) <= PURGED_SEGMENTS_MAX, f"L5: {log.segments} stay, nothing is needed"
+
+    # --- what is hurt ------------------------------------------------------------------------------
+
+    def _hurt(self) -> None:
+        """Something of what is written: all of it is synced, and the log says so."""
+        rng, disk = self.rng, self.disk
+        paths = [path_of(LOG_DIR, number) for number in list_segments(disk, LOG_DIR)]
+        path = rng.choice(paths)
+        end = disk.written(path)
+        what = rng.choice(self.plan.hurts)
+        self.odd[what] += 1
+        self.hurt = True
+        if what == "flip":
+            for _ in range(rng.randint(1, 5)):
+                disk.flip(path, rng.randrange(end), rng.randrange(8))
+        elif what == "lose" and len(paths) > 1:
+            disk.unlink(path)
+            disk.sync_dir(LOG_DIR)
+        elif what == "stray":
+            source = rng.choice(paths)
+            at, to = (SECTOR_BYTES * rng.randint(0, disk.written(p) // SECTOR_BYTES) for p in (source, path))
+            disk.misdirect(source, at, path, to, min(SECTOR_BYTES, end - to))
+        else:
+            start = rng.randrange(end)
+            length = min(end - start, rng.choice([64, 512, 4_096]))
+            with disk.open(path) as file:
+                file.pwrite(start, rng.choice([bytes(length), rng.randbytes(length)]))
+                file.sync()
+
+
+def run(seed: int) -> Report:
+    swarm = LogSwarm(seed)
+    command = f"nodeagent.testing.log_swarm {seed}"
+    with replayable(seed, command, swarm.sim, lambda: f"{swarm.plan}\n{swarm.disk.trace[-10:]}"):
+        return swarm.run()
+
+
+def evidence(seed: int) -> str:
+    return timed(run, seed)
+
+
+if __name__ == "__main__":
+    print_evidence(evidence)
