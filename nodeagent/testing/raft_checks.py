@@ -8,7 +8,7 @@ from typing import Any
 
 from nodeagent.host.desk import Effects
 from nodeagent.host.replica import Replica
-from nodeagent.model.entries import Entry
+from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.raft_messages import AppendReply, RaftMessage, VoteReply, VoteRequest
 from nodeagent.raft.log import RaftLog
@@ -83,6 +83,7 @@ class RaftSafety:
             if (node.node, replica.group) in self._outside:
                 continue
             self._is_durable(node, replica)
+            self._is_config_held(node, replica)
             if replica.leads:
                 self._leads(node, replica)
             if replica.raft.commit >= len(self.committed.get(replica.group, ())):
@@ -109,6 +110,14 @@ class RaftSafety:
             assert held, (
                 f"S7: {node.node} takes {replica.group}/{index} for durable, its disk does not hold it"
             )
+
+    def _is_config_held(self, node: Machine, replica: Replica) -> None:
+        """The config that counts is the base's, or stands in the log."""
+        log = replica.raft.log
+        index = log.config_index
+        if index != log.base.index:
+            held = index <= log.last_index and log.slice(index, index, 0)[0].kind == EntryKind.CONFIG
+            assert held, f"S12: {node.node} goes by a config of {replica.group}/{index}, which is not there"
 
     # --- what is sent ------------------------------------------------------------------------------
 

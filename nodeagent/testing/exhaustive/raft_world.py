@@ -11,6 +11,7 @@ answer at once. The others' patience has run out by then, for safety must not re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from itertools import combinations
 from typing import Any, Self
 
@@ -19,10 +20,11 @@ import msgspec
 from nodeagent.host.desk import Effects
 from nodeagent.log import GroupLog
 from nodeagent.model.config import RaftSettings
-from nodeagent.model.entries import Append, Base, Config, HardState, LogOp, Rebase, SetHard
+from nodeagent.model.entries import Append, Base, Config, EntryKind, HardState, LogOp, Rebase, SetHard
 from nodeagent.model.errors import NodeAgentError, NotLeader, Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.raft_messages import (
+    AppendReply,
     AppendRequest,
     RaftMessage,
     Routed,
@@ -31,7 +33,7 @@ from nodeagent.model.raft_messages import (
     VoteRequest,
 )
 from nodeagent.model.space import Room
-from nodeagent.raft import Raft, RaftLog
+from nodeagent.raft import Raft, RaftLog, decode_config
 from nodeagent.raft.membership import check_step
 from nodeagent.raft.state import Role
 from nodeagent.testing.durable import follow
@@ -44,6 +46,12 @@ BOUNDS = (SETTINGS.heartbeat_ms, SETTINGS.election_timeout_ms)
 
 _decode = msgspec.msgpack.Decoder(RaftMessage).decode
 _encode = msgspec.msgpack.Encoder().encode
+
+LAPSES = 5
+"""Election timeouts without an answer after which nobody leads any more."""
+
+SETTLE_MAX = 5_000
+"""Writes and arrivals after which nodes that hear one another have nothing left to say."""
 
 Sent = tuple[NodeId, NodeId, bytes]
 """(to, from, message)"""
@@ -92,27 +100,43 @@ class _Write:
         return replace(self, sends=list(self.sends))
 
 
-def _half() -> float:
-    return 0.5
+def _drawn(life: int) -> float:
+    """What a process draws: another number in each life."""
+    return (0.5 + life / 128) % 1
 
 
 class Member:
     """A node: what `RaftSafety` asks of a machine, of its host and of a replica."""
 
-    __slots__ = ("_name", "disk", "life", "node", "offer", "raft", "read_from", "rebasing", "seen", "writes")
+    __slots__ = (
+        "_name",
+        "disk",
+        "incarnation",
+        "life",
+        "node",
+        "offer",
+        "raft",
+        "read_from",
+        "rebasing",
+        "seen",
+        "writes",
+    )
 
     group = GROUP
 
-    def __init__(self, node: NodeId, config: Config) -> None:
+    def __init__(self, node: NodeId, config: Config, life: int = 0) -> None:
         self.node = node
-        self.life = 0
+        self.life = life
+        self.incarnation = f"{node}.{life}"
         self.disk = GroupLog(Base(0, 0, config), HardState(), [])
         self._start(0)
 
     def _start(self, clock: int) -> None:
         disk = self.disk
         log = RaftLog(disk.base, list(disk.entries))
-        self.raft = Raft(self.node, log, disk.hard, SETTINGS, _half, clock, disk.base.index)
+        self.raft = Raft(
+            self.node, log, disk.hard, SETTINGS, partial(_drawn, self.life), clock, disk.base.index
+        )
         self.seen = disk.base.index
         self.writes: list[_Write] = []
         self.offer: tuple[NodeId, SnapshotOffer] | None = None
@@ -124,7 +148,7 @@ class Member:
 
     def copy(self) -> "Member":
         made = Member.__new__(Member)
-        for name in ("node", "life", "seen", "offer", "read_from", "rebasing"):
+        for name in ("node", "life", "incarnation", "seen", "offer", "read_from", "rebasing"):
             setattr(made, name, getattr(self, name))
         made.raft = fork(self.raft)
         made.disk = GroupLog(self.disk.base, self.disk.hard, list(self.disk.entries))
@@ -163,10 +187,6 @@ class Member:
         return self
 
     @property
-    def incarnation(self) -> str:
-        return self.node
-
-    @property
     def leads(self) -> bool:
         return self.raft.role is Role.LEADER
 
@@ -195,8 +215,6 @@ class RaftWorld:
             n: Member(n, config if n not in others else Config()) for n in (*config.members, *others)
         }
         assert len(config.voters) > 1, "one voter alone asks nobody"
-        beats = bounds.beats and (bounds.campaigns or bounds.lapses)
-        assert not beats, "when a leader looks for its quorum is in no name"
         self.net: tuple[Sent, ...] = ()
         self.left = bounds
         self.fresh = frozenset(bounds.alike)
@@ -230,7 +248,8 @@ class RaftWorld:
                 events.append(f"crash {node}")
             if member.offer is not None and not member.rebasing:
                 events.append(f"install {node}")
-            if left.purges and min(member.seen, raft.commit) > raft.log.base.index:
+            may_purge = left.purges and member.offer is None  # as `Replica`: one or the other
+            if may_purge and min(member.seen, raft.commit) > raft.log.base.index:
                 events.append(f"purge {node}")
             if left.reads and member.read_from is None and raft.leader is not None:
                 events.append(f"read {node}")
@@ -256,6 +275,16 @@ class RaftWorld:
         """Nothing happened to it yet, nor to another one that stands before it: the same happens there."""
         fresh = self.fresh.difference(touched)
         return node in fresh and node != min(fresh)
+
+    def strangers(self) -> list[NodeId]:
+        """Nodes that know the group, and that no config in any log names."""
+        named: set[NodeId] = set()
+        for member in self.nodes.values():
+            log, disk = member.raft.log, member.disk
+            entries = (*log.slice(log.first_index, log.last_index, 1 << 60), *disk.entries)
+            configs = [decode_config(e.data) for e in entries if e.kind == EntryKind.CONFIG]
+            named.update(*(c.members for c in (log.base.config, disk.base.config, *configs)))
+        return [n for n, m in self.nodes.items() if m.raft.term and n not in named]
 
     # --- what happens ------------------------------------------------------------------------------
 
@@ -316,9 +345,12 @@ class RaftWorld:
         member = self._touch(node)
         if member.leads:
             self._spend("lapses")
-        while member.leads:  # nobody answers it; what it still says is lost
+        for _ in range(LAPSES):  # nobody answers it; what it still says is lost
+            if not member.leads:
+                break
             member.raft.tick(member.raft.clock + SETTINGS.election_timeout_ms)
             member.raft.take()
+        assert not member.leads, f"L1: {node} leads, and nobody answers it"
         member.raft.tick(max(member.raft.clock, member.raft.deadline()))
         ready = member.raft.take()
         request = next((m for _, m in ready.now if isinstance(m, VoteRequest)), None)
@@ -400,12 +432,13 @@ class RaftWorld:
                 - `settle a b`: what these tell one another arrives, and all of it is written
                 - `hear a b`: what b told a arrives
                 - `lose`, `lose a`: what is under way is lost, or what of it comes from a or goes there
-                - `fill a`: its disk has no room for entries
+                - `fill a`: its disk has no room for entries; `empty a`: it has again
+                - `drop 3`: that message is lost
+                - `wipe a`: it forgets the group, of which it is no member
         """
         world, left = self, self.left
         for event in filter(None, script.split("; ")):
-            plenty: dict[str, Any] = dict.fromkeys(_counts(left), 1 << 20)
-            world.left = replace(left, **plenty)
+            world.left = plenty(left)
             world = world.after(event)
         world.left = left
         return world
@@ -422,8 +455,10 @@ class RaftWorld:
 
     def _settle(self, *among: NodeId) -> None:
         """Everything among these arrives and is written."""
-        while self._next(among):
-            pass
+        for _ in range(SETTLE_MAX):
+            if not self._next(among):
+                return
+        raise AssertionError(f"L1: {among} go on telling one another")
 
     def _next(self, among: Sequence[NodeId]) -> bool:
         """One write or arrival among these, if there is any."""
@@ -445,6 +480,25 @@ class RaftWorld:
     def _fill(self, node: NodeId) -> None:
         """Its disk has no room for entries."""
         self._touch(node).raft.room = Room.FULL
+
+    def _empty(self, node: NodeId) -> None:
+        """It has room again."""
+        self._touch(node).raft.room = Room.ENOUGH
+
+    def _wipe(self, node: NodeId) -> None:
+        """It is no member any more and forgets the group; it may come back as a stranger. Nobody waits for so
+        long for its vote; what it said of its log may still be under way."""
+        member = self._touch(node)
+        clock = member.raft.clock
+        self.nodes[node] = Member(node, Config(), member.life + 1)
+        self.nodes[node].raft.clock = clock
+        self.net = tuple(
+            s for s in self.net if s[0] != node and (s[1] != node or isinstance(_decode(s[2]), AppendReply))
+        )
+
+    def _drop(self, at: str) -> None:
+        """That message is lost."""
+        self.net = (*self.net[: int(at)], *self.net[int(at) + 1 :])
 
     def _lose(self, *of: NodeId) -> None:
         """Nothing that is under way arrives, or nothing to or from these."""
@@ -512,6 +566,9 @@ class RaftWorld:
     # --- its name ----------------------------------------------------------------------------------
 
     def name(self) -> bytes:
+        left = self.left
+        beats = left.beats and (left.campaigns or left.lapses)
+        assert not beats, "when a leader looks for its quorum is in no name"
         nodes = b"".join([self.nodes[n].name for n in sorted(self.nodes)])
         rest = [self.net, list(_counts(self.left).values()), sorted(self.fresh), self.safety.seen()]
         return digest([nodes, rest], 0, ())
@@ -521,6 +578,12 @@ def _counts(bounds: RaftBounds) -> dict[str, int]:
     """How much of each may still happen."""
     counts = {f.name: getattr(bounds, f.name) for f in fields(bounds)}
     return {name: count for name, count in counts.items() if type(count) is int}
+
+
+def plenty(bounds: RaftBounds) -> RaftBounds:
+    """So much of everything that may happen that it is never used up."""
+    counts: dict[str, Any] = dict.fromkeys(_counts(bounds), 1 << 20)
+    return replace(bounds, **counts)
 
 
 def _is_step(old: Config, new: Config) -> bool:

@@ -1,0 +1,49 @@
+"""Random walks through the small worlds. A failure prints the command that replays it."""
+
+import pytest
+
+from nodeagent.data.state import DataState
+from nodeagent.raft import candidate, quorum
+from nodeagent.scaling import groups
+from nodeagent.testing.parallel import whys
+from nodeagent.testing.walks import run
+from tests.sim.spread import SPREAD
+
+SEEDS = range(1, 4)
+MORE = range(4, 40)
+
+
+def test_no_seed_breaks_an_invariant() -> None:
+    """Safety after every event; at the end the group rests and the operation has ended."""
+    failed = [why for why in whys(run, [(seed,) for seed in SEEDS], 2) if why]
+    assert not failed, "\n\n".join(failed)
+
+
+@SPREAD
+def test_no_later_seed_breaks_an_invariant() -> None:
+    failed = [why for why in whys(run, [(seed,) for seed in MORE], 2) if why]
+    assert not failed, "\n\n".join(failed)
+
+
+def test_a_seed_is_a_run() -> None:
+    assert run(3) == run(3)
+
+
+@pytest.mark.parametrize(
+    "where, name, what, broken",
+    [
+        (candidate, "is_up_to_date", lambda state, request: True, "S3"),
+        (quorum, "majority_value", max, "S6"),
+        (DataState, "sealed_ready", lambda state, operation: True, "S10|L2"),
+        (groups, "_release", lambda op, look: [], "L2"),
+    ],
+)
+def test_a_bug_is_found_and_told_with_the_way_there(
+    monkeypatch: pytest.MonkeyPatch, where: object, name: str, what: object, broken: str
+) -> None:
+    monkeypatch.setattr(where, name, what)
+    monkeypatch.setattr("nodeagent.raft.leader.majority_value", quorum.majority_value)
+    with pytest.raises(AssertionError, match=rf"^seed \d+: ({broken})(.|\n)*after: ") as caught:
+        for seed in range(1, 40):
+            run(seed)
+    assert "replay: python -m nodeagent.testing.walks" in str(caught.value)
