@@ -30,6 +30,8 @@ from nodeagent.testing.machine import UPKEEP_MS, Machine
 from nodeagent.testing.sim import Sim
 
 HOUSE_MS = 50
+"""Upkeep of the groups is due so often, or every half heartbeat."""
+
 NOTHING = GroupLog(Base(0, 0, Config()), HardState(), [])
 
 
@@ -221,7 +223,7 @@ class Groups:
             replica.tick()
         self.desk.fire()
         if now >= self._house_at:
-            self._house_at = now + HOUSE_MS
+            self._house_at = now + max(HOUSE_MS, self._settings.heartbeat_ms // 2)
             for replica in self.data.values():
                 replica.maybe_checkpoint()
                 replica.drop_taken()
@@ -266,6 +268,7 @@ class GroupNode(Machine):
     def __init__(self, sim: "Sim[GroupNode]", node: NodeId, settings: RaftSettings) -> None:
         super().__init__(sim, node)
         self.settings = settings
+        self.upkeep_ms = max(UPKEEP_MS, 2 * settings.heartbeat_ms)
         self.founded: set[GroupId] = set()
         """Groups that it has promised something of: they are not made again, whatever is lost."""
 
@@ -278,7 +281,7 @@ class GroupNode(Machine):
         found = {*recovered.groups, *known}
         if "" in host.damaged:
             host.damaged = dict.fromkeys({*found, *self.founded}, host.damaged[""])
-        self.later(UPKEEP_MS, self._upkeep)
+        self.later(self.upkeep_ms, self._upkeep)
         for group in sorted(found):
             try:
                 host.reopen(group, recovered.groups.get(group, NOTHING), self.storage.checkpoint(group))

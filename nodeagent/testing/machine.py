@@ -98,6 +98,7 @@ class Machine:
         """How often the log's writer found no room."""
 
         self.segment_bytes = 1 << 18
+        self.upkeep_ms = UPKEEP_MS
         self._writing = False
         self._jobs: dict[int, Job] = {}
         """Jobs that the process has under way."""
@@ -177,7 +178,7 @@ class Machine:
         self.wake()
         if not self._writing:
             self._log.mark_synced()
-        self.later(UPKEEP_MS, self._upkeep)
+        self.later(self.upkeep_ms, self._upkeep)
 
     def cut_power_soon(self) -> None:
         """Go down in the middle of one of the next changes on disk."""
@@ -357,6 +358,7 @@ class Machine:
             self.later(STALL_POLL_MS, lambda: self._synced(batch))
             return
         self.sync_log()
+        self.sim.events += 1
         self._log.reclaim()
         self._writing = False
         self.host.on_persisted(batch, self.now)
@@ -371,6 +373,7 @@ class Machine:
         else:
             result = self.storage.run(job)
         self._jobs.pop(number, None)
+        self.sim.events += 1
         if isinstance(result, Failed):
             self.sim.tell(f"{self.node} job {kind} failed: {result.what}")
             self.sim.seen["failed job", kind] += 1
@@ -404,6 +407,7 @@ class Machine:
     # --- arrivals ----------------------------------------------------------------------------------
 
     def arrive(self, sender: NodeId, messages: list[Routed]) -> None:
+        self.sim.events += len(messages) - 1  # each message is one
         for routed in messages:
             replica = self.host.replica(routed.group)
             role = replica.raft.role if replica is not None else "no replica"

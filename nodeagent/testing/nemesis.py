@@ -220,6 +220,7 @@ class Nemesis:
                 return
             self.spoiled.add(injection.node)
         self.done.append((self.sim.now, injection))
+        self.sim.events += 1
         injection.inject(self.sim)
 
     def _alive(self) -> list[Machine]:

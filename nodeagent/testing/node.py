@@ -20,7 +20,7 @@ from nodeagent.model.ids import META, GroupId, NodeId, Owner
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import CheckStatus, Chunk, ErrorReply, FetchChunk, GetStatus, Reply, Request
 from nodeagent.model.standing import Standing
-from nodeagent.testing.machine import UPKEEP_MS, Machine
+from nodeagent.testing.machine import Machine
 from nodeagent.testing.sim import Sim
 
 
@@ -83,7 +83,7 @@ class SimNode(Machine):
 
     def _sweep(self, groups: "dict[str, tuple[_Found, bytes | None]]", owner: Owner) -> None:
         """As a starting node does: what no checkpoint of a whole group names goes."""
-        self.later(UPKEEP_MS, self._upkeep)
+        self.later(self.upkeep_ms, self._upkeep)
         whole = {
             group: (log, payload)
             for group, (log, payload) in groups.items()

@@ -80,6 +80,8 @@ class Sim(Generic[M]):
         self.faults = Faults()
         self.nodes: dict[NodeId, M] = {}
         self.events = 0
+        """Deliveries, what disks and jobs completed, calls of clients and faults: timers do not count."""
+
         self.trace = 0
         self.log: list[str] = []
         """The last things that happened, for a failure's report."""
@@ -104,10 +106,11 @@ class Sim(Generic[M]):
         """(class, member) of what happened (`coverage`)."""
 
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._number = 0
 
     def at(self, delay_ms: int, action: Callable[[], None]) -> None:
-        self.events += 1
-        heapq.heappush(self._heap, (self.now + max(0, delay_ms), self.events, action))
+        self._number += 1
+        heapq.heappush(self._heap, (self.now + max(0, delay_ms), self._number, action))
 
     def tell(self, what: str) -> None:
         self.trace = zlib.crc32(f"{self.now} {what}".encode(), self.trace)
@@ -159,6 +162,7 @@ class Sim(Generic[M]):
         if node.asleep_until > self.now:
             self.at(node.asleep_until - self.now, lambda: self._arrive(target, deliver))
         else:
+            self.events += 1
             deliver(node)
 
     def call(self, source: NodeId, target: NodeId, request: Request, then: Callable[[Reply], None]) -> None:
@@ -181,4 +185,5 @@ class Sim(Generic[M]):
         """Deliver an answer to whoever waits for it at `target`, unless it is lost."""
         f = self.faults
         if (source, target) not in f.cut and self.rng.random() >= f.drop:
+            self.events += 1
             self.at(self.between(f.delay_ms), deliver)

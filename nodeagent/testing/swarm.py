@@ -28,13 +28,14 @@ from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.script import Script
 from nodeagent.testing.sim import CLIENT, Sim
 
-EVENTS_MAX = 60_000
+EVENTS_MAX = 20_000
 """A run is healed after so many."""
 
 A = TypeVar("A")
 
 STRANGER_MS = 10_000
-"""So long a machine stays away from a group that it left: its old votes must be forgotten by all."""
+"""So long, or three times what a process may sleep, a machine stays away from a group that it left: its old
+votes must be forgotten by all."""
 
 DEFINITE = ("not_leader", "overloaded", "refused", "invalid_input")
 """Refusals that say that the command was not taken and never will be (S18)."""
@@ -70,7 +71,7 @@ class Plan:
     @classmethod
     def draw(cls, rng: random.Random) -> "Plan":
         voters = rng.choice([1, 2, 3, 3, 3, 3, 4, 5, 5, 5, 7])
-        heartbeat = rng.choice([10, 30, 50, 100])
+        heartbeat = rng.choice([10, 30, 50, 50, 100, 1_000, 10_000])
         timeout = heartbeat * rng.choice([4, 8, 10])
         settings = RaftSettings(heartbeat, timeout, rng.choice([0, 0, 5, 30, heartbeat]))
         limits = {
@@ -271,6 +272,7 @@ class Swarm:
             may_spoil=self.may_spoil,
         )
         self.spoiled = self.nemesis.spoiled
+        self._stranger_ms = max(STRANGER_MS, 3 * plan.back_ms)
         self.odd: Counter[str] = Counter()
         self.left: dict[tuple[GroupId, NodeId], int] = {}
         """When a machine was taken out of a group."""
@@ -361,7 +363,8 @@ class Swarm:
             led = self.leader(group)
             if led is not None:
                 self._steer(group, *led)
-        self.sim.at(self.rng.randint(20, 120), self.steward)
+        slower = max(1, self.plan.settings.heartbeat_ms // 50)
+        self.sim.at(slower * self.rng.randint(20, 120), self.steward)
 
     def _steer(self, group: GroupId, node: GroupNode, replica: TallyReplica) -> None:
         raft = replica.raft
@@ -444,7 +447,7 @@ class Swarm:
         if (group, name) not in self.left:
             return name not in self.first[group]
         is_clear = node.alive and group not in node.host.data and group not in node.founded
-        return is_clear and self.sim.now - self.left[group, name] > STRANGER_MS
+        return is_clear and self.sim.now - self.left[group, name] > self._stranger_ms
 
     # --- a run -------------------------------------------------------------------------------------
 
