@@ -137,7 +137,7 @@ class Report(msgspec.Struct):
 
 class ClusterSwarm(RandomOps):
     def __init__(self, seed: int, focus: Focus = ()) -> None:
-        plan = self.plan = Plan.draw(random.Random(f"plan {seed}"))
+        plan = self.plan = self.drawn(random.Random(f"plan {seed}"))
         plan.kinds |= focus_kinds(focus)
         self._wanted_kinds = {member.partition(" ")[0] for name, member in focus if name == "operation"}
         super().__init__(
@@ -160,6 +160,9 @@ class ClusterSwarm(RandomOps):
             led=self._led,
             focus=focus,
         )
+
+    def drawn(self, rng: random.Random) -> Plan:
+        return Plan.draw(rng)
 
     def machine(self, config: NodeConfig) -> SimNode:
         plan, rng = self.plan, self.sim.rng

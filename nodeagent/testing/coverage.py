@@ -1,6 +1,6 @@
 """What runs of the simulator did and reached, as numbers, and what they never reached.
 
-`python -m nodeagent.testing.coverage` runs seeds of both swarms, and prints how much was done in them and a
+`python -m nodeagent.testing.coverage` runs seeds of the swarms, and prints how much was done in them and a
 table for each class of what can happen: faults; effects that a kill or a power cut met; messages by the role
 that they reached; operations by stage; jobs and calls of the disk that failed; and the notes of the code,
 which mark its rare branches.
@@ -25,7 +25,7 @@ from nodeagent.model.jobs import Job
 from nodeagent.model.operation import NEXT
 from nodeagent.model.raft_messages import RaftMessage
 from nodeagent.raft.state import Role
-from nodeagent.testing import cluster_swarm, swarm
+from nodeagent.testing import alone, cluster_swarm, swarm
 from nodeagent.testing.nemesis import (
     CALLS,
     KINDS,
@@ -77,12 +77,21 @@ def run_groups(run: Run) -> Ran:
     return world.sim, world.nemesis, report
 
 
+def run_alone(run: Run) -> Ran:
+    world, report = alone.ran(run.seed)
+    return world.sim, world.nemesis, report
+
+
 def run_cluster(run: Run) -> Ran:
     world, report = cluster_swarm.ran(run.seed, run.focus, run.command)
     return world.sim, world.nemesis, report
 
 
-WORLDS: dict[str, Callable[[Run], Ran]] = {"clusters": run_cluster, "groups": run_groups}
+WORLDS: dict[str, Callable[[Run], Ran]] = {
+    "clusters": run_cluster,
+    "alone": run_alone,
+    "groups": run_groups,
+}
 """By name; what takes longer is begun first."""
 
 

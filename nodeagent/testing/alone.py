@@ -1,0 +1,58 @@
+"""One node alone under a swarm of faults: the real host with its log and files, through many lives.
+
+Nobody repeats for it what it forgets, and an event costs a fraction of what it costs in a cluster. There is
+one burst of faults after the other, under writers and readers; after each the node must come up by itself.
+
+`python -m nodeagent.testing.alone FIRST [COUNT]` prints one line of evidence per seed.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from nodeagent.testing.cluster_swarm import ClusterSwarm, Plan, Report
+from nodeagent.testing.parallel import print_evidence
+from nodeagent.testing.replay import replayable, timed
+
+
+class Alone(ClusterSwarm):
+    def drawn(self, rng: random.Random) -> Plan:
+        plan = Plan.draw(rng)
+        return replace(
+            plan,
+            nodes=1,
+            replicas=1,
+            slots=rng.choice([4, 8, 16]),
+            groups=rng.choice([1, 2, 3]),
+            operations=rng.choice([10, 20]),
+            burst_ms=min(plan.burst_ms, 6_000),
+        )
+
+    def choices(self) -> list[Callable[[], bool]]:
+        return [self.endure]
+
+    def endure(self) -> bool:
+        self.burst()
+        self.sim.run(lambda: self.nemesis.calm, self.plan.burst_ms)
+        self._all_up()
+        return True
+
+
+def ran(seed: int) -> tuple[Alone, Report]:
+    """The world of a seed after its run, and its report."""
+    alone = Alone(seed)
+    told = f"nodeagent.testing.alone {seed}"
+    with replayable(seed, told, alone.sim, lambda: f"{alone.plan}\n{alone.so_far}"):
+        return alone, alone.report()
+
+
+def run(seed: int) -> Report:
+    return ran(seed)[1]
+
+
+def evidence(seed: int) -> str:
+    return timed(run, seed)
+
+
+if __name__ == "__main__":
+    print_evidence(evidence)
