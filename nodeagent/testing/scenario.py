@@ -2,6 +2,8 @@
 
 Every third seed also moves slots between the groups at the end. Which seeds do is no matter of chance, so
 that the others are the runs they always were.
+
+`python -m nodeagent.testing.scenario FIRST [COUNT]` prints one line of evidence per seed.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,8 +24,9 @@ from nodeagent.partition.recovery import heir_of
 from nodeagent.scaling.groups import op_number
 from nodeagent.testing.checks import Tables, check_converged
 from nodeagent.testing.node import SimNode, configs
+from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.raft_checks import RaftSafety
-from nodeagent.testing.replay import replayable
+from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.sim import CLIENT, Sim
 from nodeagent.testing.workload import (
     EXPIRING,
@@ -521,5 +524,13 @@ class Scenario:
 def run(seed: int) -> Report:
     """One whole run."""
     scenario = Scenario(seed)
-    with replayable(seed, f"nodeagent.testing {seed}", scenario.sim):
+    with replayable(seed, f"nodeagent.testing.scenario {seed}", scenario.sim):
         return scenario.run()
+
+
+def evidence(seed: int) -> str:
+    return timed(run, seed)
+
+
+if __name__ == "__main__":
+    print_evidence(evidence)

@@ -1,6 +1,6 @@
 """Plant a bug in a copy of the package and look for it with one of three nets.
 
-- `seeds`: the simulator, Raft groups alone first and then whole clusters; so many seeds each.
+- `seeds`: the worlds of the simulator, from the smallest to whole clusters; so many seeds of each.
 - `scopes`: every order of a few events (`testing.exhaustive`).
 - `tests`: the directed tests of the rooms that have to see it, and no others.
 """
@@ -31,15 +31,19 @@ NO_TESTS = 5
 SLOWER = 5
 """A run that takes so many times what the package without a bug takes, and a minute more, never ends."""
 
-RUNS = ("nodeagent.testing", "nodeagent.testing.cluster_swarm")
+RUNS = tuple(
+    f"nodeagent.testing.{run}"
+    for run in ("log_swarm", "walks", "swarm", "alone", "scenario", "cluster_swarm")
+)
 CLIENT_RUNS = ("nodeagent.testing.client_run",)
-"""One after the other, for so many seeds each."""
+"""One after the other, what takes the least time first."""
 
 NETS = ("tests", "scopes", "seeds")
 ROOMS = {
     "data": ("data", "partition", "table", "host"),
     "meta": ("meta", "scaling", "host"),
     "scaling": ("scaling", "host"),
+    "runtime": ("runtime", "log/test_disk.py"),
 }
 """Where the directed tests of a room are, if not in the directory of its name alone."""
 
@@ -58,7 +62,7 @@ class Found(msgspec.Struct, frozen=True):
     """What failed first; "" when nothing did."""
 
     seeds: int = 0
-    """How many it took, where seeds were run."""
+    """How many it took, of the world in which it failed."""
 
 
 def plant(mutant: Mutant, into: Path) -> Path:
@@ -169,12 +173,12 @@ def _by_scopes(where: Path, world: str, timeout_s: float) -> Found:
 
 
 def _by_seeds(where: Path, all_runs: Sequence[str], seeds: int, timeout_s: float) -> Found:
-    for before, runs in enumerate(all_runs):
+    for runs in all_runs:
         code, out, err = _run(where, ["-m", runs, "1", str(seeds)], timeout_s)
         if code == 0:
             continue
         by = re.findall(r"^AssertionError: (seed.+)", err, re.MULTILINE)
-        return Found("seeds", by[-1] if by else err, before * seeds + out.count("\n") + 1)
+        return Found("seeds", by[-1] if by else err, out.count("\n") + 1)
     return Found("seeds")
 
 
