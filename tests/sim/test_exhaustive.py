@@ -14,6 +14,7 @@ from nodeagent.testing.exhaustive.explore import Broken, explore
 from nodeagent.testing.exhaustive.fork import digest, fork
 from nodeagent.testing.exhaustive.raft_world import BOUNDS, RaftBounds, RaftWorld
 from nodeagent.testing.exhaustive.scopes import RAFT, Scope, chosen, through
+from tests.sim.spread import SPREAD
 
 QUICK = 12_000
 """Steps of a scope that is gone through in every run of the tests."""
@@ -21,7 +22,7 @@ QUICK = 12_000
 
 @pytest.mark.parametrize(
     "scope",
-    [pytest.param(s, id=s.name, marks=[pytest.mark.spread] if s.steps > QUICK else []) for s in chosen(())],
+    [pytest.param(s, id=s.name, marks=[SPREAD] if s.steps > QUICK else []) for s in chosen(())],
 )
 def test_nothing_is_broken_in_any_order(scope: Scope) -> None:
     found = through(scope)
@@ -90,6 +91,7 @@ def test_a_bug_in_consensus_is_found(
         through(RAFT[0])
 
 
+@SPREAD
 def test_a_bug_in_the_hand_over_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Members serve as sources before they have applied the seal: a copy may lack what came just before it.
     Then the copies disagree, and nobody adopts them, or all lack it."""

@@ -85,7 +85,7 @@ def test_a_node_without_its_log_or_name_does_not_start_and_keeps_its_files(
     replace(scenario, victim)
 
 
-@pytest.mark.parametrize("seed,parts", [(i, parts) for i, parts in enumerate(DAMAGES, 11)])
+@pytest.mark.parametrize("seed,parts", spread([(i, parts) for i, parts in enumerate(DAMAGES, 11)], 2))
 def test_a_group_without_its_checkpoint_is_damaged_and_the_others_run(
     seed: int, parts: tuple[str, ...]
 ) -> None:

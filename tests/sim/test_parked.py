@@ -13,6 +13,7 @@ from nodeagent.storage.handler import Handler, Made
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
+from tests.sim.spread import SPREAD
 from tests.sim.test_cases import formed
 
 
@@ -100,7 +101,7 @@ def test_what_one_member_cannot_make_comes_from_another(library: Library) -> Non
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
     scenario.finish(scenario.change("add-node", newcomer))
-    scenario.sim.pause(60_000)
+    scenario.sim.pause(20_000)
     assert library.failed and any(r.leads for r in victim.host.data.values())
     scenario.quiet()
     check_converged(scenario.sim)
@@ -111,6 +112,7 @@ def test_what_one_member_cannot_make_comes_from_another(library: Library) -> Non
     scenario.read_everything()
 
 
+@SPREAD
 def test_a_merge_that_fails_everywhere_is_parked(library: Library) -> None:
     """It holds up no change, no other merge and no delete; every member parks alike."""
     scenario = formed(53)
