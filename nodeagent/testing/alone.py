@@ -11,8 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nodeagent.testing.cluster_swarm import ClusterSwarm, Plan, Report
+from nodeagent.testing.nemesis import WHOLE_KINDS, draw_kinds
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.replay import replayable, timed
+
+KINDS = tuple(k for k in WHOLE_KINDS if k not in ("cut", "alone", "deposed", "transfer", "jump"))
+"""Without those that take two: of one node's clock, no other says that it is wrong."""
 
 
 class Alone(ClusterSwarm):
@@ -25,6 +29,7 @@ class Alone(ClusterSwarm):
             slots=rng.choice([4, 8, 16]),
             groups=rng.choice([1, 2, 3]),
             operations=rng.choice([10, 20]),
+            kinds=draw_kinds(rng, KINDS),
             burst_ms=min(plan.burst_ms, 6_000),
         )
 

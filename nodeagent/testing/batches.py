@@ -73,7 +73,7 @@ class Batches:
             text = "y" * rng.randint(0, self._text_bytes)
             return append(name, last + 1 - back, rng.randint(1, 4), self.term, text)
         if dice < 0.8:
-            self.term += 1
+            self.term += rng.random() < 0.6
             return SetHard(name, HardState(self.term, rng.choice(["", "a", "b"])))
         if dice < 0.93:
             index = rng.randint(group.base.index, last)

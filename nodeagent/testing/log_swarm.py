@@ -93,7 +93,7 @@ class Plan:
         return cls(
             groups=rng.randint(1, 8),
             slower=rng.choice([0.5, 0.8, 1.0]),
-            batches=rng.choice([5, 20, 60]),
+            batches=rng.choice([2, 5, 20, 60]),
             ops=rng.choice([1, 3, 3]),
             text=rng.choice([0, 10, 60, 400]),
             settings=settings,

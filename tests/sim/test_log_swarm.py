@@ -13,7 +13,7 @@ from nodeagent.testing.parallel import whys
 from tests.sim.spread import SPREAD
 
 SEEDS = range(1, 9)
-MORE = range(9, 60)
+MORE = range(9, 40)
 
 
 def test_no_seed_breaks_an_invariant() -> None:

@@ -10,7 +10,7 @@ from nodeagent.testing.walks import run
 from tests.sim.spread import SPREAD
 
 SEEDS = range(1, 4)
-MORE = range(4, 40)
+MORE = range(4, 20)
 
 
 def test_no_seed_breaks_an_invariant() -> None:
