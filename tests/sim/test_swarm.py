@@ -17,29 +17,6 @@ from nodeagent.model.entries import (
 )
 from nodeagent.testing.durable import Durable
 from nodeagent.testing.nemesis import KINDS, PASSIVE, WHOLE_KINDS, Nemesis
-from nodeagent.testing.parallel import whys
-from nodeagent.testing.swarm import run
-from tests.sim.spread import SPREAD
-
-SEEDS = range(1, 13)
-MORE = range(13, 60)
-
-
-def test_no_seed_breaks_an_invariant() -> None:
-    """Safety after every turn of every machine, and rest at the end."""
-    failed = [why for why in whys(run, [(seed,) for seed in SEEDS], 2) if why]
-    assert not failed, "\n\n".join(failed)
-
-
-@SPREAD
-def test_no_later_seed_breaks_an_invariant() -> None:
-    failed = [why for why in whys(run, [(seed,) for seed in MORE], 2) if why]
-    assert not failed, "\n\n".join(failed)
-
-
-def test_a_seed_is_a_run() -> None:
-    reports = [run(2), run(2)]
-    assert reports[0] == reports[1]
 
 
 def entries(term: int, *names: str) -> list[Entry]:

@@ -5,28 +5,7 @@ import pytest
 from nodeagent.data.state import DataState
 from nodeagent.raft import candidate, quorum
 from nodeagent.scaling import groups
-from nodeagent.testing.parallel import whys
 from nodeagent.testing.walks import run
-from tests.sim.spread import SPREAD
-
-SEEDS = range(1, 4)
-MORE = range(4, 20)
-
-
-def test_no_seed_breaks_an_invariant() -> None:
-    """Safety after every event; at the end the group rests and the operation has ended."""
-    failed = [why for why in whys(run, [(seed,) for seed in SEEDS], 2) if why]
-    assert not failed, "\n\n".join(failed)
-
-
-@SPREAD
-def test_no_later_seed_breaks_an_invariant() -> None:
-    failed = [why for why in whys(run, [(seed,) for seed in MORE], 2) if why]
-    assert not failed, "\n\n".join(failed)
-
-
-def test_a_seed_is_a_run() -> None:
-    assert run(3) == run(3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""Seeds of the worlds that are smaller than a cluster. A failure prints the command that replays it."""
+
+from collections.abc import Callable
+
+import pytest
+
+from nodeagent.testing import alone, log_swarm, swarm, walks
+from nodeagent.testing.parallel import whys
+from tests.sim.spread import SPREAD
+
+WORLDS: dict[str, tuple[Callable[[int], object], range, range]] = {
+    "one log": (log_swarm.run, range(1, 9), range(9, 40)),
+    "walks": (walks.run, range(1, 4), range(4, 20)),
+    "groups": (swarm.run, range(1, 13), range(13, 60)),
+    "one node": (alone.run, range(1, 4), range(4, 16)),
+}
+"""With seeds of every run of the tests, and of `make spread`."""
+
+
+def failures(run: Callable[[int], object], seeds: range) -> str:
+    return "\n\n".join(filter(None, whys(run, [(seed,) for seed in seeds], 2)))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_no_seed_breaks_an_invariant(world: str) -> None:
+    """Safety after every event, and rest at the end."""
+    run, seeds, _ = WORLDS[world]
+    failed = failures(run, seeds)
+    assert not failed, failed
+
+
+@SPREAD
+@pytest.mark.parametrize("world", WORLDS)
+def test_no_later_seed_breaks_an_invariant(world: str) -> None:
+    run, _, seeds = WORLDS[world]
+    failed = failures(run, seeds)
+    assert not failed, failed
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_seed_is_a_run(world: str) -> None:
+    run, _, _ = WORLDS[world]
+    assert run(2) == run(2)
