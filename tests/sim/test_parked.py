@@ -101,7 +101,7 @@ def test_what_one_member_cannot_make_comes_from_another(library: Library) -> Non
     newcomer = scenario.newcomers[0]
     scenario.sim.nodes[newcomer].start()
     scenario.finish(scenario.change("add-node", newcomer))
-    scenario.sim.pause(20_000)
+    scenario.sim.pause(60_000)
     assert library.failed and any(r.leads for r in victim.host.data.values())
     scenario.quiet()
     check_converged(scenario.sim)
