@@ -10,10 +10,10 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from nodeagent.testing.cluster_swarm import ClusterSwarm, Plan, Report
+from nodeagent.testing.cluster_swarm import ClusterSwarm, Plan, Report, reported
 from nodeagent.testing.nemesis import WHOLE_KINDS, draw_kinds
 from nodeagent.testing.parallel import print_evidence
-from nodeagent.testing.replay import replayable, timed
+from nodeagent.testing.replay import timed
 
 KINDS = tuple(k for k in WHOLE_KINDS if k not in ("cut", "alone", "deposed", "transfer", "jump"))
 """Without those that take two: of one node's clock, no other says that it is wrong."""
@@ -46,9 +46,7 @@ class Alone(ClusterSwarm):
 def ran(seed: int) -> tuple[Alone, Report]:
     """The world of a seed after its run, and its report."""
     alone = Alone(seed)
-    told = f"nodeagent.testing.alone {seed}"
-    with replayable(seed, told, alone.sim, lambda: f"{alone.plan}\n{alone.so_far}"):
-        return alone, alone.report()
+    return alone, reported(alone, f"nodeagent.testing.alone {seed}")
 
 
 def run(seed: int) -> Report:

@@ -282,9 +282,13 @@ def ran(seed: int, focus: Focus = (), command: str = "") -> tuple[ClusterSwarm, 
         command: makes the run again, where the seed alone does not.
     """
     swarm = ClusterSwarm(seed, focus)
-    again = command or f"nodeagent.testing.cluster_swarm {seed}"
-    with replayable(seed, again, swarm.sim, lambda: f"{swarm.plan}\n{swarm.so_far}"):
-        return swarm, swarm.report()
+    return swarm, reported(swarm, command or f"nodeagent.testing.cluster_swarm {seed}")
+
+
+def reported(swarm: ClusterSwarm, command: str) -> Report:
+    """Run it; a failure says that `command` makes the run again."""
+    with replayable(swarm.seed, command, swarm.sim, lambda: f"{swarm.plan}\n{swarm.so_far}"):
+        return swarm.report()
 
 
 def run(seed: int) -> Report:
