@@ -91,6 +91,9 @@ class Host:
 
         self._creating: set[GroupId] = set()
         self._removing: set[GroupId] = set()
+        self._left: dict[GroupId, HardState] = {}
+        """What the log remembers of groups that this node left."""
+
         self._joined: dict[GroupId, str] = {}
         """Groups this node is joining, and for which operation."""
 
@@ -154,6 +157,7 @@ class Host:
         start: int = 0,
         holding: Collection[GroupId] = (),
         starts: Mapping[str, Start] | None = None,
+        left: Mapping[GroupId, HardState] | None = None,
     ) -> "Host":
         """From what the log and the checkpoints held.
 
@@ -164,9 +168,11 @@ class Host:
             start: number of this start of the node, counted from 1; 0 where nobody counts.
             holding: groups with files on this disk.
             starts: the newest starts of other nodes that were seen, by incarnation.
+            left: what the log remembers of groups that this node left.
         """
         host = cls(config, incarnation, rng, now, wall, start)
         host.starts = Starts(starts or {})
+        host._left = dict(left or {})
         host.damaged = {d.group: d.message for d in damaged if d.group}
         anybody = next((d.message for d in damaged if not d.group), None)
         if anybody is not None:  # it may be any of them
@@ -280,16 +286,16 @@ class Host:
         return replica
 
     def _create(self, group: GroupId, base: Base) -> Raft:
-        return self._raft(group, RaftLog(base, []), HardState(), base.index)
+        return self._raft(group, RaftLog(base, []), self._left.pop(group, HardState()), base.index)
 
     def _found(self, replica: Replica) -> None:
-        """Write the first record of a replica just made into the log."""
+        """Write the first records of a replica just made into the log."""
 
         def founded() -> None:
             replica.founding = False
 
         replica.founding = True
-        self.outbox.persist(replica.group, [Rebase(replica.group, replica.raft.log.base, False)], founded)
+        self.outbox.persist(replica.group, replica.first_records(), founded)
 
     def _create_meta(self, config: Config) -> None:
         raft = self._create(META, Base(0, 0, config))
@@ -669,6 +675,9 @@ class Host:
             current = groups.get(group)
             if current is None or (self.node not in current.members and group not in needed):
                 self._remove(group)
+        for group in self._left.keys() - groups.keys():  # gone for good: no group has its id again
+            del self._left[group]
+            self.outbox.persist(group, [Forget(group)])
 
     def _settle_unlogged(self, joining: Collection[GroupId], needed: Collection[GroupId]) -> None:
         """What the log knows nothing of goes when the committed meta state says that this node has no part in
@@ -695,8 +704,12 @@ class Host:
         replica = self.data.pop(group)
         self._removing.add(group)  # not again before its files are gone
         self.outbox.forget(group)
+        forget = Forget(group)
+        if group in self.meta.image.groups:
+            memory = self._left[group] = replica.raft.memory()
+            forget = Forget(group, memory)
         # The log first: a log without a checkpoint would look like damage.
-        self.outbox.persist(group, [Forget(group)], lambda: replica.remove(lambda: self._remove_files(group)))
+        self.outbox.persist(group, [forget], lambda: replica.remove(lambda: self._remove_files(group)))
         replica.abandon()
         self.desk.note("replica_removed", group=group)
 

@@ -12,7 +12,7 @@ from nodeagent.host.budget import Budget
 from nodeagent.host.desk import Desk
 from nodeagent.host.outbox import Outbox
 from nodeagent.model import limits
-from nodeagent.model.entries import Append, Base, Entry, LogOp, Rebase, SetHard
+from nodeagent.model.entries import Append, Base, Entry, HardState, LogOp, Rebase, SetHard
 from nodeagent.model.errors import EntryFailed, InvalidInput, InvariantBroken, NodeAgentError
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import GroupId, NodeId, Owner
@@ -160,6 +160,12 @@ class Replica:
     def _maybe_rest(self) -> None:
         if not self._working and self._at_rest is not None:
             self._at_rest()
+
+    def first_records(self) -> list[LogOp]:
+        """What the log says first of a replica just made."""
+        rebase = Rebase(self.group, self.raft.log.base, False)
+        hard = self.raft.hard
+        return [rebase] if hard == HardState() else [SetHard(self.group, hard), rebase]
 
     def abandon(self) -> None:
         """The replica goes: whoever waits for it is told."""

@@ -120,6 +120,9 @@ class Start(msgspec.Struct, array_like=True, frozen=True):
     unknown: list[Damage]
     """Damage of no known group (`group` is "")."""
 
+    left: dict[GroupId, HardState] | None = None
+    """What is remembered of groups that this node left (`Forget`). None: written before this was told."""
+
 
 class Tip(msgspec.Struct, gc=False):
     """Where a group's log is while a batch is put together: block of its latest operation, base and end."""
@@ -314,6 +317,7 @@ class Index:
 
     def __init__(self) -> None:
         self.groups: dict[GroupId, GroupIndex] = {}
+        self.left: dict[GroupId, HardState] = {}
         self.unknown: list[Damage] = []
 
     def tip(self, group: GroupId) -> Tip:
@@ -323,11 +327,9 @@ class Index:
     def apply(self, row: Row, op: AnyOp, seq: int, segment: int, *, keep_entries: bool) -> None:
         """Follow one operation that is, or is about to be, in block `seq`."""
         if isinstance(op, Forget):
-            self.groups.pop(row.group, None)
+            self.forget(row.group, op.memory)
             return
-        state = self.groups.get(row.group)
-        if state is None:
-            state = self.groups[row.group] = GroupIndex(row.group)
+        state = self.groups.get(row.group) or self.begin(row.group)
         state.seq = seq
         match op:
             case Append():
@@ -340,6 +342,19 @@ class Index:
                 state.set_hard(op.hard)
             case Rebase():
                 state.rebase(op.base, op.keep_suffix)
+
+    def begin(self, group: GroupId) -> GroupIndex:
+        """The group's first operation, after a `Forget` too."""
+        self.left.pop(group, None)
+        found = self.groups[group] = GroupIndex(group)
+        return found
+
+    def forget(self, group: GroupId, memory: HardState | None) -> None:
+        """The replica is gone, and so is what was remembered of an earlier one."""
+        self.groups.pop(group, None)
+        self.left.pop(group, None)
+        if memory is not None:
+            self.left[group] = memory
 
     def start(self, oldest: int) -> Start:
         """What to write first into a new segment; damage of no known group is told until every segment up to
@@ -356,7 +371,8 @@ class Index:
             )
             for _, g in sorted(self.groups.items())
         ]
-        return Start(marks, [damage for damage in self.unknown if damage.segment >= oldest])
+        unknown = [damage for damage in self.unknown if damage.segment >= oldest]
+        return Start(marks, unknown, dict(sorted(self.left.items())))
 
     def damaged_segments(self, oldest: int) -> set[int]:
         """Segments with an open damage of some group: they stay, for the repair and as evidence."""

@@ -74,8 +74,8 @@ class Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     `previous` is the seq of the group's operation before this one, 0 for its first: a lost block is
     noticed by every group that had something in it, and by no other.
-    `first` is an index (for a rebase the base's), `term` that of the last entry, of the hard state or of
-    the base; `length` the payload's bytes.
+    `first` is an index (for a rebase the base's, for a removal that of the last entry held), `term` that of
+    the last entry, of the hard state or of the base; `length` the payload's bytes.
     """
 
     group: GroupId
@@ -153,7 +153,7 @@ def encode_payload(op: AnyOp) -> bytes:
         case Rebase():
             return _encoder.encode(op.base)
         case Forget():
-            return b""
+            return b"" if op.memory is None else _encoder.encode(op.memory)
 
 
 def row_of(op: AnyOp, previous: int, length: int) -> Row:
@@ -170,7 +170,8 @@ def row_of(op: AnyOp, previous: int, length: int) -> Row:
             kind = RowKind.REBASE_KEEP if op.keep_suffix else RowKind.REBASE_DROP
             return Row(op.group, kind, previous, op.base.index, 0, op.base.term, length)
         case Forget():
-            return Row(op.group, RowKind.FORGET, previous, 0, 0, 0, length)
+            memory = op.memory or HardState()
+            return Row(op.group, RowKind.FORGET, previous, memory.held[1], 0, memory.term, length)
 
 
 def decode_op(row: Row, payload: Buffer) -> AnyOp:
@@ -189,7 +190,7 @@ def decode_op(row: Row, payload: Buffer) -> AnyOp:
     if row.kind in (RowKind.REBASE_KEEP, RowKind.REBASE_DROP):
         return Rebase(row.group, _base.decode(payload), row.kind == RowKind.REBASE_KEEP)
     if row.kind == RowKind.FORGET:
-        return Forget(row.group)
+        return Forget(row.group, _hard.decode(payload) if row.length else None)
     raise msgspec.ValidationError(f"unknown kind {row.kind} of an operation")
 
 

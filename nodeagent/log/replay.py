@@ -47,6 +47,8 @@ class Recovered(msgspec.Struct):
     damaged: list[Damage]
     torn_bytes: int
     healed: int = 0
+    left: dict[GroupId, HardState] = {}
+    """What is remembered of groups that this node left."""
 
 
 def segment_name(number: int) -> str:
@@ -156,6 +158,8 @@ class Replay:
         self.starts[number] = is_exact
         is_gap = number not in (self.oldest, self.previous_segment + 1)
         self.index.unknown += [d for d in start.unknown if d not in self.index.unknown]
+        if start.left is not None:
+            self.index.left = dict(start.left)
         for gone in groups.keys() - {mark.group for mark in start.marks}:
             self._clear(gone)
             del groups[gone]
@@ -221,7 +225,7 @@ class Replay:
 
     def _lost_before(self, row: Row, state: GroupIndex | None, number: int, offset: int) -> None:
         if state is None:
-            state = self.index.groups[row.group] = GroupIndex(row.group)
+            state = self.index.begin(row.group)
         place = self.suspects.get(row.group)
         segment, at = (place.segment, place.offset) if place else (number, offset)
         first, last = state.last + 1, 0
@@ -250,9 +254,9 @@ class Replay:
         for row in bad.head.rows:
             self._follow(row, bad.head.seq, number, bad.offset)
             if row.kind == RowKind.FORGET:
-                self.index.groups.pop(row.group, None)
+                self.index.forget(row.group, _memory_of(row))
                 continue
-            state = self.index.groups.setdefault(row.group, GroupIndex(row.group))
+            state = self.index.groups.get(row.group) or self.index.begin(row.group)
             state.seq = bad.head.seq
             state.lose(row, number, bad.offset)
 
@@ -297,7 +301,14 @@ class Replay:
             stop = min((d.first for d in damages if d.first), default=state.last + 1)
             groups[name] = GroupLog(state.base, state.hard, _entries_before(state, stop))
         damaged.sort(key=lambda d: (d.segment, d.offset, d.group, d.first))
-        return Recovered(groups, damaged, self.tail.torn_end - self.tail.end, self.healed)
+        torn_bytes = self.tail.torn_end - self.tail.end
+        return Recovered(groups, damaged, torn_bytes, self.healed, dict(self.index.left))
+
+
+def _memory_of(row: Row) -> HardState | None:
+    """At least what a removal wanted to be remembered, when its head alone is readable. For whom it voted in
+    that term is lost, so it has seen the next one, and voted for nobody there."""
+    return HardState(row.term + 1, held=(row.term, row.first)) if row.length else None
 
 
 def _reword(damage: Damage, message: str) -> Damage:

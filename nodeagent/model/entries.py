@@ -30,6 +30,10 @@ class HardState(msgspec.Struct, array_like=True, frozen=True):
 
     term: int = 0
     vote: NodeId = ""
+    held: tuple[int, int] = (0, 0)
+    """(term, index): the node votes for no candidate whose log ends before. It is where its log ended when it
+    left the group, the greatest if it left more than once, and the leader's term and commit index when it
+    began with an empty log; (0, 0) for a founder that never left."""
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -95,9 +99,14 @@ class Rebase(msgspec.Struct, tag="rebase", frozen=True):
 
 
 class Forget(msgspec.Struct, tag="forget", frozen=True):
-    """The replica is gone; its records may be reclaimed."""
+    """The replica is gone; its records may be reclaimed.
+
+    `memory` stays: the node may be made a member again, and must not vote against what it promised. None when
+    the group itself is gone.
+    """
 
     group: GroupId
+    memory: HardState | None = None
 
 
 LogOp = Append | SetHard | Rebase | Forget

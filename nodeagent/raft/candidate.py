@@ -23,8 +23,10 @@ class Ballot:
 
 
 def is_up_to_date(state: State, request: VoteRequest) -> bool:
-    """Whether the candidate's log is at least as good as ours (thesis 3.6.1)."""
-    return (request.last_term, request.last_index) >= (state.log.last_term, state.log.last_index)
+    """Whether the candidate's log is at least as good as ours (thesis 3.6.1), and as what we held once, or
+    may have held (`HardState.held`). A replica that knows no config cannot tell."""
+    ours = max(state.held, (state.log.last_term, state.log.last_index))
+    return bool(state.log.config.voters) and (request.last_term, request.last_index) >= ours
 
 
 def answer_pre_vote(state: State, candidate: NodeId, request: VoteRequest) -> None:
@@ -41,7 +43,8 @@ def answer_pre_vote(state: State, candidate: NodeId, request: VoteRequest) -> No
 def answer_vote(state: State, candidate: NodeId, request: VoteRequest) -> bool:
     """Vote in our current term, or not; the same candidate is granted its vote again.
 
-    Learners and nodes outside the config vote too when asked: theirs may lag behind the candidate's.
+    Learners and nodes outside the config vote too when asked: theirs may lag behind the candidate's. One that
+    knows no config does not.
     """
     assert request.term == state.term
     free = state.vote == candidate or (not state.vote and state.leader is None)

@@ -120,7 +120,7 @@ class Raft(State):
         elif isinstance(message, VoteReply):
             self._on_vote_reply(sender, message)
         elif isinstance(message, TimeoutNow):
-            if sender == self.leader and lead is None and self._may_campaign():
+            if sender == self.leader and lead is None and self.may_campaign():
                 self._campaign(pre=False, transfer=True)
         elif isinstance(message, ReadRequest):
             if lead is not None:
@@ -179,12 +179,24 @@ class Raft(State):
         self._contact_at = self.clock
         self._election_at = self.clock + self._election_ms
         self.addition = message.addition
+        if not self.log.config.voters:
+            self._join(message)
         if isinstance(message, AppendRequest):
             on_append(self, sender, message)
         elif isinstance(message, Heartbeat):
             on_heartbeat(self, sender, message)
         else:
             on_offer(self, sender, message)
+
+    def _join(self, message: AppendRequest | Heartbeat | SnapshotOffer) -> None:
+        """A leader speaks to a replica that begins with nothing. The node may have been a member before, on a
+        disk that is gone: until its own log is where the leader's commit index is now, it votes as if it held
+        all that is committed. Nobody needs its vote before, for it is no voter until it has caught up."""
+        index = message.base.index if isinstance(message, SnapshotOffer) else message.commit
+        held = max(self.held, (message.term, index))
+        if held != self.held:
+            self.held = held
+            self.hard_changed = True
 
     def _on_vote_request(self, candidate: NodeId, request: VoteRequest) -> None:
         if request.pre:
@@ -232,7 +244,7 @@ class Raft(State):
             return
         self.reads_failed.extend(self._forwarded.expired(now))
         if now >= self._election_at:
-            if self._may_campaign():
+            if self.may_campaign():
                 self._campaign(pre=True)
             else:
                 self._draw_timeout()
@@ -259,7 +271,7 @@ class Raft(State):
         if self.role is not Role.FOLLOWER:
             self._become_follower(self.term, None)
 
-    def _may_campaign(self) -> bool:
+    def may_campaign(self) -> bool:
         return self.node in self.log.config.voters and not self.passive
 
     def _campaign(self, *, pre: bool, transfer: bool = False) -> None:
@@ -474,6 +486,12 @@ class Raft(State):
             return self.log.base
         return self.log.rebase(index)
 
+    def memory(self) -> HardState:
+        """What a node that is no member any more must remember when it drops the log: it may become a member
+        again, and voters that forgot what they acknowledged would elect a log that lacks it."""
+        log = self.log
+        return HardState(self.term, self.vote, max(self.held, (log.last_term, log.last_index)))
+
     # Results
 
     @property
@@ -540,7 +558,7 @@ class Raft(State):
 
     def _take_writes(self, ready: Ready) -> None:
         if self.hard_changed:
-            ready.hard = HardState(self.term, self.vote)
+            ready.hard = self.hard
             self.hard_changed = False
         first = self.unwritten
         if first is not None:

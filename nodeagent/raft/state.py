@@ -92,6 +92,7 @@ class State:
         "commit",
         "durability",
         "hard_changed",
+        "held",
         "leader",
         "log",
         "node",
@@ -114,6 +115,7 @@ class State:
         self.settings = settings
         self.term = hard.term
         self.vote: NodeId = hard.vote
+        self.held = hard.held
         self.role = Role.FOLLOWER
         self.leader: NodeId | None = None
         self.addition = 0
@@ -139,6 +141,10 @@ class State:
         self.reads_failed: list[int] = []
         self.snapshots: list[NodeId] = []
         self.offer: tuple[NodeId, SnapshotOffer] | None = None
+
+    @property
+    def hard(self) -> HardState:
+        return HardState(self.term, self.vote, self.held)
 
     def append(self, first: int, entries: list[Entry], *, commands_only: bool = False) -> None:
         """Add entries at `first`, the end of the log, and have them written."""

@@ -317,6 +317,7 @@ class Agent:
             start=opened.identity.start,
             holding=opened.holding,
             starts=opened.starts,
+            left=opened.left,
         )
         if self._holds is not None:
             host.operations.may_hold = True

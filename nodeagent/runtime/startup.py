@@ -47,6 +47,9 @@ class Opened(msgspec.Struct):
     starts_readable: bool
     """What was seen of other nodes, and whether that file could be read."""
 
+    left: dict[GroupId, HardState]
+    """What the log remembers of groups that this node left."""
+
     damaged: list[Damage]
     torn_bytes: int
     swept: int
@@ -114,6 +117,7 @@ def _open(directory: Path, config: NodeConfig) -> Opened:
         swept=len(swept),
         torn_bytes=recovered.torn_bytes,
         seconds=time.monotonic() - start,
+        left=recovered.left,
     )
 
 

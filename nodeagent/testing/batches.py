@@ -74,13 +74,17 @@ class Batches:
             return append(name, last + 1 - back, rng.randint(1, 4), self.term, text)
         if dice < 0.8:
             self.term += rng.random() < 0.6
-            return SetHard(name, HardState(self.term, rng.choice(["", "a", "b"])))
+            return SetHard(name, self._hard())
         if dice < 0.93:
             index = rng.randint(group.base.index, last)
             return Rebase(name, base(index, self.term), True)
         if dice < 0.96:
             return Rebase(name, base(rng.randint(group.base.index, last + 5), self.term), False)
-        return Forget(name)
+        return Forget(name, self._hard() if rng.random() < 0.7 else None)
+
+    def _hard(self) -> HardState:
+        held = (self.rng.randint(0, self.term), self.rng.randint(1, 9)) if self.rng.random() < 0.5 else (0, 0)
+        return HardState(self.term, self.rng.choice(["", "a", "b"]), held)
 
     def purge(self) -> list[LogOp]:
         """Every group forgets its entries."""

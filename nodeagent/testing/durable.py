@@ -22,13 +22,19 @@ from nodeagent.model.ids import GroupId
 from nodeagent.raft import decode_config
 
 State = dict[GroupId, GroupLog]
+Left = dict[GroupId, HardState]
 
 
-def follow(state: State, ops: Sequence[LogOp]) -> None:
-    """Apply one batch."""
+def follow(state: State, ops: Sequence[LogOp], left: Left | None = None) -> None:
+    """Apply one batch. Of a group that was left `left` keeps what is remembered."""
     for op in ops:
         if isinstance(op, Forget):
             state.pop(op.group, None)
+        if left is not None:
+            left.pop(op.group, None)
+        if isinstance(op, Forget):
+            if left is not None and op.memory is not None:
+                left[op.group] = op.memory
             continue
         group = state.get(op.group)
         if group is None:
@@ -46,6 +52,11 @@ def follow(state: State, ops: Sequence[LogOp]) -> None:
                 group.base = base
 
 
+def _bound(memory: HardState) -> HardState:
+    """What the head of a record alone tells of what was to be remembered."""
+    return HardState(memory.term + 1, "", (memory.term, memory.held[1]))
+
+
 def _forgotten(batches: Sequence[Sequence[LogOp]]) -> set[GroupId]:
     return {op.group for ops in batches for op in ops if isinstance(op, Forget)}
 
@@ -56,6 +67,7 @@ class Durable:
     def __init__(self, node: str) -> None:
         self.node = node
         self.groups: State = {}
+        self.left: Left = {}
         self.lost: set[GroupId] = set()
         """Groups that were told to be damaged: until they are forgotten, nothing is known of them."""
 
@@ -79,18 +91,23 @@ class Durable:
 
     def synced(self) -> None:
         for ops in self._since:
-            follow(self.groups, ops)
+            follow(self.groups, ops, self.left)
         self.lost -= _forgotten(self._since)
         self._since.clear()
 
-    def reopened(self, recovered: Recovered, *, must_fit: bool) -> None:
-        """A start found this; from now on it is what must be there."""
+    def reopened(self, recovered: Recovered, *, must_fit: bool, hurt: bool = False) -> None:
+        """A start found this; from now on it is what must be there.
+
+        Args:
+            hurt: bytes were spoiled, so that of what is remembered of a group a bound may be left.
+        """
         if must_fit:
-            self._compare(recovered)
+            self._compare(recovered, hurt)
         self.groups = {
             name: GroupLog(found.base, found.hard, list(found.entries))
             for name, found in recovered.groups.items()
         }
+        self.left = dict(recovered.left)
         damaged = {d.group for d in recovered.damaged}
         self.lost = damaged | (self.lost - _forgotten(self._begun))
         self._since.clear()
@@ -101,21 +118,22 @@ class Durable:
         """Batches of which each may be there, if those before it are."""
         return self._since if self._writing is None else [*self._since, self._writing]
 
-    def _compare(self, recovered: Recovered) -> None:
+    def _compare(self, recovered: Recovered, hurt: bool) -> None:
         damaged = {d.group for d in recovered.damaged}
         if "" in damaged:
             return
         batches = self._begun
         for done in range(len(batches) + 1):
             if done:
-                follow(self.groups, batches[done - 1])
+                follow(self.groups, batches[done - 1], self.left)
             unknown = damaged | (self.lost - _forgotten(batches[:done]))
-            if not (unlike := self._unlike(recovered.groups, unknown)):
+            if not (unlike := self._unlike(recovered, unknown, hurt)):
                 return
         raise AssertionError(f"S6: {self.node} recovered another log than it made durable: {unlike}")
 
-    def _unlike(self, found: State, unknown: set[GroupId]) -> str:
-        """How what was found differs from `groups`; "" when it does not."""
+    def _unlike(self, recovered: Recovered, unknown: set[GroupId], hurt: bool) -> str:
+        """How what was found differs from `groups` and `left`; "" when it does not."""
+        found = recovered.groups
         for name in sorted({*self.groups, *found} - unknown):
             ours, theirs = self.groups.get(name), found.get(name)
             if ours is None or theirs is None:
@@ -124,6 +142,11 @@ class Durable:
                 return f"{name}: {theirs.base} {theirs.hard}, not {ours.base} {ours.hard}"
             if ours.entries != theirs.entries:
                 return f"{name}: {len(theirs.entries)} other entries than the {len(ours.entries)} written"
+        for name in sorted({*self.left, *recovered.left} - unknown):
+            kept, said = recovered.left.get(name), self.left.get(name)
+            is_bound = hurt and said is not None and kept == _bound(said)
+            if kept != said and not is_bound:
+                return f"{name}: {kept} is remembered, not {said}"
         return ""
 
     # --- what may be promised ----------------------------------------------------------------------

@@ -107,6 +107,7 @@ class Groups:
         self.outbox = Outbox()
         self.data: dict[GroupId, TallyReplica] = {}
         self.damaged: dict[GroupId, str] = {}
+        self.left: dict[GroupId, HardState] = {}
         self._rng = rng
         self._settings = settings
         self._house_at = now
@@ -161,7 +162,7 @@ class Groups:
             self._busy.discard(group)
             if isinstance(result, Failed):
                 return
-            replica = self._add(group, RaftLog(base, []), HardState(), Tally())
+            replica = self._add(group, RaftLog(base, []), self.left.pop(group, HardState()), Tally())
             replica.number = replica.number_needed = base.checkpoint
             replica.founding = True
 
@@ -169,16 +170,19 @@ class Groups:
                 replica.founding = False
                 founded()
 
-            self.outbox.persist(group, [Rebase(group, base, False)], durable)
+            self.outbox.persist(group, replica.first_records(), durable)
 
         self.desk.job(SaveCheckpoint(group, msgspec.msgpack.encode(payload)), created)
 
     def remove(self, group: GroupId) -> None:
-        """Forget the group and its files; it may come back as a stranger."""
+        """Forget the group and its files; it may come back with an empty log."""
         replica = self.data.pop(group)
         self._busy.add(group)
         self.outbox.forget(group)
-        self.outbox.persist(group, [Forget(group)], lambda: replica.remove(partial(self._drop, group)))
+        memory = self.left[group] = replica.raft.memory()
+        self.outbox.persist(
+            group, [Forget(group, memory)], lambda: replica.remove(partial(self._drop, group))
+        )
         replica.abandon()
 
     def _drop(self, group: GroupId) -> None:
@@ -277,6 +281,7 @@ class GroupNode(Machine):
         rng = random.Random(self.sim.rng.getrandbits(64))
         host = self.host = Groups(owner, rng, self.now, self.settings)
         host.damaged = {d.group: d.message for d in recovered.damaged}
+        host.left = dict(recovered.left)
         known = self.disk.listdir(layout.GROUPS) if self.disk.exists(layout.GROUPS) else []
         found = {*recovered.groups, *known}
         if "" in host.damaged:

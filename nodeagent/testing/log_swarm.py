@@ -215,7 +215,7 @@ class LogSwarm:
         self.odd["torn"] += found.torn_bytes > 0
         self.odd["healed"] += found.healed
         self.odd["damaged"] += len(named)
-        self.durable.reopened(found, must_fit=True)
+        self.durable.reopened(found, must_fit=True, hurt=self.hurt)
         quiet = (self.told & self.durable.lost) - named
         assert not quiet, f"S15: {quiet} were damaged at the start before, and nobody repaired them"
         self.told = set() if self.unread else named
@@ -349,6 +349,8 @@ class LogSwarm:
         paths = [path_of(LOG_DIR, number) for number in list_segments(disk, LOG_DIR)]
         path = rng.choice(paths)
         end = disk.written(path)
+        if not end:
+            return  # it was wiped already
         what = rng.choice(self.plan.hurts)
         self.odd[what] += 1
         self.hurt = True

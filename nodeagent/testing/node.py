@@ -60,6 +60,7 @@ class SimNode(Machine):
             start=start,
             holding=holding,
             starts=self.host.starts.newest if self.life > 1 and hasattr(self, "host") else {},
+            left=recovered.left,
         )
         unexplained = self.host.damaged.keys() - set(self.host.unsettled)
         assert self.lossy or recovered.damaged or not unexplained, self.host.damaged

@@ -33,10 +33,6 @@ EVENTS_MAX = 20_000
 
 A = TypeVar("A")
 
-STRANGER_MS = 10_000
-"""So long, or three times what a process may sleep, a machine stays away from a group that it left: its old
-votes must be forgotten by all."""
-
 DEFINITE = ("not_leader", "overloaded", "refused", "invalid_input")
 """Refusals that say that the command was not taken and never will be (S18)."""
 
@@ -272,10 +268,9 @@ class Swarm:
             may_spoil=self.may_spoil,
         )
         self.spoiled = self.nemesis.spoiled
-        self._stranger_ms = max(STRANGER_MS, 3 * plan.back_ms)
         self.odd: Counter[str] = Counter()
-        self.left: dict[tuple[GroupId, NodeId], int] = {}
-        """When a machine was taken out of a group."""
+        self.left: set[tuple[GroupId, NodeId]] = set()
+        """Machines that were taken out of a group."""
 
         self._seen: dict[tuple[NodeId, int, GroupId], int] = {}
         self._last: dict[tuple[NodeId, int, GroupId], int] = {}
@@ -393,7 +388,6 @@ class Swarm:
                 continue
             if replica.founding or (group, node.node) not in self.left or "member" not in self.plan.kinds:
                 continue
-            self.left[group, node.node] = self.sim.now
             node.remove(group)
             self.odd["replica removed"] += 1
 
@@ -407,7 +401,7 @@ class Swarm:
             learners.remove(bad[0])
         elif bad and len(voters) > max(1, self.plan.voters - 1):
             voters.remove(bad[0])
-            self.left[group, bad[0]] = self.sim.now
+            self.left.add((group, bad[0]))
         elif ready and (bad or self.rng.random() < 0.5):
             learners.remove(ready[0])
             voters.append(ready[0])
@@ -436,18 +430,17 @@ class Swarm:
             if rng.random() < 0.3:
                 learners.append(gone)
             else:
-                self.left[group, gone] = self.sim.now
+                self.left.add((group, gone))
         else:
             return False
         return True
 
     def _may_join(self, group: GroupId, name: NodeId) -> bool:
-        """A machine that left comes back as a stranger, when its files and its old votes are gone."""
+        """A machine that left comes back with an empty log, as soon as its files are gone."""
         node = self.sim.nodes[name]
         if (group, name) not in self.left:
             return name not in self.first[group]
-        is_clear = node.alive and group not in node.host.data and group not in node.founded
-        return is_clear and self.sim.now - self.left[group, name] > self._stranger_ms
+        return node.alive and group not in node.host.data and group not in node.founded
 
     # --- a run -------------------------------------------------------------------------------------
 

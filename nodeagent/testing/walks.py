@@ -77,7 +77,8 @@ VERBS = {
     "lose": (0, 0.3, 1),
     "drop": (0.3, 2),
     "fill": (0, 0.1, 1),
-    "wipe": (0, 1),
+    "forget": (0, 1),
+    "wipe": (0, 0.5),
 }
 """How often each happens, where it can: a walk draws one of these weights."""
 
@@ -171,6 +172,8 @@ class RaftWalk:
         by_verb["fill"] = [f"{rng.choice(['fill', 'empty'])} {rng.choice(names)}"]
         if world.net:
             by_verb["drop"] = [f"drop {rng.randrange(len(world.net))}"]
+        if outsiders := world.outsiders():
+            by_verb["forget"] = [f"forget {rng.choice(outsiders)}"]
         if strangers := world.strangers():
             by_verb["wipe"] = [f"wipe {rng.choice(strangers)}"]
         verb = rng.choices(list(by_verb), [self._weights[v] for v in by_verb])[0]
@@ -242,6 +245,8 @@ def _alike(world: RaftWorld, event: Event) -> Event:
         return event
     if verb == "drop":
         return event if int(words[0]) < len(world.net) else ""
+    if verb == "forget":
+        return event if words[0] in world.outsiders() else ""
     if verb == "wipe":
         return event if words[0] in world.strangers() else ""
     possible = world.events()

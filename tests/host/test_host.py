@@ -24,11 +24,12 @@ from nodeagent.log import Damage, GroupLog
 from nodeagent.meta import commands as meta
 from nodeagent.meta.state import Image, MetaState
 from nodeagent.model.config import ClusterSettings
-from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
+from nodeagent.model.entries import Base, Config, Entry, EntryKind, Forget, HardState, Rebase, SetHard
 from nodeagent.model.errors import EntryFailed, InvariantBroken
 from nodeagent.model.files import FileMeta, ScanSpec
 from nodeagent.model.ids import META, Owner, PartitionKey
 from nodeagent.model.jobs import (
+    CheckpointSaved,
     Done,
     DropStaging,
     Failed,
@@ -118,13 +119,18 @@ def test_news_of_a_commit_waits_in_data_groups_only() -> None:
     assert waits == {META: 0, "a.1": CONFIG.raft.commit_news_ms} and waits["a.1"] > 0
 
 
-def settled_host(groups: dict[str, Any], *records: GroupRecord, holding: Sequence[str] = ()) -> Host:
+def settled_host(
+    groups: dict[str, Any],
+    *records: GroupRecord,
+    holding: Sequence[str] = (),
+    left: dict[str, HardState] | None = None,
+) -> Host:
     """Node a with a meta log and a meta checkpoint that knows `records`, and `groups` beside it."""
     image = Image(cluster_id="c", applied=5, groups={r.group: r for r in records})
     saved = Saved(Base(5, 1, MEMBERS), MetaState(image).encode(), group=META, owner=ME)
     meta_log = GroupLog(Base(5, 1, MEMBERS), HardState(1), [])
     both = {META: (meta_log, msgspec.msgpack.encode(saved)), **groups}
-    return Host.open(CONFIG, "i", both, (), random.Random(1), 0, 0, start=3, holding=holding)
+    return Host.open(CONFIG, "i", both, (), random.Random(1), 0, 0, start=3, holding=holding, left=left)
 
 
 def jobs_of(host: Host) -> list[Job]:
@@ -333,6 +339,35 @@ def test_entries_of_the_log_that_goes_are_not_applied_to_a_state_that_was_instal
     host.on_persisted(persist[0], 30)
     replica._apply(10, [opaque])
     assert replica.seen == 10 and replica.is_whole
+
+
+def test_a_node_remembers_its_promises_to_a_group_that_it_leaves() -> None:
+    """When it is made a member again, it votes as one that still had its log; not before its first record
+    says so. When the group is gone for good, nothing of it is kept."""
+    memory = HardState(3, "b", (3, 2))
+    opaque = Entry(3, EntryKind.COMMAND, data.encode(data.Opaque(b"x")))
+    log = GroupLog(Base(1, 0, MEMBERS), HardState(3, "b"), [opaque])
+    away = GroupRecord("a.1", "b", ("b", "c"), ("b", "c"))
+    host = settled_host({"a.1": (log, checkpoint())}, away)
+    persist = host.take().persist
+    assert persist is not None and persist[1] == [Forget("a.1", memory)]
+
+    gone = settled_host({"a.1": (log, checkpoint())})
+    persist = gone.take().persist
+    assert persist is not None and persist[1] == [Forget("a.1")]
+    gone = settled_host({}, left={"a.1": memory})
+    persist = gone.take().persist
+    assert persist is not None and persist[1] == [Forget("a.1")], "it went while this node was down"
+
+    member = GroupRecord("a.1", "b", ("a", "b", "c"), ("b", "c"))
+    host = settled_host({}, member, left={"a.1": memory})
+    ((number, job),) = host.take().jobs
+    assert isinstance(job, SaveCheckpoint)
+    host.on_job(number, CheckpointSaved(""), 10)
+    persist = host.take().persist
+    assert persist is not None
+    assert persist[1][0] == SetHard("a.1", memory) and isinstance(persist[1][1], Rebase)
+    assert host.data["a.1"].raft.hard == memory
 
 
 def leaves_group(record: GroupRecord | None) -> tuple[Host, int]:

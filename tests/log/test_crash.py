@@ -257,7 +257,13 @@ def test_full_disk_in_a_sync_is_final() -> None:
 
 def test_start_on_a_full_disk() -> None:
     """A node that ended between two segments, or with a torn write, comes up without a free byte."""
-    disk = SimDisk(capacity_bytes=20_000)
+    ends = [start_on_a_full_disk(20_000 + spare) for spare in range(0, 200, 40)]
+    assert set(ends) == {True, False}, "some ended in the middle of a segment, some at its end"
+
+
+def start_on_a_full_disk(capacity: int) -> bool:
+    """Returns whether the log had ended with a whole segment."""
+    disk = SimDisk(capacity_bytes=capacity)
     log, _ = open_log(disk)
     index = 0
     with pytest.raises(NoSpace):
@@ -265,11 +271,11 @@ def test_start_on_a_full_disk() -> None:
             index += 1
             log.write([append("g", index, 1, 1, "z" * 50)])
             log.sync()
-    while log._segment.end < SMALL.segment_bytes // 2 or not log._segment.closed:
-        with pytest.raises(NoSpace):
-            log._rotate()
+    with pytest.raises(NoSpace):
+        log._rotate()
+    was_whole = log._segment.closed
     disk.restart()
-    disk.capacity_bytes = 20_000 - disk.free_bytes()
+    disk.capacity_bytes = capacity - disk.free_bytes()
     for _ in range(2):
         log, found = open_log(disk)
         assert found.damaged == [] and len(found.groups["g"].entries) == index - 1
@@ -282,6 +288,7 @@ def test_start_on_a_full_disk() -> None:
     log.close()
     _, found = open_log(disk)
     assert found.damaged == [] and len(found.groups["g"].entries) == index
+    return was_whole
 
 
 def test_reserve_keeps_term_and_vote_writable_on_a_full_disk() -> None:

@@ -204,6 +204,20 @@ def test_lost_forget_and_lost_birth() -> None:
     assert set(damages(found)) == {"", "g"} and found.groups["g"].entries == []
 
 
+def test_what_a_removal_wants_to_be_remembered_is_bad() -> None:
+    """Its head tells how long the log was, and the term: for whom the node voted in it, nobody knows, so it
+    votes in none up to that."""
+    forget: list[LogOp] = [Forget("g", HardState(7, "x", (5, 9))), Forget("h")]
+    disk, _, offsets = written([[append("g", 1, 9), append("h", 1)], forget, [append("k", 1)]])
+    content = disk.read(PATH)
+    at = content.index(b"\xa1x", offsets[1], offsets[2])
+    with disk.open(PATH) as file:
+        file.pwrite(at, b"\xa1y")
+        file.sync()
+    _, found = open_log(disk, ONE)
+    assert found.left == {"g": HardState(8, "", (7, 9))} and list(found.groups) == ["k"]
+
+
 def long_log() -> tuple[SimDisk, Log]:
     """`idle` writes in the first segment only, `busy` in all, and both have a hard state."""
     disk = SimDisk()

@@ -81,6 +81,22 @@ def test_forgotten_group_is_gone_and_may_come_back(disk: Disk) -> None:
     assert groups["h"].entries == append("h", 1, 1, 1, "again").entries
 
 
+def test_what_is_remembered_of_a_group_stays_until_it_comes_back_or_is_gone_for_good(disk: Disk) -> None:
+    log, _ = open_log(disk)
+    left = {name: HardState(7, "b", (6, index)) for index, name in enumerate(("g", "h", "k"), 3)}
+    log.write([append(name, 1) for name in left])
+    log.write([Forget(name, memory) for name, memory in left.items()])
+    log.close()
+    log, found = open_log(disk)
+    assert found.left == left and found.groups == {}
+    log.write([SetHard("h", left["h"]), Rebase("h", base(0), False)])
+    log.write([Forget("k")])
+    log.close()
+    _, found = open_log(disk)
+    assert found.left == {"g": left["g"]} and list(found.groups) == ["h"]
+    assert found.groups["h"].hard == left["h"]
+
+
 def test_many_segments_are_read_in_numeric_order(disk: Disk) -> None:
     """More than ten segments, so that a sort by text of plain numbers would go wrong."""
     log, _ = open_log(disk)

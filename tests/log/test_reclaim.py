@@ -60,7 +60,9 @@ def test_idle_group_is_copied_forward(disk: Disk) -> None:
     log.write(
         [Rebase("idle", base(7, 2), False), SetHard("idle", HardState(3, "b")), append("idle", 8, 4, 2)]
     )
-    log.write([SetHard("bare", HardState(6, "c"))])
+    log.write(
+        [SetHard("bare", HardState(6, "c")), append("left", 1), Forget("left", HardState(4, "d", (3, 1)))]
+    )
     for lap in range(5):
         busy(log, lap * 60 + 1, lap * 60 + 60)
         log.write([Rebase("busy", base(lap * 60 + 58), True)])
@@ -73,6 +75,7 @@ def test_idle_group_is_copied_forward(disk: Disk) -> None:
     assert found.groups["idle"].hard == HardState(3, "b")
     assert found.groups["idle"].entries == append("idle", 8, 4, 2).entries
     assert found.groups["bare"].hard == HardState(6, "c")
+    assert found.left == {"left": HardState(4, "d", (3, 1))}
     log.write([append("idle", 11, 2, 3, "new")])
     log.close()
     _, found = open_log(disk)

@@ -19,11 +19,12 @@ def replica(
     node: str = "a",
     term: int = 0,
     vote: str = "",
+    held: tuple[int, int] = (0, 0),
     settings: RaftSettings = SETTINGS,
 ) -> Raft:
     """A restarted follower whose log holds entries of `terms`; timeouts are exactly 100 ms."""
     log = RaftLog(Base(0, 0, Config(tuple(voters), tuple(learners))), entries(*terms))
-    hard = HardState(max(term, *terms, 0), vote)
+    hard = HardState(max(term, *terms, 0), vote, held)
     return Raft(node, log, hard, settings, lambda: 0.0, 0, 0)
 
 

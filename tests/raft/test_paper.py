@@ -2,6 +2,7 @@
 
 import pytest
 
+from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
 from nodeagent.model.errors import NotLeader
 from nodeagent.model.limits import APPEND_BYTES_MAX
 from nodeagent.model.raft_messages import (
@@ -9,11 +10,14 @@ from nodeagent.model.raft_messages import (
     AppendRequest,
     Heartbeat,
     HeartbeatReply,
+    RaftMessage,
+    SnapshotOffer,
     TimeoutNow,
     VoteReply,
     VoteRequest,
 )
-from nodeagent.raft import Role
+from nodeagent.raft import Raft, Role
+from nodeagent.raft.membership import encode_config
 
 from .network import Cluster
 from .single import entries, flush, hold, leader, replica, sent
@@ -150,15 +154,70 @@ def test_stickiness_ends_with_an_election_timeout_of_silence() -> None:
     assert sent(flush(raft), VoteReply) == [VoteReply(2, True, False)]
 
 
-def test_learners_and_strangers_vote_when_asked_but_never_campaign() -> None:
+def test_learners_and_outsiders_vote_when_asked_but_never_campaign() -> None:
     """4.2.2 and P37: their config may lag behind the candidate's."""
-    for raft in (replica(learners="d", node="d"), replica(voters="")):
+    for raft in (replica(learners="d", node="d"), replica(node="d")):
         raft.tick(1000)
         assert raft.role is Role.FOLLOWER
         raft.step("a", TimeoutNow(0), 1000)
         assert raft.role is Role.FOLLOWER
         raft.step("a", VoteRequest(1, 0, 0, False), 1000)
         assert sent(flush(raft), VoteReply) == [VoteReply(1, True, False)]
+
+
+def grants(raft: Raft, request: VoteRequest) -> bool:
+    raft.step("b", request, 100)
+    (reply,) = sent(flush(raft), VoteReply)
+    assert isinstance(reply, VoteReply)
+    return reply.granted
+
+
+@pytest.mark.parametrize("pre", [True, False])
+def test_a_member_that_came_back_votes_for_no_log_shorter_than_the_one_it_left_behind(pre: bool) -> None:
+    """It acknowledged those entries: a majority must not elect a log that lacks them."""
+    for last, is_enough in (((2, 7), False), ((1, 9), False), ((2, 8), True), ((3, 1), True)):
+        raft = replica(1, 1, held=(2, 8), term=2)
+        assert grants(raft, VoteRequest(4, last[1], last[0], pre)) is is_enough, last
+    raft = replica(1, 3, held=(2, 8))
+    assert not grants(raft, VoteRequest(4, 9, 2, pre)), "by then its own log counts"
+
+
+@pytest.mark.parametrize("pre", [True, False])
+def test_a_replica_that_knows_no_config_votes_for_nobody(pre: bool) -> None:
+    """It joins with an empty log, perhaps on a new disk; nobody is a voter before it has caught up."""
+    assert not grants(replica(voters="", node="d"), VoteRequest(1, 0, 0, pre))
+
+
+@pytest.mark.parametrize(
+    "heard",
+    [
+        AppendRequest(3, 4, 2, 6, [], 0, 5),
+        Heartbeat(3, 6, 0, 5),
+        SnapshotOffer(3, Base(6, 2, Config(tuple("abc"), ("d",))), "s", 5),
+    ],
+)
+def test_a_node_that_begins_with_nothing_votes_as_if_it_held_what_is_committed(heard: RaftMessage) -> None:
+    """It may have been a member before, on a disk that is gone."""
+    raft = replica(voters="", node="d")
+    raft.step("a", heard, 0)
+    assert flush(raft).hard == HardState(3, "", (3, 6)), "also after a restart"
+    config = Entry(2, int(EntryKind.CONFIG), encode_config(Config(tuple("abc"), ("d",))))
+    raft.step("a", AppendRequest(3, 0, 0, 6, [config], 0, 5), 0)
+    flush(raft)
+    assert raft.log.config.voters and raft.held == (3, 6)
+    raft.step("a", AppendRequest(3, 1, 2, 7, [], 0, 5), 0)
+    assert raft.held == (3, 6), "from here on its own log tells"
+    for last, is_enough in (((2, 9), False), ((3, 5), False), ((3, 6), True), ((4, 1), True)):
+        assert grants(raft, VoteRequest(raft.term + 1, last[1], last[0], True)) is is_enough
+
+
+def test_what_a_member_remembers_when_it_leaves() -> None:
+    raft = replica(1, 1, 3, term=5, vote="c")
+    assert raft.memory() == HardState(5, "c", (3, 3))
+    assert replica(1, held=(3, 3)).memory().held == (3, 3), "of two memberships the longer log"
+    back = replica(node="d", held=(3, 3), term=5)
+    back.step("a", VoteRequest(6, 4, 3, False), 0)
+    assert flush(back).hard == HardState(6, "a", (3, 3)), "it stays on disk"
 
 
 def test_a_leader_without_answers_of_a_quorum_steps_down() -> None:

@@ -24,7 +24,6 @@ from nodeagent.model.entries import Append, Base, Config, EntryKind, HardState, 
 from nodeagent.model.errors import NodeAgentError, NotLeader, Refused
 from nodeagent.model.ids import NodeId
 from nodeagent.model.raft_messages import (
-    AppendReply,
     AppendRequest,
     RaftMessage,
     Routed,
@@ -237,11 +236,12 @@ class RaftWorld:
             voters = raft.log.config.voters
             if member.writes:
                 events.append(f"write {node}")
-            if left.campaigns and (left.lapses or not member.leads) and node in voters and not member.offer:
+            may_campaign = raft.may_campaign() and (left.lapses or not member.leads) and not member.offer
+            if left.campaigns and may_campaign:
                 others = [v for v in voters if v != node]
                 events += [
                     " ".join(("campaign", node, *asked))
-                    for asked in combinations(others, raft.log.config.quorum - 1)
+                    for asked in combinations(others, raft.log.config.quorum - (node in voters))
                     if not any(self._is_twin(a, node, *asked[:i]) for i, a in enumerate(asked))
                 ]
             if left.crashes:
@@ -284,6 +284,17 @@ class RaftWorld:
             entries = (*log.slice(log.first_index, log.last_index, 1 << 60), *disk.entries)
             configs = [decode_config(e.data) for e in entries if e.kind == EntryKind.CONFIG]
             named.update(*(c.members for c in (log.base.config, disk.base.config, *configs)))
+        return [n for n, m in self.nodes.items() if m.raft.term and n not in named]
+
+    def outsiders(self) -> list[NodeId]:
+        """Nodes that know the group, and that are named by no config from the last committed one on."""
+        rafts = [m.raft for m in self.nodes.values()]
+        newest = max(rafts, key=lambda raft: raft.commit)
+        commit, named = newest.commit, set(newest.log.config_at(newest.commit).members)
+        for log in (raft.log for raft in rafts):
+            first = max(commit + 1, log.first_index)
+            later = log.slice(first, log.last_index, 1 << 60) if first <= log.last_index else []
+            named.update(*(decode_config(e.data).members for e in later if e.kind == EntryKind.CONFIG))
         return [n for n, m in self.nodes.items() if m.raft.term and n not in named]
 
     # --- what happens ------------------------------------------------------------------------------
@@ -434,7 +445,8 @@ class RaftWorld:
                 - `lose`, `lose a`: what is under way is lost, or what of it comes from a or goes there
                 - `fill a`: its disk has no room for entries; `empty a`: it has again
                 - `drop 3`: that message is lost
-                - `wipe a`: it forgets the group, of which it is no member
+                - `forget a`: it is no member any more, and drops its log
+                - `wipe a`: the same, and it comes back on a new disk
         """
         world, left = self, self.left
         for event in filter(None, script.split("; ")):
@@ -485,16 +497,19 @@ class RaftWorld:
         """It has room again."""
         self._touch(node).raft.room = Room.ENOUGH
 
+    def _forget(self, node: NodeId) -> None:
+        """As `Host._remove`, and the replica is there again at once. What is under way stays so."""
+        member = self._touch(node)
+        member.disk = GroupLog(Base(0, 0, Config()), member.raft.memory(), [])
+        member.crash()
+
     def _wipe(self, node: NodeId) -> None:
-        """It is no member any more and forgets the group; it may come back as a stranger. Nobody waits for so
-        long for its vote; what it said of its log may still be under way."""
+        """It is another incarnation: what is under way to the one before, or comes from it, is not heard."""
         member = self._touch(node)
         clock = member.raft.clock
         self.nodes[node] = Member(node, Config(), member.life + 1)
         self.nodes[node].raft.clock = clock
-        self.net = tuple(
-            s for s in self.net if s[0] != node and (s[1] != node or isinstance(_decode(s[2]), AppendReply))
-        )
+        self._lose(node)
 
     def _drop(self, at: str) -> None:
         """That message is lost."""

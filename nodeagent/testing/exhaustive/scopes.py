@@ -48,6 +48,27 @@ def _moving(bounds: HandoverBounds, *moves: tuple[GroupId, str, GroupId, str]) -
     return lambda: HandoverWorld(owners, slot_moves, bounds)
 
 
+def _comes_back(name: str, how: str) -> Scope:
+    """Member b left and is a learner again, with the first entries alone; c is behind all of that."""
+    configs = (
+        Config(("a", "b", "c"), ("d",)),
+        ABCD,
+        Config(("a", "c", "d")),
+        Config(("a", "c", "d"), ("b",)),
+    )
+    script = (
+        "elect a b; settle a b c; change a 0; settle a b c d; command a; settle a b c d; change a 1; "
+        f"settle a b d; lose c; change a 2; settle a d; lose b; {how}; change a 3; settle a d; "
+        "hear b a; hear a b; hear b a; lose"
+    )
+    small = {
+        "nodeagent.raft.leader.APPEND_ENTRIES_MAX": 2,
+        "nodeagent.raft.progress.INFLIGHT_APPENDS_MAX": 1,
+    }
+    bounds = RaftBounds(campaigns=1, prompt=True, configs=configs)
+    return Scope(name, 2_400, _raft(bounds, script, others=("d",)), small)
+
+
 RAFT = (
     Scope("elections", 35_000, _raft(RaftBounds(campaigns=2, prompt=True, alike=ABC.voters))),
     Scope(
@@ -159,6 +180,8 @@ RAFT = (
             ABCD,
         ),
     ),
+    _comes_back("a member that comes back, and one that never knew that it had left", "forget b"),
+    _comes_back("a member that comes back on a new disk, and one that knows nothing of that", "wipe b"),
     Scope(
         "strong reads",
         32_000,

@@ -124,6 +124,12 @@ MUTANTS = (
         "        if False:",
     ),
     Mutant(
+        "a node forgets what it promised to a group that it leaves",
+        "host/host.py",
+        "            forget = Forget(group, memory)\n",
+        "            pass\n",
+    ),
+    Mutant(
         "a page ends behind the place that the reader named",
         "host/reads.py",
         "        if end is not None and s.until is not None and end.position > s.until.position:",

@@ -113,6 +113,12 @@ MUTANTS = (
         "            pass\n",
     ),
     Mutant(
+        "a segment begins without what is remembered of groups that were left",
+        "log/index.py",
+        "dict(sorted(self.left.items()))",
+        "{}",
+    ),
+    Mutant(
         "a copy is remembered at its old place",
         "log/index.py",
         "self.extents = [*before, Extent(first, last, segment, size, kept), *after]",

@@ -42,8 +42,20 @@ MUTANTS = (
     Mutant(
         "the longer log wins, whatever its last term",
         "raft/candidate.py",
-        "(request.last_term, request.last_index) >= (state.log.last_term, state.log.last_index)",
-        "request.last_index >= state.log.last_index",
+        "(request.last_term, request.last_index) >= ours",
+        "request.last_index >= ours[1]",
+    ),
+    Mutant(
+        "a member that comes back has forgotten the log that it left behind",
+        "raft/candidate.py",
+        "ours = max(state.held, (state.log.last_term, state.log.last_index))",
+        "ours = (state.log.last_term, state.log.last_index)",
+    ),
+    Mutant(
+        "a member on a new disk votes for a log that lacks what it acknowledged",
+        "raft/core.py",
+        "        if not self.log.config.voters:\n            self._join(message)\n",
+        "",
     ),
     Mutant(
         "an append is taken whatever the term before it",
