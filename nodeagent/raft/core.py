@@ -4,7 +4,7 @@
            ▲                        │                             │                       │
            └──────── higher term, a leader, a lost vote, no quorum, removed ──────────────┘
 
-Only a voter leaves `follower`, unless it abstains, and `TimeoutNow` skips the pre-vote.
+Only what `may_campaign` leaves `follower`, and `TimeoutNow` skips the pre-vote.
 """
 
 from collections.abc import Callable
@@ -272,7 +272,14 @@ class Raft(State):
             self._become_follower(self.term, None)
 
     def may_campaign(self) -> bool:
-        return self.node in self.log.config.voters and not self.passive
+        """A voter may, and one that leaves as long as it does not know that to be committed: it may hold the
+        longest log, and without it nobody else can win (thesis 4.2.2)."""
+        log = self.log
+        if self.passive:
+            return False
+        if self.node in log.config.voters:
+            return True
+        return log.config_index > self.commit and self.node in log.config_at(self.commit).voters
 
     def _campaign(self, *, pre: bool, transfer: bool = False) -> None:
         self._follow(None)

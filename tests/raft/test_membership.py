@@ -211,6 +211,26 @@ def test_a_removed_member_that_returns_disturbs_nobody() -> None:
     assert cluster.leader() == "a" and cluster["a"].term == term
 
 
+def test_a_leaver_with_the_longest_log_campaigns_until_its_removal_is_committed() -> None:
+    """4.2.2: of four voters one is dead and one holds alone that it is none any more. The other two never win
+    against its log, so it must; then it lets go."""
+    cluster = Cluster("abcd")
+    cluster.elect("d")
+    cluster.settle()
+    cluster.crash("b")
+    cluster.isolate("d")
+    cluster["d"].change(config("abc", "d"), cluster.clock)
+    cluster.settle()
+    cluster.crash("d")
+    cluster.heal()
+    cluster.restart("d")
+    assert cluster["d"].log.config == config("abc", "d"), "its disk holds the change"
+    cluster.tick(10_000)
+    assert cluster.leader() in ("a", "c")
+    assert all(cluster[n].log.config == config("abc", "d") for n in "acd")
+    assert all(cluster[n].commit == cluster["a"].log.last_index for n in "acd")
+
+
 def test_a_member_removed_while_its_snapshot_is_made_does_not_wedge_the_change() -> None:
     """P43: the late offer is dropped."""
     raft = leader(1, learners="d")

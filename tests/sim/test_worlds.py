@@ -1,6 +1,6 @@
 """Seeds of the worlds that are smaller than a cluster. A failure prints the command that replays it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -8,16 +8,20 @@ from nodeagent.testing import alone, log_swarm, swarm, walks
 from nodeagent.testing.parallel import whys
 from tests.sim.spread import SPREAD
 
-WORLDS: dict[str, tuple[Callable[[int], object], range, range]] = {
+PINNED = (
+    131,  # a leaver alone holds that it is no voter any more, another voter is dead: nobody ever led
+    159,  # a leaver with an old log was elected by members that had left, forgotten that log and come back
+)
+WORLDS: dict[str, tuple[Callable[[int], object], Sequence[int], Sequence[int]]] = {
     "one log": (log_swarm.run, range(1, 9), range(9, 40)),
     "walks": (walks.run, range(1, 4), range(4, 20)),
-    "groups": (swarm.run, range(1, 13), range(13, 60)),
+    "groups": (swarm.run, (*range(1, 13), *PINNED), range(13, 60)),
     "one node": (alone.run, range(1, 4), range(4, 16)),
 }
 """With seeds of every run of the tests, and of `make spread`."""
 
 
-def failures(run: Callable[[int], object], seeds: range) -> str:
+def failures(run: Callable[[int], object], seeds: Sequence[int]) -> str:
     return "\n\n".join(filter(None, whys(run, [(seed,) for seed in seeds], 2)))
 
 
