@@ -83,9 +83,9 @@ def test_each_net_looks_for_a_planted_bug_by_itself() -> None:
     "name",
     spread(
         [
-            "sessions do not move with their slots",
             "half of the voters are a majority",
             "segments go before what replaced them is durable",
+            "sessions do not move with their slots",
         ],
         2,
     ),
