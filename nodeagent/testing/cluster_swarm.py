@@ -139,7 +139,9 @@ class ClusterSwarm(RandomOps):
     def __init__(self, seed: int, focus: Focus = ()) -> None:
         plan = self.plan = self.drawn(random.Random(f"plan {seed}"))
         plan.kinds |= focus_kinds(focus)
-        self._wanted_kinds = {member.partition(" ")[0] for name, member in focus if name == "operation"}
+        wanted = [member.split() for name, member in focus if name == "operation"]
+        self._wanted_kinds = {kind for kind, _ in wanted}
+        self._wants_cancel = any(stage.startswith("CANCEL") for _, stage in wanted)
         super().__init__(
             seed,
             nodes=plan.nodes,
@@ -216,6 +218,17 @@ class ClusterSwarm(RandomOps):
         self.sim.run(
             lambda: self.nemesis.calm or (not to_end and self.stage(operation) in ENDED), self.plan.burst_ms
         )
+
+    def steered(self, begin: Callable[[], str], *, may_cancel: bool = True) -> bool:
+        """Where cancelled changes are wanted, every other one is kept where it can still be."""
+        if not (may_cancel and self._wants_cancel and self.sim.rng.random() < 0.5):
+            return super().steered(begin, may_cancel=may_cancel)
+        self.hold("before:OPEN")
+        operation = begin()
+        self.burst()
+        done = self.maybe_cancel(operation)
+        self.hold()
+        return done
 
     # --- what is lost for good ---------------------------------------------------------------------
 
