@@ -449,9 +449,13 @@ class RaftWorld:
                 - `wipe a`: the same, and it comes back on a new disk
         """
         world, left = self, self.left
-        for event in filter(None, script.split("; ")):
+        events = list(filter(None, script.split("; ")))
+        for number, event in enumerate(events, 1):
             world.left = plenty(left)
-            world = world.after(event)
+            try:
+                world = world.after(event)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\nafter: {'; '.join(events[:number])}") from error
         world.left = left
         return world
 
