@@ -27,13 +27,12 @@ Left = dict[GroupId, HardState]
 
 def follow(state: State, ops: Sequence[LogOp], left: Left | None = None) -> None:
     """Apply one batch. Of a group that was left `left` keeps what is remembered."""
+    left = {} if left is None else left
     for op in ops:
+        left.pop(op.group, None)
         if isinstance(op, Forget):
             state.pop(op.group, None)
-        if left is not None:
-            left.pop(op.group, None)
-        if isinstance(op, Forget):
-            if left is not None and op.memory is not None:
+            if op.memory is not None:
                 left[op.group] = op.memory
             continue
         group = state.get(op.group)

@@ -12,7 +12,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from nodeagent.testing import coverage
+from nodeagent.testing import cluster_swarm, coverage
 from nodeagent.testing.cluster_swarm import ClusterSwarm
 from nodeagent.testing.coverage import (
     BEGIN,
@@ -31,6 +31,7 @@ from nodeagent.testing.coverage import (
 from nodeagent.testing.injections import Ambush, DiskError
 from nodeagent.testing.nemesis import JOBS, Nemesis, focus_kinds
 from nodeagent.testing.sim import Sim
+from tests.sim.spread import SPREAD
 
 
 class Told(msgspec.Struct):
@@ -145,6 +146,15 @@ def test_a_steered_run_looks_for_what_was_reached_the_least() -> None:
     for run in runs:
         kinds = focus_kinds(run.focus)
         assert ("ambush" in kinds) == any(name in ("kill", "power cut") for name, _ in run.focus)
+
+
+@SPREAD
+def test_changes_are_cancelled_when_that_is_looked_for() -> None:
+    """Most changes have their slots open before a cancel that comes by chance."""
+    focus = (("operation", "rebalance CANCELLED"), ("operation", "remove-node CANCELLED"))
+    swarm, report = cluster_swarm.ran(23, focus)
+    assert all(swarm.sim.seen[wanted] for wanted in focus), report.operations
+    assert all(not node.holds for node in swarm.sim.nodes.values()), "what comes later passes"
 
 
 def test_a_focus_is_what_faults_are_drawn_from() -> None:
