@@ -1,7 +1,10 @@
 """How long the loop is busy at a time, and with what when it was too long."""
 
+import os
+import resource
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from nodeagent.model.limits import TURN_MS_MAX
 from nodeagent.runtime.ports import EffectsPort
@@ -13,6 +16,35 @@ than that."""
 Note = Callable[[str, dict[str, object]], None]
 
 
+class ThreadUse(NamedTuple):
+    """What the thread had of the machine since it began."""
+
+    own_s: float
+    """On a processor."""
+
+    waited_s: float
+    """Ready to run, while other threads had the processors; always 0 where the kernel does not count it."""
+
+    blocked: int
+    """How often it slept: for another thread's lock, or for the disk. No sleep and no wait, and still much
+    longer than its own time: the machine itself stood still."""
+
+
+def thread_use() -> Callable[[], ThreadUse]:
+    """Reads the use of the thread that calls this, not of one that calls the reader."""
+    try:
+        schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        schedstat = -1
+
+    def read() -> ThreadUse:
+        told = resource.getrusage(resource.RUSAGE_THREAD)
+        waited_ns = int(os.pread(schedstat, 64, 0).split()[1]) if schedstat >= 0 else 0
+        return ThreadUse(told.ru_utime + told.ru_stime, waited_ns / 1e9, told.ru_nvcsw)
+
+    return read
+
+
 class Turns:
     """A turn begins with the first event after the last, and ends when the host's effects are under way."""
 
@@ -20,16 +52,17 @@ class Turns:
         self,
         note: Note,
         clock: Callable[[], float] = time.perf_counter,
-        used: Callable[[], float] = time.thread_time,
+        used: Callable[[], ThreadUse] | None = None,
     ) -> None:
+        """To be made in the loop's thread."""
         self._note = note
         self._clock = clock
-        self._used = used
-        """Processor time of the loop's thread: a slow turn that took little of it waited for the machine or
-        another thread. What the note says of it may be `OWN_SAMPLE_S` too much."""
+        self._used = used or thread_use()
+        """Tells whether a slow turn was the loop's own work or waited for something. What the note says of it
+        may be `OWN_SAMPLE_S` too much."""
 
         self._began: float | None = None
-        self._used_before = 0.0
+        self._used_before = ThreadUse(0.0, 0.0, 0)
         self._sampled_at = -OWN_SAMPLE_S
         self._events = 0
         self.count = 0
@@ -56,9 +89,15 @@ class Turns:
             self.longest_s = took_s
         if took_s * 1000 > TURN_MS_MAX:
             self.slow += 1
-            own_ms = round((self._used() - self._used_before) * 1000)
-            fields = {"ms": round(took_s * 1000), "own_ms": own_ms, "events": events, **described(effects)}
-            self._note("slow_turn", fields)
+            used, before = self._used(), self._used_before
+            fields: dict[str, object] = {
+                "ms": round(took_s * 1000),
+                "own_ms": round((used.own_s - before.own_s) * 1000),
+                "waited_ms": round((used.waited_s - before.waited_s) * 1000),
+                "blocked": used.blocked - before.blocked,
+                "events": events,
+            }
+            self._note("slow_turn", fields | described(effects))
 
 
 def described(effects: EffectsPort) -> dict[str, object]:

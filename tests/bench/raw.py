@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Self
 
 import xxhash
 
@@ -50,6 +51,45 @@ def cpu_share() -> Figure:
             pass
         shares.append(100 * (time.process_time() - cpu) / (time.perf_counter() - wall))
     return of("share of a core that a busy loop gets", shares, "%")
+
+
+class Lateness:
+    """While in its context: by how much a thread that sleeps wakes up too late (what the machine takes from
+    everybody), and the share of the processors' time that the hypervisor gave to others."""
+
+    SLEEP_S = 0.005
+
+    def __init__(self) -> None:
+        self.longest_ms = 0.0
+        self.stolen_percent = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._before = _processor_ticks()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        ticks = [after - before for before, after in zip(self._before, _processor_ticks(), strict=True)]
+        self.stolen_percent = 100 * ticks[_STEAL] / max(1, sum(ticks))
+
+    def _watch(self) -> None:
+        before = time.perf_counter()
+        while not self._ended.wait(self.SLEEP_S):
+            now = time.perf_counter()
+            self.longest_ms = max(self.longest_ms, (now - before - self.SLEEP_S) * 1000)
+            before = now
+
+
+_STEAL = 7
+
+
+def _processor_ticks() -> list[int]:
+    """Of all processors: user, nice, system, idle, iowait, irq, softirq, steal. See proc_stat(5)."""
+    return [int(field) for field in Path("/proc/stat").read_text().split()[1 : _STEAL + 2]]
 
 
 def syncs_per_s(directory: str) -> float:

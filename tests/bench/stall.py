@@ -6,7 +6,9 @@ them; all that grows with their number is under test: checkpoints, looks of the 
 
 import json
 import time
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -23,6 +25,7 @@ from nodeagent.storage import layout
 from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint
 from tests.bench.agents import Agents, fleet_of
 from tests.bench.figures import Report, of
+from tests.bench.raw import Lateness
 from tests.bench.walks import schema_of, storage_group
 from tests.bench.writing import Load, clients, wait_written
 
@@ -59,10 +62,12 @@ def _measured(
     groups = {g: n for g, n in agents.leaders(cluster).items() if g != META}
     before, slow = _leading(agents, cluster, full), _slow(agents)
     load = Load(tuple(range(GROUPS)), 10, 2, 100, 2, seconds, rows_per_s=ROWS_PER_S)
-    with clients(agents.spec, [load], groups) as queues:
+    with Lateness() as machine, clients(agents.spec, [load], groups) as queues:
         written = wait_written(queues[0], seconds + 120)
     held = agents.groups(cluster)[groups[full], full].files
-    turns = sorted(map(_milliseconds, _slow(agents) - slow))
+    turns = sorted(map(_told, _slow(agents) - slow), key=itemgetter("ms"))
+    for turn in turns:
+        print("  a slow turn:", json.dumps(turn), flush=True)
     return Report(
         "stall",
         f"{held} files in {full}, R=3, a writer of {written.rows / written.seconds:.0f} rows/s,"
@@ -74,7 +79,11 @@ def _measured(
                 "",
                 ceiling=0.5,
                 limit=f"{TURN_MS_MAX} ms",
-                details={"longest_ms": turns[-1][0], "its_own_ms": turns[-1][1]} if turns else {},
+                details={
+                    **({"longest_ms": turns[-1]["ms"]} if turns else {}),
+                    "idle_thread_late_ms": machine.longest_ms,
+                    "stolen_percent": machine.stolen_percent,
+                },
             ),
             of(
                 "changes of leader",
@@ -100,10 +109,10 @@ def _slow(agents: Agents) -> set[str]:
     return {line for tail in tails for line in tail.splitlines() if '"slow_turn"' in line}
 
 
-def _milliseconds(line: str) -> tuple[int, int]:
-    """(of the turn, of them the loop's own work): the others it waited for the machine or another thread."""
-    turn = json.loads(line)
-    return turn["ms"], turn["own_ms"]
+def _told(line: str) -> dict[str, Any]:
+    """What the log says of a slow turn: of its `ms`, `own_ms` were the loop's own work, and `waited_ms` it
+    waited for a processor."""
+    return {name: value for name, value in json.loads(line).items() if name not in ("event", "time")}
 
 
 def forge(directory: Path, group: GroupId, count: int) -> None:
