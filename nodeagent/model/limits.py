@@ -23,7 +23,7 @@ INFLIGHT_BYTES_MAX = 32 * MIB
 UNCOMMITTED_BYTES_MAX = 64 * MIB
 """Per group: past this the leader answers `Overloaded`."""
 
-MEMTABLES_MAX = 3
+MEMTABLES_MAX = 4
 """Times `memtable_bytes_max`: with more rows of a group waiting for their files the leader answers
 `Overloaded`, so that closing sets the pace of writing."""
 
