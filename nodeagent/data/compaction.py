@@ -214,8 +214,10 @@ def pick_small(files: Sequence[FileMeta], files_min: int, full_min: int | None =
         files_min: how many make a run.
         full_min: how many do when one more would pass `COMPACT_BYTES_MAX`: such a run cannot grow.
     """
-    runs = (_pick_small(alike, files_min, full_min or files_min) for alike in _alike(files))
-    return next(filter(None, runs), ())
+    full_min = full_min or files_min
+    if len(files) < min(files_min, full_min):  # nearly everywhere
+        return ()
+    return next(filter(None, (_pick_small(alike, files_min, full_min) for alike in _alike(files))), ())
 
 
 def _alike(files: Sequence[FileMeta]) -> list[Sequence[FileMeta]]:

@@ -74,6 +74,8 @@ class Compactor:
         if now >= self._look_at:
             self._look_at = now + config.compact_every_ms
             for replica in self._led():
+                if len(replica.state.changed) > COMPACT_KEYS_PER_LOOK:
+                    self._look_at = now  # the rest in the next turns
                 self._compact(replica)
         if now >= self._expire_at:
             self._expire_at = now + config.expire_every_ms
@@ -120,7 +122,7 @@ class Compactor:
     def _choose(self, replica: DataReplica, room: int) -> Runs:
         """What to compact now, of where something changed; what has nothing to compact is forgotten."""
         state, group, now = replica.state, replica.group, self.host.desk.now
-        moving = self._moving(group)
+        moving, files_min = self._moving(group), self._files_min()
         under_way = {c.key for c in state.compacting}
         runs: Runs = {}
         total = 0
@@ -129,7 +131,7 @@ class Compactor:
                 break
             del state.changed[key]
             if key not in under_way and now >= self._not_before.get((group, key), now):
-                run, is_done = self._run_of(replica, key, moving)
+                run, is_done = self._run_of(replica, key, moving, files_min)
                 if run:
                     runs[key] = run
                     total += sum(map(compaction.weight_of, run))
@@ -138,15 +140,17 @@ class Compactor:
             state.changed[key] = None  # behind the others, so that each has its turn
         return runs
 
-    def _run_of(self, replica: DataReplica, key: Key, moving: set[int]) -> tuple[Sequence[FileMeta], bool]:
+    def _run_of(
+        self, replica: DataReplica, key: Key, moving: set[int], files_min: int
+    ) -> tuple[Sequence[FileMeta], bool]:
         """What to compact there now, if anything; and whether there is nothing until something changes."""
         state, group = replica.state, replica.group
-        files_min, full_min = self._files_min(), self.host.config.compact_files_min
+        full_min = self.host.config.compact_files_min
         files = state.manifest.of_partition(*key)
         if files and (files[0].slot in moving or not state.is_settled(files[0].slot)):
             return (), False
         low = self.host.desk.space.is_low  # then only what makes room: the end of rows that were deleted
-        hopeful = next((f for f in files if self._is_hopeful(group, (f,))), None)
+        hopeful = next((f for f in files if f.parked and self._is_hopeful(group, (f,))), None)
         if hopeful is not None and not low:
             return (() if self._trials.get((group, hopeful.name), True) is None else (hopeful,)), False
         run = compaction.pick_small(files, files_min, full_min) if not low else []

@@ -35,7 +35,7 @@ and requests are taken between them."""
 TURN_MS_MAX = 100
 """A longer turn of the loop is counted and named in a log line."""
 
-COMPACT_KEYS_PER_LOOK = 512
+COMPACT_KEYS_PER_LOOK = 128
 """Pairs of table and time partition a leader looks at for one group at a time."""
 
 EXPIRE_PARTITIONS_PER_LOOK = 512

@@ -1,7 +1,6 @@
 """How long the loop is busy at a time, and with what when it was too long."""
 
 import os
-import resource
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -25,10 +24,6 @@ class ThreadUse(NamedTuple):
     waited_s: float
     """Ready to run, while other threads had the processors; always 0 where the kernel does not count it."""
 
-    blocked: int
-    """How often it slept: for another thread's lock, or for the disk. No sleep and no wait, and still much
-    longer than its own time: the machine itself stood still."""
-
 
 def thread_use() -> Callable[[], ThreadUse]:
     """Reads the use of the thread that calls this, not of one that calls the reader."""
@@ -38,9 +33,8 @@ def thread_use() -> Callable[[], ThreadUse]:
         schedstat = -1
 
     def read() -> ThreadUse:
-        told = resource.getrusage(resource.RUSAGE_THREAD)
         waited_ns = int(os.pread(schedstat, 64, 0).split()[1]) if schedstat >= 0 else 0
-        return ThreadUse(told.ru_utime + told.ru_stime, waited_ns / 1e9, told.ru_nvcsw)
+        return ThreadUse(time.thread_time(), waited_ns / 1e9)
 
     return read
 
@@ -62,7 +56,7 @@ class Turns:
         may be `OWN_SAMPLE_S` too much."""
 
         self._began: float | None = None
-        self._used_before = ThreadUse(0.0, 0.0, 0)
+        self._used_before = ThreadUse(0.0, 0.0)
         self._sampled_at = -OWN_SAMPLE_S
         self._events = 0
         self.count = 0
@@ -94,7 +88,6 @@ class Turns:
                 "ms": round(took_s * 1000),
                 "own_ms": round((used.own_s - before.own_s) * 1000),
                 "waited_ms": round((used.waited_s - before.waited_s) * 1000),
-                "blocked": used.blocked - before.blocked,
                 "events": events,
             }
             self._note("slow_turn", fields | described(effects))

@@ -142,8 +142,10 @@ class Manifest:
     def of_partition(self, partition: PartitionKey, table: str | None = None) -> tuple[FileMeta, ...]:
         """Oldest first."""
         tables = self._tables.get(partition, ()) if table is None else (table,)
-        metas = (m for t in tables for m in self._of_table.get((partition, t), {}).values())
-        return tuple(sorted(metas, key=lambda m: (m.order, m.name)))
+        metas = [m for t in tables for m in self._of_table.get((partition, t), {}).values()]
+        if len(metas) > 1:
+            metas.sort(key=lambda m: (m.order, m.name))
+        return tuple(metas)
 
     def tables_of(self, partition: PartitionKey) -> tuple[str, ...]:
         """Tables that have files in the partition; in no order."""

@@ -112,3 +112,20 @@ def test_a_look_for_what_to_compact_is_bounded_and_comes_to_all() -> None:
         assert count - COMPACT_KEYS_PER_LOOK * looks <= before and looks < 4
     assert looks == 2 and [key[0].time_partition for key in runs] == [count - 1]
     assert set(asked) <= {PartitionKey("sg", count - 1, 0)} and SCHEMA.table == "t"
+
+
+def test_after_a_start_all_is_looked_at_in_turns_that_follow_each_other() -> None:
+    """Not one look in each `compact_every_ms`: with a hundred thousand files new ones would wait for long."""
+    node = Node([])
+    compactor, state = node.host.compactor, node.replica.state
+    compactor._look_at = node.host.desk.now
+    state.changed = {(PartitionKey("sg", i, 0), "t"): None for i in range(3 * COMPACT_KEYS_PER_LOOK)}
+    left = []
+    for _ in range(4):
+        compactor.keep()
+        left.append(len(state.changed) // COMPACT_KEYS_PER_LOOK)
+        node.host.desk.now += 1
+    assert left == [2, 1, 0, 0]
+    state.changed = {(PartitionKey("sg", 0, 0), "t"): None}
+    compactor.keep()
+    assert len(state.changed) == 1, "a look took all, so the next comes later"

@@ -14,8 +14,8 @@ from nodeagent.runtime.turns import OWN_SAMPLE_S, ThreadUse, Turns, thread_use
 
 def test_a_slow_turn_is_counted_and_says_what_it_did() -> None:
     """From the first event to the end of the effects; a pause between two turns is no turn. What the thread
-    had of the machine tells whether the agent is slow, or its disk, or its machine."""
-    now, used = [0.0], [ThreadUse(0.0, 0.0, 0)]
+    had of the machine tells whether the agent is slow, or its machine."""
+    now, used = [0.0], [ThreadUse(0.0, 0.0)]
     said: list[tuple[str, dict[str, object]]] = []
     turns = Turns(lambda *note: said.append(note), lambda: now[0], lambda: used[0])
     turns.event()
@@ -23,17 +23,17 @@ def test_a_slow_turn_is_counted_and_says_what_it_did() -> None:
     turns.end(Effects())
     assert (turns.count, turns.slow, said) == (1, 0, [])
     now[0] += 60
-    used[0] = ThreadUse(1.0, 2.0, 40)
+    used[0] = ThreadUse(1.0, 2.0)
     turns.event()
     now[0] += 0.08
     turns.event()
     now[0] += 0.04
-    used[0] = ThreadUse(1.005, 2.1, 43)
+    used[0] = ThreadUse(1.005, 2.1)
     turns.end(Effects(jobs=[(1, DropSnapshot("s"))], applied=7, applied_bytes=900))
     assert (turns.count, turns.slow) == (2, 1) and round(turns.longest_s, 3) == 0.12
     ((event, fields),) = said
     assert event == "slow_turn" and fields["ms"] == 120 and fields["events"] == 2
-    assert (fields["own_ms"], fields["waited_ms"], fields["blocked"]) == (5, 100, 3)
+    assert (fields["own_ms"], fields["waited_ms"]) == (5, 100)
     assert (fields["applied"], fields["applied_bytes"], fields["kinds"]) == (7, 900, "DropSnapshot")
 
 
@@ -43,7 +43,7 @@ def test_the_thread_s_time_is_read_seldom_and_told_nearly() -> None:
 
     def read() -> ThreadUse:
         reads[0] += 1
-        return ThreadUse(used[0], 0.0, 0)
+        return ThreadUse(used[0], 0.0)
 
     said: list[dict[str, object]] = []
     turns = Turns(lambda _, fields: said.append(fields), lambda: now[0], read)
@@ -61,7 +61,7 @@ def test_the_thread_s_time_is_read_seldom_and_told_nearly() -> None:
     assert 150 <= int(str(fields["own_ms"])) <= 150 + 1000 * OWN_SAMPLE_S
 
 
-def test_own_time_and_sleeps_of_a_thread_are_not_those_of_others() -> None:
+def test_own_time_of_a_thread_is_not_that_of_others() -> None:
     other = threading.Thread(target=_busy, args=(0.05,))
     read = thread_use()
     before = read()
@@ -70,7 +70,7 @@ def test_own_time_and_sleeps_of_a_thread_are_not_those_of_others() -> None:
     slept = read()
     _busy(0.05)
     worked = read()
-    assert slept.blocked > before.blocked and slept.own_s - before.own_s < 0.03
+    assert slept.own_s - before.own_s < 0.03
     assert worked.own_s - slept.own_s >= 0.045 and worked.waited_s >= before.waited_s
 
 
