@@ -302,7 +302,8 @@ class DataState:
         for slot, partition in command.partitions:
             if left is not None and partition not in left:
                 continue
-            tables = {table: run.batches for table, run in self.memtable.freeze(partition, index).items()}
+            fresh = self.memtable.freeze(partition, index)
+            tables = {table: tuple(run.batches) for table, run in fresh.items()}
             if tables:
                 frozen.append((slot, partition, tables))
         if frozen:

@@ -457,6 +457,10 @@ class DataReplica(Replica):
 
     # --- closing -----------------------------------------------------------------------------------
 
+    def tick(self) -> None:
+        super().tick()
+        self.state.memtable.to_free.free()
+
     def maybe_close(self) -> None:
         """Leader: close what is too big, too old, or pins too much log."""
         term, index = self._closing

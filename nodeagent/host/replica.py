@@ -3,6 +3,7 @@
 What the entries mean is the subclass's business.
 """
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from nodeagent.model import limits
 from nodeagent.model.entries import Append, Base, Entry, HardState, LogOp, Rebase, SetHard
 from nodeagent.model.errors import EntryFailed, InvalidInput, InvariantBroken, NodeAgentError
 from nodeagent.model.files import FileMeta
+from nodeagent.model.freeing import ToFree
 from nodeagent.model.ids import GroupId, NodeId, Owner
 from nodeagent.model.jobs import (
     DropSnapshot,
@@ -130,6 +132,9 @@ class Replica:
         """Of the one that the log says it needs: the last after which something was removed."""
 
         self._purge_at = desk.now
+        self._purged = ToFree()
+        """Entries that left the log."""
+
         self._headway: dict[NodeId, tuple[int, int]] = {}
         """Leader: how far a follower was that lags, and since when."""
 
@@ -226,6 +231,7 @@ class Replica:
 
     def tick(self) -> None:
         self.raft.tick(self.desk.now)
+        self._purged.free()
 
     @property
     def leads(self) -> bool:
@@ -489,7 +495,10 @@ class Replica:
         index = min(index, self.raft.commit)
         if index <= self.raft.log.base.index:
             return False
+        log = self.raft.log
+        purged = log.slice(log.first_index, index, sys.maxsize)
         self.outbox.persist(self.group, [self._rebase(self.raft.compact(index))])
+        self._purged.add(purged)
         return True
 
     def log_bytes(self) -> int:

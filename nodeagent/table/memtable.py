@@ -5,7 +5,7 @@ Batches stay the bytes they came in; nothing is decoded here. Per partition the 
 their files are in the manifest.
 
 To freeze and to drop goes through the tables of a partition, not through its batches, of which one close has
-tens of thousands: the loop stands still meanwhile.
+tens of thousands: the loop stands still meanwhile. What was dropped is freed by `to_free`, some at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from nodeagent.model.freeing import ToFree
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import MemBatch
 
@@ -35,6 +36,7 @@ class Run(msgspec.Struct):
     """Batches of one table between two closes, by ascending index; the other fields are over all of them."""
 
     held: list[Held]
+    batches: list[MemBatch]
     rows: int
     nbytes: int
     time_min: int
@@ -44,6 +46,7 @@ class Run(msgspec.Struct):
     def of(cls, held: list[Held]) -> "Run":
         return cls(
             held,
+            [h.batch for h in held],
             sum(h.rows for h in held),
             sum(h.nbytes for h in held),
             min(h.time_min for h in held),
@@ -52,6 +55,7 @@ class Run(msgspec.Struct):
 
     def add(self, held: Held) -> None:
         self.held.append(held)
+        self.batches.append(held.batch)
         self.rows += held.rows
         self.nbytes += held.nbytes
         self.time_min = min(self.time_min, held.time_min)
@@ -64,10 +68,6 @@ class Run(msgspec.Struct):
     @property
     def last_index(self) -> int:
         return self.held[-1].index
-
-    @property
-    def batches(self) -> tuple[MemBatch, ...]:
-        return tuple([h.batch for h in self.held])
 
 
 Runs = dict[str, Run]
@@ -122,6 +122,7 @@ class Memtable:
         self._partitions: dict[PartitionKey, PartitionRows] = {}
         self.nbytes = 0
         self.rows = 0
+        self.to_free = ToFree()
 
     def add(
         self,
@@ -142,7 +143,7 @@ class Memtable:
         assert held.index > at.frozen_through, "no row joins a frozen range"
         run = at.open.get(table)
         if run is None:
-            at.open[table] = Run([held], rows, held.nbytes, time_min, time_max)
+            at.open[table] = Run([held], [batch], rows, held.nbytes, time_min, time_max)
         else:
             assert run.last_index <= held.index, "entries are applied in log order"
             run.add(held)
@@ -199,6 +200,9 @@ class Memtable:
         gone, at.frozen = [g for g, _ in parts if g], [left for _, left in parts if left]
         open_gone, at.open = _split(at.open, through_index)
         at.open_bytes -= _sum(open_gone, _nbytes)
+        for part in (*gone, open_gone):
+            for run in part.values():
+                self.to_free.add(run.held)
         freed = sum(_sum(part, _nbytes) for part in (*gone, open_gone))
         rows = sum(_sum(part, _rows) for part in (*gone, open_gone))
         at.nbytes -= freed

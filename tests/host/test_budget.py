@@ -11,6 +11,7 @@ from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog
 from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.files import FileMeta
+from nodeagent.model.freeing import FREED_MIN
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import HashFiles
 from nodeagent.model.limits import (
@@ -70,6 +71,19 @@ def test_a_backlog_is_applied_over_several_turns() -> None:
     )
     assert 6 <= sum(1 for f in found if any(f.values())) <= 8
     assert all(any(f[g] for f in found[:2]) for g in GROUPS), "each has its turn"
+
+
+def test_entries_that_left_the_log_are_freed_some_at_a_time() -> None:
+    host = leading()
+    turns(host, commands.encode(commands.Opaque(b"x")), 3 * FREED_MIN)
+    replica = host.data[GROUPS[0]]
+    replica._purge(replica.raft.commit)
+    left = [len(replica._purged)]
+    while left[-1]:
+        host.tick(host.desk.now, 0)
+        left.append(len(replica._purged))
+    assert left[0] >= 3 * FREED_MIN and left[0] - left[1] == FREED_MIN
+    assert replica.raft.log.first_index > left[0]
 
 
 def test_large_entries_are_counted_in_bytes() -> None:

@@ -1,11 +1,13 @@
 """What is in the log but in no file."""
 
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from nodeagent.model.freeing import FREED_MIN, FREED_SHARE, ToFree
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import MemBatch
 from nodeagent.table.memtable import Memtable
@@ -94,6 +96,33 @@ def test_a_close_goes_through_no_batches() -> None:
     at.open["t"].held = Untouched(at.open["t"].held)
     assert mem.drop(A, 5) == 80 and (at.count, at.nbytes, mem.nbytes) == (1, 5, 25)
     assert [run.rows for run in frozen.values()] == [5, 3]
+
+
+def test_what_was_dropped_is_freed_some_at_a_time() -> None:
+    """To free all of a close at once takes the loop longer than anything else in it."""
+    mem, count = Memtable(), 4 * FREED_MIN
+    for index in range(1, count + 1):
+        mem.add(A, "t", MemBatch((index,), b"x"), rows=1, time_min=0, time_max=0)
+    at = mem.partition(A)
+    assert at is not None
+    data = at.open["t"].batches
+    del at
+    mem.drop(A, count)
+    left = [len(mem.to_free)]
+    while mem.to_free:
+        mem.to_free.free()
+        left.append(len(mem.to_free))
+    assert left == [count - n * FREED_MIN for n in range(5)]
+    assert all(sys.getrefcount(batch) == 3 for batch in data), "nobody else holds one"
+
+
+def test_much_is_freed_in_larger_parts() -> None:
+    """So that what comes all the time does not pile up."""
+    to_free = ToFree()
+    for _ in range(8):
+        to_free.add([object() for _ in range(FREED_MIN * FREED_SHARE)])
+    to_free.free()
+    assert len(to_free) == 7.5 * FREED_MIN * FREED_SHARE
 
 
 @pytest.mark.parametrize("seed", range(40))
