@@ -55,6 +55,9 @@ class Compactor:
         self.host = host
         self._look_at = host.desk.now
         self._expire_at = host.desk.now
+        self._unsearched: set[GroupId] = set()
+        """Where the next look comes in this turn: nothing was found yet, and there is more to look at."""
+
         self._proposed: dict[GroupId, tuple[int, int]] = {}
         """group -> (term, index) of the last entry proposed; no other before it is applied"""
 
@@ -73,9 +76,10 @@ class Compactor:
         now, config = self.host.desk.now, self.host.config
         if now >= self._look_at:
             self._look_at = now + config.compact_every_ms
-            for replica in self._led():
-                if len(replica.state.changed) > COMPACT_KEYS_PER_LOOK:
-                    self._look_at = now  # the rest in the next turns
+            self._unsearched.update(r.group for r in self._led())
+        for replica in self._led() if self._unsearched else ():
+            if replica.group in self._unsearched:
+                self._unsearched.discard(replica.group)
                 self._compact(replica)
         if now >= self._expire_at:
             self._expire_at = now + config.expire_every_ms
@@ -115,9 +119,12 @@ class Compactor:
         if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
             return
         stuck = min(len(replica.stuck), COMPACTIONS_MAX)  # they keep no other from being merged
+        changed = len(replica.state.changed)
         runs = self._choose(replica, COMPACTIONS_MAX - (len(replica.state.compacting) - stuck))
         if runs:
             self._check(replica, runs)
+        elif changed > COMPACT_KEYS_PER_LOOK:
+            self._unsearched.add(replica.group)
 
     def _choose(self, replica: DataReplica, room: int) -> Runs:
         """What to compact now, of where something changed; what has nothing to compact is forgotten."""

@@ -94,26 +94,16 @@ def test_large_entries_are_counted_in_bytes() -> None:
     assert max(sum(f.values()) for f in turns(leading(), payload, 3)) == 1
 
 
+def _file(partition: int, number: int) -> FileMeta:
+    name, order = f"00003-{2 + partition:012d}-{number:04d}.tsfile", (2 + partition, number)
+    key = PartitionKey("sg", partition, 0)
+    return FileMeta(name, 3, key, "t", order, 10, f"{partition:032x}", 1, partition, partition, (1, 1, 1))
+
+
 def test_a_look_for_what_to_compact_is_bounded_and_comes_to_all() -> None:
     """With more tables and partitions than one look takes, the next go on behind it."""
     count = 3 * COMPACT_KEYS_PER_LOOK
-    files = [
-        FileMeta(
-            f"00003-{2 + i:012d}-{n:04d}.tsfile",
-            3,
-            PartitionKey("sg", i, 0),
-            "t",
-            (2 + i, n),
-            10,
-            f"{i:032x}",
-            1,
-            i,
-            i,
-            (1, 1, 1),
-        )
-        for i in range(count)
-        for n in range(1 + (i == count - 1))
-    ]
+    files = [_file(i, n) for i in range(count) for n in range(1 + (i == count - 1))]
     node = Node(files)
     state = node.replica.state
     asked = [f.partition for job in node.under_way(HashFiles) for f in job.files]  # type: ignore[attr-defined]
@@ -143,3 +133,17 @@ def test_after_a_start_all_is_looked_at_in_turns_that_follow_each_other() -> Non
     state.changed = {(PartitionKey("sg", 0, 0), "t"): None}
     compactor.keep()
     assert len(state.changed) == 1, "a look took all, so the next comes later"
+
+
+def test_what_is_found_is_merged_at_the_pace_that_was_set() -> None:
+    """Else a group with many partitions would merge in every turn, beside those who write."""
+    node = Node([_file(0, 0), _file(0, 1)])
+    compactor, state = node.host.compactor, node.replica.state
+    compactor._look_at = node.host.desk.now
+    state.changed = {(PartitionKey("sg", i, 0), "t"): None for i in range(3 * COMPACT_KEYS_PER_LOOK)}
+    compactor._not_before.clear()
+    for _ in range(3):
+        compactor._checking.clear()
+        compactor.keep()
+        node.host.desk.now += 1
+    assert len(state.changed) > 2 * COMPACT_KEYS_PER_LOOK
