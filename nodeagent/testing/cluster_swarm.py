@@ -15,9 +15,11 @@ from nodeagent.host.replica import Replica
 from nodeagent.log.identity import ID_FILE, LOG_DIR
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import NodeConfig, RaftSettings
-from nodeagent.model.ids import META
+from nodeagent.model.ids import META, NodeId
 from nodeagent.model.operation import Options
+from nodeagent.model.requests import Reply, Request
 from nodeagent.storage import layout
+from nodeagent.storage.leftovers import QUARANTINED
 from nodeagent.testing.disk import ENDLESS_BYTES
 from nodeagent.testing.machine import Machine
 from nodeagent.testing.nemesis import WHOLE_KINDS, Focus, Nemesis, bounded, draw_kinds, focus_kinds
@@ -25,7 +27,9 @@ from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.random_ops import ENDED, RandomOps
 from nodeagent.testing.replay import replayable, timed
-from nodeagent.testing.scenario import SILENT_MS
+from nodeagent.testing.rotten import Operator, spoil
+from nodeagent.testing.scenario import LIMIT_MS, SILENT_MS
+from nodeagent.testing.sim import CLIENT
 
 KINDS_OF = {
     "add_one": "add-node",
@@ -37,6 +41,9 @@ KINDS_OF = {
     "rebalance_some": "rebalance",
 }
 """The kind of operation that each of `choices` begins."""
+
+MEND_MS = 500
+"""Between two looks of an operator at what still differs."""
 
 
 @dataclass
@@ -151,6 +158,7 @@ class ClusterSwarm(RandomOps):
             operations=plan.operations,
         )
         self.sim.may_err = True
+        self.operator = Operator(self._asked)
         self.grave_ms += plan.back_ms + 2 * plan.raft.election_timeout_ms  # messages wait while it sleeps
         self.nemesis = Nemesis(
             self.sim,
@@ -233,7 +241,9 @@ class ClusterSwarm(RandomOps):
     # --- what is lost for good ---------------------------------------------------------------------
 
     def choices(self) -> list[Callable[[], bool]]:
-        choices = super().choices() + ([self.spoil_one] * 2 if self.survives else [])
+        choices = super().choices() + (
+            [self.spoil_one, self.spoil_one, self.rot_one] if self.survives else []
+        )
         return choices + 3 * [c for c in choices if KINDS_OF.get(c.__name__) in self._wanted_kinds]
 
     def spoil_one(self) -> bool:
@@ -270,6 +280,38 @@ class ClusterSwarm(RandomOps):
         places = [p for p in (ID_FILE, *logs, *checkpoints) if node.disk.exists(p) and node.disk.written(p)]
         path = rng.choice(places)
         node.disk.flip(path, rng.randrange(node.disk.written(path)), rng.randrange(8))
+
+    def rot_one(self) -> bool:
+        """A file of a replica becomes unreadable. After a while, in which its slot may move, an operator
+        verifies the groups and repairs what differs."""
+        rng = self.sim.rng
+        self._all_up()
+        node = self.sim.nodes[rng.choice(self._names())]
+        file = spoil(node, rng)
+        if file is None:
+            return True
+        self.sim.tell(f"{node.node}: {file.name} turns over")
+        if rng.random() < 0.5:
+            self.burst()
+        self.sim.pause(rng.randint(0, 3_000))
+        done = rng.random() < 0.3 or self.steered(lambda: self.move_slots(file.slot))
+        self._all_up()
+        self.leftovers = (QUARANTINED,)
+        began = self.sim.now
+        while not self._is_mended():
+            assert self.sim.now - began < LIMIT_MS, f"liveness: {node.node} {file.name} is not repaired"
+            self.sim.pause(MEND_MS)
+        return done
+
+    def _is_mended(self) -> bool:
+        groups = [g for g in self.newest().image.groups.values() if not g.dissolving]
+        return all([self.operator.mend(g.group, g.members) for g in groups])
+
+    def _asked(self, node: NodeId, request: Request) -> Reply:
+        got: list[Reply] = []
+        self.sim.call(CLIENT, node, request, got.append)
+        self.until(lambda: bool(got), f"{type(request).__name__} is answered")
+        return got[0]
 
     # --- the run -----------------------------------------------------------------------------------
 

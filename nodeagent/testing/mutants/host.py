@@ -135,4 +135,10 @@ MUTANTS = (
         "        if end is not None and s.until is not None and end.position > s.until.position:",
         "        if end is not None and s.until is not None and end.position < s.until.position:",
     ),
+    Mutant(
+        "what is damaged on one member is merged all the same",
+        "host/compactor.py",
+        "for n, names in found.items() for f in run if names.get(f.name) != f.xxh3]",
+        "for n, names in found.items() for f in run if f.name not in names]",
+    ),
 )

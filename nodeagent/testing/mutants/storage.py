@@ -110,4 +110,10 @@ MUTANTS = (
         "self._hash = hash_open_file(self._file, self.offset)",
         "self._hash = hash_open_file(self._file, 0)",
     ),
+    Mutant(
+        "copies are taken whatever their bytes are",
+        "storage/staging.py",
+        "if self.missing or found != self._meta.xxh3:",
+        "if self.missing:",
+    ),
 )

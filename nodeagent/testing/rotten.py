@@ -1,0 +1,108 @@
+"""Files of replicas that turn over, and an operator who mends them as `iotctl verify --repair` does: compare
+what every member has, and give those that differ what a majority holds.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from nodeagent.model.files import FileMeta, FileRef
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.requests import (
+    CheckFiles,
+    DamagedFile,
+    ExportFiles,
+    FileRepaired,
+    FilesChecked,
+    GetManifest,
+    ManifestReply,
+    RepairFile,
+    Reply,
+    Request,
+    SourceOpened,
+)
+from nodeagent.storage import layout
+from nodeagent.testing.node import SimNode
+
+Ask = Callable[[NodeId, Request], Reply]
+"""Waits for the answer, an error if none comes."""
+
+MAGIC_BYTES = 6
+"""At the end of an Arrow file. Nothing in the file tells when another bit is wrong: only its hash does, and
+no read computes that."""
+
+
+def spoil(node: SimNode, rng: random.Random) -> FileMeta | None:
+    """Make one file of the node's replicas unreadable; None if it has none."""
+    found = [
+        (path, f)
+        for group, replica in sorted(node.host.data.items())
+        for f in replica.state.manifest.files()
+        if node.disk.exists(path := layout.file_path(group, f.slot, f.name))
+    ]
+    if not found:
+        return None
+    path, file = rng.choice(found)
+    node.disk.flip(path, file.size - 1 - rng.randrange(MAGIC_BYTES), rng.randrange(8))
+    return file
+
+
+class Member:
+    """What one member said of its files."""
+
+    def __init__(self, manifest: ManifestReply, checked: FilesChecked) -> None:
+        self.files = {f.name: f for f in manifest.files}
+        self.owed: Mapping[str, DamagedFile] = {d.output: d for d in manifest.damaged if d.output}
+        """What it is to make of files that are damaged, by name."""
+
+        found = dict(checked.found)
+        checked_as = {f.name: f for f in checked.files}
+        self.whole = {
+            name: f
+            for name, f in self.files.items()
+            if checked_as.get(name) == f and found.get(name) == f.xxh3
+        }
+
+
+class Operator:
+    """Verifies and repairs one group at a time."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self.repaired = 0
+
+    def mend(self, group: GroupId, members: tuple[NodeId, ...]) -> bool:
+        """Once; whether every member answered, and had every file whole and what it owes."""
+        found: dict[NodeId, Member] = {}
+        for node in members:
+            manifest = self._ask(node, GetManifest(group))
+            checked = self._ask(node, CheckFiles(group))
+            if not isinstance(manifest, ManifestReply) or not isinstance(checked, FilesChecked):
+                return False
+            found[node] = Member(manifest, checked)
+        is_whole = True
+        for node, member in found.items():
+            for name in sorted({*member.files, *member.owed} - member.whole.keys()):
+                is_whole = False
+                wanted, holders = _majority(found, name)
+                if wanted is not None:
+                    self._cure(group, node, wanted, holders)
+        return is_whole
+
+    def _cure(self, group: GroupId, node: NodeId, wanted: FileMeta, holders: list[NodeId]) -> None:
+        for holder in holders:
+            offer = self._ask(holder, ExportFiles(group, (), (wanted.name,)))
+            if not isinstance(offer, SourceOpened):
+                continue
+            source = FileRef(holder, offer.snapshot, wanted.name, wanted.size, wanted.xxh3)
+            done = self._ask(node, RepairFile(group, wanted, (source,)))
+            self.repaired += isinstance(done, FileRepaired)
+            return
+
+
+def _majority(found: Mapping[NodeId, Member], name: str) -> tuple[FileMeta | None, list[NodeId]]:
+    whole = {node: m.whole[name] for node, m in found.items() if name in m.whole}
+    for wanted, count in Counter(whole.values()).most_common(1):
+        if 2 * count > len(found):
+            return wanted, [node for node, f in whole.items() if f == wanted]
+    return None, []
