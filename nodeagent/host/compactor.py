@@ -56,7 +56,7 @@ class Compactor:
         self._look_at = host.desk.now
         self._expire_at = host.desk.now
         self._unsearched: set[GroupId] = set()
-        """Where the next look comes in this turn: nothing was found yet, and there is more to look at."""
+        """Groups to look at in this turn: a look is due, or the last one found nothing and left some out."""
 
         self._proposed: dict[GroupId, tuple[int, int]] = {}
         """group -> (term, index) of the last entry proposed; no other before it is applied"""
@@ -76,7 +76,7 @@ class Compactor:
         now, config = self.host.desk.now, self.host.config
         if now >= self._look_at:
             self._look_at = now + config.compact_every_ms
-            self._unsearched.update(r.group for r in self._led())
+            self._unsearched = {r.group for r in self._led()}
         for replica in self._led() if self._unsearched else ():
             if replica.group in self._unsearched:
                 self._unsearched.discard(replica.group)

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from nodeagent.model.limits import TURN_MS_MAX
@@ -11,6 +12,9 @@ from nodeagent.runtime.ports import EffectsPort
 OWN_SAMPLE_S = 0.01
 """The thread's processor time is read at most this often: it takes a system call, and a turn may take less
 than that."""
+
+SCHEDSTAT = Path("/proc/thread-self/schedstat")
+"""Of the thread that opens it: nanoseconds on a processor, and ready without one; see proc(5)."""
 
 Note = Callable[[str, dict[str, object]], None]
 
@@ -27,13 +31,10 @@ class ThreadUse(NamedTuple):
 
 def thread_use() -> Callable[[], ThreadUse]:
     """Reads the use of the thread that calls this, not of one that calls the reader."""
-    try:
-        schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        schedstat = -1
+    told = SCHEDSTAT.open("rb", buffering=0) if SCHEDSTAT.exists() else None
 
     def read() -> ThreadUse:
-        waited_ns = int(os.pread(schedstat, 64, 0).split()[1]) if schedstat >= 0 else 0
+        waited_ns = int(os.pread(told.fileno(), 64, 0).split()[1]) if told is not None else 0
         return ThreadUse(time.thread_time(), waited_ns / 1e9)
 
     return read

@@ -37,6 +37,8 @@ class Run(msgspec.Struct):
 
     held: list[Held]
     batches: list[MemBatch]
+    """Of `held`: a close takes the list as it is."""
+
     rows: int
     nbytes: int
     time_min: int
@@ -200,11 +202,12 @@ class Memtable:
         gone, at.frozen = [g for g, _ in parts if g], [left for _, left in parts if left]
         open_gone, at.open = _split(at.open, through_index)
         at.open_bytes -= _sum(open_gone, _nbytes)
-        for part in (*gone, open_gone):
+        gone.append(open_gone)
+        freed = sum(_sum(part, _nbytes) for part in gone)
+        rows = sum(_sum(part, _rows) for part in gone)
+        for part in gone:
             for run in part.values():
                 self.to_free.add(run.held)
-        freed = sum(_sum(part, _nbytes) for part in (*gone, open_gone))
-        rows = sum(_sum(part, _rows) for part in (*gone, open_gone))
         at.nbytes -= freed
         at.rows -= rows
         self.nbytes -= freed

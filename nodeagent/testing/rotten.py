@@ -10,7 +10,6 @@ from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import (
     CheckFiles,
-    DamagedFile,
     ExportFiles,
     FileRepaired,
     FilesChecked,
@@ -51,17 +50,11 @@ class Member:
     """What one member said of its files."""
 
     def __init__(self, manifest: ManifestReply, checked: FilesChecked) -> None:
-        self.files = {f.name: f for f in manifest.files}
-        self.owed: Mapping[str, DamagedFile] = {d.output: d for d in manifest.damaged if d.output}
-        """What it is to make of files that are damaged, by name."""
+        self.wanted = {f.name for f in manifest.files} | {d.output for d in manifest.damaged if d.output}
+        """Files that it should have, what it is to make of damaged ones too."""
 
         found = dict(checked.found)
-        checked_as = {f.name: f for f in checked.files}
-        self.whole = {
-            name: f
-            for name, f in self.files.items()
-            if checked_as.get(name) == f and found.get(name) == f.xxh3
-        }
+        self.whole = {f.name: f for f in checked.files if found.get(f.name) == f.xxh3}
 
 
 class Operator:
@@ -82,7 +75,7 @@ class Operator:
             found[node] = Member(manifest, checked)
         is_whole = True
         for node, member in found.items():
-            for name in sorted({*member.files, *member.owed} - member.whole.keys()):
+            for name in sorted(member.wanted - member.whole.keys()):
                 is_whole = False
                 wanted, holders = _majority(found, name)
                 if wanted is not None:

@@ -232,14 +232,14 @@ class Scenario:
             )
         )
 
-    def move_slots(self, *others_too: int) -> str:
+    def move_slots(self, *wanted: int) -> str:
         """A rebalance of random slots, and of these; most groups both give and take."""
         table = self.newest().table
         assert table is not None
         rng = self.sim.rng
         gains: dict[str, list[int]] = {}
         slots = rng.sample(range(table.slots), rng.randint(1, table.slots // 2))
-        for slot in dict.fromkeys((*slots, *others_too)):
+        for slot in dict.fromkeys((*slots, *wanted)):
             others = [n for n in table.ring.names if n != table.route(slot)]
             gains.setdefault(rng.choice(others), []).append(slot)
         moved = tuple((header, from_slots(slots)) for header, slots in sorted(gains.items()))

@@ -112,7 +112,7 @@ def _slow(agents: Agents) -> set[str]:
 def _told(line: str) -> dict[str, Any]:
     """What the log says of a slow turn: of its `ms`, `own_ms` were the loop's own work, and `waited_ms` it
     waited for a processor."""
-    return {name: value for name, value in json.loads(line).items() if name not in ("event", "time")}
+    return {name: value for name, value in json.loads(line).items() if name != "event"}
 
 
 def forge(directory: Path, group: GroupId, count: int) -> None:

@@ -141,7 +141,6 @@ def test_what_is_found_is_merged_at_the_pace_that_was_set() -> None:
     compactor, state = node.host.compactor, node.replica.state
     compactor._look_at = node.host.desk.now
     state.changed = {(PartitionKey("sg", i, 0), "t"): None for i in range(3 * COMPACT_KEYS_PER_LOOK)}
-    compactor._not_before.clear()
     for _ in range(3):
         compactor._checking.clear()
         compactor.keep()

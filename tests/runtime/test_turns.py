@@ -6,10 +6,12 @@ import sys
 import threading
 import time
 
+import pytest
+
 from nodeagent.host.desk import Effects
 from nodeagent.model.jobs import DropSnapshot
 from nodeagent.model.limits import TURN_MS_MAX
-from nodeagent.runtime.turns import OWN_SAMPLE_S, ThreadUse, Turns, thread_use
+from nodeagent.runtime.turns import OWN_SAMPLE_S, SCHEDSTAT, ThreadUse, Turns, thread_use
 
 
 def test_a_slow_turn_is_counted_and_says_what_it_did() -> None:
@@ -74,6 +76,7 @@ def test_own_time_of_a_thread_is_not_that_of_others() -> None:
     assert worked.own_s - slept.own_s >= 0.045 and worked.waited_s >= before.waited_s
 
 
+@pytest.mark.skipif(not SCHEDSTAT.exists(), reason="this kernel does not count it")
 def test_waiting_for_a_processor_is_told() -> None:
     """Two busy threads of two processes on one processor: each waits about as long as the other runs."""
     before_all = os.sched_getaffinity(0)
