@@ -11,11 +11,8 @@
 `up` only adds what is missing: a second `up` starts what is down and changes nothing else.
 """
 
-import contextlib
 import os
-import random
 import shutil
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +22,7 @@ import yaml
 
 from iotctl.errors import RefusedProblem
 from iotctl.fleet import process
+from iotctl.fleet.ports import LOOPBACK, take_ports
 from iotctl.spec.cluster import (
     API_VERSION,
     ClusterSource,
@@ -36,7 +34,6 @@ from nodeagent.client import identity
 from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
 
 MARKER = ".iotctl-fleet"
-LOOPBACK = "127.0.0.1"
 WEEK_MS = 604_800_000
 
 Command = Callable[[Path], Sequence[str]]
@@ -94,7 +91,7 @@ class LocalFleet:
         identity.write_authority(self.directory / "authority", authority)
         operator = identity.issue(authority, os.environ.get("USER") or "operator", "admin")
         identity.write_identity(self.directory / "operator", operator, authority.cert)
-        ports = free_ports(2 * nodes)
+        ports = take_ports(2 * nodes, self.directory)
         entries = tuple(
             NodeEntry(name=f"node{i + 1}", host=LOOPBACK, port=ports[2 * i], http_port=ports[2 * i + 1])
             for i in range(nodes)
@@ -114,7 +111,7 @@ class LocalFleet:
         known = self._entry(name)
         if known is not None:
             return known
-        ports = free_ports(2)
+        ports = take_ports(2, self.directory)
         entry = NodeEntry(name=name, host=LOOPBACK, port=ports[0], http_port=ports[1])
         for listed in source.file.nodes:
             if listed.name == name:
@@ -279,23 +276,6 @@ class LocalFleet:
 
 _OWN_KEYS = ("node", "host", "port", "http_port", "seeds", "cluster", "join")
 """What differs from node to node or belongs to the cluster; other keys are tuning, equal on all."""
-
-
-PORTS = range(15_000, 32_000)
-"""Below the range from which the kernel draws ports for outgoing connections (32768 on), so that nobody
-takes an agent's port while it is down."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that are free now, all different."""
-    found: list[int] = []
-    for port in random.sample(PORTS, len(PORTS)):
-        if len(found) == count:
-            return found
-        with socket.socket() as s, contextlib.suppress(OSError):
-            s.bind((LOOPBACK, port))
-            found.append(port)
-    raise RefusedProblem(f"no {count} ports are free on {LOOPBACK}", next="stop other fleets")
 
 
 def _by_number(path: Path) -> tuple[int, str]:

@@ -95,7 +95,12 @@ def runs_dir(explicit: str | None, env: Mapping[str, str], cwd: Path) -> Path:
     except InputProblem:
         place = cwd / SPEC_NAME
     key = hashlib.sha256(str(place.absolute()).encode()).hexdigest()[:12]
-    return _own(env, "XDG_STATE_HOME", ".local/state") / "runs" / key
+    return state_dir(env) / "runs" / key
+
+
+def state_dir(env: Mapping[str, str]) -> Path:
+    """What is remembered from command to command."""
+    return _own(env, "XDG_STATE_HOME", ".local/state")
 
 
 def _own(env: Mapping[str, str], variable: str, default: str) -> Path:

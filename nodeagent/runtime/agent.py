@@ -236,12 +236,12 @@ class Agent:
             lambda batch: post(partial(driver.on_persisted, batch)),
             lambda error: post(partial(self._on_log_failed, error)),
         )
+        self._log_thread.start()
         driver.attach(self._log_thread.submit, self._jobs.submit, self._jobs.chunk, self._peers)
         self.listener = Listener(driver, self._server_context)
         self._http = HttpServer(self.status, self.counters)
         await self.listener.start(config.host, config.port)
         await self._http.start(config.host, config.http_port)
-        self._log_thread.start()
         self._handle_signals(loop)
         self._expire_later(loop)
         # What is there now stays. Walking it, some hundred thousand objects of imported modules, takes 0.07 s

@@ -9,7 +9,7 @@ import pytest
 
 from iotctl.execute.change import SILENT_MS
 from iotctl.execute.operations import steer
-from iotctl.fleet.local import free_ports
+from iotctl.fleet.ports import take_ports
 from nodeagent.model.operation import Stage
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import World, until
@@ -83,7 +83,7 @@ def test_a_node_that_is_listed_instead_of_another_takes_its_place(world: World) 
     ring = world.cluster.meta().ring
     slots = {n.id: n.slots for n in world.status().nodes}
     old = next(n for n in ring if n != "node6")
-    spec, ports = world.fleet.spec_path, free_ports(2)
+    spec, ports = world.fleet.spec_path, take_ports(2, world.fleet.directory)
     place = f"host: 127.0.0.1, port: {ports[0]}, http_port: {ports[1]}"
     spec.write_text(re.sub(rf"\{{name: {old}, .*\}}", f"{{name: node7, {place}}}", spec.read_text(), count=1))
     refused = world.iotctl("apply", "--no-input", "--allow-remove")

@@ -13,7 +13,7 @@ from typing import Any
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
 from iotctl.execute.cluster import cluster_spec
-from iotctl.fleet.local import free_ports
+from iotctl.fleet.ports import take_ports
 from iotctl.fleet.ssh_config import CONFIG
 from iotctl.spec.cluster import load_cluster
 from nodeagent.client.blocking import BlockingCluster
@@ -104,7 +104,7 @@ def machines(
 
 def laid_out(directory: Path, nodes: Sequence[str], hosts: dict[str, Sshd]) -> Plant:
     """Write what an operator has: cluster.yaml lists `nodes`, the other hosts are spare."""
-    ports = free_ports(2 * len(hosts))
+    ports = take_ports(2 * len(hosts), directory)
     lines, http = {}, {}
     for i, (name, host) in enumerate(hosts.items()):
         place = f"port: {ports[2 * i]}, http_port: {ports[2 * i + 1]}, data_dir: {directory / 'nodes' / name}"

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from iotctl.fleet.local import free_ports
+from iotctl.fleet.ports import take_ports
 
 SSHD = shutil.which("sshd") or shutil.which("sshd", path="/usr/sbin:/usr/local/sbin")
 
@@ -35,7 +35,7 @@ class Sshd:
     def __post_init__(self) -> None:
         assert SSHD, "install the OpenSSH server: apt-get install openssh-server"
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.port = self.port or free_ports(1)[0]
+        self.port = self.port or take_ports(1, self.directory)[0]
         self.host_key = self.directory / "host_key"
         if not self.host_key.is_file():
             make_key(self.host_key)

@@ -22,7 +22,7 @@ from iotctl.execute import deploy as deploying
 from iotctl.execute import lock
 from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, storage_group_name
 from iotctl.execute.load import Load
-from iotctl.fleet.local import free_ports
+from iotctl.fleet.ports import take_ports
 from iotctl.fleet.wheelhouse import software
 from nodeagent.client import identity
 from nodeagent.client.blocking import BlockingCluster
@@ -371,7 +371,7 @@ def test_a_machine_that_does_not_answer_ends_it_before_anything_is_changed(plant
     text = path.read_text()
     first = yaml.safe_load(text)["nodes"][0]["ssh"]["port"]
     try:
-        path.write_text(text.replace(f"port: {first},", f"port: {free_ports(1)[0]},"))
+        path.write_text(text.replace(f"port: {first},", f"port: {take_ports(1, plant.directory)[0]},"))
         code, _, err = plant.iotctl("cluster", "deploy", "--yes")
         assert code == 4 and "nothing was changed" in err and "node1" in err
         code, out, _ = plant.iotctl("cert", "show", "-o", "json")

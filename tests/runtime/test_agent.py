@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Coroutine, Mapping
@@ -161,10 +162,17 @@ class ScriptedHost:
         return NodeStatus("node1", "i", self.cluster_id, "c", "1", "active", wall, wall, 3, (), {})
 
 
-def prepare(directory: Path, *, tls: bool = True, seeds: tuple[Seed, ...] = ()) -> Path:
+def prepare(
+    directory: Path,
+    *,
+    tls: bool = True,
+    seeds: tuple[Seed, ...] = (),
+    ports: tuple[int, int] = (0, 0),
+) -> Path:
+    """`ports`: for nodes and clients, and for health and metrics."""
     directory.mkdir(exist_ok=True)
     config = NodeConfig(
-        "node1", "127.0.0.1", 0, 0, seeds, ClusterSettings("c"), tls=tls, segment_bytes=1 << 20
+        "node1", "127.0.0.1", *ports, seeds, ClusterSettings("c"), tls=tls, segment_bytes=1 << 20
     )
     (directory / "node.yaml").write_text(dump_config(config))
     if tls:
@@ -530,6 +538,20 @@ def test_process_forms_a_cluster_of_one_and_ends_cleanly_on_sigterm(tmp_path: Pa
         assert process.wait(10) == 0, process.stderr.read()
     whole = subprocess.run([*command, "log", "check", str(directory)], capture_output=True, text=True)
     assert whole.returncode == 0 and "0 damaged" in whole.stdout
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("which", [0, 1])
+def test_an_agent_whose_address_is_taken_says_so(tmp_path: Path, which: int) -> None:
+    """And nothing else: its log ends with the reason, which `cluster add-node` and `local up` show."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        directory = prepare(tmp_path, tls=False, ports=(port, 0) if which == 0 else (0, port))
+        command = [sys.executable, "-m", "nodeagent", "run", str(directory)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    last = ended.stderr.splitlines()[-1]
+    assert ended.returncode == 4 and "Traceback" not in ended.stderr, ended.stderr
+    assert last.startswith("error: ") and str(port) in last and "address already in use" in last
 
 
 def test_who_is_retired_while_connected_is_heard_no_longer(tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""What a fleet was given stays its own while it is down."""
+
+from pathlib import Path
+
+import pytest
+
+from iotctl.errors import RefusedProblem
+from iotctl.fleet import ports
+from iotctl.fleet.ports import take_ports
+
+
+@pytest.fixture
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A home of its own, and ten ports in the world."""
+    monkeypatch.setattr(ports, "PORTS", range(31_990, 32_000))
+    return {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+
+def made(place: Path) -> Path:
+    place.mkdir()
+    return place
+
+
+def test_ports_of_a_fleet_that_is_down_are_given_to_no_other(env: dict[str, str], tmp_path: Path) -> None:
+    """Nobody listens on any of them here; those of a directory that is gone are free again."""
+    first, second, third = (made(tmp_path / name) for name in ("first", "second two", "third"))
+    given = [*take_ports(4, first, env), *take_ports(4, second, env), *take_ports(2, third, env)]
+    assert sorted(given) == list(ports.PORTS)
+    second.rmdir()
+    assert sorted(take_ports(4, third, env)) == sorted(given[4:8])
+
+
+def test_a_port_that_is_given_is_better_than_none(env: dict[str, str], tmp_path: Path) -> None:
+    first, second = made(tmp_path / "first"), made(tmp_path / "second")
+    given = take_ports(8, first, env)
+    assert set(take_ports(4, second, env)) >= set(ports.PORTS) - set(given)
+    with pytest.raises(RefusedProblem, match="no 11 ports are free"):
+        take_ports(11, second, env)
+
+
+@pytest.mark.parametrize("text", [b"", b"x\n", b"31990\n", b"\xff\xfe\x00 /\n", b"99999999999 /\n31991"])
+def test_odd_lines_are_passed_over(env: dict[str, str], tmp_path: Path, text: bytes) -> None:
+    kept = made(made(tmp_path / "state") / "iotctl") / "ports"
+    kept.write_bytes(text)
+    given = take_ports(3, tmp_path, env)
+    assert {f"{port} {tmp_path}" for port in given} <= set(kept.read_text(errors="replace").splitlines())
+
+
+def test_ports_are_found_where_nothing_can_be_kept(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    assert len(take_ports(3, tmp_path, env)) == 3
