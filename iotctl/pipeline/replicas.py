@@ -4,6 +4,7 @@ Each group is pinned to a *cut*: its leader closes what is in memory, and the lo
 done is where all replicas are compared. Writes that go on make newer files, which are left out.
 """
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,9 @@ ASKS_MAX = 16
 """Requests on their way from the driver at a time."""
 
 SETTLE_S = 30.0
-"""How long a replica may need to make the files up to the cut."""
+"""How long a replica is waited for that makes none of the files up to the cut meanwhile. One that makes some
+is waited for: a busy machine closes what was in memory late. Without a cut it is waited for as long in all,
+since there is no end to what is written."""
 
 DAMAGED_SETTLE_S = 3.0
 """How long one is waited for that is held up by a damaged file."""
@@ -106,12 +109,18 @@ class Chosen:
         )
 
 
-def at_once(work: Callable[[T], V], items: Sequence[T]) -> list[V]:
-    """Like `map`, with up to `ASKS_MAX` threads."""
+def at_once(
+    work: Callable[[T], V], items: Sequence[T], told: Callable[[int], None] = lambda done: None
+) -> list[V]:
+    """Like `map`, with up to `ASKS_MAX` threads. `told` gets how many of the first ones are done."""
     if len(items) < 2:
         return [work(item) for item in items]
+    found: list[V] = []
     with ThreadPoolExecutor(min(ASKS_MAX, len(items))) as pool:
-        return list(pool.map(work, items))
+        for one in pool.map(work, items):
+            found.append(one)
+            told(len(found))
+    return found
 
 
 def view_groups(
@@ -123,7 +132,11 @@ def view_groups(
     views = [GroupView(g.group, cut, g.members) for g, cut in zip(groups, cuts, strict=True)]
     pairs = [(view, node) for view, g in zip(views, groups, strict=True) for node in g.members]
     progress.update("reading manifests", 0, len(pairs))
-    found = at_once(lambda p: _manifest(cluster, p[0], p[1], chosen), pairs)
+    found = at_once(
+        lambda p: _manifest(cluster, p[0], p[1], chosen),
+        pairs,
+        lambda done: progress.update("reading manifests", done, len(pairs)),
+    )
     unread: list[Unread] = []
     for (view, _), one in zip(pairs, found, strict=True):
         if isinstance(one, Unread):
@@ -144,19 +157,23 @@ def _cut(cluster: Cluster, group: GroupId, slots: Ranges) -> int | None:
 
 def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -> Replica | Unread:
     """The replica's files once it has made all files up to the cut."""
-    started = time.monotonic()
+    started = moved = time.monotonic()
+    made, left = -1, sys.maxsize
     while True:
         try:
             reply = cluster.manifest(node, view.group, chosen.slots)
         except NodeAgentError as error:
             return Unread(node, view.group, None, error.what)
-        waited_s = time.monotonic() - started
+        now = time.monotonic()
+        if view.cut is not None and (reply.materialised > made or reply.pending < left):
+            made, left, moved = max(made, reply.materialised), min(left, reply.pending), now
+        waited_s = now - started
         # What a damaged file keeps from being made is a finding, and no waiting helps.
         is_stuck = waited_s > DAMAGED_SETTLE_S and any(d.output for d in reply.damaged)
         if _settled(reply, view.cut) or is_stuck:
             files = {f.name: f for f in reply.files if f in chosen and _before(f, view.cut)}
             return Replica(node, view.group, files, _damaged(reply, files, chosen))
-        if waited_s > SETTLE_S:
+        if now - moved > SETTLE_S:
             reason = (
                 f"behind: files made up to index {reply.materialised}, wanted {view.cut or reply.applied},"
                 f" {reply.pending} pending"

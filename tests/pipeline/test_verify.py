@@ -11,8 +11,8 @@ from iotctl.pipeline import replicas, verify
 from iotctl.pipeline.report import VerifyReport
 from iotctl.pipeline.verify import Filters
 from nodeagent.model.errors import Refused
-from nodeagent.model.operation import Operation, Stage
-from nodeagent.model.requests import CheckFiles, Reply, Request
+from nodeagent.model.operation import Operation, Ranges, Stage
+from nodeagent.model.requests import CheckFiles, ManifestReply, Reply, Request
 from nodeagent.storage.format import ClosedUnit
 from tests.pipeline.fake import DirectoryCluster, DirectorySpec, Maker, create, one_move
 from tests.pipeline.rows import MACHINES, machines, with_cell
@@ -170,6 +170,28 @@ def test_replica_that_is_behind_is_unread(built: Built) -> None:
     report = run(built, "manifest")
     assert [(u.node, u.group) for u in report.unread] == [("n2", "n1.1")]
     assert "behind" in report.unread[0].reason
+
+
+@pytest.mark.parametrize("moves", ["index", "pending"])
+def test_a_replica_that_makes_its_files_slowly_is_waited_for(
+    built: Built, monkeypatch: pytest.MonkeyPatch, moves: str
+) -> None:
+    """Ten times as long as one that makes none, while each look finds more files made or less to make."""
+    monkeypatch.setattr(replicas, "SETTLE_POLL_S", 0.02)
+    listed, asked = DirectoryCluster.manifest, 0
+
+    def slow(self: DirectoryCluster, node: str, group: str, slots: Ranges = ()) -> ManifestReply:
+        nonlocal asked
+        reply = listed(self, node, group, slots)
+        if (node, group) != ("n2", "n1.1") or asked == 25:
+            return reply
+        asked += 1
+        made, left = (50 + asked, 7) if moves == "index" else (50, 30 - asked)
+        return msgspec.structs.replace(reply, materialised=made, pending=left)
+
+    monkeypatch.setattr(DirectoryCluster, "manifest", slow)
+    report = run(built, "manifest")
+    assert report.passed and asked == 25, report.unread
 
 
 def test_files_after_the_cut_do_not_disturb(built: Built, maker: Maker) -> None:
