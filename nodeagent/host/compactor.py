@@ -12,6 +12,7 @@ writers have to share the node with it already.
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,8 @@ from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.jobs import Failed, FilesHashed, HashFiles, JobResult
 from nodeagent.model.limits import (
     COMPACT_BYTES_MAX,
-    COMPACT_KEYS_PER_LOOK,
+    COMPACT_KEYS_MAX,
+    COMPACT_KEYS_PER_TURN,
     COMPACTIONS_MAX,
     DELETES_KEPT_MAX,
     EXPIRE_PARTITIONS_PER_LOOK,
@@ -48,6 +50,29 @@ UP_TIMEOUTS = 5
 Runs = dict[Key, Sequence[FileMeta]]
 
 
+@dataclass(slots=True)
+class _Look:
+    """One pass over what changed in a group, in turns that follow each other; a new one begins in each
+    `compact_every_ms`."""
+
+    left: int
+    """Tables and partitions that it has still to come to."""
+
+    moving: set[int]
+    """Slots of the open operation, when it began."""
+
+    looked: int = 0
+    runs: int = 0
+    weight: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """All was looked at, or enough was found. Where there is something in each turn, not all is, or a
+        group with many partitions would merge all the time, beside those who write."""
+        is_enough = self.runs >= COMPACTIONS_MAX or self.weight >= COMPACT_BYTES_MAX
+        return not self.left or is_enough or (self.runs > 0 and self.looked >= COMPACT_KEYS_MAX)
+
+
 class Compactor:
     """See the module. Nothing here is lost with the process but how long deletes have waited."""
 
@@ -55,8 +80,8 @@ class Compactor:
         self.host = host
         self._look_at = host.desk.now
         self._expire_at = host.desk.now
-        self._unsearched: set[GroupId] = set()
-        """Groups to look at in this turn: a look is due, or the last one found nothing and left some out."""
+        self._looks: dict[GroupId, _Look] = {}
+        """What is not over."""
 
         self._proposed: dict[GroupId, tuple[int, int]] = {}
         """group -> (term, index) of the last entry proposed; no other before it is applied"""
@@ -76,11 +101,17 @@ class Compactor:
         now, config = self.host.desk.now, self.host.config
         if now >= self._look_at:
             self._look_at = now + config.compact_every_ms
-            self._unsearched = {r.group for r in self._led()}
-        for replica in self._led() if self._unsearched else ():
-            if replica.group in self._unsearched:
-                self._unsearched.discard(replica.group)
-                self._compact(replica)
+            self._looks = {
+                r.group: _Look(len(r.state.changed), self._moving(r.group))
+                for r in self.host.data.values()
+                if r.leads and r.state.changed
+            }
+        for replica in self._led() if self._looks else ():
+            look = self._looks.get(replica.group)
+            if look is not None:
+                self._compact(replica, look)
+                if look.is_over:
+                    del self._looks[replica.group]
         if now >= self._expire_at:
             self._expire_at = now + config.expire_every_ms
             self._begin_expiry()
@@ -114,34 +145,34 @@ class Compactor:
             return config.compact_files_min
         return max(config.compact_files_min, config.compact_files_min_in_change)
 
-    def _compact(self, replica: DataReplica) -> None:
+    def _compact(self, replica: DataReplica, look: _Look) -> None:
         now = self.host.desk.now
         if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
             return
         stuck = min(len(replica.stuck), COMPACTIONS_MAX)  # they keep no other from being merged
-        changed = len(replica.state.changed)
-        runs = self._choose(replica, COMPACTIONS_MAX - (len(replica.state.compacting) - stuck))
+        runs = self._choose(replica, look, COMPACTIONS_MAX - (len(replica.state.compacting) - stuck))
         if runs:
             self._check(replica, runs)
-        elif changed > COMPACT_KEYS_PER_LOOK:
-            self._unsearched.add(replica.group)
 
-    def _choose(self, replica: DataReplica, room: int) -> Runs:
+    def _choose(self, replica: DataReplica, look: _Look, room: int) -> Runs:
         """What to compact now, of where something changed; what has nothing to compact is forgotten."""
         state, group, now = replica.state, replica.group, self.host.desk.now
-        moving, files_min = self._moving(group), self._files_min()
+        files_min = self._files_min()
+        look.left = min(look.left, len(state.changed))
         under_way = {c.key for c in state.compacting}
         runs: Runs = {}
-        total = 0
-        for key in list(islice(state.changed, COMPACT_KEYS_PER_LOOK)):
-            if len(runs) >= room or total >= COMPACT_BYTES_MAX:
+        for key in list(islice(state.changed, min(COMPACT_KEYS_PER_TURN, look.left))):
+            if len(runs) >= room or look.is_over:
                 break
             del state.changed[key]
+            look.left -= 1
+            look.looked += 1
             if key not in under_way and now >= self._not_before.get((group, key), now):
-                run, is_done = self._run_of(replica, key, moving, files_min)
+                run, is_done = self._run_of(replica, key, look.moving, files_min)
                 if run:
                     runs[key] = run
-                    total += sum(map(compaction.weight_of, run))
+                    look.runs += 1
+                    look.weight += sum(map(compaction.weight_of, run))
                 if is_done:
                     continue
             state.changed[key] = None  # behind the others, so that each has its turn

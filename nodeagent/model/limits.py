@@ -35,8 +35,12 @@ and requests are taken between them."""
 TURN_MS_MAX = 100
 """A longer turn of the loop is counted and named in a log line."""
 
-COMPACT_KEYS_PER_LOOK = 128
-"""Pairs of table and time partition a leader looks at for one group at a time."""
+COMPACT_KEYS_PER_TURN = 128
+"""Pairs of table and time partition a leader looks at for one group in one turn, in search of small files."""
+
+COMPACT_KEYS_MAX = 512
+"""After so many in turns that follow each other it stops until the next `compact_every_ms`, if it has found
+something to merge."""
 
 EXPIRE_PARTITIONS_PER_LOOK = 512
 """Time partitions a leader looks through for rows past their TTL in one turn."""

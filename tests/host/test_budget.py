@@ -13,14 +13,14 @@ from nodeagent.model.entries import Base, Config, HardState
 from nodeagent.model.files import FileMeta
 from nodeagent.model.freeing import FREED_MIN
 from nodeagent.model.ids import PartitionKey
-from nodeagent.model.jobs import HashFiles
 from nodeagent.model.limits import (
     APPLY_BYTES_PER_TURN,
     APPLY_ENTRIES_PER_TURN,
-    COMPACT_KEYS_PER_LOOK,
+    COMPACT_KEYS_MAX,
+    COMPACT_KEYS_PER_TURN,
     COMPACTIONS_MAX,
 )
-from tests.host.test_compactor import SCHEMA, Node
+from tests.host.test_compactor import Node
 from tests.host.test_host import CONFIG
 
 GROUPS = ("a.1", "a.2")
@@ -100,49 +100,59 @@ def _file(partition: int, number: int) -> FileMeta:
     return FileMeta(name, 3, key, "t", order, 10, f"{partition:032x}", 1, partition, partition, (1, 1, 1))
 
 
-def test_a_look_for_what_to_compact_is_bounded_and_comes_to_all() -> None:
-    """With more tables and partitions than one look takes, the next go on behind it."""
-    count = 3 * COMPACT_KEYS_PER_LOOK
-    files = [_file(i, n) for i in range(count) for n in range(1 + (i == count - 1))]
-    node = Node(files)
-    state = node.replica.state
-    asked = [f.partition for job in node.under_way(HashFiles) for f in job.files]  # type: ignore[attr-defined]
-    looks = 0
-    state.changed = dict.fromkeys((f.partition, "t") for f in files)
-    compactor = node.host.compactor
-    while not (runs := compactor._choose(node.replica, COMPACTIONS_MAX)):
-        before = len(state.changed)
-        looks += 1
-        assert count - COMPACT_KEYS_PER_LOOK * looks <= before and looks < 4
-    assert looks == 2 and [key[0].time_partition for key in runs] == [count - 1]
-    assert set(asked) <= {PartitionKey("sg", count - 1, 0)} and SCHEMA.table == "t"
-
-
-def test_after_a_start_all_is_looked_at_in_turns_that_follow_each_other() -> None:
-    """Not one look in each `compact_every_ms`: with a hundred thousand files new ones would wait for long."""
-    node = Node([])
+def _looking(node: Node, partitions: int, turns: int) -> list[int]:
+    """How many of so many partitions were looked at in each turn: one whose files are none is forgotten.
+    What is found is checked at once."""
     compactor, state = node.host.compactor, node.replica.state
     compactor._look_at = node.host.desk.now
-    state.changed = {(PartitionKey("sg", i, 0), "t"): None for i in range(3 * COMPACT_KEYS_PER_LOOK)}
-    left = []
-    for _ in range(4):
+    state.changed = {(PartitionKey("sg", i, 0), "t"): None for i in range(partitions)}
+    looked = []
+    for _ in range(turns):
+        before = len(state.changed)
+        compactor._checking.clear()
         compactor.keep()
-        left.append(len(state.changed) // COMPACT_KEYS_PER_LOOK)
+        looked.append(before - len(state.changed))
         node.host.desk.now += 1
-    assert left == [2, 1, 0, 0]
-    state.changed = {(PartitionKey("sg", 0, 0), "t"): None}
-    compactor.keep()
-    assert len(state.changed) == 1, "a look took all, so the next comes later"
+    return looked
+
+
+def test_a_look_for_what_to_compact_takes_some_in_each_turn_until_all_are_looked_at() -> None:
+    """Not one look in each `compact_every_ms`: with a hundred thousand files new ones would wait for long."""
+    most = COMPACT_KEYS_PER_TURN
+    node = Node([])
+    assert _looking(node, 5 * most + 7, 8) == [most] * 5 + [7, 0, 0]
+    node.replica.state.changed = {(PartitionKey("sg", 0, 0), "t"): None}
+    node.host.compactor.keep()
+    assert len(node.replica.state.changed) == 1, "all were looked at, so the next look comes later"
+
+
+def test_what_waits_is_looked_at_once_in_a_look() -> None:
+    """A hundred thousand partitions with deletes, or slots that move, would be looked at again and again."""
+    count = 3 * COMPACT_KEYS_PER_TURN
+    node = Node([])
+    asked: list[object] = []
+
+    def waits(replica: object, key: object, moving: object, files_min: int) -> tuple[tuple[()], bool]:
+        asked.append(key)
+        return (), False
+
+    node.host.compactor._run_of = waits  # type: ignore[method-assign,assignment]
+    assert _looking(node, count, 6) == [0] * 6 and len(asked) == len(set(asked)) == count
 
 
 def test_what_is_found_is_merged_at_the_pace_that_was_set() -> None:
-    """Else a group with many partitions would merge in every turn, beside those who write."""
-    node = Node([_file(0, 0), _file(0, 1)])
-    compactor, state = node.host.compactor, node.replica.state
-    compactor._look_at = node.host.desk.now
-    state.changed = {(PartitionKey("sg", i, 0), "t"): None for i in range(3 * COMPACT_KEYS_PER_LOOK)}
-    for _ in range(3):
-        compactor._checking.clear()
-        compactor.keep()
-        node.host.desk.now += 1
-    assert len(state.changed) > 2 * COMPACT_KEYS_PER_LOOK
+    """Else a group with many partitions would merge in every turn, beside those who write; but a look that
+    finds one thing goes on, or files would wait for each other."""
+    step = COMPACT_KEYS_PER_TURN
+    node = Node([_file(i * step, n) for i in range(40) for n in range(2)])
+    looked = _looking(node, 40 * step, 10)
+    turns = COMPACT_KEYS_MAX // step
+    assert looked == [step - 1] * turns + [0] * (10 - turns)
+
+
+def test_a_look_ends_with_what_may_be_merged_at_a_time() -> None:
+    node = Node([_file(i, n) for i in range(3 * COMPACTIONS_MAX) for n in range(2)])
+    found: list[int] = []
+    node.host.compactor._check = lambda replica, runs: found.append(len(runs))  # type: ignore[method-assign]
+    _looking(node, 3 * COMPACTIONS_MAX, 5)
+    assert found == [COMPACTIONS_MAX]
