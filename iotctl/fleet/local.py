@@ -91,7 +91,7 @@ class LocalFleet:
         identity.write_authority(self.directory / "authority", authority)
         operator = identity.issue(authority, os.environ.get("USER") or "operator", "admin")
         identity.write_identity(self.directory / "operator", operator, authority.cert)
-        ports = take_ports(2 * nodes, self.directory)
+        ports = take_ports(2 * nodes, self.directory, anew=True)
         entries = tuple(
             NodeEntry(name=f"node{i + 1}", host=LOOPBACK, port=ports[2 * i], http_port=ports[2 * i + 1])
             for i in range(nodes)
@@ -111,12 +111,13 @@ class LocalFleet:
         known = self._entry(name)
         if known is not None:
             return known
-        ports = take_ports(2, self.directory)
-        entry = NodeEntry(name=name, host=LOOPBACK, port=ports[0], http_port=ports[1])
-        for listed in source.file.nodes:
-            if listed.name == name:
-                port, http_port = source.port_of(listed), source.http_port_of(listed)
-                entry = msgspec.structs.replace(listed, port=port, http_port=http_port)
+        listed = next((n for n in source.file.nodes if n.name == name), None)
+        if listed is None:
+            ports = take_ports(2, self.directory)
+            entry = NodeEntry(name=name, host=LOOPBACK, port=ports[0], http_port=ports[1])
+        else:
+            port, http_port = source.port_of(listed), source.http_port_of(listed)
+            entry = msgspec.structs.replace(listed, port=port, http_port=http_port)
         # Whoever is listed and not made yet is no member, and a node refuses to join by way of such a one.
         made = {n.name for n in self.nodes()}
         seeds = tuple(Seed(n.name, n.host, source.port_of(n)) for n in source.file.nodes if n.name in made)

@@ -4,7 +4,6 @@ Each group is pinned to a *cut*: its leader closes what is in memory, and the lo
 done is where all replicas are compared. Writes that go on make newer files, which are left out.
 """
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -158,15 +157,17 @@ def _cut(cluster: Cluster, group: GroupId, slots: Ranges) -> int | None:
 def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -> Replica | Unread:
     """The replica's files once it has made all files up to the cut."""
     started = moved = time.monotonic()
-    made, left = -1, sys.maxsize
+    made, seen = -1, set[str]()
     while True:
         try:
             reply = cluster.manifest(node, view.group, chosen.slots)
         except NodeAgentError as error:
             return Unread(node, view.group, None, error.what)
         now = time.monotonic()
-        if view.cut is not None and (reply.materialised > made or reply.pending < left):
-            made, left, moved = max(made, reply.materialised), min(left, reply.pending), now
+        names = {f.name for f in reply.files if _before(f, view.cut)}
+        if view.cut is not None and (reply.materialised > made or not names <= seen):
+            made, moved = max(made, reply.materialised), now
+            seen |= names
         waited_s = now - started
         # What a damaged file keeps from being made is a finding, and no waiting helps.
         is_stuck = waited_s > DAMAGED_SETTLE_S and any(d.output for d in reply.damaged)

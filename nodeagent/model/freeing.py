@@ -4,6 +4,7 @@ A close of many small writes and the purge of the log behind it let go of tens o
 To free them takes a microsecond apiece, and the loop stands still meanwhile.
 """
 
+from collections import deque
 from typing import Any
 
 FREED_MIN = 512
@@ -15,7 +16,7 @@ class ToFree:
     """Lists whose items are of no more use."""
 
     def __init__(self) -> None:
-        self._lists: list[list[Any]] = []
+        self._lists: deque[list[Any]] = deque()
         self._count = 0
 
     def __len__(self) -> int:
@@ -28,13 +29,13 @@ class ToFree:
             self._count += len(items)
 
     def free(self) -> None:
-        """Let go of some; called again and again."""
+        """Let go of some of those that came first; called again and again."""
         left = max(FREED_MIN, self._count // FREED_SHARE)
         while self._lists and left:
-            items = self._lists[-1]
+            items = self._lists[0]
             count = min(left, len(items))
             del items[-count:]
             left -= count
             self._count -= count
             if not items:
-                self._lists.pop()
+                self._lists.popleft()

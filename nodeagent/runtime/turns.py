@@ -1,5 +1,6 @@
 """How long the loop is busy at a time, and with what when it was too long."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -31,10 +32,17 @@ class ThreadUse(NamedTuple):
 
 def thread_use() -> Callable[[], ThreadUse]:
     """Reads the use of the thread that calls this, not of one that calls the reader."""
-    told = SCHEDSTAT.open("rb", buffering=0) if SCHEDSTAT.exists() else None
+    told = None
+    with contextlib.suppress(OSError):
+        told = SCHEDSTAT.open("rb", buffering=0)
 
     def read() -> ThreadUse:
-        waited_ns = int(os.pread(told.fileno(), 64, 0).split()[1]) if told is not None else 0
+        waited_ns = 0
+        if told is not None:
+            with contextlib.suppress(
+                OSError, ValueError, IndexError
+            ):  # it must not cost the event that came in
+                waited_ns = int(os.pread(told.fileno(), 64, 0).split()[1])
         return ThreadUse(time.thread_time(), waited_ns / 1e9)
 
     return read

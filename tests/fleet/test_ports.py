@@ -1,5 +1,6 @@
 """What a fleet was given stays its own while it is down."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,41 @@ def test_a_port_that_is_given_is_better_than_none(env: dict[str, str], tmp_path:
     assert set(take_ports(4, second, env)) >= set(ports.PORTS) - set(given)
     with pytest.raises(RefusedProblem, match="no 11 ports are free"):
         take_ports(11, second, env)
+
+
+def test_a_fleet_that_is_made_again_keeps_no_ports_of_its_earlier_life(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    """Else they would be used up by who makes and destroys one again and again."""
+    first, second = made(tmp_path / "first"), made(tmp_path / "second")
+    for _ in range(5):
+        mine = take_ports(4, first, env, anew=True)
+    assert not set(take_ports(6, second, env)) & set(mine)
+
+
+def test_a_full_disk_costs_no_other_fleet_its_ports(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = (made(tmp_path / name) for name in ("first", "second", "third"))
+    given = take_ports(4, first, env)
+
+    def full(*words: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ports.os, "pwrite", full)
+        assert len(take_ports(4, second, env)) == 4
+    assert not set(take_ports(6, third, env)) & set(given)
+
+
+def test_ports_are_found_where_files_cannot_be_locked(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*words: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(ports.fcntl, "flock", none)
+    assert len(take_ports(3, tmp_path, env)) == 3
 
 
 @pytest.mark.parametrize("text", [b"", b"x\n", b"31990\n", b"\xff\xfe\x00 /\n", b"99999999999 /\n31991"])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,18 @@ def test_waiting_for_a_processor_is_told() -> None:
         os.sched_setaffinity(0, before_all)
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize("told", [None, b"", b"1", b"a b c"])
+def test_a_kernel_that_tells_something_else_costs_nothing_but_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bytes | None
+) -> None:
+    """It is asked before an event is handled, which an error would drop."""
+    path = tmp_path / "schedstat"
+    if told is not None:
+        path.write_bytes(told)
+    monkeypatch.setattr("nodeagent.runtime.turns.SCHEDSTAT", path)
+    assert thread_use()().waited_s == 0.0
 
 
 def _busy(seconds: float) -> None:

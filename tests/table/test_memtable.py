@@ -125,6 +125,17 @@ def test_much_is_freed_in_larger_parts() -> None:
     assert len(to_free) == 7.5 * FREED_MIN * FREED_SHARE
 
 
+def test_what_came_first_is_freed_first() -> None:
+    """Large batches would stay under a stream of small ones, in memory that nobody counts."""
+    first = [bytearray(1) for _ in range(2)]
+    to_free = ToFree()
+    to_free.add([*first])
+    for _ in range(3):
+        to_free.add([object() for _ in range(FREED_MIN)])
+    to_free.free()
+    assert [sys.getrefcount(item) for item in first] == [2 + 1, 2 + 1]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_it_knows_what_a_list_of_batches_knows(seed: int) -> None:
     """Whatever is added, frozen and dropped, also in the middle of what one close would take."""
