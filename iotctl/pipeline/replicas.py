@@ -164,15 +164,15 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
         except NodeAgentError as error:
             return Unread(node, view.group, None, error.what)
         now = time.monotonic()
-        names = {f.name for f in reply.files if _before(f, view.cut)}
-        if view.cut is not None and (reply.materialised > made or not names <= seen):
+        listed = {f.name: f for f in reply.files if _before(f, view.cut)}
+        if view.cut is not None and (reply.materialised > made or not listed.keys() <= seen):
             made, moved = max(made, reply.materialised), now
-            seen |= names
+            seen |= listed.keys()
         waited_s = now - started
         # What a damaged file keeps from being made is a finding, and no waiting helps.
         is_stuck = waited_s > DAMAGED_SETTLE_S and any(d.output for d in reply.damaged)
         if _settled(reply, view.cut) or is_stuck:
-            files = {f.name: f for f in reply.files if f in chosen and _before(f, view.cut)}
+            files = {name: f for name, f in listed.items() if f in chosen}
             return Replica(node, view.group, files, _damaged(reply, files, chosen))
         if now - moved > SETTLE_S:
             reason = (

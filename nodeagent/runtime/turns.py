@@ -38,11 +38,9 @@ def thread_use() -> Callable[[], ThreadUse]:
 
     def read() -> ThreadUse:
         waited_ns = 0
-        if told is not None:
-            with contextlib.suppress(
-                OSError, ValueError, IndexError
-            ):  # it must not cost the event that came in
-                waited_ns = int(os.pread(told.fileno(), 64, 0).split()[1])
+        # An error here would cost the event before which it is read.
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            waited_ns = int(os.pread(told.fileno(), 64, 0).split()[1]) if told is not None else 0
         return ThreadUse(time.thread_time(), waited_ns / 1e9)
 
     return read

@@ -37,7 +37,7 @@ class Run(msgspec.Struct):
 
     held: list[Held]
     batches: list[MemBatch]
-    """Of `held`: a close takes the list as it is."""
+    """Of `held`, for a close to take without going through them."""
 
     rows: int
     nbytes: int
