@@ -32,9 +32,12 @@ ASKS_MAX = 16
 """Requests on their way from the driver at a time."""
 
 SETTLE_S = 30.0
-"""How long a replica is waited for that makes none of the files up to the cut meanwhile. One that makes some
-is waited for: a busy machine closes what was in memory late. Without a cut it is waited for as long in all,
-since there is no end to what is written."""
+"""How long a replica is waited for that is not at work on the files up to the cut and makes none meanwhile.
+Without a cut it is waited for as long in all, since there is no end to what is written."""
+
+AT_WORK_S = 600.0
+"""How long one that is at work is waited for without a file: on a busy machine closes are late, and merges,
+which get what time is left over, later."""
 
 DAMAGED_SETTLE_S = 3.0
 """How long one is waited for that is held up by a damaged file."""
@@ -156,7 +159,7 @@ def _cut(cluster: Cluster, group: GroupId, slots: Ranges) -> int | None:
 
 def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -> Replica | Unread:
     """The replica's files once it has made all files up to the cut."""
-    started = moved = time.monotonic()
+    started = moved = busy = time.monotonic()
     made, seen = -1, set[str]()
     while True:
         try:
@@ -168,16 +171,18 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
         if view.cut is not None and (reply.materialised > made or not listed.keys() <= seen):
             made, moved = max(made, reply.materialised), now
             seen |= listed.keys()
+        if view.cut is not None and (reply.at_work or moved == now):
+            busy = now
         waited_s = now - started
         # What a damaged file keeps from being made is a finding, and no waiting helps.
         is_stuck = waited_s > DAMAGED_SETTLE_S and any(d.output for d in reply.damaged)
         if _settled(reply, view.cut) or is_stuck:
             files = {name: f for name, f in listed.items() if f in chosen}
             return Replica(node, view.group, files, _damaged(reply, files, chosen))
-        if now - moved > SETTLE_S:
+        if now - busy > SETTLE_S or now - moved > AT_WORK_S:
             reason = (
                 f"behind: files made up to index {reply.materialised}, wanted {view.cut or reply.applied},"
-                f" {reply.pending} pending"
+                f" {reply.pending} pending{', being made' if reply.at_work else ''}"
             )
             return Unread(node, view.group, None, reason)
         time.sleep(SETTLE_POLL_S)

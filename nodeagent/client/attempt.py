@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from nodeagent.client.calls import Calls, Deadline, pause
-from nodeagent.client.retry import BACKOFF_MIN_S, HOPS_MAX, Backoff, Chase
+from nodeagent.client.retry import BACKOFF_MIN_S, HOPS_MAX, PRESSED_MAX_S, Backoff, Chase
 from nodeagent.client.sessions import Sessions, Ticket
 from nodeagent.model.errors import (
     Definite,
@@ -33,6 +33,7 @@ class Attempt:
         self._slot = slot
         self._deadline = Deadline(calls.timeout_s)
         self._backoff = Backoff(calls.rng)
+        self._pressed = Backoff(calls.rng, PRESSED_MAX_S)
         self._ticket: Ticket | None = None
         self._lost: NodeAgentError | None = None
         self._chase: Chase | None = None
@@ -69,11 +70,16 @@ class Attempt:
             await self._reroute(error)
         except SessionExpired as error:
             await self._reopen(error)
-        except (Unavailable, Overloaded, Refused, NotFound, SchemaMismatch) as error:
+        except Overloaded as error:
+            self._overloaded = error
+            if error.details.get("at_work"):
+                self._deadline.at_work()
+                await self._again(error, self._pressed.delay_s())
+            else:
+                await self._elsewhere(error)
+        except (Unavailable, Refused, NotFound, SchemaMismatch) as error:
             # A schema mismatch here is a group that has not seen the newest schema yet: the rows were
             # brought into the form of the meta group's before.
-            if isinstance(error, Overloaded):
-                self._overloaded = error
             await self._elsewhere(error)
         except NodeAgentError as error:
             if not isinstance(error, Definite):

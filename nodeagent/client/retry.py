@@ -5,6 +5,9 @@ from collections.abc import Sequence
 
 BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 0.25
+PRESSED_MAX_S = 1.0
+"""For what costs a busy node much to refuse: each time it gets the rows whole."""
+
 HOPS_MAX = 2
 """Hints that are followed at once; after that many without an answer a pause is due."""
 
@@ -12,13 +15,14 @@ HOPS_MAX = 2
 class Backoff:
     """Delays that double, each drawn from [d/2, d)."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, max_s: float = BACKOFF_MAX_S) -> None:
         self._rng = rng
+        self._max_s = max_s
         self._next_s = BACKOFF_MIN_S
 
     def delay_s(self) -> float:
         delay = self._next_s * (0.5 + self._rng.random() / 2)
-        self._next_s = min(2 * self._next_s, BACKOFF_MAX_S)
+        self._next_s = min(2 * self._next_s, self._max_s)
         return delay
 
 

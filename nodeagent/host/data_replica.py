@@ -121,6 +121,9 @@ class DataReplica(Replica):
         self._in_use: Counter[str] = Counter()
         """Files by name that jobs under way read."""
 
+        self._file_jobs = 0
+        """Jobs under way that bring files into the manifest."""
+
         self.failing: dict[str, Failing] = {}
         """What closes and compactions fail to make, by the name of the file."""
 
@@ -169,7 +172,14 @@ class DataReplica(Replica):
             self._forget_unparked(job)
         if isinstance(job, CompactFiles) and sum(f.size for f in job.unit.inputs) > space.spare:
             return self._on_job(job, state, Failed(Overloaded.code, space.why))
-        self.job(job, lambda r: self._on_job(job, state, r))
+        makes = isinstance(job, Making | AdoptFiles)
+
+        def done(result: JobResult) -> None:
+            self._file_jobs -= makes
+            self._on_job(job, state, result)
+
+        self._file_jobs += makes
+        self.job(job, done)
 
     def _on_job(self, job: Job, state: DataState, result: JobResult) -> None:
         if self._is_over(state):
@@ -188,6 +198,11 @@ class DataReplica(Replica):
             self.state.on_adopted(job)
         self.changed()
         self.start_jobs()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether files are being made, or wait for a worker; not those that wait for another try."""
+        return self._file_jobs > 0
 
     def _is_over(self, state: DataState) -> bool:
         """Whether the state that asked is gone; the one that replaced it asks for what it needs."""

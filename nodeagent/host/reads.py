@@ -491,6 +491,7 @@ def on_manifest(host: Cluster, replica: DataReplica, token: int, request: reques
             files,
             damaged=replica.damaged_files(),
             next=following,
+            at_work=replica.at_work,
         ),
     )
 

@@ -61,9 +61,9 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
         return desk.reply(token, refusal)
     held = replica.state.memtable.nbytes
     if held > limits.MEMTABLES_MAX * replica.config.memtable_bytes_max:
-        return desk.refuse(
-            token, "overloaded", f"{held} bytes of rows wait for their files", "write more slowly"
-        )
+        what = f"{held} bytes of rows wait for their files"
+        details: dict[str, str | int | bool | None] = {"at_work": replica.at_work}
+        return desk.reply(token, ErrorReply("overloaded", what, "write more slowly", details))
     schema = _schema(host, w)
     if isinstance(schema, ErrorReply):
         return desk.reply(token, schema)

@@ -97,6 +97,8 @@ class SessionExpired(Definite):
 
 
 class Overloaded(Definite):
+    """`details["at_work"]` where the node makes room for it as it says so; earlier versions do not tell."""
+
     code = "overloaded"
 
 

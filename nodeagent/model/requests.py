@@ -622,6 +622,10 @@ class ManifestReply(_Tagged, frozen=True):
     """The slot at which the next page begins, None behind the last. A merge stays within a slot, so pages
     that were read one after the other have every row once."""
 
+    at_work: bool = False
+    """Whether files of what is pending are being made, or wait for a worker that makes others. Earlier
+    versions do not tell."""
+
 
 class GetWriteRates(_Tagged, frozen=True):
     """How fast the group's slots are written, as this member counted it; the leader's count is the best."""

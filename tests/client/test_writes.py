@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
+from nodeagent.client.calls import PATIENCE
 from nodeagent.client.cluster import Cluster
 from nodeagent.client.sessions import WINDOW
 from nodeagent.model.errors import (
@@ -269,6 +270,40 @@ def test_a_leader_that_has_no_room_is_quoted_at_the_deadline() -> None:
         for _ in range(4):
             with pytest.raises(Overloaded, match="1 MiB left"):
                 await cluster.write(SG, TABLE, rows((0, "a", 2.0, None)))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("busy_s", "at_work"), [(40.0, True), (1e9, True), (40.0, False)])
+def test_a_leader_that_makes_room_is_waited_for(busy_s: float, at_work: bool) -> None:
+    """For `PATIENCE` timeouts; the rows go to it alone, about once a second. One that is not at work is given
+    up after one timeout, as ever."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
+        call, clock = fake.call, asyncio.get_running_loop().time
+        started, asked = clock(), []
+
+        async def pressed(node: str, request: Request, timeout_s: float) -> Reply:
+            if isinstance(request, Write):
+                asked.append(node)
+                if clock() - started < busy_s and node == fake.groups[request.group].leader:
+                    raise Overloaded("rows wait for their files", at_work=at_work)
+            return await call(node, request, timeout_s)
+
+        fake.call = pressed  # type: ignore[method-assign]
+        if at_work and busy_s < PATIENCE * 10:
+            assert (await cluster.write(SG, TABLE, rows((0, "a", 2.0, None)))).rows == 1
+            assert fake.times_applied(2.0) == 1
+        else:
+            with pytest.raises(Overloaded, match="wait for their files"):
+                await cluster.write(SG, TABLE, rows((0, "a", 2.0, None)))
+            assert not fake.times_applied(2.0)
+        took_s, wanted_s = clock() - started, min(busy_s, PATIENCE * 10.0) if at_work else 10.0
+        assert wanted_s <= took_s < wanted_s + 2
+        if at_work:
+            assert len(set(asked)) == 1 and len(asked) < 2 * took_s + 10
 
     run(scenario())
 

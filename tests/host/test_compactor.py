@@ -246,6 +246,30 @@ def test_a_copy_that_is_damaged_on_another_member_keeps_the_files_apart(
     assert node.replica.state.compacting
 
 
+def test_a_replica_says_whether_it_is_at_work_on_its_files() -> None:
+    """A merge that failed waits for its next try; a check or a save makes no files."""
+    node = Node()
+
+    def at_work() -> bool:
+        node.host.on_request(1, GetManifest(GROUP), node.now, node.now)
+        node.take()
+        reply = node.replies[-1]
+        assert isinstance(reply, ManifestReply)
+        return reply.at_work
+
+    assert node.under_way(HashFiles) and not at_work()
+    node.finish(HashFiles, GOOD)
+    assert at_work()
+    job = node.finish(CompactFiles, Failed("unavailable", "the worker died"))
+    assert not at_work()
+    node.pass_ms(11_000)
+    assert at_work()
+    assert isinstance(job, CompactFiles)
+    node.finish(CompactFiles, FilesClosed((output(job),)))
+    node.pass_ms(1_000)
+    assert node.under_way(SaveCheckpoint) and not at_work()
+
+
 def test_a_compaction_that_fails_is_named_and_tried_again() -> None:
     node = Node()
     node.finish(HashFiles, GOOD)

@@ -172,11 +172,12 @@ def test_replica_that_is_behind_is_unread(built: Built) -> None:
     assert "behind" in report.unread[0].reason
 
 
-@pytest.mark.parametrize("moves", ["index", "files"])
+@pytest.mark.parametrize("moves", ["index", "files", "at_work"])
 def test_a_replica_that_makes_its_files_slowly_is_waited_for(
     built: Built, monkeypatch: pytest.MonkeyPatch, moves: str
 ) -> None:
-    """Ten times as long as one that makes none, while each look finds more made; writes go on."""
+    """Ten times as long as one that makes none, while each look finds more made, or a worker has it to make;
+    writes go on."""
     monkeypatch.setattr(replicas, "SETTLE_POLL_S", 0.02)
     listed, asked = DirectoryCluster.manifest, 0
 
@@ -187,12 +188,35 @@ def test_a_replica_that_makes_its_files_slowly_is_waited_for(
             return reply
         asked += 1
         index, files = (50 + asked, ()) if moves == "index" else (50, reply.files[:1])
-        files = tuple(msgspec.structs.replace(f, name=f"{asked}-{f.name}") for f in files)
-        return msgspec.structs.replace(reply, materialised=index, pending=7 + asked, files=files)
+        if moves == "files":
+            files = tuple(msgspec.structs.replace(f, name=f"{asked}-{f.name}") for f in files)
+        busy = moves == "at_work" and asked < 25
+        return msgspec.structs.replace(
+            reply, materialised=index, pending=7 + asked, files=files, at_work=busy
+        )
 
     monkeypatch.setattr(DirectoryCluster, "manifest", slow)
     report = run(built, "manifest")
     assert report.passed and asked == 25, report.unread
+
+
+def test_a_replica_at_work_that_makes_no_file_is_given_up(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "SETTLE_POLL_S", 0.01)
+    monkeypatch.setattr(replicas, "AT_WORK_S", 0.1)
+    listed = DirectoryCluster.manifest
+
+    def stuck(self: DirectoryCluster, node: str, group: str, slots: Ranges = ()) -> ManifestReply:
+        reply = listed(self, node, group, slots)
+        if (node, group) != ("n2", "n1.1"):
+            return reply
+        return msgspec.structs.replace(reply, materialised=3, pending=7, at_work=True)
+
+    monkeypatch.setattr(DirectoryCluster, "manifest", stuck)
+    report = run(built, "manifest")
+    assert [(u.node, u.group) for u in report.unread] == [("n2", "n1.1")]
+    assert report.unread[0].reason.endswith("7 pending, being made")
 
 
 def test_files_after_the_cut_do_not_disturb(built: Built, maker: Maker) -> None:
