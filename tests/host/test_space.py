@@ -5,7 +5,10 @@ import random
 import msgspec
 import pytest
 
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.host import Host
 from nodeagent.host.space import Space
+from nodeagent.model import limits
 from nodeagent.model.entries import Base, Config, Entry, EntryKind
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import InstallSnapshot
@@ -58,9 +61,7 @@ def test_a_group_goes_on_without_a_minority(voters: int, most: int) -> None:
     assert refusal is not None and refusal.code == "overloaded" and "b" in refusal.what
 
 
-def test_a_leader_short_of_room_takes_no_rows_and_says_why() -> None:
-    host = leads_alone()
-    host.on_disk(LOW - 1, TOTAL, 3_000)
+def refused_write(host: Host) -> ErrorReply:
     open_ = host.data["a.1"].state.slots.open
     settings = host.meta.image.settings
     assert settings is not None
@@ -71,7 +72,27 @@ def test_a_leader_short_of_room_takes_no_rows_and_says_why() -> None:
     )
     host.on_request(1, Write("a.1", slot, key, "t", 1, "s", 1, 0, 1, b""), 3_000, 3_000)
     reply = run_out(host)[1]
-    assert isinstance(reply, ErrorReply) and reply.code == "overloaded" and "the disk of a has" in reply.what
+    assert isinstance(reply, ErrorReply) and reply.code == "overloaded"
+    return reply
+
+
+def test_a_leader_short_of_room_takes_no_rows_and_says_why() -> None:
+    host = leads_alone()
+    host.on_disk(LOW - 1, TOTAL, 3_000)
+    reply = refused_write(host)
+    assert "the disk of a has" in reply.what and not reply.details.get("at_work")
+
+
+@pytest.mark.parametrize("at_work", [True, False])
+def test_a_leader_says_whether_it_makes_files_of_the_rows_that_wait(
+    monkeypatch: pytest.MonkeyPatch, at_work: bool
+) -> None:
+    """Who writes may wait for files that are being made; those that fail are not waited for."""
+    host = leads_alone()
+    monkeypatch.setattr(limits, "MEMTABLES_MAX", -1)
+    monkeypatch.setattr(DataReplica, "at_work", at_work)
+    reply = refused_write(host)
+    assert "wait for their files" in reply.what and reply.details["at_work"] is at_work
 
 
 def test_a_follower_without_room_takes_small_entries_and_no_snapshot() -> None:
