@@ -40,6 +40,8 @@ WRITE_PAUSE_S = 0.025
 """Of a test's writer after each row: it shares its processors with the fleet."""
 
 POLL_S = 0.05
+FILES_S = 300.0
+"""For files to be made: merges, of the lowest priority, get little time beside other tests."""
 
 Place = tuple[str, int]
 """Storage group and time (ms) of a row."""
@@ -261,7 +263,7 @@ class World:
             for member in group.members:
                 until(
                     lambda m=member, g=group.group, i=index: self._made(m, g) >= i,  # type: ignore[misc]
-                    60.0,
+                    FILES_S,
                     lambda m=member, g=group.group: f"{g} on {m} does not make its files",  # type: ignore[misc]
                 )
 
