@@ -260,10 +260,11 @@ def test_a_manifest_in_pages_is_the_manifest(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_manifest_in_pages_is_as_far_as_its_oldest_page() -> None:
-    page = ManifestReply(GROUP, "a", applied=9, materialised=7, pending=0, files=())
+    page = ManifestReply(GROUP, "a", applied=9, materialised=7, pending=0, files=(), at_work=True)
     later = ManifestReply(GROUP, "a", applied=12, materialised=9, pending=3, files=())
     whole = joined([page, later])
-    assert (whole.applied, whole.materialised, whole.pending) == (9, 7, 3)
+    assert (whole.applied, whole.materialised, whole.pending, whole.at_work) == (9, 7, 3, True)
+    assert not joined([later]).at_work
 
 
 def test_readers_of_earlier_versions_are_never_given_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
