@@ -32,7 +32,7 @@ ASKS_MAX = 16
 """Requests on their way from the driver at a time."""
 
 SETTLE_S = 30.0
-"""How long a replica is waited for that is not at work on the files up to the cut and makes none meanwhile.
+"""How long a replica is waited for that is not at work on files and makes none up to the cut meanwhile.
 Without a cut it is waited for as long in all, since there is no end to what is written."""
 
 AT_WORK_S = 600.0
@@ -43,6 +43,11 @@ DAMAGED_SETTLE_S = 3.0
 """How long one is waited for that is held up by a damaged file."""
 
 SETTLE_POLL_S = 0.2
+
+QUIET_S = 15.0
+"""How often the leader is told that its group is still compared: it merges no files for 30 s after it heard
+so, for the replica that is waited for would not have the merged ones."""
+
 RECHECKS = 3
 RECHECK_DELAY_S = 1.0
 
@@ -159,7 +164,7 @@ def _cut(cluster: Cluster, group: GroupId, slots: Ranges) -> int | None:
 
 def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -> Replica | Unread:
     """The replica's files once it has made all files up to the cut."""
-    started = moved = busy = time.monotonic()
+    started = moved = busy = told = time.monotonic()
     made, seen = -1, set[str]()
     while True:
         try:
@@ -185,6 +190,9 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
                 f" {reply.pending} pending{', being made' if reply.at_work else ''}"
             )
             return Unread(node, view.group, None, reason)
+        if view.cut is not None and now - told > QUIET_S:
+            told = now
+            _cut(cluster, view.group, chosen.slots)
         time.sleep(SETTLE_POLL_S)
 
 
@@ -228,7 +236,10 @@ def compare_manifests(
 
 
 def _list_again(cluster: Cluster, view: GroupView, chosen: Chosen) -> list[Unread]:
-    """Bring the view's replicas up to date; those that gave nothing leave it."""
+    """Bring the view's replicas up to date, at a new cut: what the leader merged since the last one, the
+    others may still have to merge. Those that gave nothing leave the view."""
+    if view.cut is not None:
+        view.cut = _cut(cluster, view.group, chosen.slots) or view.cut
     fresh = [_manifest(cluster, view, r.node, chosen) for r in view.replicas]
     view.replicas = [f for f in fresh if isinstance(f, Replica)]
     return [f for f in fresh if isinstance(f, Unread)]

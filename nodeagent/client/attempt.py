@@ -33,7 +33,7 @@ class Attempt:
         self._slot = slot
         self._deadline = Deadline(calls.timeout_s)
         self._backoff = Backoff(calls.rng)
-        self._pressed = Backoff(calls.rng, PRESSED_MAX_S)
+        self._pressed = Backoff(calls.rng, min(PRESSED_MAX_S, calls.attempt_s / 4))
         self._ticket: Ticket | None = None
         self._lost: NodeAgentError | None = None
         self._chase: Chase | None = None
@@ -73,8 +73,7 @@ class Attempt:
         except Overloaded as error:
             self._overloaded = error
             if error.details.get("at_work"):
-                self._deadline.at_work()
-                await self._again(error, self._pressed.delay_s())
+                await self._wait_for_room(error)
             else:
                 await self._elsewhere(error)
         except (Unavailable, Refused, NotFound, SchemaMismatch) as error:
@@ -115,6 +114,15 @@ class Attempt:
         await self._again(error, self._backoff.delay_s())
         if not isinstance(error, Overloaded):
             await self._refresh()
+
+    async def _wait_for_room(self, error: Overloaded) -> None:
+        """The leader makes files of the rows before these. A try without the time for an answer would leave
+        it unknown whether they were taken."""
+        self._deadline.at_work()
+        delay_s = self._pressed.delay_s()
+        if self._deadline.left_s - delay_s < self._calls.attempt_s / 2:
+            raise self._ended(error) from error
+        await self._again(error, delay_s)
 
     async def _reroute(self, error: Moved) -> None:
         """The slot is elsewhere: ask there, or wait while it is between two groups."""
@@ -162,7 +170,7 @@ class Attempt:
             await self._again(error, self._backoff.delay_s())
 
     async def _again(self, error: NodeAgentError, delay_s: float) -> None:
-        if self._deadline.passed:
+        if self._deadline.left_s <= delay_s:
             raise self._ended(error) from error
         if delay_s:
             await pause(delay_s, self._deadline)

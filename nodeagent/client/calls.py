@@ -62,7 +62,7 @@ TABLES_KEPT = 4
 ATTEMPT_MIN_S = 2.0
 
 PATIENCE = 6
-"""Timeouts that nodes at work on a read are waited for."""
+"""Timeouts that nodes at work are waited for: on a read, or on files of the rows before a write."""
 
 SILENT_MAX = 2
 """Questions in a row without an answer, after which a node is not at work."""

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 
 BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 0.25
+
 PRESSED_MAX_S = 1.0
-"""For what costs a busy node much to refuse: each time it gets the rows whole."""
+"""The longest pause before rows go again to a leader that had no room for them; each try sends them whole."""
 
 HOPS_MAX = 2
 """Hints that are followed at once; after that many without an answer a pause is due."""

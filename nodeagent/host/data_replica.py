@@ -121,7 +121,7 @@ class DataReplica(Replica):
         self._in_use: Counter[str] = Counter()
         """Files by name that jobs under way read."""
 
-        self._file_jobs = 0
+        self._file_jobs: Counter[type[Job]] = Counter()
         """Jobs under way that bring files into the manifest."""
 
         self.failing: dict[str, Failing] = {}
@@ -175,10 +175,10 @@ class DataReplica(Replica):
         makes = isinstance(job, Making | AdoptFiles)
 
         def done(result: JobResult) -> None:
-            self._file_jobs -= makes
+            self._file_jobs[type(job)] -= makes
             self._on_job(job, state, result)
 
-        self._file_jobs += makes
+        self._file_jobs[type(job)] += makes
         self.job(job, done)
 
     def _on_job(self, job: Job, state: DataState, result: JobResult) -> None:
@@ -201,8 +201,13 @@ class DataReplica(Replica):
 
     @property
     def at_work(self) -> bool:
-        """Whether files are being made, or wait for a worker; not those that wait for another try."""
-        return self._file_jobs > 0
+        """Whether files are being made, or wait for a worker, and none fails."""
+        return self._file_jobs.total() > 0 and not self.failing
+
+    @property
+    def closes(self) -> bool:
+        """`at_work` on rows in memory."""
+        return self._file_jobs[CloseFiles] > 0 and not self.failing
 
     def _is_over(self, state: DataState) -> bool:
         """Whether the state that asked is gone; the one that replaced it asks for what it needs."""

@@ -62,7 +62,7 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
     held = replica.state.memtable.nbytes
     if held > limits.MEMTABLES_MAX * replica.config.memtable_bytes_max:
         what = f"{held} bytes of rows wait for their files"
-        details: dict[str, str | int | bool | None] = {"at_work": replica.at_work}
+        details: dict[str, str | int | bool | None] = {"at_work": replica.closes}
         return desk.reply(token, ErrorReply("overloaded", what, "write more slowly", details))
     schema = _schema(host, w)
     if isinstance(schema, ErrorReply):

@@ -97,7 +97,7 @@ class SessionExpired(Definite):
 
 
 class Overloaded(Definite):
-    """`details["at_work"]` where the node makes room for it as it says so; earlier versions do not tell."""
+    """`details["at_work"]` is true when the node is making room meanwhile; earlier versions do not tell."""
 
     code = "overloaded"
 

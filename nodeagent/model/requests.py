@@ -623,8 +623,8 @@ class ManifestReply(_Tagged, frozen=True):
     that were read one after the other have every row once."""
 
     at_work: bool = False
-    """Whether files of what is pending are being made, or wait for a worker that makes others. Earlier
-    versions do not tell."""
+    """Whether files of what is pending are being made, or wait for a worker that makes others, and none
+    fails. Earlier versions do not tell."""
 
 
 class GetWriteRates(_Tagged, frozen=True):

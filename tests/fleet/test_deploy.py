@@ -31,9 +31,10 @@ from tests.fleet.plant import Plant, machines
 pytestmark = pytest.mark.real
 
 NODES = ("node1", "node2", "node3")
-SPARE = "node4"
 FILES_S = 300.0
 """For files to be made beside other tests."""
+
+SPARE = "node4"
 """A machine that gets a node later."""
 
 

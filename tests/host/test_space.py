@@ -90,7 +90,7 @@ def test_a_leader_says_whether_it_makes_files_of_the_rows_that_wait(
     """Who writes may wait for files that are being made; those that fail are not waited for."""
     host = leads_alone()
     monkeypatch.setattr(limits, "MEMTABLES_MAX", -1)
-    monkeypatch.setattr(DataReplica, "at_work", at_work)
+    monkeypatch.setattr(DataReplica, "closes", at_work)
     reply = refused_write(host)
     assert "wait for their files" in reply.what and reply.details["at_work"] is at_work
 

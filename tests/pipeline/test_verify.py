@@ -12,7 +12,7 @@ from iotctl.pipeline.report import VerifyReport
 from iotctl.pipeline.verify import Filters
 from nodeagent.model.errors import Refused
 from nodeagent.model.operation import Operation, Ranges, Stage
-from nodeagent.model.requests import CheckFiles, ManifestReply, Reply, Request
+from nodeagent.model.requests import Accepted, CheckFiles, ManifestReply, Reply, Request
 from nodeagent.storage.format import ClosedUnit
 from tests.pipeline.fake import DirectoryCluster, DirectorySpec, Maker, create, one_move
 from tests.pipeline.rows import MACHINES, machines, with_cell
@@ -217,6 +217,44 @@ def test_a_replica_at_work_that_makes_no_file_is_given_up(
     report = run(built, "manifest")
     assert [(u.node, u.group) for u in report.unread] == [("n2", "n1.1")]
     assert report.unread[0].reason.endswith("7 pending, being made")
+
+
+@pytest.mark.parametrize("quiet_s", [0.0, 1e9])
+def test_nothing_is_merged_while_a_replica_is_waited_for(
+    built: Built, monkeypatch: pytest.MonkeyPatch, quiet_s: float
+) -> None:
+    """The leader is told again and again; and what it merged all the same is waited for at a newer cut."""
+    monkeypatch.setattr(replicas, "SETTLE_POLL_S", 0.02)
+    monkeypatch.setattr(replicas, "QUIET_S", quiet_s)
+    listed, closed = DirectoryCluster.manifest, DirectoryCluster.call_group
+    cuts, left = 0, 20
+
+    def close_all(self: DirectoryCluster, group: str, request: Request) -> Reply:
+        nonlocal cuts
+        cuts += group == "n1.1"
+        return Accepted(100 + cuts) if group == "n1.1" else closed(self, group, request)
+
+    def manifest(self: DirectoryCluster, node: str, group: str, slots: Ranges = ()) -> ManifestReply:
+        """n2 works for 20 looks, and lacks a file until it has made those up to the second cut."""
+        nonlocal left
+        reply = listed(self, node, group, slots)
+        if group != "n1.1":
+            return reply
+        if node != "n2":
+            return msgspec.structs.replace(reply, materialised=1_000)
+        left -= 1
+        if left > 0:
+            return msgspec.structs.replace(reply, materialised=50, pending=1, at_work=True)
+        if cuts < 2 or left > -20:
+            behind = msgspec.structs.replace(reply, materialised=101, pending=1, at_work=True)
+            return msgspec.structs.replace(behind, files=reply.files[1:])
+        return msgspec.structs.replace(reply, materialised=1_000)
+
+    monkeypatch.setattr(DirectoryCluster, "call_group", close_all)
+    monkeypatch.setattr(DirectoryCluster, "manifest", manifest)
+    report = run(built, "manifest")
+    assert report.passed, (report.mismatches, report.unread)
+    assert cuts == 2 if quiet_s else cuts > 10
 
 
 def test_files_after_the_cut_do_not_disturb(built: Built, maker: Maker) -> None:
