@@ -283,11 +283,12 @@ def test_a_leader_that_makes_room_is_waited_for(busy_s: float, at_work: bool) ->
         fake, cluster = make()
         await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
         call, clock = fake.call, asyncio.get_running_loop().time
-        started, asked = clock(), []
+        started, asked, given_s = clock(), [], []
 
         async def pressed(node: str, request: Request, timeout_s: float) -> Reply:
             if isinstance(request, Write):
                 asked.append(node)
+                given_s.append(timeout_s)
                 if at_work:
                     await asyncio.sleep(min(timeout_s, 0.3))
                 if at_work and timeout_s < 0.3:
@@ -306,6 +307,7 @@ def test_a_leader_that_makes_room_is_waited_for(busy_s: float, at_work: bool) ->
             assert not fake.times_applied(2.0)
         took_s, wanted_s = clock() - started, min(busy_s, PATIENCE * 10.0) if at_work else 10.0
         assert wanted_s - 2 < took_s < wanted_s + 2
+        assert min(given_s) > (1.0 if at_work else 0.001)
         if at_work:
             assert len(set(asked)) == 1 and len(asked) < 2 * took_s + 10
 

@@ -49,8 +49,9 @@ def test_other_files_are_made_at_once_and_again_after_a_failure() -> None:
     node = node_with_a_row()
     node.replica.close([P])
     node.take()
+    assert node.replica.closes
     node.finish(CloseFiles, Failed("unavailable", "the disk is full"))
-    assert not node.under_way(CloseFiles)
+    assert not node.under_way(CloseFiles) and not node.replica.closes
     node.pass_ms(1_000)
     assert len(node.under_way(CloseFiles)) == 1
 

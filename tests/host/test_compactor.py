@@ -259,7 +259,7 @@ def test_a_replica_says_whether_it_is_at_work_on_its_files() -> None:
 
     assert node.under_way(HashFiles) and not at_work()
     node.finish(HashFiles, GOOD)
-    assert at_work()
+    assert at_work() and not node.replica.closes
     job = node.finish(CompactFiles, Failed("unavailable", "the worker died"))
     assert not at_work()
     node.pass_ms(11_000)
