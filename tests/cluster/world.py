@@ -26,11 +26,13 @@ from iotctl.execute.load import Load
 from iotctl.execute.operations import blocked_on, received_bytes, whole
 from iotctl.execute.status import ClusterStatus, cluster_status
 from iotctl.fleet.local import LocalFleet
+from iotctl.pipeline.replicas import Chosen, view_groups
+from iotctl.pipeline.report import Silent
 from nodeagent.client.blocking import BlockingCluster
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.files import FileMeta
 from nodeagent.model.operation import Operation, Stage
-from nodeagent.model.requests import GetManifest, ManifestReply, NodeStatus
+from nodeagent.model.requests import NodeStatus
 from nodeagent.partition.hash import shard_of, slot_of, time_partition
 
 DATA = Fleet(storage_groups=40, weeks=52, step_ms=12 * 3_600_000)
@@ -40,8 +42,6 @@ WRITE_PAUSE_S = 0.025
 """Of a test's writer after each row: it shares its processors with the fleet."""
 
 POLL_S = 0.05
-FILES_S = 300.0
-"""For files to be made: merges, of the lowest priority, get little time beside other tests."""
 
 Place = tuple[str, int]
 """Storage group and time (ms) of a row."""
@@ -258,19 +258,9 @@ class World:
 
     def close_memtables(self) -> None:
         """Every row in files, on every replica."""
-        for group in self.cluster.meta().groups:
-            index = self.cluster.close_all(group.group)
-            for member in group.members:
-                until(
-                    lambda m=member, g=group.group, i=index: self._made(m, g) >= i,  # type: ignore[misc]
-                    FILES_S,
-                    lambda m=member, g=group.group: f"{g} on {m} does not make its files",  # type: ignore[misc]
-                )
-
-    def _made(self, node: str, group: str) -> int:
-        reply = self.cluster.call(node, GetManifest(group, ((0, 1),)))
-        assert isinstance(reply, ManifestReply)
-        return reply.materialised
+        groups = self.cluster.meta().groups
+        views, unread = view_groups(self.cluster, groups, Chosen(), Silent())
+        assert not unread and all(v.cut is not None for v in views), unread
 
     def nonempty_slots(self) -> int:
         return len({f.slot for g in self.cluster.meta().groups for f in self.manifest(g.header, g.group)})

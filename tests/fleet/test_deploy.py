@@ -31,9 +31,6 @@ from tests.fleet.plant import Plant, machines
 pytestmark = pytest.mark.real
 
 NODES = ("node1", "node2", "node3")
-FILES_S = 300.0
-"""For files to be made beside other tests."""
-
 SPARE = "node4"
 """A machine that gets a node later."""
 
@@ -311,7 +308,7 @@ def wait_for_files(plant: Plant, closed: dict[str, int]) -> None:
     with plant.connect() as cluster:
         for group in cluster.meta().groups:
             for member in group.members:
-                _until(lambda m=member, g=group.group: has_all_files(cluster, m, g, closed[g]), FILES_S)
+                _until(lambda m=member, g=group.group: has_all_files(cluster, m, g, closed[g]))
 
 
 def has_all_files(cluster: BlockingCluster, member: str, group: str, index: int) -> bool:
