@@ -271,10 +271,11 @@ class Calls:
             else:
                 self.leaders[group] = target
                 return target, reply
-            if deadline.passed:
+            delay_s = backoff.delay_s() if not at_once else 0.0
+            if deadline.left_s <= delay_s:  # no time is left to answer in: what was refused would be unknown
                 raise self._ended(request, lost, last) from last
             if not at_once:
-                await pause(backoff.delay_s(), deadline)
+                await pause(delay_s, deadline)
                 chase.rested()
                 if isinstance(last, NotFound | Unavailable | OutcomeUnknown):
                     await stale()

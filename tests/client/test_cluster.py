@@ -12,6 +12,7 @@ from nodeagent.model.errors import (
     Forbidden,
     InvalidInput,
     NodeAgentError,
+    NotLeader,
     OutcomeUnknown,
     Refused,
     Unavailable,
@@ -327,6 +328,28 @@ def test_a_change_that_never_arrived_is_unknown() -> None:
 
         fake.handle = swallow  # type: ignore[method-assign]  # the fault of this test
         with pytest.raises(OutcomeUnknown):
+            await cluster.begin_change(CHANGE)
+
+    run(scenario())
+
+
+def test_a_change_that_was_only_refused_is_not_sent_when_no_time_is_left() -> None:
+    """Else the last try gets no answer, and what surely did not happen is told as unknown."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.meta()
+        call = fake.call
+
+        async def refuses(node: str, request: Request, timeout_s: float) -> Reply:
+            if not isinstance(request, BeginChange):
+                return await call(node, request, timeout_s)
+            if timeout_s < 0.001:
+                raise OutcomeUnknown("no answer in time")
+            raise NotLeader("this node does not lead", leader=None)
+
+        fake.call = refuses  # type: ignore[method-assign]
+        with pytest.raises(Unavailable, match="does not lead"):
             await cluster.begin_change(CHANGE)
 
     run(scenario())
