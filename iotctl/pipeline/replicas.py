@@ -176,7 +176,7 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
         if view.cut is not None and (reply.materialised > made or not listed.keys() <= seen):
             made, moved = max(made, reply.materialised), now
             seen |= listed.keys()
-        if view.cut is not None and (reply.at_work or moved == now):
+        if view.cut is not None and reply.at_work:
             busy = now
         waited_s = now - started
         # What a damaged file keeps from being made is a finding, and no waiting helps.
@@ -184,7 +184,7 @@ def _manifest(cluster: Cluster, view: GroupView, node: NodeId, chosen: Chosen) -
         if _settled(reply, view.cut) or is_stuck:
             files = {name: f for name, f in listed.items() if f in chosen}
             return Replica(node, view.group, files, _damaged(reply, files, chosen))
-        if now - busy > SETTLE_S or now - moved > AT_WORK_S:
+        if now - max(busy, moved) > SETTLE_S or now - moved > AT_WORK_S:
             reason = (
                 f"behind: files made up to index {reply.materialised}, wanted {view.cut or reply.applied},"
                 f" {reply.pending} pending{', being made' if reply.at_work else ''}"

@@ -33,7 +33,6 @@ class Attempt:
         self._slot = slot
         self._deadline = Deadline(calls.timeout_s)
         self._backoff = Backoff(calls.rng)
-        self._pressed = Backoff(calls.rng, min(PRESSED_MAX_S, calls.attempt_s / 4))
         self._ticket: Ticket | None = None
         self._lost: NodeAgentError | None = None
         self._chase: Chase | None = None
@@ -119,7 +118,7 @@ class Attempt:
         """The leader makes files of the rows before these. A try without the time for an answer would leave
         it unknown whether they were taken."""
         self._deadline.at_work()
-        delay_s = self._pressed.delay_s()
+        delay_s = self._backoff.delay_s(min(PRESSED_MAX_S, self._calls.attempt_s / 4))
         if self._deadline.left_s - delay_s < self._calls.attempt_s / 2:
             raise self._ended(error) from error
         await self._again(error, delay_s)

@@ -16,14 +16,13 @@ HOPS_MAX = 2
 class Backoff:
     """Delays that double, each drawn from [d/2, d)."""
 
-    def __init__(self, rng: random.Random, max_s: float = BACKOFF_MAX_S) -> None:
+    def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._max_s = max_s
         self._next_s = BACKOFF_MIN_S
 
-    def delay_s(self) -> float:
-        delay = self._next_s * (0.5 + self._rng.random() / 2)
-        self._next_s = min(2 * self._next_s, self._max_s)
+    def delay_s(self, max_s: float = BACKOFF_MAX_S) -> float:
+        delay = min(self._next_s, max_s) * (0.5 + self._rng.random() / 2)
+        self._next_s = min(2 * self._next_s, max_s)
         return delay
 
 

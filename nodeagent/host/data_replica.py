@@ -121,8 +121,8 @@ class DataReplica(Replica):
         self._in_use: Counter[str] = Counter()
         """Files by name that jobs under way read."""
 
-        self._file_jobs: Counter[type[Job]] = Counter()
-        """Jobs under way that bring files into the manifest."""
+        self._under_way: Counter[type[Job]] = Counter()
+        """The state's jobs by kind."""
 
         self.failing: dict[str, Failing] = {}
         """What closes and compactions fail to make, by the name of the file."""
@@ -172,13 +172,12 @@ class DataReplica(Replica):
             self._forget_unparked(job)
         if isinstance(job, CompactFiles) and sum(f.size for f in job.unit.inputs) > space.spare:
             return self._on_job(job, state, Failed(Overloaded.code, space.why))
-        makes = isinstance(job, Making | AdoptFiles)
 
         def done(result: JobResult) -> None:
-            self._file_jobs[type(job)] -= makes
+            self._under_way[type(job)] -= 1
             self._on_job(job, state, result)
 
-        self._file_jobs[type(job)] += makes
+        self._under_way[type(job)] += 1
         self.job(job, done)
 
     def _on_job(self, job: Job, state: DataState, result: JobResult) -> None:
@@ -202,12 +201,13 @@ class DataReplica(Replica):
     @property
     def at_work(self) -> bool:
         """Whether files are being made, or wait for a worker, and none fails."""
-        return self._file_jobs.total() > 0 and not self.failing
+        brings_files = (CloseFiles, CompactFiles, AdoptFiles)
+        return any(self._under_way[kind] for kind in brings_files) and not self.failing
 
     @property
     def closes(self) -> bool:
         """`at_work` on rows in memory."""
-        return self._file_jobs[CloseFiles] > 0 and not self.failing
+        return self._under_way[CloseFiles] > 0 and not self.failing
 
     def _is_over(self, state: DataState) -> bool:
         """Whether the state that asked is gone; the one that replaced it asks for what it needs."""

@@ -62,8 +62,8 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
     held = replica.state.memtable.nbytes
     if held > limits.MEMTABLES_MAX * replica.config.memtable_bytes_max:
         what = f"{held} bytes of rows wait for their files"
-        details: dict[str, str | int | bool | None] = {"at_work": replica.closes}
-        return desk.reply(token, ErrorReply("overloaded", what, "write more slowly", details))
+        refusal = ErrorReply("overloaded", what, "write more slowly", {"at_work": replica.closes})
+        return desk.reply(token, refusal)
     schema = _schema(host, w)
     if isinstance(schema, ErrorReply):
         return desk.reply(token, schema)
