@@ -1,6 +1,7 @@
 """Planted bugs are found, by the command and by each net."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 import nodeagent
 from nodeagent.testing.mutants import MUTANTS, hunt, machine
+from nodeagent.testing.mutants.hunt import run_in
 from tests.sim.spread import spread
 
 SOURCE = '''
@@ -68,8 +70,14 @@ def test_every_mutant_still_fits_the_code() -> None:
 
 def test_the_command_plants_a_bug_and_says_by_what_it_was_found() -> None:
     command = [sys.executable, "-m", "nodeagent.testing.mutants", "one vote too few wins", "--net", "tests"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0 and "one vote too few wins: tests: tests/raft/" in done.stdout, done.stderr
+
+
+def test_of_a_run_that_never_ends_it_is_said_where_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "it.py").write_text("def look():\n    while True:\n        pass\n\n\nlook()\n")
+    code, _, says = run_in(tmp_path, ["it.py"], 5)
+    assert code == 1 and re.fullmatch(r'it never ends: File ".*it\.py", line [23] in look', says), says
 
 
 def test_each_net_looks_for_a_planted_bug_by_itself() -> None:

@@ -5,6 +5,7 @@
 - `tests`: the directed tests of the rooms that have to see it, and no others.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -29,7 +30,9 @@ NO_TESTS = 5
 """Exit code of pytest. Others above 1 are tests that could not begin, which they can without the bug."""
 
 SLOWER = 5
-"""A run that takes so many times what the package without a bug takes, and a minute more, never ends."""
+EXTRA_S = 240
+"""A run that takes so many times what the package without a bug takes, and so much more, never ends. A machine that
+tests in three processes at a time has stood for over a minute."""
 
 RUNS = tuple(
     f"nodeagent.testing.{run}"
@@ -121,7 +124,7 @@ def hunt(
             what = _what(net, mutant.room)
             if what:
                 usual = (took or {}).get(what, USUAL_S) * (seeds if net == "seeds" else 1)
-                limit = 60 + SLOWER * usual
+                limit = EXTRA_S + SLOWER * usual
                 found.append(_look(net, where, mutant.room, seeds, limit))
         return found
 
@@ -157,7 +160,9 @@ def _by_tests(where: Path, room: str, timeout_s: float) -> Found:
         shutil.copytree(project / name, where / name, ignore=skip, dirs_exist_ok=True)
     shutil.copy(project / "pyproject.toml", where)
     rooms = [f"tests/{name}" for name in ROOMS.get(room, (room,))]
-    code, out, err = _run(where, ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *rooms], timeout_s)
+    # A directory of its own for what they write: in the shared one pytest clears up after other runs before it ends.
+    options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={where / 'written'}"]
+    code, out, err = run_in(where, ["-m", "pytest", *options, *rooms], timeout_s)
     if code == 0:
         return Found("tests")
     if code == NO_TESTS:
@@ -167,14 +172,14 @@ def _by_tests(where: Path, room: str, timeout_s: float) -> Found:
 
 
 def _by_scopes(where: Path, world: str, timeout_s: float) -> Found:
-    code, _, err = _run(where, ["-m", "nodeagent.testing.exhaustive", world], timeout_s)
+    code, _, err = run_in(where, ["-m", "nodeagent.testing.exhaustive", world], timeout_s)
     broken = re.findall(r"^\S*(?:Broken|Error): (.+)", err, re.MULTILINE)
     return Found("scopes", "" if code == 0 else broken[-1] if broken else err)
 
 
 def _by_seeds(where: Path, all_runs: Sequence[str], seeds: int, timeout_s: float) -> Found:
     for runs in all_runs:
-        code, out, err = _run(where, ["-m", runs, "1", str(seeds)], timeout_s)
+        code, out, err = run_in(where, ["-m", runs, "1", str(seeds)], timeout_s)
         if code == 0:
             continue
         by = re.findall(r"^AssertionError: (seed.+)", err, re.MULTILINE)
@@ -182,12 +187,12 @@ def _by_seeds(where: Path, all_runs: Sequence[str], seeds: int, timeout_s: float
     return Found("seeds")
 
 
-def _run(where: Path, words: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
+def run_in(where: Path, words: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
     """Exit code, output and errors. Whatever it started ends with it."""
     run = subprocess.Popen(
         [sys.executable, *words],
         cwd=where,
-        env={**os.environ, "PYTHONPATH": str(where)},
+        env={**os.environ, "PYTHONPATH": str(where), "PYTHONFAULTHANDLER": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -196,7 +201,17 @@ def _run(where: Path, words: Sequence[str], timeout_s: float) -> tuple[int, str,
     try:
         out, err = run.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        os.killpg(run.pid, signal.SIGKILL)
-        out, _ = run.communicate()
-        return 1, out, "it never ends"
+        run.send_signal(signal.SIGABRT)  # Python says where it stands
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(5)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        out, err = run.communicate()
+        return 1, out, f"it never ends: {_stands(err)}"
     return run.returncode, out, err or f"exit code {run.returncode}"
+
+
+def _stands(dump: str) -> str:
+    """The innermost line of what a process wrote when it was aborted; "" when it wrote nothing."""
+    frames = re.findall(r"most recent call first\):\n\s+(.+)", dump)
+    return frames[0] if frames else ""
