@@ -48,6 +48,7 @@ def test_a_skewed_cluster_is_made_even_and_stays_so(make_world: MakeWorld) -> No
     skew(world)
     before = bytes_by_group(world)
     assert max_over_mean(before) > 1.5, before
+    holders = next(g.members for g in world.cluster.meta().groups if g.header == "node1")
     load = world.load()
     words = ("plan", "rebalance", "--strategy", "bytes", "--detailed-exitcode", "-o", "json")
     planned = world.iotctl(*words, "--out", "p.yaml")
@@ -64,7 +65,11 @@ def test_a_skewed_cluster_is_made_even_and_stays_so(make_world: MakeWorld) -> No
     # Rows that are still in memory when it is planned travel too, in small files of their own.
     moving = {move["slot"] for move in planned.json["moves"]}
     small = sum(s in moving for s in world.slots(list(load.seen.acked)).values()) * COPIES_MAX * SMALL_FILE
-    received, planned_bytes = sum(world.received(operation).values()), summary["bytes_copied"]
+    # Members of the group they leave link their own files. One whose files are late may take copies instead,
+    # which no plan can know.
+    assert {move["from"] for move in planned.json["moves"]} == {"node1"}
+    received = sum(n for node, n in world.received(operation).items() if node not in holders)
+    planned_bytes = summary["bytes_copied"]
     assert 0.95 * planned_bytes <= received <= 1.05 * planned_bytes + small, (received, planned_bytes, small)
     probes = world.check_load(load)
     again = world.iotctl("apply", "p.yaml", "--yes")
