@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test systemd check spread sim coverage exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
+.PHONY: demo test long spread systemd check sim coverage exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -21,6 +21,10 @@ test:
 	@# In the order of the directories: the long tests of cluster and fleet come early, none is left for the end.
 	@# Three at a time, for tests with real agents wait half of their time.
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# What takes most of the time of all tests: `make test` leaves it out, to end within fifteen minutes.
+long: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m long $(ARGS)
 
 spread: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist load -m spread $(ARGS) tests/sim

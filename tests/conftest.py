@@ -8,16 +8,25 @@ from pathlib import Path
 import pytest
 
 LINES = 60
+LATER = ("spread", "long")
+"""Marks of what `make spread` and `make long` run; a test with both is one of `make spread`."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what `make spread` runs, unless it is asked for: by its mark, or by the name of a test."""
-    if "spread" in config.option.markexpr or any("::" in word for word in config.args):
-        return
-    left_out = [item for item in items if item.get_closest_marker("spread")]
+    """Leave out what `make test` has no time for, unless its mark or its name is asked for. Long tests
+    also run with their file.
+    """
+    wanted = {mark for mark in LATER if mark in config.option.markexpr}
+    wanted |= {"long"} if any(word.endswith(".py") for word in config.args) else set()
+    wanted |= set(LATER) if any("::" in word for word in config.args) else set()
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    for item in items:
+        later = next((mark for mark in LATER if item.get_closest_marker(mark)), None)
+        (left_out if later and later not in wanted else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("spread")]
+        items[:] = kept
 
 
 @pytest.hookimpl(wrapper=True)

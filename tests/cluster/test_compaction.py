@@ -14,7 +14,7 @@ from nodeagent.model.files import FileMeta
 from nodeagent.model.requests import DeleteRows, OpenSession, SessionOpened
 from tests.cluster.world import World, until
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 GROUP, TABLE = "root.plant", "m"
 DAY_MS = 86_400_000

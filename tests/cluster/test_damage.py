@@ -18,7 +18,7 @@ from nodeagent.model.requests import ErrorReply, RowsScanned, ScanRows
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import World, flip, until
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 FIELD = "pressure"
 WRITTEN = 20

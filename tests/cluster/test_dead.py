@@ -14,7 +14,7 @@ from nodeagent.model.operation import Stage
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import World, until
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 
 @pytest.fixture(scope="module")

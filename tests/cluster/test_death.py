@@ -11,7 +11,7 @@ from nodeagent.partition.ranges import to_slots
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import World, flip, gaining_members, until
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 SLOW, MEDIUM, FAST = "6KB/s", "60KB/s", "200MB/s"
 PLAN = "removal.yaml"

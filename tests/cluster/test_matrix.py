@@ -9,7 +9,7 @@ from nodeagent.scaling.holds import POINTS
 from tests.cluster import matrix
 from tests.cluster.matrix import Case, Lane
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 CHOSEN = (
     Case("add-node", "before:OPEN", "meta leader", "late"),

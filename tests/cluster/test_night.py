@@ -14,7 +14,7 @@ from nodeagent.model.ids import META
 from nodeagent.model.operation import Stage
 from tests.cluster.world import World, until
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 ROWS = Fleet(storage_groups=8, weeks=26, step_ms=12 * 3_600_000)
 HOLD_S = 6.0

@@ -28,7 +28,7 @@ from nodeagent.model.config import ClusterSettings
 from nodeagent.model.requests import BeginChange
 from nodeagent.partition.ranges import from_slots, to_slots
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 ROOT = Path(__file__).parents[2]
 PLAYBOOKS, EXAMPLES = ROOT / "playbooks", ROOT / "examples" / "ci"

@@ -12,7 +12,7 @@ from nodeagent.model.operation import Stage
 from nodeagent.partition.ranges import to_slots
 from tests.cluster.matrix import NODE, Fleet
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 STORAGE_GROUP, TABLE = "root.g5", "m"
 ROWS = 600_000

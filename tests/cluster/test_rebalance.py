@@ -8,7 +8,7 @@ from nodeagent.partition.ranges import from_slots
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import World
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 COPIES_MAX = 3
 """Of a slot whose group changes: at most each member of the new one gets it."""

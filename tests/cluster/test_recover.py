@@ -11,7 +11,7 @@ from nodeagent.model.requests import GetMeta
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import World, until
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 
 @pytest.fixture(scope="module")

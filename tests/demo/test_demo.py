@@ -12,7 +12,7 @@ import pytest
 
 from iotctl.fleet.local import LocalFleet
 
-pytestmark = [pytest.mark.real, pytest.mark.spark]
+pytestmark = [pytest.mark.long, pytest.mark.real, pytest.mark.spark]
 
 DEMO_LIMIT_S = 480
 READY_LIMIT_S = 60

@@ -19,7 +19,7 @@ from iotctl.execute.lock import kept
 from iotctl.playbook.model import Entry
 from tests.fleet.plant import Plant, machines
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 NODES, SPARE = ("node1", "node2", "node3"), "node4"
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"

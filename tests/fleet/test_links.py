@@ -21,7 +21,7 @@ from iotctl.fleet.wheelhouse import software
 from tests.fleet.plant import Plant, machines
 from tests.fleet.sshd import Sshd
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.long, pytest.mark.real]
 
 NODES, SPARE = ("node1", "node2", "node3"), "node4"
 

@@ -135,6 +135,7 @@ def on_master(conf: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
                 os.killpg(run.pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_real_master_without_workers_with_one_and_after_its_loss(tmp_path: Path) -> None:
     """Without a worker it is told that nothing can run; with one jobs work, a missing Python is named,

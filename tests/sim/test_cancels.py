@@ -12,6 +12,7 @@ from nodeagent.testing.sim import CLIENT
 from tests.sim.spread import spread
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", spread([35, 11]))
 def test_a_spread_of_cancels_ends_in_the_old_or_the_new_state(every: int) -> None:
     chosen = [case for case in cases() if not case.skipped][::every]

@@ -125,6 +125,7 @@ def test_a_new_leader_sends_no_state_older_than_the_log_it_inherited(seed: int) 
     finish_all(scenario)
 
 
+@pytest.mark.long
 def test_a_member_away_for_longer_than_its_snapshot_gets_another() -> None:
     scenario = formed(2)
     newcomer = scenario.newcomers[0]
@@ -462,6 +463,7 @@ def test_slots_move_while_their_files_are_compacted(kind: str, seed: int) -> Non
     finish_all(scenario)
 
 
+@pytest.mark.long
 def test_no_good_copy_goes_while_a_damaged_one_is_left() -> None:
     """Files of which a member has a damaged copy stay apart and are named; mended, they are compacted."""
     scenario = formed(3)
@@ -487,6 +489,7 @@ def test_no_good_copy_goes_while_a_damaged_one_is_left() -> None:
     finish_all(scenario)
 
 
+@pytest.mark.long
 def test_a_copy_that_goes_bad_after_the_check_holds_up_its_own_files_alone() -> None:
     """The member goes on with everything else, across a restart too, and takes what the others made."""
     scenario = formed(5)
@@ -523,6 +526,7 @@ def test_a_copy_that_goes_bad_after_the_check_holds_up_its_own_files_alone() -> 
 MORE_SURVIVORS = [*((seed, 6, 3) for seed in range(2, 7)), *((seed, 8, 5) for seed in (7, 9, 10))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "nodes", "replicas"),
     spread([(8, 8, 5), (1, 6, 3), (0, 6, 3), *MORE_SURVIVORS]),

@@ -17,6 +17,7 @@ from tests.sim.test_cases import finish_all, formed
 from tests.sim.test_steering import leaders
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", spread([[1, 7], [3, 9, 11, 12]]))
 def test_clocks_that_jump_lose_no_row_and_stop_no_operation(seeds: list[int]) -> None:
     """No row under a TTL goes before its true time, every operation ends while clocks go on jumping, and what
@@ -101,6 +102,7 @@ def test_one_clock_ahead_is_named_and_expires_nothing() -> None:
     finish_all(scenario)
 
 
+@pytest.mark.long
 def test_one_clock_ends_no_hold() -> None:
     """The previous copies stay as long as the operator asked, whatever the meta leader's clock says."""
     hold_ms = 20_000

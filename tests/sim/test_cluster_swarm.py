@@ -31,6 +31,7 @@ def test_no_later_seed_breaks_an_invariant() -> None:
     assert not failed, "\n\n".join(failed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", spread(SPOILED))
 def test_a_node_that_lost_a_part_of_its_directory_is_replaced(seed: int) -> None:
     """By a newcomer that has it among its seeds."""

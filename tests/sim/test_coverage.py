@@ -157,6 +157,7 @@ def test_changes_are_cancelled_when_that_is_looked_for() -> None:
     assert all(not node.holds for node in swarm.sim.nodes.values()), "what comes later passes"
 
 
+@pytest.mark.long
 def test_a_focus_is_what_faults_are_drawn_from() -> None:
     focus = (("failed on disk", "rename staging"), ("kill", JOBS[3]), ("operation", "rebalance OPEN"))
     swarm = ClusterSwarm(5, focus)

@@ -181,6 +181,7 @@ def test_one_full_node_stops_nobody_else(seed: int) -> None:
     plant.goes_on()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "share"), spread([(1, 0.5), (2, 0.25)]))
 def test_a_leader_that_alone_is_short_of_room_leaves_to_others(
     seed: int, share: float, monkeypatch: pytest.MonkeyPatch

@@ -11,6 +11,8 @@ from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
 from tests.sim.spread import spread
 
+pytestmark = pytest.mark.long
+
 RUN_MS = 6_000
 
 

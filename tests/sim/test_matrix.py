@@ -10,6 +10,7 @@ from tests.sim.spread import spread
 KINDS = ("add-node", "remove-node", "replace-node")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("every", spread([97, 29]))
 def test_a_spread_of_the_kill_matrix_passes(every: int) -> None:
     chosen = [case for case in cases() if not case.skipped][::every]

@@ -14,6 +14,8 @@ from nodeagent.testing.scenario import Scenario
 from tests.sim.spread import spread
 from tests.sim.test_cases import _forgeable, finish_all, formed
 
+pytestmark = pytest.mark.long
+
 
 class Absence:
     """A follower goes down, and one of its files with it."""

@@ -87,6 +87,7 @@ def test_each_net_looks_for_a_planted_bug_by_itself() -> None:
     assert "S1: " in by_scopes.by, by_scopes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     spread(

@@ -90,6 +90,7 @@ def test_rows_that_no_file_takes_are_parked_and_move_with_their_slots(poison: No
     assert any("not these rows" in t and "time partition" in t for t in troubles), troubles
 
 
+@pytest.mark.long
 def test_what_one_member_cannot_make_comes_from_another(library: Library) -> None:
     """Neither a close nor a merge succeeds on one machine, where it follows and where it leads: nothing is
     parked, its log is not pinned, changes end, and its status says where and why."""
@@ -133,6 +134,7 @@ def test_a_merge_that_fails_everywhere_is_parked(library: Library) -> None:
     assert all(not r.stuck for n in alive(scenario) for r in n.host.data.values())
 
 
+@pytest.mark.long
 def test_what_is_parked_becomes_a_tsfile_when_a_later_version_can(library: Library) -> None:
     """Closes and merges fail on the machines of before; they are upgraded one after the other while a change
     goes on. A member that is behind the others takes the files of those that can."""
