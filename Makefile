@@ -1,6 +1,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# In the order of the directories: the long tests of cluster and fleet come early, none is left for the end.
+# Three at a time, for tests with real agents wait half of their time.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test long spread systemd check sim coverage exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
 
@@ -18,13 +21,13 @@ demo:
 test:
 	@PYTHON=$(PYTHON) .ci/system-deps
 	@$(MAKE) --no-print-directory $(VENV)/.installed
-	@# In the order of the directories: the long tests of cluster and fleet come early, none is left for the end.
-	@# Three at a time, for tests with real agents wait half of their time.
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
-# What takes most of the time of all tests: `make test` leaves it out, to end within fifteen minutes.
-long: $(VENV)/.installed
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m long $(ARGS)
+# What `make test` leaves out, to end within fifteen minutes.
+long:
+	@PYTHON=$(PYTHON) .ci/system-deps
+	@$(MAKE) --no-print-directory $(VENV)/.installed
+	$(BIN)/python -m pytest $(PARALLEL) -m long $(ARGS)
 
 spread: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist load -m spread $(ARGS) tests/sim

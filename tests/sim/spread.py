@@ -9,7 +9,7 @@ SPREAD = pytest.mark.spread
 
 
 def spread(values: Iterable[Any], take: int = 1) -> list[Any]:
-    """For `parametrize`: the first `take` values are in every run, the others in `make spread` alone."""
+    """For `parametrize`: the first `take` values run where the test does, the others in `make spread`."""
     return [
         value if number < take else pytest.param(*_as_tuple(value), marks=SPREAD)
         for number, value in enumerate(values)
