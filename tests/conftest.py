@@ -1,6 +1,7 @@
 """What every test has: when it fails, the last words of the agents that wrote meanwhile."""
 
 import os
+import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +11,24 @@ import pytest
 LINES = 60
 LATER = ("spread", "long")
 """Marks of what `make spread` and `make long` run; a test with both is one of `make spread`."""
+
+STARTED = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--begin-within",
+        type=float,
+        metavar="SECONDS",
+        help="skip the tests that would begin later than this; a run with a time limit then ends by itself",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    limit: float | None = item.config.getoption("--begin-within")
+    if limit is not None and time.monotonic() - STARTED > limit:
+        pytest.skip(f"{limit:.0f} s have passed (--begin-within)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
