@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from nodeagent.model.errors import InvalidInput, SchemaMismatch
 from nodeagent.model.files import Order, ScanSpec, Tombstone
 from nodeagent.model.schema import TableSchema
-from nodeagent.table.arrow import TIME, Rows, arrow_schema, one_chunk
+from nodeagent.table.arrow import TIME, Rows, are_alike, arrow_schema, one_chunk
 from nodeagent.table.series import Int64s, series_codes, tag_codes
 
 Bools = npt.NDArray[np.bool_]
@@ -42,7 +42,7 @@ def merge(
     if not parts:
         return wanted.empty_table()
     aged = sorted(parts, key=lambda part: part[0])
-    table = pa.concat_tables([conform(rows, wanted) for _, rows in aged])
+    table = conform([rows for _, rows in aged], wanted)
     columns = {name: one_chunk(table.column(name)) for name in wanted.names}
     keep = _surviving(columns, [(order, rows.num_rows) for order, rows in aged], tombstones, schema, spec)
     if keep is not None:
@@ -62,11 +62,24 @@ def _wanted(schema: TableSchema, spec: ScanSpec | None) -> pa.Schema:
     return pa.schema([f for f in full if f.name in chosen])
 
 
-def conform(rows: Rows, wanted: pa.Schema) -> pa.Table:
-    """Pick the wanted columns; one the rows do not have is null."""
-    if rows.schema.names == wanted.names and rows.schema.types == wanted.types:
+def conform(parts: Sequence[Rows], wanted: pa.Schema) -> pa.Table:
+    """The wanted columns of all parts, one part after the other; a column that a part does not have is null.
+
+    Rows in memory are many small parts of one schema: the columns are picked once for each run of those.
+    """
+    runs: list[list[pa.Table]] = []
+    for rows in parts:
         table = rows if isinstance(rows, pa.Table) else pa.Table.from_batches([rows])
-        return pa.Table.from_arrays(table.columns, schema=wanted)
+        if runs and table.schema.equals(runs[-1][0].schema):
+            runs[-1].append(table)
+        else:
+            runs.append([table])
+    return pa.concat_tables([wanted.empty_table(), *(_pick(pa.concat_tables(run), wanted) for run in runs)])
+
+
+def _pick(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
+    if are_alike(rows.schema, wanted):
+        return pa.Table.from_arrays(rows.columns, schema=wanted)
     arrays = []
     for field in wanted:
         index = rows.schema.get_field_index(field.name)

@@ -14,6 +14,7 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, islice
 from typing import Protocol
 
@@ -23,7 +24,7 @@ import pyarrow as pa
 
 from nodeagent.model.files import PageSpec, RowKey, ScanSpec, Tags, Tombstone
 from nodeagent.model.schema import TableSchema
-from nodeagent.table.arrow import TIME, one_chunk
+from nodeagent.table.arrow import TIME, Rows, one_chunk
 from nodeagent.table.merge import Part, conform, merge
 from nodeagent.table.series import Int64s, series_codes, tag_codes
 
@@ -128,15 +129,39 @@ def read_whole(
 ) -> pa.Table | None:
     """All rows in one page, or None where they are more than twice of what it should hold."""
     parts: list[Part] = []
-    nbytes = 0
+    size = _Size()
     for source in sources:
         for part in source.read_all():
             parts.append(part)
-            nbytes += part[1].nbytes
-            if nbytes > 2 * wanted.bytes_max:
+            size.add(part[1])
+            if size.exceeds(2 * wanted.bytes_max):
                 return None
     rows = merge(parts, tombstones, spec.schema, spec)
     return rows.slice(0, wanted.rows_max or rows.num_rows)
+
+
+class _Size:
+    """Bytes of rows. The exact size of a part takes longer than reading a small one: it is asked for only
+    where the buffers that the parts lie in, which may hold more than them, are too large together.
+    """
+
+    def __init__(self) -> None:
+        self._exact = 0
+        self._bound = 0
+        """`_exact`, and the buffers of the parts since."""
+
+        self._since: list[Rows] = []
+
+    def add(self, rows: Rows) -> None:
+        self._bound += rows.get_total_buffer_size()
+        self._since.append(rows)
+
+    def exceeds(self, limit: int) -> bool:
+        if self._bound > limit and self._since:
+            self._exact += sum(rows.nbytes for rows in self._since)
+            self._bound = self._exact
+            self._since.clear()
+        return self._bound > limit
 
 
 @dataclass(slots=True)
@@ -348,11 +373,36 @@ class TableSource:
 
     def __init__(self, parts: Sequence[Part], spec: ScanSpec) -> None:
         self._parts = parts
+        self._spec = spec
+
+    @cached_property
+    def _rows(self) -> "_RowsBySeries":
+        """Made when it is asked for: most scans take all rows in one page."""
+        return _RowsBySeries(self._parts, self._spec)
+
+    def rows_max(self) -> int:
+        return sum(rows.num_rows for _, rows in self._parts)
+
+    def series(self) -> Sequence[SeriesKey]:
+        return list(self._rows.index)
+
+    def spans(self, series: Sequence[SeriesKey]) -> dict[SeriesKey, Span]:
+        return {key: self._rows.span(key) for key in series if key in self._rows.index}
+
+    def read(self, series: SeriesKey, time_from: int, time_to: int) -> Iterator[Part]:
+        return self._rows.between(series, time_from, time_to)
+
+    def read_all(self) -> Iterator[Part]:
+        return iter(self._parts)
+
+
+class _RowsBySeries:
+    """Where the rows of each series lie in several parts."""
+
+    def __init__(self, parts: Sequence[Part], spec: ScanSpec) -> None:
         self._orders = [order for order, _ in parts]
-        shape = merge((), (), spec.schema, spec).schema
-        tables = [conform(rows, shape) for _, rows in parts]
-        self._table = pa.concat_tables([shape.empty_table(), *tables])
-        self._starts = np.cumsum([0, *(t.num_rows for t in tables)])
+        self._table = conform([rows for _, rows in parts], merge((), (), spec.schema, spec).schema)
+        self._starts = np.cumsum([0, *(rows.num_rows for _, rows in parts)])
         self._times = one_chunk(self._table.column(TIME)).to_numpy()
         tags = [one_chunk(self._table.column(name)) for name in spec.schema.tags]
         codes, _ = series_codes([tag_codes(column) for column in tags], len(self._times))
@@ -361,24 +411,14 @@ class TableSource:
         self._ends = np.cumsum(self._counts)
         names = zip(*(column.take(pa.array(first)).to_pylist() for column in tags), strict=True)
         keys = [key_of(values) for values in names] if tags else [()] * len(first)
-        self._index = {key: at for at, key in enumerate(keys)}
+        self.index = {key: at for at, key in enumerate(keys)}
 
-    def rows_max(self) -> int:
-        return len(self._times)
+    def span(self, series: SeriesKey) -> Span:
+        times = self._times[self._of(series)]
+        return Span(len(times), int(times.min()), int(times.max()))
 
-    def series(self) -> Sequence[SeriesKey]:
-        return list(self._index)
-
-    def spans(self, series: Sequence[SeriesKey]) -> dict[SeriesKey, Span]:
-        found = {}
-        for key in series:
-            if key in self._index:
-                times = self._times[self._rows_of(key)]
-                found[key] = Span(len(times), int(times.min()), int(times.max()))
-        return found
-
-    def read(self, series: SeriesKey, time_from: int, time_to: int) -> Iterator[Part]:
-        rows = self._rows_of(series)
+    def between(self, series: SeriesKey, time_from: int, time_to: int) -> Iterator[Part]:
+        rows = self._of(series)
         times = self._times[rows]
         rows = rows[(times >= time_from) & (times <= time_to)]
         edges = np.searchsorted(rows, self._starts)
@@ -386,10 +426,7 @@ class TableSource:
             if first < last:
                 yield order, self._table.take(pa.array(rows[first:last]))
 
-    def read_all(self) -> Iterator[Part]:
-        return iter(self._parts)
-
-    def _rows_of(self, series: SeriesKey) -> Int64s:
-        at = self._index[series]
+    def _of(self, series: SeriesKey) -> Int64s:
+        at = self.index[series]
         found: Int64s = self._by_series[self._ends[at] - self._counts[at] : self._ends[at]]
         return found

@@ -103,6 +103,23 @@ def test_parts_of_an_older_schema_get_nulls() -> None:
     ]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_parts_of_several_schemas_in_any_order(seed: int) -> None:
+    """Old parts lie between new ones: a group's memory while a column is added."""
+    rng = random.Random(seed)
+    older = TableSchema(SCHEMA.storage_group, SCHEMA.table, 1, SCHEMA.columns[:3])
+    turned = TableSchema(SCHEMA.storage_group, SCHEMA.table, 1, SCHEMA.columns[::-1])
+    parts: list[tuple[Order, pa.Table]] = []
+    same: list[tuple[Order, pa.Table]] = []
+    for at in range(12):
+        kind = rng.choice([SCHEMA, older, turned])
+        names = {"time", *(column.name for column in kind.columns)}
+        rows = [random_row(rng) for _ in range(rng.randrange(4))]
+        parts.append(((at,), table(rows, kind)))
+        same.append(((at,), table([{k: v for k, v in row.items() if k in names} for row in rows])))
+    assert merge(parts, (), SCHEMA).equals(merge(same, (), SCHEMA))
+
+
 def test_a_column_of_another_type_is_refused() -> None:
     """A stored column is never cast in silence."""
     with pytest.raises(SchemaMismatch, match="'d'"):

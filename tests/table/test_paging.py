@@ -124,6 +124,19 @@ def test_the_first_rows_end_the_partition(seed: int) -> None:
     assert one.after is None and one.rows.combine_chunks().equals(wanted.combine_chunks())
 
 
+def test_parts_of_a_large_table_count_as_large_as_they_are() -> None:
+    """Not as the buffers that they share: what is small enough for one page is read as one."""
+    large = table([{"time": at, "dev": "x", "s": "y" * 50} for at in range(20_000)])
+    parts: list[Part] = [((at,), large.slice(100 * at, 5)) for at in range(40)]
+    nbytes = sum(rows.nbytes for _, rows in parts)
+    spec = ScanSpec(SCHEMA)
+    wanted = merge(parts, (), SCHEMA)
+    for bytes_max, fits in ((nbytes, True), (nbytes // 2 + 1, True), (nbytes // 2 - 1, False)):
+        whole = paging.read_whole(_sources([], spec, parts), (), spec, PageSpec(bytes_max=bytes_max))
+        assert (whole is not None) == fits, bytes_max
+        assert whole is None or whole.equals(wanted)
+
+
 class _Counting(TableSource):
     """A file that says what was read of it."""
 
