@@ -69,7 +69,8 @@ def _copied(op: Operation, copy: CopyRecord) -> None:
     same = [r for r in op.copies if (r.target, r.node) == (copy.target, copy.node)]
     if any(r.incarnation == copy.incarnation and r.slots == copy.slots for r in same):
         return
-    op.copies = [r for r in op.copies if r not in same or r.incarnation == copy.incarnation]
+    if any(r.incarnation != copy.incarnation for r in same):
+        op.copies = [r for r in op.copies if r not in same or r.incarnation == copy.incarnation]
     op.copies.append(copy)
 
 

@@ -22,11 +22,10 @@ def from_slots(slots: Iterable[int] | npt.NDArray[np.int64]) -> SlotRanges:
     """Ranges of a set of slots given in any order, repeats allowed."""
     import numpy as np
 
-    array = slots if isinstance(slots, np.ndarray) else np.fromiter(slots, np.int64)
-    array = np.unique(array)
+    array = np.sort(slots if isinstance(slots, np.ndarray) else np.fromiter(slots, np.int64))
     if not array.size:
         return ()
-    cut = np.flatnonzero(np.diff(array) != 1)
+    cut = np.flatnonzero(np.diff(array) > 1)
     starts = array[np.concatenate(([0], cut + 1))].tolist()
     ends = (array[np.concatenate((cut, [array.size - 1]))] + 1).tolist()
     return tuple(zip(starts, ends, strict=True))

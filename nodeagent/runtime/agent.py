@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy.ma  # noqa: F401  # `np.unique` imports it when first called, which would hold up a turn for 40 ms
 import psutil
 import pyarrow as pa
 

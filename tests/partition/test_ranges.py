@@ -1,5 +1,6 @@
 """Slot ranges behave as sets of integers and are canonical."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,14 @@ def test_set_operations(a: set[int], b: set[int]) -> None:
     assert r.count(x) == len(a) and r.to_slots(x) == sorted(a)
     assert [s for s in range(40) if r.contains(x, s)] == sorted(a)
     assert r.check_ranges(x, 40) == x
+
+
+@given(st.lists(st.integers(0, 39)))
+def test_slots_in_any_order_with_repeats(a: list[int]) -> None:
+    """They are the set of themselves, as numbers and as an array; what was given stays as it is."""
+    array = np.array(a, np.int64)
+    assert r.from_slots(a) == r.from_slots(array) == r.from_slots(set(a))
+    assert array.tolist() == a
 
 
 @given(slots)

@@ -110,3 +110,40 @@ def _busy(seconds: float) -> None:
     start = time.thread_time()
     while time.thread_time() - start < seconds:
         pass
+
+
+LATE = """
+import sys
+
+import pyarrow as pa
+
+import nodeagent.host.host
+import nodeagent.runtime.agent
+from nodeagent.storage.pandas_free import forbid_pandas
+
+forbid_pandas()
+came = pa.table({"time": [2, 1, 1], "device": ["b", "a", "a"], "v": [1.0, 2.0, None]})
+before = set(sys.modules)
+
+import numpy as np
+
+from nodeagent.model.files import ScanSpec
+from nodeagent.model.schema import Column, TableSchema
+from nodeagent.partition.ranges import from_slots
+from nodeagent.table.arrow import decode, encode, normalise
+from nodeagent.table.checksum import by_day, checksum
+from nodeagent.table.merge import merge
+
+schema = TableSchema("sg", "t", 1, (Column("device", "STRING", True), Column("v", "DOUBLE", False)))
+rows = decode(encode(normalise(came, schema)))
+merged = merge([((1,), rows)], (), schema, ScanSpec(schema, tags=(("device", "a"),)))
+by_day(checksum(merged, schema))
+from_slots(np.unique(np.array([3, 1, 1])))
+print(*sorted(set(sys.modules) - before))
+"""
+
+
+def test_nothing_is_imported_in_a_turn() -> None:
+    """An import that a library leaves until a function is called would hold the loop up then."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
