@@ -74,7 +74,9 @@ def conform(parts: Sequence[Rows], wanted: pa.Schema) -> pa.Table:
             runs[-1].append(table)
         else:
             runs.append([table])
-    return pa.concat_tables([wanted.empty_table(), *(_pick(pa.concat_tables(run), wanted) for run in runs)])
+    if not runs:
+        return wanted.empty_table()
+    return pa.concat_tables([_pick(pa.concat_tables(run), wanted) for run in runs])
 
 
 def _pick(rows: pa.Table, wanted: pa.Schema) -> pa.Table:
