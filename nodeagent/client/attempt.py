@@ -129,6 +129,9 @@ class Attempt:
         if error.details.get("wait"):
             await self._again(error, BACKOFF_MIN_S)
             await self._refresh()
+            coming = self._calls.routes.next_group_of(self._slot) if self._calls.routes is not None else None
+            if coming is not None:
+                self._sessions.prepare(coming.group)
             return
         await self._refresh()
         header = error.details.get("header")

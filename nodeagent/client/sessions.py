@@ -86,6 +86,10 @@ class Sessions:
         state.open.add(sequence)
         return Ticket(session, state, sequence)
 
+    def prepare(self, group: GroupId) -> None:
+        """Have a session of the group opened, on a connection to its leader: writes to it follow."""
+        self._begin(group)
+
     def drop(self, session: Session) -> None:
         """The group does not know it: the next write opens another."""
         task = self._opening.get(session.group)
@@ -93,11 +97,15 @@ class Sessions:
             del self._opening[session.group]
 
     async def _session(self, group: GroupId) -> Session:
+        task = self._begin(group)
+        return task.result() if task.done() else await asyncio.shield(task)
+
+    def _begin(self, group: GroupId) -> "asyncio.Task[Session]":
         task = self._opening.get(group)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._opening[group] = asyncio.create_task(self._open(group))
             task.add_done_callback(lambda t: t.cancelled() or t.exception())
-        return task.result() if task.done() else await asyncio.shield(task)
+        return task
 
     async def _open(self, group: GroupId) -> Session:
         _, reply = await self._calls.ask_group(group, OpenSession(group))

@@ -20,8 +20,8 @@ from nodeagent.model.errors import (
     SchemaMismatch,
     Unavailable,
 )
-from nodeagent.model.requests import Reply, Request, Write
-from nodeagent.partition.hash import slot_of
+from nodeagent.model.requests import OpenSession, Reply, Request, Write
+from nodeagent.partition.hash import shard_of, slot_of
 from tests.client.clock import run
 from tests.client.fake import SETTINGS, FakeCluster, Faults
 from tests.client.rows import SCHEMA, SG, TABLE, rows
@@ -223,6 +223,31 @@ def test_a_sealed_slot_is_waited_for() -> None:
         assert not task.done()
         fake.open(operation)
         assert (await task).rows == 8
+
+    run(scenario())
+
+
+def test_the_group_that_a_slot_goes_to_is_prepared_meanwhile() -> None:
+    """A writer that waits for a slot has its session there, and the connection, when the slot opens."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        slot, old = group_at(fake, 0, shard_of(["a"], SETTINGS.shards))
+        new = "node4.1" if old != "node4.1" else "node1.1"
+        header = fake.owner[slot]
+        operation = fake.plan({slot}, old, new)
+        fake.seal(operation)
+        coming, fake.owner[slot] = fake.owner[slot], header  # the table changes when the slot may open
+        fake.publish()
+        task = asyncio.create_task(cluster.write(SG, TABLE, rows((0, "a", 1.0, None))))
+        await asyncio.sleep(1)
+        assert [r.group for _, r in fake.log if isinstance(r, OpenSession)] == [old, new]
+        fake.owner[slot] = coming
+        fake.open(operation)
+        assert (await task).rows == 1
+        await cluster.write(SG, TABLE, rows((0, "a", 2.0, None)))
+        assert (fake.times_applied(1.0), fake.times_applied(2.0)) == (1, 1)
+        assert sum(isinstance(r, OpenSession) for _, r in fake.log) == 2
 
     run(scenario())
 
