@@ -93,7 +93,7 @@ class Sessions:
     def drop(self, session: Session) -> None:
         """The group does not know it: the next write opens another."""
         task = self._opening.get(session.group)
-        if task is not None and task.done() and not task.cancelled() and task.result() is session:
+        if task is not None and _has_opened(task) and task.result() is session:
             del self._opening[session.group]
 
     async def _session(self, group: GroupId) -> Session:
@@ -102,7 +102,7 @@ class Sessions:
 
     def _begin(self, group: GroupId) -> "asyncio.Task[Session]":
         task = self._opening.get(group)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+        if task is None or (task.done() and not _has_opened(task)):
             task = self._opening[group] = asyncio.create_task(self._open(group))
             task.add_done_callback(lambda t: t.cancelled() or t.exception())
         return task
@@ -111,3 +111,7 @@ class Sessions:
         _, reply = await self._calls.ask_group(group, OpenSession(group))
         assert isinstance(reply, SessionOpened), reply
         return Session(reply.session, group)
+
+
+def _has_opened(task: "asyncio.Task[Session]") -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None

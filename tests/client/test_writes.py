@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from nodeagent.client.calls import PATIENCE
+from nodeagent.client.calls import PATIENCE, Deadline
 from nodeagent.client.cluster import Cluster
-from nodeagent.client.sessions import WINDOW
+from nodeagent.client.sessions import WINDOW, Sessions
 from nodeagent.model.errors import (
     InvalidInput,
     NodeAgentError,
@@ -23,7 +23,7 @@ from nodeagent.model.errors import (
 from nodeagent.model.requests import OpenSession, Reply, Request, Write
 from nodeagent.partition.hash import shard_of, slot_of
 from tests.client.clock import run
-from tests.client.fake import SETTINGS, FakeCluster, Faults
+from tests.client.fake import NODES, SETTINGS, FakeCluster, Faults
 from tests.client.rows import SCHEMA, SG, TABLE, rows
 
 
@@ -159,6 +159,27 @@ def test_an_expired_session_is_renewed_for_a_write_that_cannot_have_happened() -
             fake.expire_sessions(name)
         await cluster.write(SG, TABLE, rows((1, "a", 2.0, None)))
         assert fake.times_applied(2.0) == 1
+
+    run(scenario())
+
+
+def test_a_session_is_dropped_twice_though_no_other_could_be_opened() -> None:
+    """Two writes hear that the group does not know it; meanwhile the session after it failed. The second
+    write goes on by its own rules: an error here would say that it did not happen."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        slot, group = group_at(fake, 0)
+        sessions = Sessions(cluster._calls)
+        ticket = await sessions.take(group, slot, Deadline(1.0))
+        sessions.drop(ticket.session)
+        fake.down = set(NODES)
+        with pytest.raises(Unavailable):
+            await sessions.take(group, slot, Deadline(1.0))
+        sessions.drop(ticket.session)
+        fake.down = set()
+        again = await sessions.take(group, slot, Deadline(1.0))
+        assert again.session is not ticket.session
 
     run(scenario())
 
