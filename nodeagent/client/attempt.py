@@ -131,7 +131,7 @@ class Attempt:
             await self._refresh()
             coming = self._calls.routes.next_group_of(self._slot) if self._calls.routes is not None else None
             if coming is not None:
-                self._sessions.prepare(coming.group)
+                self._sessions.prepare(coming)
             return
         await self._refresh()
         header = error.details.get("header")

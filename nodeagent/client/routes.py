@@ -87,19 +87,14 @@ class Routes:
         """The group a node heads: the living one if there is one, else the one that dissolves."""
         return _by_header(self.groups).get(header)
 
-    def next_group_of(self, slot: int) -> GroupRecord | None:
+    def next_group_of(self, slot: int) -> GroupId | None:
         """The group that an open operation moves the slot to, if one does."""
-        target = next(
-            (
-                move.target
-                for operation in self.view.operations
-                if operation.stage in (Stage.SEALED, Stage.OPEN)
-                for move in operation.moves
-                if ranges.contains(move.slots, slot)
-            ),
-            None,
-        )
-        return next((record for record in self.groups if record.group == target), None)
+        for operation in self.view.operations:
+            if operation.stage in (Stage.SEALED, Stage.OPEN):
+                for move in operation.moves:
+                    if ranges.contains(move.slots, slot):
+                        return move.target
+        return None
 
     def legs(self, slots: Mask) -> list[Leg]:
         """The groups to ask for `slots`, each with its own."""
