@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,13 @@ def test_every_mutant_still_fits_the_code() -> None:
     package = Path(nodeagent.__file__).parent
     places = {m.name: (package / m.file).read_text().count(m.old) for m in MUTANTS}
     assert {name: count for name, count in places.items() if count != 1} == {}
+
+
+def test_every_room_and_every_invariant_of_safety_has_mutants() -> None:
+    rooms = Counter(m.room for m in MUTANTS)
+    assert len(rooms) == 9 and min(rooms.values()) >= 12, rooms
+    broken = Counter(m.breaks for m in MUTANTS if m.breaks)
+    assert broken.keys() == {f"S{n}" for n in range(1, 19)} and min(broken.values()) >= 2, broken
 
 
 def test_the_command_plants_a_bug_and_says_by_what_it_was_found() -> None:

@@ -8,6 +8,7 @@ MUTANTS = (
         "client/attempt.py",
         "        if self._lost is not None:\n            return OutcomeUnknown(",
         "        if self._lost is None:\n            return OutcomeUnknown(",
+        breaks="S18",
     ),
     Mutant(
         "a write that may have happened is sent in a new session",
@@ -32,6 +33,7 @@ MUTANTS = (
         "client/attempt.py",
         "                self._lost = error  # a failure",
         "                pass  # a failure",
+        breaks="S18",
     ),
     Mutant(
         "writes without an answer count as settled",
@@ -50,6 +52,7 @@ MUTANTS = (
         "client/writer.py",
         "        if not self.unknown and not self.entries:",
         "        if not self.unknown:",
+        breaks="S18",
     ),
     Mutant(
         "a bulk writer forgets its failures",
@@ -68,6 +71,7 @@ MUTANTS = (
         "client/calls.py",
         "                if lost is not None and not isinstance(error, InvalidInput):",
         "                if lost is not None and isinstance(error, InvalidInput):",
+        breaks="S18",
     ),
     Mutant(
         "an older view takes the place of a newer one",

@@ -14,6 +14,7 @@ MUTANTS = (
         "log/log.py",
         "            file.zero_fill(tail.end, tail.torn_end - tail.end)\n",
         "",
+        breaks="S15",
     ),
     Mutant(
         "a sync that fails is tried again",
@@ -62,6 +63,7 @@ MUTANTS = (
         "log/log.py",
         "if n not in live and n not in damaged and self._is_told(n)]",
         "if n not in live and self._is_told(n)]",
+        breaks="S15",
     ),
     Mutant(
         "an append replaces nothing",
@@ -87,30 +89,35 @@ MUTANTS = (
         "        self.hard = hard\n        self.damages = [\n            msgspec",
         "        self.hard = self.hard if self.hard.term == hard.term else hard\n        self.damages = [\n"
         "            msgspec",
+        breaks="S5",
     ),
     Mutant(
         "a body is taken without its checksum",
         "log/record.py",
         "if len(body) != head.body_length or zlib.crc32(body) != head.body_crc:",
         "if len(body) != head.body_length:",
+        breaks="S15",
     ),
     Mutant(
         "what may be torn is never damage",
         "log/scan.py",
         "            if found.offset >= floor:\n                break",
         "            if durable is not None:\n                break",
+        breaks="S15",
     ),
     Mutant(
         "a missing operation of a group is passed over",
         "log/replay.py",
         "        elif row.previous != have:\n            self._lost_before(row, state, number, offset)",
         "        elif row.previous > have + 1_000_000:\n            self._lost_before(row, state, number, offset)",
+        breaks="S15",
     ),
     Mutant(
         "an unreadable place makes nobody suspect",
         "log/replay.py",
         "            self.suspects.setdefault(group, damage)\n",
         "            pass\n",
+        breaks="S15",
     ),
     Mutant(
         "a segment begins without what is remembered of groups that were left",

@@ -11,6 +11,8 @@ class Mutant:
     file: str
     old: str
     new: str
+    breaks: str = ""
+    """The invariant that it is meant to break (`docs/internals/invariants.md`), where it is one of safety."""
 
     @property
     def room(self) -> str:

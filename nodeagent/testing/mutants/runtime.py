@@ -45,6 +45,7 @@ MUTANTS = (
         "runtime/log_thread.py",
         "            self._log.sync()\n",
         "            self._post(queue[written - 1][0])\n            self._log.sync()\n",
+        breaks="S7",
     ),
     Mutant(
         "what the full disk did not take counts as synced",
@@ -75,6 +76,7 @@ MUTANTS = (
         "runtime/driver.py",
         "        if standing in _REFUSED:\n            try:",
         "        if standing is None:\n            try:",
+        breaks="S13",
     ),
     Mutant(
         "a node that is no member asks as one",
@@ -105,6 +107,7 @@ MUTANTS = (
         "runtime/driver.py",
         'if error.details.get("retired") == self._incarnation:',
         "if False:",
+        breaks="S13",
     ),
     Mutant(
         "a node that moved is looked for where it was",

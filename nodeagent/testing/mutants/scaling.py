@@ -8,6 +8,7 @@ MUTANTS = (
         "scaling/groups.py",
         'if any(changes.missing(op, look.group, n, look.incarnations.get(n, "")) for n in members):',
         'if all(changes.missing(op, look.group, n, look.incarnations.get(n, "")) for n in members):',
+        breaks="S10",
     ),
     Mutant(
         "the leader removes itself",
@@ -38,12 +39,14 @@ MUTANTS = (
         "scaling/groups.py",
         "may_leave=not is_source or (look.group, leaves) in op.sources_ready,",
         "may_leave=True,",
+        breaks="S9",
     ),
     Mutant(
         "a source says that it is ready before its files are made",
         "scaling/groups.py",
         "        and states[group].sealed_ready(op.id)\n",
         "",
+        breaks="S9",
     ),
     Mutant(
         "opened without the sessions of the slots",
@@ -56,6 +59,7 @@ MUTANTS = (
         "scaling/groups.py",
         "    trouble = changes.copies_disagree(op, look.group)\n",
         '    trouble = ""\n',
+        breaks="S10",
     ),
     Mutant(
         "a cancelled newcomer stays a learner",
@@ -80,12 +84,14 @@ MUTANTS = (
         "scaling/moving.py",
         "for i in range(0, len(slots), UNIT_SLOTS):",
         "for i in range(0, len(slots) // 2 + 1, UNIT_SLOTS):",
+        breaks="S9",
     ),
     Mutant(
         "copies of an earlier directory count",
         "scaling/moving.py",
         "if (c.node, c.incarnation) == (node, incarnation)}",
         "if c.node == node}",
+        breaks="S10",
     ),
     Mutant(
         "adopted files keep no order among themselves",
@@ -100,5 +106,12 @@ MUTANTS = (
         "            for t in slot.tombstones\n",
         "            Tombstone((open_index, *t.order), t.partition, t.table, t.tags, t.time_from, t.time_to)\n"
         "            for t in slot.tombstones[:0]\n",
+    ),
+    Mutant(
+        "deletes do not count where copies are compared",
+        "scaling/moving.py",
+        "        for t in sorted(slot.tombstones, key=lambda t: t.order):\n",
+        "        for t in ():\n",
+        breaks="S10",
     ),
 )

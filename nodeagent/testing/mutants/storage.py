@@ -115,5 +115,27 @@ MUTANTS = (
         "storage/staging.py",
         "if self.missing or found != self._meta.xxh3:",
         "if self.missing:",
+        breaks="S15",
+    ),
+    Mutant(
+        "a file of a group that stays is moved away",
+        "storage/staging.py",
+        "        link_or_copy(self._disk, source, layout.staged_path(operation, group, meta.slot, meta.name))\n",
+        "        self._disk.rename(source, layout.staged_path(operation, group, meta.slot, meta.name))\n",
+        breaks="S11",
+    ),
+    Mutant(
+        "own files are not read before they are linked",
+        "storage/staging.py",
+        '        if found != meta.xxh3:\n            raise FileCorrupt(\n                f"{source}',
+        '        if False:\n            raise FileCorrupt(\n                f"{source}',
+        breaks="S15",
+    ),
+    Mutant(
+        "all groups' files go with one group",
+        "storage/files.py",
+        "            self._disk.rmtree(layout.group_dir(group))\n",
+        "            self._disk.rmtree(layout.GROUPS)\n            self._disk.mkdirs(layout.GROUPS)\n",
+        breaks="S11",
     ),
 )
