@@ -464,6 +464,15 @@ def test_a_release_forgets_files_sessions_and_deletes_of_its_slots_alone(group: 
     assert group.state.sessions.written() == {4}
 
 
+def test_a_late_release_spares_slots_that_are_open_again(group: Group) -> None:
+    """A leader with an old view may ask for it after the slots came back (S11)."""
+    group.do(c.Seal("op", 1, ((3, 4),)))
+    group.do(c.Open("op2", 2, ((3, 4),), ()))
+    assert isinstance(group.write(P), Written)
+    group.do(c.Release("op", 1))
+    assert P in group.state.memtable.partitions() and 3 in group.state.slots.open
+
+
 def test_a_new_member_is_told_of_the_seal_and_given_no_files(group: Group) -> None:
     group.write()
     group.do(c.Seal("op", 1, ((3, 4),)))
