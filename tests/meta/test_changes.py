@@ -25,6 +25,7 @@ from nodeagent.model.requests import (
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.partition.change import Change, ChangeKind, change_between
 from nodeagent.partition.planner import plan_add, plan_remove, plan_replace
+from nodeagent.partition.ranges import from_slots, to_slots
 from nodeagent.partition.ring import initial_ring
 from nodeagent.partition.table import initial_table
 
@@ -350,6 +351,16 @@ def test_copies_of_another_incarnation_do_not_count() -> None:
     meta.do(c.Copied(5, op.id, CopyRecord(target, "e", "i-e", slots, "d", 1, 1)))
     assert changes.missing(op, target, "e", "i-e") == ()
     assert [r.incarnation for r in op.copies] == ["i-e"]
+
+
+def test_a_copy_of_some_slots_is_no_copy_of_the_others() -> None:
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.MOVING)
+    op, target = meta.op, meta.op.gaining[0]
+    first, *rest = to_slots(changes.wanted(op, target, "e"))
+    meta.do(c.Copied(5, op.id, CopyRecord(target, "e", "i-e", from_slots([first]), "d", 1, 1)))
+    assert rest and changes.missing(op, target, "e", "i-e") == from_slots(rest)
 
 
 def test_copies_that_differ_are_named() -> None:

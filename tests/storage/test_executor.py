@@ -181,6 +181,16 @@ def test_removed_group_is_gone_also_after_a_crash() -> None:
     cut_everywhere(work, check)
 
 
+def test_a_removed_group_takes_nothing_of_another_along() -> None:
+    """This node may hold the same slots as a member of two groups (S11)."""
+    storage = room(SimDisk())
+    close(storage, *UNITS)
+    (kept,) = close(storage, unit("z", (1, rows(3))), group="node2.1")
+    storage.run(SaveCheckpoint("node2.1", b"state"))
+    assert storage.run(RemoveGroup(GROUP)) == Done()
+    assert storage.files.hash("node2.1", kept) == kept.xxh3 and storage.checkpoint("node2.1") == b"state"
+
+
 def test_units_are_cut_into_calls_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many units go to the engine in bounded calls and come back in order."""
     monkeypatch.setattr(executor, "UNITS_PER_CALL_MAX", 2)
