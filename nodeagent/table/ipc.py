@@ -1,11 +1,13 @@
 """How large an Arrow IPC stream is in memory, told from its metadata, before anything of it is opened.
 
-A compressed body is a few bytes that become as many as they like. Nobody of ours writes one, so that a body
+A compressed body is a few bytes that become as many as they like, and so is one whose columns name the same
+bytes: in a file and in a page of a read each column has its own. Nobody of ours writes either, so that a body
 takes as much memory as it has bytes. Only what is needed of the format is read: a stream is messages of
 
     [FFFFFFFF] | size of metadata, i32 | metadata (a flatbuffer `Message`) | body (`bodyLength` bytes)
 
-and a `RecordBatch`, also that of a dictionary, has the field `compression` when its body is compressed.
+and a `RecordBatch`, also that of a dictionary, has the field `compression` when its body is compressed, and
+`buffers`, a vector of (offset, length), i64 both: where in the body the parts of its columns are.
 """
 
 import struct
@@ -24,12 +26,12 @@ _SCHEMA, _DICTIONARY_BATCH = 1, 2
 _DATA = 1
 """The record batch in a `DictionaryBatch`."""
 
-_COMPRESSION = 3
-"""Field of `RecordBatch`."""
+_BUFFERS, _COMPRESSION = 2, 3
+"""Fields of `RecordBatch`."""
 
 
 def check_plain(ipc: bytes) -> None:
-    """Raises `InvalidInput` for a compressed body, or bytes that are no stream."""
+    """Raises `InvalidInput` for a body that is compressed or shared by columns, and for what is no stream."""
     try:
         at, end = 0, len(ipc) - 4
         while at <= end:
@@ -64,7 +66,23 @@ def _check_message(ipc: bytes, at: int) -> int:
         next_step = "send it without compression; storage compresses"
         raise InvalidInput("the Arrow stream is compressed", next_step=next_step)
     length_at = _field(ipc, message, _BODY_LENGTH)
-    return int(_I64.unpack_from(ipc, length_at)[0]) if length_at else 0
+    length = int(_I64.unpack_from(ipc, length_at)[0]) if length_at else 0
+    if batch and 0 <= length < _named(ipc, batch):
+        raise InvalidInput("columns of the Arrow stream share bytes", next_step="write each column's own")
+    return length
+
+
+def _named(ipc: bytes, batch: int) -> int:
+    """Bytes that the columns of a record batch name, those that are named twice twice."""
+    field = _field(ipc, batch, _BUFFERS)
+    if not field:
+        return 0
+    vector = field + _U32.unpack_from(ipc, field)[0]
+    (count,) = _U32.unpack_from(ipc, vector)
+    lengths = struct.unpack_from(f"<{2 * min(count, len(ipc))}q", ipc, vector + _U32.size)[1::2]
+    if lengths and min(lengths) < 0:
+        raise InvalidInput("not a valid Arrow stream: a negative length")
+    return sum(lengths)
 
 
 def _field(ipc: bytes, table: int, number: int) -> int:

@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import random
+import struct
 
 import numpy as np
 import pyarrow as pa
@@ -207,6 +208,27 @@ def test_a_dictionary_alone_that_is_compressed_is_refused() -> None:
     for parts in ([packed[0], packed[1], plain[2]], [plain[0], plain[1], packed[2]]):
         with pytest.raises(InvalidInput, match="compressed"):
             arrow.decode(b"".join(parts))
+
+
+def test_columns_that_share_bytes_are_refused() -> None:
+    """A megabyte could be 4 096 columns of a megabyte in the file made of it and in a page of a read."""
+    columns = 5
+    ipc = bytearray(_ipc(pa.table({f"c{i}": np.arange(100) for i in range(columns)})))
+    first = 8 + int.from_bytes(ipc[4:8], "little")
+    body = first + 8 + int.from_bytes(ipc[first + 4 : first + 8], "little")
+    message = first + 8 + int.from_bytes(ipc[first + 8 : first + 12], "little")
+    field = streams._field(bytes(ipc), message, streams._HEADER)
+    batch = field + int.from_bytes(ipc[field : field + 4], "little")
+    field = streams._field(bytes(ipc), batch, streams._BUFFERS)
+    buffers = field + int.from_bytes(ipc[field : field + 4], "little") + 4
+    for column in range(columns):  # each has a validity, which is empty, and values
+        struct.pack_into("<q", ipc, buffers + 32 * column + 16, 0)
+    assert (
+        arrow.decode(bytes(ipc)).column(4).equals(pa.chunked_array([np.arange(100)]))
+    )  # it has the bytes for it
+    struct.pack_into("<q", ipc, streams._field(bytes(ipc), message, streams._BODY_LENGTH), 800)
+    with pytest.raises(InvalidInput, match="share bytes"):
+        arrow.decode(bytes(ipc[: body + 800]) + b"\xff\xff\xff\xff\0\0\0\0")
 
 
 @pytest.mark.timeout(20)
