@@ -73,6 +73,7 @@ class NetworkLink:
         """Raises `InvalidInput` when the identity cannot be loaded."""
         self._addresses: dict[str, tuple[str, int]] = {}
         self._lines: dict[tuple[str, bool], _Line] = {}
+        self._closed = False
         self._context: ssl.SSLContext | None = None
         self._hello = Hello(PROTOCOL, "admin", "client")
         self._rng = random.Random()
@@ -107,6 +108,7 @@ class NetworkLink:
         return await connection.call(request, left)
 
     async def close(self) -> None:
+        self._closed = True
         lines, self._lines = list(self._lines.values()), {}
         dialling = [line.dialling for line in lines if line.dialling is not None]
         for task in dialling:
@@ -140,6 +142,8 @@ class NetworkLink:
     # --- connections -----------------------------------------------------------------------------
 
     async def _connection(self, target: str, bulk: bool, timeout_s: float) -> Connection:
+        if self._closed:
+            raise not_connected("the connections to the cluster were closed")
         line = self._lines.setdefault((target, bulk), _Line())
         if line.connection is not None and line.connection.is_open:
             return line.connection

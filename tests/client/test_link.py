@@ -77,6 +77,20 @@ def test_calls_share_a_connection_and_rows_have_their_own() -> None:
     asyncio.run(scenario())
 
 
+def test_a_closed_link_dials_nobody() -> None:
+    """What goes on in the background would make connections that nobody closes."""
+
+    async def scenario() -> None:
+        async with serving("node1", lambda node, request: Accepted(1)) as served:
+            link = link_to(served)
+            assert await link.call("node1", CloseAll("g"), 5.0) == Accepted(1)
+            await link.close()
+            with pytest.raises(Unavailable, match="closed"):
+                await link.call("node1", CloseAll("g"), 5.0)
+
+    asyncio.run(scenario())
+
+
 def test_an_error_reply_is_raised_with_its_details() -> None:
     """The caller sees the error that the node raised."""
 
