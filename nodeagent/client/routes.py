@@ -89,12 +89,21 @@ class Routes:
 
     def next_group_of(self, slot: int) -> GroupId | None:
         """The group that an open operation moves the slot to, if one does."""
+        index = int(self._coming[slot])
+        return None if index == _NONE else self.groups[index].group
+
+    @cached_property
+    def _coming(self) -> npt.NDArray[np.int32]:
+        """As `owner`, of slots that an open operation moves: where they go."""
+        import numpy as np
+
+        by_id = {r.group: i for i, r in enumerate(self.groups)}
+        coming = np.full(self.view.settings.slots, _NONE, np.int32)
         for operation in self.view.operations:
             if operation.stage in (Stage.SEALED, Stage.OPEN):
                 for move in operation.moves:
-                    if ranges.contains(move.slots, slot):
-                        return move.target
-        return None
+                    coming[ranges.to_array(move.slots)] = by_id.get(move.target, _NONE)
+        return coming
 
     def legs(self, slots: Mask) -> list[Leg]:
         """The groups to ask for `slots`, each with its own."""

@@ -29,6 +29,17 @@ def test_moved_slots_stay_with_their_source_until_it_has_sealed() -> None:
     assert sealed.version == before.version + 1
 
 
+def test_the_next_group_of_a_slot_is_where_an_open_change_moves_it() -> None:
+    fake = FakeCluster()
+    operation = fake.plan({0, 1}, "node1.1", "node2.1")
+    fake.seal(operation)
+    routes = Routes(fake.views[-1])
+    assert [routes.next_group_of(slot) for slot in (0, 1, 2)] == ["node2.1", "node2.1", None]
+    fake.open(operation)
+    fake.adopt(operation)
+    assert Routes(fake.views[-1]).next_group_of(0) is None
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_a_living_group_comes_before_one_of_its_header_that_dissolves(first: bool) -> None:
     """A node that left and came back heads both for a while; only one of them takes writes."""
