@@ -47,6 +47,23 @@ SEAL = data.Seal("op-9", 9, ((0, 2),))
 OPEN = data.Open("op-9", 9, ((0, 2),), ())
 
 
+def test_a_created_group_says_that_it_is_led_until_the_record_has_it() -> None:
+    op = operation(Stage.PLANNED)
+    assert groups.due(op, look(NEW, state(NEW))) == []
+    op.created_group = NEW
+    assert groups.due(op, look(NEW, state(NEW))) == [Report(meta.GroupReady(7, "op-9", NEW))]
+    assert groups.due(op, look(OLD, state(OLD))) == []
+    op.group_ready = True
+    assert groups.due(op, look(NEW, state(NEW))) == []
+
+
+def test_nothing_is_due_of_an_operation_that_the_group_is_past() -> None:
+    """Its members are those of a later one: this leader's picture of the meta state is old."""
+    op, later = operation(Stage.SEALED), Config(MEMBERS, (), "op-10")
+    assert groups.due(op, look(OLD, state(OLD), later)) == []
+    assert groups.due(op, look(OLD, state(OLD), Config(MEMBERS, (), "op-9"))) == [Log(SEAL)]
+
+
 def test_a_losing_group_seals_then_says_so_then_is_silent() -> None:
     op = operation(Stage.SEALED)
     assert groups.due(op, look(OLD, state(OLD))) == [Log(SEAL)]

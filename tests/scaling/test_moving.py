@@ -89,7 +89,9 @@ def test_what_is_adopted_is_older_than_the_open_and_keeps_its_order() -> None:
 def test_the_rate_is_shared_by_who_still_pulls() -> None:
     op = operation(rate=900)
     assert moving.rate_share(op, "n") == 900  # a and b hold the slots already
-    assert moving.rate_share(operation(), "n") == 0
+    assert moving.rate_share(operation(), "n") == 0 == moving.rate_share(operation(rate=-1), "n")
+    assert moving.rate_share(operation(rate=1, stage=Stage.FORMAL), "a") == 1  # never 0, which is no limit
+    assert moving.rate_share(operation(rate=900, stage=Stage.FORMAL), "a") == 450  # n catches up
     wide = operation(rate=900)
     wide.moves = [SlotMove(MOVED, OLD, ("c", "d"), NEW, TAKERS)]
     assert moving.rate_share(wide, "n") == 300
