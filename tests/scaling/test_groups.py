@@ -87,6 +87,24 @@ def test_a_newcomer_is_added_when_all_is_ready_for_it(sealed: bool, cancelled: b
     assert added == (sealed and joined and not cancelled)
 
 
+def test_a_newcomer_that_is_gone_is_not_added() -> None:
+    op = operation(Stage.SEALED)
+    op.joined.append((OLD, "n"))
+    op.sealed[OLD] = SealResult(OLD, 3, b"")
+    assert groups.due(op, look(OLD, state(OLD, SEAL), gone="n")) == []
+    assert groups.due(op, look(OLD, state(OLD, SEAL))) != []
+
+
+def test_a_gaining_group_says_once_that_it_opened_and_others_nothing() -> None:
+    op = operation(Stage.OPEN)
+    op.sealed[OLD] = SealResult(OLD, 3, b"")
+    for made in (state(NEW, OPEN), state(NEW, OPEN, data.Adopt("op-9", ((0, 2),), (), ()))):
+        assert groups.due(op, look(NEW, made)) == [Report(meta.OpenedBy(7, "op-9", NEW, made.applied))]
+    op.opened.append(NEW)
+    assert groups.due(op, look(NEW, state(NEW))) == []
+    assert groups.due(op, look(OLD, state(OLD, SEAL))) == []
+
+
 @pytest.mark.parametrize("stage", [Stage.PLANNED, Stage.SEALED, Stage.FORMAL, Stage.CANCELLING, Stage.DONE])
 def test_nothing_opens_in_another_stage(stage: Stage) -> None:
     assert not any(
