@@ -7,6 +7,9 @@ from nodeagent.data.handover import digest
 from nodeagent.data.state import DataState, initial
 from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config, Entry, EntryKind
+from nodeagent.model.files import FileMeta
+from nodeagent.model.ids import PartitionKey
+from nodeagent.model.jobs import AdoptFiles, Adoption
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SealResult, SlotMove, Stage
 from nodeagent.scaling import groups, membership
 from nodeagent.scaling.groups import (
@@ -255,3 +258,83 @@ def test_copies_that_agree_again_are_no_trouble_any_more() -> None:
     assert groups.due(op, look(NEW, made)) == [clear, AdoptNow("op-9")]
     op.last_error = op.last_error.replace(NEW, OLD)
     assert groups.due(op, look(NEW, made)) == [AdoptNow("op-9")]
+
+
+def file() -> FileMeta:
+    partition = PartitionKey("root.a", 0, 0)
+    return FileMeta("00000-3-0000.tsfile", 0, partition, "m", (4, 1), 10, "aa" * 16, 1, 0, 9, (1, 2, 3))
+
+
+def test_a_group_adopts_once_and_says_so_when_its_files_are_there() -> None:
+    op = operation(Stage.MOVING)
+    op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d", 1, 1) for n in "abn"]
+    made = state(NEW, OPEN, data.Adopt("op-9", ((0, 2),), (Adoption("x", file()),), ()))
+    assert made.adopting and groups.due(op, look(NEW, made)) == []
+    job = made.jobs.pop()
+    assert isinstance(job, AdoptFiles)
+    made.on_adopted(job)
+    assert groups.due(op, look(NEW, made)) == [Report(meta.AdoptedBy(7, "op-9", NEW, made.applied))]
+    op.adopted.append(NEW)
+    assert groups.due(op, look(NEW, made)) == [] == groups.due(op, look(OLD, state(OLD, SEAL)))
+
+
+def test_a_losing_group_releases_then_says_so_and_others_do_nothing() -> None:
+    op = operation(Stage.RELEASED)
+    release = data.Release("op-9", 9)
+    assert groups.due(op, look(OLD, state(OLD, SEAL))) == [Log(release)]
+    made = state(OLD, SEAL, release)
+    assert groups.due(op, look(OLD, made)) == [Report(meta.ReleasedBy(7, "op-9", OLD, made.applied))]
+    op.released.append(OLD)
+    assert groups.due(op, look(OLD, made)) == [] == groups.due(op, look(NEW, state(NEW, OPEN)))
+
+
+def test_members_are_told_in_the_order_of_the_ring() -> None:
+    op, made = operation(Stage.FORMAL), state(OLD, SEAL)
+    op.changes = [GroupChange(OLD, "n", "c", MEMBERS, ("n", "b", "a"))]
+    config = Config(("a", "b", "n"), (), "op-9")
+    assert groups.due(op, look(OLD, made, config)) == [formed(("n", "b", "a"), made)]
+
+
+def test_a_newcomer_that_was_not_added_in_time_is_added_when_members_change() -> None:
+    op, made = operation(Stage.FORMAL), state(OLD, SEAL)
+    assert groups.due(op, look(OLD, made)) == []
+    op.joined.append((OLD, "n"))
+    learner = Config(MEMBERS, ("n",), "op-9")
+    assert groups.due(op, look(OLD, made)) == [Reconfigure(membership.Change(learner))]
+
+
+def test_a_group_that_gives_no_slots_needs_no_source_of_its_leaver() -> None:
+    op = operation(Stage.FORMAL)
+    op.moves = [SlotMove(((0, 2),), "b.1", MEMBERS, NEW, ("n", "a", "b"))]
+    config = Config((*MEMBERS, "n"), (), "op-9")
+    assert groups.due(op, look(OLD, state(OLD), config)) == [change_to("a", "b", "n")]
+
+
+def test_a_group_that_took_its_slots_back_says_so_and_others_do_nothing() -> None:
+    op = operation(Stage.CANCELLING)
+    made = state(OLD, SEAL, data.Unseal("op-9", 9))
+    assert groups.due(op, look(OLD, made)) == [Report(meta.UnsealedBy(7, "op-9", OLD))]
+    op.unsealed.append(OLD)
+    assert groups.due(op, look(OLD, made)) == [] == groups.due(op, look(NEW, state(NEW)))
+
+
+def test_a_newcomer_says_of_each_replica_once_that_it_can_be_added() -> None:
+    op = operation(Stage.SEALED)
+    report = Report(meta.JoinReady(7, "op-9", OLD, "n"))
+    assert groups.joins_due(op, "n", {OLD, "b.1"}, 7) == [report]
+    assert groups.joins_due(op, "a", {OLD}, 7) == [] == groups.joins_due(op, "n", set(), 7)
+    op.joined.append((OLD, "n"))
+    assert groups.joins_due(op, "n", {OLD}, 7) == []
+
+
+def test_a_holder_says_once_that_it_can_serve_what_it_sealed() -> None:
+    sealed = {OLD: state(OLD, SEAL)}
+    report = Report(meta.SourceReady(7, "op-9", OLD, "a"))
+    for stage in (Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING):
+        assert groups.sources_due(operation(stage), "a", sealed, 7) == [report]
+    op = operation(Stage.MOVING)
+    assert groups.sources_due(operation(Stage.RELEASED), "a", sealed, 7) == []
+    assert groups.sources_due(op, "n", sealed, 7) == []  # it was no member when they were sealed
+    assert groups.sources_due(op, "a", {OLD: state(OLD)}, 7) == [] == groups.sources_due(op, "a", {}, 7)
+    op.sources_ready.append((OLD, "a"))
+    assert groups.sources_due(op, "a", sealed, 7) == []
