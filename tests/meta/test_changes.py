@@ -353,6 +353,57 @@ def test_copies_of_another_incarnation_do_not_count() -> None:
     assert [r.incarnation for r in op.copies] == ["i-e"]
 
 
+def test_a_copy_is_recorded_once_and_voids_those_of_an_earlier_directory_of_its_node_alone() -> None:
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.MOVING)
+    op, target = meta.op, meta.op.gaining[0]
+    first, second, *_ = to_slots(changes.wanted(op, target, "e"))
+
+    def copy(node: str, incarnation: str, slot: int) -> CopyRecord:
+        made = CopyRecord(target, node, incarnation, from_slots([slot]), "d", 1, 1)
+        meta.do(c.Copied(5, op.id, made))
+        return made
+
+    earlier = [copy("e", "i-0", first), copy("e", "i-0", second), copy("a", "i-0", first)]
+    assert op.copies == earlier
+    copy("e", "i-0", first)
+    assert op.copies == earlier
+    new = [copy("e", "i-e", second)]
+    assert op.copies == [earlier[2], *new]
+    new += [copy("e", "i-e", first)]
+    assert op.copies == [earlier[2], *new]
+
+
+def test_what_a_node_is_ready_for_is_noted_once() -> None:
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.SEALED)
+    op, group = meta.op, meta.op.losing[0]
+    for name in ("a", "b", "a"):
+        meta.do(c.SourceReady(3, op.id, group, name))
+        meta.do(c.JoinReady(3, op.id, group, name))
+    assert op.sources_ready == [(group, "a"), (group, "b")] == op.joined
+
+
+def test_a_change_that_is_to_wait_with_its_copies_goes_on_when_it_is_told() -> None:
+    meta = Meta()
+    meta.begin(options=Options(no_migrate=True))
+    run_to(meta, Stage.MOVING)
+    assert meta.op.state() == "waiting_migrate"
+    steer(meta, "go", "")
+    assert meta.op.state() == "running"
+
+
+def test_the_rate_of_a_change_is_what_was_said_last() -> None:
+    """0 is no limit; a command that names no rate leaves it."""
+    meta = Meta()
+    meta.begin(options=Options(rate_bytes_per_s=7))
+    for rate, wanted in ((-1, 7), (9, 9), (0, 0)):
+        meta.do(c.SteerOperation(6, meta.op.id, "set", "me", rate_bytes_per_s=rate))
+        assert meta.op.options.rate_bytes_per_s == wanted
+
+
 def test_a_copy_of_some_slots_is_no_copy_of_the_others() -> None:
     meta = Meta()
     meta.begin()
