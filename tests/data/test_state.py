@@ -500,11 +500,13 @@ def test_every_command_of_an_operation_is_idempotent() -> None:
     slots = Slots(open={1, 2})
     assert slots.seal("op", ((1, 2),), 5, b"") and not slots.seal("op", ((1, 2),), 6, b"")
     assert slots.sealed["op"].index == 5
+    assert [slots.sealed_by(slot) for slot in (1, 2)] == ["op", None]
     assert slots.release("op") == {1} and slots.release("op") == set()
     assert not slots.unseal("op") and slots.open == {2}
     assert slots.open_for("op2", ((7, 9),), 7, []) and not slots.open_for("op2", ((7, 9),), 8, [])
     slots.adopted("op2", ((7, 8),))
     assert slots.arriving["op2"].slots == {8}
+    assert [slots.arriving_by(slot) for slot in (7, 8)] == [None, "op2"]
     slots.adopted("op2", ((8, 9),))
     assert not slots.open_for("op2", ((7, 9),), 9, [])
 

@@ -375,6 +375,31 @@ def test_a_copy_is_recorded_once_and_voids_those_of_an_earlier_directory_of_its_
     assert op.copies == [earlier[2], *new]
 
 
+def test_nothing_is_wanted_of_who_gains_nothing() -> None:
+    meta = Meta()
+    meta.begin()
+    op = meta.op
+    target = op.gaining[0]
+    takers = op.moves[0].target_members
+    assert all(changes.wanted(op, target, n) for n in takers)
+    assert not any(changes.wanted(op, target, n) for n in set(NAMES) - set(takers))
+    assert not any(changes.wanted(op, group, n) for group in op.losing for n in takers)
+
+
+def test_the_record_tells_when_each_stage_was_left_and_why() -> None:
+    meta = Meta()
+    meta.begin()
+    meta.do(c.JoinReady(3, meta.op.id, meta.op.losing[0], "e"))
+    for stage in STAGES:
+        for one in evidence(meta.op, stage):
+            meta.do(one)
+    *left, last = meta.op.stages
+    assert [s.name for s in meta.op.stages] == [s.value for s in (*STAGES, Stage.DONE)]
+    assert all(s.left_ms == 3 and s.evidence for s in left) and not last.evidence
+    assert left[0].evidence == [f"meta ready, {meta.op.created_group} led"]
+    assert meta.op.joined == [] and meta.op.sources_ready == []
+
+
 def test_what_a_node_is_ready_for_is_noted_once() -> None:
     meta = Meta()
     meta.begin()
