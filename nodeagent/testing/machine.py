@@ -138,8 +138,9 @@ class Machine:
             self.sim.tell(f"{self.node} does not start: {error.what}")
             return
         total = self.disk.total_bytes()
-        segment = min(self.segment_bytes, total // SEGMENT_SHARE)
-        settings = LogSettings(segment, min(segment, zero_step(total)), reserve(total))
+        settings = LogSettings(
+            min(self.segment_bytes, total // SEGMENT_SHARE), zero_step(total), reserve(total)
+        )
         self._log, recovered = Log.open(self.disk, LOG_DIR, settings)
         self.durable.reopened(recovered, must_fit=not self.lossy)
         self.identity = begin_start(self.disk, self._log, self.node, known, self._draw)
