@@ -142,7 +142,8 @@ def read_whole(
 
 class _Size:
     """Bytes of rows. The exact size of a part takes longer than reading a small one: it is asked for only
-    where the buffers that the parts lie in, which may hold more than them, are too large together.
+    where the buffers that the parts lie in, which may hold more than them, are too large together. They never
+    hold less: rows whose columns share bytes are refused before they are logged (`table.ipc`).
     """
 
     def __init__(self) -> None:

@@ -210,22 +210,26 @@ def test_a_dictionary_alone_that_is_compressed_is_refused() -> None:
             arrow.decode(b"".join(parts))
 
 
+def _rows_message(ipc: bytes) -> tuple[int, int]:
+    """Where the second message of a stream begins, that of its rows, and where the flatbuffer in it."""
+    begin = 8 + int.from_bytes(ipc[4:8], "little")
+    return begin, begin + 8 + int.from_bytes(ipc[begin + 8 : begin + 12], "little")
+
+
 def test_columns_that_share_bytes_are_refused() -> None:
     """A megabyte could be 4 096 columns of a megabyte in the file made of it and in a page of a read."""
     columns = 5
     ipc = bytearray(_ipc(pa.table({f"c{i}": np.arange(100) for i in range(columns)})))
-    first = 8 + int.from_bytes(ipc[4:8], "little")
-    body = first + 8 + int.from_bytes(ipc[first + 4 : first + 8], "little")
-    message = first + 8 + int.from_bytes(ipc[first + 8 : first + 12], "little")
+    begin, message = _rows_message(bytes(ipc))
+    body = begin + 8 + int.from_bytes(ipc[begin + 4 : begin + 8], "little")
     field = streams._field(bytes(ipc), message, streams._HEADER)
     batch = field + int.from_bytes(ipc[field : field + 4], "little")
     field = streams._field(bytes(ipc), batch, streams._BUFFERS)
     buffers = field + int.from_bytes(ipc[field : field + 4], "little") + 4
     for column in range(columns):  # each has a validity, which is empty, and values
         struct.pack_into("<q", ipc, buffers + 32 * column + 16, 0)
-    assert (
-        arrow.decode(bytes(ipc)).column(4).equals(pa.chunked_array([np.arange(100)]))
-    )  # it has the bytes for it
+    # The body is as long as if each column had its own.
+    assert arrow.decode(bytes(ipc)).column(4).equals(pa.chunked_array([np.arange(100)]))
     struct.pack_into("<q", ipc, streams._field(bytes(ipc), message, streams._BODY_LENGTH), 800)
     with pytest.raises(InvalidInput, match="share bytes"):
         arrow.decode(bytes(ipc[: body + 800]) + b"\xff\xff\xff\xff\0\0\0\0")
@@ -235,8 +239,7 @@ def test_columns_that_share_bytes_are_refused() -> None:
 def test_a_length_that_leads_back_is_refused() -> None:
     """Of a body or of metadata: else the same message would be looked at for ever."""
     good = _ipc(_SMALL)
-    second = 8 + int.from_bytes(good[4:8], "little")
-    message = second + 8 + int.from_bytes(good[second + 8 : second + 12], "little")
+    second, message = _rows_message(good)
     body_at = streams._field(good, message, streams._BODY_LENGTH)
     size = int.from_bytes(good[second + 4 : second + 8], "little")
     for at, width, value in ((body_at, 8, -(size + 8)), (second + 4, 4, -8)):
