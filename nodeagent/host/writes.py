@@ -63,7 +63,7 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
     if held > limits.MEMTABLES_MAX * replica.config.memtable_bytes_max:
         what = f"{held} bytes of rows wait for their files"
         refusal = ErrorReply("overloaded", what, "write more slowly", {"at_work": replica.closes})
-        return desk.reply(token, refusal)
+        return desk.later(limits.PRESSED_REFUSAL_MS, lambda: desk.reply(token, refusal))
     schema = _schema(host, w)
     if isinstance(schema, ErrorReply):
         return desk.reply(token, schema)

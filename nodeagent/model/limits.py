@@ -27,6 +27,10 @@ MEMTABLES_MAX = 4
 """Times `memtable_bytes_max`: with more rows of a group waiting for their files the leader answers
 `Overloaded`, so that closing sets the pace of writing."""
 
+PRESSED_REFUSAL_MS = 200
+"""The leader waits this long before it answers so: each try brings its rows along, and clients that try again
+at once would take the processor from the closes that make room."""
+
 APPLY_BYTES_PER_TURN = 4 * MIB
 APPLY_ENTRIES_PER_TURN = 1024
 """What one turn of the loop applies, all groups of a node together; the next turn goes on. Heartbeats leave

@@ -61,7 +61,8 @@ def test_a_group_goes_on_without_a_minority(voters: int, most: int) -> None:
     assert refusal is not None and refusal.code == "overloaded" and "b" in refusal.what
 
 
-def refused_write(host: Host) -> ErrorReply:
+def refused_write(host: Host, answered: int = 3_000) -> ErrorReply:
+    """The refusal that comes at that time and no earlier."""
     open_ = host.data["a.1"].state.slots.open
     settings = host.meta.image.settings
     assert settings is not None
@@ -71,7 +72,11 @@ def refused_write(host: Host) -> ErrorReply:
         if (slot := slot_of("g", key.time_partition, 0, settings)) in open_
     )
     host.on_request(1, Write("a.1", slot, key, "t", 1, "s", 1, 0, 1, b""), 3_000, 3_000)
-    reply = run_out(host)[1]
+    if answered > 3_000:
+        host.tick(answered - 1, answered - 1)
+        assert not run_out(host, answered - 1)
+        host.tick(answered, answered)
+    reply = run_out(host, answered)[1]
     assert isinstance(reply, ErrorReply) and reply.code == "overloaded"
     return reply
 
@@ -87,11 +92,12 @@ def test_a_leader_short_of_room_takes_no_rows_and_says_why() -> None:
 def test_a_leader_says_whether_it_makes_files_of_the_rows_that_wait(
     monkeypatch: pytest.MonkeyPatch, at_work: bool
 ) -> None:
-    """Who writes may wait for files that are being made; those that fail are not waited for."""
+    """A client may wait for files that are being made; those that fail are not waited for. The answer comes
+    late enough that tries without a pause leave the closes their time."""
     host = leads_alone()
     monkeypatch.setattr(limits, "MEMTABLES_MAX", -1)
     monkeypatch.setattr(DataReplica, "closes", at_work)
-    reply = refused_write(host)
+    reply = refused_write(host, 3_000 + limits.PRESSED_REFUSAL_MS)
     assert "wait for their files" in reply.what and reply.details["at_work"] is at_work
 
 
