@@ -34,6 +34,9 @@ from nodeagent.testing.sim import Sim, WallClock
 BALLAST = "ballast"
 UPKEEP_MS = 1_000
 SNAPSHOT_TTL_MS = 6_000
+ZERO_STEP_BYTES_MAX = 1 << 18
+"""As long as the longest segment: more zeros behind its blocks would only be copied and searched."""
+
 STALL_POLL_MS = 10
 NO_SPACE_RETRY_MS = 100
 CLEAN_MS = max(SNAPSHOT_TTL_MS, INSTALL_KEEP_MS) + 2 * UPKEEP_MS
@@ -138,9 +141,8 @@ class Machine:
             self.sim.tell(f"{self.node} does not start: {error.what}")
             return
         total = self.disk.total_bytes()
-        settings = LogSettings(
-            min(self.segment_bytes, total // SEGMENT_SHARE), zero_step(total), reserve(total)
-        )
+        zeros = min(zero_step(total), ZERO_STEP_BYTES_MAX)
+        settings = LogSettings(min(self.segment_bytes, total // SEGMENT_SHARE), zeros, reserve(total))
         self._log, recovered = Log.open(self.disk, LOG_DIR, settings)
         self.durable.reopened(recovered, must_fit=not self.lossy)
         self.identity = begin_start(self.disk, self._log, self.node, known, self._draw)
