@@ -6,7 +6,7 @@ Each seed draws its own kinds of faults, sizes and limits.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import msgspec
@@ -38,12 +38,16 @@ KINDS_OF = {
     "replace_one": "replace-node",
     "replace_dead": "replace-node",
     "spoil_one": "replace-node",
+    "restore_one": "replace-node",
     "rebalance_some": "rebalance",
 }
 """The kind of operation that each of `choices` begins."""
 
 MEND_MS = 500
 """Between two looks of an operator at what still differs."""
+
+COPY_MS = (0, 6_000)
+"""From a copy of a directory to the next start of its node."""
 
 
 @dataclass
@@ -77,6 +81,9 @@ class Plan:
 
     limits: dict[str, int] = field(default_factory=dict)
     """Of the code's own bounds, by the place that reads them."""
+
+    restores: bool = False
+    """Directories are put back from older copies."""
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Plan":
@@ -172,7 +179,7 @@ class ClusterSwarm(RandomOps):
         )
 
     def drawn(self, rng: random.Random) -> Plan:
-        return Plan.draw(rng)
+        return replace(Plan.draw(rng), restores=rng.random() < 0.3)
 
     def machine(self, config: NodeConfig) -> SimNode:
         plan, rng = self.plan, self.sim.rng
@@ -244,6 +251,8 @@ class ClusterSwarm(RandomOps):
         choices = super().choices() + (
             [self.spoil_one, self.spoil_one, self.rot_one] if self.survives else []
         )
+        if self.survives and self.plan.restores:
+            choices += [self.restore_one, self.restore_one]
         return choices + 3 * [c for c in choices if KINDS_OF.get(c.__name__) in self._wanted_kinds]
 
     def spoil_one(self) -> bool:
@@ -261,12 +270,48 @@ class ClusterSwarm(RandomOps):
             self.burst()
             self.sim.pause(rng.randint(0, self.plan.burst_ms))
             self._all_up(spoiled=node)
+        return self._replaced(node, new)
+
+    def restore_one(self) -> bool:
+        """A node starts from an older copy of its directory, which had been in use since. Its peers tell it
+        so, and it takes part in nothing; then it is replaced.
+
+        No other fault comes before it knows: what only it and one more node had promised would be lost.
+        """
+        rng = self.sim.rng
+        victim, new = rng.choice(self._names()), self.newcomer()
+        self._all_up()
+        node = self.sim.nodes[victim]
+        older = node.disk.copied()
+        self.sim.pause(rng.randint(*COPY_MS))
+        self.kill(victim, rng.randint(50, 1_000), power=rng.random() < 0.5)
+        self._all_up()
+        self.until(lambda: node.alive and self._is_known(node), f"its peers know that {victim} started again")
+        node.stop(power=rng.random() < 0.5)
+        node.put_back(older)
+        node.start()
+        self.until(lambda: bool(node.identity.damaged), f"{victim} knows that its directory is an older copy")
+        if rng.random() < 0.5:
+            self.burst()
+            self.sim.pause(rng.randint(0, self.plan.burst_ms))
+            self._all_up(spoiled=node)
+        assert node.identity.damaged and not list(node.host.replicas()), f"{victim} takes part again"
+        return self._replaced(node, new)
+
+    def _is_known(self, node: SimNode) -> bool:
+        """Whether all that hold a group with it have heard of its last start."""
+        peers = {p for r in node.host.replicas() for p in r.raft.log.config.members} - {node.node}
+        heard = (self.sim.nodes[p].host.starts.newest.get(node.incarnation) for p in peers)
+        return all(start is not None and start.number == node.identity.start for start in heard)
+
+    def _replaced(self, node: SimNode, new: str) -> bool:
+        """As with `replace-node`, `--dead` when it does not start."""
         if node.damaged:
             self.dead.append(node)
             self.sim.pause(SILENT_MS)
         options = Options(dead=bool(node.damaged))
-        begin = partial(self.change, "replace-node", new, options, replaces=victim)
-        return self._left(victim, self.steered(begin, may_cancel=False))
+        begin = partial(self.change, "replace-node", new, options, replaces=node.node)
+        return self._left(node.node, self.steered(begin, may_cancel=False))
 
     def _spoil(self, node: SimNode) -> None:
         rng = self.sim.rng

@@ -9,6 +9,7 @@ Every call that changes something has a number (`operations`). With `cut_power_a
 raises `PowerCut` half done and every later one too, until `crash`: a test sweeps n over a workload.
 """
 
+import copy
 import errno
 import os
 import random
@@ -239,6 +240,13 @@ class SimDisk:
     def restart(self) -> None:
         """Only the process ends: nothing is lost, but its open files are gone."""
         self._revive()
+
+    def copied(self) -> "SimDisk":
+        """What it holds now, as a snapshot of the volume has it."""
+        taken = copy.deepcopy(self)
+        taken.faults.clear()
+        taken.cut_power_at = None
+        return taken
 
     def _revive(self) -> None:
         self._dead = False

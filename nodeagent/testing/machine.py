@@ -174,6 +174,14 @@ class Machine:
                 self.disk.rmtree(path) if self.disk.stat(path).is_dir else self.disk.unlink(path)
         self.sim.tell(f"{self.node} loses {paths}")
 
+    def put_back(self, older: SimDisk) -> None:
+        """Make an older copy of the whole directory the one that the node starts from."""
+        assert not self.alive
+        self.lossy = True
+        self.disk = older
+        older.restart()
+        self.sim.tell(f"{self.node} is put back from an older copy")
+
     def _upkeep(self) -> None:
         gone = self.storage.expire_snapshots(self.now, SNAPSHOT_TTL_MS)
         self.host.on_snapshots_expired(gone, self.now)

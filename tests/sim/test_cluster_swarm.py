@@ -17,6 +17,7 @@ SPOILED = (
 )
 
 ROTTEN = (2, 4, 6)
+PUT_BACK = (0, 3, 11, 2, 6, 7)
 
 
 def test_no_seed_breaks_an_invariant() -> None:
@@ -31,25 +32,33 @@ def test_no_later_seed_breaks_an_invariant() -> None:
     assert not failed, "\n\n".join(failed)
 
 
+def after_two(seed: int, kind: str) -> ClusterSwarm:
+    """A cluster after two operations of one kind, as `ClusterSwarm.choices` names it."""
+    swarm = ClusterSwarm(seed)
+    swarm.wanted = 2
+    with mock.patch.object(swarm, "choices", lambda: [getattr(swarm, kind)]):
+        swarm.report()
+    assert len(swarm.done) == 2
+    return swarm
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", spread(SPOILED))
 def test_a_node_that_lost_a_part_of_its_directory_is_replaced(seed: int) -> None:
     """By a newcomer that has it among its seeds."""
-    swarm = ClusterSwarm(seed)
-    swarm.wanted = 2
-    with mock.patch.object(swarm, "choices", lambda: [swarm.spoil_one]):
-        swarm.report()
-    assert len(swarm.done) == 2
+    after_two(seed, "spoil_one")
 
 
 @pytest.mark.parametrize("seed", spread(ROTTEN))
 def test_a_file_that_turned_over_is_repaired(seed: int) -> None:
     """By an operator, from what a majority holds, also where slots moved meanwhile."""
-    swarm = ClusterSwarm(seed)
-    swarm.wanted = 2
-    with mock.patch.object(swarm, "choices", lambda: [swarm.rot_one]):
-        swarm.report()
-    assert len(swarm.done) == 2 and swarm.operator.repaired
+    assert after_two(seed, "rot_one").operator.repaired
+
+
+@pytest.mark.parametrize("seed", spread(PUT_BACK))
+def test_a_directory_that_is_put_back_from_an_older_copy_is_noticed(seed: int) -> None:
+    """By the node itself, which its peers tell so, also when it starts again; then it is replaced."""
+    after_two(seed, "restore_one")
 
 
 @SPREAD

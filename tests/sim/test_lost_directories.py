@@ -1,7 +1,5 @@
 """Parts of a node's directory that are gone when it starts, on whole simulated clusters."""
 
-import copy
-
 import pytest
 
 from nodeagent.model.operation import Options
@@ -137,17 +135,15 @@ def rolled_back(seed: int, victim: str, *, while_running: bool) -> tuple[Scenari
     scenario = written(seed)
     node = scenario.sim.nodes[victim]
     if while_running:
-        older = copy.deepcopy(node.disk)
+        older = node.disk.copied()
         scenario.sim.pause(RUN_MS)
     else:
         node.stop(power=False)
-        older = copy.deepcopy(node.disk)
+        older = node.disk.copied()
         node.start()
         scenario.sim.pause(RUN_MS)
     node.stop(power=False)
-    node.disk = older
-    older.restart()
-    node.lossy = True
+    node.put_back(older)
     node.start()
     return scenario, node
 
