@@ -179,6 +179,7 @@ class ClusterSwarm(RandomOps):
         )
 
     def drawn(self, rng: random.Random) -> Plan:
+        # Not in `draw`, after which `alone` draws on: its seeds stay the runs that they were.
         return replace(Plan.draw(rng), restores=rng.random() < 0.3)
 
     def machine(self, config: NodeConfig) -> SimNode:
@@ -266,10 +267,7 @@ class ClusterSwarm(RandomOps):
         self._spoil(node)
         node.start()
         self.sim.pause(rng.randint(0, 3_000))
-        if rng.random() < 0.5:
-            self.burst()
-            self.sim.pause(rng.randint(0, self.plan.burst_ms))
-            self._all_up(spoiled=node)
+        self._maybe_burst(node)
         return self._replaced(node, new)
 
     def restore_one(self) -> bool:
@@ -291,10 +289,7 @@ class ClusterSwarm(RandomOps):
         node.put_back(older)
         node.start()
         self.until(lambda: bool(node.identity.damaged), f"{victim} knows that its directory is an older copy")
-        if rng.random() < 0.5:
-            self.burst()
-            self.sim.pause(rng.randint(0, self.plan.burst_ms))
-            self._all_up(spoiled=node)
+        self._maybe_burst(node)
         assert node.identity.damaged and not list(node.host.replicas()), f"{victim} takes part again"
         return self._replaced(node, new)
 
@@ -303,6 +298,14 @@ class ClusterSwarm(RandomOps):
         peers = {p for r in node.host.replicas() for p in r.raft.log.config.members} - {node.node}
         heard = (self.sim.nodes[p].host.starts.newest.get(node.incarnation) for p in peers)
         return all(start is not None and start.number == node.identity.start for start in heard)
+
+    def _maybe_burst(self, spoiled: SimNode) -> None:
+        """More faults, on half of the occasions; in the end all are up that can be."""
+        rng = self.sim.rng
+        if rng.random() < 0.5:
+            self.burst()
+            self.sim.pause(rng.randint(0, self.plan.burst_ms))
+            self._all_up(spoiled=spoiled)
 
     def _replaced(self, node: SimNode, new: str) -> bool:
         """As with `replace-node`, `--dead` when it does not start."""

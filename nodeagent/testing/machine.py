@@ -34,8 +34,8 @@ from nodeagent.testing.sim import Sim, WallClock
 BALLAST = "ballast"
 UPKEEP_MS = 1_000
 SNAPSHOT_TTL_MS = 6_000
-ZERO_STEP_BYTES_MAX = 1 << 18
-"""As long as the longest segment: more zeros behind its blocks would only be copied and searched."""
+SEGMENT_BYTES_MAX = 1 << 18
+"""The longest segment of a log. More zeros than that behind its blocks would only be copied and searched."""
 
 STALL_POLL_MS = 10
 NO_SPACE_RETRY_MS = 100
@@ -100,7 +100,7 @@ class Machine:
         self.held = 0
         """How often the log's writer found no room."""
 
-        self.segment_bytes = 1 << 18
+        self.segment_bytes = SEGMENT_BYTES_MAX
         self.upkeep_ms = UPKEEP_MS
         self._writing = False
         self._jobs: dict[int, Job] = {}
@@ -141,7 +141,7 @@ class Machine:
             self.sim.tell(f"{self.node} does not start: {error.what}")
             return
         total = self.disk.total_bytes()
-        zeros = min(zero_step(total), ZERO_STEP_BYTES_MAX)
+        zeros = min(zero_step(total), SEGMENT_BYTES_MAX)
         settings = LogSettings(min(self.segment_bytes, total // SEGMENT_SHARE), zeros, reserve(total))
         self._log, recovered = Log.open(self.disk, LOG_DIR, settings)
         self.durable.reopened(recovered, must_fit=not self.lossy)
