@@ -1,6 +1,6 @@
 """Plant a bug in a copy of the package and look for it with one of three nets.
 
-- `seeds`: the worlds of the simulator, from the smallest to whole clusters; so many seeds of each.
+- `seeds`: the simulator (`testing.seeds`), so many seeds.
 - `scopes`: every order of a few events (`testing.exhaustive`).
 - `tests`: the directed tests of the rooms that have to see it, and no others.
 """
@@ -34,13 +34,6 @@ EXTRA_S = 240
 """A run that takes so many times what the package without a bug takes, and so much more, never ends. With a minute
 more a run of 11 s was ended on a machine that tested in three processes at a time."""
 
-RUNS = tuple(
-    f"nodeagent.testing.{run}"
-    for run in ("log_swarm", "walks", "swarm", "alone", "scenario", "cluster_swarm")
-)
-CLIENT_RUNS = ("nodeagent.testing.client_run",)
-"""One after the other, what takes the least time first."""
-
 NETS = ("tests", "scopes", "seeds")
 ROOMS = {
     "data": ("data", "partition", "table", "host"),
@@ -65,7 +58,7 @@ class Found(msgspec.Struct, frozen=True):
     """What failed first; "" when nothing did."""
 
     seeds: int = 0
-    """How many it took, of the world in which it failed."""
+    """How many it took."""
 
 
 def plant(mutant: Mutant, into: Path) -> Path:
@@ -140,9 +133,7 @@ def _what(net: str, room: str) -> str:
         return f"tests of {' '.join(ROOMS.get(room, (room,)))}"
     if net == "scopes":
         return f"scopes of {WORLDS[room]}" if room in WORLDS else ""
-    if room in NOT_SIMULATED:
-        return ""
-    return "seeds of the client" if room == "client" else "seeds"
+    return "" if room in NOT_SIMULATED else "seeds"
 
 
 def _look(net: str, where: Path, room: str, seeds: int, timeout_s: float) -> Found:
@@ -150,7 +141,7 @@ def _look(net: str, where: Path, room: str, seeds: int, timeout_s: float) -> Fou
         return _by_tests(where, room, timeout_s)
     if net == "scopes":
         return _by_scopes(where, WORLDS[room], timeout_s)
-    return _by_seeds(where, CLIENT_RUNS if room == "client" else RUNS, seeds, timeout_s)
+    return _by_seeds(where, seeds, timeout_s)
 
 
 def _by_tests(where: Path, room: str, timeout_s: float) -> Found:
@@ -177,14 +168,13 @@ def _by_scopes(where: Path, world: str, timeout_s: float) -> Found:
     return Found("scopes", "" if code == 0 else broken[-1] if broken else err)
 
 
-def _by_seeds(where: Path, all_runs: Sequence[str], seeds: int, timeout_s: float) -> Found:
-    for runs in all_runs:
-        code, out, err = run_in(where, ["-m", runs, "1", str(seeds)], timeout_s)
-        if code == 0:
-            continue
-        by = re.findall(r"^AssertionError: (seed.+)", err, re.MULTILINE)
-        return Found("seeds", by[-1] if by else err, out.count("\n") + 1)
-    return Found("seeds")
+def _by_seeds(where: Path, seeds: int, timeout_s: float) -> Found:
+    code, out, err = run_in(where, ["-m", "nodeagent.testing", "1", str(seeds)], timeout_s)
+    if code == 0:
+        return Found("seeds")
+    world = re.findall(r"^replay: python -m nodeagent\.testing\.(\w+)", err, re.MULTILINE)
+    by = re.findall(r"^AssertionError: (seed.+)", err, re.MULTILINE)
+    return Found("seeds", " ".join([*world[-1:], *by[-1:]]) or err, out.count("\n") + 1)
 
 
 def run_in(where: Path, words: Sequence[str], timeout_s: float) -> tuple[int, str, str]:
