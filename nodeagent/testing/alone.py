@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from nodeagent.testing.cluster_swarm import ClusterSwarm, Plan, Report, reported
+from nodeagent.testing.cluster_swarm import ClusterSwarm, Plan, Report, draw_habits, reported
 from nodeagent.testing.nemesis import WHOLE_KINDS, draw_kinds
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.replay import timed
@@ -31,6 +31,7 @@ class Alone(ClusterSwarm):
             operations=rng.choice([10, 20]),
             kinds=draw_kinds(rng, KINDS),
             burst_ms=min(plan.burst_ms, 6_000),
+            habits=draw_habits(rng),
         )
 
     def choices(self) -> list[Callable[[], bool]]:

@@ -30,6 +30,7 @@ from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.rotten import Operator, spoil
 from nodeagent.testing.scenario import LIMIT_MS, SILENT_MS
 from nodeagent.testing.sim import CLIENT
+from nodeagent.testing.workload import PLAIN_HABITS, Habits, StaleReader
 
 KINDS_OF = {
     "add_one": "add-node",
@@ -85,6 +86,12 @@ class Plan:
     restores: bool = False
     """Directories are put back from older copies."""
 
+    habits: Habits = PLAIN_HABITS
+    """Of the writers."""
+
+    staleness_ms: int = 0
+    """The bound of mid reads; 0 when nobody asks for such, nor for weak ones."""
+
     @classmethod
     def draw(cls, rng: random.Random) -> "Plan":
         replicas = rng.choice([1, 2, 3, 3, 3, 3, 5])
@@ -136,6 +143,10 @@ class Plan:
         )
 
 
+def draw_habits(rng: random.Random) -> Habits:
+    return Habits(rng.choice([1, 1, 4, 30]), rng.choice([2, 2, 8]), rng.choice([1, 1, 3]))
+
+
 class Report(msgspec.Struct):
     """Evidence of one run."""
 
@@ -163,7 +174,9 @@ class ClusterSwarm(RandomOps):
             groups=plan.groups,
             replicas=plan.replicas,
             operations=plan.operations,
+            habits=plan.habits,
         )
+        self.stale = StaleReader(self.sim, self.view, self.history, self.storage_groups, plan.staleness_ms)
         self.sim.may_err = True
         self.operator = Operator(self._asked)
         self.grave_ms += plan.back_ms + 2 * plan.raft.election_timeout_ms  # messages wait while it sleeps
@@ -180,13 +193,20 @@ class ClusterSwarm(RandomOps):
 
     def drawn(self, rng: random.Random) -> Plan:
         # Not in `draw`, after which `alone` draws on: its seeds stay the runs that they were.
-        return replace(Plan.draw(rng), restores=rng.random() < 0.3)
+        return replace(
+            Plan.draw(rng),
+            restores=rng.random() < 0.3,
+            habits=draw_habits(rng),
+            staleness_ms=rng.choice([0, 300, 1_500]),
+        )
 
     def machine(self, config: NodeConfig) -> SimNode:
         plan, rng = self.plan, self.sim.rng
         node = super().machine(msgspec.structs.replace(config, raft=plan.raft, **plan.node))
         node.segment_bytes = plan.segment_bytes
         node.disk.capacity_bytes = plan.disk_bytes
+        if plan.staleness_ms:
+            node.config = msgspec.structs.replace(node.config, staleness_max_ms=plan.staleness_ms)
         if "drift" in plan.kinds:
             node.pace = rng.choice([0.8, 1.0, 1.0, 1.25])
         return node
@@ -211,6 +231,15 @@ class ClusterSwarm(RandomOps):
         return any(
             r is not None and r.leads and r.seen == r.raft.commit == r.raft.log.last_index for r in replicas
         )
+
+    def begin(self, *, reads: bool = True) -> None:
+        super().begin(reads=reads)
+        if self.plan.staleness_ms:
+            self.stale.start()
+
+    def quiet(self) -> None:
+        self.stale.stopping = True
+        super().quiet()
 
     # --- faults in bursts --------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from nodeagent.testing.machine import CLEAN_MS
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.replay import replayable
 from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.workload import PLAIN_HABITS, Habits
 
 OPERATIONS = 10
 GRAVE_MS = 3_000
@@ -52,8 +53,11 @@ class RandomOps(Scenario):
         groups: int = 4,
         replicas: int = 3,
         operations: int = OPERATIONS,
+        habits: Habits = PLAIN_HABITS,
     ) -> None:
-        super().__init__(seed, nodes=nodes, slots=slots, groups=groups, spares=3, replicas=replicas)
+        super().__init__(
+            seed, nodes=nodes, slots=slots, groups=groups, spares=3, replicas=replicas, habits=habits
+        )
         self.replicas = replicas
         self.nodes_max = nodes + 2
         self.wanted = operations

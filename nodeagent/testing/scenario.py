@@ -30,11 +30,14 @@ from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.sim import CLIENT, Sim
 from nodeagent.testing.workload import (
     EXPIRING,
+    PLAIN_HABITS,
     TTL_MS,
     ExpiringWriter,
+    Habits,
     History,
     Reader,
     View,
+    Widener,
     Writer,
     schema_of,
 )
@@ -75,6 +78,7 @@ class Scenario:
         groups: int = 6,
         spares: int = 2,
         replicas: int = 3,
+        habits: Habits = PLAIN_HABITS,
     ) -> None:
         self.sim: Sim[SimNode] = Sim(seed)
         self.seed = seed
@@ -89,10 +93,11 @@ class Scenario:
         self.view = View(self.sim, names[:nodes])
         self.storage_groups = [f"root.g{i}" for i in range(groups)]
         self.writers = [
-            Writer(self.sim, f"w{i}", self.view, self.history, self.storage_groups) for i in range(2)
+            Writer(self.sim, f"w{i}", self.view, self.history, self.storage_groups, habits) for i in range(2)
         ]
         self.writers.append(ExpiringWriter(self.sim, "w2", self.view, self.history, []))
         self.reader = Reader(self.sim, self.view, self.history, self.storage_groups)
+        self.widener = Widener(self.sim, self.view, self.history, self.storage_groups, habits.fields)
         self.kills = 0
         self.kills_at: list[tuple[str, str]] = []
         """(who was killed, the stage of the newest operation then)"""
@@ -138,6 +143,7 @@ class Scenario:
         self.schemas()
         for writer in self.writers:
             writer.start()
+        self.widener.start()
         if reads:
             self.reader.start()
 
@@ -458,7 +464,7 @@ class Scenario:
         """Stop the writers, close what is open, and wait until all replicas stand still."""
         for writer in self.writers:
             writer.stopping = True
-        self.reader.stopping = True
+        self.reader.stopping = self.widener.stopping = True
         self.until(lambda: all(w.idle for w in self.writers), "every write is acknowledged")
         self.until(self._at_rest, "every replica has made its files")
         self.until(lambda: not any(self._staged(n) for n in self._members()), "staging is empty")

@@ -1,14 +1,17 @@
 """Writers and readers of a simulated cluster, and what they saw.
 
-Each writer owns its series and writes rising values to few timestamps of each, one at a time, sending
-again with the same session and sequence until acknowledged. So for every (series, timestamp) a strong
+Each writer owns its series and writes rising values to few timestamps of each, a row or some at a time,
+sending again with the same session and sequence until acknowledged. So for every (series, timestamp) a strong
 read must give a value not older than the last one acknowledged before the read began, and not newer
 than the last one sent: linearizability per cell, checked as it happens. A delete takes a number like a
-value; after it nothing is right until something newer is written.
+value; after it nothing is right until something newer is written. Tables may get more columns meanwhile; a
+series is one column of one device, so a row that leaves a column out leaves its older value there.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 import msgspec
 import pyarrow as pa
@@ -38,10 +41,32 @@ NEWEST = 1 << 62
 Pages = Callable[[list[RowsScanned] | None], None]
 
 
-def schema_of(storage_group: str) -> TableSchema:
-    return TableSchema(
-        storage_group, TABLE, 1, (Column("device", "STRING", True), Column("v", "INT64", False))
-    )
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How a run writes."""
+
+    rows: int = 1
+    """The most in one write."""
+
+    times: int = 2
+    """Timestamps of a device in a time partition."""
+
+    fields: int = 1
+    """Columns that a table gets, one after the other."""
+
+
+PLAIN_HABITS = Habits()
+
+
+def field_of(number: int) -> str:
+    """The name of a table's column, from 0."""
+    return f"v{number or ''}"
+
+
+def schema_of(storage_group: str, fields: int = 1) -> TableSchema:
+    """The table with so many fields, which is its version: each makes a new one."""
+    columns = (Column(field_of(i), "INT64", False) for i in range(fields))
+    return TableSchema(storage_group, TABLE, fields, (Column("device", "STRING", True), *columns))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,10 +74,14 @@ class Cell:
     storage_group: str
     device: str
     time: int
+    field: str = "v"
 
 
 @dataclass(slots=True)
 class History:
+    fields: dict[str, int] = field(default_factory=dict)
+    """By storage group, how many columns its table was said to have; 1 where nothing is here."""
+
     sent: dict[Cell, int] = field(default_factory=dict)
     acked: dict[Cell, int] = field(default_factory=dict)
     deleted: dict[Cell, int] = field(default_factory=dict)
@@ -74,8 +103,8 @@ class History:
     acked_at: dict[Cell, list[tuple[int, int]]] = field(default_factory=dict)
     """(when, value) of everything acknowledged, rising."""
 
-    ops: dict[tuple[str, int, int], tuple[Cell, int]] = field(default_factory=dict)
-    """By (session, slot, sequence), as the log has it: which cell, and its value."""
+    ops: dict[tuple[str, int, int], tuple[tuple[Cell, ...], int]] = field(default_factory=dict)
+    """By (session, slot, sequence), as the log has it: which cells, and their value."""
 
     lost_sessions: set[str] = field(default_factory=set)
     """Opened by entries that nobody who lives has."""
@@ -102,10 +131,14 @@ class History:
         lefts = [left for began, _, left in self.moves.get((group, slot), ()) if began <= at]
         return bool(lefts) and lefts[-1]
 
+    def schema(self, storage_group: str) -> TableSchema:
+        """No older than what anybody was told."""
+        return schema_of(storage_group, self.fields.get(storage_group, 1))
+
     def lose(self, ops: Iterable[tuple[str, int, int]]) -> int:
         """These may be gone, and nothing else. Returns how many had been acknowledged."""
         before = sum(map(len, self.acks.values()))
-        for cell, value in (self.ops[op] for op in ops):
+        for cell, value in ((cell, value) for op in ops for cells, value in [self.ops[op]] for cell in cells):
             left = self.acks[cell] = [v for v in self.acks.get(cell, ()) if v != value]
             self.acked.pop(cell, None)
             if left:
@@ -159,7 +192,10 @@ class View:
 
 @dataclass(slots=True)
 class _Op:
-    cell: Cell
+    cells: tuple[Cell, ...]
+    """Of one device, by time and field; what a delete takes, whether it is there or not."""
+
+    schema: TableSchema
     value: int
     partition: PartitionKey
     slot: int
@@ -172,14 +208,23 @@ class _Op:
 
 
 class Writer:
-    """One client: writes one cell after the other, for ever, until `stopping`."""
+    """One client: one write after the other, for ever, until `stopping`."""
 
-    def __init__(self, sim: Sim[SimNode], name: str, view: View, history: History, groups: list[str]) -> None:
+    def __init__(
+        self,
+        sim: Sim[SimNode],
+        name: str,
+        view: View,
+        history: History,
+        groups: list[str],
+        habits: Habits = PLAIN_HABITS,
+    ) -> None:
         self.sim = sim
         self.name = name
         self.view = view
         self.history = history
         self.groups = groups
+        self.habits = habits
         self.stopping = False
         self.idle = True
         self._sessions: dict[GroupId, tuple[str, int]] = {}
@@ -203,20 +248,35 @@ class Writer:
             return
         rng = self.sim.rng
         interval = meta.settings.time_partition_interval_ms
-        cell = self._choose(interval)
-        week = cell.time // interval
-        partition = PartitionKey(cell.storage_group, week, 0)
-        slot = slot_of(cell.storage_group, week, 0, meta.settings)
+        first = self._choose(interval)
+        week = first.time // interval
+        partition = PartitionKey(first.storage_group, week, 0)
+        slot = slot_of(first.storage_group, week, 0, meta.settings)
         self._value += 1
-        self.history.sent[cell] = self._value
         delete = rng.random() < DELETES
-        if delete:
-            self.history.deleted[cell] = self._value
-        self._send(_Op(cell, self._value, partition, slot, delete, since=self.sim.now))
+        schema = self.history.schema(first.storage_group)
+        cells = self._cells(first, schema, delete)
+        for cell in cells:
+            self.history.sent[cell] = self._value
+            if delete:
+                self.history.deleted[cell] = self._value
+        self._send(_Op(cells, schema, self._value, partition, slot, delete, since=self.sim.now))
 
     def _choose(self, interval: int) -> Cell:
-        week = self.sim.rng.randrange(4)
-        return Cell(self.sim.rng.choice(self.groups), self.name, week * interval + self.sim.rng.randrange(2))
+        """The first cell of what is written next."""
+        rng = self.sim.rng
+        week, group = rng.randrange(4), rng.choice(self.groups)
+        return Cell(group, self.name, week * interval + rng.randrange(self.habits.times))
+
+    def _cells(self, first: Cell, schema: TableSchema, delete: bool) -> tuple[Cell, ...]:
+        """Some rows in a row, of a delete all of each, else at least one field."""
+        rng, fields = self.sim.rng, schema.fields
+        rows = rng.randint(1, self.habits.rows) if self.habits.rows > 1 else 1
+        cells = []
+        for time in range(first.time, first.time + rows):
+            some = fields if delete or len(fields) == 1 else rng.sample(fields, rng.randint(1, len(fields)))
+            cells += [replace(first, time=time, field=name) for name in fields if name in some]
+        return tuple(cells)
 
     def _send(self, op: _Op) -> None:
         place = self.view.group(op.slot)
@@ -233,7 +293,7 @@ class Writer:
             op.session, op.opened = session
             key = (op.session, op.slot)
             op.sequence = self._sequences[key] = self._sequences.get(key, 0) + 1
-            self.history.ops[op.session, op.slot, op.sequence] = (op.cell, op.value)
+            self.history.ops[op.session, op.slot, op.sequence] = (op.cells, op.value)
         meta = self.view.meta
         assert meta is not None
         request: q.Request
@@ -246,9 +306,9 @@ class Writer:
                 op.session,
                 op.sequence,
                 op.sequence - 1,
-                (("device", op.cell.device),),
-                op.cell.time,
-                op.cell.time,
+                (("device", op.cells[0].device),),
+                op.cells[0].time,
+                op.cells[-1].time,
             )
         else:
             request = q.Write(
@@ -256,7 +316,7 @@ class Writer:
                 op.slot,
                 op.partition,
                 TABLE,
-                1,
+                op.schema.version,
                 op.session,
                 op.sequence,
                 op.sequence - 1,
@@ -279,9 +339,10 @@ class Writer:
 
     def _on(self, op: _Op, group: GroupId, reply: Reply) -> None:
         if isinstance(reply, q.Written):
-            self.history.acked[op.cell] = op.value
-            self.history.acks.setdefault(op.cell, []).append(op.value)
-            self.history.acked_at.setdefault(op.cell, []).append((self.sim.now, op.value))
+            for cell in op.cells:
+                self.history.acked[cell] = op.value
+                self.history.acks.setdefault(cell, []).append(op.value)
+                self.history.acked_at.setdefault(cell, []).append((self.sim.now, op.value))
             self.history.writes += 1
             self.history.longest_gap_ms = max(self.history.longest_gap_ms, self.sim.now - op.since)
             self.sim.at(self.sim.rng.randint(1, 20), self._next)
@@ -316,17 +377,77 @@ class ExpiringWriter(Writer):
         return Cell(EXPIRING, self.name, WALL_START_MS + self.sim.now)
 
 
+class Widener:
+    """One client that adds columns to tables, one after the other, until each has as many as it gets."""
+
+    def __init__(
+        self, sim: Sim[SimNode], view: View, history: History, groups: list[str], fields: int
+    ) -> None:
+        self.sim = sim
+        self.view = view
+        self.history = history
+        self.left = [group for group in groups for _ in range(1, fields)]
+        self.stopping = False
+        self.leader = ""
+
+    def start(self) -> None:
+        if self.left and not self.stopping:
+            self.sim.at(self.sim.rng.randint(100, 6_000), self._next)
+
+    def _next(self) -> None:
+        self.sim.rng.shuffle(self.left)
+        group = self.left.pop()
+        self._ask(group, schema_of(group, self.history.fields.get(group, 1) + 1))
+
+    def _ask(self, group: str, wanted: TableSchema) -> None:
+        def on_reply(reply: Reply) -> None:
+            if isinstance(reply, q.SchemaInForce):
+                assert reply.schema == wanted, f"S14: {group}: {reply.schema} in place of {wanted}"
+                self.history.fields[group] = wanted.version
+                return self.start()
+            assert isinstance(reply, ErrorReply), reply
+            leader = reply.details.get("leader")
+            self.leader = leader if isinstance(leader, str) else ""
+            self.sim.at(RETRY_MS, lambda: self._ask(group, wanted))
+            return None
+
+        if not self.stopping:
+            target = self.leader or self.sim.rng.choice(self.view.nodes)
+            self.sim.call(CLIENT, target, q.PutSchema(wanted), on_reply)
+
+
 def _rows(op: _Op) -> bytes:
+    times = sorted({cell.time for cell in op.cells})
+    written = {(cell.time, cell.field) for cell in op.cells}
+    fields = [[op.value if (t, name) in written else None for t in times] for name in op.schema.fields]
     return arrow.encode(
         pa.record_batch(
             [
-                pa.array([op.cell.time], pa.int64()),
-                pa.array([op.cell.device], pa.string()),
-                pa.array([op.value], pa.int64()),
+                pa.array(times, pa.int64()),
+                pa.array([op.cells[0].device] * len(times), pa.string()),
+                *(pa.array(values, pa.int64()) for values in fields),
             ],
-            names=["time", "device", "v"],
+            names=["time", "device", *op.schema.fields],
         )
     )
+
+
+def _found(rows: pa.Table, spec: ScanSpec) -> dict[Cell, int]:
+    """What a read gave, by cell."""
+    storage_group, fields = spec.schema.storage_group, spec.schema.fields
+    devices, times = rows["device"].to_pylist(), rows["time"].to_pylist()
+    return {
+        Cell(storage_group, device, time, name): value
+        for name in fields
+        for device, time, value in zip(devices, times, rows[name].to_pylist(), strict=True)
+        if value is not None
+    }
+
+
+def _within(cell: Cell, spec: ScanSpec) -> bool:
+    schema = spec.schema
+    is_asked = spec.time_from <= cell.time <= spec.time_to and cell.field in schema.fields
+    return is_asked and cell.storage_group == schema.storage_group
 
 
 def rows_of(pages: list[RowsScanned], spec: ScanSpec) -> pa.Table:
@@ -381,9 +502,8 @@ class Reader:
             return
         group, members = place
         interval = meta.settings.time_partition_interval_ms
-        spec = ScanSpec(
-            schema_of(storage_group), time_from=week * interval, time_to=(week + 1) * interval - 1
-        )
+        schema = self.history.schema(storage_group)
+        spec = ScanSpec(schema, time_from=week * interval, time_to=(week + 1) * interval - 1)
         slots = ((slot, slot + 1),)
 
         def on_new(pages: list[RowsScanned] | None) -> None:
@@ -392,7 +512,7 @@ class Reader:
                 return again()
             rows = rows_of(pages, spec)
             if not pages[0].handover:
-                self._check(storage_group, week, interval, floor, expired, rows)
+                self._check(spec, floor, expired, rows)
                 return then(True)
             hand = pages[0].handover[0]
 
@@ -405,7 +525,7 @@ class Reader:
                 known = dict.fromkeys(t for page in pages for t in page.tombstones)
                 deletes = [t for t in known if t.partition == partition]
                 whole = merge(parts, deletes, spec.schema, spec)
-                self._check(storage_group, week, interval, floor, expired, whole)
+                self._check(spec, floor, expired, whole)
                 return then(True)
 
             old = q.ScanRows(
@@ -430,28 +550,15 @@ class Reader:
 
         self.sim.call(CLIENT, node, request, on_page)
 
-    def _check(
-        self,
-        storage_group: str,
-        week: int,
-        interval: int,
-        floor: dict[Cell, int],
-        expired: set[Cell],
-        rows: pa.Table,
-    ) -> None:
+    def _check(self, spec: ScanSpec, floor: dict[Cell, int], expired: set[Cell], rows: pa.Table) -> None:
         """`floor` and `expired` are what was known when the read began."""
-        found = {
-            Cell(storage_group, d, t): v
-            for t, d, v in zip(
-                rows["time"].to_pylist(), rows["device"].to_pylist(), rows["v"].to_pylist(), strict=True
-            )
-        }
+        found = _found(rows, spec)
         self.history.reads += 1
         for cell, value in floor.items():
-            if cell.storage_group == storage_group and cell.time // interval == week:
+            if _within(cell, spec):
                 value = min(value, self.history.acked.get(cell, 0))  # it may have been lost since
                 got = found.get(cell, self.history.deleted.get(cell, 0))
-                if storage_group == EXPIRING and cell.time < WALL_START_MS + self.sim.now - TTL_MS:
+                if cell.storage_group == EXPIRING and cell.time < WALL_START_MS + self.sim.now - TTL_MS:
                     if not got:
                         self.history.expired.add(cell)
                     continue
@@ -473,7 +580,6 @@ class StaleReader(Reader):
         super().__init__(sim, view, history, groups)
         self.bound_ms = bound_ms
         self.answers = 0
-        self.refused = 0
 
     def partitions(self) -> list[tuple[str, int]]:
         return [(g, w) for g in self.groups for w in range(4)]
@@ -487,40 +593,37 @@ class StaleReader(Reader):
             return self.view.refresh()
         group, members = place
         interval = meta.settings.time_partition_interval_ms
-        spec = ScanSpec(
-            schema_of(storage_group), time_from=week * interval, time_to=(week + 1) * interval - 1
-        )
+        schema = self.history.schema(storage_group)
+        spec = ScanSpec(schema, time_from=week * interval, time_to=(week + 1) * interval - 1)
         level = self.sim.rng.choice(("mid", "weak"))
         began = self.sim.now
 
-        def on_page(reply: Reply) -> None:
-            if isinstance(reply, RowsScanned) and not reply.handover and reply.next is None:
-                self._check_age(storage_group, week, interval, level, began, reply)
+        def on_pages(pages: list[RowsScanned] | None) -> None:
+            if pages is not None and not any(page.handover for page in pages):
+                self._check_age(spec, level, began, pages)
             else:
-                self.refused += isinstance(reply, ErrorReply) and "age_ms" in reply.details
                 self.view.refresh()
             then(True)
 
         request = q.ScanRows(group, storage_group, spec, level, slots=((slot, slot + 1),), after=Cursor())
-        self.sim.call(CLIENT, self.sim.rng.choice(members), request, on_page)
+        self._pages(self.sim.rng.choice(members), request, [], on_pages)
         return None
 
-    def _check_age(
-        self, storage_group: str, week: int, interval: int, level: str, began: int, reply: RowsScanned
-    ) -> None:
+    def _check_age(self, spec: ScanSpec, level: str, began: int, pages: list[RowsScanned]) -> None:
+        ages = [page.age_ms for page in pages]
         if level == "mid":
-            assert 0 <= reply.age_ms <= self.bound_ms, f"S17: a mid read of age {reply.age_ms}"
-        if reply.age_ms < 0:
+            assert min(ages) >= 0 and max(ages) <= self.bound_ms, f"S17: a mid read of ages {ages}"
+        if min(ages) < 0:
             return
-        rows = rows_of([reply], ScanSpec(schema_of(storage_group)))
-        columns = (rows[name].to_pylist() for name in ("device", "time", "v"))
-        found = {Cell(storage_group, d, t): v for d, t, v in zip(*columns, strict=True)}
+        found = _found(rows_of(pages, spec), spec)
         self.answers += 1
+        until = began - max(ages)
         for cell, acks in self.history.acked_at.items():
-            if cell.storage_group == storage_group and cell.time // interval == week:
-                floor = max((v for at, v in acks if at <= began - reply.age_ms), default=0)
+            if _within(cell, spec):
+                before = bisect_right(acks, until, key=itemgetter(0))
+                floor = acks[before - 1][1] if before else 0
                 got = found.get(cell, self.history.deleted.get(cell, 0))
                 assert got >= floor, (
-                    f"S17: {cell} was acknowledged as {floor} before {began} - {reply.age_ms} ms, "
+                    f"S17: {cell} was acknowledged as {floor} before {began} - {max(ages)} ms, "
                     f"a {level} read gave {found.get(cell)}"
                 )
