@@ -151,9 +151,10 @@ class Log:
             ):  # it was never acknowledged, and is only for a person to look at
                 self._grow(lambda: self._disk.write_atomic(aside, torn))
             file.zero_fill(tail.end, tail.torn_end - tail.end)
-        if not tail.damaged and tail.end > tail.synced:
+        if tail.end > tail.synced:
             # What was read may be in the page cache only, and called clean after a failed sync of an
-            # earlier process: write it again, so that the sync below means it.
+            # earlier process: write it again, so that the sync below means it. Behind damage, too: what is
+            # there of other groups counts from now on.
             file.pwrite(tail.synced, file.pread(tail.synced, tail.end - tail.synced))
         file.sync()
         self._disk.sync_dir(self._directory)

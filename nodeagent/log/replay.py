@@ -188,8 +188,8 @@ class Replay:
 
     def _from_mark(self, mark: Mark, state: GroupIndex | None, number: int) -> GroupIndex:
         found = GroupIndex(mark.group, mark.seq, mark.base, mark.hard, mark.last, [], list(mark.damages))
-        if number == self.oldest:
-            return found
+        if number == self.oldest or mark.last == mark.base.index:
+            return found  # no entry was there that could be missing
         known = 0
         if state is not None:
             found.extents, found.last = state.extents, state.last

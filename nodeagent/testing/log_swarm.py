@@ -2,8 +2,8 @@
 
 A life opens the log, writes some batches, and ends: closed, killed, without power in the middle of a change
 on disk, or by an error of the disk. Between two lives bits may turn over, sectors be wiped or lie in another
-place, and segments go, of what the log itself calls synced. A start must find what was synced, and perhaps
-the first of what was written since; what it lacks of that it must name (S6, S7, S15).
+place, and segments go, of what the log itself can know to be synced. A start must find what was synced, and
+perhaps the first of what was written since; what it lacks of that it must name (S6, S7, S15).
 
 `python -m nodeagent.testing.log_swarm FIRST [COUNT]` prints one line of evidence per seed.
 """
@@ -18,7 +18,9 @@ import msgspec
 
 from nodeagent.log import Log, LogSettings, NoSpace
 from nodeagent.log.identity import LOG_DIR, begin_start, known_identity
+from nodeagent.log.record import Block
 from nodeagent.log.replay import SUFFIX, list_segments, path_of
+from nodeagent.log.scan import scan_segment
 from nodeagent.model.entries import Forget, HardState, LogOp, SetHard
 from nodeagent.model.errors import Damaged
 from nodeagent.model.ids import GroupId
@@ -159,6 +161,9 @@ class LogSwarm:
         self.told: set[GroupId] = set()
         """Damaged at the last start, for good."""
 
+        self.evidence: set[tuple[GroupId, int]] = set()
+        """Damaged groups and the segments that told so."""
+
     def run(self) -> Report:
         for self.life in range(1, LIVES + 1):
             self._live(self.rng.choice(self.plan.ends))
@@ -220,6 +225,7 @@ class LogSwarm:
         assert not quiet, f"S15: {quiet} were damaged at the start before, and nobody repaired them"
         self.told = set() if self.unread else named
         self.hurt = self.unread = False
+        self.evidence = {(d.group, d.segment) for d in found.damaged if d.segment in log.segments}
         begin_start(self.disk, log, NODE, known, lambda: f"{self.life}.{self.disk.operations}")
         lost = self.durable.lost
         self.batches.state = copy_state({n: g for n, g in found.groups.items() if n not in lost})
@@ -252,10 +258,11 @@ class LogSwarm:
             self._stop()
         else:
             self._stop()
-            is_marked = end == "close" and not log.space_low  # that all of it is synced
-            if is_marked and self.plan.hurts and rng.random() < self.plan.hurt:
-                for _ in range(rng.randint(1, 3)):
-                    self._hurt()
+        if self.plan.hurts and rng.random() < self.plan.hurt:
+            is_marked = end == "close" and not log.space_low
+            known = self._known_ends(is_marked)
+            for _ in range(rng.randint(1, 3)):
+                self._hurt(known)
 
     def _stop(self) -> None:
         """The process is gone; perhaps the machine, too."""
@@ -269,7 +276,9 @@ class LogSwarm:
         chances, rng = self.plan.chances, self.rng
         lost = self.durable.lost
         if lost and rng.random() < chances["repair"]:
-            self._write(log, [Forget(rng.choice(sorted(lost)))])
+            repaired = rng.choice(sorted(lost))
+            self.evidence = {(group, n) for group, n in self.evidence if group != repaired}
+            self._write(log, [Forget(repaired)])
         self._write(log, self.batches.batch(frozenset(lost)))
         if rng.random() < chances["sync"]:
             self._sync(log)
@@ -279,6 +288,8 @@ class LogSwarm:
             before = log.segments
             log.reclaim()
             after = log.segments
+            away = {(group, n) for group, n in self.evidence if n not in after}
+            assert not away, f"S15: {away} were damaged and are deleted, and nobody repaired them"
             self.odd["segments gone"] += len(before) - len(after)
             self.odd["gaps"] += after[-1] - after[0] >= len(after)
         if rng.random() < chances["purge"]:
@@ -343,26 +354,43 @@ class LogSwarm:
 
     # --- what is hurt ------------------------------------------------------------------------------
 
-    def _hurt(self) -> None:
-        """Something of what is written: all of it is synced, and the log says so."""
+    def _known_ends(self, is_marked: bool) -> dict[str, int]:
+        """By segment, up to where the log can know that it was synced.
+
+        Args:
+            is_marked: that all of it is.
+        """
+        disk = self.disk
+        numbers = list_segments(disk, LOG_DIR)
+        ends = {path_of(LOG_DIR, n): disk.written(path_of(LOG_DIR, n)) for n in numbers}
+        if not is_marked:
+            newest = path_of(LOG_DIR, numbers[-1])
+            with memoryview(disk.read(newest)) as content:
+                blocks = [b for b in scan_segment(content, numbers[-1], 0) if isinstance(b, Block)]
+            ends[newest] = blocks[-1].head.synced if blocks else 0  # that block itself lies behind
+        return ends
+
+    def _hurt(self, known: dict[str, int]) -> None:
+        """Something of what is `known` to be synced."""
         rng, disk = self.rng, self.disk
-        paths = [path_of(LOG_DIR, number) for number in list_segments(disk, LOG_DIR)]
+        paths = [path for path in known if disk.exists(path)]
         path = rng.choice(paths)
-        end = disk.written(path)
+        end = min(known[path], disk.written(path))
         if not end:
-            return  # it was wiped already
+            return  # nothing is, or it was wiped already
         what = rng.choice(self.plan.hurts)
         self.odd[what] += 1
         self.hurt = True
         if what == "flip":
             for _ in range(rng.randint(1, 5)):
                 disk.flip(path, rng.randrange(end), rng.randrange(8))
-        elif what == "lose" and len(paths) > 1:
+        elif what == "lose" and len(paths) > 1 and path != paths[-1]:
             disk.unlink(path)
             disk.sync_dir(LOG_DIR)
         elif what == "stray":
             source = rng.choice(paths)
-            at, to = (SECTOR_BYTES * rng.randint(0, disk.written(p) // SECTOR_BYTES) for p in (source, path))
+            ends = disk.written(source), end - 1
+            at, to = (SECTOR_BYTES * rng.randint(0, last // SECTOR_BYTES) for last in ends)
             disk.misdirect(source, at, path, to, min(SECTOR_BYTES, end - to))
         else:
             start = rng.randrange(end)

@@ -14,10 +14,11 @@ from nodeagent.log.check import check, dump
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import Forget, HardState, LogOp, Rebase, SetHard
 from nodeagent.testing.batches import Batches, append, base
-from nodeagent.testing.disk import SimDisk
+from nodeagent.testing.disk import Fault, SimDisk
 from tests.log.small import SMALL, open_log
 
 ONE = LogSettings(segment_bytes=1 << 20, zero_step_bytes=8192, reserve_bytes=0)
+TWO_KIB = LogSettings(segment_bytes=2048, zero_step_bytes=1024, reserve_bytes=0)
 PATH = "log/000000000001.log"
 
 
@@ -154,6 +155,42 @@ def test_damage_is_told_again_until_it_is_repaired() -> None:
     log.close()
     _, found = open_log(disk, ONE)
     assert found.damaged == [] and found.groups["g"].hard == HardState(3, "b")
+
+
+def test_what_is_read_behind_damage_is_durable_after_the_start() -> None:
+    """A sync that failed leaves pages that pass for clean, and the next process reads them: it has to write
+    them again, also where a group that has nothing to do with them is damaged. Found by seed 68."""
+    disk, log, _ = written(TWO_GROUPS)
+    log.mark_synced()
+    log.write([append("h", 6, 3)])
+    disk.faults.append(Fault("sync", path="log/"))
+    with pytest.raises(OSError):
+        log.sync()
+    disk.restart()
+    flip_byte(disk, PATH, disk.read(PATH).index(b"x4"))
+    _, found = open_log(disk, ONE)
+    assert set(damages(found)) == {"g"} and len(found.groups["h"].entries) == 8
+    disk.crash(random.Random(1))
+    _, found = open_log(disk, ONE)
+    assert set(damages(found)) == {"g"} and len(found.groups["h"].entries) == 8
+
+
+def test_of_a_group_without_entries_the_next_segment_tells_all() -> None:
+    """What is lost at the end of a segment was no entry of it. Found by seed 41: it was told to be damaged,
+    and no more once the segment was gone."""
+    disk = SimDisk()
+    log, _ = open_log(disk, TWO_KIB)
+    log.write([append("g", 1, 2), append("h", 1)])
+    log.write([Rebase("g", base(2), False), SetHard("g", HardState(3, "a"))])
+    log.sync()
+    rebased = max(int(line["offset"]) for line in dump(disk, "log") if line["group"] == "g")
+    log.write([append("h", 2, text="y" * TWO_KIB.segment_bytes)])
+    log.close()
+    wipe(disk, PATH, rebased, len(disk.read(PATH)))
+    _, found = open_log(disk, TWO_KIB)
+    assert found.damaged == [] and len(found.groups["h"].entries) == 2
+    assert (found.groups["g"].base, found.groups["g"].hard) == (base(2), HardState(3, "a"))
+    assert found.groups["g"].entries == []
 
 
 def wipe(disk: Disk, path: str, start: int, end: int) -> None:

@@ -29,3 +29,14 @@ def test_a_bug_is_found(
     with pytest.raises(AssertionError, match=rf"^seed \d+: \w+\(.({broken})"):
         for seed in range(1, 100):
             run(seed)
+
+
+PINNED = (
+    41,  # of a group without entries something is lost at the end of a segment, and the segment goes
+    68,  # a sync that fails, then damage in what was synced before, then no power
+)
+
+
+@pytest.mark.parametrize("seed", PINNED)
+def test_a_seed_that_found_something_passes(seed: int) -> None:
+    run(seed)
