@@ -7,11 +7,14 @@ from collections.abc import Collection
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Effects
 from nodeagent.log.identity import ID_FILE, LOG_DIR
-from nodeagent.model.ids import META
+from nodeagent.meta.state import DEAD, MetaState
+from nodeagent.model.ids import META, NodeId
+from nodeagent.model.operation import Operation, Stage
 from nodeagent.partition.ranges import to_slots
 from nodeagent.partition.table import PartitionTable
 from nodeagent.storage.leftovers import LINKED, QUARANTINED, SNAPSHOT, leftovers
 from nodeagent.testing.node import SimNode
+from nodeagent.testing.raft_checks import RaftSafety
 from nodeagent.testing.sim import Sim
 
 _LOG_NAME = re.compile(r"\d{12}\.log|newest|reserve|log\.id|\d+\.\d+\.torn")
@@ -35,6 +38,54 @@ class Tables:
         self._table_of[key] = table
         digest = zlib.crc32(table.owners.tobytes())
         assert self._tables.setdefault(version, digest) == digest, f"S14: two tables of version {version}"
+
+
+class Changes:
+    """S13, S14 whenever some node's meta state is newer than all were: who left does not come back, and a
+    change keeps to its order.
+
+    Args:
+        safety: knows who led.
+    """
+
+    def __init__(self, safety: RaftSafety) -> None:
+        self._safety = safety
+        self._applied = 0
+        self._members: dict[NodeId, str] = {}
+        """Incarnations, as of index `_applied`."""
+
+    def __call__(self, node: SimNode, effects: Effects) -> None:
+        state = node.host.meta
+        if state.applied <= self._applied or not state.image.nodes:
+            return
+        self._applied = state.applied
+        image = state.image
+        assert sum(not op.ended for op in image.operations) <= 1, "S14: two changes at a time"
+        op = image.operations[-1] if image.operations else None
+        if op is not None:
+            self._is_in_order(state, op)
+        undone = op.node if op is not None and op.stage is Stage.CANCELLED and op.created_group else ""
+        members = {name: record.incarnation for name, record in image.nodes.items()}
+        if members != self._members:
+            for name, incarnation in self._members.items():
+                left = members.get(name) != incarnation
+                assert not left or name == undone or incarnation in image.retired, (
+                    f"S13: {name} {incarnation} left, and is not retired"
+                )
+            self._members = members
+        for record in image.nodes.values():
+            assert (record.state == DEAD) == (record.incarnation in image.retired), f"S13: {record}"
+
+    def _is_in_order(self, state: MetaState, op: Operation) -> None:
+        if op.stage in (Stage.PLANNED, Stage.SEALED, Stage.CANCELLING):
+            versions = state.table_version, op.base_version
+            assert versions[0] == versions[1], f"S14: {op.id} {op.stage}: table {versions}"
+        created = op.created_group
+        if created and op.stage is Stage.CANCELLED:
+            left = {op.node, created} & {*state.image.nodes, *state.image.groups}
+            assert not left, f"L4: {op.id} is cancelled and {left} are there"
+        elif created and op.stage not in (Stage.PLANNED, Stage.CANCELLING) and not op.dead:
+            assert self._safety.was_led(created), f"{op.id} {op.stage}: nobody ever led {created}"
 
 
 def check_converged(sim: Sim[SimNode]) -> None:

@@ -14,10 +14,11 @@ import msgspec
 from nodeagent.host.replica import Replica
 from nodeagent.log.identity import ID_FILE, LOG_DIR
 from nodeagent.meta.state import MetaState
+from nodeagent.model import requests as q
 from nodeagent.model.config import NodeConfig, RaftSettings
 from nodeagent.model.ids import META, NodeId
 from nodeagent.model.operation import Options
-from nodeagent.model.requests import Reply, Request
+from nodeagent.model.requests import ErrorReply, Reply, Request
 from nodeagent.storage import layout
 from nodeagent.storage.leftovers import QUARANTINED
 from nodeagent.testing.disk import ENDLESS_BYTES
@@ -283,6 +284,8 @@ class ClusterSwarm(RandomOps):
         )
         if self.survives and self.plan.restores:
             choices += [self.restore_one, self.restore_one]
+        if self.departed():
+            choices += [self.return_one]
         return choices + 3 * [c for c in choices if KINDS_OF.get(c.__name__) in self._wanted_kinds]
 
     def spoil_one(self) -> bool:
@@ -321,6 +324,35 @@ class ClusterSwarm(RandomOps):
         self._maybe_burst(node)
         assert node.identity.damaged and not list(node.host.replicas()), f"{victim} takes part again"
         return self._replaced(node, new)
+
+    def departed(self) -> list[SimNode]:
+        """Machines that left, or were given up, and have what they had."""
+        retired = self.newest().image.retired
+        return [n for n in self.sim.nodes.values() if n.gone and not n.damaged and n.incarnation in retired]
+
+    def return_one(self) -> bool:
+        """A machine that left starts again with its directory, and asks to be taken. Nobody hears it."""
+        rng = self.sim.rng
+        self._all_up()
+        node = rng.choice(self.departed())
+        node.gone = False
+        node.start()
+        self.sim.pause(rng.randint(0, 3_000))
+        ask = q.BeginChange(
+            "add-node", node.node, "sim", host=node.node, port=1, http_port=2, incarnation=node.incarnation
+        )
+        began = self.sim.now
+        while True:
+            reply = self._asked(rng.choice(self._names()), ask)
+            assert isinstance(reply, ErrorReply), f"S13: {node.node} is taken again: {reply}"
+            if "retired" in reply.what:
+                break
+            assert self.sim.now - began < LIMIT_MS, f"liveness: {node.node} is not refused: {reply}"
+            self.sim.pause(MEND_MS)
+        if node.alive:
+            node.stop(power=rng.random() < 0.5)
+        node.gone = True
+        return True
 
     def _is_known(self, node: SimNode) -> bool:
         """Whether all that hold a group with it have heard of its last start."""

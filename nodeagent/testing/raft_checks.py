@@ -25,6 +25,7 @@ class RaftSafety:
     def __init__(self, sim: Sim[Any]) -> None:
         self._sim = sim
         self._leaders: dict[tuple[GroupId, int], NodeId] = {}
+        self._led: set[GroupId] = set()
         self._applied: dict[tuple[GroupId, int], Entry] = {}
         """By group and index."""
 
@@ -73,6 +74,9 @@ class RaftSafety:
             sorted(self._forced),
             sorted(self._outside),
         ]
+
+    def was_led(self, group: GroupId) -> bool:
+        return group in self._led
 
     def __call__(self, node: Machine, effects: Effects) -> None:
         for peer, messages in effects.sends:
@@ -152,6 +156,7 @@ class RaftSafety:
         first = self._leaders.get(key)
         if first is None:
             self._leaders[key] = node.node
+            self._led.add(key[0])
             self._holds_all(node, replica)
         else:
             assert first == node.node, f"S1: {first} and {node.node} lead {key}"

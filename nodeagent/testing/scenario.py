@@ -22,7 +22,7 @@ from nodeagent.model.requests import ErrorReply, OperationReply, Reply
 from nodeagent.partition.ranges import from_slots
 from nodeagent.partition.recovery import heir_of
 from nodeagent.scaling.groups import op_number
-from nodeagent.testing.checks import Tables, check_converged
+from nodeagent.testing.checks import Changes, Tables, check_converged
 from nodeagent.testing.node import SimNode, configs
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.raft_checks import RaftSafety
@@ -117,7 +117,7 @@ class Scenario:
         self._stages: set[tuple[str, str]] = set()
         """(operation, stage) that some node has been in."""
 
-        self.sim.checks += [self.safety, Tables(), self._note_stage]
+        self.sim.checks += [self.safety, Tables(), Changes(self.safety), self._note_stage]
 
     def machine(self, config: NodeConfig) -> SimNode:
         """A new one, which does not run yet."""

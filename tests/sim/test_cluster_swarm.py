@@ -1,11 +1,15 @@
 """Whole clusters under a swarm of faults. A failure prints the command that replays it."""
 
+import random
+from collections.abc import Callable
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 
-from nodeagent.testing.cluster_swarm import ClusterSwarm, run
+from nodeagent.testing.cluster_swarm import ClusterSwarm, Plan, run
 from nodeagent.testing.parallel import whys
+from nodeagent.testing.workload import PLAIN_HABITS
 from tests.sim.spread import SPREAD, spread
 
 SEEDS = (6,)
@@ -32,9 +36,16 @@ def test_no_later_seed_breaks_an_invariant() -> None:
     assert not failed, "\n\n".join(failed)
 
 
+class Plain(ClusterSwarm):
+    """Written as it was when the seeds above found something."""
+
+    def drawn(self, rng: random.Random) -> Plan:
+        return replace(super().drawn(rng), habits=PLAIN_HABITS, staleness_ms=0)
+
+
 def after_two(seed: int, kind: str) -> ClusterSwarm:
     """A cluster after two operations of one kind, as `ClusterSwarm.choices` names it."""
-    swarm = ClusterSwarm(seed)
+    swarm = Plain(seed)
     swarm.wanted = 2
     with mock.patch.object(swarm, "choices", lambda: [getattr(swarm, kind)]):
         swarm.report()
@@ -59,6 +70,22 @@ def test_a_file_that_turned_over_is_repaired(seed: int) -> None:
 def test_a_directory_that_is_put_back_from_an_older_copy_is_noticed(seed: int) -> None:
     """By the node itself, which its peers tell so, also when it starts again; then it is replaced."""
     after_two(seed, "restore_one")
+
+
+@pytest.mark.parametrize("seed", spread((3, 4, 1)))
+def test_a_machine_that_left_is_not_taken_again(seed: int) -> None:
+    """It starts with the directory that it had, and nobody hears it."""
+    swarm = ClusterSwarm(seed)
+    swarm.wanted = 3
+
+    def choices() -> list[Callable[[], bool]]:
+        if swarm.departed():
+            return [swarm.return_one]
+        return [swarm.remove_dead if len(swarm._names()) > swarm.replicas + 1 else swarm.add_one]
+
+    with mock.patch.object(swarm, "choices", choices):
+        swarm.report()
+    assert "return-one" in swarm.done
 
 
 @SPREAD
