@@ -116,6 +116,11 @@ class Machine:
         return self.sim.now if self.pace == 1.0 else int(self.sim.now * self.pace)
 
     @property
+    def unanswered(self) -> int:
+        """Requests to this process that it has not answered yet."""
+        return len(self._tokens)
+
+    @property
     def wall(self) -> int:
         return self.clock.at(self.sim.now)
 

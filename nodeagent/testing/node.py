@@ -123,6 +123,8 @@ class SimNode(Machine):
         own = source.identity
         self.host.starts.meet(source.incarnation, peer, own.start, own.nonces)
         standing = self.host.standing(peer, source.incarnation, self.now)
+        is_retired = source.incarnation in self.host.meta.image.retired
+        assert not (is_retired and standing is Standing.MEMBER), f"S13: {peer} is heard again"
         if standing is Standing.UNKNOWN:
             self.sim.unknown += 1
             self.wake()

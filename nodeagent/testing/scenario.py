@@ -468,6 +468,7 @@ class Scenario:
         self.until(lambda: all(w.idle for w in self.writers), "every write is acknowledged")
         self.until(self._at_rest, "every replica has made its files")
         self.until(lambda: not any(self._staged(n) for n in self._members()), "staging is empty")
+        self.until(lambda: not any(n.unanswered for n in self._members()), "every request is answered")
         self.sim.pause(2_000)
 
     def _staged(self, node: SimNode) -> bool:

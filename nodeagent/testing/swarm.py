@@ -514,7 +514,8 @@ class Swarm:
             behind = {n.node: n.host.data[group].seen for n in members if n.host.data[group].seen != last}
             if behind:
                 return f"{group}: {behind} applied, {last} committed"
-        return ""
+        waiting = {n.node: n.unanswered for n in self.alive() if n.unanswered}
+        return f"{waiting} requests are never answered" if waiting else ""
 
 
 def ran(seed: int) -> tuple[Swarm, Report]:
