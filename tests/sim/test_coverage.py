@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from unittest import mock
 import msgspec
 import pytest
 
-from nodeagent.testing import cluster_swarm, coverage
+from nodeagent.testing import coverage
 from nodeagent.testing.cluster_swarm import ClusterSwarm
 from nodeagent.testing.coverage import (
     BEGIN,
@@ -152,8 +152,16 @@ def test_a_steered_run_looks_for_what_was_reached_the_least() -> None:
 def test_changes_are_cancelled_when_that_is_looked_for() -> None:
     """Most changes have their slots open before a cancel that comes by chance."""
     focus = (("operation", "rebalance CANCELLED"), ("operation", "remove-node CANCELLED"))
-    swarm, report = cluster_swarm.ran(23, focus)
-    assert all(swarm.sim.seen[wanted] for wanted in focus), report.operations
+    swarm = ClusterSwarm(5, focus)
+    swarm.wanted = 4
+
+    def choices() -> list[Callable[[], bool]]:
+        may_leave = len(swarm.newest().image.nodes) > swarm.replicas + 1
+        return [swarm.rebalance_some, swarm.remove_one if may_leave else swarm.add_one]
+
+    with mock.patch.object(swarm, "choices", choices):
+        swarm.report()
+    assert all(swarm.sim.seen[wanted] for wanted in focus), swarm.done
     assert all(not node.holds for node in swarm.sim.nodes.values()), "what comes later passes"
 
 
