@@ -193,7 +193,7 @@ class ClusterSwarm(RandomOps):
         )
 
     def drawn(self, rng: random.Random) -> Plan:
-        # Not in `draw`, after which `alone` draws on: its seeds stay the runs that they were.
+        # Not in `draw`, after which `alone` draws on: what it draws stays the same.
         return replace(
             Plan.draw(rng),
             restores=rng.random() < 0.3,
@@ -203,11 +203,10 @@ class ClusterSwarm(RandomOps):
 
     def machine(self, config: NodeConfig) -> SimNode:
         plan, rng = self.plan, self.sim.rng
-        node = super().machine(msgspec.structs.replace(config, raft=plan.raft, **plan.node))
+        settings = plan.node | ({"staleness_max_ms": plan.staleness_ms} if plan.staleness_ms else {})
+        node = super().machine(msgspec.structs.replace(config, raft=plan.raft, **settings))
         node.segment_bytes = plan.segment_bytes
         node.disk.capacity_bytes = plan.disk_bytes
-        if plan.staleness_ms:
-            node.config = msgspec.structs.replace(node.config, staleness_max_ms=plan.staleness_ms)
         if "drift" in plan.kinds:
             node.pace = rng.choice([0.8, 1.0, 1.0, 1.25])
         return node
