@@ -145,7 +145,9 @@ class Plan:
 
 
 def draw_habits(rng: random.Random) -> Habits:
-    return Habits(rng.choice([1, 1, 4, 30]), rng.choice([2, 2, 8]), rng.choice([1, 1, 3]))
+    return Habits(
+        rng.choice([1, 1, 4, 30]), rng.choice([2, 2, 8]), rng.choice([1, 1, 3]), rng.choice([2, 2, 6])
+    )
 
 
 class Report(msgspec.Struct):

@@ -93,9 +93,10 @@ class Scenario:
         self.view = View(self.sim, names[:nodes])
         self.storage_groups = [f"root.g{i}" for i in range(groups)]
         self.writers = [
-            Writer(self.sim, f"w{i}", self.view, self.history, self.storage_groups, habits) for i in range(2)
+            Writer(self.sim, f"w{i}", self.view, self.history, self.storage_groups, habits)
+            for i in range(habits.writers)
         ]
-        self.writers.append(ExpiringWriter(self.sim, "w2", self.view, self.history, []))
+        self.writers.append(ExpiringWriter(self.sim, f"w{habits.writers}", self.view, self.history, []))
         self.reader = Reader(self.sim, self.view, self.history, self.storage_groups)
         self.widener = Widener(self.sim, self.view, self.history, self.storage_groups, habits.fields)
         self.kills = 0

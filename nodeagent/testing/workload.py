@@ -54,6 +54,9 @@ class Habits:
     fields: int = 1
     """Columns that a table gets, one after the other."""
 
+    writers: int = 2
+    """At once."""
+
 
 PLAIN_HABITS = Habits()
 
