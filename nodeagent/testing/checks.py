@@ -81,9 +81,14 @@ class Changes:
             versions = state.table_version, op.base_version
             assert versions[0] == versions[1], f"S14: {op.id} {op.stage}: table {versions}"
         created = op.created_group
-        if created and op.stage is Stage.CANCELLED:
-            left = {op.node, created} & {*state.image.nodes, *state.image.groups}
+        if op.stage is Stage.CANCELLED:
+            left = {op.node, created} & {*state.image.nodes, *state.image.groups} if created else {}
             assert not left, f"L4: {op.id} is cancelled and {left} are there"
+            for change in op.changes:
+                joined = self._safety.config_of(change.group).learners
+                assert change.joins not in joined, (
+                    f"L4: {op.id} is cancelled, {change.joins} is in {change.group}"
+                )
         elif created and op.stage not in (Stage.PLANNED, Stage.CANCELLING) and not op.dead:
             assert self._safety.was_led(created), f"{op.id} {op.stage}: nobody ever led {created}"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from nodeagent.host.desk import Effects
 from nodeagent.host.replica import Replica
-from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.entries import Config, Entry, EntryKind
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.raft_messages import AppendReply, RaftMessage, VoteReply, VoteRequest
 from nodeagent.raft.log import RaftLog
@@ -22,8 +22,14 @@ UNKNOWN = -1
 class RaftSafety:
     """Added to `Sim.checks`."""
 
-    def __init__(self, sim: Sim[Any]) -> None:
+    def __init__(self, sim: Sim[Any], *, by_scaling: bool = False) -> None:
+        """
+        Args:
+            by_scaling: members are changed as `scaling.membership` has it: who leads stays a member, and who
+                gets a vote holds what is committed.
+        """
         self._sim = sim
+        self._by_scaling = by_scaling
         self._leaders: dict[tuple[GroupId, int], NodeId] = {}
         self._led: set[GroupId] = set()
         self._applied: dict[tuple[GroupId, int], Entry] = {}
@@ -42,6 +48,9 @@ class RaftSafety:
         """By group, the term in which each of them was committed; it never falls."""
 
         self._votes: dict[tuple[str, GroupId, int], NodeId] = {}
+        self._promised: dict[tuple[str, GroupId], int] = {}
+        """By incarnation and group: the highest term in which it voted, or acknowledged entries."""
+
         self._configs: dict[tuple[GroupId, int], int] = {}
         """By group and term: where the newest config of its leader stands."""
 
@@ -54,26 +63,40 @@ class RaftSafety:
 
     def fork(self, sim: Sim[Any]) -> "RaftSafety":
         """A copy that goes on by itself, with the nodes of `sim`."""
-        made = RaftSafety(sim)
+        made = RaftSafety(sim, by_scaling=self._by_scaling)
         made._leaders, made._applied = dict(self._leaders), dict(self._applied)
         made._durable = dict(self._durable)
         made._checked = {node: dict(checked) for node, checked in self._checked.items()}
         made.committed = {group: list(terms) for group, terms in self.committed.items()}
         made._committed_in = {group: list(terms) for group, terms in self._committed_in.items()}
         made._votes, made._configs = dict(self._votes), dict(self._configs)
+        made._promised = dict(self._promised)
         made._digests, made._forced = dict(self._digests), set(self._forced)
         made._outside = set(self._outside)
         return made
 
     def seen(self) -> list[Any]:
         """Everything it goes by."""
-        by_key = (self._leaders, self._applied, self.committed, self._committed_in, self._votes)
+        by_key = (
+            self._leaders,
+            self._applied,
+            self.committed,
+            self._committed_in,
+            self._votes,
+            self._promised,
+        )
         checked = {node: sorted(groups.items()) for node, groups in self._checked.items()}
         return [
             *(sorted(found.items()) for found in (*by_key, self._configs, self._digests, checked)),
             sorted(self._forced),
             sorted(self._outside),
         ]
+
+    def config_of(self, group: GroupId) -> Config:
+        """As a leader has it that knows all that was committed; nobody's when none that lives does."""
+        known = len(self.committed.get(group, ())) - 1
+        found = (r for n in self._sim.nodes.values() if n.alive and (r := n.host.replica(group)) and r.leads)
+        return next((r.raft.log.config for r in found if r.raft.commit >= known), Config())
 
     def was_led(self, group: GroupId) -> bool:
         return group in self._led
@@ -88,6 +111,10 @@ class RaftSafety:
                 continue
             self._is_durable(node, replica)
             self._is_config_held(node, replica)
+            promised = self._promised.get((node.incarnation, replica.group), 0)
+            assert replica.raft.term >= promised or node.lossy, (
+                f"S5: {node.node} is in term {replica.raft.term} of {replica.group}; it promised {promised}"
+            )
             if replica.leads:
                 self._leads(node, replica)
             if replica.raft.commit >= len(self.committed.get(replica.group, ())):
@@ -107,6 +134,11 @@ class RaftSafety:
         if term is None or index <= log.base.index:
             self._durable.pop(key, None)
             return
+        first = log.term(log.first_index)
+        assert first is None or log.base.term <= first <= log.last_term, (
+            f"S2: in {replica.group} of {node.node} {log.base} is followed by entries of the terms {first} "
+            f"to {log.last_term}"
+        )
         last = (index, term, log.base.index)
         if self._durable.get(key) != last:
             self._durable[key] = last
@@ -128,6 +160,7 @@ class RaftSafety:
     def _promise(self, node: Machine, peer: NodeId, group: GroupId, message: RaftMessage) -> None:
         match message:
             case AppendReply(accepted=True, term=term, match=index):
+                self._note_term(node, group, term)
                 replica = node.host.replica(group)
                 if replica is not None and replica.raft.term == term:
                     known = replica.raft.log.term(index)
@@ -140,9 +173,14 @@ class RaftSafety:
             case _:
                 pass
 
+    def _note_term(self, node: Machine, group: GroupId, term: int) -> None:
+        key = (node.incarnation, group)
+        self._promised[key] = max(term, self._promised.get(key, 0))
+
     def _vote(self, node: Machine, group: GroupId, term: int, candidate: NodeId) -> None:
         """What left the node counts: a vote that a power cut took back was never given."""
         key = (node.incarnation, group, term)
+        self._note_term(node, group, term)
         first = self._votes.setdefault(key, candidate)
         assert first == candidate, f"S5: {node.node} voted for {first} and {candidate} in {key}"
         hard = node.durable.hard(group)
@@ -192,6 +230,11 @@ class RaftSafety:
         assert len(changed) <= 1, f"S12: {node.node} {replica.group}/{index}: {before} to {raft.log.config}"
         term = raft.log.term(raft.commit)
         assert term == raft.term, f"S12: {node.node} changes {replica.group} before it committed in its term"
+        if self._by_scaling:
+            config = raft.log.config
+            assert node.node in config.members, f"S12: {node.node} leads {replica.group} and leaves it"
+            for voter in set(config.voters) - set(before.voters):
+                assert raft.caught_up(voter), f"S12: {voter} votes in {replica.group} before it caught up"
 
     def _commits(self, node: Machine, replica: Replica) -> None:
         """Somebody is the first to take these for committed: a quorum must hold the last of them for good."""

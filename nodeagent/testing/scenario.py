@@ -114,7 +114,7 @@ class Scenario:
         self.lock = 0
         """Serial of the cluster's lock, under which changes are begun; 0 for none."""
 
-        self.safety = RaftSafety(self.sim)
+        self.safety = RaftSafety(self.sim, by_scaling=True)
         self._stages: set[tuple[str, str]] = set()
         """(operation, stage) that some node has been in."""
 

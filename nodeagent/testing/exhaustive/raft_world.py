@@ -122,6 +122,7 @@ class Member:
     )
 
     group = GROUP
+    lossy = False
 
     def __init__(self, node: NodeId, config: Config, life: int = 0) -> None:
         self.node = node
