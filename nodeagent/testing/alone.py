@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nodeagent.testing.cluster_swarm import ClusterSwarm, Plan, Report, draw_habits, reported
-from nodeagent.testing.nemesis import WHOLE_KINDS, draw_kinds
+from nodeagent.testing.nemesis import WHOLE_KINDS, draw_kinds, draw_stragglers
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.replay import timed
 
@@ -22,7 +22,7 @@ KINDS = tuple(k for k in WHOLE_KINDS if k not in ("cut", "alone", "deposed", "tr
 class Alone(ClusterSwarm):
     def drawn(self, rng: random.Random) -> Plan:
         plan = Plan.draw(rng)
-        return replace(
+        plan = replace(
             plan,
             nodes=1,
             replicas=1,
@@ -33,6 +33,8 @@ class Alone(ClusterSwarm):
             burst_ms=min(plan.burst_ms, 6_000),
             habits=draw_habits(rng),
         )
+        plan.kinds |= draw_stragglers(rng)
+        return plan
 
     def choices(self) -> list[Callable[[], bool]]:
         return [self.endure]

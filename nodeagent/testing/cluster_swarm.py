@@ -23,7 +23,15 @@ from nodeagent.storage import layout
 from nodeagent.storage.leftovers import QUARANTINED
 from nodeagent.testing.disk import ENDLESS_BYTES
 from nodeagent.testing.machine import Machine
-from nodeagent.testing.nemesis import WHOLE_KINDS, Focus, Nemesis, bounded, draw_kinds, focus_kinds
+from nodeagent.testing.nemesis import (
+    WHOLE_KINDS,
+    Focus,
+    Nemesis,
+    bounded,
+    draw_kinds,
+    draw_stragglers,
+    focus_kinds,
+)
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.random_ops import ENDED, RandomOps
@@ -196,12 +204,14 @@ class ClusterSwarm(RandomOps):
 
     def drawn(self, rng: random.Random) -> Plan:
         # Not in `draw`, after which `alone` draws on: what it draws stays the same.
-        return replace(
+        plan = replace(
             Plan.draw(rng),
             restores=rng.random() < 0.3,
             habits=draw_habits(rng),
             staleness_ms=rng.choice([0, 300, 1_500]),
         )
+        plan.kinds |= draw_stragglers(rng)
+        return plan
 
     def machine(self, config: NodeConfig) -> SimNode:
         plan, rng = self.plan, self.sim.rng

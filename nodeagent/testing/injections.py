@@ -106,6 +106,16 @@ class Disks(_Injection, frozen=True):
         sim.faults.sync_ms, sim.faults.job_ms = self.sync_ms, self.job_ms
 
 
+class Stragglers(_Injection, frozen=True):
+    """From now on some messages, syncs and jobs take up to `ms` longer than the others."""
+
+    chance: float
+    ms: int
+
+    def inject(self, sim: Sim[Any]) -> None:
+        sim.faults.straggler, sim.faults.straggler_ms = self.chance, self.ms
+
+
 class Stall(_OfOne, frozen=True):
     """No sync ends there for a while."""
 
@@ -262,7 +272,7 @@ class Jump(_OfOne, frozen=True):
 
 Injection = (
     Down | Torn | Sleep | Part | Network | Disks | Stall | DiskError | Unreadable | Full | Flip | Lose
-) | (Stray | Transfer | Ambush | Jump)
+) | (Stray | Stragglers | Transfer | Ambush | Jump)
 
 SPOILING = (Unreadable, Flip, Stray, Lose)
 """What these take is gone for good."""

@@ -301,7 +301,7 @@ class Machine:
             if ambush := self.sim.ambushes.pop(type(job).__name__, None):
                 ambush(self)
             slow = faults.compact_ms if isinstance(job, CompactFiles) else None
-            self.later(self.sim.between(slow or faults.job_ms), lambda n=number, j=job: self._run(n, j))  # type: ignore[misc]
+            self.later(self.sim.lasting(slow or faults.job_ms), lambda n=number, j=job: self._run(n, j))  # type: ignore[misc]
         for call, to, request in effects.calls:
             self._call(call, to, request)
         for event, fields in effects.notes:
@@ -359,7 +359,7 @@ class Machine:
                 return
         last = self._queue[written - 1][0]
         del self._queue[:written]
-        self.later(self.sim.between(self.sim.faults.sync_ms), lambda: self._synced(last))
+        self.later(self.sim.lasting(self.sim.faults.sync_ms), lambda: self._synced(last))
 
     def _write_again(self) -> None:
         """After a moment on a full disk."""

@@ -35,6 +35,7 @@ from nodeagent.testing.injections import (
     Part,
     Sleep,
     Stall,
+    Stragglers,
     Stray,
     Timed,
     Torn,
@@ -66,6 +67,7 @@ KINDS = (
     "transfer",
     "member",
     "drift",
+    "straggle",
 )
 """Classes of faults of Raft groups alone, and what is pushed about."""
 
@@ -114,9 +116,14 @@ def focus_kinds(focus: Focus) -> dict[str, int]:
 
 def draw_kinds(rng: random.Random, kinds: tuple[str, ...]) -> dict[str, int]:
     """Classes of faults and their weights."""
-    drawn = {k: rng.choice([1, 1, 3]) for k in kinds if rng.random() < 0.3}
+    drawn = {k: rng.choice([1, 1, 3]) for k in kinds if k != "straggle" and rng.random() < 0.3}
     # Little is seen without a change of leader under way, or a crash behind.
     return drawn | {k: rng.choice([1, 3]) for k in ("deposed", "power")}
+
+
+def draw_stragglers(rng: random.Random) -> dict[str, int]:
+    """As `draw_kinds`, which came first: what that draws stays the same."""
+    return {"straggle": rng.choice([1, 3])} if rng.random() < 0.4 else {}
 
 
 class Nemesis:
@@ -301,6 +308,10 @@ class Nemesis:
         timeout = self._timeout_ms
         sync = self.rng.choice([(0, 1), (1, 3), (1, 40), (10, timeout)])
         self._do("slow", Disks(sync, self.rng.choice([(0, 1), (1, 10), (20, 2 * timeout)])))
+
+    def _straggle(self) -> None:
+        chance = self.rng.choice([0.01, 0.05, 0.2])
+        self._do("straggle", Stragglers(chance, self._timeout_ms * self.rng.choice([1, 3, 10])))
 
     def _stall(self) -> None:
         if node := self._some():

@@ -49,8 +49,13 @@ class Faults:
     compact_ms: tuple[int, int] | None = None
     """Of compactions alone, when they are to be slower or faster."""
 
+    straggler: float = 0.0
+    """The chance of a message, a sync or a job to take up to `straggler_ms` longer than the others."""
+
+    straggler_ms: int = 0
+
     def heal(self) -> None:
-        self.drop = self.duplicate = 0.0
+        self.drop = self.duplicate = self.straggler = 0.0
         self.cut.clear()
         self.stalled.clear()
         self.delay_ms, self.sync_ms, self.job_ms = (1, 3), (1, 3), (1, 10)
@@ -139,6 +144,12 @@ class Sim(Generic[M]):
     def between(self, span: tuple[int, int]) -> int:
         return self.rng.randint(*span)
 
+    def lasting(self, span: tuple[int, int]) -> int:
+        """How long something takes that takes as long as `span` says, unless it is one of the stragglers."""
+        f = self.faults
+        is_late = f.straggler and self.rng.random() < f.straggler
+        return self.between(span) + (self.rng.randint(0, f.straggler_ms) if is_late else 0)
+
     # --- network -----------------------------------------------------------------------------------
 
     def carry(self, source: NodeId, target: NodeId, deliver: Callable[[M], None]) -> None:
@@ -146,7 +157,7 @@ class Sim(Generic[M]):
         f = self.faults
         if (source, target) in f.cut or self.rng.random() < f.drop:
             return
-        self.at(self.between(f.delay_ms), lambda: self._arrive(target, deliver))
+        self.at(self.lasting(f.delay_ms), lambda: self._arrive(target, deliver))
         if self.rng.random() < f.duplicate:
             late = self.between(f.delay_ms) + self.rng.choice((0, self.rng.randint(0, LATE_MS)))
             self.at(late, lambda: self._arrive(target, deliver))
@@ -186,4 +197,4 @@ class Sim(Generic[M]):
         f = self.faults
         if (source, target) not in f.cut and self.rng.random() >= f.drop:
             self.events += 1
-            self.at(self.between(f.delay_ms), deliver)
+            self.at(self.lasting(f.delay_ms), deliver)

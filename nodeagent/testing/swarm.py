@@ -21,7 +21,7 @@ from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import ErrorReply, Reply, Written
 from nodeagent.testing.disk import ENDLESS_BYTES
 from nodeagent.testing.groups import GroupNode, TallyReplica, decode_count
-from nodeagent.testing.nemesis import KINDS, Nemesis, bounded, draw_kinds
+from nodeagent.testing.nemesis import KINDS, Nemesis, bounded, draw_kinds, draw_stragglers
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.raft_checks import RaftSafety
 from nodeagent.testing.replay import replayable, timed
@@ -96,6 +96,16 @@ class Plan:
             length_ms=timeout * 200,
             limits=limits,
         )
+
+    def hasten(self) -> None:
+        """Deposed leaders that log on their own, and logs that are purged at once: members come back with a
+        suffix that nobody else has, and get a state in its place."""
+        self.kinds |= {"deposed": 6, "straggle": 2}
+        self.limits |= {
+            "nodeagent.host.replica.CHECKPOINT_MIN_MS": 20,
+            "nodeagent.host.replica.LOG_KEEP_MS_MAX": 50,
+            "nodeagent.host.replica.KEEP_LOG_MS": 20,
+        }
 
 
 class Report(msgspec.Struct):
@@ -241,7 +251,7 @@ class Swarm:
         self.script = script
         self.sim: Sim[GroupNode] = Sim(seed)
         rng = self.rng = self.sim.rng
-        plan = Plan.draw(rng)
+        plan = self.drawn()
         if script is not None:
             changes = msgspec.structs.asdict(script.plan)
             plan = replace(plan, **{k: v for k, v in changes.items() if v is not None})
@@ -275,6 +285,15 @@ class Swarm:
         self._seen: dict[tuple[NodeId, int, GroupId], int] = {}
         self._last: dict[tuple[NodeId, int, GroupId], int] = {}
         """By process and group: how far it had applied, and where its log ended, when last looked at."""
+
+    def drawn(self) -> Plan:
+        plan = Plan.draw(self.rng)
+        # By another generator: what the run draws with the first stays the same.
+        rng = random.Random(f"haste {self.seed}")
+        plan.kinds |= draw_stragglers(rng)
+        if rng.random() < 0.5:
+            plan.hasten()
+        return plan
 
     def _new_machine(self, name: str) -> GroupNode:
         node = self.sim.nodes[name] = GroupNode(self.sim, name, self.plan.settings)

@@ -40,7 +40,9 @@ class Plain(ClusterSwarm):
     """Written as it was when the seeds above found something."""
 
     def drawn(self, rng: random.Random) -> Plan:
-        return replace(super().drawn(rng), habits=PLAIN_HABITS, staleness_ms=0)
+        plan = replace(super().drawn(rng), habits=PLAIN_HABITS, staleness_ms=0)
+        plan.kinds.pop("straggle", None)
+        return plan
 
 
 def after_two(seed: int, kind: str) -> ClusterSwarm:

@@ -15,8 +15,13 @@ from nodeagent.model.entries import (
     Rebase,
     SetHard,
 )
+from nodeagent.raft import Raft, RaftLog
 from nodeagent.testing.durable import Durable
+from nodeagent.testing.injections import Stragglers
 from nodeagent.testing.nemesis import KINDS, PASSIVE, WHOLE_KINDS, Nemesis
+from nodeagent.testing.node import SimNode
+from nodeagent.testing.sim import Sim
+from nodeagent.testing.swarm import run
 
 
 def entries(term: int, *names: str) -> list[Entry]:
@@ -103,3 +108,33 @@ def test_every_class_of_faults_is_done() -> None:
     """Their names are those of methods; one that is misspelt would be found by the seed that draws it."""
     classes = {*KINDS, *WHOLE_KINDS}.difference(PASSIVE)
     assert [k for k in classes if not hasattr(Nemesis, f"_{k}")] == []
+
+
+def _keep_every_suffix(log: RaftLog, base: Base) -> bool:
+    kept = log.last_index >= base.index
+    log._drop_prefix(base) if kept else log._start(base)
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "what", "seed", "broken"),
+    [
+        (Raft, "memory", lambda raft: HardState(), 13, "S5: m2 is in term 0"),
+        (RaftLog, "reset", _keep_every_suffix, 4, "S2: in g2 of m2 "),
+    ],
+)
+def test_a_log_that_forgets_or_keeps_too_much_is_seen(
+    monkeypatch: pytest.MonkeyPatch, where: type, name: str, what: object, seed: int, broken: str
+) -> None:
+    monkeypatch.setattr(where, name, what)
+    with pytest.raises(AssertionError, match=broken):
+        run(seed)
+
+
+def test_some_take_longer_than_the_others_until_it_is_healed() -> None:
+    sim: Sim[SimNode] = Sim(1)
+    Stragglers(0.5, 10_000).inject(sim)
+    late = [sim.lasting((1, 3)) > 3 for _ in range(1_000)]
+    assert 400 < sum(late) < 600
+    sim.faults.heal()
+    assert all(sim.lasting((1, 3)) <= 3 for _ in range(1_000))
