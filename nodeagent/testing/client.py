@@ -14,7 +14,7 @@ from nodeagent.model.errors import OutcomeUnknown
 from nodeagent.model.ids import NodeId
 from nodeagent.model.requests import ErrorReply, Reply, Request
 from nodeagent.testing.node import SimNode
-from nodeagent.testing.sim import CLIENT, Sim
+from nodeagent.testing.sim import CLIENT, LATE_MS, Sim
 from nodeagent.wire.faults import to_error
 
 FOREVER_MS = 3_600_000
@@ -92,10 +92,13 @@ class SimLink:
             sim.at(sim.between(sim.faults.delay_ms), lambda: finish(reply))
 
         def serve(at: SimNode) -> None:
-            at.serve(CLIENT, request, back)
+            if at.life == life:
+                at.serve(CLIENT, request, back)
 
-        if not is_lost or sim.rng.random() < 0.5:
+        if not is_lost:
             sim.hand(target, serve)
+        elif sim.rng.random() < 0.5:  # it lay in a buffer when the connection broke
+            sim.at(sim.rng.choice((0, sim.rng.randint(0, LATE_MS))), lambda: sim.hand(target, serve))
         while self._loop.time() < until and node.alive and node.life == life:
             await asyncio.wait([answer], timeout=min(LOOK_S, until - self._loop.time()))
             if answer.done():

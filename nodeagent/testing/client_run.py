@@ -1,5 +1,5 @@
-"""The real client under the simulator: it reads what it wrote, in small pages, while slots move and nodes are
-killed.
+"""The real client under the simulator: it reads what it wrote, in small pages, while slots move, nodes are
+killed and connections break. The changes are begun by a client, too.
 
 `python -m nodeagent.testing.client_run FIRST [COUNT]` prints one line of evidence per seed.
 """
@@ -7,22 +7,29 @@ killed.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 import msgspec
 import pyarrow as pa
 
 from nodeagent.client.cluster import Cluster
 from nodeagent.model.errors import NodeAgentError, OutcomeUnknown, Unavailable
+from nodeagent.model.requests import BeginChange
 from nodeagent.testing.client import SimLoop, client_of, run_in
 from nodeagent.testing.nemesis import bounded
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.scenario import Scenario
+from nodeagent.testing.sim import LATE_MS
 
-GROUPS, TABLE = ("root.c0", "root.c1", "root.c2"), "m"
-WEEK_MS = 604_800_000
+GROUPS, TABLE, CELLS = ("root.c0", "root.c1", "root.c2"), "m", "cells"
+WEEKS, WEEK_MS = 3, 604_800_000
 OPERATION_S = 120.0
+AT_ONCE = 12
+"""Small writes of a bulk writer."""
+
+Cell = tuple[str, int]
+"""(storage group, time)"""
 
 
 class Report(msgspec.Struct):
@@ -35,47 +42,74 @@ class Report(msgspec.Struct):
     done: dict[str, int]
 
 
-class Clients:
-    """One writer, whose rows all have keys of their own and which deletes some of them, and readers that look
-    for all of them."""
+class RowsClient:
+    """Writes rows that all have keys of their own and deletes some of them; readers look for all of them."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-        self.rng = scenario.sim.rng
-        self.asked: set[tuple[str, int]] = set()
-        self.acked: set[tuple[str, int]] = set()
-        self.never: set[tuple[str, int]] = set()
+    def __init__(self, client: Cluster, rng: random.Random, done: Counter[str]) -> None:
+        self.client = client
+        self.rng = rng
+        self.done = done
+        self.over = False
+        self.asked: set[Cell] = set()
+        self.acked: set[Cell] = set()
+        self.never: set[Cell] = set()
         """Of writes that were refused for good."""
 
-        self.gone: set[tuple[str, int]] = set()
+        self.gone: set[Cell] = set()
         """Acknowledged, and then deleted, which was acknowledged too."""
 
-        self.done: Counter[str] = Counter()
-        self.over = False
-        self.client: Cluster
-        self.so_far = ""
+        self._at = 0
 
     async def write(self) -> None:
-        at = 0
         while not self.over:
-            group, week = self.rng.choice(GROUPS), self.rng.randrange(3)
-            times = [week * WEEK_MS + at + i for i in range(self.rng.randint(1, 6))]
-            at += len(times)
-            keys = {(group, t) for t in times}
-            self.asked |= keys
-            rows = pa.table({"time": times, "d": ["a"] * len(times), "v": [float(t) for t in times]})
-            try:
-                await self.client.write(group, TABLE, rows, tags=["d"])
-                self.acked |= keys
-                self.done["writes"] += 1
-            except OutcomeUnknown:
-                self.done["unknown"] += 1
-            except NodeAgentError:
-                self.never |= keys
-                self.done["refused"] += 1
+            group = self.rng.choice(GROUPS)
+            if self.rng.random() < 0.2:
+                await self._write_at_once(group)
+            else:
+                await self._write_some(group)
             if self.rng.random() < 0.15:
                 await self.delete()
             await asyncio.sleep(self.rng.random() * 0.2)
+
+    def _times(self, weeks: list[int]) -> list[int]:
+        """Some new ones in each of these."""
+        times: list[int] = []
+        for week in weeks:
+            count = self.rng.randint(1, 6)
+            times += range(week * WEEK_MS + self._at, week * WEEK_MS + self._at + count)
+            self._at += count
+        return times
+
+    async def _write_some(self, group: str) -> None:
+        times = self._times(self.rng.sample(range(WEEKS), self.rng.choice([1, 1, 2, 3])))
+        keys = {(group, t) for t in times}
+        self.asked |= keys
+        try:
+            await self.client.write(group, TABLE, _rows(times), tags=["d"])
+        except OutcomeUnknown:
+            self.done["unknown"] += 1
+        except NodeAgentError:
+            self.never |= keys
+            self.done["refused"] += 1
+        else:
+            self.acked |= keys
+            self.done["writes"] += 1
+
+    async def _write_at_once(self, group: str) -> None:
+        """Many small writes to one slot, of which a failure says nothing but that not all are there."""
+        week = self.rng.randrange(WEEKS)
+        pieces = [self._times([week]) for _ in range(self.rng.randint(2, AT_ONCE))]
+        keys = {(group, t) for times in pieces for t in times}
+        self.asked |= keys
+        try:
+            async with self.client.writer(self.rng.choice([2, AT_ONCE])) as writer:
+                for times in pieces:
+                    await writer.write(group, TABLE, _rows(times), tags=["d"])
+        except NodeAgentError:
+            self.done["bulks that failed"] += 1
+        else:
+            self.acked |= keys
+            self.done["bulks"] += 1
 
     async def delete(self) -> None:
         """Some rows in a row of one partition."""
@@ -103,7 +137,7 @@ class Clients:
             limit = self.rng.choice([None, None, 5])
             try:
                 if self.rng.random() < 0.3:
-                    (counted,) = await self.client.count(group, TABLE)
+                    counts = await self.client.count(group, TABLE)
                     found = None
                 else:
                     found = (await self.client.scan(group, TABLE, limit=limit)).column("time").to_pylist()
@@ -114,8 +148,9 @@ class Clients:
             before &= {t for g, t in self.acked if g == group}  # without what was deleted meanwhile
             known = {t for g, t in self.asked - self.never if g == group} - gone
             if found is None:
-                assert len(before) <= int(str(counted["rows"])) <= len(known), (
-                    f"S6: {counted['rows']} rows of {group}, {len(before)} were acknowledged"
+                rows = sum(int(str(counted["rows"])) for counted in counts)
+                assert len(before) <= rows <= len(known), (
+                    f"S6: {rows} rows of {group}, {len(before)} were acknowledged"
                 )
                 continue
             assert len(found) == len(set(found)), f"a row of {group} twice"
@@ -128,12 +163,86 @@ class Clients:
                 over = [t for t in missing if t < found[-1]]
                 assert found == sorted(found) and not over, f"S6: the first of {group} without {over}"
 
-    async def disturb(self) -> None:
-        sim = self.scenario.sim
+
+class CellsClient:
+    """Writes rising values to a few cells, so that one that counts twice takes back what came after it."""
+
+    def __init__(self, client: Cluster, rng: random.Random, done: Counter[str]) -> None:
+        self.client = client
+        self.rng = rng
+        self.done = done
+        self.over = False
+        self.value = 0
+        self.acked: dict[Cell, int] = {}
+        self.unknown: dict[Cell, set[int]] = {}
+        """May take effect at any time."""
+
+    async def write(self) -> None:
         while not self.over:
-            await asyncio.sleep(0.5 + 4 * self.rng.random())
-            name = self.rng.choice(sorted(n for n, node in sim.nodes.items() if node.alive))
-            self.scenario.kill(name, self.rng.randint(50, 1_500), power=self.rng.random() < 0.5)
+            group = self.rng.choice(GROUPS)
+            times = [week * WEEK_MS for week in self.rng.sample(range(WEEKS), self.rng.choice([1, 1, 2]))]
+            self.value = value = self.value + 1
+            rows = pa.table({"time": times, "d": ["a"] * len(times), "v": [value] * len(times)})
+            cells = [(group, t) for t in times]
+            try:
+                await self.client.write(group, CELLS, rows, tags=["d"])
+            except OutcomeUnknown:
+                for cell in cells:
+                    self.unknown.setdefault(cell, set()).add(value)
+            except NodeAgentError:
+                self.done["cells refused"] += 1
+            else:
+                self.acked |= dict.fromkeys(cells, value)
+                self.done["cells"] += 1
+            await asyncio.sleep(self.rng.random() * 0.05)
+
+    async def read(self) -> None:
+        while not self.over:
+            await asyncio.sleep(self.rng.random() * 0.5)
+            group = self.rng.choice(GROUPS)
+            floors = {t: value for (g, t), value in self.acked.items() if g == group}
+            try:
+                rows = await self.client.scan(group, CELLS)
+            except NodeAgentError:
+                continue
+            found = dict(zip(rows["time"].to_pylist(), rows["v"].to_pylist(), strict=True))
+            for time, floor in floors.items():
+                value = found.get(time, 0)
+                may_be = value >= floor or value in self.unknown.get((group, time), ())
+                assert may_be and value <= self.value, (
+                    f"S6: {(group, time)} is {value}, {floor} was acknowledged"
+                )
+
+
+class Changes:
+    """Begins changes, and believes what it is told of that."""
+
+    def __init__(self, scenario: Scenario, client: Cluster, done: Counter[str]) -> None:
+        self.scenario = scenario
+        self.client = client
+        self.done = done
+
+    async def begin(self, change: BeginChange) -> str:
+        scenario = self.scenario
+        with scenario.locked():
+            change = scenario.asked(change)
+            loop = asyncio.get_running_loop()
+            until = loop.time() + OPERATION_S
+            while loop.time() < until:
+                refused = None
+                try:
+                    return scenario.begun((await self.client.begin_change(change)).id, change)
+                except OutcomeUnknown:
+                    self.done["changes unknown"] += 1
+                except NodeAgentError as error:
+                    self.done["changes refused"] += 1
+                    refused = error
+                await asyncio.sleep(2 * LATE_MS / 1000)
+                known = scenario.begun_as(change)
+                assert not (refused and known), f"S18: {known} was refused and is there: {refused}"
+                if known:
+                    return scenario.begun(known, change)
+        raise AssertionError(f"liveness: {change} is not accepted")
 
     async def ended(self, operation: str) -> None:
         loop = asyncio.get_running_loop()
@@ -142,54 +251,93 @@ class Clients:
             assert loop.time() < until, f"liveness: {operation} in {self.scenario.stage(operation)}"
             await asyncio.sleep(0.1)
 
-    async def run(self) -> None:
-        scenario, loop = self.scenario, asyncio.get_running_loop()
+
+class ClientRun:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.rng = scenario.sim.rng
+        self.done: Counter[str] = Counter()
+        self.over = False
+        self.so_far = ""
+
+    async def disturb(self) -> None:
+        sim = self.scenario.sim
+        while not self.over:
+            await asyncio.sleep(0.5 + 4 * self.rng.random())
+            name = self.rng.choice(sorted(n for n, node in sim.nodes.items() if node.alive))
+            if self.rng.random() < 0.3:
+                self.scenario.cut(sorted(sim.nodes))
+            else:
+                self.scenario.kill(name, self.rng.randint(50, 1_500), power=self.rng.random() < 0.5)
+
+    def _client(self) -> Cluster:
+        loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
         timeout_s = self.rng.choice([0.5, 2.0, 10.0])
-        self.client = client_of(scenario.sim, loop, scenario.view.nodes, timeout_s)
-        tasks = [asyncio.create_task(w()) for w in (self.write, self.read, self.read, self.disturb)]
+        return client_of(self.scenario.sim, loop, self.scenario.view.nodes, timeout_s)
+
+    async def run(self) -> None:
+        scenario, rng = self.scenario, self.rng
+        client = self._client()
+        rows, cells = RowsClient(client, rng, self.done), CellsClient(client, rng, self.done)
+        changes = Changes(scenario, self._client(), self.done)
+        work: list[Callable[[], Coroutine[object, object, None]]] = [
+            rows.write,
+            rows.read,
+            rows.read,
+            cells.write,
+            cells.read,
+            self.disturb,
+        ]
+        tasks = [asyncio.create_task(w()) for w in work]
         newcomer = scenario.newcomers[0]
         scenario.sim.nodes[newcomer].start()
-        begins: list[Callable[[], str]] = [
-            lambda: scenario.change("add-node", newcomer),
-            scenario.move_slots,
-            lambda: scenario.change("remove-node", "node2"),
+        wanted: list[Callable[[], BeginChange]] = [
+            lambda: scenario.change_of("add-node", newcomer),
+            scenario.moves_of,
+            lambda: scenario.change_of("remove-node", "node2"),
         ]
         faults = scenario.sim.faults
-        faults.drop, faults.duplicate, faults.delay_ms = self.rng.choice([0.0, 0.01]), 0.05, (1, 20)
+        faults.drop, faults.duplicate, faults.delay_ms = rng.choice([0.0, 0.01, 0.05]), 0.05, (1, 20)
         try:
-            for begin in begins:
+            for want in wanted:
                 await asyncio.sleep(3)
                 scenario.hold("before:FORMAL")  # the older rows are with the groups before
-                with scenario.locked():
-                    operation = self.so_far = begin()
+                operation = self.so_far = await changes.begin(want())
                 await asyncio.sleep(6)
                 scenario.hold()
-                await self.ended(operation)
+                await changes.ended(operation)
                 for task in tasks:
                     if task.done():
                         task.result()
         finally:
-            self.over = True
+            self.over = rows.over = cells.over = True
             faults.heal()
         await asyncio.gather(*tasks)
 
 
+def _rows(times: list[int]) -> pa.Table:
+    return pa.table({"time": times, "d": ["a"] * len(times), "v": [float(t) for t in times]})
+
+
 def run(seed: int) -> Report:
-    """S6 and S18, for what one client writes, deletes and reads."""
+    """S6 and S18, for what one client writes, deletes, reads and changes."""
     scenario = Scenario(seed, nodes=4, spares=1)
     rng = random.Random(f"pages {seed}")
-    pages = {
+    limits = {
         "nodeagent.model.limits.PAGE_BYTES": rng.choice([1, 200, 1_000, 1 << 23]),
         "nodeagent.model.limits.PAGE_PARTITIONS": rng.choice([1, 2, 256]),
     }
-    clients = Clients(scenario)
+    window = rng.choice([2, 512])
+    limits["nodeagent.client.sessions.WINDOW"] = window
+    limits["nodeagent.model.limits.SESSION_WINDOW"] = 2 * window
+    running = ClientRun(scenario)
     command = f"nodeagent.testing.client_run {seed}"
-    with bounded(pages), replayable(seed, command, scenario.sim, lambda: f"{pages} {clients.so_far}"):
+    with bounded(limits), replayable(seed, command, scenario.sim, lambda: f"{limits} {running.so_far}"):
         scenario.form()
-        run_in(scenario.sim, clients.run())
+        run_in(scenario.sim, running.run())
     sim = scenario.sim
-    return Report(seed, sim.trace, sim.events, sim.now, dict(sorted(clients.done.items())))
+    return Report(seed, sim.trace, sim.events, sim.now, dict(sorted(running.done.items())))
 
 
 def evidence(seed: int) -> str:

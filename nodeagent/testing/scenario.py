@@ -173,7 +173,7 @@ class Scenario:
                 assert isinstance(operation, str)
                 got.append(reply)
                 return
-            begun = self._begun(request)
+            begun = self.begun_as(request) if isinstance(request, q.BeginChange) else ""
             if begun:  # an answer was lost, and what was asked for may even be over
                 got.append(ErrorReply("busy", "it was begun before", details={"operation": begun}))
                 return
@@ -193,9 +193,8 @@ class Scenario:
         assert accepted, f"liveness: {type(request).__name__} is not accepted: {refusals[-2:]}"
         return got[0]
 
-    def _begun(self, request: q.Request) -> str:
-        if not isinstance(request, q.BeginChange):
-            return ""
+    def begun_as(self, request: q.BeginChange) -> str:
+        """The name of the change that it began; "" when no node that lives knows of one."""
         records = [op for n in self.sim.nodes.values() if n.alive for op in n.host.meta.image.operations]
         wanted = (request.kind, request.node)
         return next(
@@ -223,24 +222,30 @@ class Scenario:
     def change(
         self, kind: str, node: str, options: Options = PLAIN, *, replaces: str = "", after: str | None = None
     ) -> str:
+        return self._begin(self.change_of(kind, node, options, replaces=replaces, after=after))
+
+    def change_of(
+        self, kind: str, node: str, options: Options = PLAIN, *, replaces: str = "", after: str | None = None
+    ) -> q.BeginChange:
         target = self.sim.nodes[node]
-        return self._begin(
-            q.BeginChange(
-                kind,
-                node,
-                "sim",
-                options,
-                after=after,
-                host=node,
-                port=1,
-                http_port=2,
-                incarnation=target.incarnation,
-                replaces=replaces,
-            )
+        return q.BeginChange(
+            kind,
+            node,
+            "sim",
+            options,
+            after=after,
+            host=node,
+            port=1,
+            http_port=2,
+            incarnation=target.incarnation,
+            replaces=replaces,
         )
 
     def move_slots(self, *wanted: int) -> str:
         """A rebalance of random slots, and of these; most groups both give and take."""
+        return self._begin(self.moves_of(*wanted))
+
+    def moves_of(self, *wanted: int) -> q.BeginChange:
         table = self.newest().table
         assert table is not None
         rng = self.sim.rng
@@ -250,17 +255,25 @@ class Scenario:
             others = [n for n in table.ring.names if n != table.route(slot)]
             gains.setdefault(rng.choice(others), []).append(slot)
         moved = tuple((header, from_slots(slots)) for header, slots in sorted(gains.items()))
-        return self._begin(q.BeginChange("rebalance", "", "sim", gains=moved))
+        return q.BeginChange("rebalance", "", "sim", gains=moved)
 
     def _begin(self, begin: q.BeginChange) -> str:
-        self.history.change_began = self.sim.now
-        self.begun_after = self.newest().applied
-        reply = self.request(msgspec.structs.replace(begin, lock=self.lock), OperationReply)
+        reply = self.request(self.asked(begin), OperationReply)
         if isinstance(reply, OperationReply):
             name = reply.operation.id
         else:
             assert isinstance(reply, ErrorReply)
             name = str(reply.details["operation"])
+        return self.begun(name, begin)
+
+    def asked(self, begin: q.BeginChange) -> q.BeginChange:
+        """It is asked for from now on, under the lock."""
+        self.history.change_began = self.sim.now
+        self.begun_after = self.newest().applied
+        return msgspec.structs.replace(begin, lock=self.lock)
+
+    def begun(self, name: str, begin: q.BeginChange) -> str:
+        """It has this name, which is returned when a node knows it."""
         self.operations.append(f"{begin.kind} {begin.node}".rstrip())
         self.operation = name
         self.until(lambda: self.record(name) is not None, f"{name} is known")
@@ -370,7 +383,7 @@ class Scenario:
                 self.sim.faults.job_ms = rng.choice([(1, 10), (1, 10), (20, 900)])
                 self.sim.faults.compact_ms = rng.choice([None, (500, 4_000)])
             if rng.random() < 0.3:
-                self._cut(names)
+                self.cut(names)
             if rng.random() < 0.3:
                 self.sim.nodes[rng.choice(names)].fill_disk()
             if rng.random() < 0.3:
@@ -381,7 +394,7 @@ class Scenario:
             if all(self.sim.nodes[n].alive for n in names):
                 self.kill(rng.choice(names), rng.randint(50, 4000), power=rng.random() < 0.6)
 
-    def _cut(self, names: list[str]) -> None:
+    def cut(self, names: list[str]) -> None:
         """One node hears nothing, or is not heard, or both, for a while; or one link fails one way."""
         rng = self.sim.rng
         node, other = rng.sample(names, 2)
