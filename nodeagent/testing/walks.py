@@ -279,13 +279,14 @@ def slots_walk(rng: random.Random) -> list[Event]:
     bounds = HandoverBounds(
         writes=rng.choice([0, 2, 6]),
         stale=rng.choice([0, 2, 10]),
-        again=rng.choice([0, 1, 4]),
+        again=rng.choice([0, 1, 4, 12]),
         cancels=rng.choice([0, 0, 1]),
+        changes=rng.choice([0, 1, 1, 2]),
     )
     world = HandoverWorld(owners, moves, bounds)
     weights = {
         verb: rng.choice([0.05, 0.3, 1, 5])
-        for verb in ("tell", "apply", "act", "ready", "copy", "write", "again", "cancel")
+        for verb in ("tell", "apply", "act", "ready", "copy", "write", "again", "cancel", "change")
     }
     events: list[Event] = []
     try:

@@ -26,7 +26,6 @@ from nodeagent.model.operation import CopyRecord, Operation, Options, Ranges, Sl
 from nodeagent.scaling import groups, moving
 from nodeagent.testing.exhaustive.fork import digest
 
-OPERATION = "op-1"
 LIFE = "life"
 """The incarnation of every node."""
 
@@ -49,6 +48,8 @@ class HandoverBounds:
     """Commands that are logged a second time, as by two leaders."""
 
     cancels: int = 0
+    changes: int = 0
+    """Operations after the first: each takes the slots back, or tries again what was cancelled."""
 
 
 @cache
@@ -79,6 +80,28 @@ def _numbers(state: DataState, slot: int) -> set[str]:
     return {f.xxh3 for f in state.manifest.of_slot(slot)}
 
 
+def _begun(number: int, moves: Sequence[SlotMove]) -> bytes:
+    op = Operation(
+        f"op-{number}",
+        "rebalance",
+        "",
+        "",
+        0,
+        number,
+        number + 1,
+        list(moves),
+        [],
+        Options(),
+        meta_ready=True,
+    )
+    changes.advance(op, 0)
+    return _encode(op)
+
+
+def _back(move: SlotMove) -> SlotMove:
+    return SlotMove(move.slots, move.target, move.target_members, move.source, move.source_members)
+
+
 class HandoverWorld:
     """See the module. An event is a verb, a node or group that it concerns, and more."""
 
@@ -91,15 +114,13 @@ class HandoverWorld:
         for move in moves:
             self.members[move.source], self.members[move.target] = move.source_members, move.target_members
         self.left = left
-        op = Operation(OPERATION, "rebalance", "", "", 0, 1, 2, list(moves), [], Options(), meta_ready=True)
-        changes.advance(op, 0)
-        self.views: tuple[bytes, ...] = (_encode(op),)
-        """What the meta group said of the operation, the newest last."""
+        self.views: tuple[bytes, ...] = (_begun(1, moves),)
+        """What the meta group said of the operations, the newest last."""
 
         self.logs: dict[GroupId, Log] = dict.fromkeys(owners, ())
         self.applied: dict[tuple[GroupId, NodeId], int] = {(g, n): 0 for g in owners for n in self.members[g]}
-        self.copies: dict[tuple[GroupId, NodeId, Ranges], tuple[PulledSlot, ...]] = {}
-        """By target, node and slots of the unit: what is staged."""
+        self.copies: dict[tuple[str, GroupId, NodeId, Ranges], tuple[PulledSlot, ...]] = {}
+        """By operation, target, node and slots of the unit: what is staged."""
 
         self.evidence: frozenset[bytes] = frozenset()
         self.written: dict[int, frozenset[str]] = {}
@@ -135,6 +156,8 @@ class HandoverWorld:
             events += [f"again {g} {at}" for g, log in self.logs.items() for at, _ in enumerate(log)]
         if left.cancels:
             events.append("cancel")
+        if left.changes and self.op().ended:
+            events.append("change")
         return events
 
     def _sources(self, view: int) -> list[NodeId]:
@@ -175,11 +198,18 @@ class HandoverWorld:
 
     def _cancel(self) -> None:
         self._spend("cancels")
-        self._record(meta.SteerOperation(0, OPERATION, "cancel", "somebody"))
+        self._record(meta.SteerOperation(0, self.op().id, "cancel", "somebody"))
+
+    def _change(self) -> None:
+        self._spend("changes")
+        before = self.op()
+        moves = before.moves if before.stage is Stage.CANCELLED else [_back(move) for move in before.moves]
+        number = 1 + len({self.op(view).id for view in range(len(self.views))})
+        self.views = (*self.views, _begun(number, moves))
 
     def _record(self, command: meta.Evidence) -> None:
         op = self.op()
-        if op.ended or changes.record(op, command) is not None:
+        if op.ended or command.operation != op.id or changes.record(op, command) is not None:
             return
         changes.advance(op, 0)
         if (encoded := _encode(op)) != self.views[-1]:
@@ -244,7 +274,7 @@ class HandoverWorld:
     def _adopt(self, op: Operation, group: GroupId, node: NodeId) -> None:
         """As `Mover.adopt_commands`."""
         units = [u for u in moving.units(op) if u.move.target == group]
-        staged = [self.copies.get((group, node, u.slots)) for u in units]
+        staged = [self.copies.get((op.id, group, node, u.slots)) for u in units]
         index = self.head(group).slots.arriving[op.id].index
         for unit, pulled in zip(units, staged, strict=True):
             if pulled is None:
@@ -267,7 +297,7 @@ class HandoverWorld:
                 continue
             manifest = self.at(move.source, source).manifest
             pulled = tuple(PulledSlot(s, manifest.of_slot(s), ()) for s in sorted(expand(unit.slots)))
-            key = (move.target, node, unit.slots)
+            key = (op.id, move.target, node, unit.slots)
             if key not in self.copies:
                 self.copies[key] = pulled
                 copy = CopyRecord(move.target, node, LIFE, unit.slots, moving.digest(pulled), len(pulled), 0)
@@ -309,7 +339,7 @@ class HandoverWorld:
     def name(self) -> bytes:
         left = self.left
         members = [(*key, n) for key, n in self.applied.items()]
-        counts = [left.writes, left.stale, left.again, left.cancels]
+        counts = [left.writes, left.stale, left.again, left.cancels, left.changes]
         copies = sorted((*key, moving.digest(pulled)) for key, pulled in self.copies.items())
         state = [self.logs, members, self.views, sorted(self.evidence), copies, counts]
         return digest(state, 0, ())
