@@ -1,4 +1,4 @@
-"""A seed of the simulator: one run in each of its worlds, from the smallest to a whole cluster."""
+"""A seed of the simulator: some runs in each of its worlds, from the smallest to a whole cluster."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,22 +7,28 @@ import msgspec
 
 from nodeagent.testing import alone, client_run, cluster_swarm, log_swarm, scenario, swarm, walks
 
-SMALL: Mapping[str, Callable[[int], msgspec.Struct]] = {
-    "log": log_swarm.run,
-    "walks": walks.run,
-    "groups": swarm.run,
-    "alone": alone.run,
+Runs = Mapping[str, tuple[Callable[[int], msgspec.Struct], int]]
+"""By name of a world, what runs a seed of it, and how many seeds."""
+
+SMALL: Runs = {
+    "log": (log_swarm.run, 1),
+    "walks": (walks.run, 1),
+    "groups": (swarm.run, 4),
+    "alone": (alone.run, 1),
 }
-WHOLE: tuple[Mapping[str, Callable[[int], msgspec.Struct]], ...] = (
-    {"cluster_swarm": cluster_swarm.run},
-    {"scenario": scenario.run, "client": client_run.run},
+WHOLE: tuple[Runs, ...] = (
+    {"cluster_swarm": (cluster_swarm.run, 1)},
+    {"scenario": (scenario.run, 1), "client": (client_run.run, 1)},
 )
-"""These by turns: the first takes twice as long as the other two."""
+"""These by turns."""
 
 
 def evidence(seed: int) -> str:
     """The report of each world as a line, and how long they took."""
     began = time.monotonic()
     worlds = {**SMALL, **WHOLE[seed % len(WHOLE)]}
-    reports = {name: run(seed) for name, run in worlds.items()}
+    reports = {
+        name: [run(one) for one in range((seed - 1) * count + 1, seed * count + 1)]
+        for name, (run, count) in worlds.items()
+    }
     return f"{msgspec.json.encode(reports).decode()} {time.monotonic() - began:.1f} s"
