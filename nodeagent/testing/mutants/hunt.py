@@ -21,6 +21,7 @@ import msgspec
 
 import nodeagent
 from nodeagent.testing.mutants.mutant import Mutant
+from nodeagent.testing.parallel import results
 
 CONTROL_TIMEOUT_S = 1800
 USUAL_S = 100.0
@@ -83,20 +84,22 @@ def control(rooms: Iterable[str], nets: Sequence[str] = NETS) -> dict[str, float
     Raises:
         RuntimeError: one of them fails by itself.
     """
+    jobs = {what: (net, room) for room in rooms for net in nets if (what := _what(net, room))}
     took: dict[str, float] = {}
+    for what, (found, seconds) in zip(jobs, results(_look_at_none, list(jobs.values())), strict=True):
+        if found.by:
+            raise RuntimeError(f"{what}: fails on the package as it is: {found.by}")
+        took[what] = seconds
+    return took
+
+
+def _look_at_none(job: tuple[str, str]) -> tuple[Found, float]:
+    """What a net sees of a package without a bug, and how long it takes."""
+    net, room = job
     with tempfile.TemporaryDirectory() as directory:
         where = _copy(Path(directory))
-        for room in rooms:
-            for net in nets:
-                what = _what(net, room)
-                if not what or what in took:
-                    continue
-                start = time.monotonic()
-                found = _look(net, where, room, 1, CONTROL_TIMEOUT_S)
-                if found.by:
-                    raise RuntimeError(f"{what}: fails on the package as it is: {found.by}")
-                took[what] = time.monotonic() - start
-    return took
+        start = time.monotonic()
+        return _look(net, where, room, 1, CONTROL_TIMEOUT_S), time.monotonic() - start
 
 
 def hunt(
