@@ -1,11 +1,13 @@
 """XXH3-128 of files, and copies for disks that cannot link."""
 
+import contextlib
 import errno
 
 import xxhash
 
 from nodeagent.model.disk import Disk, File
 from nodeagent.model.limits import MIB
+from nodeagent.storage.layout import PART
 
 _PIECE_BYTES = 1 * MIB
 """Large enough that xxhash releases the interpreter lock, small enough not to hold it for long."""
@@ -41,9 +43,20 @@ def link_or_copy(disk: Disk, old: str, new: str) -> None:
 
 
 def _copy(disk: Disk, old: str, new: str) -> None:
-    with disk.open(old, read_only=True) as source, disk.create(new) as target:
-        offset = 0
-        while piece := source.pread(offset, _PIECE_BYTES):
-            target.pwrite(offset, piece)
-            offset += len(piece)
-        target.sync()
+    """The name appears when the bytes are durable. After a sync that failed the page cache shows bytes that
+    the disk does not have, and whoever finds the name, and hashes them, would take them for whole."""
+    part = new + PART
+    if disk.exists(part):
+        disk.unlink(part)
+    try:
+        with disk.open(old, read_only=True) as source, disk.create(part) as target:
+            offset = 0
+            while piece := source.pread(offset, _PIECE_BYTES):
+                target.pwrite(offset, piece)
+                offset += len(piece)
+            target.sync()
+        disk.rename(part, new)
+    except OSError:
+        with contextlib.suppress(OSError):  # else the next copy, or a sweep at a start, removes it
+            disk.unlink(part)
+        raise

@@ -6,6 +6,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 import pytest
@@ -359,3 +360,28 @@ def test_a_file_whose_sync_failed_is_fetched_anew() -> None:
     assert result.bytes_received == 2 * metas[0].size
     target.disk.crash(random.Random(1))
     assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
+
+
+def _staged_by_copy(node: Node, meta: FileMeta) -> bool:
+    wanted = StagedFile(meta, (), local=GROUP)
+    done = node.storage.run_pull(StageFiles(OP, NEW, (wanted,)), fetch_from({}))
+    return isinstance(done, FilesStaged) and done.names == (meta.name,)
+
+
+def _adopted_by_copy(node: Node, meta: FileMeta) -> bool:
+    return node.storage.run(AdoptFiles(OP, NEW, (Adoption(meta.name, meta),))) == Done()
+
+
+@pytest.mark.parametrize("begin", [_staged_by_copy, _adopted_by_copy])
+def test_a_copy_whose_sync_failed_is_made_again(begin: Callable[[Node, FileMeta], bool]) -> None:
+    """Where the disk cannot link. The page cache shows bytes that the disk does not have."""
+    node = Node()
+    (meta,) = close(node.storage, unit("a", (1, rows(50))))
+    if begin is _adopted_by_copy:
+        assert _staged_by_copy(node, meta)
+    node.disk.faults += [Fault("link", errno.EXDEV, times=9), Fault("sync", errno.EIO)]
+    assert not begin(node, meta)
+    assert begin(node, meta)
+    node.disk.crash(random.Random(1))
+    place = layout.file_path if begin is _adopted_by_copy else partial(layout.staged_path, OP)
+    assert read_checked(node.disk.read, place(NEW, meta.slot, meta.name), meta)
