@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from nodeagent.testing import alone, client_run, cluster_swarm, log_swarm, scenario, swarm, walks
+from nodeagent.testing import alone, client_run, cluster_swarm, files_swarm, log_swarm, scenario, swarm, walks
 
 Runs = Mapping[str, tuple[Callable[[int], msgspec.Struct], int]]
 """By name of a world, what runs a seed of it, and how many seeds."""
 
 SMALL: Runs = {
     "log": (log_swarm.run, 1),
+    "files": (files_swarm.run, 2),
     "walks": (walks.run, 1),
     "groups": (swarm.run, 4),
     "alone": (alone.run, 1),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from nodeagent.testing import alone, log_swarm, swarm, walks
+from nodeagent.testing import alone, files_swarm, log_swarm, swarm, walks
 from nodeagent.testing.parallel import whys
 from tests.sim.spread import SPREAD
 
@@ -22,6 +22,7 @@ PINNED = (
 )
 WORLDS: dict[str, tuple[Callable[[int], object], Sequence[int], Sequence[int]]] = {
     "one log": (log_swarm.run, range(1, 9), range(9, 40)),
+    "files": (files_swarm.run, range(1, 13), range(13, 60)),
     "walks": (walks.run, range(1, 4), range(4, 20)),
     "groups": (swarm.run, range(1, 13), range(13, 60)),
     "one node": (alone.run, range(1, 4), range(4, 16)),
