@@ -18,7 +18,7 @@ import msgspec
 
 from nodeagent.model.entries import Config
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.operation import Ranges, SlotMove
+from nodeagent.model.operation import GroupChange, Ranges, SlotMove
 from nodeagent.raft import Raft
 from nodeagent.testing.exhaustive.explore import Broken
 from nodeagent.testing.exhaustive.handover_world import HandoverBounds, HandoverWorld
@@ -258,10 +258,16 @@ def _alike(world: RaftWorld, event: Event) -> Event:
 # --- a hand-over -------------------------------------------------------------------------------------
 
 
-def _moves(rng: random.Random) -> tuple[dict[GroupId, Ranges], list[SlotMove]]:
+def _moves(rng: random.Random) -> tuple[dict[GroupId, Ranges], list[SlotMove], list[GroupChange]]:
     groups: dict[GroupId, tuple[NodeId, ...]] = {
         g: tuple(sorted(rng.sample("abcd", rng.choice([1, 2, 2])))) for g in "wxyz"[: rng.randint(2, 4)]
     }
+    later, changes = dict(groups), []
+    for group, before in groups.items() if rng.random() < 0.6 else ():
+        joins = rng.choice([n for n in "abcd" if n not in before])
+        leaves = rng.choice(before) if rng.random() < 0.7 else None
+        after = later[group] = tuple(sorted({*before, joins} - {leaves or ""}))
+        changes.append(GroupChange(group, joins, leaves, before, after))
     owners: dict[GroupId, Ranges] = {}
     moves: list[SlotMove] = []
     for slot in range(rng.choice([1, 2, 2, 3])):
@@ -269,13 +275,13 @@ def _moves(rng: random.Random) -> tuple[dict[GroupId, Ranges], list[SlotMove]]:
         slots = ((slot, slot + 1),)
         owners[source] = (*owners.get(source, ()), *slots)
         owners.setdefault(target, ())
-        moves.append(SlotMove(slots, source, groups[source], target, groups[target]))
-    return owners, moves
+        moves.append(SlotMove(slots, source, groups[source], target, later[target]))
+    return owners, moves, [change for change in changes if change.group in owners]
 
 
 def slots_walk(rng: random.Random) -> list[Event]:
     """Raises `Broken`."""
-    owners, moves = _moves(rng)
+    owners, moves, members = _moves(rng)
     bounds = HandoverBounds(
         writes=rng.choice([0, 2, 6]),
         stale=rng.choice([0, 2, 10]),
@@ -283,10 +289,13 @@ def slots_walk(rng: random.Random) -> list[Event]:
         cancels=rng.choice([0, 0, 1]),
         changes=rng.choice([0, 1, 1, 2]),
     )
-    world = HandoverWorld(owners, moves, bounds)
+    world = HandoverWorld(owners, moves, bounds, members)
     weights = {
         verb: rng.choice([0.05, 0.3, 1, 5])
-        for verb in ("tell", "apply", "act", "ready", "copy", "write", "again", "cancel", "change")
+        for verb in (
+            *("tell", "apply", "act", "ready", "copy", "write", "again", "cancel", "change"),
+            *("join", "send", "drop"),
+        )
     }
     events: list[Event] = []
     try:

@@ -1,8 +1,9 @@
 """The hand-over of slots between groups: the real `scaling`, `meta.changes` and `data`, without Raft.
 
-A group is its committed log, and each member's place in it. Whoever has applied all of it may act as its
-leader, by any picture of the operation that the meta group ever had. What is reported arrives at any later
-time, as often as it likes. A row is a file that is in the manifest at once.
+A group is its committed log and configuration, and each replica's place in it. Whoever has a vote and has
+applied all of it may act as its leader, by any picture of the operation that the meta group ever had. What is
+reported arrives at any later time, as often as it likes. A row is a file that is in the manifest at once. A
+newcomer is sent a state by a leader; who is no member any more, by such a picture, drops what it has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +16,15 @@ import msgspec
 from nodeagent.data import commands as data
 from nodeagent.data.handover import part_of
 from nodeagent.data.slots import expand
-from nodeagent.data.state import DataState, initial
+from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
 from nodeagent.meta import changes
 from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config, Entry, EntryKind
 from nodeagent.model.files import TSFILE, FileMeta, PulledSlot
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.jobs import AdoptFiles
-from nodeagent.model.operation import CopyRecord, Operation, Options, Ranges, SlotMove, Stage
-from nodeagent.scaling import groups, moving
+from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, Ranges, SlotMove, Stage
+from nodeagent.scaling import groups, membership, moving
 from nodeagent.testing.exhaustive.fork import digest
 
 LIFE = "life"
@@ -52,10 +53,25 @@ class HandoverBounds:
     """Operations after the first: each takes the slots back, or tries again what was cancelled."""
 
 
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A node's part of a group: it has applied so many entries of the log."""
+
+    applied: int = 0
+    origin: bytes = b""
+    """The state that it was sent, with which it began; b"" for one that was there from the beginning."""
+
+    begun: int = 0
+    """How many entries that state holds."""
+
+
 @cache
-def _after(group: GroupId, slots: Ranges, log: Log) -> DataState:
-    """The group's state after these commands. Nobody changes it."""
+def _after(group: GroupId, slots: Ranges, origin: bytes, log: Log) -> DataState:
+    """The group's state after these commands, which follow `origin` if there is one. Nobody changes it."""
     state = initial(group, slots)
+    if origin:
+        saved = decode_checkpoint(origin)
+        state = DataState.restore(saved, saved.applied)
     for encoded in log:
         command = data.decode(encoded)
         row = _decode_row(command.payload) if isinstance(command, data.Opaque) else None
@@ -80,7 +96,7 @@ def _numbers(state: DataState, slot: int) -> set[str]:
     return {f.xxh3 for f in state.manifest.of_slot(slot)}
 
 
-def _begun(number: int, moves: Sequence[SlotMove]) -> bytes:
+def _begun(number: int, moves: Sequence[SlotMove], members: Sequence[GroupChange]) -> bytes:
     op = Operation(
         f"op-{number}",
         "rebalance",
@@ -90,7 +106,7 @@ def _begun(number: int, moves: Sequence[SlotMove]) -> bytes:
         number,
         number + 1,
         list(moves),
-        [],
+        list(members),
         Options(),
         meta_ready=True,
     )
@@ -102,23 +118,49 @@ def _back(move: SlotMove) -> SlotMove:
     return SlotMove(move.slots, move.target, move.target_members, move.source, move.source_members)
 
 
+def _members(op: Operation, change: GroupChange) -> tuple[NodeId, ...]:
+    """Of the group, but for who comes with the operation: until it is done, nobody has left."""
+    return change.after if op.stage is Stage.DONE else change.before
+
+
+def _undone(change: GroupChange) -> GroupChange:
+    return GroupChange(change.group, change.leaves, change.joins, change.after, change.before)
+
+
 class HandoverWorld:
     """See the module. An event is a verb, a node or group that it concerns, and more."""
 
     def __init__(
-        self, owners: Mapping[GroupId, Ranges], moves: Sequence[SlotMove], left: HandoverBounds
+        self,
+        owners: Mapping[GroupId, Ranges],
+        moves: Sequence[SlotMove],
+        left: HandoverBounds,
+        members: Sequence[GroupChange] = (),
     ) -> None:
+        """
+        Args:
+            members: groups whose members change with the operation.
+        """
         _after.cache_clear()
         self.owners = owners
-        self.members: dict[GroupId, tuple[NodeId, ...]] = {}
+        before: dict[GroupId, tuple[NodeId, ...]] = {}
         for move in moves:
-            self.members[move.source], self.members[move.target] = move.source_members, move.target_members
+            before[move.source], before[move.target] = move.source_members, move.target_members
+        before |= {change.group: change.before for change in members}
+        after = {n for change in members for n in change.after}
+        self.nodes = sorted({*after, *(n for names in before.values() for n in names)})
+        self.configs = {group: Config(before[group]) for group in owners}
         self.left = left
-        self.views: tuple[bytes, ...] = (_begun(1, moves),)
+        self.views: tuple[bytes, ...] = (_begun(1, moves, members),)
         """What the meta group said of the operations, the newest last."""
 
         self.logs: dict[GroupId, Log] = dict.fromkeys(owners, ())
-        self.applied: dict[tuple[GroupId, NodeId], int] = {(g, n): 0 for g in owners for n in self.members[g]}
+        self.replicas: dict[tuple[GroupId, NodeId], Replica] = {
+            (g, n): Replica() for g in owners for n in before[g]
+        }
+        self.made: frozenset[tuple[str, GroupId, NodeId]] = frozenset()
+        """Newcomers that can take a state, by operation: nothing is left of what they had."""
+
         self.copies: dict[tuple[str, GroupId, NodeId, Ranges], tuple[PulledSlot, ...]] = {}
         """By operation, target, node and slots of the unit: what is staged."""
 
@@ -127,10 +169,20 @@ class HandoverWorld:
         """By slot: what was acknowledged."""
 
     def head(self, group: GroupId) -> DataState:
-        return _after(group, self.owners[group], self.logs[group])
+        return _after(group, self.owners[group], b"", self.logs[group])
 
     def at(self, group: GroupId, node: NodeId) -> DataState:
-        return _after(group, self.owners[group], self.logs[group][: self.applied[group, node]])
+        return self._state(group, self.replicas[group, node], self.replicas[group, node].applied)
+
+    def _coming(self, group: GroupId, node: NodeId) -> DataState:
+        """When a member has applied all there is; of who is none what it has."""
+        replica = self.replicas[group, node]
+        is_member = node in self.configs[group].members
+        return self._state(group, replica, len(self.logs[group]) if is_member else replica.applied)
+
+    def _state(self, group: GroupId, replica: Replica, applied: int) -> DataState:
+        log = self.logs[group][replica.begun : applied]
+        return _after(group, self.owners[group], replica.origin, log)
 
     def op(self, view: int = -1) -> Operation:
         return _decode_operation(self.views[view])
@@ -142,12 +194,15 @@ class HandoverWorld:
         events = [f"tell {at}" for at, _ in enumerate(sorted(self.evidence))]
         oldest = 0 if left.stale else len(self.views) - 1
         views = range(oldest, len(self.views))
-        for (group, node), applied in self.applied.items():
-            if applied < len(self.logs[group]):
+        for (group, node), replica in self.replicas.items():
+            if node not in self.configs[group].members:
+                continue  # nobody sends it anything any more
+            if replica.applied < len(self.logs[group]):
                 events.append(f"apply {group} {node}")
-            else:
+            elif node in self.configs[group].voters:
                 events += [f"act {group} {node} {view}" for view in views]
-        for node in sorted({n for _, n in self.applied}):
+        events += self._of_members(views)
+        for node in self.nodes:
             events += [f"ready {node} {view}" for view in views]
             events += [f"copy {node} {source} {view}" for view in views for source in self._sources(view)]
         if left.writes:
@@ -160,6 +215,28 @@ class HandoverWorld:
             events.append("change")
         return events
 
+    def _of_members(self, views: range) -> list[str]:
+        """What newcomers do, who sends them what, and who drops what it had."""
+        events = []
+        for view in views:
+            op = self.op(view)
+            for change in op.changes:
+                group, joins = change.group, change.joins
+                if joins is not None and not op.ended and (group, joins) not in self.replicas:
+                    events.append(f"join {group} {joins} {view}")
+                for node in {*change.before, *change.after} - set(_members(op, change)):
+                    if (group, node) in self.replicas and (op.id, group, node) not in self.made:
+                        events.append(f"drop {group} {node} {view}")
+        for group, config in self.configs.items():
+            lacking = [n for n in config.members if (group, n) not in self.replicas]
+            heads = [n for n in config.voters if self._is_head(group, n)]
+            events += [f"send {group} {leader} {node}" for node in lacking for leader in heads]
+        return sorted(set(events))
+
+    def _is_head(self, group: GroupId, node: NodeId) -> bool:
+        replica = self.replicas.get((group, node))
+        return replica is not None and replica.applied == len(self.logs[group])
+
     def _sources(self, view: int) -> list[NodeId]:
         op = self.op(view)
         return sorted({n for m in op.moves for n in m.source_members}) if op.stage is Stage.MOVING else []
@@ -168,8 +245,9 @@ class HandoverWorld:
 
     def after(self, event: str) -> "HandoverWorld":
         world = HandoverWorld.__new__(HandoverWorld)
-        world.owners, world.members, world.left = self.owners, self.members, self.left
-        world.views, world.logs, world.applied = self.views, dict(self.logs), dict(self.applied)
+        world.owners, world.nodes, world.left = self.owners, self.nodes, self.left
+        world.views, world.logs, world.replicas = self.views, dict(self.logs), dict(self.replicas)
+        world.configs, world.made = dict(self.configs), self.made
         world.copies, world.evidence, world.written = dict(self.copies), self.evidence, dict(self.written)
         verb, *words = event.split()
         getattr(world, f"_{verb}")(*words)
@@ -180,7 +258,15 @@ class HandoverWorld:
 
     def _known(self) -> list[Any]:
         """Everything but how much may still happen."""
-        return [self.logs, self.applied, self.views, self.evidence, self.copies]
+        return [
+            self.logs,
+            self.replicas,
+            self.configs,
+            self.made,
+            self.views,
+            self.evidence,
+            self.copies,
+        ]
 
     def _spend(self, what: str) -> None:
         left: dict[str, Any] = {what: getattr(self.left, what) - 1}
@@ -203,9 +289,11 @@ class HandoverWorld:
     def _change(self) -> None:
         self._spend("changes")
         before = self.op()
-        moves = before.moves if before.stage is Stage.CANCELLED else [_back(move) for move in before.moves]
+        moves, members = before.moves, before.changes
+        if before.stage is not Stage.CANCELLED:
+            moves, members = [_back(move) for move in moves], [_undone(change) for change in members]
         number = 1 + len({self.op(view).id for view in range(len(self.views))})
-        self.views = (*self.views, _begun(number, moves))
+        self.views = (*self.views, _begun(number, moves, members))
 
     def _record(self, command: meta.Evidence) -> None:
         op = self.op()
@@ -216,7 +304,16 @@ class HandoverWorld:
             self.views = (*self.views, encoded)
 
     def _apply(self, group: GroupId, node: NodeId) -> None:
-        self.applied[group, node] += 1
+        replica = self.replicas[group, node]
+        self._is_staged(group, node, self.logs[group][replica.applied])
+        self.replicas[group, node] = replace(replica, applied=replica.applied + 1)
+
+    def _is_staged(self, group: GroupId, node: NodeId, encoded: bytes) -> None:
+        """A member that comes to an `Adopt` has copies of what it adopts."""
+        command = data.decode(encoded)
+        if isinstance(command, data.Adopt) and command.operation in self.at(group, node).slots.arriving:
+            staged = (command.operation, group, node, command.slots) in self.copies
+            assert staged, f"S10: {node} adopts {command.slots} in {group} without a copy"
 
     def _write(self, group: GroupId, slot: str) -> None:
         self._spend("writes")
@@ -234,18 +331,28 @@ class HandoverWorld:
     def _append(self, group: GroupId, command: bytes) -> None:
         """Members of a group that gives nothing away apply it at once: nobody looks at what they hold."""
         log = self.logs[group] = (*self.logs[group], command)
-        if group not in self.op().losing:
-            self.applied.update({(group, node): len(log) for node in self.members[group]})
+        if group in self.op().losing:
+            return
+        for (of, node), replica in list(self.replicas.items()):
+            if of == group and node in self.configs[group].members:
+                for _ in range(replica.applied, len(log)):
+                    self._apply(group, node)
 
     def _act(self, group: GroupId, node: NodeId, view: str) -> None:
         """The node leads the group and does what is due."""
         op = self._look(view)
         if op.ended:
             return
-        config = Config(self.members[group])
-        incarnations = dict.fromkeys(self.members[group], LIFE)
+        config = self.configs[group]
         look = groups.Look(
-            group, node, self.head(group), config, lambda _: True, incarnations, lambda _: False, 0
+            group,
+            node,
+            self.at(group, node),
+            config,
+            lambda n: (group, n) in self.replicas,
+            dict.fromkeys(self.nodes, LIFE),
+            lambda _: False,
+            0,
         )
         for action in groups.due(op, look):
             match action:
@@ -257,6 +364,8 @@ class HandoverWorld:
                     self._take_parts(group, operation, parts, then)
                 case groups.AdoptNow():
                     self._adopt(op, group, node)
+                case groups.Reconfigure(membership.Change(wanted)):
+                    self.configs[group] = wanted
                 case _:
                     pass
 
@@ -282,9 +391,36 @@ class HandoverWorld:
             files, tombstones = moving.adoptions(index, list(pulled))
             self._log(group, data.Adopt(op.id, unit.slots, tuple(files), tuple(tombstones)))
 
+    def _join(self, group: GroupId, node: NodeId, view: str) -> None:
+        """It made an empty replica, and says so."""
+        op = self._look(view)
+        self.made |= {(op.id, group, node)}
+        reports = groups.joins_due(op, node, {group}, 0)
+        self.evidence |= {meta.encode(r.command) for r in reports}
+
+    def _send(self, group: GroupId, leader: NodeId, node: NodeId) -> None:
+        """As `DataReplica`: a newcomer gets no files of slots that leave, unless it is a source of them."""
+        state = self.at(group, leader)
+        sources = {self.op(v).id: self.op(v) for v in range(len(self.views))}
+        is_source = {
+            o for o, op in sources.items() for m in op.moves if m.source == group and node in m.source_members
+        }
+        sealed = state.slots.sealed
+        if state.adopting or any(s.hollow and o in is_source for o, s in sealed.items()):
+            return
+        saved = encode_checkpoint(state.checkpoint({o for o in sealed if o not in is_source}))
+        applied = len(self.logs[group])
+        self.replicas[group, node] = Replica(applied, saved, applied)
+
+    def _drop(self, group: GroupId, node: NodeId, view: str) -> None:
+        self._look(view)
+        is_member = node in self.configs[group].members
+        assert not is_member, f"S13: {node} drops what it has of {group}, of which it is a member"
+        del self.replicas[group, node]
+
     def _ready(self, node: NodeId, view: str) -> None:
         """What it says of itself as a source."""
-        states = {group: self.at(group, member) for group, member in self.applied if member == node}
+        states = {group: self.at(group, member) for group, member in self.replicas if member == node}
         reports = groups.sources_due(self._look(view), node, states, 0)
         self.evidence |= {meta.encode(r.command) for r in reports}
 
@@ -293,7 +429,9 @@ class HandoverWorld:
         op = self._look(view)
         for unit in moving.due(op, moving.units(op), node, LIFE):
             move = unit.move
-            if source not in move.source_members or not self.at(move.source, source).sealed_ready(op.id):
+            if (move.source, source) not in self.replicas or source not in move.source_members:
+                continue
+            if not self.at(move.source, source).sealed_ready(op.id):
                 continue
             manifest = self.at(move.source, source).manifest
             pulled = tuple(PulledSlot(s, manifest.of_slot(s), ()) for s in sorted(expand(unit.slots)))
@@ -311,7 +449,8 @@ class HandoverWorld:
         for slot in {s for move in op.moves for s in expand(move.slots)}:
             takers = [g for g, state in heads.items() if slot in state.slots.open]
             assert len(takers) <= 1, f"S8: {takers} take writes of slot {slot}"
-            lost = self._written_in(slot).difference(*(_numbers(state, slot) for state in heads.values()))
+            held = (_numbers(self._coming(group, node), slot) for group, node in self.replicas)
+            lost = self._written_in(slot).difference(*held)
             assert not lost, f"S10: rows of slot {slot} are nowhere"
         if op.ended:
             self._check_end(op, heads)
@@ -329,8 +468,13 @@ class HandoverWorld:
             for slot in expand(move.slots):
                 taken = slot in heads[owner].slots.open
                 assert taken, f"L2: {op.id} ended, and {owner} takes no writes of slot {slot}"
-                lacks = self._written_in(slot) - _numbers(heads[owner], slot)
-                assert not lacks, f"S9: {op.id} ended, and {owner} lacks rows of slot {slot}"
+                for node in self.configs[owner].voters:
+                    lacks = self._written_in(slot) - _numbers(self._coming(owner, node), slot)
+                    assert not lacks, f"S9: {op.id} ended, and {node} lacks rows of slot {slot} in {owner}"
+        for change in op.changes:
+            config = self.configs[change.group]
+            settled = sorted(config.voters) == sorted(_members(op, change)) and not config.learners
+            assert settled, f"L4: {op.id} ended, and {change.group} is {config}"
         for group, state in heads.items():
             slots = state.slots
             assert not slots.sealed, f"L4: {op.id} ended, and {group} keeps {slots.sealed}"
@@ -338,8 +482,10 @@ class HandoverWorld:
 
     def name(self) -> bytes:
         left = self.left
-        members = [(*key, n) for key, n in self.applied.items()]
+        replicas = [(*key, r.applied, r.origin, r.begun) for key, r in self.replicas.items()]
+        configs = [(group, c.voters, c.learners) for group, c in self.configs.items()]
         counts = [left.writes, left.stale, left.again, left.cancels, left.changes]
         copies = sorted((*key, moving.digest(pulled)) for key, pulled in self.copies.items())
-        state = [self.logs, members, self.views, sorted(self.evidence), copies, counts]
+        made = sorted(self.made)
+        state = [self.logs, replicas, configs, made, self.views, sorted(self.evidence), copies, counts]
         return digest(state, 0, ())
