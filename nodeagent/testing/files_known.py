@@ -53,10 +53,7 @@ class Known:
     """A group on a node, as it must be."""
 
     files: dict[str, FileMeta] = field(default_factory=dict)
-    """They are there."""
-
-    maybe: set[str] = field(default_factory=set)
-    """Perhaps there: what made or removed them was not done."""
+    """They are there; what a job was to make or remove that was not done may be there, too."""
 
     saved: list[Saved] = field(default_factory=lambda: [NOTHING])
     """The checkpoint is one of these."""

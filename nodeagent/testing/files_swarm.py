@@ -11,6 +11,7 @@ of one that was not done the old state or the new one; and a checkpoint never na
 """
 
 import errno
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from nodeagent.model.errors import NotFound, Unavailable
+from nodeagent.model.errors import Damaged, NotFound, Unavailable
 from nodeagent.model.files import CloseSpec, FileMeta, FileRef
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.jobs import (
@@ -60,7 +61,7 @@ from nodeagent.storage.checkpoint import with_files
 from nodeagent.storage.engine import InlineEngine
 from nodeagent.storage.executor import Storage
 from nodeagent.table.arrow import encode
-from nodeagent.testing.disk import Fault, PowerCut
+from nodeagent.testing.disk import Fault, PowerCut, SimDisk
 from nodeagent.testing.files_known import GROUPS, NOTHING, Known, Node, Saved, Snapshot, path_of, payload_of
 from nodeagent.testing.nemesis import FILE_OPERATIONS, bounded
 from nodeagent.testing.parallel import print_evidence
@@ -77,7 +78,8 @@ CHECKED = 0.1
 STARTS_MAX = 5
 """A start that is cut short is tried again; after so many it is left alone."""
 
-NO_LINKS = 1 << 30
+PULLS_MAX = 100
+"""A file that is lost and changed on the way that often never comes."""
 
 SCHEMA = TableSchema("sg", "t", 1, (Column("dev", "STRING", True), Column("v", "INT64", False)))
 
@@ -168,7 +170,7 @@ class FilesSwarm:
     def _start(self, node: Node) -> None:
         disk = node.disk
         for tried in range(STARTS_MAX + 1):
-            disk.faults.clear()
+            self._only_lasting(disk)
             disk.cut_power_at = None
             if tried < STARTS_MAX and self.rng.random() < 0.2:
                 disk.cut_power_at = disk.operations + self.rng.randint(1, 10)
@@ -183,8 +185,10 @@ class FilesSwarm:
         if node.rotten is not None:
             self._repair(node)
         node.check()
-        if not self.links:
-            disk.faults.append(Fault("link", errno.EXDEV, times=NO_LINKS))
+
+    def _only_lasting(self, disk: SimDisk) -> None:
+        """No call fails any more, but those that the disk cannot do at all."""
+        disk.faults = [] if self.links else [Fault("link", errno.EXDEV, times=sys.maxsize)]
 
     def _open(self, node: Node) -> None:
         storage = node.storage = Storage(node.disk, InlineEngine(node.disk, ArrowFormat()))
@@ -205,13 +209,11 @@ class FilesSwarm:
                 if group in storage.groups():
                     storage.files.remove_group(group)
                 known.files.clear()
-                known.maybe.clear()
                 continue
             slots: dict[int, set[str]] = {}
             for name in sorted(found.files):
                 slots.setdefault(self.metas[name].slot, set()).add(name)
             known.files = {name: self.metas[name] for name in sorted(found.files)}
-            known.maybe.clear()
             storage.sweep({group: slots})
             left = {name for names in storage.files.names(group).values() for name in names}
             assert left == found.files, f"L4, S11: {node.name} {group}: {left ^ found.files} after a sweep"
@@ -242,11 +244,11 @@ class FilesSwarm:
         self.jobs[type(job).__name__] += 1
         if rng.random() < self.failing:
             error = rng.choice([errno.EIO, errno.ENOSPC])
-            operations = FILE_OPERATIONS if self.links else ("write", "sync", "create")  # within a copy
-            disk.faults.append(Fault(rng.choice(operations), error, skip=rng.choice([0, rng.randint(0, 8)])))
+            operations = FILE_OPERATIONS if self.links else ("sync", "sync", "write")  # within a copy
+            disk.faults.append(Fault(rng.choice(operations), error, skip=rng.choice([0, rng.randint(0, 3)])))
             node.unsure |= set(node.storage.staging.operations())
         result = self._once(node, job)
-        disk.faults = [f for f in disk.faults if f.times == NO_LINKS]
+        self._only_lasting(disk)
         self.sim.tell(f"{node.name} {type(job).__name__}: {type(result).__name__}")
         if isinstance(result, Failed) and result.code not in may_fail:
             self.odd["failed job"] += 1
@@ -296,16 +298,14 @@ class FilesSwarm:
         group = self.rng.choice(GROUPS)
         units = tuple(self._unit() for _ in range(self.rng.randint(1, 3)))
         known = node.groups[group]
-        known.maybe |= {unit.spec.name for unit in units}
         made = self._run(node, CloseFiles(group, units))
         assert isinstance(made, FilesClosed)
-        self._made(known, made)
+        self._are_there(known, made.files)
 
-    def _made(self, known: Known, made: FilesClosed) -> None:
-        files = {meta.name: meta for meta in made.files if meta is not None}
+    def _are_there(self, known: Known, metas: Iterable[FileMeta | None]) -> None:
+        files = {meta.name: meta for meta in metas if meta is not None}
         self.metas |= files
         known.files |= files
-        known.maybe -= files.keys()
 
     def _compact(self, node: Node) -> None:
         group = self.rng.choice(GROUPS)
@@ -319,10 +319,9 @@ class FilesSwarm:
         inputs = sorted(self.rng.choice(runs), key=lambda m: m.order)[:3]
         name = self._name()
         spec = CloseSpec(name, inputs[0].slot, inputs[0].partition, inputs[-1].order, SCHEMA)
-        known.maybe.add(name)
         made = self._run(node, CompactFiles(group, CompactUnit(spec, (0,), tuple(inputs))))
         assert isinstance(made, FilesClosed)
-        self._made(known, made)
+        self._are_there(known, made.files)
 
     def _save(self, node: Node) -> None:
         rng = self.rng
@@ -361,18 +360,15 @@ class FilesSwarm:
         free = [m for name, m in known.files.items() if name not in known.named and self.rng.random() < 0.5]
         for meta in free:
             del known.files[meta.name]
-        known.maybe |= {meta.name for meta in free}
         self._run(node, DeleteFiles(group, tuple(free)))
         for meta in free:
             found = node.content(path_of(group, meta))
             assert found == "missing", f"L4: {node.name} {group}: {meta.name} was deleted"
-        known.maybe -= {meta.name for meta in free}
 
     def _remove_group(self, node: Node) -> None:
         group = self.rng.choice(GROUPS)
         known = node.groups[group]
         known.saved.append(NOTHING)
-        known.maybe |= known.files.keys()
         known.files.clear()
         known.base = ""
         self._run(node, RemoveGroup(group))
@@ -432,16 +428,13 @@ class FilesSwarm:
         name, snapshot = offered
         known = node.groups[snapshot.group]
         known.saved.append(snapshot.saved)
-        known.maybe |= {meta.name for meta in snapshot.files} - known.files.keys()
         known.base = ""
         job = InstallSnapshot(snapshot.group, self._other(node).name, name)
-        codes = (NotFound.code, Unavailable.code, "log_corrupt", "file_corrupt", "damaged")
+        codes = (NotFound.code, Unavailable.code, Damaged.code)
         done = self._run(node, job, may_fail=codes if self.losing else ())
         if isinstance(done, Installed):
             assert done.payload == snapshot.payload, f"S16: another state of {snapshot.group} is installed"
-            files = {meta.name: meta for meta in snapshot.files}
-            known.files |= files
-            known.maybe -= files.keys()
+            self._are_there(known, snapshot.files)
             known.saved = [snapshot.saved]
             assert node.checkpoint(snapshot.group) == snapshot.saved, "S16: the state installed is not saved"
             self._run(node, DropStaging(install_area(name)))
@@ -456,7 +449,7 @@ class FilesSwarm:
 
     def _pull(
         self, node: Node, operation: str, group: GroupId, snapshot: str, files: Iterable[FileMeta]
-    ) -> FilesStaged | None:
+    ) -> FilesStaged:
         other = self._other(node).name
         wanted = []
         for meta in files:
@@ -490,12 +483,8 @@ class FilesSwarm:
             Adoption(meta.name, msgspec.structs.replace(meta, name=self._name())) for meta in metas[:4]
         ]
         known = node.groups[group]
-        known.maybe |= {a.meta.name for a in adopted}
         self._run(node, AdoptFiles(operation, group, tuple(adopted)))
-        files = {a.meta.name: a.meta for a in adopted}
-        self.metas |= files
-        known.files |= files
-        known.maybe -= files.keys()
+        self._are_there(known, [a.meta for a in adopted])
 
     def _drop_staging(self, node: Node) -> None:
         operations = node.storage.staging.operations()
@@ -548,10 +537,8 @@ class FilesSwarm:
         node.check()
         del node.staged["op-3"]
         self._run(node, DropStaging("op-3"))
-        while True:
-            staged = self._pull(node, repair_area(group), group, snapshot, [meta])
-            if staged is not None and meta.name in staged.names:
-                break
+        pulls = (self._pull(node, repair_area(group), group, snapshot, [meta]) for _ in range(PULLS_MAX))
+        assert any(meta.name in pulled.names for pulled in pulls), f"L5: {meta.name} never comes"
         del node.staged[repair_area(group)]
         done = self._run(node, ReplaceFile(group, meta))
         assert isinstance(done, FileReplaced) and (not done.quarantined or node.disk.exists(done.quarantined))
