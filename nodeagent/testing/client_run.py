@@ -177,6 +177,9 @@ class CellsClient:
         self.unknown: dict[Cell, set[int]] = {}
         """May take effect at any time."""
 
+        self.never: set[int] = set()
+        """Refused for good."""
+
     async def write(self) -> None:
         while not self.over:
             group = self.rng.choice(GROUPS)
@@ -190,6 +193,7 @@ class CellsClient:
                 for cell in cells:
                     self.unknown.setdefault(cell, set()).add(value)
             except NodeAgentError:
+                self.never.add(value)
                 self.done["cells refused"] += 1
             else:
                 self.acked |= dict.fromkeys(cells, value)
@@ -206,6 +210,8 @@ class CellsClient:
             except NodeAgentError:
                 continue
             found = dict(zip(rows["time"].to_pylist(), rows["v"].to_pylist(), strict=True))
+            back = self.never.intersection(found.values())
+            assert not back, f"S18: {back} were refused and are in {group}"
             for time, floor in floors.items():
                 value = found.get(time, 0)
                 may_be = value >= floor or value in self.unknown.get((group, time), ())
