@@ -82,7 +82,8 @@ class Changes:
             assert versions[0] == versions[1], f"S14: {op.id} {op.stage}: table {versions}"
         created = op.created_group
         if op.stage is Stage.CANCELLED:
-            left = {op.node, created} & {*state.image.nodes, *state.image.groups} if created else {}
+            undone = {op.node, created} if created else set()
+            left = undone & {*state.image.nodes, *state.image.groups}
             assert not left, f"L4: {op.id} is cancelled and {left} are there"
             for change in op.changes:
                 joined = self._safety.config_of(change.group).learners

@@ -134,14 +134,14 @@ class RaftSafety:
         if term is None or index <= log.base.index:
             self._durable.pop(key, None)
             return
-        first = log.term(log.first_index)
-        assert first is None or log.base.term <= first <= log.last_term, (
-            f"S2: in {replica.group} of {node.node} {log.base} is followed by entries of the terms {first} "
-            f"to {log.last_term}"
-        )
         last = (index, term, log.base.index)
         if self._durable.get(key) != last:
             self._durable[key] = last
+            first = log.term(log.first_index)
+            assert first is None or log.base.term <= first <= log.last_term, (
+                f"S2: in {replica.group} of {node.node} {log.base} is followed by terms {first} "
+                f"to {log.last_term}"
+            )
             held = node.durable.holds(replica.group, index, term)
             assert held, (
                 f"S7: {node.node} takes {replica.group}/{index} for durable, its disk does not hold it"

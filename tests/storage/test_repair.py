@@ -149,7 +149,7 @@ def test_a_file_the_disk_cannot_read_is_told_and_replaced() -> None:
 
 
 def test_a_copy_cut_short_in_quarantine_is_made_again() -> None:
-    """Where the disk cannot link, a name in quarantine may hold a part of the bytes."""
+    """Where the disk cannot link, an earlier release left parts of files in quarantine."""
     disk, storage, bad = damaged()
     found = storage.files.hash(GROUP, META)
     disk.mkdirs(layout.quarantine_dir(GROUP))
