@@ -42,6 +42,9 @@ SLOW = 0.1
 
 HEAL_ROUNDS = 60
 
+HANDOVER_EVENTS_MAX = 2_000
+"""So many events are no walk that ends; the longest of a thousand had 432."""
+
 Event = str
 
 
@@ -301,6 +304,7 @@ def slots_walk(rng: random.Random) -> list[Event]:
     try:
         while (following := _next(rng, world, weights, events)) is not None:
             world = following
+            assert len(events) < HANDOVER_EVENTS_MAX, "L2: it goes on for ever"
         world.rest()
     except AssertionError as error:
         raise Broken(str(error), events) from error
