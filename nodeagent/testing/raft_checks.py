@@ -41,6 +41,9 @@ class RaftSafety:
         self._checked: dict[tuple[NodeId, int], dict[GroupId, int]] = {}
         """By (node, life) and group: entries up to there were compared."""
 
+        self._marks: dict[tuple[NodeId, int], dict[GroupId, Any]] = {}
+        """By (node, life) and group: `_mark` when it was looked at last. Most turns change one group."""
+
         self.committed: dict[GroupId, list[int]] = {}
         """By group, the term of each committed entry; item 0 stands for the beginning."""
 
@@ -102,13 +105,16 @@ class RaftSafety:
         return group in self._led
 
     def __call__(self, node: Machine, effects: Effects) -> None:
+        life = (node.node, node.life)
+        checked, marks = self._checked.setdefault(life, {}), self._marks.setdefault(life, {})
         for peer, messages in effects.sends:
             for routed in messages:
                 self._promise(node, peer, routed.group, routed.message)
-        checked = self._checked.setdefault((node.node, node.life), {})
         for replica in node.host.replicas():
-            if (node.node, replica.group) in self._outside:
+            mark = _mark(replica)
+            if marks.get(replica.group) == mark or (node.node, replica.group) in self._outside:
                 continue
+            marks[replica.group] = mark
             self._is_durable(node, replica)
             self._is_config_held(node, replica)
             promised = self._promised.get((node.incarnation, replica.group), 0)
@@ -175,7 +181,9 @@ class RaftSafety:
 
     def _note_term(self, node: Machine, group: GroupId, term: int) -> None:
         key = (node.incarnation, group)
-        self._promised[key] = max(term, self._promised.get(key, 0))
+        if term > self._promised.get(key, 0):
+            self._promised[key] = term
+            self._marks[node.node, node.life].pop(group, None)
 
     def _vote(self, node: Machine, group: GroupId, term: int, candidate: NodeId) -> None:
         """What left the node counts: a vote that a power cut took back was never given."""
@@ -283,6 +291,7 @@ class RaftSafety:
 
     def forget(self, group: GroupId, log: RaftLog, lost: list[NodeId]) -> dict[int, Entry]:
         """The group goes on with `log`, without the nodes `lost`: what was applied that it does not hold."""
+        self._marks.clear()
         self._outside.update((node, group) for node in lost)
         self._forced.add(group)
         applied = {index: e for (name, index), e in self._applied.items() if name == group}
@@ -294,3 +303,23 @@ class RaftSafety:
         kept = next(held, len(terms))
         del terms[kept:], self._committed_in.get(group, [])[kept:]
         return gone
+
+
+def _mark(replica: Replica) -> tuple[object, ...]:
+    """Everything of a replica that a check goes by, and that only this node changes."""
+    raft = replica.raft
+    log, durable = raft.log, raft.durability.index
+    return (
+        replica,
+        raft.term,
+        raft.role,
+        raft.commit,
+        durable,
+        log.term(durable),
+        log.last_index,
+        log.last_term,
+        log.base,
+        log.config_index,
+        replica.seen,
+        replica.rebasing,
+    )
