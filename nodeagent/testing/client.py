@@ -5,19 +5,24 @@ import asyncio
 import math
 import random
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
+
+import msgspec
 
 from nodeagent.client.cluster import Cluster
 from nodeagent.client.link import not_connected
 from nodeagent.model.errors import OutcomeUnknown
 from nodeagent.model.ids import NodeId
-from nodeagent.model.requests import ErrorReply, Reply, Request
+from nodeagent.model.requests import ErrorReply, MetaView, Reply, Request
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.sim import CLIENT, LATE_MS, Sim
 from nodeagent.wire.faults import to_error
 
 FOREVER_MS = 3_600_000
+ODD = 0.003
+"""The chance of an odd answer, where there are any."""
+
 LOOK_S = 0.2
 """Whether the node still runs is looked at so often."""
 
@@ -58,11 +63,15 @@ class SimLink:
 
     Where the network would lose a message, the connection is lost, before or after the node heard the
     request.
+
+    Args:
+        odd: the chance of an answer that this release does not know, or that another cluster would give.
     """
 
-    def __init__(self, sim: Sim[SimNode], loop: SimLoop) -> None:
+    def __init__(self, sim: Sim[SimNode], loop: SimLoop, odd: float = 0.0) -> None:
         self._sim = sim
         self._loop = loop
+        self._odd = odd
         self._known: dict[NodeId, tuple[str, int]] = {}
 
     def learn(self, target: str, host: str, port: int) -> None:
@@ -103,6 +112,8 @@ class SimLink:
             await asyncio.wait([answer], timeout=min(LOOK_S, until - self._loop.time()))
             if answer.done():
                 reply = answer.result()
+                if self._odd and sim.rng.random() < self._odd:
+                    reply = _odd(reply)
                 if isinstance(reply, ErrorReply):
                     raise to_error(reply)
                 return reply
@@ -112,12 +123,45 @@ class SimLink:
         pass
 
 
-def client_of(sim: Sim[SimNode], loop: SimLoop, nodes: list[NodeId], timeout_s: float) -> Cluster:
-    """A client that was told of these nodes."""
-    link = SimLink(sim, loop)
+def _odd(reply: Reply) -> Reply:
+    """In place of `reply`, of a request that was served."""
+    if isinstance(reply, MetaView):
+        return msgspec.structs.replace(reply, cluster_id="another", applied=reply.applied + 1_000)
+    return ErrorReply("of_a_newer_release", "something that this release does not know")
+
+
+class SimCluster(Cluster):
+    """A client whose knowledge can be looked at."""
+
+    _applied = 0
+    _cluster_id = ""
+    _versions: Mapping[tuple[str, str], int] = {}
+
+    def look(self) -> None:
+        """S14: what it knows of one cluster never goes back."""
+        routes = self._calls.routes
+        if routes is None:
+            return
+        view = routes.view
+        assert view.applied >= self._applied, f"S14: a client knew {self._applied}, it goes by {view.applied}"
+        self._applied = view.applied
+        of_one = view.cluster_id == self._cluster_id or not self._cluster_id
+        assert of_one, f"S14: a client of {self._cluster_id} goes by a view of {view.cluster_id}"
+        self._cluster_id = view.cluster_id
+        versions = {(s.storage_group, s.table): s.version for s in self._calls.known_schemas()}
+        back = [name for name, known in self._versions.items() if versions.get(name, known) < known]
+        assert not back, f"S14: a client goes by older schemas of {back}"
+        self._versions = versions
+
+
+def client_of(
+    sim: Sim[SimNode], loop: SimLoop, nodes: list[NodeId], timeout_s: float, odd: float = 0.0
+) -> SimCluster:
+    """A client that was told of these nodes. Args: as of `SimLink`."""
+    link = SimLink(sim, loop, odd)
     for node in nodes:
         link.learn(node, node, 1)
-    return Cluster(link, timeout_s=timeout_s, rng=random.Random(sim.rng.getrandbits(64)))
+    return SimCluster(link, timeout_s=timeout_s, rng=random.Random(sim.rng.getrandbits(64)))
 
 
 def run_in(sim: Sim[SimNode], main: Coroutine[Any, Any, _T]) -> _T:

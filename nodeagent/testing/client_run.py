@@ -10,26 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 
 import msgspec
-import pyarrow as pa
 
-from nodeagent.client.cluster import Cluster
-from nodeagent.model.errors import NodeAgentError, OutcomeUnknown, Unavailable
 from nodeagent.model.requests import BeginChange
-from nodeagent.testing.client import SimLoop, client_of, run_in
+from nodeagent.testing.client import ODD, SimCluster, SimLoop, client_of, run_in
+from nodeagent.testing.client_work import CellsClient, Changes, RowsClient
 from nodeagent.testing.nemesis import bounded
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.sim import LATE_MS
 
-GROUPS, TABLE, CELLS = ("root.c0", "root.c1", "root.c2"), "m", "cells"
-WEEKS, WEEK_MS = 3, 604_800_000
-OPERATION_S = 120.0
-AT_ONCE = 12
-"""Small writes of a bulk writer."""
-
-Cell = tuple[str, int]
-"""(storage group, time)"""
+LOOK_S = 0.01
+"""What the clients know is looked at so often."""
 
 
 class Report(msgspec.Struct):
@@ -42,222 +33,6 @@ class Report(msgspec.Struct):
     done: dict[str, int]
 
 
-class RowsClient:
-    """Writes rows that all have keys of their own and deletes some of them; readers look for all of them."""
-
-    def __init__(self, client: Cluster, rng: random.Random, done: Counter[str]) -> None:
-        self.client = client
-        self.rng = rng
-        self.done = done
-        self.over = False
-        self.asked: set[Cell] = set()
-        self.acked: set[Cell] = set()
-        self.never: set[Cell] = set()
-        """Of writes that were refused for good."""
-
-        self.gone: set[Cell] = set()
-        """Acknowledged, and then deleted, which was acknowledged too."""
-
-        self._at = 0
-
-    async def write(self) -> None:
-        while not self.over:
-            group = self.rng.choice(GROUPS)
-            if self.rng.random() < 0.2:
-                await self._write_at_once(group)
-            else:
-                await self._write_some(group)
-            if self.rng.random() < 0.15:
-                await self.delete()
-            await asyncio.sleep(self.rng.random() * 0.2)
-
-    def _times(self, weeks: list[int]) -> list[int]:
-        """Some new ones in each of these."""
-        times: list[int] = []
-        for week in weeks:
-            count = self.rng.randint(1, 6)
-            times += range(week * WEEK_MS + self._at, week * WEEK_MS + self._at + count)
-            self._at += count
-        return times
-
-    async def _write_some(self, group: str) -> None:
-        times = self._times(self.rng.sample(range(WEEKS), self.rng.choice([1, 1, 2, 3])))
-        keys = {(group, t) for t in times}
-        self.asked |= keys
-        try:
-            await self.client.write(group, TABLE, _rows(times), tags=["d"])
-        except OutcomeUnknown:
-            self.done["unknown"] += 1
-        except NodeAgentError:
-            self.never |= keys
-            self.done["refused"] += 1
-        else:
-            self.acked |= keys
-            self.done["writes"] += 1
-
-    async def _write_at_once(self, group: str) -> None:
-        """Many small writes to one slot, of which a failure says nothing but that not all are there."""
-        week = self.rng.randrange(WEEKS)
-        pieces = [self._times([week]) for _ in range(self.rng.randint(2, AT_ONCE))]
-        keys = {(group, t) for times in pieces for t in times}
-        self.asked |= keys
-        try:
-            async with self.client.writer(self.rng.choice([2, AT_ONCE])) as writer:
-                for times in pieces:
-                    await writer.write(group, TABLE, _rows(times), tags=["d"])
-        except NodeAgentError:
-            self.done["bulks that failed"] += 1
-        else:
-            self.acked |= keys
-            self.done["bulks"] += 1
-
-    async def delete(self) -> None:
-        """Some rows in a row of one partition."""
-        if not self.acked:
-            return
-        group, first = self.rng.choice(sorted(self.acked))
-        last = first + self.rng.randrange(20)
-        keys = {(g, t) for g, t in self.acked if g == group and first <= t <= last}
-        self.acked -= keys
-        try:
-            await self.client.delete(group, TABLE, time_from=first, time_to=last)
-            self.gone |= keys
-            self.done["deletes"] += 1
-        except NodeAgentError:
-            self.done["deletes that failed"] += 1
-
-    async def read(self) -> None:
-        while not self.over:
-            await asyncio.sleep(self.rng.random() * 0.5)
-            group = self.rng.choice(GROUPS)
-            before = {t for g, t in self.acked if g == group}
-            gone = {t for g, t in self.gone if g == group}
-            if not before:
-                continue
-            limit = self.rng.choice([None, None, 5])
-            try:
-                if self.rng.random() < 0.3:
-                    counts = await self.client.count(group, TABLE)
-                    found = None
-                else:
-                    found = (await self.client.scan(group, TABLE, limit=limit)).column("time").to_pylist()
-            except (Unavailable, OutcomeUnknown):
-                self.done["unread"] += 1
-                continue
-            self.done["reads"] += 1
-            before &= {t for g, t in self.acked if g == group}  # without what was deleted meanwhile
-            known = {t for g, t in self.asked - self.never if g == group} - gone
-            if found is None:
-                rows = sum(int(str(counted["rows"])) for counted in counts)
-                assert len(before) <= rows <= len(known), (
-                    f"S6: {rows} rows of {group}, {len(before)} were acknowledged"
-                )
-                continue
-            assert len(found) == len(set(found)), f"a row of {group} twice"
-            assert set(found) <= known, f"S8, S18: {group} has {sorted(set(found) - known)}"
-            missing = sorted(before - set(found))
-            if limit is None:
-                assert not missing, f"S6: {group} lost {missing}"
-            else:
-                assert min(limit, len(before)) <= len(found) <= limit, f"S6: {len(found)} rows of {group}"
-                over = [t for t in missing if t < found[-1]]
-                assert found == sorted(found) and not over, f"S6: the first of {group} without {over}"
-
-
-class CellsClient:
-    """Writes rising values to a few cells, so that one that counts twice takes back what came after it."""
-
-    def __init__(self, client: Cluster, rng: random.Random, done: Counter[str]) -> None:
-        self.client = client
-        self.rng = rng
-        self.done = done
-        self.over = False
-        self.value = 0
-        self.acked: dict[Cell, int] = {}
-        self.unknown: dict[Cell, set[int]] = {}
-        """May take effect at any time."""
-
-        self.never: set[int] = set()
-        """Refused for good."""
-
-    async def write(self) -> None:
-        while not self.over:
-            group = self.rng.choice(GROUPS)
-            times = [week * WEEK_MS for week in self.rng.sample(range(WEEKS), self.rng.choice([1, 1, 2]))]
-            self.value = value = self.value + 1
-            rows = pa.table({"time": times, "d": ["a"] * len(times), "v": [value] * len(times)})
-            cells = [(group, t) for t in times]
-            try:
-                await self.client.write(group, CELLS, rows, tags=["d"])
-            except OutcomeUnknown:
-                for cell in cells:
-                    self.unknown.setdefault(cell, set()).add(value)
-            except NodeAgentError:
-                self.never.add(value)
-                self.done["cells refused"] += 1
-            else:
-                self.acked |= dict.fromkeys(cells, value)
-                self.done["cells"] += 1
-            await asyncio.sleep(self.rng.random() * 0.05)
-
-    async def read(self) -> None:
-        while not self.over:
-            await asyncio.sleep(self.rng.random() * 0.5)
-            group = self.rng.choice(GROUPS)
-            floors = {t: value for (g, t), value in self.acked.items() if g == group}
-            try:
-                rows = await self.client.scan(group, CELLS)
-            except NodeAgentError:
-                continue
-            found = dict(zip(rows["time"].to_pylist(), rows["v"].to_pylist(), strict=True))
-            back = self.never.intersection(found.values())
-            assert not back, f"S18: {back} were refused and are in {group}"
-            for time, floor in floors.items():
-                value = found.get(time, 0)
-                may_be = value >= floor or value in self.unknown.get((group, time), ())
-                assert may_be and value <= self.value, (
-                    f"S6: {(group, time)} is {value}, {floor} was acknowledged"
-                )
-
-
-class Changes:
-    """Begins changes, and believes what it is told of that."""
-
-    def __init__(self, scenario: Scenario, client: Cluster, done: Counter[str]) -> None:
-        self.scenario = scenario
-        self.client = client
-        self.done = done
-
-    async def begin(self, change: BeginChange) -> str:
-        scenario = self.scenario
-        with scenario.locked():
-            change = scenario.asked(change)
-            loop = asyncio.get_running_loop()
-            until = loop.time() + OPERATION_S
-            while loop.time() < until:
-                refused = None
-                try:
-                    return scenario.begun((await self.client.begin_change(change)).id, change)
-                except OutcomeUnknown:
-                    self.done["changes unknown"] += 1
-                except NodeAgentError as error:
-                    self.done["changes refused"] += 1
-                    refused = error
-                await asyncio.sleep(2 * LATE_MS / 1000)
-                known = scenario.begun_as(change)
-                assert not (refused and known), f"S18: {known} was refused and is there: {refused}"
-                if known:
-                    return scenario.begun(known, change)
-        raise AssertionError(f"liveness: {change} is not accepted")
-
-    async def ended(self, operation: str) -> None:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + OPERATION_S
-        while (record := self.scenario.record(operation)) is None or not record.ended:
-            assert loop.time() < until, f"liveness: {operation} in {self.scenario.stage(operation)}"
-            await asyncio.sleep(0.1)
-
-
 class ClientRun:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -265,6 +40,7 @@ class ClientRun:
         self.done: Counter[str] = Counter()
         self.over = False
         self.so_far = ""
+        self.odd = self.rng.choice([0.0, ODD])
 
     async def disturb(self) -> None:
         sim = self.scenario.sim
@@ -276,24 +52,32 @@ class ClientRun:
             else:
                 self.scenario.kill(name, self.rng.randint(50, 1_500), power=self.rng.random() < 0.5)
 
-    def _client(self) -> Cluster:
+    def _client(self) -> SimCluster:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
         timeout_s = self.rng.choice([0.5, 2.0, 10.0])
-        return client_of(self.scenario.sim, loop, self.scenario.view.nodes, timeout_s)
+        return client_of(self.scenario.sim, loop, self.scenario.view.nodes, timeout_s, self.odd)
+
+    async def look(self, clients: list[SimCluster]) -> None:
+        while not self.over:
+            for client in clients:
+                client.look()
+            await asyncio.sleep(LOOK_S)
 
     async def run(self) -> None:
         scenario, rng = self.scenario, self.rng
-        client = self._client()
-        rows, cells = RowsClient(client, rng, self.done), CellsClient(client, rng, self.done)
-        changes = Changes(scenario, self._client(), self.done)
+        clients = [self._client(), self._client()]
+        rows, cells = RowsClient(clients[0], rng, self.done), CellsClient(clients[0], rng, self.done)
+        changes = Changes(scenario, clients[1], self.done)
         work: list[Callable[[], Coroutine[object, object, None]]] = [
             rows.write,
             rows.read,
             rows.read,
             cells.write,
             cells.read,
+            changes.widen,
             self.disturb,
+            lambda: self.look(clients),
         ]
         tasks = [asyncio.create_task(w()) for w in work]
         newcomer = scenario.newcomers[0]
@@ -307,23 +91,28 @@ class ClientRun:
         faults.drop, faults.duplicate, faults.delay_ms = rng.choice([0.0, 0.01, 0.05]), 0.05, (1, 20)
         try:
             for want in wanted:
-                await asyncio.sleep(3)
-                scenario.hold("before:FORMAL")  # the older rows are with the groups before
-                operation = self.so_far = await changes.begin(want())
-                await asyncio.sleep(6)
-                scenario.hold()
-                await changes.ended(operation)
-                for task in tasks:
-                    if task.done():
-                        task.result()
+                may_cancel = rng.random() < 0.3
+                while True:
+                    await asyncio.sleep(3)
+                    scenario.hold("before:FORMAL")  # the older rows are with the groups before
+                    operation = self.so_far = await changes.begin(want())
+                    await asyncio.sleep(rng.random() if may_cancel else 6)
+                    if may_cancel:
+                        before, faults.drop = faults.drop, 0.4
+                        await changes.cancel(operation)
+                        faults.drop = before
+                    scenario.hold()
+                    done = await changes.ended(operation)
+                    for task in tasks:
+                        if task.done():
+                            task.result()
+                    if done:
+                        break
+                    may_cancel = False
         finally:
-            self.over = rows.over = cells.over = True
+            self.over = rows.over = cells.over = changes.over = True
             faults.heal()
         await asyncio.gather(*tasks)
-
-
-def _rows(times: list[int]) -> pa.Table:
-    return pa.table({"time": times, "d": ["a"] * len(times), "v": [float(t) for t in times]})
 
 
 def run(seed: int) -> Report:
