@@ -124,11 +124,12 @@ def settled_host(
     *records: GroupRecord,
     holding: Sequence[str] = (),
     left: dict[str, HardState] | None = None,
+    logged: Sequence[Entry] = (),
 ) -> Host:
-    """Node a with a meta log and a meta checkpoint that knows `records`, and `groups` beside it."""
+    """Node a with a meta checkpoint that knows `records`, the meta log after it, and `groups` beside it."""
     image = Image(cluster_id="c", applied=5, groups={r.group: r for r in records})
     saved = Saved(Base(5, 1, MEMBERS), MetaState(image).encode(), group=META, owner=ME)
-    meta_log = GroupLog(Base(5, 1, MEMBERS), HardState(1), [])
+    meta_log = GroupLog(Base(5, 1, MEMBERS), HardState(1), list(logged))
     both = {META: (meta_log, msgspec.msgpack.encode(saved)), **groups}
     return Host.open(CONFIG, "i", both, (), random.Random(1), 0, 0, start=3, holding=holding, left=left)
 
@@ -167,6 +168,19 @@ def test_data_that_the_log_forgot_goes_when_the_meta_state_says_so(payload: byte
         host = settled_host({"a.1": (found(0), payload)}, *records, holding=("a.1",))
         assert jobs_of(host) == [RemoveGroup("a.1")] and not host.damaged and not host.data
     assert set(open_host(1).data) == {"a.1"}
+
+
+def test_no_group_goes_after_a_start_before_the_meta_state_is_as_new_as_its_log() -> None:
+    """The checkpoint may be older than the group, which a later entry made: nothing of it is removed."""
+    noop = Entry(1, EntryKind.NOOP, b"")
+    host = settled_host({"a.1": (found(1), checkpoint())}, logged=[noop] * 2)
+    for commit in (5, 6):
+        host.on_raft("b", [Routed(META, Heartbeat(1, commit))], 10)
+        assert host.take().persist is None
+        assert set(host.data) == {"a.1"} and host.meta.applied == commit
+    host.on_raft("b", [Routed(META, Heartbeat(1, 7))], 10)
+    persist = host.take().persist
+    assert persist is not None and persist[1] == [Forget("a.1")], "the group is gone"
 
 
 def test_a_group_whose_making_was_cut_short_is_made_again() -> None:

@@ -298,6 +298,38 @@ def test_a_cancel_counts_until_slots_open_and_never_after(stage: Stage) -> None:
     assert "e" not in meta.state.image.nodes
 
 
+@pytest.mark.parametrize("kind,name", [("add-node", "e"), ("remove-node", "b"), ("rebalance", "")])
+def test_a_cancel_waits_for_every_group_that_has_slots_to_take_back(kind: str, name: str) -> None:
+    """Until the last one has, some slots are sealed: another change must not begin."""
+    meta = Meta()
+    meta.begin(kind, name)
+    run_to(meta, Stage.SEALED)
+    meta.do(c.SteerOperation(4, meta.op.id, "cancel", "me"))
+    *most, last = evidence(meta.op, Stage.CANCELLING)
+    assert most
+    for one in most * 2:
+        meta.do(one)
+        assert meta.op.stage is Stage.CANCELLING
+    busy = meta.begin(name="f")
+    assert isinstance(busy, ErrorReply) and busy.details["operation"] == meta.op.id
+    meta.do(last)
+    assert meta.op.stage is Stage.CANCELLED and isinstance(meta.begin(name="f"), OperationReply)
+
+
+def test_the_first_report_of_a_seal_counts() -> None:
+    """Gaining groups open with the sessions of that one: a later report must not give others to some."""
+    meta = Meta()
+    meta.begin()
+    run_to(meta, Stage.SEALED)
+    first, *others = meta.op.losing
+    meta.do(c.SealedBy(3, meta.op.id, SealResult(first, 9, b"sessions")))
+    meta.do(c.SealedBy(4, meta.op.id, SealResult(first, 12, b"others")))
+    assert meta.op.sealed == {first: SealResult(first, 9, b"sessions")}
+    for group in others:
+        meta.do(c.SealedBy(5, meta.op.id, SealResult(group, 9, b"")))
+    assert meta.op.stage is Stage.OPEN and meta.op.sealed[first] == SealResult(first, 9, b"sessions")
+
+
 def test_the_same_node_may_come_again_after_a_cancel_under_a_new_group_id() -> None:
     meta = Meta()
     meta.begin()
