@@ -201,6 +201,21 @@ def test_units_are_cut_into_calls_in_order(monkeypatch: pytest.MonkeyPatch) -> N
     assert [None if m is None else m.rows for m in result.files] == [1, 2, 3, 4, 5, None]
 
 
+def test_temporary_files_go_at_the_next_start() -> None:
+    """A process that ends in a close leaves some; nothing would ever take them away or use them."""
+    disk = SimDisk()
+    storage, left = room(disk), 0
+    for cut in range(1, 9):
+        disk.cut_power_at = disk.operations + cut
+        with pytest.raises(PowerCut):
+            storage.run(CloseFiles(GROUP, UNITS))
+        disk.restart()
+        left += len(disk.listdir("tmp"))
+        storage = room(disk)
+        assert disk.listdir("tmp") == []
+    assert left > 5
+
+
 def test_a_close_that_fails_leaves_no_temporary_file() -> None:
     """Each try would leave another one, and a full disk is tried again every second."""
     disk = SimDisk()

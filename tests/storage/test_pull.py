@@ -1,5 +1,6 @@
 """Files from other nodes: resumed, verified, fetched again from elsewhere, adopted, installed."""
 
+import contextlib
 import errno
 import random
 import tempfile
@@ -16,6 +17,7 @@ from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.jobs import (
     AdoptFiles,
     Adoption,
+    CheckpointSaved,
     Done,
     DropStaging,
     Failed,
@@ -23,6 +25,7 @@ from nodeagent.model.jobs import (
     Installed,
     InstallSnapshot,
     MakeSnapshot,
+    SaveCheckpoint,
     StagedFile,
     StageFiles,
     install_area,
@@ -34,7 +37,7 @@ from nodeagent.storage import pull as pull_module
 from nodeagent.storage.executor import Storage
 from nodeagent.storage.files import read_checked
 from nodeagent.storage.pull import Fetch, FetchChunk
-from nodeagent.testing.disk import Fault, SimDisk
+from nodeagent.testing.disk import Fault, PowerCut, SimDisk
 
 from .units import GROUP, close, path_of, room, rows, unit
 
@@ -342,9 +345,47 @@ def test_what_was_answered_as_staged_is_there_after_a_power_cut() -> None:
         assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
 
 
-def _until_power_cut(call: Callable[[], object]) -> None:
-    from nodeagent.testing.disk import PowerCut
+def test_what_was_answered_as_adopted_is_there_after_a_power_cut() -> None:
+    """A checkpoint may name it then, and the staged name may go."""
+    a, metas = source(n_rows=30)
+    for seed in range(10):
+        target = Node()
+        assert isinstance(target.storage.run_pull(job(metas), fetch_from({"a": a})), FilesStaged)
+        adopt = AdoptFiles(OP, NEW, tuple(Adoption(m.name, m) for m in metas))
+        assert target.storage.run(adopt) == Done()
+        target.disk.crash(random.Random(seed))
+        assert [target.storage.files.hash(NEW, m) for m in metas] == [m.xxh3 for m in metas]
 
+
+def test_a_file_with_other_bytes_under_an_adopted_name_is_replaced() -> None:
+    """It is what a power cut or a rotten disk made of it; the staged one was verified."""
+    (a, metas), target = source(files=1), Node()
+    assert isinstance(target.storage.run_pull(job(metas), fetch_from({"a": a})), FilesStaged)
+    target.disk.mkdirs(layout.slot_dir(NEW, metas[0].slot))
+    target.disk.write_atomic(layout.file_path(NEW, metas[0].slot, "f0"), bytes(metas[0].size))
+    assert target.storage.run(AdoptFiles(OP, NEW, (Adoption("f0", metas[0]),))) == Done()
+    assert target.storage.files.hash(NEW, metas[0]) == metas[0].xxh3
+
+
+def test_power_cut_at_every_step_of_an_install_leaves_the_old_state_or_the_new_one_whole() -> None:
+    """A checkpoint is there when every file that it names is."""
+    a, metas = source(n_rows=30)
+    install, found = InstallSnapshot(OLD, "a", SNAP), []
+    done = False
+    while not done:
+        target = Node()
+        assert isinstance(target.storage.run(SaveCheckpoint(OLD, b"old")), CheckpointSaved)
+        target.disk.cut_power_at = target.disk.operations + len(found) + 1
+        with contextlib.suppress(PowerCut):
+            done = isinstance(target.storage.run_pull(install, fetch_from({"a": a})), Installed)
+        target.disk.crash(random.Random(len(found)))
+        found.append(target.storage.checkpoint(OLD))
+        if found[-1] != b"old":
+            assert [target.storage.files.hash(OLD, m) for m in metas] == [m.xxh3 for m in metas]
+    assert len(found) > 20 and set(found) == {b"old", b"state"} and found[-1] == b"state"
+
+
+def _until_power_cut(call: Callable[[], object]) -> None:
     try:
         call()
     except PowerCut:

@@ -1,6 +1,7 @@
 """Hard links all-or-nothing, served in chunks, gone after their time."""
 
 import errno
+import random
 
 import pytest
 
@@ -48,6 +49,22 @@ def test_links_keep_the_bytes_after_a_delete(disk: SimDisk, storage: Storage) ->
     assert [read_all(storage, m.name) for m in files] == want
     assert read_all(storage, "payload") == b"payload"
     assert storage.snapshots.index(ID).files == files
+
+
+def test_what_was_answered_as_a_snapshot_is_whole_after_a_power_cut() -> None:
+    """Also when the group's own names are gone: nobody may find an index and not the files."""
+    for seed in range(10):
+        disk = SimDisk()
+        storage = room(disk)
+        files = two_files(storage)
+        want = [disk.read(path_of(m)) for m in files]
+        assert storage.run(MakeSnapshot(ID, GROUP, files, b"payload")) == Done()
+        storage.run(DeleteFiles(GROUP, files))
+        disk.crash(random.Random(seed))
+        storage = room(disk)
+        assert storage.snapshots.index(ID).files == files
+        assert [read_all(storage, m.name) for m in files] == want
+        assert read_all(storage, "payload") == b"payload"
 
 
 def test_ends_are_empty_and_absences_are_errors(storage: Storage) -> None:
