@@ -93,6 +93,28 @@ def test_flip_in_the_unsynced_tail_is_cut() -> None:
         assert len(found.groups["h"].entries) in (2, 4) and len(found.groups["g"].entries) == 5
 
 
+def test_batches_that_were_cut_do_not_come_back_behind_the_next_one() -> None:
+    """A disk may write out of order: of two batches the second is whole, and both go. The next one is as long
+    as the first, so that what lies behind it would follow it as if it were written then."""
+    disk = SimDisk()
+    log, _ = open_log(disk, ONE)
+    log.write([append("g", 1)])
+    log.sync()
+    start = disk.written(PATH)
+    log.write([append("g", 2, text="lost")])
+    log.write([append("g", 3, text="lost")])
+    flip_byte(disk, PATH, disk.read(PATH).index(b"lost2", start))
+    disk.restart()
+    log, found = open_log(disk, ONE)
+    assert found.torn_bytes and found.groups["g"].entries == append("g", 1).entries
+    log.write([append("g", 2, text="next")])
+    log.sync()
+    disk.restart()
+    _, found = open_log(disk, ONE)
+    assert found.damaged == [] and not found.torn_bytes
+    assert found.groups["g"].entries == [*append("g", 1).entries, *append("g", 2, text="next").entries]
+
+
 @pytest.mark.parametrize("mark", [False, True])
 def test_flip_in_the_synced_part_names_what_is_lost(mark: bool) -> None:
     """Each single bad bit: healed by the second head, or group and range named, nothing changed.
