@@ -370,7 +370,8 @@ def test_a_file_with_other_bytes_under_an_adopted_name_is_replaced() -> None:
 def test_power_cut_at_every_step_of_an_install_leaves_the_old_state_or_the_new_one_whole() -> None:
     """A checkpoint is there when every file that it names is."""
     a, metas = source(n_rows=30)
-    install, found = InstallSnapshot(OLD, "a", SNAP), []
+    install = InstallSnapshot(OLD, "a", SNAP)
+    found: list[bytes | None] = []
     done = False
     while not done:
         target = Node()
