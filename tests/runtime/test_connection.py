@@ -24,6 +24,7 @@ from nodeagent.model.requests import (
     Reply,
     Request,
 )
+from nodeagent.runtime.peers import Peers
 from nodeagent.transport import connection as room
 from nodeagent.transport.connection import Connection, Listener, dial
 from nodeagent.transport.places import UNKNOWN_MAX
@@ -275,6 +276,42 @@ def test_nobody_there_is_unavailable() -> None:
             port = listener.port
         with pytest.raises(Unavailable, match="cannot be reached"):
             await reach(port)
+
+    run(test())
+
+
+def test_a_node_that_moved_is_found_where_it_is_now() -> None:
+    """As soon as its new address is known; for what is asked of it, and for file chunks."""
+
+    class Mine(Recorder):
+        peers: Peers
+
+        def on_close(self, connection: Connection, error: NodeAgentError) -> None:
+            self.peers.lost(connection)
+
+    async def test() -> None:
+        before, now, mine = Recorder(node_hello()), Recorder(node_hello()), Mine(node_hello("node2"))
+        unreachable: list[str] = []
+        mine.peers = peers = Peers(
+            "node2",
+            mine,
+            client_context(identity("node2", "node")),
+            lambda node, error: unreachable.append(error.what),
+        )
+        async with serving(before) as old, serving(now) as new:
+            peers.update({"node1": ("127.0.0.1", old.port)})
+            peer = peers.get("node1")
+            while peer.connection is None:
+                await asyncio.sleep(0.001)
+            await peer.bulk()
+            peers.update({"node1": ("127.0.0.1", new.port)})
+            old.close()
+            while not (now.opened and peer.connection) and not unreachable:
+                await asyncio.sleep(0.001)
+            assert unreachable == []
+            assert await (await peer.bulk()).call(GetStatus(), 5) == Accepted(1)
+            assert (len(before.opened), len(now.opened)) == (2, 2)
+            peers.close()
 
     run(test())
 

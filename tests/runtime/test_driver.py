@@ -1,4 +1,4 @@
-"""What the driver makes of a peer's refusal."""
+"""When the driver turns to its host, and what it makes of a peer's refusal."""
 
 import asyncio
 from types import SimpleNamespace
@@ -9,8 +9,32 @@ import pytest
 from nodeagent.host.desk import Effects
 from nodeagent.log.identity import NodeFile
 from nodeagent.model.errors import Forbidden
+from nodeagent.model.requests import Accepted, GetMeta, Reply, Request
 from nodeagent.runtime.clock import Clock
 from nodeagent.runtime.driver import Driver
+from tests.runtime.links import admin_hello
+
+NEVER = 1 << 40
+TURNS = 20
+"""More of the loop's than it takes until all that is due now is done."""
+
+
+def driver_of(host: object, clock: Clock | None = None) -> Driver:
+    return Driver(
+        cast(Any, host),
+        "a",
+        NodeFile("a", "mine", ""),
+        clock=clock or Clock(),
+        notes=cast(Any, SimpleNamespace(write=lambda *_: None)),
+        status=cast(Any, None),
+        events=cast(Any, None),
+        on_tick=lambda: None,
+    )
+
+
+async def let_run() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(
@@ -32,22 +56,92 @@ def test_a_refusal_of_this_directory_reaches_the_host(details: dict[str, str], t
         on_retired=lambda why, now: heard.append("retired"),
         take=Effects,
         idle=True,
-        deadline=lambda: 1 << 40,
+        deadline=lambda: NEVER,
     )
 
     async def test() -> None:
-        driver = Driver(
-            cast(Any, host),
-            "a",
-            NodeFile("a", "mine", ""),
-            clock=Clock(),
-            notes=cast(Any, SimpleNamespace(write=lambda *_: None)),
-            status=cast(Any, None),
-            events=cast(Any, None),
-            on_tick=lambda: None,
-        )
+        driver = driver_of(host)
         driver.on_refused("b", Forbidden("not heard", **cast(Any, details)))
         driver.stop()
 
     asyncio.run(test())
     assert heard == told
+
+
+def test_a_deadline_that_came_nearer_is_kept() -> None:
+    """A node that is elected has to speak long before the time at which it would have stood again."""
+
+    class Stopped(Clock):
+        def now(self) -> int:
+            return 1000
+
+    class Host:
+        due = 1000 + 3_600_000
+        ticks = 0
+        idle = True
+        addresses: dict[str, tuple[str, int]] = {}
+
+        def take(self) -> Effects:
+            return Effects()
+
+        def deadline(self) -> int:
+            return self.due
+
+        def on_persisted(self, batch: int, now: int) -> None:
+            if batch == 2:
+                self.due = now
+
+        def tick(self, now: int, wall: int) -> None:
+            self.ticks += 1
+            self.due = NEVER
+
+    async def test() -> None:
+        host = Host()
+        driver = driver_of(host, Stopped())
+        driver.attach(*cast(Any, (None, None, None, SimpleNamespace(update=lambda addresses: None))))
+        driver.on_persisted(1)
+        await let_run()
+        assert host.ticks == 0
+        driver.on_persisted(2)
+        await let_run()
+        driver.stop()
+        assert host.ticks == 1
+
+    asyncio.run(test())
+
+
+def test_what_a_turn_left_undone_is_done_though_nothing_happens_any_more() -> None:
+    """The host does so much at a time that the loop is not held up. Who waits for the rest sends nothing."""
+
+    class Host:
+        def __init__(self) -> None:
+            self.asked: list[int] = []
+
+        @property
+        def idle(self) -> bool:
+            return not self.asked
+
+        def on_request(self, token: int, request: Request, now: int, wall: int) -> None:
+            self.asked.append(token)
+
+        def take(self) -> Effects:
+            return Effects(replies=[(self.asked.pop(0), Accepted(1))])
+
+        def deadline(self) -> int:
+            return NEVER
+
+    answered: list[int] = []
+
+    def reply(number: int, reply: Reply) -> None:
+        answered.append(number)
+
+    async def test() -> None:
+        driver = driver_of(Host())
+        connection = cast(Any, SimpleNamespace(peer=admin_hello(), reply=reply))
+        for number in (1, 2, 3):
+            driver.on_request(connection, number, GetMeta())
+        await let_run()
+        driver.stop()
+
+    asyncio.run(test())
+    assert answered == [1, 2, 3]

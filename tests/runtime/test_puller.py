@@ -13,6 +13,8 @@ from nodeagent.model.files import FileMeta, FileRef
 from nodeagent.model.ids import NodeId, PartitionKey
 from nodeagent.model.jobs import (
     Done,
+    DropSnapshot,
+    Failed,
     FilesStaged,
     Installed,
     InstallSnapshot,
@@ -155,6 +157,24 @@ def test_dead_source_is_passed_over(nodes: list[Node]) -> None:
     assert isinstance(result, FilesStaged) and result.names == ("f1",)
 
 
+@pytest.mark.parametrize("more,size", [(1, len(CONTENT)), (0, CHUNK_BYTES - 1)])
+def test_a_source_that_sends_more_than_it_may_is_passed_over(nodes: list[Node], more: int, size: int) -> None:
+    """More than was asked for, which no rate would hold back, or more than it says that there is."""
+    _, b, c = nodes
+    ask = c.ask
+
+    async def ask_generous(node: NodeId, wanted: FetchChunk, timeout_s: float) -> Reply:
+        if node != "a":
+            return await ask(node, wanted, timeout_s)
+        return Chunk(CONTENT[wanted.offset : wanted.offset + wanted.length + more], size)
+
+    c.puller._ask = ask_generous
+    result = c.run(StageFiles("op1", "c.9", (wanted("f1", "a", "b"),)))
+    assert result == FilesStaged(("f1",), (), len(CONTENT), 0)
+    assert c.puller.received_bytes == {"op1": len(CONTENT)}
+    assert b.asked and b.asked[0].offset == 0, "nothing of it came from the other"
+
+
 def test_missing_file_is_a_reason_not_an_empty_file(nodes: list[Node]) -> None:
     """`not_found` of the source reaches the result; nothing gets the name."""
     result = nodes[2].run(StageFiles("op1", "c.9", (wanted("f9", "a"),)))
@@ -220,6 +240,27 @@ def test_errors_of_jobs_never_end_a_lane(nodes: list[Node]) -> None:
     result = nodes[0].run(MakeSnapshot("../x", "a.1", ()))
     assert getattr(result, "code", "") == "invalid_name"
     assert not isinstance(nodes[0].run(MakeSnapshot("cd", "a.1", ())), NodeAgentError)
+
+
+def test_a_job_that_ends_with_a_bug_is_answered_before_the_next_one(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever ordered it would wait for ever, and it would count nowhere; one that pulls files as well."""
+    a, _, c = nodes
+
+    def fail(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(a.storage.snapshots, "make", fail)
+    monkeypatch.setattr(c.puller, "_no_room", fail)
+    a.jobs.submit(1, MakeSnapshot("cd", "a.1", ()))
+    a.jobs.submit(2, DropSnapshot("cd"))
+    assert a.results.get(timeout=10) == Failed("error", "MakeSnapshot: KeyError: 'a bug'")
+    assert a.results.get(timeout=10) == Done()
+    assert c.run(StageFiles("op", "c.9", (wanted("f1", "a"),))) == Failed(
+        "error", "StageFiles: KeyError: 'a bug'"
+    )
+    assert (a.jobs.failed, c.jobs.failed) == (1, 1)
 
 
 def test_changed_rate_forgets_what_was_taken_at_the_old_one() -> None:
