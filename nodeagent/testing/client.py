@@ -20,8 +20,8 @@ from nodeagent.testing.sim import CLIENT, LATE_MS, Sim
 from nodeagent.wire.faults import to_error
 
 FOREVER_MS = 3_600_000
-ODD = 0.003
-"""The chance of an odd answer, where there are any."""
+ODD, ODD_S = 0.003, 3.0
+"""The chance of an odd answer, where there are any, and how long more follow it."""
 
 LOOK_S = 0.2
 """Whether the node still runs is looked at so often."""
@@ -65,13 +65,15 @@ class SimLink:
     request.
 
     Args:
-        odd: the chance of an answer that this release does not know, or that another cluster would give.
+        odd: the chance that a node begins to give answers that this release does not know, or that another
+            cluster would give; it ends after up to `ODD_S`.
     """
 
     def __init__(self, sim: Sim[SimNode], loop: SimLoop, odd: float = 0.0) -> None:
         self._sim = sim
         self._loop = loop
         self._odd = odd
+        self._odd_until: dict[str, float] = {}
         self._known: dict[NodeId, tuple[str, int]] = {}
 
     def learn(self, target: str, host: str, port: int) -> None:
@@ -112,12 +114,18 @@ class SimLink:
             await asyncio.wait([answer], timeout=min(LOOK_S, until - self._loop.time()))
             if answer.done():
                 reply = answer.result()
-                if self._odd and sim.rng.random() < self._odd:
+                if self._is_odd(target):
                     reply = _odd(reply)
                 if isinstance(reply, ErrorReply):
                     raise to_error(reply)
                 return reply
         raise OutcomeUnknown(f"no answer of {target}, or the connection to it was lost")
+
+    def _is_odd(self, target: str) -> bool:
+        now, rng = self._loop.time(), self._sim.rng
+        if self._odd and rng.random() < self._odd:
+            self._odd_until[target] = now + ODD_S * rng.random()
+        return now <= self._odd_until.get(target, -1.0)
 
     async def close(self) -> None:
         pass
