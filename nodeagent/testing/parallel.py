@@ -50,5 +50,10 @@ def print_evidence(evidence: Callable[[int], str]) -> None:
     """What a command line of `FIRST [COUNT]` asks for: a line for each seed, up to the first that fails."""
     first = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    for line in results(evidence, range(first, first + count)):
+    print_results(evidence, range(first, first + count))
+
+
+def print_results(evidence: Callable[[int], str], seeds: Sequence[int]) -> None:
+    """A line for each seed, up to the first that fails."""
+    for line in results(evidence, seeds):
         print(line, flush=True)

@@ -24,12 +24,20 @@ WHOLE: tuple[Runs, ...] = (
 """These by turns."""
 
 
-def evidence(seed: int) -> str:
-    """The report of each world as a line, and how long they took."""
+WORLDS = tuple(name for runs in (SMALL, *WHOLE) for name in runs)
+
+
+def evidence(seed: int, world: str = "") -> str:
+    """The report of each world as a line, and how long they took.
+
+    Args:
+        world: this one alone, if the seed has it.
+    """
     began = time.monotonic()
     worlds = {**SMALL, **WHOLE[seed % len(WHOLE)]}
     reports = {
         name: [run(one) for one in range((seed - 1) * count + 1, seed * count + 1)]
         for name, (run, count) in worlds.items()
+        if world in ("", name)
     }
     return f"{msgspec.json.encode(reports).decode()} {time.monotonic() - began:.1f} s"

@@ -11,7 +11,8 @@ import pytest
 
 import nodeagent
 from nodeagent.testing.mutants import MUTANTS, hunt, machine
-from nodeagent.testing.mutants.hunt import run_in
+from nodeagent.testing.mutants.hunt import key_of, run_in, seen_by
+from nodeagent.testing.seeds import WORLDS
 from tests.sim.spread import spread
 
 SOURCE = '''
@@ -74,6 +75,12 @@ def test_every_room_and_every_invariant_of_safety_has_mutants() -> None:
     assert len(rooms) == 9 and min(rooms.values()) >= 12, rooms
     broken = Counter(m.breaks for m in MUTANTS if m.breaks)
     assert broken.keys() == {f"S{n}" for n in range(1, 19)} and min(broken.values()) >= 2, broken
+
+
+def test_seeds_that_saw_a_bug_are_of_bugs_and_worlds_that_there_are() -> None:
+    seen = seen_by()
+    assert seen.keys() <= {key_of(m) for m in MUTANTS if not m.unseen}
+    assert {world for world, _ in seen.values()} <= set(WORLDS) and min(seed for _, seed in seen.values()) > 0
 
 
 def test_the_command_plants_a_bug_and_says_by_what_it_was_found() -> None:

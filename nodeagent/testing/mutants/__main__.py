@@ -1,4 +1,5 @@
-"""`python -m nodeagent.testing.mutants [--seeds N] [--net NET] [--room ROOM] [--sample N] [--machine N] [NAME...]`.
+"""`python -m nodeagent.testing.mutants [--seeds N] [--net NET] [--room ROOM] [--sample N] [--machine N] [--record]
+[NAME...]`.
 
 Prints what each net saw of each bug, and for each room how many were planted and killed, by each net alone. Each net
 has to let the package without a bug pass first.
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from nodeagent.testing.mutants import MUTANTS, machine
-from nodeagent.testing.mutants.hunt import NETS, Found, control, hunt_one
+from nodeagent.testing.mutants.hunt import NETS, Found, control, hunt_one, key_of, record
 from nodeagent.testing.mutants.mutant import Mutant
 from nodeagent.testing.parallel import results
 
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--room", action="append", default=[], help="of these rooms only")
     parser.add_argument("--sample", type=int, help="so many of them, always the same")
     parser.add_argument("--machine", type=int, help="in place of those by hand, so many that a machine made")
+    parser.add_argument("--record", action="store_true", help="note the seeds that saw them, to begin with")
     parser.add_argument("names", nargs="*", help="parts of the names of those to plant")
     args = parser.parse_args()
     nets = [net for net in NETS if not args.net or net in args.net]
@@ -44,6 +46,8 @@ def main() -> int:
     jobs = [(mutant, args.seeds, nets, took) for mutant in chosen]
     for mutant, found in zip(chosen, results(hunt_one, jobs), strict=True):
         outcomes.append((mutant, found))
+        if args.record:
+            record({key_of(mutant): f for f in found if f.net == "seeds"})
         print(f"{mutant.room}: {mutant.name}: {_said(found)}", flush=True)
     _print_rooms(outcomes, nets)
     return 0 if all(any(f.by for f in found) for _, found in outcomes) else 1

@@ -46,6 +46,7 @@ MUTANTS = (
         "client/sessions.py",
         "        while state.next > state.settled + WINDOW:",
         "        while state.next > state.settled + 4 * WINDOW:",
+        unseen="the group refuses what is beyond its own window",
     ),
     Mutant(
         "an import that failed half way says that nothing was written",
@@ -72,6 +73,7 @@ MUTANTS = (
         "                if lost is not None and not isinstance(error, InvalidInput):",
         "                if lost is not None and isinstance(error, InvalidInput):",
         breaks="S18",
+        unseen="each change that may be sent again is taken again, not refused",
     ),
     Mutant(
         "an older view takes the place of a newer one",

@@ -9,6 +9,7 @@ MUTANTS = (
         "refusal = self.check_slot(w.slot) or self._check_session(",
         "refusal = self._check_session(",
         breaks="S8",
+        unseen="its session left the group with the slot, so that it is refused all the same",
     ),
     Mutant(
         "sessions do not move with their slots",
@@ -121,6 +122,7 @@ MUTANTS = (
         "if operation in self.ended or operation in self.arriving:",
         "if operation in self.arriving:",
         breaks="S8",
+        unseen="the sessions that it would open with are not there any more",
     ),
     Mutant(
         "an operation with two ends is over at its first",

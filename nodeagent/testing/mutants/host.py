@@ -61,6 +61,7 @@ MUTANTS = (
         "host/replica.py",
         "if entries[index - first].term != term:",
         "if False:",
+        unseen="who loses the lead answers all its proposals at once",
     ),
     Mutant(
         "an outcome that is not known is told as a refusal",
@@ -122,6 +123,7 @@ MUTANTS = (
         "host/replica.py",
         "if self._working or self.leads or self.founding:",
         "if self._working or self.founding:",
+        unseen="nobody sends a state to one that leads",
     ),
     Mutant(
         "a read runs when it is asked",
@@ -134,6 +136,7 @@ MUTANTS = (
         "host/replica.py",
         "        if self._tokens and min(self._tokens) <= last:",
         "        if False:",
+        unseen="who loses the lead answers all its proposals at once",
     ),
     Mutant(
         "a node forgets what it promised to a group that it leaves",
@@ -153,6 +156,7 @@ MUTANTS = (
         "host/compactor.py",
         "for n, names in found.items() for f in run if names.get(f.name) != f.xxh3]",
         "for n, names in found.items() for f in run if f.name not in names]",
+        unseen="the member whose file it is owes the merged file, and fetches it",
     ),
     Mutant(
         "an age counts from the answer",

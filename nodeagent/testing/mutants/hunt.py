@@ -22,7 +22,9 @@ import msgspec
 import nodeagent
 from nodeagent.testing.mutants.mutant import Mutant
 from nodeagent.testing.parallel import results
+from nodeagent.testing.seeds import SMALL, WHOLE
 
+ALL = {name: runs[name] for runs in (SMALL, *WHOLE) for name in runs}
 CONTROL_TIMEOUT_S = 1800
 USUAL_S = 100.0
 """Where nobody looked what a net takes."""
@@ -50,6 +52,12 @@ WORLDS = {"raft": "raft", "meta": "slots", "scaling": "slots", "data": "slots"}
 NOT_SIMULATED = ("runtime",)
 """The simulator has its own."""
 
+LIKELY = {"raft": "groups", "log": "log", "storage": "files", "scaling": "walks", "client": "client"}
+"""The world of the simulator in which a bug of a room is looked for before all others are run."""
+
+SEEN = Path(__file__).with_name("seen.json")
+"""By room and name of a bug: the first seed that was found to see it, and in which world."""
+
 
 class Found(msgspec.Struct, frozen=True):
     """What one net saw of a bug."""
@@ -60,6 +68,9 @@ class Found(msgspec.Struct, frozen=True):
 
     seeds: int = 0
     """How many it took."""
+
+    world: str = ""
+    """The world of the last of them."""
 
 
 def plant(mutant: Mutant, into: Path) -> Path:
@@ -99,7 +110,9 @@ def _look_at_none(job: tuple[str, str]) -> tuple[Found, float]:
     with tempfile.TemporaryDirectory() as directory:
         where = _copy(Path(directory))
         start = time.monotonic()
-        return _look(net, where, room, 1, CONTROL_TIMEOUT_S), time.monotonic() - start
+        if net == "seeds":
+            return _by_some_seeds(where, 1, 1, "", CONTROL_TIMEOUT_S), time.monotonic() - start
+        return _look(net, where, room, CONTROL_TIMEOUT_S), time.monotonic() - start
 
 
 def hunt(
@@ -121,7 +134,10 @@ def hunt(
             if what:
                 usual = (took or {}).get(what, USUAL_S) * (seeds if net == "seeds" else 1)
                 limit = EXTRA_S + SLOWER * usual
-                found.append(_look(net, where, mutant.room, seeds, limit))
+                if net == "seeds":
+                    found.append(_by_seeds(where, mutant, seeds, limit))
+                else:
+                    found.append(_look(net, where, mutant.room, limit))
         return found
 
 
@@ -139,12 +155,8 @@ def _what(net: str, room: str) -> str:
     return "" if room in NOT_SIMULATED else "seeds"
 
 
-def _look(net: str, where: Path, room: str, seeds: int, timeout_s: float) -> Found:
-    if net == "tests":
-        return _by_tests(where, room, timeout_s)
-    if net == "scopes":
-        return _by_scopes(where, WORLDS[room], timeout_s)
-    return _by_seeds(where, seeds, timeout_s)
+def _look(net: str, where: Path, room: str, timeout_s: float) -> Found:
+    return _by_tests(where, room, timeout_s) if net == "tests" else _by_scopes(where, WORLDS[room], timeout_s)
 
 
 def _by_tests(where: Path, room: str, timeout_s: float) -> Found:
@@ -171,13 +183,50 @@ def _by_scopes(where: Path, world: str, timeout_s: float) -> Found:
     return Found("scopes", "" if code == 0 else broken[-1] if broken else err)
 
 
-def _by_seeds(where: Path, seeds: int, timeout_s: float) -> Found:
-    code, out, err = run_in(where, ["-m", "nodeagent.testing", "1", str(seeds)], timeout_s)
+def _by_seeds(where: Path, mutant: Mutant, seeds: int, timeout_s: float) -> Found:
+    """By the seed that saw it before; else by the world in which it is likely to be seen, then by all."""
+    if mutant.unseen:
+        return Found("seeds")
+    world, seed = seen_by().get(key_of(mutant), ("", 0))
+    if 0 < seed <= seeds:
+        found = _by_some_seeds(where, seed, 1, world, timeout_s)
+        if found.by:
+            return found
+    likely = LIKELY.get(mutant.room)
+    found = _by_some_seeds(where, 1, seeds, likely, timeout_s) if likely else Found("seeds")
+    return found if found.by else _by_some_seeds(where, 1, seeds, "", timeout_s)
+
+
+def key_of(mutant: Mutant) -> str:
+    return f"{mutant.room}: {mutant.name}"
+
+
+def seen_by() -> dict[str, tuple[str, int]]:
+    """World and seed by `key_of`."""
+    return msgspec.json.decode(SEEN.read_bytes(), type=dict[str, tuple[str, int]])
+
+
+def record(found: Mapping[str, Found]) -> None:
+    """What seeds saw of these bugs, by `key_of`; of others it stays as it is."""
+    seen = seen_by() | {key: (f.world, f.seeds) for key, f in found.items() if f.world}
+    SEEN.write_text(msgspec.json.format(msgspec.json.encode(dict(sorted(seen.items()))).decode()) + "\n")
+
+
+def _by_some_seeds(where: Path, first: int, count: int, world: str, timeout_s: float) -> Found:
+    words = ["-m", "nodeagent.testing", str(first), str(count), *(["--world", world] if world else [])]
+    code, out, err = run_in(where, words, timeout_s)
     if code == 0:
         return Found("seeds")
-    world = re.findall(r"^replay: python -m nodeagent\.testing\.(\w+)", err, re.MULTILINE)
+    module = re.findall(r"^replay: python -m nodeagent\.testing\.(\w+)", err, re.MULTILINE)
     by = re.findall(r"^AssertionError: (seed.+)", err, re.MULTILINE)
-    return Found("seeds", " ".join([*world[-1:], *by[-1:]]) or err, out.count("\n") + 1)
+    seed = first + out.count("\n")
+    return Found("seeds", " ".join([*module[-1:], *by[-1:]]) or err, seed, _world_of(module[-1:], world))
+
+
+def _world_of(module: Sequence[str], world: str) -> str:
+    """The name of the world that a module runs."""
+    names = {run.__module__.rpartition(".")[2]: name for name, (run, _) in ALL.items()}
+    return names.get(module[0], world) if module else world
 
 
 def run_in(where: Path, words: Sequence[str], timeout_s: float) -> tuple[int, str, str]:

@@ -79,6 +79,7 @@ MUTANTS = (
         "        if b.base_version != self.table_version:\n",
         "        if False:\n",
         breaks="S14",
+        unseen="the host of the leader refuses it before it is logged",
     ),
     Mutant(
         "a newcomer stays though its change was undone",

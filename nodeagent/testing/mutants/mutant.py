@@ -14,6 +14,9 @@ class Mutant:
     breaks: str = ""
     """The invariant that it is meant to break (`docs/internals/invariants.md`), where it is one of safety."""
 
+    unseen: str = ""
+    """Why nothing ever goes wrong by it in a run of the simulator, if that is known: what else holds it off."""
+
     @property
     def room(self) -> str:
         return self.file.partition("/")[0]
