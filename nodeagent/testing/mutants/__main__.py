@@ -1,5 +1,5 @@
-"""`python -m nodeagent.testing.mutants [--seeds N] [--net NET] [--room ROOM] [--sample N] [--machine N] [--record]
-[NAME...]`.
+"""`python -m nodeagent.testing.mutants [--seeds N] [--world WORLD] [--net NET] [--room ROOM] [--sample N] [--machine N]
+[--record] [NAME...]`.
 
 Prints what each net saw of each bug, and for each room how many were planted and killed, by each net alone. Each net
 has to let the package without a bug pass first.
@@ -15,6 +15,7 @@ from nodeagent.testing.mutants import MUTANTS, machine
 from nodeagent.testing.mutants.hunt import NETS, Found, control, hunt_one, key_of, record
 from nodeagent.testing.mutants.mutant import Mutant
 from nodeagent.testing.parallel import results
+from nodeagent.testing.seeds import WORLDS
 
 SEEDS = 50
 SAMPLE_SEED = 1
@@ -25,6 +26,7 @@ BY_CHARS = 110
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m nodeagent.testing.mutants", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="give a mutant up after so many")
+    parser.add_argument("--world", choices=WORLDS, default="", help="of the seeds, this one alone")
     parser.add_argument("--net", action="append", choices=NETS, help="look with these only")
     parser.add_argument("--room", action="append", default=[], help="of these rooms only")
     parser.add_argument("--sample", type=int, help="so many of them, always the same")
@@ -43,7 +45,7 @@ def main() -> int:
     took = control(dict.fromkeys(m.room for m in chosen), nets)
     print("; ".join(f"{what}: {seconds:.0f} s" for what, seconds in took.items()), flush=True)
     outcomes: list[tuple[Mutant, list[Found]]] = []
-    jobs = [(mutant, args.seeds, nets, took) for mutant in chosen]
+    jobs = [(mutant, args.seeds, nets, took, args.world) for mutant in chosen]
     for mutant, found in zip(chosen, results(hunt_one, jobs), strict=True):
         outcomes.append((mutant, found))
         if args.record:

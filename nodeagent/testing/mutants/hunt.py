@@ -116,12 +116,17 @@ def _look_at_none(job: tuple[str, str]) -> tuple[Found, float]:
 
 
 def hunt(
-    mutant: Mutant, seeds: int, nets: Sequence[str] = NETS, took: Mapping[str, float] | None = None
+    mutant: Mutant,
+    seeds: int,
+    nets: Sequence[str] = NETS,
+    took: Mapping[str, float] | None = None,
+    world: str = "",
 ) -> list[Found]:
     """What each of these nets sees, whatever the others saw; nothing of a net that has nothing for the room.
 
     Args:
         took: as `control` told, if it was asked.
+        world: of the seeds, these alone.
 
     Raises:
         RuntimeError: the directed tests could not be run.
@@ -135,13 +140,13 @@ def hunt(
                 usual = (took or {}).get(what, USUAL_S) * (seeds if net == "seeds" else 1)
                 limit = EXTRA_S + SLOWER * usual
                 if net == "seeds":
-                    found.append(_by_seeds(where, mutant, seeds, limit))
+                    found.append(_by_seeds(where, mutant, seeds, world, limit))
                 else:
                     found.append(_look(net, where, mutant.room, limit))
         return found
 
 
-def hunt_one(job: tuple[Mutant, int, Sequence[str], Mapping[str, float]]) -> list[Found]:
+def hunt_one(job: tuple[Mutant, int, Sequence[str], Mapping[str, float], str]) -> list[Found]:
     """As `hunt`, for `parallel.results`."""
     return hunt(*job)
 
@@ -183,18 +188,18 @@ def _by_scopes(where: Path, world: str, timeout_s: float) -> Found:
     return Found("scopes", "" if code == 0 else broken[-1] if broken else err)
 
 
-def _by_seeds(where: Path, mutant: Mutant, seeds: int, timeout_s: float) -> Found:
-    """By the seed that saw it before; else by the world in which it is likely to be seen, then by all."""
+def _by_seeds(where: Path, mutant: Mutant, seeds: int, world: str, timeout_s: float) -> Found:
+    """By the seed that saw it before; else in one world, or first where it is likely to be seen, then in all."""
+    found = Found("seeds")
     if mutant.unseen:
-        return Found("seeds")
-    world, seed = seen_by().get(key_of(mutant), ("", 0))
+        return found
+    seen_in, seed = seen_by().get(key_of(mutant), ("", 0))
     if 0 < seed <= seeds:
-        found = _by_some_seeds(where, seed, 1, world, timeout_s)
-        if found.by:
-            return found
-    likely = LIKELY.get(mutant.room)
-    found = _by_some_seeds(where, 1, seeds, likely, timeout_s) if likely else Found("seeds")
-    return found if found.by else _by_some_seeds(where, 1, seeds, "", timeout_s)
+        found = _by_some_seeds(where, seed, 1, seen_in, timeout_s)
+    for among in [world] if world else [LIKELY.get(mutant.room, ""), ""]:
+        if not found.by:
+            found = _by_some_seeds(where, 1, seeds, among, timeout_s)
+    return found
 
 
 def key_of(mutant: Mutant) -> str:
