@@ -8,14 +8,28 @@ plan {"clients":1,"limits":{}}       other than the seed's
     1204 down node=m1 power=true back_ms=220
 """
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import msgspec
 
 from nodeagent.model.errors import InvalidInput
 from nodeagent.testing.injections import Timed, from_line, to_line
 
 
-class Changes(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Of a swarm's plan; None: as it is drawn."""
+class PlanChanges(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Of a plan's fields; None: as it is drawn."""
+
+    def said(self) -> dict[str, Any]:
+        """What is not as it is drawn."""
+        return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+    def to_line(self) -> str:
+        return f"plan {msgspec.json.encode(self).decode()}"
+
+
+class Changes(PlanChanges, frozen=True):
+    """Of a swarm's plan."""
 
     groups: int | None = None
     clients: int | None = None
@@ -39,27 +53,43 @@ class Script(msgspec.Struct, frozen=True):
             f"seed {self.seed}",
             f"noise {self.noise}",
             f"length_ms {self.length_ms}",
-            f"plan {msgspec.json.encode(self.plan).decode()}",
+            self.plan.to_line(),
         ]
         return "\n".join([*heads, *map(to_line, self.faults)]) + "\n"
 
     @classmethod
     def from_text(cls, text: str) -> "Script":
         """Raises `InvalidInput` with the line."""
-        heads: dict[str, object] = {}
         faults: list[Timed] = []
-        for number, line in enumerate(text.splitlines(), 1):
-            word, _, rest = line.strip().partition(" ")
-            try:
-                if word == "#":
-                    heads["why"] = rest
-                elif word in ("seed", "noise", "length_ms", "plan"):
-                    heads[word] = msgspec.json.decode(rest)
-                elif word:
-                    faults.append(from_line(line))
-            except (msgspec.DecodeError, InvalidInput) as error:
-                raise InvalidInput(f"line {number}: {error}") from error
+        types = {"seed": int, "noise": int, "length_ms": int, "plan": Changes}
+        heads, remarks = read(text, types, lambda line: faults.append(from_line(line)))
+        return cls(faults=tuple(faults), why=" ".join(remarks[:1]), **heads)
+
+
+def read(
+    text: str, types: Mapping[str, type], other: Callable[[str], None]
+) -> tuple[dict[str, Any], list[str]]:
+    """(what is said of each word in `types`, remarks).
+
+    Args:
+        other: takes any other line, or raises `InvalidInput`.
+
+    Raises:
+        InvalidInput: with the line; or there is no seed.
+    """
+    heads: dict[str, Any] = {}
+    remarks: list[str] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        word, _, rest = line.strip().partition(" ")
         try:
-            return msgspec.structs.replace(msgspec.convert(heads | {"faults": ()}, cls), faults=tuple(faults))
-        except msgspec.ValidationError as error:
-            raise InvalidInput(f"no script: {error}") from error
+            if word == "#":
+                remarks.append(rest)
+            elif word in types:
+                heads[word] = msgspec.json.decode(rest, type=types[word])
+            elif word:
+                other(line)
+        except (msgspec.DecodeError, InvalidInput) as error:
+            raise InvalidInput(f"line {number}: {error}") from error
+    if "seed" not in heads:
+        raise InvalidInput("a script has a line `seed NUMBER`")
+    return heads, remarks

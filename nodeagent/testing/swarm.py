@@ -253,8 +253,7 @@ class Swarm:
         rng = self.rng = self.sim.rng
         plan = self.drawn()
         if script is not None:
-            changes = msgspec.structs.asdict(script.plan)
-            plan = replace(plan, **{k: v for k, v in changes.items() if v is not None})
+            plan = replace(plan, **script.plan.said())
             if script.noise:
                 rng.seed(f"noise {script.noise}")
         self.plan = plan
