@@ -10,7 +10,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from nodeagent.testing.cluster_swarm import ClusterSwarm, Plan, Report, draw_habits, reported
+from nodeagent.testing.cluster_plan import Plan, draw_habits
+from nodeagent.testing.cluster_swarm import ClusterSwarm, Report, reported
 from nodeagent.testing.nemesis import WHOLE_KINDS, draw_kinds, draw_stragglers
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.replay import timed

@@ -6,7 +6,7 @@ Each seed draws its own kinds of faults, sizes and limits.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -15,23 +15,17 @@ from nodeagent.host.replica import Replica
 from nodeagent.log.identity import ID_FILE, LOG_DIR
 from nodeagent.meta.state import MetaState
 from nodeagent.model import requests as q
-from nodeagent.model.config import NodeConfig, RaftSettings
+from nodeagent.model.config import NodeConfig
+from nodeagent.model.errors import InvalidInput
 from nodeagent.model.ids import META, NodeId
 from nodeagent.model.operation import Options
 from nodeagent.model.requests import ErrorReply, Reply, Request
 from nodeagent.storage import layout
 from nodeagent.storage.leftovers import QUARANTINED
-from nodeagent.testing.disk import ENDLESS_BYTES
+from nodeagent.testing.cluster_plan import BURST_MS_MIN, KINDS_OF, Plan, draw_habits
+from nodeagent.testing.cluster_script import ClusterScript
 from nodeagent.testing.machine import Machine
-from nodeagent.testing.nemesis import (
-    WHOLE_KINDS,
-    Focus,
-    Nemesis,
-    bounded,
-    draw_kinds,
-    draw_stragglers,
-    focus_kinds,
-)
+from nodeagent.testing.nemesis import Focus, Nemesis, bounded, draw_stragglers, focus_kinds
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.random_ops import ENDED, RandomOps
@@ -39,123 +33,13 @@ from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.rotten import Operator, spoil
 from nodeagent.testing.scenario import LIMIT_MS, SILENT_MS
 from nodeagent.testing.sim import CLIENT
-from nodeagent.testing.workload import PLAIN_HABITS, Habits, StaleReader
-
-KINDS_OF = {
-    "add_one": "add-node",
-    "remove_one": "remove-node",
-    "remove_dead": "remove-node",
-    "replace_one": "replace-node",
-    "replace_dead": "replace-node",
-    "spoil_one": "replace-node",
-    "restore_one": "replace-node",
-    "rebalance_some": "rebalance",
-}
-"""The kind of operation that each of `choices` begins."""
+from nodeagent.testing.workload import StaleReader
 
 MEND_MS = 500
 """Between two looks of an operator at what still differs."""
 
 COPY_MS = (0, 6_000)
 """From a copy of a directory to the next start of its node."""
-
-
-@dataclass
-class Plan:
-    """What a seed draws; times in ms, sizes in bytes."""
-
-    nodes: int
-    replicas: int
-    slots: int
-    groups: int
-    """Storage groups."""
-
-    operations: int
-    raft: RaftSettings
-    segment_bytes: int
-    disk_bytes: int
-    kinds: dict[str, int]
-    """Classes of faults and their weights."""
-
-    gap_ms: int
-    """Between two faults of a burst, on average."""
-
-    back_ms: int
-    """A process is down, or asleep, for up to so long."""
-
-    burst_ms: int
-    """The longest burst of faults."""
-
-    node: dict[str, int] = field(default_factory=dict)
-    """Of a node's configuration."""
-
-    limits: dict[str, int] = field(default_factory=dict)
-    """Of the code's own bounds, by the place that reads them."""
-
-    restores: bool = False
-    """Directories are put back from older copies."""
-
-    habits: Habits = PLAIN_HABITS
-    """Of the writers."""
-
-    staleness_ms: int = 0
-    """The bound of mid reads; 0 when nobody asks for such, nor for weak ones."""
-
-    @classmethod
-    def draw(cls, rng: random.Random) -> "Plan":
-        replicas = rng.choice([1, 2, 3, 3, 3, 3, 5])
-        inputs = rng.choice([2, 256])
-        heartbeat = rng.choice([30, 50, 100])
-        timeout = heartbeat * rng.choice([6, 8, 10])
-        return cls(
-            nodes=replicas + rng.choice([1, 1, 2, 3]),
-            replicas=replicas,
-            slots=rng.choice([8, 24, 24, 60]),
-            groups=rng.choice([1, 3, 6]),
-            operations=rng.choice([2, 4, 6]),
-            raft=RaftSettings(heartbeat, timeout, rng.choice([0, 0, 5, 30])),
-            segment_bytes=rng.choice([16 << 10, 64 << 10, 1 << 18]),
-            disk_bytes=rng.choice([ENDLESS_BYTES, ENDLESS_BYTES, 16 << 20]),
-            kinds=draw_kinds(rng, WHOLE_KINDS),
-            gap_ms=timeout * rng.choice([1, 2, 4]) // 4,
-            back_ms=timeout * rng.choice([1, 3, 8]),
-            burst_ms=rng.choice([2_000, 6_000, 15_000]),
-            node={
-                "memtable_bytes_max": rng.choice([1 << 12, 1 << 16]),
-                "partition_bytes_max": rng.choice([1 << 11, 1 << 14]),
-                "idle_close_ms": rng.choice([300, 1_500, 4_000]),
-                "compact_files_min": rng.choice([2, 2, 4]),
-                "compact_files_min_in_change": rng.choice([2, 4]),
-                # Two files at a time must become few in less time than a run has to come to rest.
-                "compact_every_ms": rng.choice([200, 400, 1_500] if inputs > 2 else [200, 400]),
-                "compact_deletes_ms": rng.choice([300, 1_000, 5_000]),
-                "expire_every_ms": rng.choice([300, 700, 2_000]),
-            },
-            limits={
-                "nodeagent.raft.leader.APPEND_ENTRIES_MAX": rng.choice([2, 5, 4096]),
-                "nodeagent.raft.leader.APPEND_BYTES_MAX": rng.choice([1 << 10, 1 << 20]),
-                "nodeagent.raft.progress.INFLIGHT_APPENDS_MAX": rng.choice([1, 4, 64]),
-                "nodeagent.raft.reads.READS_PENDING_MAX": rng.choice([3, 4096]),
-                "nodeagent.host.replica.CHECKPOINT_MIN_MS": rng.choice([50, 500]),
-                "nodeagent.host.replica.LOG_KEEP_MS_MAX": rng.choice([300, 2_000, 600_000]),
-                "nodeagent.host.replica.KEEP_LOG_MS": rng.choice([50, 1_000]),
-                "nodeagent.host.data_replica.CLOSE_PARTITIONS_MAX": rng.choice([1, 3, 256]),
-                "nodeagent.host.data_replica.DELTA_FILES_MIN": rng.choice([0, 64]),
-                "nodeagent.host.compactor.DELETES_KEPT_MAX": rng.choice([1, 64]),
-                "nodeagent.host.compactor.EXPIRIES_PER_LOOK_MAX": rng.choice([1, 256]),
-                "nodeagent.data.compaction.COMPACT_INPUTS_MAX": inputs,
-                "nodeagent.data.handover.SESSIONS_PART_BYTES": rng.choice([64, 1 << 20]),
-                "nodeagent.scaling.moving.UNIT_SLOTS": rng.choice([1, 3, 32]),
-                "nodeagent.storage.executor.UNITS_PER_CALL_MAX": rng.choice([1, 256]),
-                "nodeagent.model.limits.PAGE_PARTITIONS": rng.choice([1, 2, 256]),
-            },
-        )
-
-
-def draw_habits(rng: random.Random) -> Habits:
-    return Habits(
-        rng.choice([1, 1, 4, 30]), rng.choice([2, 2, 8]), rng.choice([1, 1, 3]), rng.choice([2, 2, 6])
-    )
 
 
 class Report(msgspec.Struct):
@@ -172,9 +56,16 @@ class Report(msgspec.Struct):
 
 
 class ClusterSwarm(RandomOps):
-    def __init__(self, seed: int, focus: Focus = ()) -> None:
-        plan = self.plan = self.drawn(random.Random(f"plan {seed}"))
+    """One seeded run, with what a script says otherwise."""
+
+    def __init__(self, seed: int, focus: Focus = (), script: ClusterScript | None = None) -> None:
+        plan = self.drawn(random.Random(f"plan {seed}"))
         plan.kinds |= focus_kinds(focus)
+        noise = ""
+        if script is not None:
+            plan = replace(plan, **script.plan.said())
+            noise = f" noise {script.noise}" if script.noise else ""
+        self.plan = plan
         wanted = [member.split() for name, member in focus if name == "operation"]
         self._wanted_kinds = {kind for kind, _ in wanted}
         self._wants_cancel = any(stage.startswith("CANCEL") for _, stage in wanted)
@@ -184,16 +75,18 @@ class ClusterSwarm(RandomOps):
             slots=plan.slots,
             groups=plan.groups,
             replicas=plan.replicas,
-            operations=plan.operations,
+            operations=plan.operations if plan.steps is None else len(plan.steps),
             habits=plan.habits,
         )
+        if noise:
+            self.sim.rng.seed(f"run {seed}{noise}")
         self.stale = StaleReader(self.sim, self.view, self.history, self.storage_groups, plan.staleness_ms)
         self.sim.may_err = True
         self.operator = Operator(self._asked)
         self.grave_ms += plan.back_ms + 2 * plan.raft.election_timeout_ms  # messages wait while it sleeps
         self.nemesis = Nemesis(
             self.sim,
-            random.Random(f"faults {seed}"),
+            random.Random(f"faults {seed}{noise}"),
             plan.kinds,
             gap_ms=plan.gap_ms,
             back_ms=plan.back_ms,
@@ -257,7 +150,7 @@ class ClusterSwarm(RandomOps):
 
     def burst(self) -> None:
         self.nemesis.begin()
-        self.sim.at(self.sim.rng.randint(500, self.plan.burst_ms), self.nemesis.heal)
+        self.sim.at(self.sim.rng.randint(BURST_MS_MIN, self.plan.burst_ms), self.nemesis.heal)
 
     def heal(self) -> None:
         self.nemesis.heal()
@@ -297,7 +190,17 @@ class ClusterSwarm(RandomOps):
             choices += [self.restore_one, self.restore_one]
         if self.departed():
             choices += [self.return_one]
-        return choices + 3 * [c for c in choices if KINDS_OF.get(c.__name__) in self._wanted_kinds]
+        choices += 3 * [c for c in choices if KINDS_OF.get(c.__name__) in self._wanted_kinds]
+        return choices if self.plan.steps is None else self._written(self.plan.steps, choices)
+
+    def _written(self, steps: tuple[str, ...], choices: list[Callable[[], bool]]) -> list[Callable[[], bool]]:
+        """The next of the steps alone, as many times as there are choices: drawing it is drawing any.
+        Raises `InvalidInput` when it is none of them."""
+        step = steps[len(self.steps)]
+        written = [c for c in choices if c.__name__ == step]
+        if not written:
+            raise InvalidInput(f"{step} is not possible after {self.steps}")
+        return written[:1] * len(choices)
 
     def spoil_one(self) -> bool:
         """Something of a node's directory is lost or turns over while it is down. It starts without, or with

@@ -193,7 +193,7 @@ class Nemesis:
             self.sim.at(script[0][0] - self.sim.now, partial(self._follow, script))
 
     def _next(self, number: int) -> None:
-        if self.calm or number != self._round:
+        if self.calm or number != self._round or not self._kinds:
             return
         [kind] = self.rng.choices(list(self._kinds), list(self._kinds.values()))
         if kind not in PASSIVE:

@@ -68,8 +68,11 @@ class RandomOps(Scenario):
         self.leftovers: tuple[str, ...] = ()
         """Kinds of files beside those of manifests that disks may keep in the end."""
 
+        self.steps: list[str] = []
+        """Each operation that began, by its name in `choices`."""
+
         self.done: list[str] = []
-        """Each operation and what came of it."""
+        """Each operation that ended, and what came of it."""
 
     # --- machines ----------------------------------------------------------------------------------
 
@@ -215,6 +218,7 @@ class RandomOps(Scenario):
 
     def operate(self) -> None:
         chosen = self.sim.rng.choice(self.choices())
+        self.steps.append(chosen.__name__)
         kinds = len(self.operations)
         done = chosen()
         words = chosen.__name__.replace("_", "-")

@@ -41,8 +41,7 @@ NEWEST = 1 << 62
 Pages = Callable[[list[RowsScanned] | None], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Habits:
+class Habits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How a run writes."""
 
     rows: int = 1

@@ -7,7 +7,8 @@ from unittest import mock
 
 import pytest
 
-from nodeagent.testing.cluster_swarm import ClusterSwarm, Plan, run
+from nodeagent.testing.cluster_plan import Plan
+from nodeagent.testing.cluster_swarm import ClusterSwarm, run
 from nodeagent.testing.parallel import whys
 from nodeagent.testing.workload import PLAIN_HABITS
 from tests.sim.spread import SPREAD, spread

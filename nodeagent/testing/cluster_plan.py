@@ -1,0 +1,128 @@
+"""What a seed of whole clusters under a swarm draws, and the operations that there are."""
+
+import random
+from dataclasses import dataclass, field
+
+from nodeagent.model.config import RaftSettings
+from nodeagent.testing.disk import ENDLESS_BYTES
+from nodeagent.testing.nemesis import WHOLE_KINDS, draw_kinds
+from nodeagent.testing.workload import PLAIN_HABITS, Habits
+
+KINDS_OF = {
+    "add_one": "add-node",
+    "remove_one": "remove-node",
+    "remove_dead": "remove-node",
+    "replace_one": "replace-node",
+    "replace_dead": "replace-node",
+    "spoil_one": "replace-node",
+    "restore_one": "replace-node",
+    "rebalance_some": "rebalance",
+}
+"""The kind of operation that each of `ClusterSwarm.choices` begins."""
+
+STEPS = (*KINDS_OF, "kill_one", "restart_one", "rot_one", "return_one")
+"""All of `choices`."""
+
+BURST_MS_MIN = 500
+"""The shortest burst of faults."""
+
+
+@dataclass
+class Plan:
+    """What a seed draws; times in ms, sizes in bytes."""
+
+    nodes: int
+    replicas: int
+    slots: int
+    groups: int
+    """Storage groups."""
+
+    operations: int
+    raft: RaftSettings
+    segment_bytes: int
+    disk_bytes: int
+    kinds: dict[str, int]
+    """Classes of faults and their weights."""
+
+    gap_ms: int
+    """Between two faults of a burst, on average."""
+
+    back_ms: int
+    """A process is down, or asleep, for up to so long."""
+
+    burst_ms: int
+    """The longest burst of faults."""
+
+    node: dict[str, int] = field(default_factory=dict)
+    """Of a node's configuration."""
+
+    limits: dict[str, int] = field(default_factory=dict)
+    """Of the code's own bounds, by the place that reads them."""
+
+    restores: bool = False
+    """Directories are put back from older copies."""
+
+    habits: Habits = PLAIN_HABITS
+    """Of the writers."""
+
+    staleness_ms: int = 0
+    """The bound of mid reads; 0 when nobody asks for such, nor for weak ones."""
+
+    steps: tuple[str, ...] | None = None
+    """These operations of `STEPS`, one after the other, in place of drawn ones."""
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> "Plan":
+        replicas = rng.choice([1, 2, 3, 3, 3, 3, 5])
+        inputs = rng.choice([2, 256])
+        heartbeat = rng.choice([30, 50, 100])
+        timeout = heartbeat * rng.choice([6, 8, 10])
+        return cls(
+            nodes=replicas + rng.choice([1, 1, 2, 3]),
+            replicas=replicas,
+            slots=rng.choice([8, 24, 24, 60]),
+            groups=rng.choice([1, 3, 6]),
+            operations=rng.choice([2, 4, 6]),
+            raft=RaftSettings(heartbeat, timeout, rng.choice([0, 0, 5, 30])),
+            segment_bytes=rng.choice([16 << 10, 64 << 10, 1 << 18]),
+            disk_bytes=rng.choice([ENDLESS_BYTES, ENDLESS_BYTES, 16 << 20]),
+            kinds=draw_kinds(rng, WHOLE_KINDS),
+            gap_ms=timeout * rng.choice([1, 2, 4]) // 4,
+            back_ms=timeout * rng.choice([1, 3, 8]),
+            burst_ms=rng.choice([2_000, 6_000, 15_000]),
+            node={
+                "memtable_bytes_max": rng.choice([1 << 12, 1 << 16]),
+                "partition_bytes_max": rng.choice([1 << 11, 1 << 14]),
+                "idle_close_ms": rng.choice([300, 1_500, 4_000]),
+                "compact_files_min": rng.choice([2, 2, 4]),
+                "compact_files_min_in_change": rng.choice([2, 4]),
+                # Two files at a time must become few in less time than a run has to come to rest.
+                "compact_every_ms": rng.choice([200, 400, 1_500] if inputs > 2 else [200, 400]),
+                "compact_deletes_ms": rng.choice([300, 1_000, 5_000]),
+                "expire_every_ms": rng.choice([300, 700, 2_000]),
+            },
+            limits={
+                "nodeagent.raft.leader.APPEND_ENTRIES_MAX": rng.choice([2, 5, 4096]),
+                "nodeagent.raft.leader.APPEND_BYTES_MAX": rng.choice([1 << 10, 1 << 20]),
+                "nodeagent.raft.progress.INFLIGHT_APPENDS_MAX": rng.choice([1, 4, 64]),
+                "nodeagent.raft.reads.READS_PENDING_MAX": rng.choice([3, 4096]),
+                "nodeagent.host.replica.CHECKPOINT_MIN_MS": rng.choice([50, 500]),
+                "nodeagent.host.replica.LOG_KEEP_MS_MAX": rng.choice([300, 2_000, 600_000]),
+                "nodeagent.host.replica.KEEP_LOG_MS": rng.choice([50, 1_000]),
+                "nodeagent.host.data_replica.CLOSE_PARTITIONS_MAX": rng.choice([1, 3, 256]),
+                "nodeagent.host.data_replica.DELTA_FILES_MIN": rng.choice([0, 64]),
+                "nodeagent.host.compactor.DELETES_KEPT_MAX": rng.choice([1, 64]),
+                "nodeagent.host.compactor.EXPIRIES_PER_LOOK_MAX": rng.choice([1, 256]),
+                "nodeagent.data.compaction.COMPACT_INPUTS_MAX": inputs,
+                "nodeagent.data.handover.SESSIONS_PART_BYTES": rng.choice([64, 1 << 20]),
+                "nodeagent.scaling.moving.UNIT_SLOTS": rng.choice([1, 3, 32]),
+                "nodeagent.storage.executor.UNITS_PER_CALL_MAX": rng.choice([1, 256]),
+                "nodeagent.model.limits.PAGE_PARTITIONS": rng.choice([1, 2, 256]),
+            },
+        )
+
+
+def draw_habits(rng: random.Random) -> Habits:
+    return Habits(
+        rng.choice([1, 1, 4, 30]), rng.choice([2, 2, 8]), rng.choice([1, 1, 3]), rng.choice([2, 2, 6])
+    )

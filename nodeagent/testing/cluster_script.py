@@ -1,0 +1,72 @@
+"""A run of a whole cluster by another plan than its seed's, as text.
+
+# S9: node2 has no rows of slot 3    what it was made for
+# done: ...                          what happened in it
+seed 12                              all that is not said otherwise is as this seed draws it
+noise 2                              another draw of what chance does; the plan stays
+plan {"steps":["add_one"]}           other than the seed's
+"""
+
+import random
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from nodeagent.model.errors import InvalidInput
+from nodeagent.testing.cluster_plan import BURST_MS_MIN, STEPS, Plan
+from nodeagent.testing.nemesis import WHOLE_KINDS
+from nodeagent.testing.script import PlanChanges, read
+from nodeagent.testing.workload import Habits
+
+Count = Annotated[int, Meta(ge=1)]
+
+_DRAWN = Plan.draw(random.Random(0))
+_NAMES = {"steps": STEPS, "kinds": WHOLE_KINDS, "limits": _DRAWN.limits, "node": _DRAWN.node}
+"""What a plan's fields may name: every seed draws the same limits and settings."""
+
+
+class ClusterChanges(PlanChanges, frozen=True):
+    """Of a cluster's plan."""
+
+    steps: tuple[str, ...] | None = None
+    nodes: Count | None = None
+    replicas: Count | None = None
+    groups: Count | None = None
+    kinds: dict[str, Count] | None = None
+    burst_ms: Annotated[int, Meta(ge=BURST_MS_MIN)] | None = None
+    node: dict[str, int] | None = None
+    limits: dict[str, int] | None = None
+    restores: bool | None = None
+    habits: Habits | None = None
+    staleness_ms: Annotated[int, Meta(ge=0)] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` for names that there are not."""
+        for field, names in _NAMES.items():
+            unknown = [name for name in getattr(self, field) or () if name not in names]
+            if unknown:
+                raise ValueError(f"unknown in {field}: {', '.join(unknown)}")
+
+
+class ClusterScript(msgspec.Struct, frozen=True):
+    seed: int
+    noise: int = 0
+    plan: ClusterChanges = ClusterChanges()
+    why: str = ""
+    told: tuple[str, ...] = ()
+    """What was done, and what happened last."""
+
+    def to_text(self) -> str:
+        remarks = [f"# {remark}" for remark in (self.why, *self.told)]
+        return "\n".join([*remarks, f"seed {self.seed}", f"noise {self.noise}", self.plan.to_line()]) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> "ClusterScript":
+        """Raises `InvalidInput` with the line."""
+        heads, remarks = read(text, {"seed": int, "noise": int, "plan": ClusterChanges}, _refuse)
+        return cls(why=" ".join(remarks[:1]), told=tuple(remarks[1:]), **heads)
+
+
+def _refuse(line: str) -> None:
+    raise InvalidInput(f"no line of a script: {line.strip()!r}", next_step="seed, noise, plan or # REMARK")
