@@ -360,12 +360,13 @@ def ran(seed: int, focus: Focus = (), command: str = "") -> tuple[ClusterSwarm, 
         command: makes the run again, where the seed alone does not.
     """
     swarm = ClusterSwarm(seed, focus)
-    return swarm, reported(swarm, command or f"nodeagent.testing.cluster_swarm {seed}")
+    shorter = "" if focus else f"\nshorter: python -m nodeagent.testing.shrink_cluster {seed}"
+    return swarm, reported(swarm, command or f"nodeagent.testing.cluster_swarm {seed}", shorter)
 
 
-def reported(swarm: ClusterSwarm, command: str) -> Report:
-    """Run it; a failure says that `command` makes the run again."""
-    with replayable(swarm.seed, command, swarm.sim, lambda: f"{swarm.plan}\n{swarm.so_far}"):
+def reported(swarm: ClusterSwarm, command: str, more: str = "") -> Report:
+    """Run it; a failure says that `command` makes the run again, and more."""
+    with replayable(swarm.seed, command, swarm.sim, lambda: f"{swarm.plan}\n{swarm.so_far}{more}"):
         return swarm.report()
 
 

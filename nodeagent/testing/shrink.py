@@ -9,11 +9,15 @@ each candidate runs with a few seeds for that (`noise`), and the first that fail
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from nodeagent.model.errors import InvalidInput
+from nodeagent.testing.cluster_script import ClusterScript
 from nodeagent.testing.script import Script
 from nodeagent.testing.swarm import Swarm
 
@@ -23,11 +27,14 @@ NOISES = 3
 
 KIND = re.compile(r"^(S\d+|L\d+|liveness)\b")
 
+S = TypeVar("S", Script, ClusterScript)
+T = TypeVar("T")
 
-def failure(swarm: Swarm) -> tuple[str, str]:
-    """(kind, what is said) of how its run fails; twice "" when it does not."""
+
+def failure(run: Callable[[], object]) -> tuple[str, str]:
+    """(kind, what is said) of how it fails; twice "" when it does not."""
     try:
-        swarm.run()
+        run()
     except Exception as error:
         said = (str(error) or repr(error)).splitlines()[0]
         kind = KIND.match(said)
@@ -35,85 +42,144 @@ def failure(swarm: Swarm) -> tuple[str, str]:
     return "", ""
 
 
-class Shrinker:
-    """Runs candidates until there are no shorter ones, or `runs` are used up."""
+def shown(run: Callable[[], object]) -> int:
+    """Print what a run fails with, or that it passed; returns the exit code."""
+    _, said = failure(run)
+    print(said or "passed")
+    return bool(said)
 
-    def __init__(self, seed: int, runs: int = RUNS_MAX) -> None:
+
+class Ran(NamedTuple, Generic[S]):
+    """What became of a candidate."""
+
+    kind: str
+    """Of its failure; "" when it passed."""
+
+    script: S
+    """The candidate without what would have come after the failure, and why it failed."""
+
+    size: str
+    """How long the run was, in words."""
+
+
+class Shrinker(ABC, Generic[S]):
+    """Runs candidates until there are no shorter ones, or `left` runs are used up. `best`: the shortest."""
+
+    def __init__(self, seed: int, runs: int) -> None:
         """Raises `LookupError` when the seed does not fail."""
         self.left = runs
-        swarm = Swarm(seed)
-        self.kind, said = failure(swarm)
-        if not self.kind:
+        self._tried: set[str] = set()
+        first = self._told(self.first(seed))
+        if not first.kind:
             raise LookupError(f"seed {seed} does not fail")
-        self.best = Script(seed, tuple(swarm.nemesis.done), length_ms=_length(swarm), why=said)
-        self.fails_again = self._try(self.best)
-        """By what was written down of it; else it cannot be made shorter."""
+        self.kind = first.kind
+        self.best: S = first.script
 
-    def shrink(self) -> Script:
+    @abstractmethod
+    def first(self, seed: int) -> Ran[S]:
+        """Run the seed itself."""
+
+    @abstractmethod
+    def ran(self, candidate: S) -> Ran[S]:
+        """Run it."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Try what is shorter than `best`; first what makes runs shorter."""
+
+    def shrink(self) -> S:
         before = None
-        while self.fails_again and self.left > 0 and self.best != before:
+        while self.left > 0 and self.best != before:
             before = self.best
-            self._fewer_faults()
-            self._simpler_plan()
+            self.look()
         return self.best
 
-    def _fewer_faults(self) -> None:
-        """Leave out halves, then quarters, and so on (ddmin: Zeller, Hildebrandt, IEEE TSE 28/2, 2002)."""
-        size = max(1, len(self.best.faults) // 2)
+    def planned(self, **changes: object) -> S:
+        """`best` with these changes of its plan as well."""
+        return replace(self.best, plan=replace(self.best.plan, **changes))
+
+    def attempt(self, candidate: S) -> bool:
+        """Whether it fails the same way; then it is `best`. What is not possible is so with any noise."""
+        for noise in dict.fromkeys([candidate.noise, *range(NOISES)]):
+            candidate = replace(candidate, noise=noise)
+            text = candidate.to_text()
+            if self.left <= 0 or text in self._tried:
+                continue
+            self._tried.add(text)
+            self.left -= 1
+            ran = self._told(self.ran(candidate))
+            if ran.kind == self.kind:
+                self.best = ran.script
+                return True
+            if ran.kind == InvalidInput.__name__:
+                return False
+        return False
+
+    def _told(self, ran: Ran[S]) -> Ran[S]:
+        """It, after a line of progress."""
+        line = f"{self.left:>3} left: {ran.size}: {ran.script.why or 'passed'}"
+        print(line, file=sys.stderr, flush=True)
+        return ran
+
+    def fewer(self, items: Callable[[], tuple[T, ...]], having: Callable[[tuple[T, ...]], S]) -> None:
+        """Leave out all, then halves, then quarters, and so on (ddmin: Zeller, Hildebrandt, IEEE TSE 28/2,
+        2002).
+
+        Args:
+            items: those of `best`.
+            having: `best` with these in their place.
+        """
+        size = len(items())
         while size and self.left > 0:
             start = 0
-            while start < len(self.best.faults) and self.left > 0:
-                faults = self.best.faults[:start] + self.best.faults[start + size :]
-                if not self._try(replace(self.best, faults=faults)):
+            while start < len(items()) and self.left > 0:
+                if not self.attempt(having(items()[:start] + items()[start + size :])):
                     start += size
             size //= 2
 
-    def _simpler_plan(self) -> None:
+
+class GroupsShrinker(Shrinker[Script]):
+    """Of `Swarm`."""
+
+    def __init__(self, seed: int, runs: int = RUNS_MAX) -> None:
+        super().__init__(seed, runs)
+        self.fails_again = self.attempt(self.best)
+        """By what was written down of it; else it cannot be made shorter."""
+
+    def first(self, seed: int) -> Ran[Script]:
+        swarm = Swarm(seed)
+        kind, said = failure(swarm.run)
+        return _ran(swarm, kind, Script(seed, tuple(swarm.nemesis.done), why=said))
+
+    def ran(self, candidate: Script) -> Ran[Script]:
+        swarm = Swarm(candidate.seed, candidate)
+        kind, said = failure(swarm.run)
+        return _ran(swarm, kind, replace(candidate, why=said))
+
+    def look(self) -> None:
+        self.fewer(lambda: self.best.faults, lambda faults: replace(self.best, faults=faults))
         plan = Swarm(self.best.seed, self.best).plan
         for name in ("groups", "clients", "window"):
             if getattr(plan, name) > 1:
-                self._try(replace(self.best, plan=replace(self.best.plan, **{name: 1})))
-        for limits in _fewer(plan.limits):
-            if self._try(replace(self.best, plan=replace(self.best.plan, limits=limits))):
-                return  # what is left is looked at in the next round
+                self.attempt(self.planned(**{name: 1}))
+        self.fewer(self._limits, lambda limits: self.planned(limits=dict(limits)))
 
-    def _try(self, candidate: Script) -> bool:
-        for noise in dict.fromkeys([candidate.noise, *range(NOISES)]):
-            if self.left <= 0:
-                return False
-            self.left -= 1
-            swarm = Swarm(candidate.seed, replace(candidate, noise=noise))
-            kind, said = failure(swarm)
-            if kind != self.kind:
-                continue
-            end = _length(swarm)
-            faults = tuple(f for f in candidate.faults if f[0] <= end)
-            self.best = replace(candidate, noise=noise, faults=faults, length_ms=end, why=said)
-            print(f"{len(faults)} faults, {end} ms, {self.left} runs left", file=sys.stderr, flush=True)
-            return True
-        return False
+    def _limits(self) -> tuple[tuple[str, int], ...]:
+        return tuple(Swarm(self.best.seed, self.best).plan.limits.items())
 
 
-def _length(swarm: Swarm) -> int:
-    """How long faults went on, in ms: it may have failed when it was healed."""
-    return swarm.sim.now if swarm.nemesis.healed_at is None else swarm.nemesis.healed_at
-
-
-def _fewer(limits: dict[str, int]) -> Iterator[dict[str, int]]:
-    """None of them, or all but one."""
-    if limits:
-        yield {}
-    for place in limits if len(limits) > 1 else ():
-        yield {p: v for p, v in limits.items() if p != place}
+def _ran(swarm: Swarm, kind: str, script: Script) -> Ran[Script]:
+    """The script for as long as faults went on: it may have failed when it was healed."""
+    end = swarm.sim.now if swarm.nemesis.healed_at is None else swarm.nemesis.healed_at
+    faults = tuple(f for f in script.faults if f[0] <= end)
+    return Ran(kind, replace(script, faults=faults, length_ms=end), f"{len(faults)} faults, {end} ms")
 
 
 def main(words: Sequence[str]) -> int:
     if not words[0].isdecimal():
         script = Script.from_text(Path(words[0]).read_text())
-        _, said = failure(Swarm(script.seed, script))
-        print(said or "passed")
-        return bool(said)
-    shrinker = Shrinker(*map(int, words[:2]))
+        return shown(Swarm(script.seed, script).run)
+    shrinker = GroupsShrinker(*map(int, words[:2]))
     if not shrinker.fails_again:
         print(f"it does not fail by its written faults alone: {shrinker.best.why}", file=sys.stderr)
         return 1

@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model.errors import InvalidInput
 from nodeagent.testing.script import Changes, Script
-from nodeagent.testing.shrink import Shrinker, failure, main
+from nodeagent.testing.shrink import GroupsShrinker, failure, main
 from nodeagent.testing.swarm import Swarm
 
 SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
@@ -15,14 +15,14 @@ SCRIPTS = sorted((Path(__file__).parent / "scripts").glob("*.txt"))
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: p.stem)
 def test_what_once_failed_does_not_any_more(path: Path) -> None:
     script = Script.from_text(path.read_text())
-    assert failure(Swarm(script.seed, script)) == ("", "")
+    assert failure(Swarm(script.seed, script).run) == ("", "")
 
 
 def test_every_fault_of_a_seed_can_be_written_down() -> None:
     kinds: set[type] = set()
     for seed in range(1, 7):
         swarm = Swarm(seed)
-        assert failure(swarm) == ("", "")
+        assert failure(swarm.run) == ("", "")
         plan = Changes(clients=1, limits={"nodeagent.raft.leader.APPEND_ENTRIES_MAX": 1})
         script = Script(seed, tuple(swarm.nemesis.done), 3, 500, plan, "S4: because")
         assert Script.from_text(script.to_text()) == script
@@ -57,8 +57,10 @@ def test_a_seed_that_fails_becomes_a_short_script_that_fails_too(
     """What half of the voters hold is lost by few faults."""
     with monkeypatch.context() as planted:
         planted.setattr("nodeagent.raft.leader.majority_value", lambda held: sorted(held)[len(held) // 2])
-        swarm = next(s for s in map(Swarm, range(1, 40)) if failure(s)[0] == "S6" and len(s.nemesis.done) > 8)
-        shrinker = Shrinker(swarm.seed, 60)
+        swarm = next(
+            s for s in map(Swarm, range(1, 40)) if failure(s.run)[0] == "S6" and len(s.nemesis.done) > 8
+        )
+        shrinker = GroupsShrinker(swarm.seed, 60)
         script = shrinker.shrink()
         assert shrinker.fails_again and len(script.faults) <= 4, script.to_text()
         path = tmp_path / "short.txt"
@@ -69,4 +71,4 @@ def test_a_seed_that_fails_becomes_a_short_script_that_fails_too(
 
 def test_a_seed_that_passes_is_not_shrunk() -> None:
     with pytest.raises(LookupError, match="seed 1 does not fail"):
-        Shrinker(1)
+        GroupsShrinker(1)
