@@ -287,6 +287,8 @@ def slots_walk(rng: random.Random) -> list[Event]:
     owners, moves, members = _moves(rng)
     bounds = HandoverBounds(
         writes=rng.choice([0, 2, 6]),
+        deletes=rng.choice([0, 1, 3]),
+        spoiled=rng.choice([0, 0, 0, 1]),
         stale=rng.choice([0, 2, 10]),
         again=rng.choice([0, 1, 4, 12]),
         cancels=rng.choice([0, 0, 1]),
@@ -297,7 +299,7 @@ def slots_walk(rng: random.Random) -> list[Event]:
         verb: rng.choice([0.05, 0.3, 1, 5])
         for verb in (
             *("tell", "apply", "act", "ready", "copy", "write", "again", "cancel", "change"),
-            *("join", "send", "drop"),
+            *("join", "send", "drop", "delete", "spoil"),
         )
     }
     events: list[Event] = []

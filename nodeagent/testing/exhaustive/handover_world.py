@@ -2,8 +2,9 @@
 
 A group is its committed log and configuration, and each replica's place in it. Whoever has a vote and has
 applied all of it may act as its leader, by any picture of the operation that the meta group ever had. What is
-reported arrives at any later time, as often as it likes. A row is a file that is in the manifest at once. A
-newcomer is sent a state by a leader; who is no member any more, by such a picture, drops what it has.
+reported arrives at any later time, as often as it likes. A row is a file that is in the manifest at once, and
+a delete covers all rows that its slot has. A newcomer is sent a state by a leader; who is no member any more,
+by such a picture, drops what it has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint
 from nodeagent.meta import changes
 from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config, Entry, EntryKind
-from nodeagent.model.files import TSFILE, FileMeta, PulledSlot
+from nodeagent.model.files import TSFILE, FileMeta, PulledSlot, Tombstone
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.jobs import AdoptFiles
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, Ranges, SlotMove, Stage
@@ -36,12 +37,19 @@ _decode_row = msgspec.msgpack.Decoder(FileMeta).decode
 
 Log = tuple[bytes, ...]
 
+DELETE = b"delete "
+"""How a command begins that deletes all rows of a slot; the number of the slot follows."""
+
 
 @dataclass(frozen=True, slots=True)
 class HandoverBounds:
     """How much may happen beside the operation."""
 
     writes: int = 0
+    deletes: int = 0
+    spoiled: int = 0
+    """Copies that differ from those of other members: they lack a file, or a delete."""
+
     stale: int = 0
     """Acts by a picture of the operation that is not the newest."""
 
@@ -74,9 +82,8 @@ def _after(group: GroupId, slots: Ranges, origin: bytes, log: Log) -> DataState:
         state = DataState.restore(saved, saved.applied)
     for encoded in log:
         command = data.decode(encoded)
-        row = _decode_row(command.payload) if isinstance(command, data.Opaque) else None
-        if row is not None and state.check_slot(row.slot) is None:
-            state.manifest.add([row])
+        if isinstance(command, data.Opaque):
+            _take(state, command.payload)
         state.apply(state.applied + 1, [Entry(1, int(EntryKind.COMMAND), encoded)], 0)
         for job in [j for j in state.jobs if isinstance(j, AdoptFiles)]:
             state.on_adopted(job)
@@ -84,16 +91,52 @@ def _after(group: GroupId, slots: Ranges, origin: bytes, log: Log) -> DataState:
     return state
 
 
+def _take(state: DataState, payload: bytes) -> None:
+    """A row or a delete, which is the state's next entry."""
+    if payload.startswith(DELETE):
+        slot = int(payload.removeprefix(DELETE))
+        if state.check_slot(slot) is None:
+            state.tombstones.add(Tombstone((state.applied + 1,), _partition(slot), "t", (), 0, 0))
+        return
+    row = _decode_row(payload)
+    if state.check_slot(row.slot) is None:
+        state.manifest.add([row])
+
+
+def _partition(slot: int) -> PartitionKey:
+    return PartitionKey("s", slot, 0)
+
+
 def _row(slot: int, index: int, number: int) -> FileMeta:
     name = f"{slot:05d}-{index:012d}-0000{TSFILE}"
-    return FileMeta(
-        name, slot, PartitionKey("s", slot, 0), "t", (index,), 1, f"{number:032x}", 1, 0, 0, (1, 0, 0)
-    )
+    return FileMeta(name, slot, _partition(slot), "t", (index,), 1, f"{number:032x}", 1, 0, 0, (1, 0, 0))
 
 
 def _numbers(state: DataState, slot: int) -> set[str]:
-    """Rows by what stays the same when they are adopted."""
-    return {f.xxh3 for f in state.manifest.of_slot(slot)}
+    """Rows that are not deleted, by what stays the same when they are adopted."""
+    deletes = state.tombstones.of(_partition(slot), "t")
+    return {f.xxh3 for f in state.manifest.of_slot(slot) if not any(t.masks(f) for t in deletes)}
+
+
+def _content(pulled: Sequence[PulledSlot]) -> list[tuple[int, list[str], int]]:
+    """What makes copies equal: files and deletes of each slot."""
+    return [(p.slot, sorted(f.xxh3 for f in p.files), len(p.tombstones)) for p in pulled]
+
+
+def _spoilt(pulled: tuple[PulledSlot, ...]) -> tuple[PulledSlot, ...]:
+    """Without a delete or a file of its first slot that has any; as it is when none has."""
+    for at, slot in enumerate(pulled):
+        if slot.tombstones or slot.files:
+            lacks = {"tombstones": slot.tombstones[1:]} if slot.tombstones else {"files": slot.files[1:]}
+            return (*pulled[:at], msgspec.structs.replace(slot, **lacks), *pulled[at + 1 :])
+    return pulled
+
+
+def _pulled(state: DataState, slot: int) -> PulledSlot:
+    """As `host.reads`: deletes that mask nothing are forgotten by some members and not by others."""
+    files = state.manifest.of_slot(slot)
+    deletes = state.tombstones.of(_partition(slot), "t")
+    return PulledSlot(slot, files, tuple(t for t in deletes if any(t.masks(f) for f in files)))
 
 
 def _begun(number: int, moves: Sequence[SlotMove], members: Sequence[GroupChange]) -> bytes:
@@ -166,7 +209,10 @@ class HandoverWorld:
 
         self.evidence: frozenset[bytes] = frozenset()
         self.written: dict[int, frozenset[str]] = {}
-        """By slot: what was acknowledged."""
+        """By slot: what was acknowledged, and not deleted."""
+
+        self.deleted: dict[int, frozenset[str]] = {}
+        """By slot: what was deleted, which was acknowledged."""
 
     def head(self, group: GroupId) -> DataState:
         return _after(group, self.owners[group], b"", self.logs[group])
@@ -204,11 +250,15 @@ class HandoverWorld:
         events += self._of_members(views)
         for node in self.nodes:
             events += [f"ready {node} {view}" for view in views]
-            events += [f"copy {node} {source} {view}" for view in views for source in self._sources(view)]
-        if left.writes:
-            events += [f"write {g} {slot}" for g in self.logs for slot in sorted(self.head(g).slots.open)]
-        if left.again:
-            events += [f"again {g} {at}" for g, log in self.logs.items() for at, _ in enumerate(log)]
+            copies = [f"{node} {source} {view}" for view in views for source in self._sources(view)]
+            events += [f"copy {copy}" for copy in copies]
+            events += [f"spoil {copy}" for copy in copies if left.spoiled]
+        open_slots = [(g, slot) for g in self.logs for slot in sorted(self.head(g).slots.open)]
+        for verb, count in (("write", left.writes), ("delete", left.deletes)):
+            events += [f"{verb} {g} {slot}" for g, slot in open_slots if count]
+        if left.again:  # but for deletes: sessions see to it that one counts once
+            logged = [(g, at) for g, log in self.logs.items() for at, c in enumerate(log) if DELETE not in c]
+            events += [f"again {g} {at}" for g, at in logged]
         if left.cancels:
             events.append("cancel")
         if left.changes and self.op().ended:
@@ -248,7 +298,8 @@ class HandoverWorld:
         world.owners, world.nodes, world.left = self.owners, self.nodes, self.left
         world.views, world.logs, world.replicas = self.views, dict(self.logs), dict(self.replicas)
         world.configs, world.made = dict(self.configs), self.made
-        world.copies, world.evidence, world.written = dict(self.copies), self.evidence, dict(self.written)
+        world.copies, world.evidence = dict(self.copies), self.evidence
+        world.written, world.deleted = dict(self.written), dict(self.deleted)
         verb, *words = event.split()
         getattr(world, f"_{verb}")(*words)
         if world._known() == self._known():
@@ -321,6 +372,12 @@ class HandoverWorld:
         self._log(group, data.Opaque(_encode(row)))
         self.written[row.slot] = self.written.get(row.slot, frozenset()) | {row.xxh3}
 
+    def _delete(self, group: GroupId, slot: str) -> None:
+        self._spend("deletes")
+        self._log(group, data.Opaque(DELETE + slot.encode()))
+        gone = self.written.pop(int(slot), frozenset())
+        self.deleted[int(slot)] = self.deleted.get(int(slot), frozenset()) | gone
+
     def _again(self, group: GroupId, at: str) -> None:
         self._spend("again")
         self._append(group, self.logs[group][int(at)])
@@ -383,6 +440,7 @@ class HandoverWorld:
     def _adopt(self, op: Operation, group: GroupId, node: NodeId) -> None:
         """As `Mover.adopt_commands`."""
         units = [u for u in moving.units(op) if u.move.target == group]
+        assert not self._differ(op, group), f"S10: {group} adopts copies that differ"
         staged = [self.copies.get((op.id, group, node, u.slots)) for u in units]
         index = self.head(group).slots.arriving[op.id].index
         for unit, pulled in zip(units, staged, strict=True):
@@ -424,7 +482,18 @@ class HandoverWorld:
         reports = groups.sources_due(self._look(view), node, states, 0)
         self.evidence |= {meta.encode(r.command) for r in reports}
 
-    def _copy(self, node: NodeId, source: NodeId, view: str) -> None:
+    def _differ(self, op: Operation, group: GroupId) -> bool:
+        """Whether the copies of the members of a gaining group do."""
+        found: dict[Ranges, list[Any]] = {}
+        for (operation, target, node, slots), pulled in self.copies.items():
+            if (operation, target) == (op.id, group) and node in op.required(group):
+                found.setdefault(slots, []).append(_content(pulled))
+        return any(copy != copies[0] for copies in found.values() for copy in copies)
+
+    def _spoil(self, node: NodeId, source: NodeId, view: str) -> None:
+        self._copy(node, source, view, is_spoilt=True)
+
+    def _copy(self, node: NodeId, source: NodeId, view: str, *, is_spoilt: bool = False) -> None:
         """As `Mover`: the node pulls what it lacks from a previous holder, or takes its own."""
         op = self._look(view)
         for unit in moving.due(op, moving.units(op), node, LIFE):
@@ -433,9 +502,14 @@ class HandoverWorld:
                 continue
             if not self.at(move.source, source).sealed_ready(op.id):
                 continue
-            manifest = self.at(move.source, source).manifest
-            pulled = tuple(PulledSlot(s, manifest.of_slot(s), ()) for s in sorted(expand(unit.slots)))
+            state = self.at(move.source, source)
+            pulled = tuple(_pulled(state, slot) for slot in sorted(expand(unit.slots)))
             key = (op.id, move.target, node, unit.slots)
+            if is_spoilt:
+                if len(op.required(move.target)) < 2 or _spoilt(pulled) == pulled or key in self.copies:
+                    continue
+                self._spend("spoiled")
+                pulled, is_spoilt = _spoilt(pulled), False
             if key not in self.copies:
                 self.copies[key] = pulled
                 copy = CopyRecord(move.target, node, LIFE, unit.slots, moving.digest(pulled), len(pulled), 0)
@@ -459,8 +533,10 @@ class HandoverWorld:
         return self.written.get(slot, frozenset())
 
     def rest(self) -> None:
+        """An operation waits for an operator where copies differ."""
         op = self.op()
-        assert op.ended, f"L2: {op.id} stays in {op.stage}"
+        waits = op.stage is Stage.MOVING and any(self._differ(op, group) for group in op.gaining)
+        assert op.ended or waits, f"L2: {op.id} stays in {op.stage}"
 
     def _check_end(self, op: Operation, heads: Mapping[GroupId, DataState]) -> None:
         for move in op.moves:
@@ -471,6 +547,8 @@ class HandoverWorld:
                 for node in self.configs[owner].voters:
                     lacks = self._written_in(slot) - _numbers(self._coming(owner, node), slot)
                     assert not lacks, f"S9: {op.id} ended, and {node} lacks rows of slot {slot} in {owner}"
+                    back = self.deleted.get(slot, frozenset()) & _numbers(self._coming(owner, node), slot)
+                    assert not back, f"S8: {op.id} ended, and {owner} has deleted rows of slot {slot}"
         for change in op.changes:
             config = self.configs[change.group]
             settled = sorted(config.voters) == sorted(_members(op, change)) and not config.learners
@@ -484,7 +562,7 @@ class HandoverWorld:
         left = self.left
         replicas = [(*key, r.applied, r.origin, r.begun) for key, r in self.replicas.items()]
         configs = [(group, c.voters, c.learners) for group, c in self.configs.items()]
-        counts = [left.writes, left.stale, left.again, left.cancels, left.changes]
+        counts = [getattr(left, field) for field in HandoverBounds.__slots__]
         copies = sorted((*key, moving.digest(pulled)) for key, pulled in self.copies.items())
         made = sorted(self.made)
         state = [self.logs, replicas, configs, made, self.views, sorted(self.evidence), copies, counts]
