@@ -406,7 +406,7 @@ class HandoverWorld:
             node,
             self.at(group, node),
             config,
-            lambda n: (group, n) in self.replicas,
+            lambda n: self._is_head(group, n),
             dict.fromkeys(self.nodes, LIFE),
             lambda _: False,
             0,
@@ -422,9 +422,21 @@ class HandoverWorld:
                 case groups.AdoptNow():
                     self._adopt(op, group, node)
                 case groups.Reconfigure(membership.Change(wanted)):
-                    self.configs[group] = wanted
+                    self._reconfigure(op, group, node, wanted)
                 case _:
                     pass
+
+    def _reconfigure(self, op: Operation, group: GroupId, leader: NodeId, wanted: Config) -> None:
+        before, self.configs[group] = set(self.configs[group].voters), wanted
+        voters = set(wanted.voters)
+        assert leader in voters, f"S12: {leader} leads {group} and leaves it"
+        assert len(before ^ voters) <= 1, f"S12: {group} goes from {before} to {voters}"
+        for node in voters - before:
+            assert self._is_head(group, node), f"S12: {node} votes in {group} before it caught up"
+        for node in before - voters:
+            is_source = any(m.source == group and node in m.source_members for m in op.moves)
+            serves = not is_source or self.at(group, node).sealed_ready(op.id)
+            assert serves, f"S9: {node} leaves {group}, and cannot serve what it has for {op.id}"
 
     def _take_parts(
         self, group: GroupId, operation: str, parts: Sequence[groups.Part], then: data.Open | None
@@ -466,7 +478,12 @@ class HandoverWorld:
         sealed = state.slots.sealed
         if state.adopting or any(s.hollow and o in is_source for o, s in sealed.items()):
             return
-        saved = encode_checkpoint(state.checkpoint({o for o in sealed if o not in is_source}))
+        point = state.checkpoint({o for o in sealed if o not in is_source})
+        op = self.op()
+        leaving = () if op.ended or op.id in is_source else expand(groups.slots_from(op, group))
+        sent = [f.name for f in point.files if f.slot in leaving]
+        assert not sent, f"S9: {node} is sent {sent}, which leave {group}"
+        saved = encode_checkpoint(point)
         applied = len(self.logs[group])
         self.replicas[group, node] = Replica(applied, saved, applied)
 
