@@ -33,6 +33,7 @@ MUTANTS = (
         "scaling/groups.py",
         "    if look.group in op.losing and not look.state.sealed_ready(op.id):",
         "    if False:",
+        unseen="it costs bytes that are dropped again, and nothing else",
     ),
     Mutant(
         "a holder leaves before it can serve as a source",
