@@ -214,7 +214,9 @@ def seen_by() -> dict[str, tuple[str, int]]:
 def record(found: Mapping[str, Found]) -> None:
     """What seeds saw of these bugs, by `key_of`; of others it stays as it is."""
     seen = seen_by() | {key: (f.world, f.seeds) for key, f in found.items() if f.world}
-    SEEN.write_text(msgspec.json.format(msgspec.json.encode(dict(sorted(seen.items()))).decode()) + "\n")
+    whole = SEEN.with_suffix(".new")  # others read it meanwhile
+    whole.write_text(msgspec.json.format(msgspec.json.encode(dict(sorted(seen.items()))).decode()) + "\n")
+    whole.replace(SEEN)
 
 
 def _by_some_seeds(where: Path, first: int, count: int, world: str, timeout_s: float) -> Found:
