@@ -52,8 +52,16 @@ WORLDS = {"raft": "raft", "meta": "slots", "scaling": "slots", "data": "slots"}
 NOT_SIMULATED = ("runtime",)
 """The simulator has its own."""
 
-LIKELY = {"raft": "groups", "log": "log", "storage": "files", "scaling": "walks", "client": "client"}
-"""The world of the simulator in which a bug of a room is looked for before all others are run."""
+LIKELY = {
+    "raft": ("groups", "walks"),
+    "log": ("log",),
+    "data": ("walks",),
+    "meta": ("walks",),
+    "scaling": ("walks",),
+    "storage": ("files",),
+    "client": ("client",),
+}
+"""The worlds of the simulator in which a bug of a room is looked for before all others are run."""
 
 SEEN = Path(__file__).with_name("seen.json")
 """By room and name of a bug: the first seed that was found to see it, and in which world."""
@@ -189,14 +197,14 @@ def _by_scopes(where: Path, world: str, timeout_s: float) -> Found:
 
 
 def _by_seeds(where: Path, mutant: Mutant, seeds: int, world: str, timeout_s: float) -> Found:
-    """By the seed that saw it before; else in one world, or first where it is likely to be seen, then in all."""
+    """By the seed that saw it before; else in one world, or where it is likely to be seen, then in all."""
     found = Found("seeds")
     if mutant.unseen:
         return found
     seen_in, seed = seen_by().get(key_of(mutant), ("", 0))
     if 0 < seed <= seeds:
         found = _by_some_seeds(where, seed, 1, seen_in, timeout_s)
-    for among in [world] if world else [LIKELY.get(mutant.room, ""), ""]:
+    for among in [world] if world else [*LIKELY.get(mutant.room, ()), ""]:
         if not found.by:
             found = _by_some_seeds(where, 1, seeds, among, timeout_s)
     return found
