@@ -20,7 +20,7 @@ from nodeagent.testing.sim import CLIENT, LATE_MS, Sim
 from nodeagent.wire.faults import to_error
 
 FOREVER_MS = 3_600_000
-ODD, ODD_S = 0.003, 3.0
+ODD, ODD_S = 0.001, 3.0
 """The chance of an odd answer, where there are any, and how long more follow it."""
 
 LOOK_S = 0.2

@@ -51,7 +51,7 @@ class RowsClient:
                 await self._write_at_once(group)
             else:
                 await self._write_some(group)
-            if self.rng.random() < 0.15:
+            if self.rng.random() < 0.3:
                 await self.delete()
             await asyncio.sleep(self.rng.random() * 0.2)
 
