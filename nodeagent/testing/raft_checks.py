@@ -41,8 +41,8 @@ class RaftSafety:
         self._checked: dict[tuple[NodeId, int], dict[GroupId, int]] = {}
         """By (node, life) and group: entries up to there were compared."""
 
-        self._marks: dict[tuple[NodeId, int], dict[GroupId, Any]] = {}
-        """By (node, life) and group: `_mark` when it was looked at last. Most turns change one group."""
+        self._marks: dict[NodeId, tuple[int, dict[GroupId, Any]]] = {}
+        """By node its life and, by group, `_mark` when it was looked at last. Most turns change one group."""
 
         self.committed: dict[GroupId, list[int]] = {}
         """By group, the term of each committed entry; item 0 stands for the beginning."""
@@ -105,8 +105,8 @@ class RaftSafety:
         return group in self._led
 
     def __call__(self, node: Machine, effects: Effects) -> None:
-        life = (node.node, node.life)
-        checked, marks = self._checked.setdefault(life, {}), self._marks.setdefault(life, {})
+        checked = self._checked.setdefault((node.node, node.life), {})
+        marks = self._marks_of(node)
         for peer, messages in effects.sends:
             for routed in messages:
                 self._promise(node, peer, routed.group, routed.message)
@@ -127,6 +127,13 @@ class RaftSafety:
                 self._commits(node, replica)
             if replica.seen > checked.get(replica.group, 0):
                 self._same_entries(node, replica, checked)
+
+    def _marks_of(self, node: Machine) -> dict[GroupId, Any]:
+        """Of its life: those before are over, and nothing of them is kept."""
+        life, marks = self._marks.get(node.node, (-1, {}))
+        if life != node.life:
+            self._marks[node.node] = node.life, (marks := {})
+        return marks
 
     # --- what is held ------------------------------------------------------------------------------
 
@@ -183,7 +190,7 @@ class RaftSafety:
         key = (node.incarnation, group)
         if term > self._promised.get(key, 0):
             self._promised[key] = term
-            self._marks[node.node, node.life].pop(group, None)
+            self._marks_of(node).pop(group, None)
 
     def _vote(self, node: Machine, group: GroupId, term: int, candidate: NodeId) -> None:
         """What left the node counts: a vote that a power cut took back was never given."""
