@@ -1,6 +1,7 @@
 """Whole clusters under faults. A failure prints the command that replays it."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import whys
 from nodeagent.testing.replay import replayable
 from nodeagent.testing.scenario import run
+from nodeagent.testing.seeds import evidence
 from nodeagent.testing.sim import Sim
 
 PINNED = (
@@ -40,6 +42,12 @@ def test_a_seed_is_a_run() -> None:
         )
         lines.add(done.stdout.split("} ")[0])
     assert len(lines) == 1, lines
+
+
+def test_one_world_of_a_seed_can_be_run_alone() -> None:
+    """A whole cluster and the client come by turns."""
+    assert re.fullmatch(r'\{"log":\[\{"seed":5,[^]]*\}\]\} .* s', evidence(5, "log"))
+    assert evidence(4, "client").startswith("{} ") and evidence(5, "cluster_swarm").startswith("{} ")
 
 
 def test_a_failure_says_how_it_is_run_again_and_what_happened_last() -> None:
