@@ -23,6 +23,11 @@ FOREVER_MS = 3_600_000
 ODD, ODD_S = 0.001, 3.0
 """The chance of an odd answer, where there are any, and how long more follow it."""
 
+TICK_S = 0.001
+ROUNDS_MAX = 10_000
+"""So many rounds of an event loop without waiting, and the clock goes on by a tick. Who waits for a deadline
+that is nearer than the loop can tell would be woken at once for ever: real clocks never stand still."""
+
 LOOK_S = 0.2
 """Whether the node still runs is looked at so often."""
 
@@ -47,10 +52,16 @@ class _Selector(selectors.SelectSelector):
     def __init__(self, loop: SimLoop) -> None:
         super().__init__()
         self._loop = loop
+        self._at_once = 0
+        """Rounds of the loop since its clock stands."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         loop = self._loop
+        self._at_once += 1
+        if timeout is not None and timeout <= 0 and self._at_once > ROUNDS_MAX:
+            timeout = TICK_S
         if timeout is None or timeout > 0:
+            self._at_once = 0
             loop.woken = False
             wait_ms = FOREVER_MS if timeout is None else max(1, math.ceil(timeout * 1000 - 1e-6))
             loop.sim.run(lambda: loop.woken, wait_ms)
@@ -91,7 +102,8 @@ class SimLink:
             raise not_connected(f"{target} refuses connections")
         sim, life = self._sim, node.life
         is_lost = sim.rng.random() < sim.faults.drop
-        until = self._loop.time() + min(timeout_s, sim.rng.random() if is_lost else timeout_s)
+        # In whole milliseconds, as the clock goes: a timer due within less than one is due at once, for ever.
+        until = sim.now + math.ceil(1000 * min(timeout_s, sim.rng.random() if is_lost else timeout_s))
         answer: asyncio.Future[Reply] = self._loop.create_future()
 
         def finish(reply: Reply) -> None:
@@ -110,8 +122,8 @@ class SimLink:
             sim.hand(target, serve)
         elif sim.rng.random() < 0.5:  # it lay in a buffer when the connection broke
             sim.at(sim.rng.choice((0, sim.rng.randint(0, LATE_MS))), lambda: sim.hand(target, serve))
-        while self._loop.time() < until and node.alive and node.life == life:
-            await asyncio.wait([answer], timeout=min(LOOK_S, until - self._loop.time()))
+        while sim.now < until and node.alive and node.life == life:
+            await asyncio.wait([answer], timeout=min(LOOK_S, (until - sim.now) / 1000))
             if answer.done():
                 reply = answer.result()
                 if self._is_odd(target):

@@ -114,38 +114,49 @@ class RowsClient:
         while not self.over:
             await asyncio.sleep(self.rng.random() * 0.5)
             group = self.rng.choice(GROUPS)
-            before = {t for g, t in self.acked if g == group}
-            gone = {t for g, t in self.gone if g == group}
-            if not before:
+            times = sorted(_of(self.acked, group))
+            if not times:
                 continue
-            limit = self.rng.choice([None, None, 5])
             try:
                 if self.rng.random() < 0.3:
-                    counts = await self.client.count(group, TABLE)
-                    found = None
+                    await self._count(group)
+                elif self.rng.random() < 0.3:
+                    await self._scan(group, tuple(sorted(self.rng.choices(times, k=2))))
                 else:
-                    found = (await self.client.scan(group, TABLE, limit=limit)).column("time").to_pylist()
+                    await self._scan(group)
             except (Unavailable, OutcomeUnknown, Forbidden):
                 self.done["unread"] += 1
-                continue
-            self.done["reads"] += 1
-            before &= {t for g, t in self.acked if g == group}  # without what was deleted meanwhile
-            known = {t for g, t in self.asked - self.never if g == group} - gone
-            if found is None:
-                rows = sum(int(str(counted["rows"])) for counted in counts)
-                assert len(before) <= rows <= len(known), (
-                    f"S6: {rows} rows of {group}, {len(before)} were acknowledged"
-                )
-                continue
-            assert len(found) == len(set(found)), f"a row of {group} twice"
-            assert set(found) <= known, f"S8, S18: {group} has {sorted(set(found) - known)}"
-            missing = sorted(before - set(found))
-            if limit is None:
-                assert not missing, f"S6: {group} lost {missing}"
             else:
-                assert min(limit, len(before)) <= len(found) <= limit, f"S6: {len(found)} rows of {group}"
-                over = [t for t in missing if t < found[-1]]
-                assert found == sorted(found) and not over, f"S6: the first of {group} without {over}"
+                self.done["reads"] += 1
+
+    async def _count(self, group: str) -> None:
+        before, gone = _of(self.acked, group), _of(self.gone, group)
+        counts = await self.client.count(group, TABLE)
+        rows = sum(int(str(counted["rows"])) for counted in counts)
+        before &= _of(self.acked, group)  # without what was deleted meanwhile
+        known = _of(self.asked - self.never, group) - gone
+        assert len(before) <= rows <= len(known), (
+            f"S6: {rows} rows of {group}, {len(before)} were acknowledged"
+        )
+
+    async def _scan(self, group: str, span: tuple[int, ...] = ()) -> None:
+        """All rows, or those of a time range; or the first ones."""
+        limit = self.rng.choice([None, None, 5])
+        first, last = span or (None, None)
+        before, gone = _of(self.acked, group, span), _of(self.gone, group)
+        rows = await self.client.scan(group, TABLE, limit=limit, time_from=first, time_to=last)
+        found = rows.column("time").to_pylist()
+        before &= _of(self.acked, group)  # without what was deleted meanwhile
+        known = _of(self.asked - self.never, group, span) - gone
+        assert len(found) == len(set(found)), f"a row of {group} twice"
+        assert set(found) <= known, f"S8, S18: {group} has {sorted(set(found) - known)}"
+        missing = sorted(before - set(found))
+        if limit is None:
+            assert not missing, f"S6: {group} lost {missing}"
+            return
+        assert min(limit, len(before)) <= len(found) <= limit, f"S6: {len(found)} rows of {group}"
+        over = [t for t in missing if _place(t) < _place(found[-1])]
+        assert found == sorted(found, key=_place) and not over, f"S6: the first of {group} without {over}"
 
 
 class CellsClient:
@@ -269,5 +280,17 @@ class Changes:
                 await self.client.put_schema(TableSchema(GROUPS[0], WIDE, version, (tag, *fields)))
 
 
+def _of(keys: set[Cell], group: str, span: tuple[int, ...] = ()) -> set[int]:
+    """Times of one storage group, within the span if one is given."""
+    first, last = span or (0, WEEKS * WEEK_MS)
+    return {t for g, t in keys if g == group and first <= t <= last}
+
+
+def _place(time: int) -> tuple[str, int]:
+    """Rows are sorted by it: the tag, then the time."""
+    return "abc"[time % 3], time
+
+
 def _rows(times: list[int]) -> pa.Table:
-    return pa.table({"time": times, "d": ["a"] * len(times), "v": [float(t) for t in times]})
+    tags = [_place(t)[0] for t in times]
+    return pa.table({"time": times, "d": tags, "v": [float(t) for t in times]})

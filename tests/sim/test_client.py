@@ -1,8 +1,13 @@
 """The real client under the simulator. A failure prints the command that replays it."""
 
+import asyncio
+import math
+
 import pytest
 
+from nodeagent.testing.client import run_in
 from nodeagent.testing.client_run import run
+from nodeagent.testing.sim import Sim
 from tests.sim.spread import SPREAD, spread
 
 
@@ -19,3 +24,17 @@ def test_a_seed_of_the_client_is_a_run() -> None:
     first = run(8)
     run(6)
     assert run(8) == first
+
+
+def test_a_deadline_that_is_nearer_than_a_tick_comes() -> None:
+    """Its timer is due at once, and the clock goes on only while the loop waits."""
+
+    async def wait() -> float:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(16.115)
+        until = math.nextafter(loop.time(), math.inf)
+        while loop.time() < until:
+            await asyncio.sleep(until - loop.time())
+        return loop.time()
+
+    assert run_in(Sim(1), wait()) == 16.116
