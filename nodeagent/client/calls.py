@@ -330,7 +330,7 @@ class Calls:
         if seen is not None and self.routes is not None and self.routes is not seen:
             return self.routes
         if self._refreshing is None:
-            self._refreshing = asyncio.create_task(self._refresh())
+            self._refreshing = _asked(self._refresh())
         return await asyncio.shield(self._refreshing)
 
     async def _refresh(self) -> Routes:
@@ -510,7 +510,7 @@ async def run_bounded(jobs: Iterable[Coroutine[object, object, None]], running_m
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def _asked(call: Coroutine[object, object, Reply]) -> asyncio.Task[Reply]:
+def _asked(call: Coroutine[object, object, _T]) -> asyncio.Task[_T]:
     """Whose error is no news when nobody waits for it any more."""
     task = asyncio.create_task(call)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -299,6 +299,26 @@ def test_a_node_of_another_cluster_is_not_believed() -> None:
     run(scenario())
 
 
+def test_a_question_that_nobody_waits_for_any_more_leaves_no_warning_behind() -> None:
+    """Who needed newer routes was cancelled, and the answer is one of another cluster."""
+
+    async def scenario() -> list[str]:
+        fake, cluster = make()
+        await cluster.meta()
+        fake.publish()
+        fake.views[-1] = msgspec.structs.replace(fake.views[-1], cluster_id="other")
+        unseen = list[str]()
+        asyncio.get_running_loop().set_exception_handler(lambda loop, what: unseen.append(what["message"]))
+        asking = asyncio.create_task(cluster._calls.refresh())
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.sleep(1)
+        gc.collect()
+        return unseen
+
+    assert run(scenario()) == []
+
+
 def test_an_older_schema_never_replaces_a_newer_one() -> None:
     """A node that lags still tells it; of one version the later word counts, for it may have another TTL."""
 
