@@ -5,8 +5,9 @@ import asyncio
 import math
 import random
 import selectors
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from contextvars import Context
+from typing import Any, TypeVar, TypeVarTuple
 
 import msgspec
 
@@ -23,15 +24,11 @@ FOREVER_MS = 3_600_000
 ODD, ODD_S = 0.001, 3.0
 """The chance of an odd answer, where there are any, and how long more follow it."""
 
-TICK_S = 0.001
-ROUNDS_MAX = 10_000
-"""So many rounds of an event loop without waiting, and the clock goes on by a tick. Who waits for a deadline
-that is nearer than the loop can tell would be woken at once for ever: real clocks never stand still."""
-
 LOOK_S = 0.2
 """Whether the node still runs is looked at so often."""
 
 _T = TypeVar("_T")
+Ts = TypeVarTuple("Ts")
 
 
 class SimLoop(asyncio.SelectorEventLoop):
@@ -47,21 +44,28 @@ class SimLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.sim.now / 1000
 
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Later than now is a millisecond later: asyncio takes a nanosecond for now, and who waits for such a
+        deadline would be woken at once for ever, for this clock stands still while nobody waits."""
+        if when > self.time():
+            when = max(self.sim.now + 1, math.ceil(when * 1000 - 1e-6)) / 1000
+        return super().call_at(when, callback, *args, context=context)
+
 
 class _Selector(selectors.SelectSelector):
     def __init__(self, loop: SimLoop) -> None:
         super().__init__()
         self._loop = loop
-        self._at_once = 0
-        """Rounds of the loop since its clock stands."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         loop = self._loop
-        self._at_once += 1
-        if timeout is not None and timeout <= 0 and self._at_once > ROUNDS_MAX:
-            timeout = TICK_S
         if timeout is None or timeout > 0:
-            self._at_once = 0
             loop.woken = False
             wait_ms = FOREVER_MS if timeout is None else max(1, math.ceil(timeout * 1000 - 1e-6))
             loop.sim.run(lambda: loop.woken, wait_ms)
@@ -102,8 +106,7 @@ class SimLink:
             raise not_connected(f"{target} refuses connections")
         sim, life = self._sim, node.life
         is_lost = sim.rng.random() < sim.faults.drop
-        # In whole milliseconds, as the clock goes: a timer due within less than one is due at once, for ever.
-        until = sim.now + math.ceil(1000 * min(timeout_s, sim.rng.random() if is_lost else timeout_s))
+        until = self._loop.time() + min(timeout_s, sim.rng.random() if is_lost else timeout_s)
         answer: asyncio.Future[Reply] = self._loop.create_future()
 
         def finish(reply: Reply) -> None:
@@ -122,8 +125,8 @@ class SimLink:
             sim.hand(target, serve)
         elif sim.rng.random() < 0.5:  # it lay in a buffer when the connection broke
             sim.at(sim.rng.choice((0, sim.rng.randint(0, LATE_MS))), lambda: sim.hand(target, serve))
-        while sim.now < until and node.alive and node.life == life:
-            await asyncio.wait([answer], timeout=min(LOOK_S, (until - sim.now) / 1000))
+        while self._loop.time() < until and node.alive and node.life == life:
+            await asyncio.wait([answer], timeout=min(LOOK_S, until - self._loop.time()))
             if answer.done():
                 reply = answer.result()
                 if self._is_odd(target):

@@ -26,15 +26,24 @@ def test_a_seed_of_the_client_is_a_run() -> None:
     assert run(8) == first
 
 
-def test_a_deadline_that_is_nearer_than_a_tick_comes() -> None:
-    """Its timer is due at once, and the clock goes on only while the loop waits."""
+def test_deadlines_that_are_nearer_than_a_tick_come() -> None:
+    """The clock goes on only while the loop waits, and it never did while two were woken at once by turns."""
 
-    async def wait() -> float:
+    async def wait(until: float, rounds: int) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        for _ in range(1_000):
+            if loop.time() >= until:
+                return
+            await asyncio.sleep(until - loop.time())
+        raise AssertionError(f"it is {loop.time()}, and {until} does not come")
+
+    async def both() -> float:
         loop = asyncio.get_running_loop()
         await asyncio.sleep(16.115)
         until = math.nextafter(loop.time(), math.inf)
-        while loop.time() < until:
-            await asyncio.sleep(until - loop.time())
+        await asyncio.gather(wait(until, 0), wait(until, 1))
         return loop.time()
 
-    assert run_in(Sim(1), wait()) == 16.116
+    assert run_in(Sim(1), both()) == 16.116
