@@ -36,6 +36,7 @@ _decode_operation = msgspec.msgpack.Decoder(Operation).decode
 _decode_row = msgspec.msgpack.Decoder(FileMeta).decode
 
 Log = tuple[bytes, ...]
+Pulled = tuple[PulledSlot, ...]
 
 DELETE = b"delete "
 """How a command begins that deletes all rows of a slot; the number of the slot follows."""
@@ -118,12 +119,12 @@ def _numbers(state: DataState, slot: int) -> set[str]:
     return {f.xxh3 for f in state.manifest.of_slot(slot) if not any(t.masks(f) for t in deletes)}
 
 
-def _content(pulled: Sequence[PulledSlot]) -> list[tuple[int, list[str], int]]:
+def _content(pulled: Pulled) -> list[tuple[int, list[str], int]]:
     """What makes copies equal: files and deletes of each slot."""
     return [(p.slot, sorted(f.xxh3 for f in p.files), len(p.tombstones)) for p in pulled]
 
 
-def _spoilt(pulled: tuple[PulledSlot, ...]) -> tuple[PulledSlot, ...]:
+def _spoilt(pulled: Pulled) -> Pulled:
     """Without a delete or a file of its first slot that has any; as it is when none has."""
     for at, slot in enumerate(pulled):
         if slot.tombstones or slot.files:
@@ -204,7 +205,7 @@ class HandoverWorld:
         self.made: frozenset[tuple[str, GroupId, NodeId]] = frozenset()
         """Newcomers that can take a state, by operation: nothing is left of what they had."""
 
-        self.copies: dict[tuple[str, GroupId, NodeId, Ranges], tuple[PulledSlot, ...]] = {}
+        self.copies: dict[tuple[str, GroupId, NodeId, Ranges], Pulled] = {}
         """By operation, target, node and slots of the unit: what is staged."""
 
         self.evidence: frozenset[bytes] = frozenset()
@@ -507,30 +508,38 @@ class HandoverWorld:
                 found.setdefault(slots, []).append(_content(pulled))
         return any(copy != copies[0] for copies in found.values() for copy in copies)
 
-    def _spoil(self, node: NodeId, source: NodeId, view: str) -> None:
-        self._copy(node, source, view, is_spoilt=True)
-
-    def _copy(self, node: NodeId, source: NodeId, view: str, *, is_spoilt: bool = False) -> None:
+    def _copy(self, node: NodeId, source: NodeId, view: str) -> None:
         """As `Mover`: the node pulls what it lacks from a previous holder, or takes its own."""
         op = self._look(view)
+        for unit, pulled in self._lacking(op, node, source):
+            self._stage(op, node, unit, pulled)
+
+    def _spoil(self, node: NodeId, source: NodeId, view: str) -> None:
+        """As `_copy`, of one unit that other members copy too; the copy is not what the source has."""
+        op = self._look(view)
+        for unit, pulled in self._lacking(op, node, source):
+            if len(op.required(unit.move.target)) > 1 and _spoilt(pulled) != pulled:
+                self._spend("spoiled")
+                self._stage(op, node, unit, _spoilt(pulled))
+                return
+
+    def _lacking(self, op: Operation, node: NodeId, source: NodeId) -> list[tuple[moving.Unit, Pulled]]:
+        """What the node has no copies of, as the source gives it."""
+        found = []
         for unit in moving.due(op, moving.units(op), node, LIFE):
             move = unit.move
             if (move.source, source) not in self.replicas or source not in move.source_members:
                 continue
-            if not self.at(move.source, source).sealed_ready(op.id):
-                continue
             state = self.at(move.source, source)
-            pulled = tuple(_pulled(state, slot) for slot in sorted(expand(unit.slots)))
-            key = (op.id, move.target, node, unit.slots)
-            if is_spoilt:
-                if len(op.required(move.target)) < 2 or _spoilt(pulled) == pulled or key in self.copies:
-                    continue
-                self._spend("spoiled")
-                pulled, is_spoilt = _spoilt(pulled), False
-            if key not in self.copies:
-                self.copies[key] = pulled
-                copy = CopyRecord(move.target, node, LIFE, unit.slots, moving.digest(pulled), len(pulled), 0)
-                self.evidence |= {meta.encode(meta.Copied(0, op.id, copy))}
+            if state.sealed_ready(op.id) and (op.id, move.target, node, unit.slots) not in self.copies:
+                found.append((unit, tuple(_pulled(state, slot) for slot in sorted(expand(unit.slots)))))
+        return found
+
+    def _stage(self, op: Operation, node: NodeId, unit: moving.Unit, pulled: Pulled) -> None:
+        target = unit.move.target
+        self.copies[op.id, target, node, unit.slots] = pulled
+        copy = CopyRecord(target, node, LIFE, unit.slots, moving.digest(pulled), len(pulled), 0)
+        self.evidence |= {meta.encode(meta.Copied(0, op.id, copy))}
 
     # --- what must hold ----------------------------------------------------------------------------
 
