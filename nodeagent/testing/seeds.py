@@ -24,7 +24,8 @@ WHOLE: tuple[Runs, ...] = (
 """These by turns."""
 
 
-WORLDS = tuple(name for runs in (SMALL, *WHOLE) for name in runs)
+WORLDS: Runs = {name: runs[name] for runs in (SMALL, *WHOLE) for name in runs}
+"""All of them."""
 
 
 def evidence(seed: int, world: str = "") -> str:

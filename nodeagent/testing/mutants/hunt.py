@@ -22,9 +22,8 @@ import msgspec
 import nodeagent
 from nodeagent.testing.mutants.mutant import Mutant
 from nodeagent.testing.parallel import results
-from nodeagent.testing.seeds import SMALL, WHOLE
+from nodeagent.testing.seeds import WORLDS
 
-ALL = {name: runs[name] for runs in (SMALL, *WHOLE) for name in runs}
 CONTROL_TIMEOUT_S = 1800
 USUAL_S = 100.0
 """Where nobody looked what a net takes."""
@@ -46,7 +45,7 @@ ROOMS = {
 }
 """Where the directed tests of a room are, if not in the directory of its name alone."""
 
-WORLDS = {"raft": "raft", "meta": "slots", "scaling": "slots", "data": "slots"}
+SCOPES = {"raft": "raft", "meta": "slots", "scaling": "slots", "data": "slots"}
 """The scopes in which a bug of a room may be seen."""
 
 NOT_SIMULATED = ("runtime",)
@@ -164,12 +163,12 @@ def _what(net: str, room: str) -> str:
     if net == "tests":
         return f"tests of {' '.join(ROOMS.get(room, (room,)))}"
     if net == "scopes":
-        return f"scopes of {WORLDS[room]}" if room in WORLDS else ""
+        return f"scopes of {SCOPES[room]}" if room in SCOPES else ""
     return "" if room in NOT_SIMULATED else "seeds"
 
 
 def _look(net: str, where: Path, room: str, timeout_s: float) -> Found:
-    return _by_tests(where, room, timeout_s) if net == "tests" else _by_scopes(where, WORLDS[room], timeout_s)
+    return _by_tests(where, room, timeout_s) if net == "tests" else _by_scopes(where, SCOPES[room], timeout_s)
 
 
 def _by_tests(where: Path, room: str, timeout_s: float) -> Found:
@@ -240,7 +239,7 @@ def _by_some_seeds(where: Path, first: int, count: int, world: str, timeout_s: f
 
 def _world_of(module: Sequence[str], world: str) -> str:
     """The name of the world that a module runs."""
-    names = {run.__module__.rpartition(".")[2]: name for name, (run, _) in ALL.items()}
+    names = {run.__module__.rpartition(".")[2]: name for name, (run, _) in WORLDS.items()}
     return names.get(module[0], world) if module else world
 
 
