@@ -21,7 +21,7 @@ from nodeagent.testing.sim import CLIENT, LATE_MS, Sim
 from nodeagent.wire.faults import to_error
 
 FOREVER_MS = 3_600_000
-ODD, ODD_S = 0.001, 3.0
+ODD, ODD_S = 0.002, 3.0
 """The chance of an odd answer, where there are any, and how long more follow it."""
 
 LOOK_S = 0.2
@@ -124,7 +124,7 @@ class SimLink:
         if not is_lost:
             sim.hand(target, serve)
         elif sim.rng.random() < 0.5:  # it lay in a buffer when the connection broke
-            sim.at(sim.rng.choice((0, sim.rng.randint(0, LATE_MS))), lambda: sim.hand(target, serve))
+            sim.at(sim.rng.choice((0, 1, 1)) * sim.rng.randint(0, LATE_MS), lambda: sim.hand(target, serve))
         while self._loop.time() < until and node.alive and node.life == life:
             await asyncio.wait([answer], timeout=min(LOOK_S, until - self._loop.time()))
             if answer.done():

@@ -7,17 +7,28 @@ killed and connections break. The changes are begun by a client, too.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 
 import msgspec
 
+from nodeagent.model.errors import NotFound, Unavailable
 from nodeagent.model.requests import BeginChange
+from nodeagent.testing.checks import check_converged
 from nodeagent.testing.client import ODD, SimCluster, SimLoop, client_of, run_in
-from nodeagent.testing.client_work import CellsClient, Changes, RowsClient
+from nodeagent.testing.client_work import CELLS, ROWS, CellsClient, Changes, Pair, RowsClient
 from nodeagent.testing.nemesis import bounded
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.replay import replayable, timed
 from nodeagent.testing.scenario import Scenario
+
+LEAVER = "node2"
+GROUPS, ROWS_TABLES = 3, 2
+CELLS_WRITERS = 2
+
+SESSION_TTL_MS = 300
+"""In some runs: sessions end between two tries of a write."""
+
+PATIENT_S, AT_ONCE_S = 10.0, 1.0
 
 LOOK_S = 0.01
 """What the clients know is looked at so often."""
@@ -39,6 +50,9 @@ class ClientRun:
         self.rng = scenario.sim.rng
         self.done: Counter[str] = Counter()
         self.over = False
+        self.calm = False
+        """No new faults."""
+
         self.so_far = ""
         self.odd = self.rng.choice([0.0, ODD])
 
@@ -46,17 +60,18 @@ class ClientRun:
         sim = self.scenario.sim
         while not self.over:
             await asyncio.sleep(0.5 + 4 * self.rng.random())
+            if self.calm:
+                continue
             name = self.rng.choice(sorted(n for n, node in sim.nodes.items() if node.alive))
             if self.rng.random() < 0.3:
                 self.scenario.cut(sorted(sim.nodes))
             else:
                 self.scenario.kill(name, self.rng.randint(50, 1_500), power=self.rng.random() < 0.5)
 
-    def _client(self) -> SimCluster:
+    def _client(self, timeout_s: float, odd: float = 0.0) -> SimCluster:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SimLoop)
-        timeout_s = self.rng.choice([0.5, 2.0, 10.0])
-        return client_of(self.scenario.sim, loop, self.scenario.view.nodes, timeout_s, self.odd)
+        return client_of(self.scenario.sim, loop, self.scenario.view.nodes, timeout_s, odd)
 
     async def look(self, clients: list[SimCluster]) -> None:
         while not self.over:
@@ -66,16 +81,17 @@ class ClientRun:
 
     async def run(self) -> None:
         scenario, rng = self.scenario, self.rng
-        clients = [self._client(), self._client()]
-        rows, cells = RowsClient(clients[0], rng, self.done), CellsClient(clients[0], rng, self.done)
-        changes = Changes(scenario, clients[1], self.done)
+        clients = [self._client(rng.choice([0.5, 1.0, PATIENT_S]), self.odd) for _ in range(3)]
+        groups = [f"root.c{number}" for number in rng.sample(range(1_000), GROUPS)]  # others lie elsewhere
+        pair = Pair(groups, clients[0], clients[1], rng, self.done)
+        rows, cells = [RowsClient(pair, f"{ROWS}{i}") for i in range(ROWS_TABLES)], CellsClient(pair, CELLS)
+        changes = Changes(scenario, clients[2], groups[0], rng, self.done)
         work: list[Callable[[], Coroutine[object, object, None]]] = [
-            rows.write,
-            rows.read,
-            rows.read,
-            cells.write,
+            *(task for one in rows for task in (one.write, one.read)),
+            *CELLS_WRITERS * [cells.write],
             cells.read,
             changes.widen,
+            changes.watch,
             self.disturb,
             lambda: self.look(clients),
         ]
@@ -85,13 +101,13 @@ class ClientRun:
         wanted: list[Callable[[], BeginChange]] = [
             lambda: scenario.change_of("add-node", newcomer),
             scenario.moves_of,
-            lambda: scenario.change_of("remove-node", "node2"),
+            lambda: scenario.change_of("remove-node", LEAVER),
         ]
         faults = scenario.sim.faults
-        faults.drop, faults.duplicate, faults.delay_ms = rng.choice([0.0, 0.01, 0.05]), 0.05, (1, 20)
+        faults.drop, faults.duplicate, faults.delay_ms = rng.choice([0.0, 0.02, 0.1]), 0.05, (1, 20)
         try:
             for want in wanted:
-                may_cancel = rng.random() < 0.3
+                may_cancel = rng.random() < 0.5
                 while True:
                     await asyncio.sleep(3)
                     scenario.hold("before:FORMAL")  # the older rows are with the groups before
@@ -101,6 +117,8 @@ class ClientRun:
                         before, faults.drop = faults.drop, 0.4
                         await changes.cancel(operation)
                         faults.drop = before
+                    else:
+                        await self.read_in_peace(groups)
                     scenario.hold()
                     done = await changes.ended(operation)
                     for task in tasks:
@@ -110,13 +128,55 @@ class ClientRun:
                         break
                     may_cancel = False
         finally:
-            self.over = rows.over = cells.over = changes.over = True
+            self.over = cells.over = changes.over = True
+            for one in rows:
+                one.over = True
             faults.heal()
         await asyncio.gather(*tasks)
+        await changes.rejoin(LEAVER)
+        scenario.quiet()
+        check_converged(scenario.sim)
+        await self.outage()
+
+    async def read_in_peace(self, groups: Sequence[str]) -> None:
+        """No read waits until a hand-over is over."""
+        sim = self.scenario.sim
+        self.calm = True
+        before, sim.faults.drop = sim.faults.drop, 0.0
+        while sim.faults.cut or not all(node.alive for node in sim.nodes.values()):
+            await asyncio.sleep(LOOK_S)
+        client = self._client(PATIENT_S)
+        for group in groups:
+            try:
+                async with asyncio.timeout(3 * PATIENT_S):
+                    await client.scan(group, CELLS)
+            except NotFound:
+                pass
+            except TimeoutError:
+                raise AssertionError(f"liveness: {CELLS} of {group} is not read") from None
+        sim.faults.drop, self.calm = before, False
+
+    async def outage(self) -> None:
+        """While no node runs a client says so at once; when they are back it waits until they can tell."""
+        sim = self.scenario.sim
+        nodes = [node for node in sim.nodes.values() if node.alive]
+        for node in nodes:
+            node.stop(power=True)
+        client, loop = self._client(PATIENT_S), asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            view = await client.meta()
+        except Unavailable:
+            assert loop.time() - began < AT_ONCE_S, f"liveness: no word of an outage in {AT_ONCE_S} s"
+        else:
+            raise AssertionError(f"S18: {view.node} does not run and answered")
+        for node in nodes:
+            node.start()
+        await client.meta(strong=True)
 
 
 def run(seed: int) -> Report:
-    """S6 and S18, for what one client writes, deletes, reads and changes."""
+    """S6 and S18 for what clients write, delete, read and change; L3 and L4 at the end."""
     scenario = Scenario(seed, nodes=4, spares=1)
     rng = random.Random(f"pages {seed}")
     limits = {
@@ -126,9 +186,15 @@ def run(seed: int) -> Report:
     window = rng.choice([2, 512])
     limits["nodeagent.client.sessions.WINDOW"] = window
     limits["nodeagent.model.limits.SESSION_WINDOW"] = 2 * window
+    sessions_end = rng.random() < 0.5
+    if sessions_end:
+        limits["nodeagent.host.host.EXPIRE_MS"] = SESSION_TTL_MS
     running = ClientRun(scenario)
     command = f"nodeagent.testing.client_run {seed}"
     with bounded(limits), replayable(seed, command, scenario.sim, lambda: f"{limits} {running.so_far}"):
+        if sessions_end:
+            for node in scenario.sim.nodes.values():
+                node.config = msgspec.structs.replace(node.config, session_ttl_ms=SESSION_TTL_MS)
         scenario.form()
         run_in(scenario.sim, running.run())
     sim = scenario.sim

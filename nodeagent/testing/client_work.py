@@ -5,34 +5,51 @@ import contextlib
 import random
 from collections import Counter
 
+import msgspec
 import pyarrow as pa
 
 from nodeagent.client.cluster import Cluster
 from nodeagent.model.errors import Forbidden, NodeAgentError, OutcomeUnknown, Unavailable
-from nodeagent.model.operation import Stage
+from nodeagent.model.operation import Operation, Stage
 from nodeagent.model.requests import BeginChange, Steer
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.testing.scenario import Scenario
 from nodeagent.testing.sim import LATE_MS
 
-GROUPS, TABLE, CELLS, WIDE = ("root.c0", "root.c1", "root.c2"), "m", "cells", "wide"
+ROWS, CELLS, WIDE = "rows", "cells", "wide"
 WEEKS, WEEK_MS = 3, 604_800_000
 OPERATION_S = 120.0
-WIDEN_S = 1.5
+WIDEN_S, WATCH_S = 0.5, 0.02
+FOREVER = float("inf")
+CELLS_IN_WEEK = 2
 AT_ONCE = 12
 """Small writes of a bulk writer."""
+
+LIMITS = (6, 40)
+"""Of the first rows that are read: of one partition, of all."""
 
 Cell = tuple[str, int]
 """(storage group, time)"""
 
 
+class Pair(msgspec.Struct, frozen=True):
+    """Two clients of some storage groups. The one that reads knows less of the cluster: no answer to a write
+    tells it what is new."""
+
+    groups: list[str]
+    writes: Cluster
+    reads: Cluster
+    rng: random.Random
+    done: Counter[str]
+
+
 class RowsClient:
     """Writes rows that all have keys of their own and deletes some of them; readers look for all of them."""
 
-    def __init__(self, client: Cluster, rng: random.Random, done: Counter[str]) -> None:
-        self.client = client
-        self.rng = rng
-        self.done = done
+    def __init__(self, pair: Pair, table: str) -> None:
+        self.pair = pair
+        self.table = table
+        self.rng, self.done = pair.rng, pair.done
         self.over = False
         self.asked: set[Cell] = set()
         self.acked: set[Cell] = set()
@@ -46,7 +63,7 @@ class RowsClient:
 
     async def write(self) -> None:
         while not self.over:
-            group = self.rng.choice(GROUPS)
+            group = self.rng.choice(self.pair.groups)
             if self.rng.random() < 0.2:
                 await self._write_at_once(group)
             else:
@@ -69,7 +86,8 @@ class RowsClient:
         keys = {(group, t) for t in times}
         self.asked |= keys
         try:
-            await self.client.write(group, TABLE, _rows(times), tags=["d"])
+            rows_max = self.rng.choice([1, AT_ONCE])
+            await self.pair.writes.write(group, self.table, _rows(times), tags=["d"], rows_max=rows_max)
         except OutcomeUnknown:
             self.done["unknown"] += 1
         except NodeAgentError:
@@ -86,9 +104,9 @@ class RowsClient:
         keys = {(group, t) for times in pieces for t in times}
         self.asked |= keys
         try:
-            async with self.client.writer(self.rng.choice([2, AT_ONCE])) as writer:
+            async with self.pair.writes.writer(self.rng.choice([2, AT_ONCE])) as writer:
                 for times in pieces:
-                    await writer.write(group, TABLE, _rows(times), tags=["d"])
+                    await writer.write(group, self.table, _rows(times), tags=["d"])
         except NodeAgentError:
             self.done["bulks that failed"] += 1
         else:
@@ -100,11 +118,13 @@ class RowsClient:
         if not self.acked:
             return
         group, first = self.rng.choice(sorted(self.acked))
+        if self.rng.random() < 0.5:  # what a reader of the first ones looks for
+            first = min(_of(self.acked, group))
         last = first + self.rng.randrange(20)
         keys = {(g, t) for g, t in self.acked if g == group and first <= t <= last}
         self.acked -= keys
         try:
-            await self.client.delete(group, TABLE, time_from=first, time_to=last)
+            await self.pair.writes.delete(group, self.table, time_from=first, time_to=last)
             self.gone |= keys
             self.done["deletes"] += 1
         except NodeAgentError:
@@ -113,7 +133,7 @@ class RowsClient:
     async def read(self) -> None:
         while not self.over:
             await asyncio.sleep(self.rng.random() * 0.5)
-            group = self.rng.choice(GROUPS)
+            group = self.rng.choice(self.pair.groups)
             times = sorted(_of(self.acked, group))
             if not times:
                 continue
@@ -131,7 +151,7 @@ class RowsClient:
 
     async def _count(self, group: str) -> None:
         before, gone = _of(self.acked, group), _of(self.gone, group)
-        counts = await self.client.count(group, TABLE)
+        counts = await self.pair.reads.count(group, self.table)
         rows = sum(int(str(counted["rows"])) for counted in counts)
         before &= _of(self.acked, group)  # without what was deleted meanwhile
         known = _of(self.asked - self.never, group) - gone
@@ -141,10 +161,10 @@ class RowsClient:
 
     async def _scan(self, group: str, span: tuple[int, ...] = ()) -> None:
         """All rows, or those of a time range; or the first ones."""
-        limit = self.rng.choice([None, None, 5])
+        limit = self.rng.choice([None, self.rng.randint(1, self.rng.choice(LIMITS))])
         first, last = span or (None, None)
         before, gone = _of(self.acked, group, span), _of(self.gone, group)
-        rows = await self.client.scan(group, TABLE, limit=limit, time_from=first, time_to=last)
+        rows = await self.pair.reads.scan(group, self.table, limit=limit, time_from=first, time_to=last)
         found = rows.column("time").to_pylist()
         before &= _of(self.acked, group)  # without what was deleted meanwhile
         known = _of(self.asked - self.never, group, span) - gone
@@ -160,91 +180,127 @@ class RowsClient:
 
 
 class CellsClient:
-    """Writes rising values to a few cells, so that one that counts twice takes back what came after it."""
+    """Writers that overwrite each other in a few cells. Each value is written once and takes effect once,
+    between begin and end of its write."""
 
-    def __init__(self, client: Cluster, rng: random.Random, done: Counter[str]) -> None:
-        self.client = client
-        self.rng = rng
-        self.done = done
+    def __init__(self, pair: Pair, table: str) -> None:
+        self.pair = pair
+        self.table = table
+        self.rng, self.done = pair.rng, pair.done
         self.over = False
         self.value = 0
-        self.acked: dict[Cell, int] = {}
-        self.unknown: dict[Cell, set[int]] = {}
-        """May take effect at any time."""
+        self.ended: dict[int, float] = {}
+        """When a write was acknowledged. One without an answer may take effect at any time."""
+
+        self.newest: dict[Cell, float] = {}
+        """When the newest of the acknowledged writes of a cell began. What had ended before is gone."""
 
         self.never: set[int] = set()
         """Refused for good."""
 
+        self.found: dict[Cell, int] = {}
+        """As it was read the last time."""
+
+        self.replaced: dict[Cell, set[int]] = {}
+        """What was read before, and then another value."""
+
     async def write(self) -> None:
+        now = asyncio.get_running_loop().time
         while not self.over:
-            group = self.rng.choice(GROUPS)
-            times = [week * WEEK_MS for week in self.rng.sample(range(WEEKS), self.rng.choice([1, 1, 2]))]
+            group = self.rng.choice(self.pair.groups)
+            weeks = self.rng.sample(range(WEEKS), self.rng.choice([1, 1, 2]))
+            times = [week * WEEK_MS + self.rng.randrange(CELLS_IN_WEEK) for week in weeks]
             self.value = value = self.value + 1
             rows = pa.table({"time": times, "d": ["a"] * len(times), "v": [value] * len(times)})
-            cells = [(group, t) for t in times]
+            began = now()
             try:
-                await self.client.write(group, CELLS, rows, tags=["d"])
+                await self.pair.writes.write(group, self.table, rows, tags=["d"])
             except OutcomeUnknown:
-                for cell in cells:
-                    self.unknown.setdefault(cell, set()).add(value)
+                self.done["cells unknown"] += 1
             except NodeAgentError:
                 self.never.add(value)
                 self.done["cells refused"] += 1
             else:
-                self.acked |= dict.fromkeys(cells, value)
+                self.ended[value] = now()
+                for time in times:
+                    self.newest[group, time] = max(began, self.newest.get((group, time), 0.0))
                 self.done["cells"] += 1
             await asyncio.sleep(self.rng.random() * 0.05)
 
     async def read(self) -> None:
         while not self.over:
             await asyncio.sleep(self.rng.random() * 0.5)
-            group = self.rng.choice(GROUPS)
-            floors = {t: value for (g, t), value in self.acked.items() if g == group}
+            group = self.rng.choice(self.pair.groups)
+            newest = {cell: began for cell, began in self.newest.items() if cell[0] == group}
             try:
-                rows = await self.client.scan(group, CELLS)
+                rows = await self.pair.reads.scan(group, self.table)
             except NodeAgentError:
                 continue
             found = dict(zip(rows["time"].to_pylist(), rows["v"].to_pylist(), strict=True))
             back = self.never.intersection(found.values())
             assert not back, f"S18: {back} were refused and are in {group}"
-            for time, floor in floors.items():
-                value = found.get(time, 0)
-                may_be = value >= floor or value in self.unknown.get((group, time), ())
-                assert may_be and value <= self.value, (
-                    f"S6: {(group, time)} is {value}, {floor} was acknowledged"
-                )
+            lost = {cell for cell in newest if cell[1] not in found}
+            assert not lost, f"S6: {lost} were acknowledged and are not there"
+            for time, value in found.items():
+                self._check((group, time), value, newest.get((group, time), 0.0))
+
+    def _check(self, cell: Cell, value: int, newest: float) -> None:
+        """`newest` as it was when the read began."""
+        assert self.ended.get(value, FOREVER) >= newest, f"S6: {cell} is {value}, which was overwritten"
+        replaced, before = self.replaced.setdefault(cell, set()), self.found.get(cell, value)
+        if value != before:
+            replaced.add(before)
+        assert value not in replaced, f"S6: {cell} is {value} again after {before}"
+        self.found[cell] = value
 
 
 class Changes:
     """Begins changes, cancels some and adds columns to a table, and believes what it is told of that."""
 
-    def __init__(self, scenario: Scenario, client: Cluster, done: Counter[str]) -> None:
+    def __init__(
+        self, scenario: Scenario, client: Cluster, group: str, rng: random.Random, done: Counter[str]
+    ) -> None:
         self.scenario = scenario
         self.client = client
-        self.done = done
+        self.group = group
+        self.rng, self.done = rng, done
         self.over = False
 
     async def begin(self, change: BeginChange) -> str:
+        """It may be asked for twice at the same time."""
         scenario = self.scenario
         with scenario.locked():
             change = scenario.asked(change)
             loop = asyncio.get_running_loop()
             until = loop.time() + OPERATION_S
             while loop.time() < until:
-                refused = None
-                try:
-                    return scenario.begun((await self.client.begin_change(change)).id, change)
-                except OutcomeUnknown:
-                    self.done["changes unknown"] += 1
-                except NodeAgentError as error:
-                    self.done["changes refused"] += 1
-                    refused = error
+                answers = await asyncio.gather(*(self._ask(change) for _ in range(self.rng.choice([1, 2]))))
+                for operation in answers:
+                    if isinstance(operation, Operation):
+                        return scenario.begun(operation.id, change)
                 await asyncio.sleep(2 * LATE_MS / 1000)
                 known = scenario.begun_as(change)
-                assert not (refused and known), f"S18: {known} was refused and is there: {refused}"
                 if known:
+                    may_be = any(isinstance(error, OutcomeUnknown) for error in answers)
+                    assert may_be, f"S18: {known} was refused and is there: {answers}"
                     return scenario.begun(known, change)
         raise AssertionError(f"liveness: {change} is not accepted")
+
+    async def _ask(self, change: BeginChange) -> Operation | NodeAgentError:
+        try:
+            return await self.client.begin_change(change)
+        except NodeAgentError as error:
+            self.done["changes unknown" if isinstance(error, OutcomeUnknown) else "changes refused"] += 1
+            return error
+
+    async def rejoin(self, node: str) -> None:
+        """Ask for a node that was removed, with what it has; that must be refused."""
+        with self.scenario.locked():
+            change = self.scenario.asked(self.scenario.change_of("add-node", node))
+            answer: Operation | NodeAgentError = OutcomeUnknown("")
+            while isinstance(answer, OutcomeUnknown):
+                answer = await self._ask(change)
+            assert isinstance(answer, NodeAgentError), f"S13: {node} is taken back by {answer.id}"
 
     async def cancel(self, operation: str) -> None:
         """It may be too late."""
@@ -277,7 +333,14 @@ class Changes:
             version += 1
             fields = [Column(f"f{i}", "DOUBLE", False) for i in range(version)]
             with contextlib.suppress(NodeAgentError):
-                await self.client.put_schema(TableSchema(GROUPS[0], WIDE, version, (tag, *fields)))
+                await self.client.put_schema(TableSchema(self.group, WIDE, version, (tag, *fields)))
+
+    async def watch(self) -> None:
+        """Have views come at any time."""
+        while not self.over:
+            await asyncio.sleep(WATCH_S)
+            with contextlib.suppress(NodeAgentError):
+                await self.client.meta()
 
 
 def _of(keys: set[Cell], group: str, span: tuple[int, ...] = ()) -> set[int]:

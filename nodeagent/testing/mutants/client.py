@@ -98,6 +98,7 @@ MUTANTS = (
         "client/reader.py",
         "        if version == leg.version:",
         "        if version:",
+        unseen="a group that does not serve one of the slots it is asked for refuses; it did not before pages",
     ),
     Mutant(
         "slots are done after their first page",
@@ -112,7 +113,7 @@ MUTANTS = (
         "            if reply:",
     ),
     Mutant(
-        "the first rows are counted before deletes are known",
+        "the last page of a group waits until it has its older rows",
         "client/reader.py",
         "            if limit:\n                limit = 0",
         "            if not end:\n                limit = 0",
@@ -170,12 +171,14 @@ MUTANTS = (
         "client/routes.py",
         "        if operation.stage is Stage.CANCELLING or move.target not in operation.opened",
         "        if move.target not in operation.opened",
+        unseen="no slot of an operation that can be cancelled was opened",
     ),
     Mutant(
         "a page may end behind the place that was named",
         "client/reader.py",
         "    return until if end is not None and until is not None and _place(end) > _place(until) else end",
         "    return end",
+        unseen="no node of this release ends a page behind it",
     ),
     Mutant(
         "a node that cannot tell now is asked once",
