@@ -11,7 +11,7 @@ import pytest
 
 import nodeagent
 from nodeagent.testing.mutants import MUTANTS, hunt, machine
-from nodeagent.testing.mutants.hunt import key_of, run_in, seen_by
+from nodeagent.testing.mutants.hunt import Found, key_of, run_in, seen_by
 from nodeagent.testing.seeds import WORLDS
 from tests.sim.spread import spread
 
@@ -81,6 +81,26 @@ def test_seeds_that_saw_a_bug_are_of_bugs_and_worlds_that_there_are() -> None:
     seen = seen_by()
     assert seen.keys() <= {key_of(m) for m in MUTANTS if not m.unseen}
     assert {world for world, _ in seen.values()} <= set(WORLDS) and min(seed for _, seed in seen.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("seeds", "tried"),
+    [
+        (0, [(7, 1, "walks")]),
+        (6, [(1, 6, "groups"), (1, 6, "walks"), (1, 6, "")]),
+        (7, [(7, 1, "walks"), (1, 7, "groups"), (1, 7, "walks"), (1, 7, "")]),
+    ],
+)
+def test_the_seed_that_saw_a_bug_is_tried_first(
+    seeds: int, tried: list[tuple[int, int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the wanted number of seeds, or alone."""
+    module, runs = sys.modules[hunt.__module__], list[tuple[int, int, str]]()
+    mutant = next(m for m in MUTANTS if m.room == "raft")
+    monkeypatch.setattr(module, "seen_by", lambda: {key_of(mutant): ("walks", 7)})
+    monkeypatch.setattr(module, "_by_some_seeds", lambda _, *run: runs.append(run[:3]) or Found("seeds"))
+    hunt(mutant, seeds, ["seeds"])
+    assert runs == tried
 
 
 def test_the_command_plants_a_bug_and_says_by_what_it_was_found() -> None:

@@ -25,7 +25,7 @@ BY_CHARS = 110
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m nodeagent.testing.mutants", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="give a mutant up after so many")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="look with so many; 0: the one noted alone")
     parser.add_argument("--world", choices=WORLDS, default="", help="of the seeds, this one alone")
     parser.add_argument("--net", action="append", choices=NETS, help="look with these only")
     parser.add_argument("--room", action="append", default=[], help="of these rooms only")

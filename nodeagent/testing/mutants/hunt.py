@@ -54,8 +54,9 @@ NOT_SIMULATED = ("runtime",)
 LIKELY = {
     "raft": ("groups", "walks"),
     "log": ("log",),
-    "data": ("walks",),
-    "meta": ("walks",),
+    "host": ("groups", "client", "cluster_swarm"),
+    "data": ("walks", "client", "cluster_swarm"),
+    "meta": ("walks", "scenario", "client"),
     "scaling": ("walks",),
     "storage": ("files",),
     "client": ("client",),
@@ -132,6 +133,7 @@ def hunt(
     """What each of these nets sees, whatever the others saw; nothing of a net that has nothing for the room.
 
     Args:
+        seeds: as many; 0 for the one alone that saw it before, if one did.
         took: as `control` told, if it was asked.
         world: of the seeds, these alone.
 
@@ -144,7 +146,7 @@ def hunt(
         for net in nets:
             what = _what(net, mutant.room)
             if what:
-                usual = (took or {}).get(what, USUAL_S) * (seeds if net == "seeds" else 1)
+                usual = (took or {}).get(what, USUAL_S) * (max(1, seeds) if net == "seeds" else 1)
                 limit = EXTRA_S + SLOWER * usual
                 if net == "seeds":
                     found.append(_by_seeds(where, mutant, seeds, world, limit))
@@ -201,10 +203,10 @@ def _by_seeds(where: Path, mutant: Mutant, seeds: int, world: str, timeout_s: fl
     if mutant.unseen:
         return found
     seen_in, seed = seen_by().get(key_of(mutant), ("", 0))
-    if 0 < seed <= seeds:
+    if seed and (seed <= seeds or not seeds):
         found = _by_some_seeds(where, seed, 1, seen_in, timeout_s)
     for among in [world] if world else [*LIKELY.get(mutant.room, ()), ""]:
-        if not found.by:
+        if seeds and not found.by:
             found = _by_some_seeds(where, 1, seeds, among, timeout_s)
     return found
 
