@@ -15,7 +15,7 @@ from nodeagent.model.errors import NotFound, Unavailable
 from nodeagent.model.requests import BeginChange
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.client import ODD, SimCluster, SimLoop, client_of, run_in
-from nodeagent.testing.client_work import CELLS, ROWS, CellsClient, Changes, Pair, RowsClient
+from nodeagent.testing.client_work import CELLS, ROWS, CellsClient, Changes, RowsClient, Shared
 from nodeagent.testing.nemesis import bounded
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.replay import replayable, timed
@@ -49,16 +49,15 @@ class ClientRun:
         self.scenario = scenario
         self.rng = scenario.sim.rng
         self.done: Counter[str] = Counter()
-        self.over = False
         self.calm = False
         """No new faults."""
 
         self.so_far = ""
         self.odd = self.rng.choice([0.0, ODD])
 
-    async def disturb(self) -> None:
+    async def disturb(self, shared: Shared) -> None:
         sim = self.scenario.sim
-        while not self.over:
+        while not shared.over:
             await asyncio.sleep(0.5 + 4 * self.rng.random())
             if self.calm:
                 continue
@@ -73,8 +72,8 @@ class ClientRun:
         assert isinstance(loop, SimLoop)
         return client_of(self.scenario.sim, loop, self.scenario.view.nodes, timeout_s, odd)
 
-    async def look(self, clients: list[SimCluster]) -> None:
-        while not self.over:
+    async def look(self, clients: list[SimCluster], shared: Shared) -> None:
+        while not shared.over:
             for client in clients:
                 client.look()
             await asyncio.sleep(LOOK_S)
@@ -83,17 +82,17 @@ class ClientRun:
         scenario, rng = self.scenario, self.rng
         clients = [self._client(rng.choice([0.5, 1.0, PATIENT_S]), self.odd) for _ in range(3)]
         groups = [f"root.c{number}" for number in rng.sample(range(1_000), GROUPS)]  # others lie elsewhere
-        pair = Pair(groups, clients[0], clients[1], rng, self.done)
-        rows, cells = [RowsClient(pair, f"{ROWS}{i}") for i in range(ROWS_TABLES)], CellsClient(pair, CELLS)
-        changes = Changes(scenario, clients[2], groups[0], rng, self.done)
+        shared = Shared(groups, clients[0], clients[1], clients[2], rng, self.done)
+        rows = [RowsClient(shared, f"{ROWS}{i}") for i in range(ROWS_TABLES)]
+        cells, changes = CellsClient(shared, CELLS), Changes(scenario, shared)
         work: list[Callable[[], Coroutine[object, object, None]]] = [
             *(task for one in rows for task in (one.write, one.read)),
             *CELLS_WRITERS * [cells.write],
             cells.read,
             changes.widen,
             changes.watch,
-            self.disturb,
-            lambda: self.look(clients),
+            lambda: self.disturb(shared),
+            lambda: self.look(clients, shared),
         ]
         tasks = [asyncio.create_task(w()) for w in work]
         newcomer = scenario.newcomers[0]
@@ -128,9 +127,7 @@ class ClientRun:
                         break
                     may_cancel = False
         finally:
-            self.over = cells.over = changes.over = True
-            for one in rows:
-                one.over = True
+            shared.over = True
             faults.heal()
         await asyncio.gather(*tasks)
         await changes.rejoin(LEAVER)
@@ -143,6 +140,7 @@ class ClientRun:
         sim = self.scenario.sim
         self.calm = True
         before, sim.faults.drop = sim.faults.drop, 0.0
+        # Each fault ends by itself.
         while sim.faults.cut or not all(node.alive for node in sim.nodes.values()):
             await asyncio.sleep(LOOK_S)
         client = self._client(PATIENT_S)

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 
 from nodeagent.client.cluster import Cluster
-from nodeagent.model.errors import Forbidden, NodeAgentError, OutcomeUnknown, Unavailable
+from nodeagent.model.errors import Forbidden, NodeAgentError, OutcomeUnknown, Refused, Unavailable
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.model.requests import BeginChange, Steer
 from nodeagent.model.schema import Column, TableSchema
@@ -32,25 +32,26 @@ Cell = tuple[str, int]
 """(storage group, time)"""
 
 
-class Pair(msgspec.Struct, frozen=True):
-    """Two clients of some storage groups. The one that reads knows less of the cluster: no answer to a write
-    tells it what is new."""
+class Shared(msgspec.Struct):
+    """What all that work in a run have in common. Each client knows by its own answers alone what is new in
+    the cluster."""
 
     groups: list[str]
     writes: Cluster
     reads: Cluster
+    changes: Cluster
     rng: random.Random
     done: Counter[str]
+    over: bool = False
 
 
 class RowsClient:
     """Writes rows that all have keys of their own and deletes some of them; readers look for all of them."""
 
-    def __init__(self, pair: Pair, table: str) -> None:
-        self.pair = pair
+    def __init__(self, shared: Shared, table: str) -> None:
+        self.shared = shared
         self.table = table
-        self.rng, self.done = pair.rng, pair.done
-        self.over = False
+        self.rng, self.done = shared.rng, shared.done
         self.asked: set[Cell] = set()
         self.acked: set[Cell] = set()
         self.never: set[Cell] = set()
@@ -62,8 +63,8 @@ class RowsClient:
         self._at = 0
 
     async def write(self) -> None:
-        while not self.over:
-            group = self.rng.choice(self.pair.groups)
+        while not self.shared.over:
+            group = self.rng.choice(self.shared.groups)
             if self.rng.random() < 0.2:
                 await self._write_at_once(group)
             else:
@@ -87,7 +88,7 @@ class RowsClient:
         self.asked |= keys
         try:
             rows_max = self.rng.choice([1, AT_ONCE])
-            await self.pair.writes.write(group, self.table, _rows(times), tags=["d"], rows_max=rows_max)
+            await self.shared.writes.write(group, self.table, _rows(times), tags=["d"], rows_max=rows_max)
         except OutcomeUnknown:
             self.done["unknown"] += 1
         except NodeAgentError:
@@ -104,7 +105,7 @@ class RowsClient:
         keys = {(group, t) for times in pieces for t in times}
         self.asked |= keys
         try:
-            async with self.pair.writes.writer(self.rng.choice([2, AT_ONCE])) as writer:
+            async with self.shared.writes.writer(self.rng.choice([2, AT_ONCE])) as writer:
                 for times in pieces:
                     await writer.write(group, self.table, _rows(times), tags=["d"])
         except NodeAgentError:
@@ -124,16 +125,16 @@ class RowsClient:
         keys = {(g, t) for g, t in self.acked if g == group and first <= t <= last}
         self.acked -= keys
         try:
-            await self.pair.writes.delete(group, self.table, time_from=first, time_to=last)
+            await self.shared.writes.delete(group, self.table, time_from=first, time_to=last)
             self.gone |= keys
             self.done["deletes"] += 1
         except NodeAgentError:
             self.done["deletes that failed"] += 1
 
     async def read(self) -> None:
-        while not self.over:
+        while not self.shared.over:
             await asyncio.sleep(self.rng.random() * 0.5)
-            group = self.rng.choice(self.pair.groups)
+            group = self.rng.choice(self.shared.groups)
             times = sorted(_of(self.acked, group))
             if not times:
                 continue
@@ -151,7 +152,7 @@ class RowsClient:
 
     async def _count(self, group: str) -> None:
         before, gone = _of(self.acked, group), _of(self.gone, group)
-        counts = await self.pair.reads.count(group, self.table)
+        counts = await self.shared.reads.count(group, self.table)
         rows = sum(int(str(counted["rows"])) for counted in counts)
         before &= _of(self.acked, group)  # without what was deleted meanwhile
         known = _of(self.asked - self.never, group) - gone
@@ -164,7 +165,7 @@ class RowsClient:
         limit = self.rng.choice([None, self.rng.randint(1, self.rng.choice(LIMITS))])
         first, last = span or (None, None)
         before, gone = _of(self.acked, group, span), _of(self.gone, group)
-        rows = await self.pair.reads.scan(group, self.table, limit=limit, time_from=first, time_to=last)
+        rows = await self.shared.reads.scan(group, self.table, limit=limit, time_from=first, time_to=last)
         found = rows.column("time").to_pylist()
         before &= _of(self.acked, group)  # without what was deleted meanwhile
         known = _of(self.asked - self.never, group, span) - gone
@@ -183,12 +184,12 @@ class CellsClient:
     """Writers that overwrite each other in a few cells. Each value is written once and takes effect once,
     between begin and end of its write."""
 
-    def __init__(self, pair: Pair, table: str) -> None:
-        self.pair = pair
+    def __init__(self, shared: Shared, table: str) -> None:
+        self.shared = shared
         self.table = table
-        self.rng, self.done = pair.rng, pair.done
-        self.over = False
+        self.rng, self.done = shared.rng, shared.done
         self.value = 0
+        self.sent: set[tuple[Cell, int]] = set()
         self.ended: dict[int, float] = {}
         """When a write was acknowledged. One without an answer may take effect at any time."""
 
@@ -206,15 +207,16 @@ class CellsClient:
 
     async def write(self) -> None:
         now = asyncio.get_running_loop().time
-        while not self.over:
-            group = self.rng.choice(self.pair.groups)
+        while not self.shared.over:
+            group = self.rng.choice(self.shared.groups)
             weeks = self.rng.sample(range(WEEKS), self.rng.choice([1, 1, 2]))
             times = [week * WEEK_MS + self.rng.randrange(CELLS_IN_WEEK) for week in weeks]
             self.value = value = self.value + 1
             rows = pa.table({"time": times, "d": ["a"] * len(times), "v": [value] * len(times)})
+            self.sent |= {((group, time), value) for time in times}
             began = now()
             try:
-                await self.pair.writes.write(group, self.table, rows, tags=["d"])
+                await self.shared.writes.write(group, self.table, rows, tags=["d"])
             except OutcomeUnknown:
                 self.done["cells unknown"] += 1
             except NodeAgentError:
@@ -228,12 +230,12 @@ class CellsClient:
             await asyncio.sleep(self.rng.random() * 0.05)
 
     async def read(self) -> None:
-        while not self.over:
+        while not self.shared.over:
             await asyncio.sleep(self.rng.random() * 0.5)
-            group = self.rng.choice(self.pair.groups)
+            group = self.rng.choice(self.shared.groups)
             newest = {cell: began for cell, began in self.newest.items() if cell[0] == group}
             try:
-                rows = await self.pair.reads.scan(group, self.table)
+                rows = await self.shared.reads.scan(group, self.table)
             except NodeAgentError:
                 continue
             found = dict(zip(rows["time"].to_pylist(), rows["v"].to_pylist(), strict=True))
@@ -246,6 +248,7 @@ class CellsClient:
 
     def _check(self, cell: Cell, value: int, newest: float) -> None:
         """`newest` as it was when the read began."""
+        assert (cell, value) in self.sent, f"S15: {cell} is {value}, which was never written to it"
         assert self.ended.get(value, FOREVER) >= newest, f"S6: {cell} is {value}, which was overwritten"
         replaced, before = self.replaced.setdefault(cell, set()), self.found.get(cell, value)
         if value != before:
@@ -257,14 +260,11 @@ class CellsClient:
 class Changes:
     """Begins changes, cancels some and adds columns to a table, and believes what it is told of that."""
 
-    def __init__(
-        self, scenario: Scenario, client: Cluster, group: str, rng: random.Random, done: Counter[str]
-    ) -> None:
+    def __init__(self, scenario: Scenario, shared: Shared) -> None:
         self.scenario = scenario
-        self.client = client
-        self.group = group
-        self.rng, self.done = rng, done
-        self.over = False
+        self.shared = shared
+        self.client = shared.changes
+        self.rng, self.done = shared.rng, shared.done
 
     async def begin(self, change: BeginChange) -> str:
         """It may be asked for twice at the same time."""
@@ -295,12 +295,14 @@ class Changes:
 
     async def rejoin(self, node: str) -> None:
         """Ask for a node that was removed, with what it has; that must be refused."""
-        with self.scenario.locked():
-            change = self.scenario.asked(self.scenario.change_of("add-node", node))
-            answer: Operation | NodeAgentError = OutcomeUnknown("")
-            while isinstance(answer, OutcomeUnknown):
-                answer = await self._ask(change)
-            assert isinstance(answer, NodeAgentError), f"S13: {node} is taken back by {answer.id}"
+        scenario, loop = self.scenario, asyncio.get_running_loop()
+        with scenario.locked():
+            change = scenario.asked(scenario.change_of("add-node", node))
+            until = loop.time() + OPERATION_S
+            while not isinstance(answer := await self._ask(change), Refused):
+                assert isinstance(answer, NodeAgentError), f"S13: {node} is taken back by {answer.id}"
+                assert loop.time() < until, f"liveness: no word of {node}: {answer}"
+                await asyncio.sleep(LATE_MS / 1000)
 
     async def cancel(self, operation: str) -> None:
         """It may be too late."""
@@ -328,16 +330,17 @@ class Changes:
     async def widen(self) -> None:
         """Add columns to a table, one at a time."""
         tag, version = Column("d", "STRING", True), 0
-        while not self.over:
+        while not self.shared.over:
             await asyncio.sleep(WIDEN_S)
             version += 1
             fields = [Column(f"f{i}", "DOUBLE", False) for i in range(version)]
+            schema = TableSchema(self.shared.groups[0], WIDE, version, (tag, *fields))
             with contextlib.suppress(NodeAgentError):
-                await self.client.put_schema(TableSchema(self.group, WIDE, version, (tag, *fields)))
+                await self.client.put_schema(schema)
 
     async def watch(self) -> None:
         """Have views come at any time."""
-        while not self.over:
+        while not self.shared.over:
             await asyncio.sleep(WATCH_S)
             with contextlib.suppress(NodeAgentError):
                 await self.client.meta()
