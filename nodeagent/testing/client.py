@@ -28,7 +28,7 @@ LOOK_S = 0.2
 """Whether the node still runs is looked at so often."""
 
 _T = TypeVar("_T")
-Ts = TypeVarTuple("Ts")
+_Ts = TypeVarTuple("_Ts")
 
 
 class SimLoop(asyncio.SelectorEventLoop):
@@ -47,8 +47,8 @@ class SimLoop(asyncio.SelectorEventLoop):
     def call_at(
         self,
         when: float,
-        callback: Callable[[*Ts], object],
-        *args: *Ts,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Later than now is a millisecond later: asyncio takes a nanosecond for now, and who waits for such a

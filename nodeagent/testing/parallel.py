@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar, TypeVarTuple
 
-Ts = TypeVarTuple("Ts")
-Job = TypeVar("Job")
-Result = TypeVar("Result")
+_Ts = TypeVarTuple("_Ts")
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
 
 
 def results(
-    run: Callable[[Job], Result], jobs: Sequence[Job], processes: int | None = None
-) -> Iterator[Result]:
+    run: Callable[[_Job], _Result], jobs: Sequence[_Job], processes: int | None = None
+) -> Iterator[_Result]:
     """What `run` gives for each job, in their order and as soon as it is known. A failure is raised, and ends
     the others.
 
@@ -28,7 +28,7 @@ def results(
 
 
 def whys(
-    run: Callable[[*Ts], object], jobs: Sequence[tuple[*Ts]], processes: int | None = None
+    run: Callable[[*_Ts], object], jobs: Sequence[tuple[*_Ts]], processes: int | None = None
 ) -> Iterator[str]:
     """Why each job failed, in their order and as soon as it is known; "" for one that passed.
 
@@ -38,7 +38,7 @@ def whys(
     return results(partial(_why, run), jobs, processes)
 
 
-def _why(run: Callable[[*Ts], object], job: tuple[*Ts]) -> str:
+def _why(run: Callable[[*_Ts], object], job: tuple[*_Ts]) -> str:
     try:
         run(*job)
     except AssertionError as error:

@@ -15,7 +15,9 @@ import msgspec
 
 from nodeagent.host.desk import Effects
 from nodeagent.host.replica import Replica
+from nodeagent.model.errors import InvalidInput
 from nodeagent.model.operation import Operation
+from nodeagent.testing.cluster_script import ClusterScript
 from nodeagent.testing.cluster_swarm import ClusterSwarm
 from nodeagent.testing.machine import Machine
 from nodeagent.testing.scenario import Scenario
@@ -25,7 +27,6 @@ from nodeagent.testing.swarm import Swarm
 
 LINES = 200
 WHATS = ("group", "slot", "operation")
-WITH_SLOTS = ("cluster_swarm", "scenario")
 
 
 class Story:
@@ -103,10 +104,10 @@ def tell(run: str, seed: int, what: str, name: str, lines: int = LINES) -> tuple
     Raises:
         LookupError: there is no such run, or no story of that.
     """
-    sim, go = _runs(run, seed)
-    if what != "group" and run not in WITH_SLOTS:
+    world, go = _run(run, seed)
+    if what != "group" and isinstance(world, Swarm):
         raise LookupError(f"in {run} are groups alone, no {what}s")
-    story = Story(sim, what, name, lines)
+    story = Story(world.sim, what, name, lines)
     try:
         go()
     except Exception as error:
@@ -114,22 +115,29 @@ def tell(run: str, seed: int, what: str, name: str, lines: int = LINES) -> tuple
     return list(story.lines), ""
 
 
-def _runs(run: str, seed: int) -> tuple[Sim[Any], Callable[[], msgspec.Struct]]:
+def _run(run: str, seed: int) -> tuple[Swarm | ClusterSwarm | Scenario, Callable[[], msgspec.Struct]]:
+    """A world, and what runs it."""
     match run:
         case "swarm":
             swarm = Swarm(seed)
-            return swarm.sim, swarm.run
+            return swarm, swarm.run
         case "cluster_swarm":
             cluster = ClusterSwarm(seed)
-            return cluster.sim, cluster.report
+            return cluster, cluster.report
         case "scenario":
             scenario = Scenario(seed)
-            return scenario.sim, scenario.run
+            return scenario, scenario.run
     if not Path(run).is_file():
         raise LookupError(f"{run} is none of swarm, cluster_swarm and scenario, and no file with a script")
-    script = Script.from_text(Path(run).read_text())
-    scripted = Swarm(script.seed, script)
-    return scripted.sim, scripted.run
+    text = Path(run).read_text()
+    try:
+        of_cluster = ClusterScript.from_text(text)
+    except InvalidInput:
+        script = Script.from_text(text)
+        scripted = Swarm(script.seed, script)
+        return scripted, scripted.run
+    cluster = ClusterSwarm(of_cluster.seed, script=of_cluster)
+    return cluster, cluster.report
 
 
 def main(words: Sequence[str]) -> int:

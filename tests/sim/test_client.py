@@ -20,7 +20,7 @@ def test_the_client_reads_what_it_wrote_while_slots_move(seed: int) -> None:
 
 @SPREAD
 def test_a_seed_of_the_client_is_a_run() -> None:
-    """Whatever ran before it in the process: seed 8 has calls that end at the same time."""
+    """Whatever ran before it in the process."""
     first = run(8)
     run(6)
     assert run(8) == first

@@ -53,6 +53,13 @@ def test_a_script_has_stories_too(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert len(lines) == 3 < LINES and end == "the run passed"
 
 
+def test_the_script_of_a_cluster_has_stories_of_its_slots(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parent / "scripts/clusters/released_before_all_adopted.txt"
+    assert main([str(path), "slot", "0"]) == 0
+    *lines, end = capsys.readouterr().out.splitlines()
+    assert {line.split()[1] for line in lines} == {"node1", "node2", "node3"} and end == "the run passed"
+
+
 @pytest.mark.parametrize(
     ("run", "what"), [("swarm", "slot"), ("no such file", "group"), ("swarm", "tree"), ("scenario", "tree")]
 )
