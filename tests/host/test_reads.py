@@ -188,6 +188,21 @@ def test_the_first_rows_are_among_those_of_a_limited_read(holder: Holder) -> Non
     assert rows.slice(0, limit).to_pylist() == holder.wanted(spec).slice(0, limit).to_pylist()
 
 
+def test_a_page_ends_after_so_many_partitions_without_a_row_of_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A read of little in a large group must not hold the node's turn."""
+    monkeypatch.setattr(limits, "PARTITIONS_LOOKED_MAX", 2)
+    holder = Holder(0)
+    for week in range(5):
+        holder.add(PartitionKey("sg", week, 0), holder.rows(3, PartitionKey("sg", week, 0)))
+    other = ScanSpec(msgspec.structs.replace(SCHEMA, table="other"))
+    assert [page.rows for page in holder.pages(_scan(other))] == [0, 0, 0]
+    holder.node.replica.state.slots.open.discard(SLOT)
+    page = holder.ask(ListPartitions(GROUP, "", "", "weak", paged=True))
+    assert isinstance(page, PartitionsListed) and page.next is not None and not page.partitions
+
+
 def test_a_list_in_pages_is_the_list(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same partitions, tables and sums, each once, in order."""
     pages = []
