@@ -91,6 +91,26 @@ def test_a_closed_link_dials_nobody() -> None:
     asyncio.run(scenario())
 
 
+def test_a_link_that_is_closed_while_it_dials_leaves_nothing_behind() -> None:
+    """Somebody who accepts and says nothing is dialled for seconds."""
+
+    async def scenario() -> None:
+        silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        port = silent.sockets[0].getsockname()[1]
+        link = NetworkLink((Endpoint("node1", "127.0.0.1", port),), identity("alice", "admin"))
+        calling = asyncio.create_task(link.call("node1", CloseAll("g"), 30))
+        await asyncio.sleep(0.1)
+        (dialling,) = [line.dialling for line in link._lines.values()]
+        assert dialling is not None and not dialling.done()
+        await link.close()
+        assert dialling.done(), "it goes on after the link is closed"
+        with pytest.raises((NodeAgentError, asyncio.CancelledError)):
+            await calling
+        silent.close()
+
+    asyncio.run(scenario())
+
+
 def test_an_error_reply_is_raised_with_its_details() -> None:
     """The caller sees the error that the node raised."""
 

@@ -57,6 +57,13 @@ def test_a_read_that_fails_names_the_file(tmp_path: Path) -> None:
         file.pread(0, 1)
 
 
+def test_a_link_that_leads_nowhere_is_looked_at_itself(tmp_path: Path) -> None:
+    """A name of somebody else's in the directory must not end a check of it."""
+    (tmp_path / "link").symlink_to("nothing")
+    found = RealDisk(tmp_path).stat("link")
+    assert found.size == len("nothing") and not found.is_dir
+
+
 def test_names(disk: Disk) -> None:
     """Rename replaces, a link is the same file, rmtree takes all, listings are sorted."""
     disk.mkdirs("d/e")

@@ -41,6 +41,17 @@ def test_entries_hard_state_and_config_come_back(disk: Disk) -> None:
     assert groups["h.2"].base == base(70, 6) and groups["h.2"].entries == append("h.2", 71, 2, 6).entries
 
 
+def test_statistics_count_batches_and_syncs(disk: Disk) -> None:
+    log, _ = open_log(disk)
+    before = log.statistics()
+    for index in (1, 2, 3):
+        log.write([append("g.1", index, 1)])
+    log.sync()
+    after = log.statistics()
+    assert (after.batches - before.batches, after.syncs - before.syncs) == (3, 1)
+    log.close()
+
+
 def test_append_replaces_the_suffix(disk: Disk) -> None:
     """An append at or below the last index cuts the rest, across segments too (pitfall P20)."""
     log, _ = open_log(disk)

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.host.desk import Effects
 from nodeagent.log.identity import NodeFile
-from nodeagent.model.errors import Forbidden
+from nodeagent.model.errors import Forbidden, Unavailable
 from nodeagent.model.requests import Accepted, GetMeta, Reply, Request
 from nodeagent.runtime.clock import Clock
 from nodeagent.runtime.driver import Driver
@@ -66,6 +66,22 @@ def test_a_refusal_of_this_directory_reaches_the_host(details: dict[str, str], t
 
     asyncio.run(test())
     assert heard == told
+
+
+def test_a_peer_that_cannot_be_reached_is_noted_once_for_each_reason() -> None:
+    """It is dialled again every second: one line each time would fill the disk."""
+    noted: list[str] = []
+
+    async def test() -> None:
+        driver = driver_of(SimpleNamespace())
+        driver._notes = cast(Any, SimpleNamespace(write=lambda event, fields: noted.append(fields["what"])))
+        for why in ("down", "down", "forbidden", "forbidden", "down"):
+            driver.on_refused("b", Unavailable(why))
+        driver.on_refused("c", Unavailable("down"))
+        driver.stop()
+
+    asyncio.run(test())
+    assert noted == ["down", "forbidden", "down", "down"]
 
 
 def test_a_deadline_that_came_nearer_is_kept() -> None:
