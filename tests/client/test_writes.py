@@ -273,6 +273,24 @@ def test_the_group_that_a_slot_goes_to_is_prepared_meanwhile() -> None:
     run(scenario())
 
 
+def test_a_write_waits_for_a_group_that_the_client_does_not_know_yet() -> None:
+    """A node tells of the slot's next header before the view with its group is everywhere."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        slot, old = group_at(fake, 0, shard_of(["a"], SETTINGS.shards))
+        header, fake.owner[slot] = fake.owner[slot], "node99"
+        fake.groups[old].slots.discard(slot)
+        task = asyncio.create_task(cluster.write(SG, TABLE, rows((0, "a", 1.0, None))))
+        await asyncio.sleep(1)
+        assert not task.done()
+        fake.owner[slot] = header
+        fake.groups[old].slots.add(slot)
+        assert (await task).rows == 1
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("how", ["down", "leaderless"])
 def test_what_was_never_accepted_is_a_definite_failure_by_the_deadline(how: str) -> None:
     """Not sent, or refused each time: `Unavailable`, and nothing is there."""

@@ -61,6 +61,15 @@ def test_one_step_changes_at_most_one_vote(new: Config, allowed: bool) -> None:
             check_step(old, new)
 
 
+def test_a_leader_changes_one_vote_at_a_time() -> None:
+    cluster = Cluster("abc", "de")
+    cluster.elect("a")
+    cluster.tick(50)
+    with pytest.raises(Refused):
+        cluster["a"].change(config("abcde"), cluster.clock)
+    assert cluster["a"].log.config == config("abc", "de")
+
+
 def second_leader_before_its_first_commit(first: Config) -> Cluster:
     """`a` appends `first` on itself and `e` alone; `b` leads, and only `c` has its first entry."""
     cluster = Cluster("abcd", "ef")

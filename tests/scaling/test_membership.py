@@ -59,11 +59,12 @@ def test_nobody_leaves_before_the_newcomer_votes_and_the_leaver_may() -> None:
 
 @pytest.mark.parametrize("count", range(1, 6))
 @pytest.mark.parametrize("voters_max", [1, 3, 5])
-def test_the_meta_group_arrives_from_any_start(count: int, voters_max: int) -> None:
-    """Every node a member, voters as many as may be, the leaving one none of them."""
+@pytest.mark.parametrize("leader", ["n0", "old"])
+def test_the_meta_group_arrives_from_any_start(count: int, voters_max: int, leader: str) -> None:
+    """Every node a member, voters as many as may be, the leaving one none of them; whoever leads."""
     nodes = {f"n{i}" for i in range(count)}
     for leaving in (None, "n0"):
-        config, me = Config(("n0", "old"), ()), "n0"
+        config, me = Config(("n0", "old"), ()), leader
         for _ in range(40):
             unfit = [leaving] if leaving else []
             step = meta_step(config, nodes, unfit, voters_max=voters_max, me=me, caught_up=lambda _: True)
