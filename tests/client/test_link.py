@@ -98,6 +98,8 @@ def test_a_link_that_is_closed_while_it_dials_leaves_nothing_behind() -> None:
         silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]
         link = NetworkLink((Endpoint("node1", "127.0.0.1", port),), identity("alice", "admin"))
+        failures: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
         calling = asyncio.create_task(link.call("node1", CloseAll("g"), 30))
         await asyncio.sleep(0.1)
         (dialling,) = [line.dialling for line in link._lines.values()]
@@ -106,6 +108,7 @@ def test_a_link_that_is_closed_while_it_dials_leaves_nothing_behind() -> None:
         assert dialling.done(), "it goes on after the link is closed"
         with pytest.raises((NodeAgentError, asyncio.CancelledError)):
             await calling
+        assert not failures
         silent.close()
 
     asyncio.run(scenario())

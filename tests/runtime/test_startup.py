@@ -1,6 +1,7 @@
 """What a start removes: files that no manifest names, where nothing is missing that might name them."""
 
 import random
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -9,9 +10,10 @@ from nodeagent.host.found import is_blank
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import Damage, GroupLog, NoSpace
+from nodeagent.log.identity import mark_damaged
 from nodeagent.model.entries import HardState, LogOp, Rebase
 from nodeagent.model.ids import META, GroupId
-from nodeagent.runtime.startup import GroupState, _sweep
+from nodeagent.runtime.startup import GroupState, _sweep, open_directory
 from tests.host.test_host import CONFIG, ME, found, used
 
 
@@ -84,6 +86,24 @@ def _named(group: GroupId, payload: bytes | None) -> bytes | None:
         return None
     saved = msgspec.msgpack.decode(payload, type=Saved)
     return msgspec.msgpack.encode(msgspec.structs.replace(saved, group=group))
+
+
+def test_a_directory_that_is_of_no_more_use_is_damaged_as_a_whole(tmp_path: Path) -> None:
+    """Its node learnt so, and wrote it down: it must not vote after a restart either."""
+    mine = tmp_path / "node.yaml"
+    mine.write_text(
+        "node: a\nhost: 127.0.0.1\nport: 9101\nhttp_port: 9201\ncluster:\n  name: plant\n"
+        "seeds:\n  - {node: a, host: 127.0.0.1, port: 9101}\n"
+    )
+    opened = open_directory(tmp_path)
+    assert opened.damaged == []
+    mark_damaged(opened.home, opened.identity, "an older copy")
+    opened.log.close()
+    opened.home.unlock()
+    again = open_directory(tmp_path)
+    assert [(d.group, d.message) for d in again.damaged] == [("", "an older copy")]
+    again.log.close()
+    again.home.unlock()
 
 
 def test_the_log_says_which_checkpoint_it_needs_before_files_are_swept() -> None:
