@@ -19,11 +19,13 @@ from nodeagent.model.errors import (
 )
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.model.requests import (
+    Accepted,
     BeginChange,
     Chunk,
     FetchChunk,
     GetManifest,
     GetMeta,
+    GetOperation,
     NodeStatus,
     PutSchema,
     Reply,
@@ -141,6 +143,27 @@ def test_who_can_tell_nothing_is_asked_until_the_time_is_over() -> None:
         assert 10 <= asyncio.get_running_loop().time() - started < 10.5
         fake.down, fake.handle = {"node1"}, handle  # type: ignore[method-assign]
         assert (await cluster.meta()).node != "node1"
+
+    run(scenario())
+
+
+def test_one_node_that_hears_this_client_is_enough() -> None:
+    """Others may have a certificate that ran out: that is no reason to give up before all were asked."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.meta()
+        handle = fake.handle
+
+        def answer(target: str, request: Request) -> Reply:
+            if isinstance(request, GetOperation) and target != NODES[-1]:
+                refused = Forbidden(f"{target} has another certificate")
+                refused.connected = False
+                raise refused
+            return Accepted(1) if isinstance(request, GetOperation) else handle(target, request)
+
+        fake.handle = answer  # type: ignore[method-assign]  # the fault of this test
+        assert await cluster._calls.ask_meta(GetOperation("op-1")) == Accepted(1)
 
     run(scenario())
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from nodeagent.data.sessions import Exported, Image, Seen, Sessions, tables
+from nodeagent.model import limits
 from nodeagent.model.limits import SESSION_WINDOW
 
 SLOTS = range(6)
@@ -175,3 +176,13 @@ def test_a_session_that_wrote_in_every_slot_costs_one_or_two_bytes_there() -> No
     target.admit([exported], set(range(200)))
     image = msgspec.msgpack.encode(target.image())
     assert max(len(exported), len(image), len(msgspec.msgpack.encode(source.image()))) < 2.5 * 300 * 200
+
+
+def test_a_group_has_room_for_so_many_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until one of them ends; what a slot brought along counts elsewhere."""
+    monkeypatch.setattr(limits, "SESSIONS_PER_GROUP_MAX", 2)
+    sessions = Sessions()
+    assert [sessions.open(name) for name in ("a", "b", "c")] == [True, True, False]
+    assert sessions.known() == {"a", "b"}
+    sessions.expire(["a"])
+    assert sessions.open("c") and sessions.known() == {"b", "c"}

@@ -96,12 +96,15 @@ def test_an_unknown_node_is_heard_once_a_member_vouches_for_it() -> None:
 def test_what_was_vouched_for_is_asked_again_and_ends() -> None:
     """A newcomer whose change was cancelled was a member once, and is not for ever."""
     world = World(formed())
+    world.desk.now = start = VOUCHED_MS
     world.of("x", "i-x")
     world.answer(checked(("x", "i-x")))
-    world.desk.now = VOUCHED_MS // 2 + 1
+    world.desk.now = start + VOUCHED_MS // 2 - 1
+    assert world.of("x", "i-x") is Standing.MEMBER and not world.desk.calls
+    world.desk.now = start + VOUCHED_MS // 2 + 1
     assert world.of("x", "i-x") is Standing.MEMBER and world.desk.calls
     world.answer(checked(("b", "i-b")))
-    world.desk.now = VOUCHED_MS + 1
+    world.desk.now = start + VOUCHED_MS + 1
     assert world.of("x", "i-x") is Standing.UNKNOWN
 
 

@@ -366,9 +366,11 @@ def test_the_table_turns_with_open_and_its_version_only_grows() -> None:
     version = meta.state.table_version
     run_to(meta, Stage.SEALED)
     assert meta.state.table_version == version
+    assert meta.state.image.nodes["e"].state == "joining"
     run_to(meta, Stage.OPEN)
     assert meta.state.table_version == meta.state.applied > version
     assert meta.state.table is not None and "e" in meta.state.table.ring.names
+    assert meta.state.image.nodes["e"].state == "active"
 
 
 def test_copies_of_another_incarnation_do_not_count() -> None:

@@ -70,6 +70,11 @@ def test_a_leader_changes_one_vote_at_a_time() -> None:
     assert cluster["a"].log.config == config("abc", "de")
 
 
+def test_the_last_voter_stays() -> None:
+    with pytest.raises(Refused, match="needs a voter"):
+        check_step(config("a", "b"), config("", "ab"))
+
+
 def second_leader_before_its_first_commit(first: Config) -> Cluster:
     """`a` appends `first` on itself and `e` alone; `b` leads, and only `c` has its first entry."""
     cluster = Cluster("abcd", "ef")

@@ -56,6 +56,7 @@ def test_settings_are_read_and_written_back() -> None:
         ),
         ("node: node1\nhost", "node: Node 1\nhost", "node.yaml:2: node name 'Node 1' is not allowed"),
         ("  replicas: 3", "  replicas: [3", "node.yaml:1"),
+        ("node: node1", "node: {name: node1}", "node.yaml:2: Expected `str`, got `object`"),
     ],
 )
 def test_mistake_is_named_with_its_line(old: str, new: str, message: str) -> None:
