@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from nodeagent.client.blocking import BlockingCluster
+from nodeagent.client.calls import run_bounded
 from nodeagent.client.cluster import Cluster
-from nodeagent.client.link import NetworkLink
+from nodeagent.client.link import NetworkLink, _Line
 from nodeagent.client.spec import ClusterSpec, Endpoint, Identity
 from nodeagent.model.errors import Forbidden, NodeAgentError, NotFound, OutcomeUnknown, Unavailable
 from nodeagent.model.files import ScanSpec
@@ -161,6 +162,40 @@ def test_a_node_is_reached_again_after_it_was_down() -> None:
             link.learn("node1", "127.0.0.1", back.port)
             assert await link.call("node1", CloseAll("g"), 5) == Accepted(7)
             await link.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_is_down_is_dialled_less_and_less_often() -> None:
+    async def scenario() -> None:
+        link = NetworkLink((Endpoint("node1", "127.0.0.1", 1),), identity("alice", "admin"))
+        line, pauses = _Line(), []
+        for _ in range(7):
+            pauses.append(line.pause_s)
+            with pytest.raises(Unavailable):
+                await link._dial("node1", line)
+        assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+        await link.close()
+
+    asyncio.run(scenario())
+
+
+def test_at_the_first_failure_of_many_calls_the_others_have_ended() -> None:
+    ended = []
+
+    async def job(n: int) -> None:
+        try:
+            await asyncio.sleep(0 if n == 1 else 60)
+            raise Unavailable(str(n))
+        finally:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            ended.append(n)
+
+    async def scenario() -> None:
+        with pytest.raises(Unavailable, match="1"):
+            await run_bounded((job(n) for n in range(3)), 3)
+        assert sorted(ended) == [0, 1, 2]
 
     asyncio.run(scenario())
 

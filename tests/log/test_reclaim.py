@@ -198,6 +198,15 @@ def test_rotten_entry_holds_its_own_segment_only() -> None:
     assert 1 not in log.segments
 
 
+@pytest.mark.parametrize(("first", "count"), [(5, 4), (6, 3), (5, 2), (6, 1), (7, 2)])
+def test_a_copy_leaves_no_extent_without_entries(first: int, count: int) -> None:
+    """It would keep its segment for ever."""
+    group = GroupIndex("g", last=10, extents=[Extent(5, 8, 2, 40), Extent(9, 10, 3, 20)])
+    group.copy(first, count, 4, 10, None)
+    assert all(e.first <= e.last for e in group.extents)
+    assert [n for e in group.extents for n in range(e.first, e.last + 1)] == list(range(5, 11))
+
+
 def test_entries_that_are_not_where_the_start_of_a_segment_says_are_told() -> None:
     """Also where only their middle is there."""
     group = GroupIndex("g", last=10, extents=[Extent(5, 8, 2, 40), Extent(9, 10, 3, 20)])

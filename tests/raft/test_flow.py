@@ -357,6 +357,20 @@ def test_a_follower_without_room_gets_small_entries_only() -> None:
     assert raft.has_room("b") and raft.short_of_room() == []
 
 
+def test_a_small_entry_behind_a_large_one_reaches_a_follower_without_room() -> None:
+    raft = leader()
+    hold(raft, "bc", 1)
+    flush(raft)
+    raft.propose([b"x" * (SMALL_APPEND_BYTES + 1)], 110)
+    flush(raft)
+    hold(raft, "bc", 2)
+    raft.step("b", HeartbeatReply(1, room=int(Room.FULL)), 111)
+    flush(raft)
+    raft.propose([b"s"], 112)
+    (append,) = sent(flush(raft), AppendRequest, "b")
+    assert isinstance(append, AppendRequest) and len(append.entries) == 1
+
+
 def test_no_snapshot_is_made_for_a_follower_without_room() -> None:
     """It could not take it; it is asked again with its next answer."""
     raft = leader()

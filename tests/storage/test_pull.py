@@ -107,6 +107,14 @@ def _fields(meta: FileMeta) -> dict[str, object]:
     return {name: getattr(meta, name) for name in meta.__struct_fields__}
 
 
+def test_what_cannot_be_looked_at_is_not_staged() -> None:
+    (a, metas), target = source(), Node()
+    target.storage.run_pull(job(metas), fetch_from({"a": a}))
+    target.disk.faults.append(Fault("read", path=f"staging/{OP}/{NEW}/{metas[0].slot:05d}-{metas[0].name}"))
+    result = target.storage.run_pull(job(metas), fetch_from({"a": a}))
+    assert result.names == ("f1",) and [name for name, _ in result.failed] == ["f0"]
+
+
 def test_adopting_what_is_not_there_is_an_error() -> None:
     """A missing staged file is NotFound, never an empty file."""
     metas = source()[1]

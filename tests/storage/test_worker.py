@@ -205,6 +205,15 @@ def test_ends_with_its_parent(parent: tuple["subprocess.Popen[str]", int]) -> No
     assert ends(watch), "the worker outlived its parent"
 
 
+def test_the_processes_of_an_engine_end_with_it(tmp_path: Path) -> None:
+    engine = WorkerEngine(str(tmp_path))
+    engine.start()
+    processes = [worker._running() for worker in (engine.closer, engine.scanner, engine.compactor)]
+    assert all(process.poll() is None for process in processes)
+    engine.stop()
+    assert all(process.poll() is not None for process in processes)
+
+
 def test_what_it_makes_after_its_parent_died_goes(
     parent: tuple["subprocess.Popen[str]", int], tmp_path: Path
 ) -> None:
