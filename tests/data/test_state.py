@@ -393,6 +393,13 @@ def test_a_member_that_still_adopts_is_no_source(group: Group) -> None:
     assert group.state.sealed_ready("op2")
 
 
+def test_slots_that_others_come_beside_are_whole(group: Group) -> None:
+    group.do(c.Open("op", 1, ((20, 21),), ()))
+    group.do(adopt(group))
+    group.do(c.Seal("op2", 2, ((3, 4),)))
+    assert group.state.sealed_whole("op2", {3})
+
+
 def test_a_member_that_still_makes_files_of_sealed_slots_is_no_source(group: Group) -> None:
     """Rows closed by the seal are in no file yet: a copy of the files would be without them."""
     group.write(P)
