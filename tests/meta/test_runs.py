@@ -51,6 +51,13 @@ def code(reply: Reply) -> str:
     return reply.code if isinstance(reply, ErrorReply) else ""
 
 
+def test_the_audit_tells_once_who_took_the_lock(meta: Meta) -> None:
+    """It is renewed every few seconds."""
+    lock = meta.taken()
+    assert isinstance(meta.take(serial=lock.serial), LockReply)
+    assert [what for *_, what in meta.state.image.audit] == [f"lock {lock.serial} taken by {ANN}: a roll"]
+
+
 def test_one_owner_at_a_time_and_the_refusal_names_it(meta: Meta) -> None:
     lock = meta.taken()
     refused = meta.take(BOB)
