@@ -54,8 +54,10 @@ def code(reply: Reply) -> str:
 def test_the_audit_tells_once_who_took_the_lock(meta: Meta) -> None:
     """It is renewed every few seconds."""
     lock = meta.taken()
+    told = list(meta.state.image.audit)
+    assert [what for *_, what in told] == [f"lock {lock.serial} taken by {ANN}: a roll"]
     assert isinstance(meta.take(serial=lock.serial), LockReply)
-    assert [what for *_, what in meta.state.image.audit] == [f"lock {lock.serial} taken by {ANN}: a roll"]
+    assert meta.state.image.audit == told
 
 
 def test_one_owner_at_a_time_and_the_refusal_names_it(meta: Meta) -> None:
