@@ -13,6 +13,7 @@ from nodeagent.model.jobs import (
     RemoveGroup,
     SaveCheckpoint,
 )
+from nodeagent.model.limits import SLOTS_MAX
 from nodeagent.storage import layout
 from nodeagent.storage.checkpoint import load_checkpoint, save_checkpoint
 from nodeagent.storage.envelope import seal, unseal
@@ -60,9 +61,15 @@ def test_reserved_names_and_bad_slots_are_refused() -> None:
     for name in ("index", "payload", "x.part"):
         with pytest.raises(InvalidName):
             layout.file_path("g", 1, name)
-    for slot in (-1, 1_000_000):
-        with pytest.raises(InvalidName):
-            layout.slot_dir("g", slot)
+    for path in (
+        lambda slot: layout.slot_dir("g", slot),
+        lambda slot: layout.staged_path("op", "g", slot, "f"),
+        lambda slot: layout.quarantine_path("g", slot, "f", "0a"),
+    ):
+        assert path(0) and path(SLOTS_MAX - 1)
+        for slot in (-1, SLOTS_MAX):
+            with pytest.raises(InvalidName):
+                path(slot)
     with pytest.raises(InvalidName):
         layout.snapshot_dir("xyz")
 
