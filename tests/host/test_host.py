@@ -604,11 +604,14 @@ def test_a_seed_that_was_late_is_known_by_its_incarnation(
     assert (answer.member, answer.known) == (member, known)
 
 
-def test_seeds_that_disagree_on_weights_form_no_cluster() -> None:
+@pytest.mark.parametrize(
+    "other,conflicts", [({}, ()), ({"weight": 2.0}, ("seeds",)), ({"port": 9999}, ("seeds",))]
+)
+def test_seeds_that_disagree_form_no_cluster(other: dict[str, Any], conflicts: tuple[str, ...]) -> None:
     """The first leader's list would decide alone."""
-    heavier = (msgspec.structs.replace(CONFIG.seeds[0], weight=2.0), *CONFIG.seeds[1:])
-    asked = CheckStatus("b", "i", "b", 1, 2, CONFIG.cluster, heavier, False)
-    assert check_status(CONFIG, "i-a", MetaState(), True, asked).conflicts == ("seeds",)
+    seeds = (msgspec.structs.replace(CONFIG.seeds[0], **other), *CONFIG.seeds[1:])
+    asked = CheckStatus("b", "i", "b", 1, 2, CONFIG.cluster, seeds, False)
+    assert check_status(CONFIG, "i-a", MetaState(), True, asked).conflicts == conflicts
 
 
 def test_the_next_step_of_a_change_follows_the_entry_it_waits_for() -> None:

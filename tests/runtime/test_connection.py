@@ -316,6 +316,32 @@ def test_a_node_that_moved_is_found_where_it_is_now() -> None:
     run(test())
 
 
+def test_no_connection_outlives_its_question_to_a_stranger_or_the_peers() -> None:
+    """The other side would keep each until the process ends."""
+
+    async def ended(node: Recorder, count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(node.errors) < count:
+                await asyncio.sleep(0.001)
+
+    async def test() -> None:
+        stranger, peer = Recorder(node_hello()), Recorder(node_hello())
+        context = client_context(identity("node2", "node"))
+        peers = Peers("node2", Recorder(node_hello("node2")), context, lambda node, error: None)
+        async with serving(stranger) as asked, serving(peer) as connected:
+            answers: list[Reply] = []
+            peers.call(("127.0.0.1", asked.port), GetStatus(), 5, answers.append)
+            await ended(stranger, 1)
+            assert answers == [Accepted(1)]
+            peers.update({"node1": ("127.0.0.1", connected.port)})
+            while peers.get("node1").connection is None:
+                await asyncio.sleep(0.001)
+            peers.close()
+            await ended(peer, 1)
+
+    run(test())
+
+
 def test_late_reply_is_outcome_unknown() -> None:
     """A request that was sent and not answered may have happened; the late reply harms nobody."""
 
