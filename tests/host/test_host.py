@@ -43,6 +43,7 @@ from nodeagent.model.jobs import (
     install_area,
 )
 from nodeagent.model.limits import ENTRY_BYTES_MAX
+from nodeagent.model.operation import Operation, Options, Stage
 from nodeagent.model.raft_messages import AppendRequest, Heartbeat, Routed, SnapshotOffer
 from nodeagent.model.requests import (
     Accepted,
@@ -72,6 +73,7 @@ from nodeagent.model.requests import (
     SealedSessions,
     SessionOpened,
     SetHolds,
+    Steer,
     Write,
     Written,
 )
@@ -721,6 +723,19 @@ def run_out(host: Host, now: int = 3_000) -> dict[int, Reply]:
 
 
 SPEC = ScanSpec(TableSchema("g", "t", 1, (Column("v", "INT64", False),)))
+
+
+def test_a_node_that_is_heard_is_not_called_dead() -> None:
+    """The change goes on with it, and who asked is told why."""
+    host = leads_alone()
+    host.meta.image.nodes["b"] = NodeRecord("b", "h", 1, 1, "i-b", 0)
+    op = Operation("op-9", "add-node", "b", "me", 0, 1, 9, [], [], Options(), Stage.FORMAL)
+    host.meta.image.operations.append(op)
+    host.heard["b"] = 3_000
+    host.on_request(1, Steer("op-9", "dead", "me", node="b"), 3_000, 0)
+    (reply,) = run_out(host).values()
+    assert isinstance(reply, ErrorReply) and "b" in reply.what, reply
+    assert not op.dead
 
 
 def test_a_seed_of_the_settings_is_nobody_once_the_cluster_is_formed() -> None:

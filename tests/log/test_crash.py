@@ -310,6 +310,11 @@ def test_reserve_keeps_term_and_vote_writable_on_a_full_disk() -> None:
     disk.unlink("other")
     log.reclaim()
     assert not log.space_low and disk.exists("log/reserve")
+    disk.unlink("log/reserve")
+    log._space_low = True
+    disk.faults.append(Fault("write", errno.ENOSPC, "log/reserve"))  # another took the room meanwhile
+    log.reclaim()
+    assert log.space_low and not disk.exists("log/reserve")
     log.close()
     _, found = open_log(disk, settings)
     assert len(found.groups["g"].entries) == index and found.groups["g"].hard.term == 11

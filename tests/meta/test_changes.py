@@ -722,6 +722,16 @@ def test_nothing_is_done_under_a_lock_that_is_lost() -> None:
     assert not isinstance(meta.begin(), ErrorReply)
 
 
+def test_a_ttl_is_the_one_that_was_said_last() -> None:
+    """Also without a new column; who says none keeps it, and 0 takes it away."""
+    meta, columns = Meta(), (Column("d", "STRING", True), Column("v", "DOUBLE", False))
+    ttls = []
+    for said in (5_000, None, 7_000, 7_000, 0):
+        meta.do(c.PutSchema(1, TableSchema("root.a", "m", 1, columns), said))
+        ttls.append(meta.state.schemas["root.a", "m"].ttl_ms)
+    assert ttls == [5_000, 5_000, 7_000, 7_000, 0]
+
+
 def test_a_dropped_table_takes_no_rows_and_keeps_its_columns() -> None:
     """Files with them may be there yet: a table of that name has the tags and types it had, and a version
     that no group has used. Every command counts once, however often it comes."""

@@ -336,5 +336,7 @@ def test_a_holder_says_once_that_it_can_serve_what_it_sealed() -> None:
     assert groups.sources_due(operation(Stage.RELEASED), "a", sealed, 7) == []
     assert groups.sources_due(op, "n", sealed, 7) == []  # it was no member when they were sealed
     assert groups.sources_due(op, "a", {OLD: state(OLD)}, 7) == [] == groups.sources_due(op, "a", {}, 7)
+    op.moves.append(SlotMove(((7, 8),), "b.1", ("b", "c", "d"), NEW, ("n", "a", "b")))
+    assert groups.sources_due(op, "a", sealed, 7) == [report], "others' slots are moved, too"
     op.sources_ready.append((OLD, "a"))
     assert groups.sources_due(op, "a", sealed, 7) == []

@@ -60,6 +60,15 @@ def test_killed_in_mid_job_is_an_error_then_works(worker: TsFileWorker) -> None:
     assert isinstance(worker.call(REQUEST), CloseReply)
 
 
+def test_an_interrupt_at_the_terminal_is_for_its_node(worker: TsFileWorker) -> None:
+    """The terminal sends it to the whole group of processes: what is under way is finished first."""
+    assert isinstance(worker.call(REQUEST), CloseReply)
+    first = worker.pid
+    assert first is not None
+    os.kill(first, signal.SIGINT)
+    assert isinstance(worker.call(REQUEST), CloseReply) and worker.pid == first
+
+
 def test_hanging_process_is_killed_at_the_timeout(worker: TsFileWorker) -> None:
     """A process that does not answer is replaced, also when it does not even read a long request."""
     for request in (REQUEST, CloseRequest((unit("big", (1, rows(50_000))),))):
