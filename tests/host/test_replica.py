@@ -187,8 +187,8 @@ def test_the_log_goes_when_the_checkpoint_that_replaces_it_is_durable() -> None:
     assert effects.persist[1] == [Rebase(GROUP, Base(2, 1, THREE, checkpoint=1), True)]
 
 
-def test_a_state_that_is_sent_says_where_the_log_goes_on_from_it() -> None:
-    """Whoever installs it is handed the entries behind its base: those that it holds must not come twice."""
+def far_behind() -> tuple[Groups, int, int, MakeSnapshot]:
+    """Node a leads, its log lacks what node c needs: the term, and the job that makes a state for c."""
     groups = member(THREE, applied=5)
     replica = groups.data[GROUP]
     term = lead(groups, ["b"])
@@ -201,12 +201,29 @@ def test_a_state_that_is_sent_says_where_the_log_goes_on_from_it() -> None:
     hear(groups, "c", HeartbeatReply(term), AppendReply(term, False, 5, 2, 1), now=PATIENCE_MS)
     ((number, job),) = settle(groups, PATIENCE_MS).jobs
     assert isinstance(job, MakeSnapshot)
+    return groups, term, number, job
+
+
+def test_a_state_that_is_sent_says_where_the_log_goes_on_from_it() -> None:
+    """Whoever installs it is handed the entries behind its base: those that it holds must not come twice."""
+    groups, term, number, job = far_behind()
     saved = msgspec.msgpack.decode(job.payload, type=Saved)
-    assert msgspec.msgpack.decode(saved.state, type=Tally) == replica.state
+    assert msgspec.msgpack.decode(saved.state, type=Tally) == groups.data[GROUP].state
     assert saved.base == Base(7, term, THREE)
     groups.on_job(number, Done(), PATIENCE_MS)
     (offer,) = sent(groups.take())
     assert isinstance(offer, SnapshotOffer) and saved.base.index >= offer.base.index
+
+
+def test_who_still_needs_a_snapshot_that_expired_gets_another() -> None:
+    groups, term, number, job = far_behind()
+    groups.on_job(number, Done(), PATIENCE_MS)
+    settle(groups, PATIENCE_MS)
+    groups.on_snapshots_expired([job.snapshot], PATIENCE_MS)
+    later = PATIENCE_MS + RaftSettings().heartbeat_ms
+    hear(groups, "c", HeartbeatReply(term), now=later)
+    (another,) = [made for _, made in settle(groups, later).jobs if isinstance(made, MakeSnapshot)]
+    assert another.snapshot != job.snapshot
 
 
 def test_no_state_is_installed_where_the_replica_leads() -> None:

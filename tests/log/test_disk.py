@@ -104,6 +104,7 @@ def test_second_process_is_refused(tmp_path: Path) -> None:
     disk.unlock()
     assert subprocess.run(call, check=False).returncode == 0
     disk.lock()
+    disk.lock()
     disk.unlock()
 
 
