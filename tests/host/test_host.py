@@ -148,6 +148,18 @@ def used() -> bytes:
     return msgspec.msgpack.encode(saved)
 
 
+@pytest.mark.parametrize("members,stays", [(("b", "c", "d"), False), (("a", "b", "c"), True)])
+def test_what_was_joined_for_a_change_that_was_cancelled_goes(members: Any, stays: bool) -> None:
+    """Unless it became a member all the same."""
+    record = GroupRecord("a.1", "b", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
+    host = settled_host({"a.1": (found(1), checkpoint())}, record)
+    assert "a.1" in host.data
+    host.meta.image.groups["a.1"] = msgspec.structs.replace(record, members=members)
+    host._joined = {"a.1": "op-9"}
+    host._sync_groups()
+    assert ("a.1" in host.data) == stays
+
+
 @pytest.mark.parametrize("payload,holding", [(used(), ()), (None, ("a.1",)), (checkpoint(), ("a.1",))])
 def test_data_that_the_log_knows_nothing_of_is_kept_and_damaged(payload: bytes | None, holding: Any) -> None:
     """As long as the meta state says the node is a member, or says nothing: it does not run, it is not made
