@@ -143,6 +143,13 @@ def test_acknowledged_bytes_leave_the_window() -> None:
     assert progress.is_full
 
 
+def test_what_a_follower_turns_out_to_hold_is_not_sent_and_nothing_behind_it_is_left_out() -> None:
+    progress = Progress(1, 0)
+    assert progress.accepted(5, 0) and (progress.match, progress.next) == (5, 6)
+    progress.become_snapshot()
+    assert not progress.rejected(9, 9, 0) and progress.next == 6
+
+
 def test_acknowledgements_of_one_turn_are_one_message_with_the_highest_match() -> None:
     """A repeated old append after a new one takes nothing back."""
     raft = replica()
