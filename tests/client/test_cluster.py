@@ -6,6 +6,7 @@ import gc
 import msgspec
 import pytest
 
+from nodeagent.client.calls import TABLES_KEPT
 from nodeagent.client.cluster import Cluster
 from nodeagent.model.errors import (
     FileCorrupt,
@@ -233,6 +234,21 @@ def test_an_older_view_never_replaces_a_newer_one() -> None:
         assert (await cluster.meta()).applied == newest.applied
         assert cluster._calls.routes is not None
         assert cluster._calls.routes.view.applied == newest.applied
+
+    run(scenario())
+
+
+def test_the_newest_tables_are_remembered() -> None:
+    """A page may be answered by one that came or went while it was read."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        for _ in range(TABLES_KEPT + 2):
+            fake.version += 1
+            fake.publish()
+            await cluster.meta()
+        known = [cluster._calls.at_version(fake.version - age) is not None for age in range(TABLES_KEPT + 2)]
+        assert known == [True] * TABLES_KEPT + [False, False]
 
     run(scenario())
 

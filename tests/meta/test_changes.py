@@ -661,13 +661,15 @@ def test_one_death_amends_an_operation_and_a_second_that_costs_a_quorum_is_refus
     assert isinstance(dead(meta, "nobody"), ErrorReply)
 
 
-def test_a_death_that_costs_a_quorum_beside_a_member_that_left_is_refused() -> None:
-    """That one stayed a voter in the stead of one that died before it joined, and is heard no more."""
+@pytest.mark.parametrize("others", [("a",), ("a", "b")])
+def test_a_death_that_costs_a_quorum_beside_a_member_that_left_is_refused(others: tuple[str, ...]) -> None:
+    """That one stayed a voter in the stead of one that died before it joined, and is heard no more. Half of an
+    even number is no quorum."""
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.MOVING)
     group = next(g for g in meta.state.image.groups.values() if g.members[0] == "c")
-    left = msgspec.structs.replace(group, members=("c", "gone", *group.members[2:]))
+    left = msgspec.structs.replace(group, members=("c", "gone", *others))
     meta.state.image.groups[group.group] = left
     refused = dead(meta, "c")
     assert isinstance(refused, ErrorReply) and "without c, gone" in refused.what
