@@ -61,6 +61,7 @@ from nodeagent.model.requests import (
     GetWriteRates,
     GroupRecord,
     ListPartitions,
+    LockReply,
     NodeRecord,
     OpenSession,
     OpenSource,
@@ -74,6 +75,7 @@ from nodeagent.model.requests import (
     SessionOpened,
     SetHolds,
     Steer,
+    TakeLock,
     Write,
     Written,
 )
@@ -735,6 +737,17 @@ def run_out(host: Host, now: int = 3_000) -> dict[int, Reply]:
 
 
 SPEC = ScanSpec(TableSchema("g", "t", 1, (Column("v", "INT64", False),)))
+
+
+def test_the_meta_group_is_changed_by_its_leader_alone() -> None:
+    """Another member names it, and proposes nothing."""
+    ask = TakeLock("ann@here 1", "a roll", "ann", 30_000)
+    leader, follower = leads_alone(), settled_host({})
+    leader.on_request(1, ask, 3_000, 0)
+    assert isinstance(run_out(leader)[1], LockReply)
+    follower.on_request(1, ask, 0, 0)
+    (reply,) = run_out(follower, 0).values()
+    assert isinstance(reply, ErrorReply) and reply.code == "not_leader"
 
 
 def test_a_node_that_is_heard_is_not_called_dead() -> None:

@@ -663,8 +663,8 @@ def test_one_death_amends_an_operation_and_a_second_that_costs_a_quorum_is_refus
 
 @pytest.mark.parametrize("others", [("a",), ("a", "b")])
 def test_a_death_that_costs_a_quorum_beside_a_member_that_left_is_refused(others: tuple[str, ...]) -> None:
-    """That one stayed a voter in the stead of one that died before it joined, and is heard no more. Half of an
-    even number is no quorum."""
+    """That one stayed a voter in the stead of one that died before it joined, and is heard no more. Half of
+    an even number is no quorum."""
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.MOVING)
