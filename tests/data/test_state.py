@@ -460,6 +460,22 @@ def test_a_slot_that_left_and_came_back_brings_nothing_of_its_first_stay(
     assert deleted == {3, 20}
 
 
+def test_rows_of_a_slot_that_left_do_not_come_back_with_a_close_that_is_made_again(group: Group) -> None:
+    """The file of its seal was made, that of a close before it was not: the log gives back the rows of both."""
+    group.write(P)
+    group.close(P)
+    group.write(P)
+    group.do(c.Seal("op", 1, ((3, 4),)))
+    earlier = group.state.jobs.pop(0)
+    group.finish()
+    group.state.jobs.append(earlier)
+    group.do(c.Release("op", 1))
+    group = group.restart()
+    assert group.state.memtable.partition(P) is None and P not in group.state.slot_of
+    group.finish()
+    assert not len(group.state.manifest)
+
+
 def test_a_release_forgets_files_sessions_and_deletes_of_its_slots_alone(group: Group) -> None:
     group.write(P)
     group.write(Q)
