@@ -273,6 +273,23 @@ def test_the_group_that_a_slot_goes_to_is_prepared_meanwhile() -> None:
     run(scenario())
 
 
+def test_a_write_goes_where_the_group_before_says_that_the_slot_is() -> None:
+    """Also while no node that is asked has the view that says so."""
+
+    async def scenario() -> None:
+        fake, cluster = make()
+        await cluster.meta()
+        slot, old = group_at(fake, 0, shard_of(["a"], SETTINGS.shards))
+        new = "node4.1" if old != "node4.1" else "node1.1"
+        fake.groups[old].slots.discard(slot)
+        fake.groups[new].slots.add(slot)
+        fake.owner[slot] = fake.groups[new].record.header
+        assert (await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))).rows == 1
+        assert [r.group for _, r in fake.log if isinstance(r, OpenSession)] == [old, new]
+
+    run(scenario())
+
+
 def test_a_write_waits_for_a_group_that_the_client_does_not_know_yet() -> None:
     """A node tells of the slot's next header before the view with its group is everywhere."""
 

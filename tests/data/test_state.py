@@ -461,7 +461,7 @@ def test_a_slot_that_left_and_came_back_brings_nothing_of_its_first_stay(
 
 
 def test_rows_of_a_slot_that_left_do_not_come_back_with_a_close_that_is_made_again(group: Group) -> None:
-    """The file of its seal was made, that of a close before it was not: the log gives back the rows of both."""
+    """The file of its seal was made, of a close before it not: the log gives back the rows of both."""
     group.write(P)
     group.close(P)
     group.write(P)

@@ -234,6 +234,21 @@ def test_an_exception_in_a_pull_is_a_try_that_failed_and_no_other_s(monkeypatch:
     assert token == 7 and isinstance(reply, UnitPulled), "all units are copied in the end"
 
 
+def test_the_record_of_a_copy_counts_the_bytes_and_files_of_every_try() -> None:
+    desk, reported = Desk(0, 0), list[Any]()
+    mover, op = Mover("d", "i-d", desk, {}, reported.append), operation()
+    drive(mover, op)
+    for result in (FilesStaged((), (("f", "no source"),), 100, 1), FilesStaged((), (), 50, 2)):
+        call, _, _ = desk.calls[0 if desk.now == 0 else -1]  # the other units wait
+        desk.on_reply(call, SourceOpened("b", "s", ()))
+        number, _ = desk.jobs[-1]
+        desk.on_job(number, result)
+        desk.now += RETRY_MS
+        desk.fire()
+    (report,) = reported
+    assert (report.record.bytes_received, report.record.refetched) == (150, 3)
+
+
 def test_who_holds_a_copy_that_a_pull_found_damaged_is_told_to_look_at_it() -> None:
     """A source by a request; this node, where it was its own copy. The pull goes on as it would."""
     looked: list[tuple[str, ...]] = []

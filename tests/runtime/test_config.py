@@ -6,7 +6,7 @@ import pytest
 
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.errors import InvalidInput
-from nodeagent.runtime.config import dump_config, load_config, parse_config
+from nodeagent.runtime.config import DEPTH_MAX, dump_config, load_config, parse_config
 
 GOOD = """\
 # a node
@@ -88,5 +88,8 @@ def test_aliases_and_depth_of_node_yaml_are_bounded() -> None:
     for text in ("seeds: " + "[" * 5_000, "seeds: &a [*a]", "{" * 5_000):
         with pytest.raises(InvalidInput, match="too deeply"):
             parse_config(text, "node.yaml")
+    for depth, why in ((DEPTH_MAX, "is no setting"), (DEPTH_MAX + 1, "too deeply")):
+        with pytest.raises(InvalidInput, match=why):
+            parse_config(f"x: {'[' * (depth - 1)}{']' * (depth - 1)}\n", "node.yaml")
     with pytest.raises(InvalidInput, match="larger than"):
         parse_config("# " + "x" * (5 << 20), "node.yaml")

@@ -45,6 +45,7 @@ ROOMS = {
     "meta": ("meta", "scaling", "host"),
     "scaling": ("scaling", "host"),
     "runtime": ("runtime", "log/test_disk.py"),
+    "client": ("client", "runtime/test_identity.py"),
 }
 """Where the directed tests of a room are, if not in the directory of its name alone."""
 
