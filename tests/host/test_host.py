@@ -16,7 +16,7 @@ from nodeagent.host.admission import check_status
 from nodeagent.host.desk import Desk, To
 from nodeagent.host.found import lost_meta
 from nodeagent.host.handlers import Probes, evidence_at
-from nodeagent.host.host import DRIVE_MS, Host
+from nodeagent.host.host import DRIVE_MS, HOUSEKEEPING_MS, Host
 from nodeagent.host.operations import REFUSED_AGAIN_MS, REPORT_AGAIN_MS, Operations
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
 from nodeagent.host.session_parts import SEAL_WAIT_MS
@@ -605,6 +605,22 @@ def test_a_scan_for_what_the_table_does_not_have_costs_no_file(spec: ScanSpec) -
     did = host.take()
     (token, reply) = did.replies[0]
     assert token == 7 and isinstance(reply, ErrorReply) and reply.code == "invalid_input" and not did.jobs
+
+
+def test_a_first_leader_founds_the_cluster_when_the_seeds_have_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It looks for that again and again, with one timer."""
+    host, founded = Host.open(CONFIG, "i", {}, (), random.Random(1), 0, 0), []
+    monkeypatch.setattr(host, "_on_meta", lambda: founded.append(host.desk.now))
+    monkeypatch.setattr(host, "meta_replica", SimpleNamespace(leads=True))
+    monkeypatch.setattr(host.admission, "ask_again", lambda: False)
+    for _ in range(2):
+        host._maybe_bootstrap()
+        host._maybe_bootstrap()
+        host.desk.now += HOUSEKEEPING_MS
+        host.desk.fire()
+    assert founded == [HOUSEKEEPING_MS, 2 * HOUSEKEEPING_MS]
 
 
 @pytest.mark.parametrize("incarnation,member,known", [("i-a", True, False), ("other", False, True)])
