@@ -14,6 +14,8 @@ from nodeagent.log.identity import mark_damaged
 from nodeagent.model.entries import HardState, LogOp, Rebase
 from nodeagent.model.ids import META, GroupId
 from nodeagent.runtime.startup import GroupState, _sweep, open_directory
+from nodeagent.storage import layout
+from nodeagent.testing.batches import append
 from tests.host.test_host import CONFIG, ME, found, used
 
 
@@ -88,8 +90,9 @@ def _named(group: GroupId, payload: bytes | None) -> bytes | None:
     return msgspec.msgpack.encode(msgspec.structs.replace(saved, group=group))
 
 
-def test_a_directory_that_is_of_no_more_use_is_damaged_as_a_whole(tmp_path: Path) -> None:
-    """Its node learnt so, and wrote it down: it must not vote after a restart either."""
+def test_damage_that_is_not_in_the_log_is_told_without_a_place_there(tmp_path: Path) -> None:
+    """A checkpoint that cannot be read, a meta group that is gone, and a directory of no more use: its node
+    learnt so, and wrote it down, for it must not vote after a restart either."""
     mine = tmp_path / "node.yaml"
     mine.write_text(
         "node: a\nhost: 127.0.0.1\nport: 9101\nhttp_port: 9201\ncluster:\n  name: plant\n"
@@ -97,11 +100,17 @@ def test_a_directory_that_is_of_no_more_use_is_damaged_as_a_whole(tmp_path: Path
     )
     opened = open_directory(tmp_path)
     assert opened.damaged == []
+    opened.data.mkdirs(layout.group_dir("b.1"))
+    opened.data.write_atomic(layout.checkpoint_path("b.1"), b"rot")
     mark_damaged(opened.home, opened.identity, "an older copy")
+    opened.log.write([append("c.1", 1, 1)])
     opened.log.close()
     opened.home.unlock()
     again = open_directory(tmp_path)
-    assert [(d.group, d.message) for d in again.damaged] == [("", "an older copy")]
+    assert [d.group for d in again.damaged] == ["b.1", META, ""]
+    _, lost, older = again.damaged
+    assert older.message == "an older copy" and "data/groups holds c.1" in lost.message
+    assert all(d == Damage(0, 0, d.group, 0, 0, d.message) and d.text for d in again.damaged)
     again.log.close()
     again.home.unlock()
 
