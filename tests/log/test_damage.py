@@ -11,8 +11,9 @@ import pytest
 
 from nodeagent.log import Damage, Log, LogSettings, Recovered
 from nodeagent.log.check import check, dump
+from nodeagent.log.index import GroupIndex
 from nodeagent.model.disk import Disk
-from nodeagent.model.entries import Forget, HardState, LogOp, Rebase, SetHard
+from nodeagent.model.entries import Base, Config, Forget, HardState, LogOp, Rebase, SetHard
 from nodeagent.testing.batches import Batches, append, base
 from nodeagent.testing.disk import Fault, SimDisk
 from tests.log.small import SMALL, open_log
@@ -231,6 +232,20 @@ def test_wiped_block_is_noticed_by_the_groups_that_had_something_in_it() -> None
     assert (by_group["g"].offset, by_group["g"].first, by_group["g"].last) == (offsets[1], 4, 5)
     assert len(found.groups["g"].entries) == 3
     assert len(found.groups["h"].entries) == 6 and len(found.groups["k"].entries) == 1
+
+
+def test_what_is_lost_before_a_vote_has_no_end_that_is_known() -> None:
+    """The vote says that something is missing, and not how many entries."""
+    disk, _, offsets = written([[append("g", 1, 3)], [append("g", 4, 2)], [SetHard("g", HardState(7))]])
+    wipe(disk, PATH, offsets[1], offsets[2])
+    lost = damages(open_log(disk, ONE)[1])["g"]
+    assert (lost.first, lost.last) == (4, 0) and "entries 4..?" in lost.text
+
+
+def test_a_base_in_place_of_lost_entries_leaves_the_vote_to_be_repaired() -> None:
+    group = GroupIndex("g", last=5, damages=[Damage(1, 64, "g", 3, 9, "lost")])
+    group.rebase(Base(12, 2, Config()), keep_suffix=False)
+    assert group.damages == [Damage(1, 64, "g", 0, 0, "lost", "hard")] and group.last == 12
 
 
 def test_wiped_block_leaves_groups_suspect_that_say_nothing_later() -> None:
