@@ -54,6 +54,9 @@ class RaftSafety:
         self._promised: dict[tuple[str, GroupId], int] = {}
         """By incarnation and group: the highest term in which it voted, or acknowledged entries."""
 
+        self._acknowledged: dict[tuple[NodeId, GroupId], tuple[int, int]] = {}
+        """By node and group: the last term in which it acknowledged entries, and up to which index."""
+
         self._configs: dict[tuple[GroupId, int], int] = {}
         """By group and term: where the newest config of its leader stands."""
 
@@ -73,13 +76,13 @@ class RaftSafety:
         made.committed = {group: list(terms) for group, terms in self.committed.items()}
         made._committed_in = {group: list(terms) for group, terms in self._committed_in.items()}
         made._votes, made._configs = dict(self._votes), dict(self._configs)
-        made._promised = dict(self._promised)
+        made._promised, made._acknowledged = dict(self._promised), dict(self._acknowledged)
         made._digests, made._forced = dict(self._digests), set(self._forced)
         made._outside = set(self._outside)
         return made
 
     def seen(self) -> list[Any]:
-        """Everything it goes by."""
+        """Everything it goes by, where no disk loses anything."""
         by_key = (
             self._leaders,
             self._applied,
@@ -174,6 +177,9 @@ class RaftSafety:
         match message:
             case AppendReply(accepted=True, term=term, match=index):
                 self._note_term(node, group, term)
+                self._acknowledged[node.node, group] = max(
+                    (term, index), self._acknowledged.get((node.node, group), (0, 0))
+                )
                 replica = node.host.replica(group)
                 if replica is not None and replica.raft.term == term:
                     known = replica.raft.log.term(index)
@@ -266,6 +272,8 @@ class RaftSafety:
             return
         nodes = self._sim.nodes
         held = {n for n in nodes if nodes[n].durable.holds(group, index, term)}
+        # Who held it when it said so, and lost it on its way: the leader cannot know.
+        held |= {n for n in nodes if nodes[n].lossy and self._has_acknowledged(n, group, raft.term, index)}
         configs = [log.config]
         if index < log.config_index:  # one that was appended in the same turn came after
             configs.append(log.config_at(max(log.config_index - 1, log.base.index)))
@@ -273,6 +281,10 @@ class RaftSafety:
             f"S6: {node.node} takes {group}/{index} of term {term} for committed; of {log.config.voters} "
             f"only {sorted(held)} hold it"
         )
+
+    def _has_acknowledged(self, node: NodeId, group: GroupId, term: int, index: int) -> bool:
+        last_term, last = self._acknowledged.get((node, group), (0, 0))
+        return last_term == term and last >= index
 
     # --- what is applied ---------------------------------------------------------------------------
 

@@ -1,5 +1,8 @@
 """Raft groups under a swarm of faults. A failure prints the command that replays it."""
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
 from nodeagent.log import GroupLog, Recovered
@@ -20,6 +23,7 @@ from nodeagent.testing.durable import Durable
 from nodeagent.testing.injections import Stragglers
 from nodeagent.testing.nemesis import KINDS, PASSIVE, WHOLE_KINDS, Nemesis
 from nodeagent.testing.node import SimNode
+from nodeagent.testing.raft_checks import RaftSafety
 from nodeagent.testing.sim import Sim
 from nodeagent.testing.swarm import run
 
@@ -138,3 +142,32 @@ def test_some_take_longer_than_the_others_until_it_is_healed() -> None:
     assert 400 < sum(late) < 600
     sim.faults.heal()
     assert all(sim.lasting((1, 3)) <= 3 for _ in range(1_000))
+
+
+def _commits(acknowledged: tuple[int, int], *, lossy: bool) -> None:
+    """Node a takes entry 1 of term 2 for committed; node b acknowledged so much, and has nothing of it."""
+
+    def node(name: str, *, holds: bool) -> Any:
+        return SimpleNamespace(node=name, lossy=lossy, durable=SimpleNamespace(holds=lambda *_: holds))
+
+    nodes = {"a": node("a", holds=True), "b": node("b", holds=False), "c": node("c", holds=False)}
+    safety = RaftSafety(cast(Any, SimpleNamespace(nodes=nodes)))
+    safety._acknowledged["b", "g"] = acknowledged
+    base = SimpleNamespace(index=0)
+    log = SimpleNamespace(term=lambda index: 2, base=base, config=Config(("a", "b", "c")), config_index=0)
+    raft = SimpleNamespace(term=2, commit=1, log=log)
+    safety._commits(nodes["a"], cast(Any, SimpleNamespace(raft=raft, group="g")))
+
+
+def test_what_a_disk_loses_after_it_was_acknowledged_counts_for_the_leader() -> None:
+    """The acknowledgement may be on its way when a sector is overwritten: no leader can know (seed 1084)."""
+    _commits((2, 1), lossy=True)
+    run(1084)
+
+
+@pytest.mark.parametrize("acknowledged,lossy", [((2, 1), False), ((1, 1), True), ((2, 0), True)])
+def test_what_was_never_durable_on_a_quorum_is_not_committed(
+    acknowledged: tuple[int, int], lossy: bool
+) -> None:
+    with pytest.raises(AssertionError, match="S6: a takes g/1"):
+        _commits(acknowledged, lossy=lossy)
