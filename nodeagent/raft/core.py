@@ -57,6 +57,7 @@ class Raft(State):
         "_handed_out",
         "_lead",
         "_random",
+        "_refused_shorter",
         "_reported",
         "passive",
         "stirred",
@@ -75,6 +76,9 @@ class Raft(State):
         super().__init__(node, log, hard, settings, now)
         self.passive = False
         """It votes and follows, and never campaigns."""
+
+        self._refused_shorter = False
+        """A candidate's log was shorter than ours, and nobody led since."""
 
         self.stirred = True
         """Something happened since there was last nothing to take; while it is False nothing is. Of hundreds
@@ -199,6 +203,8 @@ class Raft(State):
             self.hard_changed = True
 
     def _on_vote_request(self, candidate: NodeId, request: VoteRequest) -> None:
+        if (request.last_term, request.last_index) < (self.log.last_term, self.log.last_index):
+            self._refused_shorter = True
         if request.pre:
             answer_pre_vote(self, candidate, request)
         elif answer_vote(self, candidate, request):
@@ -273,11 +279,15 @@ class Raft(State):
 
     def may_campaign(self) -> bool:
         """A voter may, and one that leaves as long as it does not know that to be committed: it may hold the
-        longest log, and without it nobody else can win (thesis 4.2.2)."""
+        longest log, and without it nobody else can win (thesis 4.2.2).
+
+        So may a learner with a longer log than a candidate that needs its vote: that one counts it before it
+        knows, and whoever sent it the longer log may have lost its own copy.
+        """
         log = self.log
         if self.passive:
             return False
-        if self.node in log.config.voters:
+        if self.node in log.config.voters or (self._refused_shorter and self.node in log.config.learners):
             return True
         return log.config_index > self.commit and self.node in log.config_at(self.commit).voters
 
@@ -329,6 +339,8 @@ class Raft(State):
 
     def _follow(self, leader: NodeId | None) -> None:
         """Note who leads; reads that a former leader was asked for fail."""
+        if leader is not None:
+            self._refused_shorter = False
         if leader != self.leader:
             self.leader = leader
             self._contact_at = None

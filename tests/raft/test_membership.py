@@ -9,11 +9,18 @@ import pytest
 
 from nodeagent.model.entries import Config
 from nodeagent.model.errors import NotLeader, Refused
-from nodeagent.model.raft_messages import AppendReply, AppendRequest, HeartbeatReply
-from nodeagent.raft import ProgressState, Role, check_step
+from nodeagent.model.raft_messages import (
+    AppendReply,
+    AppendRequest,
+    Heartbeat,
+    HeartbeatReply,
+    VoteReply,
+    VoteRequest,
+)
+from nodeagent.raft import ProgressState, Raft, Role, check_step
 
 from .network import Cluster
-from .single import flush, hold, leader, sent
+from .single import flush, hold, leader, replica, sent
 
 
 def config(voters: str, learners: str = "") -> Config:
@@ -59,6 +66,48 @@ def test_one_step_changes_at_most_one_vote(new: Config, allowed: bool) -> None:
     else:
         with pytest.raises(Refused):
             check_step(old, new)
+
+
+def learner_that_refused(index: int, term: int) -> Raft:
+    """Learner d holds an entry of term 2 at index 2; a candidate whose log ends there asked for its vote."""
+    raft = replica(1, 2, voters="abc", learners="d", node="d")
+    raft.step("a", VoteRequest(3, index, term, True), 10)
+    (reply,) = sent(flush(raft), VoteReply, "a")
+    assert isinstance(reply, VoteReply) and reply.granted == ((term, index) >= (2, 2))
+    return raft
+
+
+def test_a_learner_with_the_longest_log_leads_until_it_is_committed() -> None:
+    """A leader sent an entry and lost its own copy. A candidate that holds the promotion of the learner needs
+    its vote, and the other voters are denied by that candidate: nobody else would ever lead."""
+    raft = learner_that_refused(5, 1)
+    raft.tick(300)
+    assert raft.role is Role.PRE_CANDIDATE
+    assert {peer for peer, m in flush(raft).now if isinstance(m, VoteRequest)} == set("abc")
+    for pre in (True, False):
+        raft.step("a", VoteReply(3, True, pre), 301)
+        assert raft.role is (Role.PRE_CANDIDATE if pre else Role.CANDIDATE), "its own vote does not count"
+        raft.step("b", VoteReply(3, True, pre), 302)
+        flush(raft)
+    assert raft.role is Role.LEADER
+    for peer in "ab":
+        raft.step(peer, AppendReply(3, True, 3), 303)
+    flush(raft)
+    assert raft.commit == 3
+    raft.tick(400)
+    flush(raft)
+    assert raft.role is Role.FOLLOWER
+
+
+def test_a_learner_does_not_campaign_otherwise() -> None:
+    """Not when nobody asked, when its log is shorter, or when somebody leads."""
+    quiet = replica(1, 2, voters="abc", learners="d", node="d")
+    shorter, led = learner_that_refused(3, 2), learner_that_refused(5, 1)
+    led.step("b", Heartbeat(3, 0), 20)
+    for raft in (quiet, shorter, led):
+        raft.tick(300)
+        raft.tick(600)
+        assert raft.role is Role.FOLLOWER
 
 
 def test_a_leader_changes_one_vote_at_a_time() -> None:
