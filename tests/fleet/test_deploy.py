@@ -200,6 +200,7 @@ def test_machines_that_changed_since_the_plan_are_not_deployed_by_it(
         new.replace(supervise)
 
     for other, expected in ((lambda: put(b"another"), 5), (lambda: None, 0)):
+        assert plant.iotctl("cluster", "wait", "--for", "healthy", "--timeout", "60s")[0] == 0
         assert plant.iotctl("cluster", "stop", "node3", "--yes")[0] == 0
 
         def late(held: lock.HeldLock, other: Callable[[], object] = other) -> lock.HeldLock:
