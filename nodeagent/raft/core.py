@@ -78,7 +78,7 @@ class Raft(State):
         """It votes and follows, and never campaigns."""
 
         self._refused_shorter = False
-        """A candidate's log was shorter than ours, and nobody led since."""
+        """A candidate's log was shorter than ours, and no leader was heard since."""
 
         self.stirred = True
         """Something happened since there was last nothing to take; while it is False nothing is. Of hundreds
@@ -181,6 +181,7 @@ class Raft(State):
         elif self.leader is None:
             self._follow(sender)
         self._contact_at = self.clock
+        self._refused_shorter = False
         self._election_at = self.clock + self._election_ms
         self.addition = message.addition
         if not self.log.config.voters:
@@ -203,7 +204,8 @@ class Raft(State):
             self.hard_changed = True
 
     def _on_vote_request(self, candidate: NodeId, request: VoteRequest) -> None:
-        if (request.last_term, request.last_index) < (self.log.last_term, self.log.last_index):
+        is_shorter = (request.last_term, request.last_index) < (self.log.last_term, self.log.last_index)
+        if is_shorter and not self._hears_leader():
             self._refused_shorter = True
         if request.pre:
             answer_pre_vote(self, candidate, request)
@@ -339,8 +341,6 @@ class Raft(State):
 
     def _follow(self, leader: NodeId | None) -> None:
         """Note who leads; reads that a former leader was asked for fail."""
-        if leader is not None:
-            self._refused_shorter = False
         if leader != self.leader:
             self.leader = leader
             self._contact_at = None

@@ -104,9 +104,15 @@ def test_a_learner_does_not_campaign_otherwise() -> None:
     quiet = replica(1, 2, voters="abc", learners="d", node="d")
     shorter, led = learner_that_refused(3, 2), learner_that_refused(5, 1)
     led.step("b", Heartbeat(3, 0), 20)
-    for raft in (quiet, shorter, led):
-        raft.tick(300)
+    heard_again, outrun = (replica(1, 2, voters="abc", learners="d", node="d") for _ in range(2))
+    for raft in (heard_again, outrun):
+        raft.step("b", Heartbeat(3, 0), 20)
+    heard_again.step("a", VoteRequest(4, 5, 1, True), 300)
+    heard_again.step("b", Heartbeat(3, 0), 310)
+    outrun.step("a", VoteRequest(3, 5, 1, False), 30)
+    for raft in (quiet, shorter, led, heard_again, outrun):
         raft.tick(600)
+        raft.tick(900)
         assert raft.role is Role.FOLLOWER
 
 

@@ -19,10 +19,7 @@ class Plain(swarm.Swarm):
 PINNED = (
     (Plain, 131),  # a leaver alone holds that it is no voter any more, another voter is dead: nobody ever led
     (Plain, 159),  # a leaver with an old log was elected by members that had left, forgotten it and come back
-    (
-        swarm.Swarm,
-        1593,
-    ),  # a learner alone held the longest log, and a candidate needed its vote: nobody led
+    (swarm.Swarm, 1593),  # a learner alone held the longest log and refused its vote: nobody ever led
 )
 WORLDS: dict[str, tuple[Callable[[int], object], Sequence[int], Sequence[int]]] = {
     "one log": (log_swarm.run, range(1, 9), range(9, 40)),
