@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Three at a time, for tests with real agents wait half of their time.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test long spread systemd check sim coverage exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
+.PHONY: demo test long spread systemd check golden sim coverage exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +46,10 @@ sim: $(VENV)/.installed
 
 coverage: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.coverage $(ARGS)
+
+# What this release stores and sends, kept for all that come: once, when it is tagged.
+golden: $(VENV)/.installed
+	$(BIN)/python -m tests.compat.golden $(VERSION)
 
 exhaustive: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.exhaustive $(ARGS)

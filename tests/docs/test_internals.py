@@ -27,7 +27,7 @@ def test_every_invariant_has_a_row() -> None:
 def test_pages_name_files_that_exist() -> None:
     """A path in back quotes that looks like one of ours is there."""
     root = INTERNALS.parents[1]
-    for page in [*INTERNALS.parent.rglob("*.md"), root / "README.md"]:
+    for page in [*INTERNALS.parent.rglob("*.md"), root / "README.md", root / "CONTRIBUTING.md"]:
         for name in re.findall(r"`((?:tests|nodeagent|iotctl|docs|examples)/[\w/.-]+)`", page.read_text()):
             assert (root / name).exists(), f"{page.relative_to(root)} names {name}"
 

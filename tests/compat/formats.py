@@ -1,0 +1,91 @@
+"""Every struct that is stored or sent: an upgrade must go on reading it, and an older node what is sent now.
+
+A room that stores or sends something new adds a line to `FORMATS`. `make golden VERSION=…` freezes them all.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+import msgspec
+
+from iotctl.execute.layout import SlotsView
+from iotctl.fleet.process import PidFile
+from iotctl.plan.model import Plan
+from iotctl.playbook import journal
+from nodeagent.data import commands as data
+from nodeagent.data import sessions
+from nodeagent.data.state import Checkpoint
+from nodeagent.host.replica import Saved
+from nodeagent.log.identity import LogFile, NodeFile
+from nodeagent.log.index import Start
+from nodeagent.log.record import Row
+from nodeagent.meta import commands as meta
+from nodeagent.meta.state import Image
+from nodeagent.model.entries import Base, Config, Entry, HardState
+from nodeagent.model.files import FileMeta
+from nodeagent.model.raft_messages import RaftMessage, Routed
+from nodeagent.model.requests import GroupStatus, Hello, Reply, Request
+from nodeagent.runtime.seen import _Seen
+from nodeagent.storage.checkpoint import _Delta
+from nodeagent.storage.format import Footer
+from nodeagent.storage.snapshot import SnapshotIndex
+
+FORMATS: Mapping[str, Any] = {
+    "wire.hello": Hello,
+    "wire.raft": RaftMessage,
+    "wire.routed": Routed,
+    "wire.request": Request,
+    "wire.reply": Reply,
+    "wire.group-status": GroupStatus,
+    "log.row": Row,
+    "log.entry": Entry,
+    "log.hard-state": HardState,
+    "log.base": Base,
+    "log.config": Config,
+    "log.start": Start,
+    "data.command": data.Command,
+    "data.checkpoint": Checkpoint,
+    "data.sessions": sessions.Packed,
+    "data.session-table": sessions.Table,
+    "data.session-table-1": sessions.Exported,
+    "meta.command": meta.Command,
+    "meta.image": Image,
+    "group.checkpoint": Saved,
+    "group.checkpoint-delta": _Delta,
+    "group.file": FileMeta,
+    "group.footer": Footer,
+    "group.snapshot": SnapshotIndex,
+    "directory.node": NodeFile,
+    "directory.log": LogFile,
+    "directory.seen": _Seen,
+    "iotctl.plan": Plan,
+    "iotctl.journal": journal.Entry,
+    "iotctl.status": SlotsView,
+    "iotctl.process": PidFile,
+}
+"""Room and name -> a struct, or a union of structs told apart by their tags."""
+
+AS_JSON = frozenset({"directory.node", "directory.log", "directory.seen"}) | {
+    name for name in FORMATS if name.startswith("iotctl.")
+}
+
+
+def encode(name: str, value: Any) -> bytes:
+    return msgspec.json.encode(value) if name in AS_JSON else msgspec.msgpack.encode(value)
+
+
+def decode(name: str, content: bytes) -> Any:
+    if name in AS_JSON:
+        return msgspec.json.decode(content, type=FORMATS[name])
+    return msgspec.msgpack.decode(content, type=FORMATS[name])
+
+
+def structs_of(name: str) -> Iterator[type[msgspec.Struct]]:
+    """The struct of a format, or those of its union."""
+    found = FORMATS[name]
+    yield from get_args(found) or (found,)
+
+
+def label(struct: type[msgspec.Struct]) -> str:
+    """Its place in the code at the time it is asked."""
+    return f"{struct.__module__}.{struct.__qualname__}"

@@ -1,0 +1,182 @@
+"""The shape of a stored or sent struct as plain data, and what an upgrade may not change about it.
+
+A release of today reads what one of yesterday wrote, and one of yesterday reads what today's writes (unless a
+feature level keeps it back). So a field stays, with its name, its type and its default; a new one has a
+default, and in a struct that is an array it comes last; a union and an enum may grow.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from tests.compat import formats
+
+Shape = Any
+"""Of a type: the name of a plain one, or a list of what it is and what it is made of."""
+
+_PLAIN = {
+    inspect.IntType: "int",
+    inspect.FloatType: "float",
+    inspect.StrType: "str",
+    inspect.BoolType: "bool",
+    inspect.NoneType: "none",
+    inspect.AnyType: "any",
+    inspect.RawType: "any",
+    inspect.BytesType: "bytes",
+    inspect.MemoryViewType: "bytes",
+}
+_COLLECTIONS = (inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType)
+
+
+class Field(msgspec.Struct, frozen=True):
+    name: str
+    shape: Shape
+    required: bool
+    default: Any = None
+    """As JSON; null for one that is required."""
+
+
+class StructShape(msgspec.Struct, frozen=True):
+    tag: str | int | None
+    is_array: bool
+    omits_defaults: bool
+    fields: tuple[Field, ...]
+
+
+class Shapes(msgspec.Struct, frozen=True):
+    """The shape of one format, and of the structs in it by name."""
+
+    root: Shape
+    structs: dict[str, StructShape]
+
+
+def shapes_of(kind: Any) -> Shapes:
+    structs: dict[str, StructShape] = {}
+    return Shapes(_shape(inspect.type_info(kind), structs), structs)
+
+
+def _shape(of: inspect.Type, structs: dict[str, StructShape]) -> Shape:
+    match of:
+        case inspect.StructType():
+            return ["struct", _struct(of, structs)]
+        case inspect.UnionType():
+            return ["union", *sorted((_shape(t, structs) for t in of.types), key=str)]
+        case inspect.TupleType():
+            return ["tuple", *(_shape(t, structs) for t in of.item_types)]
+        case inspect.DictType():
+            return ["dict", _shape(of.key_type, structs), _shape(of.value_type, structs)]
+        case inspect.EnumType():
+            return ["enum", *sorted(member.value for member in of.cls)]
+        case inspect.LiteralType():
+            return ["enum", *sorted(of.values)]
+        case inspect.Metadata():
+            return _shape(of.type, structs)
+        case _ if isinstance(of, _COLLECTIONS):
+            return ["list", _shape(of.item_type, structs)]
+    return _PLAIN[type(of)]
+
+
+def _struct(of: inspect.StructType, structs: dict[str, StructShape]) -> str:
+    name = formats.label(of.cls)
+    if name not in structs:
+        structs[name] = StructShape(None, False, False, ())  # a struct may hold its own kind
+        fields = tuple(
+            Field(f.encode_name, _shape(f.type, structs), f.required, _default(f)) for f in of.fields
+        )
+        omits = of.cls.__struct_config__.omit_defaults
+        structs[name] = StructShape(of.tag, of.array_like, omits, fields)
+    return name
+
+
+def _default(of: inspect.Field) -> Any:
+    if of.default_factory is not msgspec.NODEFAULT:
+        return plain(of.default_factory())
+    return None if of.default is msgspec.NODEFAULT else plain(of.default)
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it, structs as maps or lists, whatever they are."""
+    bare = msgspec.msgpack.decode(msgspec.msgpack.encode(value))  # what stays encoded is told, too
+    return msgspec.json.decode(msgspec.json.encode(bare))
+
+
+def differences(old: Shapes, new: Shapes) -> Iterator[str]:
+    """What a release with `new` does not share with one with `old`, each with its place."""
+    yield from _Comparison(old, new).of("", old.root, new.root)
+
+
+class _Comparison:
+    def __init__(self, old: Shapes, new: Shapes) -> None:
+        self._old = old.structs
+        self._new = new.structs
+        self._done: set[tuple[str, str]] = set()
+
+    def of(self, where: str, old: Shape, new: Shape) -> Iterator[str]:
+        if isinstance(old, str) or isinstance(new, str) or old[0] != new[0]:
+            if old != new:
+                yield f"{where}: was {_said(old)}, is {_said(new)}"
+            return
+        match old[0]:
+            case "struct":
+                yield from self._struct(where, old[1], new[1])
+            case "union":
+                yield from self._union(where, old[1:], new[1:])
+            case "enum":
+                if lost := set(old[1:]) - set(new[1:]):
+                    yield f"{where}: lost {sorted(lost)}"
+            case _ if len(old) != len(new):
+                yield f"{where}: was {_said(old)}, is {_said(new)}"
+            case _:
+                for of_old, of_new in zip(old[1:], new[1:], strict=True):
+                    yield from self.of(where, of_old, of_new)
+
+    def _union(self, where: str, old: list[Shape], new: list[Shape]) -> Iterator[str]:
+        """Structs are told apart by their tags, all else by what it is."""
+        known = {self._key(shape, self._new): shape for shape in new}
+        for shape in old:
+            key = self._key(shape, self._old)
+            if key not in known:
+                yield f"{where}: {_said(shape)} is not read any more"
+            else:
+                yield from self.of(f"{where} {key}".strip(), shape, known[key])
+
+    @staticmethod
+    def _key(shape: Shape, structs: dict[str, StructShape]) -> str:
+        if isinstance(shape, str):
+            return shape
+        return str(structs[shape[1]].tag) if shape[0] == "struct" else str(shape[0])
+
+    def _struct(self, where: str, of_old: str, of_new: str) -> Iterator[str]:
+        if (of_old, of_new) in self._done:
+            return
+        self._done.add((of_old, of_new))
+        old, new = self._old[of_old], self._new[of_new]
+        if (old.tag, old.is_array) != (new.tag, new.is_array):
+            yield f"{where}: was {old.tag!r}, an array: {old.is_array}; is {new.tag!r}, {new.is_array}"
+        names = [field.name for field in old.fields]
+        order = [field.name for field in new.fields]
+        if old.is_array and order[: len(names)] != names:
+            yield f"{where}: fields of an array were {names}, are {order}"
+        known = {field.name: field for field in new.fields}
+        for field in old.fields:
+            place = f"{where}.{field.name}".lstrip(".")
+            later = known.get(field.name)
+            if later is None:
+                yield f"{place}: it is gone"
+                continue
+            yield from self.of(place, field.shape, later.shape)
+            if (field.required, field.default) != (later.required, later.default):
+                yield f"{place}: the default was {_given(field)}, is {_given(later)}"
+        for field in new.fields:
+            if field.required and field.name not in names:
+                yield f"{where}.{field.name}".lstrip(".") + ": a new field without a default"
+
+
+def _given(field: Field) -> str:
+    return "none" if field.required else repr(field.default)
+
+
+def _said(shape: Shape) -> str:
+    return shape if isinstance(shape, str) else msgspec.json.encode(shape).decode()
