@@ -86,7 +86,9 @@ def fleet_of(directory: Path, kept: Path | None = None) -> Iterator[World]:
         fleet.create(ClusterSettings(name="plant", replicas=1), 1, node_settings={"segment_bytes": 1 << 20})
     if kept is not None:
         with tarfile.open(kept) as archive:
-            archive.extractall(directory / NODE, filter="data")
+            # As an argument it is known from 3.11.4 on.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None) or (lambda member, path: member)
+            archive.extractall(directory / NODE)
     world = World(fleet)
     try:
         world.up()
