@@ -60,7 +60,9 @@ class Golden(msgspec.Struct, frozen=True):
 
 
 def releases() -> list[Path]:
-    return sorted(p for p in HERE.iterdir() if re.fullmatch(r"\d+\.\d+\.\d+", p.name))
+    """The oldest first."""
+    found = [p for p in HERE.iterdir() if re.fullmatch(r"\d+\.\d+\.\d+", p.name)]
+    return sorted(found, key=lambda p: [int(number) for number in p.name.split(".")])
 
 
 def load(path: Path) -> Golden:
@@ -144,7 +146,7 @@ def make_directory(to: Path) -> None:
             fill(world)
             for table in ("pump", "fan"):
                 write_arrow(world.cluster.scan(STORAGE_GROUP, table), to / f"{table}.arrow")
-            world.fleet.kill(NODE)
+            assert world.fleet.kill(NODE), f"{NODE} was not running"
         with tarfile.open(to / DIRECTORY, "w:xz") as archive:
             for part in sorted((home / "fleet" / NODE).iterdir()):
                 if part.name not in NOT_KEPT:

@@ -1,8 +1,8 @@
 """The shape of a stored or sent struct as plain data, and what an upgrade may not change about it.
 
-A release of today reads what one of yesterday wrote, and one of yesterday reads what today's writes (unless a
-feature level keeps it back). So a field stays, with its name, its type and its default; a new one has a
-default, and in a struct that is an array it comes last; a union and an enum may grow.
+A release of today reads what one of yesterday wrote, and one of yesterday reads what today's writes. So a
+field stays, with its name, its type and its default; a new one has a default, and in a struct that is an
+array it comes last; a union and an enum may grow.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,6 @@ class Field(msgspec.Struct, frozen=True):
 class StructShape(msgspec.Struct, frozen=True):
     tag: str | int | None
     is_array: bool
-    omits_defaults: bool
     fields: tuple[Field, ...]
 
 
@@ -81,12 +80,11 @@ def _shape(of: inspect.Type, structs: dict[str, StructShape]) -> Shape:
 def _struct(of: inspect.StructType, structs: dict[str, StructShape]) -> str:
     name = formats.label(of.cls)
     if name not in structs:
-        structs[name] = StructShape(None, False, False, ())  # a struct may hold its own kind
+        structs[name] = StructShape(None, False, ())  # a struct may hold its own kind
         fields = tuple(
             Field(f.encode_name, _shape(f.type, structs), f.required, _default(f)) for f in of.fields
         )
-        omits = of.cls.__struct_config__.omit_defaults
-        structs[name] = StructShape(of.tag, of.array_like, omits, fields)
+        structs[name] = StructShape(of.tag, of.array_like, fields)
     return name
 
 
