@@ -1,4 +1,7 @@
-"""Commands of the meta group. `now` is the wall clock of the leader that proposes, for records only."""
+"""Commands of the meta group. `now` is the wall clock of the leader that proposes, for records only.
+
+Tags and names of fields are what the log holds: they stay when a class is renamed (`tests/compat`).
+"""
 
 import msgspec
 
@@ -10,11 +13,11 @@ from nodeagent.model.schema import TableSchema
 from nodeagent.partition.table import TableWire
 
 
-class _Command(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class _Command(msgspec.Struct, frozen=True, omit_defaults=True):
     now: int
 
 
-class Bootstrap(_Command, frozen=True):
+class Bootstrap(_Command, frozen=True, tag="Bootstrap"):
     """The first entry. Later ones have no effect."""
 
     cluster_id: str
@@ -23,14 +26,14 @@ class Bootstrap(_Command, frozen=True):
     table: TableWire
 
 
-class PutSchema(_Command, frozen=True):
+class PutSchema(_Command, frozen=True, tag="PutSchema"):
     """Create the table or add columns; never changes a column's type. `ttl_ms` None leaves the TTL."""
 
     schema: TableSchema
     ttl_ms: int | None = None
 
 
-class DropTable(_Command, frozen=True):
+class DropTable(_Command, frozen=True, tag="DropTable"):
     """As `requests.DropTable`."""
 
     storage_group: str
@@ -38,7 +41,7 @@ class DropTable(_Command, frozen=True):
     version: int
 
 
-class SetDraining(_Command, frozen=True):
+class SetDraining(_Command, frozen=True, tag="SetDraining"):
     """Whether `node` is kept from leading groups."""
 
     node: NodeId
@@ -48,7 +51,7 @@ class SetDraining(_Command, frozen=True):
     """Serial of the lock its sender works under, 0 for none; without effect when that is not held."""
 
 
-class GiveUp(_Command, frozen=True):
+class GiveUp(_Command, frozen=True, tag="GiveUp"):
     """As `requests.GiveUp`; what is lost is checked again when the entry is applied."""
 
     nodes: tuple[NodeId, ...]
@@ -57,7 +60,7 @@ class GiveUp(_Command, frozen=True):
     by: str
 
 
-class TakeLock(_Command, frozen=True):
+class TakeLock(_Command, frozen=True, tag="TakeLock"):
     """The cluster's lock for `owner`, who renews it with the same command; see `runs.Lock`."""
 
     owner: str
@@ -68,7 +71,7 @@ class TakeLock(_Command, frozen=True):
     """When it is renewed."""
 
 
-class DropLock(_Command, frozen=True):
+class DropLock(_Command, frozen=True, tag="DropLock"):
     """`outcome` is for people. `renewed`: only if nobody renewed it since that entry."""
 
     serial: int
@@ -77,7 +80,7 @@ class DropLock(_Command, frozen=True):
     renewed: int = 0
 
 
-class RecordRun(_Command, frozen=True):
+class RecordRun(_Command, frozen=True, tag="RecordRun"):
     """Entry `number` (from 0) of a run; `serial` is that of the lock its writer holds."""
 
     run: str
@@ -89,7 +92,7 @@ class RecordRun(_Command, frozen=True):
     ended: bool = False
 
 
-class LedAgain(_Command, frozen=True):
+class LedAgain(_Command, frozen=True, tag="LedAgain"):
     """The recovery `operation` of `group` is committed there."""
 
     group: GroupId
@@ -112,7 +115,7 @@ class PlannedMembers(msgspec.Struct, frozen=True):
     after: tuple[NodeId, ...]
 
 
-class Begin(_Command, frozen=True):
+class Begin(_Command, frozen=True, tag="Begin"):
     """One change, planned by the leader against table `base_version`; `node` is nameless for a rebalance."""
 
     kind: str
@@ -137,11 +140,11 @@ class _Evidence(_Command, frozen=True):
     operation: str
 
 
-class MetaReady(_Evidence, frozen=True):
+class MetaReady(_Evidence, frozen=True, tag="MetaReady"):
     """add: the newcomer follows the meta log. remove: the leaver has no meta vote."""
 
 
-class GroupReady(_Evidence, frozen=True):
+class GroupReady(_Evidence, frozen=True, tag="GroupReady"):
     """The group made for the newcomer has a leader, which committed in its term.
 
     Slots are not sealed before: between seal and open nobody takes writes for them, and that is no time to
@@ -151,24 +154,24 @@ class GroupReady(_Evidence, frozen=True):
     group: GroupId
 
 
-class SealedBy(_Evidence, frozen=True):
+class SealedBy(_Evidence, frozen=True, tag="SealedBy"):
     result: SealResult
 
 
-class UnsealedBy(_Evidence, frozen=True):
+class UnsealedBy(_Evidence, frozen=True, tag="UnsealedBy"):
     """The group logged `Unseal` and has no learner of the operation left."""
 
     group: GroupId
 
 
-class SourceReady(_Evidence, frozen=True):
+class SourceReady(_Evidence, frozen=True, tag="SourceReady"):
     """`node` applied the seal of `group` and all files of the sealed slots are made there."""
 
     group: GroupId
     node: NodeId
 
 
-class JoinReady(_Evidence, frozen=True):
+class JoinReady(_Evidence, frozen=True, tag="JoinReady"):
     """`node` has made its replica of `group` for this operation.
 
     What a replica of an earlier membership acknowledged must not count: that one may yet be removed.
@@ -178,12 +181,12 @@ class JoinReady(_Evidence, frozen=True):
     node: NodeId
 
 
-class OpenedBy(_Evidence, frozen=True):
+class OpenedBy(_Evidence, frozen=True, tag="OpenedBy"):
     group: GroupId
     index: int
 
 
-class FormedBy(_Evidence, frozen=True):
+class FormedBy(_Evidence, frozen=True, tag="FormedBy"):
     """The group's committed membership is that of the new ring, or as near as its dead members allow."""
 
     group: GroupId
@@ -191,21 +194,21 @@ class FormedBy(_Evidence, frozen=True):
     members: tuple[NodeId, ...]
 
 
-class Copied(_Evidence, frozen=True):
+class Copied(_Evidence, frozen=True, tag="Copied"):
     record: CopyRecord
 
 
-class AdoptedBy(_Evidence, frozen=True):
+class AdoptedBy(_Evidence, frozen=True, tag="AdoptedBy"):
     group: GroupId
     index: int
 
 
-class ReleasedBy(_Evidence, frozen=True):
+class ReleasedBy(_Evidence, frozen=True, tag="ReleasedBy"):
     group: GroupId
     index: int
 
 
-class SteerOperation(_Evidence, frozen=True):
+class SteerOperation(_Evidence, frozen=True, tag="SteerOperation"):
     """What an operator says of an open operation; verbs as in `requests.Steer`."""
 
     verb: str
@@ -217,7 +220,7 @@ class SteerOperation(_Evidence, frozen=True):
     node: NodeId = ""
 
 
-class ReportError(_Evidence, frozen=True):
+class ReportError(_Evidence, frozen=True, tag="ReportError"):
     """Why an operation does not go on, for people."""
 
     what: str

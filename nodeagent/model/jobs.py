@@ -19,10 +19,6 @@ from nodeagent.model.files import (
 from nodeagent.model.ids import GroupId, NodeId
 
 
-class _Tagged(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
 class MemBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One write entry's rows of one table as an Arrow IPC stream, with its age.
 
@@ -52,7 +48,7 @@ class CloseUnit(msgspec.Struct, frozen=True):
     tombstones: tuple[Tombstone, ...] = ()
 
 
-class CloseFiles(_Tagged, frozen=True):
+class CloseFiles(msgspec.Struct, frozen=True):
     """Make each unit's file durable under its name in the group."""
 
     group: GroupId
@@ -68,7 +64,7 @@ class CompactUnit(msgspec.Struct, frozen=True):
     tombstones: tuple[Tombstone, ...] = ()
 
 
-class CompactFiles(_Tagged, frozen=True):
+class CompactFiles(msgspec.Struct, frozen=True):
     """Make the unit's file durable under its name in the group; the inputs stay. Answered `FilesClosed`.
 
     `is_trial`: only to see whether it can be made; nothing is kept.
@@ -79,7 +75,7 @@ class CompactFiles(_Tagged, frozen=True):
     is_trial: bool = False
 
 
-class FilesClosed(_Tagged, frozen=True):
+class FilesClosed(msgspec.Struct, frozen=True):
     """In the order of the units; None where no row was left after deletes."""
 
     files: tuple[FileMeta | None, ...]
@@ -96,7 +92,7 @@ class FileChanges(msgspec.Struct, frozen=True):
     gone: tuple[str, ...] = ()
 
 
-class SaveCheckpoint(_Tagged, frozen=True):
+class SaveCheckpoint(msgspec.Struct, frozen=True):
     """Replace the group's checkpoint atomically. Without `changes` the payload is all of it."""
 
     group: GroupId
@@ -104,7 +100,7 @@ class SaveCheckpoint(_Tagged, frozen=True):
     changes: FileChanges | None = None
 
 
-class Scan(_Tagged, frozen=True):
+class Scan(msgspec.Struct, frozen=True):
     """One page: merge files and memory batches, apply deletes, keep the newest value per cell."""
 
     group: GroupId
@@ -117,7 +113,7 @@ class Scan(_Tagged, frozen=True):
     """It may take long: others do not wait for it."""
 
 
-class Scanned(_Tagged, frozen=True):
+class Scanned(msgspec.Struct, frozen=True):
     """An Arrow IPC stream sorted by (tags, time); the next page begins at `after`, None behind the last.
     `over`: a page of several partitions that is too large as a whole; it has no rows."""
 
@@ -127,7 +123,7 @@ class Scanned(_Tagged, frozen=True):
     over: bool = False
 
 
-class MakeSnapshot(_Tagged, frozen=True):
+class MakeSnapshot(msgspec.Struct, frozen=True):
     """Hard-link the files all-or-nothing under an opaque id; `payload` is kept beside them."""
 
     snapshot: str
@@ -138,11 +134,11 @@ class MakeSnapshot(_Tagged, frozen=True):
     """The payload is that of a checkpoint without files: these go into it."""
 
 
-class DropSnapshot(_Tagged, frozen=True):
+class DropSnapshot(msgspec.Struct, frozen=True):
     snapshot: str
 
 
-class InstallSnapshot(_Tagged, frozen=True):
+class InstallSnapshot(msgspec.Struct, frozen=True):
     """Pull checkpoint and files of `snapshot` from `source`, verify, and put them in place."""
 
     group: GroupId
@@ -150,7 +146,7 @@ class InstallSnapshot(_Tagged, frozen=True):
     snapshot: str
 
 
-class Installed(_Tagged, frozen=True):
+class Installed(msgspec.Struct, frozen=True):
     payload: bytes
     bytes_received: int
 
@@ -164,7 +160,7 @@ class StagedFile(msgspec.Struct, frozen=True):
     """This node holds it as a member of that group under `meta.name`: link it, after a hash check."""
 
 
-class StageFiles(_Tagged, frozen=True):
+class StageFiles(msgspec.Struct, frozen=True):
     """Fetch previous-holder files into the staging area of `group` under `operation`."""
 
     operation: str
@@ -186,7 +182,7 @@ def repair_area(group: GroupId) -> str:
     return f"{REPAIR}{group}"
 
 
-class FilesStaged(_Tagged, frozen=True):
+class FilesStaged(msgspec.Struct, frozen=True):
     """Names that are durable and verified, and those that are not with the reason."""
 
     names: tuple[str, ...]
@@ -204,7 +200,7 @@ class Adoption(msgspec.Struct, array_like=True, frozen=True):
     meta: FileMeta
 
 
-class AdoptFiles(_Tagged, frozen=True):
+class AdoptFiles(msgspec.Struct, frozen=True):
     """Move staged files under their new names into the group."""
 
     operation: str
@@ -212,16 +208,16 @@ class AdoptFiles(_Tagged, frozen=True):
     files: tuple[Adoption, ...]
 
 
-class DeleteFiles(_Tagged, frozen=True):
+class DeleteFiles(msgspec.Struct, frozen=True):
     group: GroupId
     files: tuple[FileMeta, ...]
 
 
-class DropStaging(_Tagged, frozen=True):
+class DropStaging(msgspec.Struct, frozen=True):
     operation: str
 
 
-class RemoveGroup(_Tagged, frozen=True):
+class RemoveGroup(msgspec.Struct, frozen=True):
     group: GroupId
 
 
@@ -229,27 +225,27 @@ Removal = DropSnapshot | DropStaging | RemoveGroup
 """Jobs after which a directory is gone. One that fails may have removed a part of it."""
 
 
-class HashFiles(_Tagged, frozen=True):
+class HashFiles(msgspec.Struct, frozen=True):
     """Re-read every byte."""
 
     group: GroupId
     files: tuple[FileMeta, ...]
 
 
-class FilesHashed(_Tagged, frozen=True):
+class FilesHashed(msgspec.Struct, frozen=True):
     """Per file what was found: 32 hex digits, "missing", or "unreadable" where the disk gives no bytes."""
 
     found: tuple[tuple[str, str], ...]
 
 
-class ReplaceFile(_Tagged, frozen=True):
+class ReplaceFile(msgspec.Struct, frozen=True):
     """Put the file in the group's `repair_area` in the place of a damaged or missing one of its name."""
 
     group: GroupId
     meta: FileMeta
 
 
-class FileReplaced(_Tagged, frozen=True):
+class FileReplaced(msgspec.Struct, frozen=True):
     """Where the damaged file is now, "" when there was none or the place holds the right bytes already.
     `left`: why the group's `repair_area` is still there, "" when it is gone."""
 
@@ -257,17 +253,17 @@ class FileReplaced(_Tagged, frozen=True):
     left: str = ""
 
 
-class Done(_Tagged, frozen=True):
+class Done(msgspec.Struct, frozen=True):
     """The job has no other result."""
 
 
-class CheckpointSaved(_Tagged, frozen=True):
+class CheckpointSaved(msgspec.Struct, frozen=True):
     """`base` names the whole checkpoint that is on disk now."""
 
     base: str
 
 
-class Failed(_Tagged, frozen=True):
+class Failed(msgspec.Struct, frozen=True):
     """`code` is that of the error (`model.errors`). `file` is the one that was found damaged (of an install:
     one of the source's), `found` what its bytes hash to, where it was that."""
 

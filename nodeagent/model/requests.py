@@ -2,6 +2,8 @@
 
 Every request gets exactly one reply: its own kind, or `ErrorReply`. The frame carries a number that
 pairs them; the sender's identity is that of its certificate.
+
+Tags and names of fields are what is sent: they stay when a class is renamed (`tests/compat`).
 """
 
 from typing import Annotated
@@ -19,7 +21,7 @@ from nodeagent.model.runs import Lock, Run
 from nodeagent.model.schema import TableSchema
 
 
-class _Tagged(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+class _Message(msgspec.Struct, frozen=True, omit_defaults=True):
     pass
 
 
@@ -42,7 +44,7 @@ class Hello(msgspec.Struct, frozen=True):
 # --- any node, at any time -------------------------------------------------------------------------
 
 
-class CheckStatus(_Tagged, frozen=True):
+class CheckStatus(_Message, frozen=True, tag="CheckStatus"):
     """First start and join: are we configured alike? (seed-facts 1.5)"""
 
     node: Name
@@ -55,7 +57,7 @@ class CheckStatus(_Tagged, frozen=True):
     join: bool
 
 
-class StatusChecked(_Tagged, frozen=True):
+class StatusChecked(_Message, frozen=True, tag="StatusChecked"):
     """`conflicts` names fields that differ. `known`: the cluster knows `node` by another incarnation."""
 
     node: NodeId
@@ -75,7 +77,7 @@ class StatusChecked(_Tagged, frozen=True):
     """How far the answering node follows the meta group; nodes of earlier versions do not say."""
 
 
-class GetStatus(_Tagged, frozen=True):
+class GetStatus(_Message, frozen=True, tag="GetStatus"):
     pass
 
 
@@ -116,7 +118,7 @@ class GroupStatus(msgspec.Struct, frozen=True):
     """What keeps the log from being purged: a follower, a snapshot for one, rows in memory."""
 
 
-class NodeStatus(_Tagged, frozen=True):
+class NodeStatus(_Message, frozen=True, tag="NodeStatus"):
     node: NodeId
     incarnation: str
     cluster_id: str
@@ -157,7 +159,7 @@ class NodeStatus(_Tagged, frozen=True):
     """Directories below `data/` that the disk does not remove, and why. The node goes on trying."""
 
 
-class GetEvents(_Tagged, frozen=True):
+class GetEvents(_Message, frozen=True, tag="GetEvents"):
     """What happened since `since_ms` (wall clock): the newest `limit` of each kind."""
 
     since_ms: Time
@@ -173,7 +175,7 @@ class NodeEvent(msgspec.Struct, frozen=True):
     message: str
 
 
-class EventsReply(_Tagged, frozen=True):
+class EventsReply(_Message, frozen=True, tag="EventsReply"):
     """`audit`: (ms, who, what) as of `applied` of the meta group. Both oldest first."""
 
     node: NodeId
@@ -182,7 +184,7 @@ class EventsReply(_Tagged, frozen=True):
     audit: tuple[tuple[int, str, str], ...]
 
 
-class GetMeta(_Tagged, frozen=True):
+class GetMeta(_Message, frozen=True, tag="GetMeta"):
     """`strong` waits for a read index of the meta group."""
 
     strong: bool = False
@@ -230,7 +232,7 @@ class GroupRecord(msgspec.Struct, frozen=True):
     """Until a leader of the group reports that it took place."""
 
 
-class MetaView(_Tagged, frozen=True):
+class MetaView(_Message, frozen=True, tag="MetaView"):
     """The meta state as of `applied` on the answering node. `owners`: (start, end, header).
 
     `operations` has open ones whole and ended ones short, newest last; see `GetOperation`.
@@ -256,7 +258,7 @@ class MetaView(_Tagged, frozen=True):
 # --- the meta group's leader -----------------------------------------------------------------------
 
 
-class PutSchema(_Tagged, frozen=True):
+class PutSchema(_Message, frozen=True, tag="PutSchema"):
     """Create a table or add columns; answered with the schema in force.
 
     `ttl_ms` sets the table's TTL, 0 for none; None leaves it as it is (that of `schema` says nothing).
@@ -266,7 +268,7 @@ class PutSchema(_Tagged, frozen=True):
     ttl_ms: int | None = None
 
 
-class DropTable(_Tagged, frozen=True):
+class DropTable(_Message, frozen=True, tag="DropTable"):
     """Write nothing to the table any more and show it to nobody; its rows are deleted by `DeleteRows` before
     and after. Refused when the table is of another `version`. Again it has no effect."""
 
@@ -275,11 +277,11 @@ class DropTable(_Tagged, frozen=True):
     version: int
 
 
-class SchemaInForce(_Tagged, frozen=True):
+class SchemaInForce(_Message, frozen=True, tag="SchemaInForce"):
     schema: TableSchema
 
 
-class BeginChange(_Tagged, frozen=True):
+class BeginChange(_Message, frozen=True, tag="BeginChange"):
     """`kind`: add-node, remove-node, or rebalance (`node` "", `gains` required).
 
     For an add, where the newcomer listens and which disk it has.
@@ -308,7 +310,7 @@ class BeginChange(_Tagged, frozen=True):
     """Serial of the cluster's lock; refused when it is not held any more. 0 works without it."""
 
 
-class Steer(_Tagged, frozen=True):
+class Steer(_Message, frozen=True, tag="Steer"):
     """Act on an open operation.
 
     `verb`: go (migrate), sign-off, release, pause, resume, cancel, lease, unlease, set, dead.
@@ -326,7 +328,7 @@ class Steer(_Tagged, frozen=True):
     node: Name = ""
 
 
-class TakeLock(_Tagged, frozen=True):
+class TakeLock(_Message, frozen=True, tag="TakeLock"):
     """The cluster's lock, for `ttl_ms` from the last time its owner asked; `serial` when it is renewed.
 
     `owner` names the process for people (user@host, pid) and is no other's. Answered by `LockReply`, `busy`
@@ -340,7 +342,7 @@ class TakeLock(_Tagged, frozen=True):
     serial: Count = 0
 
 
-class DropLock(_Tagged, frozen=True):
+class DropLock(_Message, frozen=True, tag="DropLock"):
     """Give the lock up, also another's; `outcome` goes to the audit log. `not_found` when it is not held."""
 
     serial: Count
@@ -348,11 +350,11 @@ class DropLock(_Tagged, frozen=True):
     outcome: Text
 
 
-class LockReply(_Tagged, frozen=True):
+class LockReply(_Message, frozen=True, tag="LockReply"):
     lock: Lock
 
 
-class RecordRun(_Tagged, frozen=True):
+class RecordRun(_Message, frozen=True, tag="RecordRun"):
     """Entry `number` of a run's record, counted from 0; may be sent twice. `serial` is of the lock held."""
 
     run: Name
@@ -364,30 +366,30 @@ class RecordRun(_Tagged, frozen=True):
     ended: bool = False
 
 
-class GetRuns(_Tagged, frozen=True):
+class GetRuns(_Message, frozen=True, tag="GetRuns"):
     """The lock and the runs, newest last; entries only of the run that is named."""
 
     run: Name = ""
 
 
-class RunsReply(_Tagged, frozen=True):
+class RunsReply(_Message, frozen=True, tag="RunsReply"):
     lock: Lock | None
     runs: tuple[Run, ...]
 
 
-class GetOperation(_Tagged, frozen=True):
+class GetOperation(_Message, frozen=True, tag="GetOperation"):
     """The whole record of an operation, open or ended; `not_found` when it is not kept any more."""
 
     operation: str
 
 
-class SetHolds(_Tagged, frozen=True):
+class SetHolds(_Message, frozen=True, tag="SetHolds"):
     """Stop operations at these points (`scaling.holds`), on this node; () lets them go on. For tests."""
 
     points: Annotated[tuple[Name, ...], Meta(max_length=64)]
 
 
-class Drain(_Tagged, frozen=True):
+class Drain(_Message, frozen=True, tag="Drain"):
     """Keep `node` from leading groups, or (`draining` false) let it lead again. `Accepted` when recorded.
 
     `lock` as in `BeginChange`.
@@ -407,7 +409,7 @@ class Heir(msgspec.Struct, frozen=True):
     term: int
 
 
-class GiveUp(_Tagged, frozen=True):
+class GiveUp(_Message, frozen=True, tag="GiveUp"):
     """`nodes` are gone for ever, and with them the majority of the groups in `heirs`, which go on with the
     members that live. What the lost nodes alone had acknowledged is lost. `Accepted` when recorded.
 
@@ -420,38 +422,38 @@ class GiveUp(_Tagged, frozen=True):
     by: Text
 
 
-class OperationReply(_Tagged, frozen=True):
+class OperationReply(_Message, frozen=True, tag="OperationReply"):
     operation: Operation
 
 
-class Forward(_Tagged, frozen=True):
+class Forward(_Message, frozen=True, tag="Forward"):
     """A node hands the meta leader a meta command (evidence of its groups)."""
 
     command: bytes
 
 
-class Accepted(_Tagged, frozen=True):
+class Accepted(_Message, frozen=True, tag="Accepted"):
     index: int = 0
 
 
 # --- data groups -----------------------------------------------------------------------------------
 
 
-class ProbeGroup(_Tagged, frozen=True):
+class ProbeGroup(_Message, frozen=True, tag="ProbeGroup"):
     """Does the group have a live quorum? `Accepted` after a read index, else `unavailable`."""
 
     group: Name
 
 
-class OpenSession(_Tagged, frozen=True):
+class OpenSession(_Message, frozen=True, tag="OpenSession"):
     group: Name
 
 
-class SessionOpened(_Tagged, frozen=True):
+class SessionOpened(_Message, frozen=True, tag="SessionOpened"):
     session: str
 
 
-class Write(_Tagged, frozen=True):
+class Write(_Message, frozen=True, tag="Write"):
     """Rows of one table of one partition, as an Arrow IPC stream.
 
     `sequence` counts the session's writes to this slot from 1; all sequences <= `settled` are over
@@ -470,12 +472,12 @@ class Write(_Tagged, frozen=True):
     ipc: bytes
 
 
-class Written(_Tagged, frozen=True):
+class Written(_Message, frozen=True, tag="Written"):
     index: int
     duplicate: bool = False
 
 
-class DeleteRows(_Tagged, frozen=True):
+class DeleteRows(_Message, frozen=True, tag="DeleteRows"):
     """Range delete in one partition; session, sequence and schema version as in `Write`."""
 
     group: Name
@@ -491,7 +493,7 @@ class DeleteRows(_Tagged, frozen=True):
     schema_version: Count = 0
 
 
-class Propose(_Tagged, frozen=True):
+class Propose(_Message, frozen=True, tag="Propose"):
     """Bare proposals that only the log sees: what a benchmark of the log itself needs."""
 
     group: Name
@@ -507,7 +509,7 @@ class Handover(msgspec.Struct, frozen=True):
     members: tuple[NodeId, ...]
 
 
-class ScanRows(_Tagged, frozen=True):
+class ScanRows(_Message, frozen=True, tag="ScanRows"):
     """One page of the rows of one table in one group, partition by partition, each in the order (tags, time).
 
     The page begins at `after` and ends at `until`, or where it is full. Readers of earlier versions give
@@ -528,7 +530,7 @@ class ScanRows(_Tagged, frozen=True):
     limit: Count = 0
 
 
-class RowsScanned(_Tagged, frozen=True):
+class RowsScanned(_Message, frozen=True, tag="RowsScanned"):
     """`tombstones` and `handover` concern slots whose older rows are elsewhere. The next page begins at
     `next`, None behind the last; `cursor` is the same place where it is between two partitions, else 0.
     """
@@ -545,7 +547,7 @@ class RowsScanned(_Tagged, frozen=True):
     next: Cursor | None = None
 
 
-class ListPartitions(_Tagged, frozen=True):
+class ListPartitions(_Message, frozen=True, tag="ListPartitions"):
     """What a group holds; rows are exact where `exact`, else an upper bound.
 
     With `paged` one page of it, behind `after`, a (partition, table) that the page before ended with. Readers
@@ -573,7 +575,7 @@ class PartitionInfo(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class PartitionsListed(_Tagged, frozen=True):
+class PartitionsListed(_Message, frozen=True, tag="PartitionsListed"):
     partitions: tuple[PartitionInfo, ...]
     handover: tuple[Handover, ...] = ()
     table_version: int = 0
@@ -583,7 +585,7 @@ class PartitionsListed(_Tagged, frozen=True):
     """Where the next page begins, None behind the last."""
 
 
-class GetManifest(_Tagged, frozen=True):
+class GetManifest(_Message, frozen=True, tag="GetManifest"):
     """The replica's files at its materialised index: whole slots from `first` on, as many as make
     `limits.MANIFEST_FILES` files. None: all at once, as earlier versions ask."""
 
@@ -608,7 +610,7 @@ class DamagedFile(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...] = ()
 
 
-class ManifestReply(_Tagged, frozen=True):
+class ManifestReply(_Message, frozen=True, tag="ManifestReply"):
     group: GroupId
     node: NodeId
     applied: int
@@ -627,27 +629,27 @@ class ManifestReply(_Tagged, frozen=True):
     fails. Earlier versions do not tell."""
 
 
-class GetWriteRates(_Tagged, frozen=True):
+class GetWriteRates(_Message, frozen=True, tag="GetWriteRates"):
     """How fast the group's slots are written, as this member counted it; the leader's count is the best."""
 
     group: Name
 
 
-class WriteRatesReply(_Tagged, frozen=True):
+class WriteRatesReply(_Message, frozen=True, tag="WriteRatesReply"):
     """(slot, bytes per second). Slots that left the group are named too, until their count has faded: the
     rate of a slot is the sum over all groups."""
 
     rates: tuple[tuple[int, float], ...]
 
 
-class CloseAll(_Tagged, frozen=True):
+class CloseAll(_Message, frozen=True, tag="CloseAll"):
     """The leader closes every open partition (of the given slots); answered when it applied that."""
 
     group: Name
     slots: Slots = ()
 
 
-class CheckFiles(_Tagged, frozen=True):
+class CheckFiles(_Message, frozen=True, tag="CheckFiles"):
     """Re-read and hash the replica's files of these slots; of them only `names`, when given. With names alone
     those of slots that left the group are hashed too, as long as it keeps them."""
 
@@ -656,12 +658,12 @@ class CheckFiles(_Tagged, frozen=True):
     names: tuple[str, ...] = ()
 
 
-class FilesChecked(_Tagged, frozen=True):
+class FilesChecked(_Message, frozen=True, tag="FilesChecked"):
     files: tuple[FileMeta, ...]
     found: tuple[tuple[str, str], ...]
 
 
-class RepairFile(_Tagged, frozen=True):
+class RepairFile(_Message, frozen=True, tag="RepairFile"):
     """Admins only: make this replica hold `wanted`, which a majority of the group holds; `sources` are copies
     in snapshots those replicas offer (`ExportFiles`).
 
@@ -674,7 +676,7 @@ class RepairFile(_Tagged, frozen=True):
     sources: tuple[FileRef, ...]
 
 
-class FileRepaired(_Tagged, frozen=True):
+class FileRepaired(_Message, frozen=True, tag="FileRepaired"):
     """`quarantined`: where the damaged file is kept, below the node's data directory; "" when there was none.
 
     The file is in place and the manifest that names it saved.
@@ -683,7 +685,7 @@ class FileRepaired(_Tagged, frozen=True):
     quarantined: str
 
 
-class ExportFiles(_Tagged, frozen=True):
+class ExportFiles(_Message, frozen=True, tag="ExportFiles"):
     """Make a hard-link snapshot of the replica's files of these slots, or of those called `names`, to be
     fetched by chunks."""
 
@@ -692,7 +694,7 @@ class ExportFiles(_Tagged, frozen=True):
     names: tuple[str, ...] = ()
 
 
-class OpenSource(_Tagged, frozen=True):
+class OpenSource(_Message, frozen=True, tag="OpenSource"):
     """A new member asks a previous holder for sealed slots of an operation."""
 
     operation: Name
@@ -700,13 +702,13 @@ class OpenSource(_Tagged, frozen=True):
     slots: Slots
 
 
-class SourceOpened(_Tagged, frozen=True):
+class SourceOpened(_Message, frozen=True, tag="SourceOpened"):
     node: NodeId
     snapshot: str
     slots: tuple[PulledSlot, ...]
 
 
-class GetSealedSessions(_Tagged, frozen=True):
+class GetSealedSessions(_Message, frozen=True, tag="GetSealedSessions"):
     """A gaining group's leader asks any member of a sealed group for a part of the sessions that go with the
     slots; `not_found` from one that has not applied the seal, with `wait` only after `SEAL_WAIT_MS`."""
 
@@ -716,11 +718,11 @@ class GetSealedSessions(_Tagged, frozen=True):
     wait: bool = False
 
 
-class SealedSessions(_Tagged, frozen=True):
+class SealedSessions(_Message, frozen=True, tag="SealedSessions"):
     data: bytes
 
 
-class FetchChunk(_Tagged, frozen=True):
+class FetchChunk(_Message, frozen=True, tag="FetchChunk"):
     """Bytes of a file of a snapshot. A missing file is `not_found`, never an empty chunk."""
 
     snapshot: Name
@@ -729,12 +731,12 @@ class FetchChunk(_Tagged, frozen=True):
     length: ChunkBytes
 
 
-class Chunk(_Tagged, frozen=True):
+class Chunk(_Message, frozen=True, tag="Chunk"):
     data: bytes
     size: int
 
 
-class PullUnit(_Tagged, frozen=True):
+class PullUnit(_Message, frozen=True, tag="PullUnit"):
     """Whoever holds the operation's lease orders a target node to pull some slots now."""
 
     operation: Name
@@ -742,11 +744,11 @@ class PullUnit(_Tagged, frozen=True):
     slots: Slots
 
 
-class UnitPulled(_Tagged, frozen=True):
+class UnitPulled(_Message, frozen=True, tag="UnitPulled"):
     copy: CopyRecord
 
 
-class ErrorReply(_Tagged, frozen=True):
+class ErrorReply(_Message, frozen=True, tag="ErrorReply"):
     """`code` is one of `errors.BY_CODE`; details are JSON-like."""
 
     code: str
