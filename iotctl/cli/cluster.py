@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli import hosts, lifecycle
+from iotctl.cli import hosts, levels, lifecycle
 from iotctl.cli.options import AcceptLayout, Confirm, Depth, DryRun, Duration, Rate, Verify, Wait, Watch, Yes
 from iotctl.cli.session import Session, now_ms, session_of
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look at a cluster, change its nodes.", no_args_is_help=True)
 hosts.register(app)
 lifecycle.register(app)
+levels.register(app)
 
 Nodes = Annotated[list[str], typer.Argument(metavar="NODE…", help="Node names.")]
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Node name.")]

@@ -288,6 +288,7 @@ def upgrade(
             rolled = _roll(session, machines, behind, "iotctl cluster upgrade", at_once, between)
             deleted, failed = deploying.prune(todo, machines)
     _emit_rolled(session, rolled)
+    _note_level(session)
     if deleted:
         session.output.note(f"deleted, for no node runs it any more: {', '.join(deleted)}")
     for error in failed:
@@ -545,6 +546,16 @@ def _emit_rolled(session: Session, done: Rolled) -> None:
         session.output.note(f"{node} may lead again: a restart that was killed had left it draining")
     for node in done.draining:
         session.output.warn(f"{node} was draining before and still is: iotctl cluster undrain {node}")
+
+
+def _note_level(session: Session) -> None:
+    """The end of an upgrade, if it can come."""
+    from iotctl.cli.views import FINALIZE
+    from iotctl.execute.status import build_status, collect
+
+    found = build_status(collect(session.cluster), session.source, now_ms=now_ms())
+    if found.feature_level_possible > found.feature_level:
+        session.output.note(f"next, when no node is to go back: {FINALIZE}")
 
 
 def _emit_waves(session: Session, found: Waves, what: str) -> None:

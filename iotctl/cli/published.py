@@ -19,6 +19,7 @@ from iotctl.execute.hosts import Enrolment, HostsChecked
 from iotctl.execute.imports import ImportReport
 from iotctl.execute.initialise import Initialised
 from iotctl.execute.layout import RingView, SlotsView
+from iotctl.execute.levels import FeatureLevel
 from iotctl.execute.lock import Unlocked
 from iotctl.execute.operations import Operations
 from iotctl.execute.recover import Recovery
@@ -162,6 +163,7 @@ BODIES: dict[str, Any] = {
     "cluster-destroy": Destroyed,
     "cluster-destroy-plan": DestroyPlan,
     "cluster-drain": Drained,
+    "cluster-feature-level": FeatureLevel,
     "cluster-events": Events,
     "cluster-groups": ClusterGroups,
     "cluster-init": Initialised,

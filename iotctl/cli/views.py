@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     from iotctl.execute.draining import Drained
     from iotctl.execute.events import Events
     from iotctl.execute.layout import RingView, SlotsView
+    from iotctl.execute.levels import FeatureLevel
     from iotctl.execute.operations import OperationRow
     from iotctl.execute.recover import Recovery
     from iotctl.execute.status import ClusterStatus
     from iotctl.execute.stopping import OkToStop
     from iotctl.plan.model import Plan
+
+
+FINALIZE = "iotctl cluster finalize-upgrade"
 
 
 def status_tables(s: ClusterStatus) -> list[Table | str]:
@@ -29,6 +33,10 @@ def status_tables(s: ClusterStatus) -> list[Table | str]:
         f"meta leader {leader} (term {s.meta.term}), "
         f"as told by {s.source or 'nobody'} at {time_text(s.as_of_ms)}"
     )
+    if s.feature_level_possible > s.feature_level:
+        head += (
+            f"\nfeature level {s.feature_level}, every node speaks {s.feature_level_possible}: " + FINALIZE
+        )
     parts: list[Table | str] = [head, node_table(s)]
     if s.lost_groups:
         parts.append(f"lost groups: {', '.join(s.lost_groups)}\nstart: {', '.join(s.start_nodes)}")
@@ -200,6 +208,11 @@ def bundle_tables(b: Bundle) -> list[Table | str]:
         parts.append("\n".join(f"without {m.what}: {m.why}" for m in b.missing))
     parts.append(f"{b.path}  {bytes_text(b.bytes)}")
     return parts
+
+
+def level_tables(found: FeatureLevel) -> list[Table | str]:
+    rows = [(node, _or_dash(level)) for node, level in found.nodes.items()]
+    return [f"feature level {found.level}", Table(("node", "speaks up to"), rows)]
 
 
 def drain_tables(d: Drained) -> list[Table | str]:

@@ -86,6 +86,8 @@ class NodeRow(msgspec.Struct, frozen=True):
     cert_expires_ms: int | None
     version: str
     error: str
+    feature_level: int | None = None
+    """The highest that its release speaks."""
 
 
 class GroupRow(msgspec.Struct, frozen=True):
@@ -138,6 +140,11 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     operations: list[OperationRow]
     problems: list[Problem]
     healthy: bool
+    feature_level: int = 0
+    """The cluster's; 0 if no node answered."""
+
+    feature_level_possible: int = 0
+    """The highest that every node speaks; the cluster's own while a node does not answer."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -204,6 +211,8 @@ def build_status(facts: Facts, source: ClusterSource, *, now_ms: int) -> Cluster
         describe_operation(o, now_ms=now_ms, received=received_bytes(facts.heard, o.id))
         for o in (open_operations(view) if view else [])
     ]
+    level = view.level if view else 0
+    spoken = [n.feature_level or 0 for n in nodes if n.state != DEAD]
     start = start_command(source, down)
     problems = [
         *_node_problems(nodes, facts, start, now_ms),
@@ -225,6 +234,8 @@ def build_status(facts: Facts, source: ClusterSource, *, now_ms: int) -> Cluster
         operations=operations,
         problems=problems,
         healthy=not any(p.severity == "error" for p in problems),
+        feature_level=level,
+        feature_level_possible=max(level, min(spoken, default=0)),
     )
 
 
@@ -371,6 +382,7 @@ def _node_row(record: NodeRecord, facts: Facts, slots: int | None) -> NodeRow:
         disk_free_bytes=status.disk_free_bytes if status else None,
         cert_expires_ms=(status.cert_expires_ms or None) if status else None,
         version=status.version if status else "",
+        feature_level=status.newest_level if status else None,
         error=facts.errors.get(record.node, "") if status is None else "",
     )
 

@@ -53,7 +53,7 @@ TAKEN_BACK_BY = {
 place) a command must be told, so none is named for that."""
 
 
-ITSELF = ("cert.init", "local.down", "local.up", "ops.pause", "ops.set")
+ITSELF = ("cert.init", "cluster.finalize-upgrade", "local.down", "local.up", "ops.pause", "ops.set")
 """Commands whose dry run is empty when there is nothing left to do; not those that also wait for an end."""
 
 

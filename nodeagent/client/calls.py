@@ -39,6 +39,7 @@ from nodeagent.model.requests import (
     ProbeGroup,
     Propose,
     PutSchema,
+    RaiseLevel,
     Reply,
     Request,
     ScanRows,
@@ -67,7 +68,7 @@ PATIENCE = 6
 SILENT_MAX = 2
 """Questions in a row without an answer, after which a node is not at work."""
 
-_CHANGES = (PutSchema, DropTable, BeginChange, Drain, Steer, Forward, Write, DeleteRows, Propose)
+_CHANGES = (PutSchema, DropTable, BeginChange, Drain, RaiseLevel, Steer, Forward, Write, DeleteRows, Propose)
 _ONCE = (BeginChange, Write, DeleteRows, Propose)
 """Not to be sent again here when an answer is missing."""
 

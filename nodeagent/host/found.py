@@ -16,6 +16,7 @@ from nodeagent.data.state import INITIAL_INDEX, decode_checkpoint
 from nodeagent.host.replica import Saved
 from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.entries import Base, Entry, HardState, LogOp, Rebase
+from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.ids import META, GroupId, Owner
 
 
@@ -124,6 +125,8 @@ def lost_meta(groups: Mapping[GroupId, tuple[Found, bytes | None]], holding: Col
 
 def foreign(group: GroupId, error: Exception) -> str:
     """Why a group whose checkpoint is whole, and cannot be taken for a state, does not run."""
+    if isinstance(error, NodeAgentError):
+        return f"{error.what}: {error.next_step}"
     return (
         f"the checkpoint of {group} is of a release that this one does not know"
         f" ({type(error).__name__}: {error}): upgrade this node"

@@ -21,7 +21,7 @@ from nodeagent.model import names
 from nodeagent.model import requests as q
 from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.entries import Config
-from nodeagent.model.errors import InvalidInput, InvariantBroken
+from nodeagent.model.errors import InvalidInput, InvariantBroken, Refused
 from nodeagent.model.ids import META, GroupId, NodeId
 from nodeagent.model.limits import LOCK_TTL_MS_MAX, TABLES_MAX, TTL_MS_MAX
 from nodeagent.partition.table import PartitionTable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 Leading = (q.PutSchema | q.DropTable | q.BeginChange | q.Steer | q.Drain | q.GiveUp | q.Forward) | (
-    q.TakeLock | q.DropLock | q.RecordRun
+    q.RaiseLevel | q.TakeLock | q.DropLock | q.RecordRun
 )
 """What the leader of the meta group answers."""
 
@@ -165,6 +165,12 @@ class Handlers:
                     return desk.reply(token, refusal)
                 drain = meta.SetDraining(now, request.node, request.draining, request.by, request.lock)
                 replica.propose([meta.encode(drain)], token)
+            case q.RaiseLevel():
+                refusal = check_raise(self.host, request)
+                if refusal is not None:
+                    return desk.reply(token, refusal)
+                raised = meta.RaiseLevel(now, request.level, request.by, request.lock)
+                replica.propose([meta.encode(raised)], token)
             case q.GiveUp():
                 given_up = plan_give_up(self.host, request)
                 if not isinstance(given_up, meta.GiveUp):
@@ -453,8 +459,32 @@ def evidence_at(now: int, command: bytes) -> bytes | None:
     except UNDECODABLE:
         return None
     people = meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.GiveUp | meta.Begin
-    people |= meta.DropTable | meta.TakeLock | meta.DropLock | meta.RecordRun | meta.SteerOperation
+    people |= (
+        meta.RaiseLevel
+        | meta.DropTable
+        | meta.TakeLock
+        | meta.DropLock
+        | meta.RecordRun
+        | meta.SteerOperation
+    )
     return None if isinstance(decoded, people) else meta.encode(replace(decoded, now=now))
+
+
+def check_raise(host: "Host", request: q.RaiseLevel) -> q.ErrorReply | None:
+    """Why the cluster's feature level cannot be raised now, if so."""
+    refusal = fenced(host.meta.image, request.lock)
+    if refusal is not None:
+        return refusal
+    limit_ms = host.config.raft.election_timeout_ms
+
+    def is_silent(node: NodeId) -> bool:
+        return host.desk.now - host.heard.get(node, -(1 << 62)) > limit_ms
+
+    try:
+        host.levels.check_raise(request.level, host.meta.image, is_silent)
+    except Refused as error:
+        return q.ErrorReply(error.code, error.what, error.next_step)
+    return None
 
 
 def check_schema(host: "Host", request: q.PutSchema) -> q.ErrorReply | None:
@@ -510,4 +540,5 @@ def meta_view(host: "Host", replica: MetaReplica) -> q.MetaView:
         term=replica.raft.term,
         voters=config.voters,
         learners=config.learners,
+        level=image.level,
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from nodeagent import __version__
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
 from nodeagent.host.admission import Admission, first_ring, status_question
 from nodeagent.host.budget import Budget
@@ -25,6 +26,7 @@ from nodeagent.host.desk import Desk, Effects
 from nodeagent.host.found import Found, Lost, fault_of, foreign, is_blank, is_traceless
 from nodeagent.host.handlers import Handlers
 from nodeagent.host.leadership import Leadership
+from nodeagent.host.levels import PeerLevels
 from nodeagent.host.members import Members
 from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.mover import Mover
@@ -40,6 +42,7 @@ from nodeagent.meta.state import MetaState
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.entries import Base, Config, Forget, HardState, Rebase
 from nodeagent.model.errors import EntryFailed, retired_sentence
+from nodeagent.model.features import SPOKEN, Levels
 from nodeagent.model.ids import META, GroupId, NodeId, Owner, header_of
 from nodeagent.model.jobs import INSTALL, DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
 from nodeagent.model.limits import APPLY_BYTES_PER_TURN, APPLY_ENTRIES_PER_TURN
@@ -71,7 +74,14 @@ class Host:
     """See the module. `addresses` are those of every node it may have to reach."""
 
     def __init__(
-        self, config: NodeConfig, incarnation: str, rng: "random.Random", now: int, wall: int, start: int = 0
+        self,
+        config: NodeConfig,
+        incarnation: str,
+        rng: "random.Random",
+        now: int,
+        wall: int,
+        start: int = 0,
+        levels: Levels = SPOKEN,
     ) -> None:
         self.config = config
         self.node: NodeId = config.node
@@ -115,7 +125,8 @@ class Host:
         self.skewed: dict[NodeId, int] = {}
         """Voters of groups led here whose clocks are wrong, in ms ahead of the others'."""
 
-        self._empty = MetaState()
+        self.levels = PeerLevels(config.node, levels)
+        self._empty = MetaState(levels=levels)
         self._turn = 0
         self._drive_at = now
         self._house_at = now
@@ -158,6 +169,7 @@ class Host:
         holding: Collection[GroupId] = (),
         starts: Mapping[str, Start] | None = None,
         left: Mapping[GroupId, HardState] | None = None,
+        levels: Levels = SPOKEN,
     ) -> "Host":
         """From what the log and the checkpoints held.
 
@@ -169,8 +181,9 @@ class Host:
             holding: groups with files on this disk.
             starts: the newest starts of other nodes that were seen, by incarnation.
             left: what the log remembers of groups that this node left.
+            levels: feature levels that this node speaks.
         """
-        host = cls(config, incarnation, rng, now, wall, start)
+        host = cls(config, incarnation, rng, now, wall, start, levels)
         host.starts = Starts(starts or {})
         host._left = dict(left or {})
         host.damaged = {d.group: d.message for d in damaged if d.group}
@@ -219,7 +232,8 @@ class Host:
     def _reopen_meta(self, found: Found, payload: bytes | None) -> None:
         saved = msgspec.msgpack.decode(payload, type=Saved) if payload else None
         try:
-            state = MetaState.decode(saved.state) if saved else MetaState()
+            levels = self.levels.own
+            state = MetaState.decode(saved.state, levels) if saved else MetaState(levels=levels)
         except Exception as error:  # its bytes are whole: whatever is raised, another release wrote them
             self.damaged[META] = foreign(META, error)
             return
@@ -299,7 +313,8 @@ class Host:
 
     def _create_meta(self, config: Config) -> None:
         raft = self._create(META, Base(0, 0, config))
-        self.meta_replica = MetaReplica(raft, self.desk, self.outbox, MetaState(), self._on_meta, self.new_id)
+        state = MetaState(levels=self.levels.own)
+        self.meta_replica = MetaReplica(raft, self.desk, self.outbox, state, self._on_meta, self.new_id)
         self._found(self.meta_replica)
 
     def _create_data(self, group: GroupId, config: Config, state: DataState) -> None:
@@ -338,6 +353,11 @@ class Host:
     @property
     def table_version(self) -> int:
         return self.meta.table_version
+
+    @property
+    def level(self) -> int:
+        """The cluster's feature level; 0 while there is no cluster."""
+        return self.meta.image.level if self.cluster_id else 0
 
     @property
     def retired(self) -> Collection[str]:
@@ -473,7 +493,9 @@ class Host:
 
     def _look_for_older(self) -> None:
         """Followers that forgot what they acknowledged are not heard any more, which they are told."""
-        self.starts.prune({n.incarnation for n in self.meta.image.nodes.values()})
+        members = {n.incarnation for n in self.meta.image.nodes.values()}
+        self.starts.prune(members)
+        self.levels.prune(members)
         for replica in self.replicas():
             for node in replica.raft.forgetful():
                 record = self.meta.image.nodes.get(node)
@@ -775,7 +797,7 @@ class Host:
             incarnation=self.incarnation,
             cluster_id=self.cluster_id,
             cluster=self.config.cluster.name,
-            version="1",
+            version=__version__,
             state=self.state(),
             now_ms=wall,
             started_ms=wall - (now - self._started),
@@ -786,6 +808,9 @@ class Host:
             clock_skew_ms=dict(self.skewed),
             why=self._why(),
             unremoved=dict(self.desk.unremoved),
+            level=self.level,
+            oldest_level=self.levels.own.oldest,
+            newest_level=self.levels.own.newest,
         )
 
     def _damaged_status(self, group: GroupId, why: str) -> GroupStatus:

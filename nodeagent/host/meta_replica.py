@@ -57,7 +57,7 @@ class MetaReplica(Replica):
         return self.state.encode()
 
     def restore(self, payload: bytes, base: int) -> None:
-        self.state = MetaState.decode(payload)
+        self.state = MetaState.decode(payload, self.state.levels)
         self._changed()
 
     def new_snapshot_id(self) -> str:

@@ -51,6 +51,15 @@ class SetDraining(_Command, frozen=True, tag="SetDraining"):
     """Serial of the lock its sender works under, 0 for none; without effect when that is not held."""
 
 
+class RaiseLevel(_Command, frozen=True, tag="RaiseLevel"):
+    """From here on the cluster is at feature level `level`; without effect if it is there already."""
+
+    level: int
+    by: str
+    lock: int = 0
+    """As in `SetDraining`."""
+
+
 class GiveUp(_Command, frozen=True, tag="GiveUp"):
     """As `requests.GiveUp`; what is lost is checked again when the entry is applied."""
 
@@ -230,6 +239,7 @@ Command = (
     Bootstrap
     | PutSchema
     | SetDraining
+    | RaiseLevel
     | GiveUp
     | TakeLock
     | DropLock

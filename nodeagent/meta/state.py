@@ -16,9 +16,11 @@ import msgspec
 
 from nodeagent.meta import changes, commands, runs
 from nodeagent.meta.commands import Begin, Command
+from nodeagent.model import features
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
-from nodeagent.model.errors import EntryFailed
+from nodeagent.model.errors import EntryFailed, Refused
+from nodeagent.model.features import Levels
 from nodeagent.model.ids import GroupId, NodeId, data_group
 from nodeagent.model.operation import GroupChange, Operation, SlotMove, Stage, StageSpan, cut_text
 from nodeagent.model.requests import (
@@ -71,12 +73,18 @@ class Image(msgspec.Struct):
     runs: list[Run] = []
     """Oldest first."""
 
+    level: int = features.FIRST
+    """The cluster's feature level."""
+
 
 @dataclass(slots=True)
 class MetaState:
     image: Image = field(default_factory=Image)
     table: PartitionTable | None = None
     schemas: dict[tuple[str, str], TableSchema] = field(default_factory=dict)
+    levels: Levels = features.SPOKEN
+    """Feature levels that this node speaks: it applies nothing of another."""
+
     _short: dict[str, Operation] = field(default_factory=dict)
     """Records of ended operations as they are listed."""
 
@@ -145,6 +153,8 @@ class MetaState:
                 return self._drop_table(index, command)
             case commands.SetDraining():
                 return self._set_draining(index, command)
+            case commands.RaiseLevel():
+                return self._raise_level(index, command)
             case commands.GiveUp():
                 return self._give_up(index, command)
             case commands.TakeLock():
@@ -221,6 +231,15 @@ class MetaState:
         if record.draining != d.draining:
             self.image.nodes[d.node] = msgspec.structs.replace(record, draining=d.draining)
             self._note(d.now, d.by, f"{'drain' if d.draining else 'undrain'} {d.node}")
+        return Accepted(index)
+
+    def _raise_level(self, index: int, r: commands.RaiseLevel) -> Reply:
+        if (refusal := runs.fenced(self.image, r.lock)) is not None:
+            return refusal
+        if r.level > self.image.level:
+            _check_level(self.levels, r.level)
+            self.image.level = r.level
+            self._note(r.now, r.by, f"feature level {r.level}")
         return Accepted(index)
 
     # --- lost majorities ---------------------------------------------------------------------------
@@ -522,14 +541,21 @@ class MetaState:
         return msgspec.msgpack.encode(self.image)
 
     @classmethod
-    def decode(cls, payload: bytes) -> "MetaState":
+    def decode(cls, payload: bytes, levels: Levels = features.SPOKEN) -> "MetaState":
+        """Raises `Refused` if the cluster is at a feature level that is none of `levels`."""
         image = msgspec.msgpack.decode(payload, type=Image)
+        _check_level(levels, image.level)
         for op in image.operations:
             changes.let_go(op)  # the first release kept all evidence
-        state = cls(image)
+        state = cls(image, levels=levels)
         state.table = PartitionTable.from_wire(image.table) if image.table else None
         state.schemas = {(s.storage_group, s.table): s for s in image.schemas}
         return state
+
+
+def _check_level(levels: Levels, level: int) -> None:
+    if why := features.refusal("this node", levels, level):
+        raise Refused(why, next_step=features.advice(levels, level))
 
 
 def merge_schema(known: TableSchema | None, wanted: TableSchema) -> TableSchema | ErrorReply:

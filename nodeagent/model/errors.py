@@ -135,6 +135,8 @@ class EntryFailed(Exception):
 
         if isinstance(error, MsgspecError):
             return cls(index, f"this release does not know the command ({error})", replies)
+        if isinstance(error, NodeAgentError):
+            return cls(index, error.what, replies)
         return cls(index, f"{type(error).__name__}: {error}", replies)
 
 

@@ -14,6 +14,7 @@ from msgspec import Meta
 from nodeagent.model import limits
 from nodeagent.model.bounds import ChunkBytes, Count, Name, Nodes, Port, Rate, Slot, Slots, Text, Time, Weight
 from nodeagent.model.config import ClusterSettings, Seed
+from nodeagent.model.features import FIRST, Levels
 from nodeagent.model.files import Cursor, FileMeta, FileRef, PulledSlot, ScanSpec, Tombstone
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
 from nodeagent.model.operation import CopyRecord, Operation, Options, Ranges
@@ -39,6 +40,17 @@ class Hello(msgspec.Struct, frozen=True):
 
     nonces: tuple[Name, ...] = ()
     """Random names of its last starts, this one's last: two copies of a directory count alike."""
+
+    level: Count = 0
+    """The cluster's feature level, as far as the sender knows it; 0 if it does not."""
+
+    oldest_level: Count = FIRST
+    newest_level: Count = FIRST
+    """What the sender's release speaks (`features.Levels`)."""
+
+    @property
+    def levels(self) -> Levels:
+        return Levels(self.oldest_level, self.newest_level)
 
 
 # --- any node, at any time -------------------------------------------------------------------------
@@ -158,6 +170,13 @@ class NodeStatus(_Message, frozen=True, tag="NodeStatus"):
     unremoved: dict[str, str] = {}
     """Directories below `data/` that the disk does not remove, and why. The node goes on trying."""
 
+    level: int = FIRST
+    """The cluster's feature level as this node knows it; 0 without a cluster."""
+
+    oldest_level: int = FIRST
+    newest_level: int = FIRST
+    """What its release speaks."""
+
 
 class GetEvents(_Message, frozen=True, tag="GetEvents"):
     """What happened since `since_ms` (wall clock): the newest `limit` of each kind."""
@@ -253,6 +272,8 @@ class MetaView(_Message, frozen=True, tag="MetaView"):
     term: int
     voters: tuple[NodeId, ...]
     learners: tuple[NodeId, ...]
+    level: int = FIRST
+    """The cluster's feature level."""
 
 
 # --- the meta group's leader -----------------------------------------------------------------------
@@ -387,6 +408,15 @@ class SetHolds(_Message, frozen=True, tag="SetHolds"):
     """Stop operations at these points (`scaling.holds`), on this node; () lets them go on. For tests."""
 
     points: Annotated[tuple[Name, ...], Meta(max_length=64)]
+
+
+class RaiseLevel(_Message, frozen=True, tag="RaiseLevel"):
+    """Raise the cluster's feature level to `level`, if every node speaks it. There is no way back."""
+
+    level: Count
+    by: Text
+    lock: Count = 0
+    """Serial of the lock its sender works under, 0 for none; refused when that is not held."""
 
 
 class Drain(_Message, frozen=True, tag="Drain"):
@@ -767,6 +797,7 @@ Request = (
     | Steer
     | SetHolds
     | Drain
+    | RaiseLevel
     | GiveUp
     | TakeLock
     | DropLock

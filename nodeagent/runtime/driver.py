@@ -190,6 +190,9 @@ class Driver:
             host.table_version,
             self._identity.start,
             self._identity.nonces,
+            host.level,
+            host.levels.own.oldest,
+            host.levels.own.newest,
         )
 
     def check_peer(self, hello: Hello) -> None:
@@ -202,6 +205,7 @@ class Driver:
             )
         if hello.role != "node":
             return
+        self._host.levels.meet(hello.incarnation, hello.levels)
         why = self._host.starts.meet(hello.incarnation, hello.name, hello.start, hello.nonces)
         if why:
             replace = f"iotctl cluster replace-node {hello.name} NEW"

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from nodeagent.host.levels import PeerLevels
 from nodeagent.host.starts import Starts
 from nodeagent.model.entries import LogOp
 from nodeagent.model.ids import NodeId
@@ -69,6 +70,12 @@ class HostPort(Protocol):
 
     @property
     def starts(self) -> Starts: ...
+
+    @property
+    def levels(self) -> PeerLevels: ...
+
+    @property
+    def level(self) -> int: ...
 
     @property
     def older_copy(self) -> str: ...

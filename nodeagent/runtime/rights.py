@@ -20,6 +20,7 @@ from nodeagent.model.requests import (
     GiveUp,
     ListPartitions,
     ProbeGroup,
+    RaiseLevel,
     RecordRun,
     RepairFile,
     Request,
@@ -33,7 +34,7 @@ _READS = (
 )
 _NODES_ONLY = (Forward, CheckStatus, GetSealedSessions)
 _GUESTS = (CheckStatus,)
-_ADMINS_ONLY = (DropTable, RepairFile, GiveUp, TakeLock, DropLock, RecordRun)
+_ADMINS_ONLY = (DropTable, RepairFile, GiveUp, RaiseLevel, TakeLock, DropLock, RecordRun)
 
 
 def may_ask(role: str, kind: type) -> bool:

@@ -1,5 +1,6 @@
 """What must agree before two sides talk. Pure."""
 
+from nodeagent.model import features
 from nodeagent.model.errors import Forbidden
 from nodeagent.model.requests import Hello
 from nodeagent.transport.tls import ROLES, PeerName
@@ -35,5 +36,16 @@ def check_hello(mine: Hello, theirs: Hello, certificate: PeerName | None, expect
             f"{theirs.name} belongs to cluster {theirs.cluster_id}, {mine.name} to cluster {mine.cluster_id}",
             next_step="check the address and the cluster file",
         )
+    check_levels(mine, theirs)
     if theirs.role == "node" and not theirs.incarnation:
         raise Forbidden(f"node {theirs.name} does not say its incarnation")
+
+
+def check_levels(mine: Hello, theirs: Hello) -> None:
+    """Raises `Forbidden` when one of two nodes may not be in the other's cluster (`features`)."""
+    if (mine.role, theirs.role) != ("node", "node"):
+        return
+    for node, level in ((theirs, mine.level), (mine, theirs.level)):
+        why = features.refusal(node.name, node.levels, level)
+        if why:
+            raise Forbidden(why, next_step=features.advice(node.levels, level))

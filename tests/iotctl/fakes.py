@@ -46,6 +46,7 @@ from nodeagent.model.requests import (
     NodeStatus,
     PartitionInfo,
     PartitionsListed,
+    RaiseLevel,
     RecordRun,
     Reply,
     Request,
@@ -135,6 +136,11 @@ class FakeCluster:
     clock_ms: int = NOW_MS
     """Of every node."""
 
+    level: int = 1
+    spoken: dict[str, int] = field(default_factory=dict)
+    """Node -> highest feature level, of those that speak more than 1."""
+
+    raised: list[int] = field(default_factory=list)
     closed: bool = False
     looks: int = 0
     """How often the meta view was asked for."""
@@ -176,6 +182,7 @@ class FakeCluster:
             term=3,
             voters=tuple(self.names[:5]),
             learners=(),
+            level=self.level,
         )
 
     def status(self, node: str) -> NodeStatus:
@@ -219,6 +226,7 @@ class FakeCluster:
             heard_ms={n: 40 for n in up if n != node} | dict.fromkeys(self.down, self.silent_ms),
             disk_free_bytes=10**12,
             cert_expires_ms=NOW_MS * 2,
+            newest_level=self.spoken.get(node, 1),
         )
 
     # --- the verbs ---------------------------------------------------------------------------------
@@ -286,6 +294,11 @@ class FakeCluster:
             return Accepted(51)
         if isinstance(request, TakeLock | DropLock | RecordRun | GetRuns):
             return self._of_operators(request)
+        if isinstance(request, RaiseLevel):
+            self._check_fence(request.lock)
+            self.level = request.level
+            self.raised.append(request.level)
+            return Accepted(51)
         assert isinstance(request, Drain), request
         if request.node not in self.names:
             raise NotFound(f"no node {request.node} in the cluster", next_step="iotctl cluster nodes")

@@ -16,6 +16,7 @@ import pytest
 
 from nodeagent.client.identity import issue, write_identity
 from nodeagent.host.desk import Effects
+from nodeagent.host.levels import PeerLevels
 from nodeagent.host.starts import Starts
 from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
 from nodeagent.model.entries import HardState, SetHard
@@ -27,6 +28,7 @@ from nodeagent.model.errors import (
     Refused,
     Unavailable,
 )
+from nodeagent.model.features import SPOKEN
 from nodeagent.model.files import ScanSpec
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import JobResult, SaveCheckpoint
@@ -74,6 +76,8 @@ class ScriptedHost:
         self.retired = {"old"}
         self.unknown: set[str] = set()
         self.starts = Starts({})
+        self.levels = PeerLevels("node1", SPOKEN)
+        self.level = 0
         self.older_copy = ""
         self.requests_failed = 0
         self.effects = Effects()

@@ -27,6 +27,7 @@ from nodeagent.model.requests import (
 from nodeagent.runtime.peers import Peers
 from nodeagent.transport import connection as room
 from nodeagent.transport.connection import Connection, Listener, dial
+from nodeagent.transport.hello import check_hello
 from nodeagent.transport.places import UNKNOWN_MAX
 from nodeagent.transport.tls import Identity, client_context, server_context
 from nodeagent.wire import codec
@@ -164,6 +165,34 @@ def test_wrong_hello_is_refused(who: tuple[str, str], hello: Hello, expect: str,
             assert text in await refused(listener.port, identity(*who), hello, expect)
 
     run(test())
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "text"),
+    [
+        ({}, {"level": 2}, "feature level 2, node1 speaks 1"),
+        ({"level": 2, "newest_level": 2}, {}, "feature level 2, node2 speaks 1"),
+        ({"level": 1}, {"oldest_level": 2, "newest_level": 3}, "feature level 1, node2 speaks 2 to 3"),
+        ({"level": 2, "newest_level": 2}, {"level": 1, "newest_level": 2}, ""),
+        ({"newest_level": 2}, {"level": 1}, ""),
+        ({}, {}, ""),
+    ],
+)
+def test_a_node_that_does_not_speak_the_cluster_s_level_is_refused(
+    mine: dict[str, int], theirs: dict[str, int], text: str
+) -> None:
+    """Whichever of the two knows it; a person's program may be of any release."""
+
+    def meet(hello: Hello) -> None:
+        check_hello(msgspec.structs.replace(node_hello("node1"), **mine), hello, None)
+
+    other = msgspec.structs.replace(node_hello("node2"), **theirs)
+    if text:
+        with pytest.raises(Forbidden, match=text):
+            meet(other)
+    else:
+        meet(other)
+    meet(msgspec.structs.replace(admin_hello(), **theirs))
 
 
 def test_retired_incarnation_is_refused() -> None:

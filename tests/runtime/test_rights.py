@@ -20,7 +20,7 @@ def test_rights() -> None:
     assert allowed("reader") == READS
     assert every - allowed("admin") == {"Forward", "CheckStatus", "GetSealedSessions"}
     assert every - allowed("node") == {
-        *("RepairFile", "GiveUp", "TakeLock", "DropLock", "RecordRun", "DropTable")
+        *("RepairFile", "GiveUp", "RaiseLevel", "TakeLock", "DropLock", "RecordRun", "DropTable")
     }
     assert allowed("guest") == {"CheckStatus"}
     assert allowed("nobody") == set()

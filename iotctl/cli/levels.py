@@ -1,0 +1,38 @@
+"""`iotctl cluster finalize-upgrade`: the end of an upgrade."""
+
+from __future__ import annotations
+
+import typer
+
+from iotctl.cli.options import DryRun, Yes
+from iotctl.cli.session import now_ms, session_of
+
+
+def register(app: typer.Typer) -> None:
+    app.command("finalize-upgrade")(finalize_upgrade)
+
+
+def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = False) -> None:
+    """Let the cluster use what the new release added, once every node runs it.
+
+    Raises the cluster's feature level to the highest that all nodes speak. Until then each node can go back
+    to the release before; afterwards none can.
+    """
+    import msgspec
+
+    from iotctl.cli import views
+    from iotctl.execute.levels import feature_level, raise_level
+    from iotctl.execute.status import cluster_status
+
+    session = session_of(ctx)
+    found = feature_level(cluster_status(session.cluster, session.source, now_ms=now_ms()))
+    todo = f"raise the feature level from {found.level} to {found.possible}"
+    is_due = found.possible > found.level
+    if dry_run:
+        return session.output.would(*([todo] if is_due else []))
+    if is_due:
+        question = f"{todo}? No node of {session.source.name} can go back to the release before."
+        session.confirm(question, yes=yes)
+        raise_level(session.cluster, found.possible, session.operator, lock=session.check_lock())
+        found = msgspec.structs.replace(found, level=found.possible)
+    session.output.emit("cluster-feature-level", found, lambda: views.level_tables(found))

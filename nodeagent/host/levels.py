@@ -1,0 +1,59 @@
+"""Which feature levels the other nodes speak, and whether the cluster's can be raised (`model.features`)."""
+
+from collections.abc import Callable, Collection
+
+from nodeagent.meta.state import DEAD, Image
+from nodeagent.model.errors import Refused
+from nodeagent.model.features import Levels
+from nodeagent.model.ids import NodeId
+
+PEERS_SPARE = 64
+"""Nodes that are no members, or not yet, whose levels are kept at least."""
+
+
+class PeerLevels:
+    """`own` are those of this node; the others' come with their hellos, by incarnation."""
+
+    def __init__(self, node: NodeId, own: Levels) -> None:
+        self.own = own
+        self._node = node
+        self._heard: dict[str, Levels] = {}
+
+    def meet(self, incarnation: str, levels: Levels) -> None:
+        """A peer's hello: what its newest process speaks."""
+        self._heard[incarnation] = levels
+
+    def prune(self, members: Collection[str]) -> None:
+        """Forget incarnations that left, when there are many."""
+        if len(self._heard) > 2 * len(members) + PEERS_SPARE:
+            self._heard = {i: levels for i, levels in self._heard.items() if i in members}
+
+    def check_raise(self, level: int, image: Image, is_silent: Callable[[NodeId], bool]) -> None:
+        """To be asked on the leader of the meta group, which hears from every node.
+
+        Raises:
+            Refused: a node does not speak `level`, or it is not known whether it does; nothing was changed.
+        """
+        if level <= image.level:
+            return
+        joining = next((o for o in image.operations if not o.ended and o.created_members), None)
+        if joining is not None:
+            raise Refused(
+                f"{joining.id} ({joining.title}) is open: the node that joins may be of an earlier release",
+                next_step=f"iotctl ops wait {joining.id}",
+            )
+        for record in image.nodes.values():
+            if record.state == DEAD:
+                continue
+            is_own = record.node == self._node
+            levels = self.own if is_own else self._heard.get(record.incarnation)
+            if levels is None or (not is_own and is_silent(record.node)):
+                raise Refused(
+                    f"{record.node} is silent: whether it speaks feature level {level} is not known",
+                    next_step="start it and repeat this: iotctl cluster status",
+                )
+            if level not in levels:
+                raise Refused(
+                    f"{record.node} speaks feature level {levels}, not {level}",
+                    next_step="iotctl cluster upgrade",
+                )

@@ -1,0 +1,51 @@
+"""Feature levels: what all nodes of a cluster have agreed to log, send and store.
+
+A node reads what any level up to its newest allows. It logs, sends and stores what a level added only when
+the cluster is at that level: until then other nodes may be of the release before, and any may go back to it.
+One entry of the meta group raises the level, once every node speaks the new one; the level never falls.
+
+What is logged, sent or stored anew gets a member of `Feature`, unless nodes of the release before can ignore
+it without harm (a field of a status).
+"""
+
+from enum import IntEnum
+
+import msgspec
+
+FIRST = 1
+"""Of the releases that name no level."""
+
+
+class Feature(IntEnum):
+    """What was added, with the level that added it."""
+
+
+class Levels(msgspec.Struct, frozen=True):
+    """The levels that a release speaks, both included."""
+
+    oldest: int
+    newest: int
+
+    def __contains__(self, level: int) -> bool:
+        return self.oldest <= level <= self.newest
+
+    def __str__(self) -> str:
+        return f"{self.oldest}" if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+
+
+SPOKEN = Levels(FIRST, max(Feature, default=FIRST))
+"""By this release."""
+
+
+def refusal(node: str, levels: Levels, level: int) -> str:
+    """Why a node that speaks `levels` may not be in a cluster at `level` (0: not known); "" if it may."""
+    if not level or level in levels:
+        return ""
+    return f"the cluster is at feature level {level}, {node} speaks {levels}"
+
+
+def advice(levels: Levels, level: int) -> str:
+    """The next step after a refusal."""
+    if level > levels.newest:
+        return "install the release that the other nodes run: iotctl cluster upgrade"
+    return "install the release before on it, then raise the feature level: iotctl cluster finalize-upgrade"

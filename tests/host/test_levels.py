@@ -1,0 +1,92 @@
+"""Whether the feature level can be raised: only what every node says of itself now counts."""
+
+from collections.abc import Collection
+
+import pytest
+
+from nodeagent.host.levels import PEERS_SPARE, PeerLevels
+from nodeagent.meta.state import DEAD, Image
+from nodeagent.model.errors import Refused
+from nodeagent.model.features import Levels
+from nodeagent.model.operation import Operation, Options, Stage
+from nodeagent.model.requests import NodeRecord
+
+OLD, NEW = Levels(1, 1), Levels(1, 2)
+
+
+def image(*, dead: Collection[str] = (), operations: Collection[Operation] = ()) -> Image:
+    nodes = {n: NodeRecord(n, n, 1, 2, f"inc-{n}", 0, state=DEAD if n in dead else "active") for n in "abc"}
+    return Image(nodes=nodes, operations=list(operations))
+
+
+def levels(own: Levels = NEW, **peers: Levels) -> PeerLevels:
+    found = PeerLevels("a", own)
+    for node, spoken in peers.items():
+        found.meet(f"inc-{node}", spoken)
+    return found
+
+
+def check(found: PeerLevels, of: Image, silent: Collection[str] = (), level: int = 2) -> None:
+    found.check_raise(level, of, lambda node: node in silent)
+
+
+def test_it_can_be_raised_when_every_node_speaks_it() -> None:
+    """The leader hears nothing from itself, and asks nobody about the level there is."""
+    check(levels(b=NEW, c=NEW), image(), silent="a")
+    check(levels(OLD), image(), silent="abc", level=1)
+
+
+@pytest.mark.parametrize(
+    ("found", "silent", "why"),
+    [
+        (levels(b=NEW, c=OLD), "", "c speaks feature level 1, not 2"),
+        (levels(OLD, b=NEW, c=NEW), "", "a speaks feature level 1, not 2"),
+        (levels(b=NEW), "", "c is silent: whether it speaks feature level 2 is not known"),
+        (levels(b=NEW, c=NEW), "c", "c is silent"),
+        (levels(b=Levels(3, 4), c=NEW), "", "b speaks feature level 3 to 4, not 2"),
+    ],
+)
+def test_a_node_that_does_not_speak_it_or_is_silent_holds_it(
+    found: PeerLevels, silent: str, why: str
+) -> None:
+    with pytest.raises(Refused, match=why):
+        check(found, image(), silent)
+
+
+def test_what_a_node_said_last_counts() -> None:
+    """It was upgraded, and went back to the release before."""
+    found = levels(b=NEW, c=NEW)
+    found.meet("inc-c", OLD)
+    with pytest.raises(Refused, match="c speaks"):
+        check(found, image())
+
+
+def test_a_node_of_another_directory_is_another_node() -> None:
+    found = levels(b=NEW)
+    found.meet("inc-of-before", NEW)
+    with pytest.raises(Refused, match="c is silent"):
+        check(found, image())
+
+
+def test_a_dead_node_holds_nothing() -> None:
+    check(levels(b=NEW), image(dead="c"), silent="c")
+
+
+def test_a_node_that_joins_holds_it() -> None:
+    """It is no member yet, and may be of an earlier release."""
+    operation = Operation("op-7", "add-node", "d", "ann", 1, 1, 2, [], [], Options(), created_members=("d",))
+    found = levels(b=NEW, c=NEW)
+    with pytest.raises(Refused, match="op-7") as refused:
+        check(found, image(operations=[operation]))
+    assert refused.value.next_step == "iotctl ops wait op-7"
+    operation.stage = Stage.DONE
+    check(found, image(operations=[operation]))
+
+
+def test_nodes_that_left_are_forgotten_when_there_are_many() -> None:
+    found = levels(b=NEW, c=NEW)
+    for number in range(PEERS_SPARE + 5):
+        found.meet(f"left-{number}", OLD)
+    found.prune({"inc-a", "inc-b", "inc-c"})
+    assert set(found._heard) == {"inc-b", "inc-c"}
+    check(found, image())

@@ -1,0 +1,71 @@
+"""The end of an upgrade: shown, asked for, refused while a node could not follow."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from iotctl.errors import Exit
+from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
+
+FINALIZE = ("cluster", "finalize-upgrade")
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    (tmp_path / "cluster.yaml").write_text(SPEC)
+    return tmp_path
+
+
+def upgraded(*older: str, down: str = "") -> FakeCluster:
+    """Every node speaks level 2 but these."""
+    spoken = {f"node{i}": 1 if f"node{i}" in older else 2 for i in range(1, 6)}
+    return FakeCluster(spoken=spoken, down={down} if down else set())
+
+
+def status(spec: Path, cluster: FakeCluster) -> dict[str, object]:
+    found: dict[str, object] = json.loads(
+        iotctl(spec, "cluster", "status", "-o", "json", cluster=cluster).out
+    )
+    return found
+
+
+def test_the_level_is_raised_when_it_is_said_so(spec: Path) -> None:
+    cluster = upgraded()
+    assert (status(spec, cluster)["feature_level"], status(spec, cluster)["feature_level_possible"]) == (1, 2)
+    assert "iotctl cluster finalize-upgrade" in iotctl(spec, "cluster", "status", cluster=cluster).out
+    would = iotctl(spec, *FINALIZE, "--dry-run", "-o", "json", cluster=cluster)
+    assert json.loads(would.out)["would"] == ["raise the feature level from 1 to 2"]
+    declined = iotctl(spec, *FINALIZE, cluster=cluster)
+    assert declined.code == Exit.REFUSED and "go back to the release before" in declined.err
+    assert cluster.level == 1
+    done = iotctl(spec, *FINALIZE, "--yes", "-o", "json", cluster=cluster)
+    assert done.code == 0 and cluster.level == 2, done.err
+    assert json.loads(done.out)["level"] == 2
+    assert "finalize" not in iotctl(spec, "cluster", "status", cluster=cluster).out
+
+
+def test_there_is_nothing_to_do_twice(spec: Path) -> None:
+    cluster = upgraded()
+    for _ in range(2):
+        assert iotctl(spec, *FINALIZE, "--yes", cluster=cluster).code == 0
+    assert cluster.raised == [2]
+    would = iotctl(spec, *FINALIZE, "--dry-run", "-o", "json", cluster=cluster)
+    assert json.loads(would.out)["would"] == []
+
+
+@pytest.mark.parametrize(
+    ("cluster", "names", "step"),
+    [
+        (upgraded("node3", "node4"), "node3, node4", "iotctl cluster upgrade node3 node4"),
+        (upgraded(down="node2"), "node2", "iotctl cluster status"),
+        (upgraded("node3", down="node2"), "node2", "iotctl cluster status"),
+    ],
+    ids=["older", "down", "both"],
+)
+def test_a_node_that_might_not_follow_is_named(
+    spec: Path, cluster: FakeCluster, names: str, step: str
+) -> None:
+    done = iotctl(spec, *FINALIZE, "--yes", cluster=cluster)
+    assert done.code == Exit.REFUSED and names in done.err and step in done.err, done.err
+    assert cluster.level == 1 and status(spec, cluster)["feature_level_possible"] == 1

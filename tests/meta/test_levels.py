@@ -1,0 +1,59 @@
+"""The cluster's feature level: raised by one entry, never lowered, applied only by who speaks it."""
+
+import pytest
+
+from nodeagent.meta import commands as c
+from nodeagent.meta.state import MetaState
+from nodeagent.model.entries import Entry, EntryKind
+from nodeagent.model.errors import EntryFailed, Refused
+from nodeagent.model.features import FIRST, Levels
+from nodeagent.model.requests import Accepted, ErrorReply, LockReply, Reply
+
+NEXT = Levels(FIRST, FIRST + 1)
+
+
+def do(state: MetaState, command: c.Command) -> Reply:
+    entry = Entry(1, int(EntryKind.COMMAND), c.encode(command))
+    return state.apply(state.applied + 1, [entry])[0][1]
+
+
+def test_it_is_raised_once_and_never_falls() -> None:
+    state = MetaState(levels=NEXT)
+    assert state.image.level == FIRST
+    for level in (FIRST + 1, FIRST + 1, FIRST):
+        assert isinstance(do(state, c.RaiseLevel(7, level, "ann")), Accepted)
+        assert state.image.level == FIRST + 1
+    assert [line for line in state.image.audit if "level" in line[2]] == [(7, "ann", "feature level 2")]
+    assert MetaState.decode(state.encode(), NEXT).image.level == FIRST + 1
+
+
+def test_a_node_that_does_not_speak_it_stops_there_and_says_so() -> None:
+    """The state is as before the entry: nothing of it was applied."""
+    state = MetaState()
+    with pytest.raises(EntryFailed) as failed:
+        do(state, c.RaiseLevel(7, 99, "ann"))
+    assert failed.value.why.startswith("the cluster is at feature level 99, this node speaks")
+    assert state.image.level == FIRST and not state.image.audit
+
+
+@pytest.mark.parametrize(
+    ("levels", "step"),
+    [(Levels(1, 2), "iotctl cluster upgrade"), (Levels(4, 5), "iotctl cluster finalize-upgrade")],
+)
+def test_a_state_of_another_level_is_refused(levels: Levels, step: str) -> None:
+    """Too new for an old release, and too old for one that left that level behind."""
+    state = MetaState(levels=Levels(1, 3))
+    do(state, c.RaiseLevel(7, 3, "ann"))
+    with pytest.raises(Refused, match=f"feature level 3, this node speaks {levels}") as refused:
+        MetaState.decode(state.encode(), levels)
+    assert refused.value.next_step.endswith(step)
+
+
+def test_who_lost_the_lock_raises_nothing() -> None:
+    state = MetaState(levels=NEXT)
+    lock = do(state, c.TakeLock(5, "ann", "an upgrade", "ann", 30_000))
+    assert isinstance(lock, LockReply)
+    refused = do(state, c.RaiseLevel(7, FIRST + 1, "bob", lock.lock.serial + 1))
+    assert isinstance(refused, ErrorReply) and state.image.level == FIRST
+    assert isinstance(do(state, c.RaiseLevel(7, FIRST + 1, "ann", lock.lock.serial)), Accepted)
+    assert state.image.level == FIRST + 1
