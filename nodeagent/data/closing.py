@@ -135,6 +135,7 @@ def plan(
                 compression=command.compression,
                 memory_threshold=command.memory_threshold,
                 format_version=command.format_version,
+                writer=command.writer,
             )
             unit = _unit(spec, tables[table], deletes(partition, table))
             units.append(_as_arrow(unit, parked[spec.name]) if spec.name in parked else unit)
@@ -145,7 +146,7 @@ def plan(
 
 
 def _as_arrow(unit: CloseUnit, why: str) -> CloseUnit:
-    spec = msgspec.structs.replace(unit.spec, name=parked_name(unit.spec.name), parked=why)
+    spec = msgspec.structs.replace(unit.spec, name=parked_name(unit.spec.name), parked=why, writer="")
     return msgspec.structs.replace(unit, spec=spec)
 
 

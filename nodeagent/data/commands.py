@@ -53,6 +53,9 @@ class CloseFile(msgspec.Struct, array_like=True, frozen=True, tag=5):
     compression: str = "ZSTD"
     memory_threshold: int = 1 << 40
     format_version: int = 1
+    writer: str = ""
+    """Library and version that make the files: another may make other bytes, so a member that has another
+    takes them from one that made them. "" from a leader below level `FILE_WRITER`."""
 
 
 class DeleteRange(msgspec.Struct, array_like=True, frozen=True, tag=6):
@@ -73,6 +76,8 @@ class Seal(msgspec.Struct, array_like=True, frozen=True, tag=7):
     operation: str
     table_version: int
     slots: Ranges
+    writer: str = ""
+    """As in `CloseFile`."""
 
 
 class Unseal(msgspec.Struct, array_like=True, frozen=True, tag=8):
@@ -134,6 +139,9 @@ class Compact(msgspec.Struct, array_like=True, frozen=True, tag=13):
     format_version: int = 1
     parked: str = ""
     """Why the output is Arrow; "" for a TsFile."""
+
+    writer: str = ""
+    """As in `CloseFile`."""
 
 
 class Expire(msgspec.Struct, array_like=True, frozen=True, tag=14):

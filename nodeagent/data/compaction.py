@@ -151,6 +151,7 @@ def job_of(group: GroupId, c: Compacting, inputs: Sequence[FileMeta]) -> Compact
         memory_threshold=c.command.memory_threshold,
         format_version=c.command.format_version,
         parked=c.command.parked,
+        writer="" if c.command.parked else c.command.writer,
     )
     deletes = sorted((t for t in c.tombstones if oldest < t.order), key=lambda t: t.order)
     files = tuple(msgspec.structs.replace(f, xxh3=hashes[f.name]) for f in inputs)

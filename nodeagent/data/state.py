@@ -622,7 +622,7 @@ class DataState:
             return
         moved = self.slots.sealed[command.operation].slots
         self.sessions.forget(moved)  # the table has them, also for an `Unseal`
-        self._close(index, self._seal_close(moved))
+        self._close(index, self._seal_close(moved, command.writer))
 
     def _unseal(self, command: commands.Unseal) -> None:
         sealed = self.slots.sealed.get(command.operation)
@@ -630,9 +630,10 @@ class DataState:
         if self.slots.unseal(command.operation) and sealed is not None:
             self.sessions.admit([sealed.sessions], sealed.slots)
 
-    def _seal_close(self, slots: set[int]) -> commands.CloseFile:
+    def _seal_close(self, slots: set[int], writer: str) -> commands.CloseFile:
         """Sorted: the order of first writes in memory depends on when files were made, names may not."""
-        return commands.CloseFile(tuple((s, p) for p, s in sorted(self.slot_of.items()) if s in slots))
+        partitions = tuple((s, p) for p, s in sorted(self.slot_of.items()) if s in slots)
+        return commands.CloseFile(partitions, writer=writer)
 
     def _stage_sessions(self, command: commands.OpenSessions) -> None:
         if command.operation not in self.slots.ended and command.operation not in self.slots.arriving:

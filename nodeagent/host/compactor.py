@@ -272,7 +272,8 @@ class Compactor:
             if wanted is not None and (used is None or used.version < wanted.version):
                 batch.append(commands.encode(commands.UseSchema(wanted)))
             inputs = tuple((f.name, f.xxh3) for f in run)
-            compact = commands.Compact(run[0].slot, partition, table, inputs, parked=parked)
+            writer = self.host.writer.named
+            compact = commands.Compact(run[0].slot, partition, table, inputs, parked=parked, writer=writer)
             batch.append(commands.encode(compact))
         self._log(replica, batch)
 

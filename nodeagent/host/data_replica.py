@@ -12,10 +12,11 @@ from nodeagent.data import commands
 from nodeagent.data.compaction import Key
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint
 from nodeagent.host.desk import Desk
-from nodeagent.host.failing import CLOSE, Failing, Making, parked_trouble, specs_of
+from nodeagent.host.failing import CLOSE, FOREIGN, Failing, Making, parked_trouble, specs_of
 from nodeagent.host.freshness import Freshness
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
+from nodeagent.host.writer import FileWriter
 from nodeagent.model import limits
 from nodeagent.model.config import NodeConfig
 from nodeagent.model.decoding import UNDECODABLE
@@ -87,8 +88,10 @@ class DataReplica(Replica):
         new_id: Callable[[], str],
         is_source: Callable[[str, GroupId, NodeId], bool],
         copy: Callable[["DataReplica", Sequence[CloseSpec], Copied], None],
+        writer: FileWriter,
     ) -> None:
         super().__init__(group, raft, desk, outbox)
+        self._writer = writer
         self._copy = copy
         self.state = state
         self.config = config
@@ -170,6 +173,8 @@ class DataReplica(Replica):
             return self._start_after(JOB_RETRY_MS, job)  # the state to come may name them
         if isinstance(job, Making):
             self._forget_unparked(job)
+            if why := self._writer.refusal(specs_of(job)):
+                return self._leave_to_others(job, why)
         if isinstance(job, CompactFiles) and sum(f.size for f in job.unit.inputs) > space.spare:
             return self._on_job(job, state, Failed(Overloaded.code, space.why))
 
@@ -241,6 +246,19 @@ class DataReplica(Replica):
             self._put_off(left, result)
         self.start_jobs()
 
+    def _leave_to_others(self, job: Making, why: str) -> None:
+        """Each file that only another member can make comes from one; the rest of it is made here."""
+        left = self._left_of(job)
+        if isinstance(left, CloseFiles):
+            own = tuple(u for u in left.units if not self._writer.refusal((u.spec,)))
+            if own:
+                self._start(CloseFiles(self.group, own))
+            for unit in left.units:
+                if self._writer.refusal((unit.spec,)):
+                    self._put_off(CloseFiles(self.group, (unit,)), Failed(FOREIGN, why))
+        elif left is not None:
+            self._put_off(left, Failed(FOREIGN, why))
+
     def _left_of(self, job: Making) -> Making | None:
         """What is still to be made of it: nothing that was parked or released meanwhile."""
         left: Making | None = None
@@ -311,7 +329,8 @@ class DataReplica(Replica):
             return self._again(job, state, ask=False)
         if failing is not None:
             # A damaged file is in use no more; what fails for another reason will fail the next time too.
-            self.helped = "" if failing.is_damaged else f"{failing.trouble}; another member's file was taken"
+            is_expected = failing.is_damaged or failing.is_foreign
+            self.helped = "" if is_expected else f"{failing.trouble}; another member's file was taken"
             self.desk.note("copied_instead", group=self.group, file=made.name, why=failing.why)
         return None
 
@@ -346,8 +365,8 @@ class DataReplica(Replica):
         """What an operator should know, "" if nothing."""
         damaged = self.damaged if self.leads else {}
         found = (
-            *(f.trouble for f in self.failing.values() if f.kind is CLOSE),
-            *(f.trouble for f in self.stuck.values()),
+            *(f.trouble for f in self.failing.values() if f.kind is CLOSE and not f.is_awaited),
+            *(f.trouble for f in self.stuck.values() if not f.is_awaited),
             *([self.helped] if self.helped else []),
             *damaged.values(),
             *(parked_trouble(f) for f in islice(self.state.manifest.parked.values(), 1)),
@@ -499,7 +518,8 @@ class DataReplica(Replica):
     def close(self, partitions: Iterable[PartitionKey], token: int | None = None) -> None:
         pairs = [(self.state.slot_of[p], p) for p in partitions if p in self.state.slot_of]
         chunks = [pairs[i : i + CLOSE_PARTITIONS_MAX] for i in range(0, len(pairs), CLOSE_PARTITIONS_MAX)]
-        data = [commands.encode(commands.CloseFile(tuple(c))) for c in chunks]
+        writer = self._writer.named
+        data = [commands.encode(commands.CloseFile(tuple(c), writer=writer)) for c in chunks]
         if not data and token is not None:
             data = [commands.encode(commands.Opaque(b""))]
         if data:

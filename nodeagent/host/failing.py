@@ -26,6 +26,9 @@ PARK_TRIES = 6
 PARK_WHY_MAX = 500
 """Characters of the error that are logged with it."""
 
+FOREIGN = "foreign"
+"""Code of a failure: this node's library is not the one that the entry names."""
+
 Making = CloseFiles | CompactFiles
 
 
@@ -63,6 +66,9 @@ class Failing:
     is_damaged: bool = False
     """For damage of an input that was found the last time."""
 
+    is_foreign: bool = False
+    """For what makes it elsewhere is another library: no try helps, another member's file does."""
+
     unmet: int = 0
     """How often no other member had it."""
 
@@ -80,7 +86,12 @@ class Failing:
 
     @property
     def wants_copy(self) -> bool:
-        return self.is_damaged or self.tries >= COPY_TRIES
+        return self.is_damaged or self.is_foreign or self.tries >= COPY_TRIES
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether another member is expected to have made it in a moment: no trouble yet."""
+        return self.is_foreign and self.tries < PARK_TRIES
 
     @property
     def is_lost(self) -> bool:
@@ -98,6 +109,7 @@ class Failing:
             self.tries += 1
         self.why = result.what
         self.is_damaged = bool(result.found)
+        self.is_foreign = result.code == FOREIGN
 
     def parked(self) -> Park | None:
         """What the leader logs, once there was time for what passes (a worker that was killed, memory) and

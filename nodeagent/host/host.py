@@ -37,6 +37,7 @@ from nodeagent.host.repairs import Repairs
 from nodeagent.host.replica import INSTALL_KEEP_MS, Replica, Saved
 from nodeagent.host.session_parts import SealWaits
 from nodeagent.host.starts import Start, Starts, older_sentence
+from nodeagent.host.writer import FileWriter
 from nodeagent.meta import commands as meta_commands
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import NodeConfig
@@ -82,6 +83,7 @@ class Host:
         wall: int,
         start: int = 0,
         levels: Levels = SPOKEN,
+        writer: str = "",
     ) -> None:
         self.config = config
         self.node: NodeId = config.node
@@ -126,6 +128,7 @@ class Host:
         """Voters of groups led here whose clocks are wrong, in ms ahead of the others'."""
 
         self.levels = PeerLevels(config.node, levels)
+        self.writer = FileWriter(writer, lambda: self.level)
         self._empty = MetaState(levels=levels)
         self._turn = 0
         self._drive_at = now
@@ -170,6 +173,7 @@ class Host:
         starts: Mapping[str, Start] | None = None,
         left: Mapping[GroupId, HardState] | None = None,
         levels: Levels = SPOKEN,
+        writer: str = "",
     ) -> "Host":
         """From what the log and the checkpoints held.
 
@@ -182,8 +186,9 @@ class Host:
             starts: the newest starts of other nodes that were seen, by incarnation.
             left: what the log remembers of groups that this node left.
             levels: feature levels that this node speaks.
+            writer: the library, with its version, that makes its files.
         """
-        host = cls(config, incarnation, rng, now, wall, start, levels)
+        host = cls(config, incarnation, rng, now, wall, start, levels, writer)
         host.starts = Starts(starts or {})
         host._left = dict(left or {})
         host.damaged = {d.group: d.message for d in damaged if d.group}
@@ -292,6 +297,7 @@ class Host:
             *(group, raft, self.desk, self.outbox, state, self.config, self.new_id),
             self._is_source,
             self.copies.fetch,
+            self.writer,
         )
         raft.passive = META in self.damaged  # it could serve nothing that it leads
         raft.room = self.desk.space.room

@@ -177,6 +177,7 @@ class Operations:
             incarnations={n: r.incarnation for n, r in nodes.items()},
             gone=lambda n: n not in nodes or nodes[n].state == DEAD,
             now=self.host.record_now,
+            writer=self.host.writer.named,
         )
         for action in groups.due(op, look):
             self._act(op, replica, action, wanted)

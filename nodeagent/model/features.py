@@ -19,6 +19,9 @@ FIRST = 1
 class Feature(IntEnum):
     """What was added, with the level that added it."""
 
+    FILE_WRITER = 2
+    """Entries that make TsFiles name the library that their bytes depend on."""
+
 
 class Levels(msgspec.Struct, frozen=True):
     """The levels that a release speaks, both included."""

@@ -96,6 +96,8 @@ class CloseSpec(msgspec.Struct, frozen=True):
     compression: str = "ZSTD"
     memory_threshold: int = 1 << 40
     format_version: int = 1
+    writer: str = ""
+    """The library that makes it; "" for any, and for Arrow."""
     parked: str = ""
     """As `FileMeta.parked`; the name ends accordingly."""
 

@@ -42,6 +42,7 @@ from nodeagent.runtime.puller import Puller
 from nodeagent.runtime.rate import AutoRate
 from nodeagent.runtime.seen import save_starts
 from nodeagent.runtime.startup import Opened, fresh_random, open_directory
+from nodeagent.storage.library import tsfile_library
 from nodeagent.transport.connection import Listener
 from nodeagent.transport.tls import client_context, reload, server_context
 
@@ -319,6 +320,7 @@ class Agent:
             holding=opened.holding,
             starts=opened.starts,
             left=opened.left,
+            writer=tsfile_library(),
         )
         if self._holds is not None:
             host.operations.may_hold = True

@@ -93,6 +93,9 @@ class Look:
     now: int
     """Wall clock, for records."""
 
+    writer: str = ""
+    """As in `Seal`."""
+
 
 def due(op: Operation, look: Look) -> list[Action]:
     if op_number(look.config.operation) > op_number(op.id):
@@ -134,7 +137,7 @@ def _seal(op: Operation, look: Look) -> list[Action]:
         return []
     sealed = look.state.slots.sealed.get(op.id)
     if sealed is None:
-        return [Log(data.Seal(op.id, op.table_version, slots_from(op, look.group)))]
+        return [Log(data.Seal(op.id, op.table_version, slots_from(op, look.group), look.writer))]
     result = seal_result(look.group, sealed.index, sealed.sessions)
     return [Report(meta.SealedBy(look.now, op.id, result))]
 
