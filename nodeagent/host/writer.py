@@ -20,7 +20,7 @@ class FileWriter:
 
     def refusal(self, specs: Iterable[CloseSpec]) -> str:
         """Why these files cannot be made here with the bytes that the other members make; "" if they can."""
-        other = next((s.writer for s in specs if s.writer not in ("", self.own)), "")
+        other = next((s.writer for s in specs if s.writer not in ("", self.own)), "") if self.own else ""
         return (
             f"the other members make it with {other}, this node has {self.own or 'another'}" if other else ""
         )

@@ -24,9 +24,9 @@ from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import Reply, Request
 from nodeagent.model.space import reserve, zero_step
 from nodeagent.storage import layout
-from nodeagent.storage.arrow_format import ArrowFormat
 from nodeagent.storage.engine import InlineEngine
 from nodeagent.storage.executor import Storage
+from nodeagent.testing.builds import PLAIN, LibraryFormat
 from nodeagent.testing.disk import ENDLESS_BYTES, Fault, PowerCut, SimDisk
 from nodeagent.testing.durable import Durable
 from nodeagent.testing.sim import Sim, WallClock
@@ -100,6 +100,9 @@ class Machine:
         self.held = 0
         """How often the log's writer found no room."""
 
+        self.build = PLAIN
+        """What its next process runs."""
+
         self.segment_bytes = SEGMENT_BYTES_MAX
         self.upkeep_ms = UPKEEP_MS
         self._writing = False
@@ -151,7 +154,7 @@ class Machine:
         self._log, recovered = Log.open(self.disk, LOG_DIR, settings)
         self.durable.reopened(recovered, must_fit=not self.lossy)
         self.identity = begin_start(self.disk, self._log, self.node, known, self._draw)
-        engine = InlineEngine(_under(self.disk), ArrowFormat())
+        engine = InlineEngine(_under(self.disk), LibraryFormat(self.build.library))
         self.storage = Storage(_under(self.disk), engine)
         self.storage.prepare()
         self._open_host(recovered)

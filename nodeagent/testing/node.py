@@ -61,6 +61,8 @@ class SimNode(Machine):
             holding=holding,
             starts=self.host.starts.newest if self.life > 1 and hasattr(self, "host") else {},
             left=recovered.left,
+            levels=self.build.levels,
+            writer=self.build.writer,
         )
         unexplained = self.host.damaged.keys() - set(self.host.unsettled)
         assert self.lossy or recovered.damaged or not unexplained, self.host.damaged
@@ -122,6 +124,7 @@ class SimNode(Machine):
             return Standing.MEMBER
         own = source.identity
         self.host.starts.meet(source.incarnation, peer, own.start, own.nonces)
+        self.host.levels.meet(source.incarnation, source.build.levels)
         standing = self.host.standing(peer, source.incarnation, self.now)
         is_retired = source.incarnation in self.host.meta.image.retired
         assert not (is_retired and standing is Standing.MEMBER), f"S13: {peer} is heard again"
