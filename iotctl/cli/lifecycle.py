@@ -550,8 +550,7 @@ def _emit_rolled(session: Session, done: Rolled) -> None:
 
 def _note_level(session: Session) -> None:
     """The end of an upgrade, if it can come."""
-    from iotctl.cli.views import FINALIZE
-    from iotctl.execute.status import build_status, collect
+    from iotctl.execute.status import FINALIZE, build_status, collect
 
     found = build_status(collect(session.cluster), session.source, now_ms=now_ms())
     if found.feature_level_possible > found.feature_level:

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from iotctl.plan.model import Plan
 
 
-FINALIZE = "iotctl cluster finalize-upgrade"
-
-
 def status_tables(s: ClusterStatus) -> list[Table | str]:
+    from iotctl.execute.status import FINALIZE
+
     leader = s.meta.leader or "none"
     head = (
         f"cluster {s.name}  id {s.cluster_id or '-'}  table version {s.table_version}\n"
@@ -34,9 +33,8 @@ def status_tables(s: ClusterStatus) -> list[Table | str]:
         f"as told by {s.source or 'nobody'} at {time_text(s.as_of_ms)}"
     )
     if s.feature_level_possible > s.feature_level:
-        head += (
-            f"\nfeature level {s.feature_level}, every node speaks {s.feature_level_possible}: " + FINALIZE
-        )
+        known = f"feature level {s.feature_level}, all nodes speak {s.feature_level_possible}"
+        head += f"\n{known}: {FINALIZE}"
     parts: list[Table | str] = [head, node_table(s)]
     if s.lost_groups:
         parts.append(f"lost groups: {', '.join(s.lost_groups)}\nstart: {', '.join(s.start_nodes)}")

@@ -22,6 +22,7 @@ from iotctl.humanize import span_text
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.config import RaftSettings
 from nodeagent.model.errors import NodeAgentError, OutcomeUnknown
+from nodeagent.model.features import Levels, refusal
 from nodeagent.model.ids import META
 from nodeagent.model.limits import DISK_LOW_BYTES
 from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeRecord, NodeStatus
@@ -57,6 +58,7 @@ NOT_SERVING = (*STARTING, "refused", "damaged")
 WAIT_HEALTHY = "iotctl cluster wait --for healthy"
 
 DEAD = "dead"
+FINALIZE = "iotctl cluster finalize-upgrade"
 """State of a node that was given up and is still on the ring."""
 
 
@@ -431,6 +433,7 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
             add = f"iotctl cluster add-node {node.id}"
             message = f"{node.id} is in cluster.yaml but not in the cluster"
             found.append(Problem("warning", "not_joined", node.id, "", message, add))
+        found += _release_problem(node, facts)
         found += _not_serving(node, facts, start)
         if node.state == "draining":
             message = f"{node.id} is draining: it is kept from leading groups"
@@ -450,6 +453,17 @@ def _node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) 
         found += _log_problem(own)
         found += _unremoved(own)
     return [*found, *_clock_problems(facts)]
+
+
+def _release_problem(node: NodeRow, facts: Facts) -> list[Problem]:
+    """A node that the others do not hear, as its release does not speak the cluster's feature level."""
+    status = facts.statuses[node.id]
+    level = facts.view.level if facts.view else 0
+    why = refusal(node.id, Levels(status.oldest_level, status.newest_level), level)
+    if not why or node.state == "not_joined":
+        return []
+    helps = f"iotctl cluster upgrade {node.id}" if status.newest_level < level else FINALIZE
+    return [Problem("error", "release", node.id, "", f"{why}: the others do not hear it", helps)]
 
 
 def _clock_problems(facts: Facts) -> list[Problem]:

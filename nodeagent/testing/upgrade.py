@@ -1,9 +1,9 @@
 """Clusters under a swarm that are upgraded node by node, and back.
 
-All nodes begin with the release before this one. Between the operations of `cluster_swarm` nodes are upgraded,
-and go back, under faults; an operator tries to raise the feature level all the while, which may not succeed
-before the last node is upgraded. Then it does; and nodes go to a release with another library for files, and
-back: replicas stay equal in every byte.
+All nodes begin with the release before this one. Between the operations of `cluster_swarm` nodes are
+upgraded, and go back, under faults; an operator tries to raise the feature level all the while, which may not
+succeed before the last node is upgraded. Then it does; and nodes go to a release with another library for
+files, and back: replicas stay equal in every byte.
 
 `python -m nodeagent.testing.upgrade FIRST [COUNT]` prints one line of evidence per seed.
 """
@@ -25,7 +25,7 @@ from nodeagent.testing.replay import timed
 DOWN_MS = (50, 1_500)
 """A node that is upgraded is down for so long."""
 
-LAST = 4
+LAST = ("upgrade_all", "raise_level", "change_library", "change_library")
 """Operations at the end of a run that are not drawn."""
 
 
@@ -35,7 +35,7 @@ class UpgradeSwarm(ClusterSwarm):
         """Of those that some node has run."""
 
         super().__init__(seed)
-        self.wanted += LAST
+        self.wanted += len(LAST)
 
     def drawn(self, rng: random.Random) -> Plan:
         plan = super().drawn(rng)
@@ -56,10 +56,8 @@ class UpgradeSwarm(ClusterSwarm):
 
     def choices(self) -> list[Callable[[], bool]]:
         left = self.wanted - len(self.steps)
-        if left <= LAST:
-            return [[self.change_library], [self.change_library], [self.raise_level], [self.upgrade_all]][
-                left - 1
-            ]
+        if left <= len(LAST):
+            return [getattr(self, LAST[-left])]
         own = [self.upgrade_one, self.upgrade_one, self.go_back_one, self.try_to_raise]
         return [*super().choices(), *own, *own]
 

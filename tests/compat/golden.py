@@ -3,6 +3,7 @@
     VERSION/FORMAT.json        a format's shape, and for each struct of it a value and its bytes
     VERSION/directory.tar.xz   what a node left that was killed: files, deletes, and rows in the log alone
     VERSION/TABLE.arrow        the rows of each table in it
+    VERSION/nodeagent.whl      the agent, to upgrade it to later releases
 
 Nothing here is ever written again: later releases are measured by it.
 """
@@ -23,13 +24,13 @@ from unittest import mock
 import msgspec
 import pyarrow as pa
 
-from iotctl.fleet import local
+from iotctl.fleet import local, wheelhouse
 from nodeagent.model.config import ClusterSettings
 from tests.cluster.world import World
 from tests.compat import formats, samples, shapes
 
 HERE = Path(__file__).parent
-DIRECTORY = "directory.tar.xz"
+DIRECTORY, WHEEL = "directory.tar.xz", "nodeagent.whl"
 NODE = "node1"
 HOST, PORTS = "127.41.7.1", [24_701, 24_702]
 """The node's record in its own metadata names them: a copy of the directory runs there or nowhere."""
@@ -155,6 +156,12 @@ def make_directory(to: Path) -> None:
         shutil.rmtree(home)
 
 
+def make_wheel(to: Path) -> None:
+    found = wheelhouse.software()
+    code = tuple((name, text) for name, text in found.code if not name.startswith("nodeagent/testing/"))
+    (to / WHEEL).write_bytes(wheelhouse._wheel(msgspec.structs.replace(found, code=code)))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.compat.golden", description=__doc__)
     parser.add_argument("version", help="three numbers with dots")
@@ -169,6 +176,7 @@ def main() -> int:
         for name in formats.FORMATS:
             (to / f"{name}.json").write_bytes(msgspec.json.encode(golden(name)) + b"\n")
         make_directory(to)
+        make_wheel(to)
     except BaseException:
         shutil.rmtree(to)
         raise
