@@ -69,3 +69,20 @@ def test_a_node_that_might_not_follow_is_named(
     done = iotctl(spec, *FINALIZE, "--yes", cluster=cluster)
     assert done.code == Exit.REFUSED and names in done.err and step in done.err, done.err
     assert cluster.level == 1 and status(spec, cluster)["feature_level_possible"] == 1
+
+
+def test_a_node_that_cannot_follow_any_more_is_a_problem(spec: Path) -> None:
+    """It went back to the release before when the level was raised already."""
+    cluster = upgraded("node3")
+    cluster.level = 2
+    found = status(spec, cluster)
+    (problem,) = found["problems"]  # type: ignore[misc]
+    assert problem == {
+        "severity": "error",
+        "code": "release",
+        "node": "node3",
+        "group": "",
+        "message": "the cluster is at feature level 2, node3 speaks 1: the others do not hear it",
+        "next": "iotctl cluster upgrade node3",
+    }
+    assert not found["healthy"]
