@@ -1,3 +1,3 @@
 """Operate, scale and migrate clusters of time-series storage nodes."""
 
-__version__ = "0.1.0"
+from nodeagent import __version__ as __version__

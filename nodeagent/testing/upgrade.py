@@ -113,7 +113,7 @@ class UpgradeSwarm(ClusterSwarm):
 
     def _check_level(self) -> None:
         older = [n.node for n in self._members() if self.level not in n.build.levels and n not in self.dead]
-        assert not older, f"S21: the feature level is {self.level}, which {older} do not speak"
+        assert not older, f"the feature level is {self.level}, which {older} do not speak"
 
 
 def run(seed: int) -> Report:
