@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from iotctl.cli.main import app, run
+from iotctl.cli.main import run, whole_tree
 
 PAGE = Path(__file__).parent / "reference" / "cli.md"
 HEAD = """# Commands
@@ -27,7 +27,7 @@ def commands() -> list[tuple[str, ...]]:
         for name, child in getattr(command, "commands", {}).items():
             yield from walk(child, (*path, name))
 
-    return list(walk(typer.main.get_command(app), ()))
+    return list(walk(typer.main.get_command(whole_tree()), ()))
 
 
 def help_text(path: tuple[str, ...]) -> str:

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.cluster import HoldRelease, NoMigrate
-from iotctl.cli.options import AcceptLayout, Depth, DryRun, Rate, Verify, Wait, Yes
+from iotctl.cli.options import AcceptLayout, Depth, DryRun, HoldRelease, NoMigrate, Rate, Verify, Wait, Yes
 from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def apply(
     yes: Yes = False,
 ) -> int:
     """Execute a plan; without one: plan from cluster.yaml, show, ask. Applying twice changes nothing."""
-    from iotctl.cli.cluster import change_options, execute_plan
+    from iotctl.cli.changes import change_options, execute_plan
     from iotctl.cli.plan import load_plan
     from iotctl.errors import RefusedProblem
     from iotctl.execute.change import ChangeRequest

@@ -80,7 +80,7 @@ BUILT_IN = (
 @cache
 def verbs() -> dict[str, Verb]:
     """By name: every command as `group.command`, and what only playbooks have."""
-    from iotctl.cli.main import app
+    from iotctl.cli.main import whole_tree
 
     found: dict[str, Verb] = {}
 
@@ -97,7 +97,7 @@ def verbs() -> dict[str, Verb]:
                 looks = verb in READING - WORKING
                 found[verb] = Verb(verb, words, _parameters(child), verb in READING, looks, asks)
 
-    walk(typer.main.get_command(app), ())
+    walk(typer.main.get_command(whole_tree()), ())
     waits = found["cluster.wait"]
     found["wait_for"] = Verb("wait_for", waits.words, waits.parameters, True)
     return found | {v.name: v for v in BUILT_IN}

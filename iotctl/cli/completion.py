@@ -37,7 +37,10 @@ def register(app: typer.Typer) -> None:
 def completion(
     ctx: typer.Context, shell: Annotated[str, typer.Argument(metavar="bash|zsh|fish", help="Your shell.")]
 ) -> None:
-    """Print the completion script of a shell: source <(iotctl completion bash)"""
+    """Print the completion script of a shell.
+
+    To use it: source <(iotctl completion bash)
+    """
     if shell not in SCRIPTS:
         raise typer.BadParameter(f"{shell!r} is not one of {', '.join(SCRIPTS)}", param_hint="shell")
     session_of(ctx).out.write(SCRIPTS[shell])

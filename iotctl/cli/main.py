@@ -3,74 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import difflib
 import errno
 import gc
 import os
 import re
 import signal
 import sys
-import tempfile
-import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import TyperException
-from typer.models import CommandInfo
 
 from iotctl import __version__
-from iotctl.cli import (
-    apply,
-    cert,
-    cluster,
-    completion,
-    data,
-    demo,
-    local,
-    migrate,
-    ops,
-    plan,
-    playbook,
-    support,
-)
+from iotctl.cli import tree
 from iotctl.cli.options import command_words, format_of, hoist, is_csv_refused
 from iotctl.cli.session import FORMATS, GlobalOptions, Session, default_session, session_of
 from iotctl.errors import Exit, UsageProblem
 
 if TYPE_CHECKING:
     from iotctl.output.failure import Failure
-
-HELP = "Operate, scale and migrate clusters of time-series storage nodes."
-EPILOG = (
-    "The options above may stand before or after the command. "
-    "Exit codes: 0 done, 2 usage, 3 input, 4 unreachable, 5 refused, 6 partly, 7 verification failed, "
-    "8 changes pending, 9 outcome unknown, 10 busy."
-)
-
-app = typer.Typer(
-    name="iotctl",
-    help=HELP,
-    epilog=EPILOG,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-demo.register(app)
-app.add_typer(local.app, name="local")
-app.add_typer(cluster.app, name="cluster")
-app.add_typer(plan.app, name="plan")
-apply.register(app)
-migrate.register(app)
-app.add_typer(ops.app, name="ops")
-app.add_typer(data.app, name="data")
-app.add_typer(cert.app, name="cert")
-app.add_typer(playbook.app, name="playbook")
-app.add_typer(support.app, name="support")
-completion.register(app)
 
 
 def _version(asked: bool) -> None:
@@ -79,7 +32,6 @@ def _version(asked: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def global_options(
     ctx: typer.Context,
     cluster: Annotated[
@@ -128,6 +80,11 @@ def global_options(
     )
 
 
+def whole_tree() -> typer.Typer:
+    """Every command, for what looks at all of them."""
+    return tree.whole(global_options)
+
+
 class Terminated(BaseException):
     """SIGTERM; like KeyboardInterrupt it must not be caught as an error."""
 
@@ -148,8 +105,10 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
     try:
         with on_sigterm():
             # The command object is typer's own; its type is private to typer.
-            wanted_app = app if "_IOTCTL_COMPLETE" in session.env else _part(app, command_words(arguments))
-            result = typer.main.get_command(wanted_app)(
+            words = command_words(arguments)
+            is_whole = "_IOTCTL_COMPLETE" in session.env
+            app = whole_tree() if is_whole else tree.needed(global_options, words)
+            result = typer.main.get_command(app)(
                 hoist(arguments), prog_name="iotctl", standalone_mode=False, obj=session
             )
         if result == Exit.INTERRUPTED:  # typer catches KeyboardInterrupt; no command returns this itself
@@ -171,28 +130,10 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
             session.close()
 
 
-def _part(whole: typer.Typer, words: Sequence[str]) -> typer.Typer:
-    """With the one command that the words begin with, where they do: typer examines every command it is
-    given, which takes longer than a small command does."""
-    groups = [g for g in whole.registered_groups if words and g.name == words[0]]
-    commands = [c for c in whole.registered_commands if words and _name_of(c) == words[0]]
-    if not (groups or commands):
-        return whole
-    part = copy.copy(whole)
-    part.registered_groups, part.registered_commands = list(map(copy.copy, groups)), commands
-    for group in part.registered_groups:
-        assert group.typer_instance is not None
-        group.typer_instance = _part(group.typer_instance, words[1:])
-    return part
-
-
-def _name_of(command: CommandInfo) -> str:
-    assert command.callback is not None
-    return command.name or command.callback.__name__.replace("_", "-")
-
-
 def _report(session: Session, error: Exception, debug: bool) -> int:
     if debug and not isinstance(error, TyperException):
+        import traceback
+
         traceback.print_exception(error, file=session.err)
     if isinstance(error, TyperException):
         return _usage(session, error)
@@ -267,13 +208,14 @@ def _meant(message: str) -> list[str]:
     word = re.fullmatch(r"No such command '([^']+)'\.", message)
     if word is None:
         return []
+    import difflib
 
     def walk(command: object, path: str) -> Iterator[tuple[str, str]]:
         for name, child in getattr(command, "commands", {}).items():
             yield name, f"{path} {name}"
             yield from walk(child, f"{path} {name}")
 
-    paths = list(walk(typer.main.get_command(app), "iotctl"))
+    paths = list(walk(typer.main.get_command(whole_tree()), "iotctl"))
     near = difflib.get_close_matches(word[1], {name for name, _ in paths}, 1, 0.7)
     return [path for name, path in paths if name in near]
 
@@ -300,6 +242,9 @@ def _silence(session: Session) -> None:
 
 
 def _write_report(error: Exception) -> str:
+    import tempfile
+    import traceback
+
     handle, path = tempfile.mkstemp(prefix="iotctl-", suffix=".txt")
     with os.fdopen(handle, "w") as file:
         file.write(f"iotctl {__version__}, python {sys.version}\n{' '.join(sys.argv[:3])}\n\n")

@@ -133,3 +133,21 @@ def parse_master(master: str) -> str:
 Master = Annotated[
     str, typer.Option("--master", metavar="MASTER", parser=parse_master, help="Where Spark runs.")
 ]
+
+Nodes = Annotated[list[str], typer.Argument(metavar="NODE…", help="Node names.")]
+Node = Annotated[str, typer.Argument(metavar="NODE", help="Node name.")]
+NoMigrate = Annotated[
+    bool, typer.Option("--no-migrate", help="Stop before data moves; `iotctl migrate` goes on.")
+]
+HoldRelease = Annotated[
+    str | None,
+    typer.Option(
+        "--hold-release",
+        metavar="24h",
+        parser=Duration,
+        help="Keep the previous copies this long; no other change can begin until they are released.",
+    ),
+]
+NoWriteSpec = Annotated[
+    bool, typer.Option("--no-write-spec", help="Show the edit of cluster.yaml, do not make it.")
+]

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.cluster import Nodes
-from iotctl.cli.options import AcceptLayout, Rate, one_of
+from iotctl.cli.options import AcceptLayout, Nodes, Rate, one_of
 from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from iotctl.playbook.run import Runner, Values
     from iotctl.spec.playbook import Playbook, StepEntry
 
-app = typer.Typer(help="Commands in a file, for CI and for nights.", no_args_is_help=True)
+app = typer.Typer(help="Run commands from a YAML file.", no_args_is_help=True)
 
 EXEC_TIMEOUT_S = 600.0
 

@@ -9,7 +9,7 @@ import typer
 
 from iotctl.cli.session import now_ms, session_of
 
-app = typer.Typer(help="Collect what helps others to help.", no_args_is_help=True)
+app = typer.Typer(help="Collect support diagnostics.", no_args_is_help=True)
 
 
 @app.command()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import typer
 
-from iotctl.cli.main import app as iotctl
+from iotctl.cli.main import whole_tree
 from nodeagent.cli import app as nodeagent
 
 ROOT = Path(__file__).parents[2]
-TREES = {"iotctl": typer.main.get_command(iotctl), "nodeagent": typer.main.get_command(nodeagent)}
+TREES = {"iotctl": typer.main.get_command(whole_tree()), "nodeagent": typer.main.get_command(nodeagent)}
 HOLE = "\N{REPLACEMENT CHARACTER}"
 """Stands for a value that is filled in."""
 

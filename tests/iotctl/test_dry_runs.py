@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from iotctl.cli.catalogue import verbs
-from iotctl.cli.main import app
+from iotctl.cli.main import whole_tree
 from iotctl.execute.rolling import BY_A_ROLL
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import BeginChange, TakeLock
@@ -33,7 +33,7 @@ def commands(group: Any, words: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def test_every_command_that_changes_something_can_be_asked_what_it_would_do() -> None:
-    found = commands(typer.main.get_command(app))
+    found = commands(typer.main.get_command(whole_tree()))
     reading = {" ".join(v.words) for v in verbs().values() if v.reads}
     reading |= {"playbook validate", "playbook check", "playbook schema", "cluster schema"}
     changing = {n for n in found if n not in reading and not n.startswith("completion")}

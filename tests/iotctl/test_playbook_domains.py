@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from iotctl.cli.catalogue import verbs
-from iotctl.cli.main import app
+from iotctl.cli.main import whole_tree
 from iotctl.errors import Exit, InputProblem, UsageProblem
 from iotctl.playbook.command_line import command_line
 from iotctl.spec.playbook_check import load_playbook
@@ -81,7 +81,7 @@ def test_every_option_that_lists_what_it_takes_refuses_the_rest() -> None:
 
 
 def _metavars(words: tuple[str, ...]) -> list[tuple[str, str]]:
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(whole_tree())
     for word in words:
         command = command.commands[word]
     return [(max(p.opts, key=len), p.metavar or "") for p in command.params if p.param_type_name == "option"]

@@ -1,0 +1,130 @@
+"""The tree of commands, and the part of it that a command line needs.
+
+To load all commands takes longer than a small command does, and so does typer, which examines each command
+that it is given.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple
+
+import typer
+from typer.models import CommandInfo
+
+HELP = "Operate, scale and migrate clusters of time-series storage nodes."
+EPILOG = (
+    "The options above may stand before or after the command. "
+    "Exit codes: 0 done, 2 usage, 3 input, 4 unreachable, 5 refused, 6 partly, 7 verification failed, "
+    "8 changes pending, 9 outcome unknown, 10 busy."
+)
+
+
+class Branch(NamedTuple):
+    """A command or a group of `iotctl`, with the help that `iotctl --help` shows of it.
+
+    The module of a group has an `app`, that of a command a function `register`.
+    """
+
+    name: str
+    module: str
+    help: str
+
+
+COMMANDS = (
+    Branch("demo", "demo", "Start a fleet, load sensor data, add and remove nodes under load."),
+    Branch("apply", "apply", "Execute a plan; without one: plan from cluster.yaml, show, ask."),
+    Branch("migrate", "migrate", "Move the data of an open change by Spark: order the pulls, verify."),
+    Branch("verify", "migrate", "Compare all replicas."),
+    Branch("completion", "completion", "Print the completion script of a shell."),
+)
+GROUPS = (
+    Branch("local", "local", "A fleet on this machine."),
+    Branch("cluster", "cluster", "Look at a cluster, change its nodes."),
+    Branch("plan", "plan", "What a change would do, before anything is done."),
+    Branch("ops", "ops", "Operations: list, watch, steer."),
+    Branch("data", "data", "Rows in and out."),
+    Branch("cert", "cert", "Certificates of nodes and operators."),
+    Branch("playbook", "playbook", "Run commands from a YAML file."),
+    Branch("support", "support", "Collect support diagnostics."),
+)
+
+Callback = Callable[..., None]
+
+
+def whole(callback: Callback) -> typer.Typer:
+    """Every command."""
+    app = _root(callback)
+    for module in dict.fromkeys(command.module for command in COMMANDS):
+        _load(module).register(app)
+    for group in GROUPS:
+        app.add_typer(_load(group.module).app, name=group.name)
+    return app
+
+
+def needed(callback: Callback, words: Sequence[str]) -> typer.Typer:
+    """The one command that the words begin with; if they begin with none, the first level, as its help shows
+    it.
+
+    Args:
+        words: of a command line, without its global options.
+    """
+    app = _root(callback)
+    for group in GROUPS:
+        if words and group.name == words[0]:
+            app.add_typer(_part(_load(group.module).app, words[1:]), name=group.name)
+            return app
+    for command in COMMANDS:
+        if words and command.name == words[0]:
+            _load(command.module).register(app)
+            app.registered_commands = [c for c in app.registered_commands if _name_of(c) == command.name]
+            return app
+    for command in COMMANDS:
+        app.command(command.name, help=command.help)(_nothing)
+    for group in GROUPS:
+        app.add_typer(typer.Typer(help=group.help), name=group.name)
+    return app
+
+
+def _root(callback: Callback) -> typer.Typer:
+    app = typer.Typer(
+        name="iotctl",
+        help=HELP,
+        epilog=EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(callback)
+    return app
+
+
+def _nothing() -> None:
+    raise AssertionError("a command that is only shown was run")
+
+
+def _load(module: str) -> ModuleType:
+    return import_module(f"iotctl.cli.{module}")
+
+
+def _part(group: typer.Typer, words: Sequence[str]) -> typer.Typer:
+    """With the one command that the words begin with, where they do."""
+    groups = [g for g in group.registered_groups if words and g.name == words[0]]
+    commands = [c for c in group.registered_commands if words and _name_of(c) == words[0]]
+    if not (groups or commands):
+        return group
+    part = copy.copy(group)
+    part.registered_groups, part.registered_commands = list(map(copy.copy, groups)), commands
+    for below in part.registered_groups:
+        assert below.typer_instance is not None
+        below.typer_instance = _part(below.typer_instance, words[1:])
+    return part
+
+
+def _name_of(command: CommandInfo) -> str:
+    assert command.callback is not None
+    return command.name or command.callback.__name__.replace("_", "-")

@@ -1,0 +1,69 @@
+"""A command line loads the branch that it names, and shows what the whole tree would show."""
+
+import contextlib
+import io
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from iotctl.cli import tree
+from iotctl.cli.main import global_options, whole_tree
+from iotctl.cli.session import default_session
+
+
+def help_of(app: typer.Typer, *words: str) -> str:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        command = typer.main.get_command(app)
+        try:
+            command([*words, "--help"], prog_name="iotctl", standalone_mode=False, obj=default_session())
+        except typer.TyperException as error:
+            return str(error)
+    return shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("verify",),
+        ("demo",),
+        ("cluster",),
+        ("cluster", "add-node"),
+        ("data", "import"),
+        ("nothing",),
+    ],
+)
+def test_the_help_of_a_part_is_that_of_the_whole(words: tuple[str, ...]) -> None:
+    shown = help_of(tree.needed(global_options, words), *words)
+    assert shown == help_of(whole_tree(), *words) and shown
+
+
+def test_every_branch_is_in_the_tree_in_this_order() -> None:
+    names = [branch.name for branch in (*tree.COMMANDS, *tree.GROUPS)]
+    assert list(typer.main.get_command(whole_tree()).commands) == names  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("words", "loaded"),
+    [
+        ((), set()),
+        (("--version",), set()),
+        (("plan", "--help"), {"plan"}),
+        (("cert", "--help"), {"cert"}),
+    ],
+)
+def test_only_what_is_named_is_loaded(words: tuple[str, ...], loaded: set[str]) -> None:
+    """Each module costs a command that does not need it some milliseconds."""
+    modules = {branch.module for branch in (*tree.COMMANDS, *tree.GROUPS)}
+    program = (
+        "import sys; from iotctl.cli.main import run; run(sys.argv[1:]); sys.stdout.flush();"
+        "print(*sorted(m for m in sys.modules if m.startswith('iotctl.cli.')), sep='\\n', file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60, check=True
+    )
+    found = {line.removeprefix("iotctl.cli.") for line in done.stderr.splitlines()}
+    assert found & modules == loaded, found
