@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 # Three at a time, for tests with real agents wait half of their time.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test long spread systemd check golden sim coverage exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
+.PHONY: demo test quick long spread lock systemd check golden sim coverage exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $@
 
@@ -34,6 +34,16 @@ spread: $(VENV)/.installed
 
 systemd: $(VENV)/.installed
 	$(BIN)/python -m pytest -m systemd $(ARGS) tests/fleet/test_systemd.py
+
+# A minute and a half while you work: what starts no process of its own.
+quick: $(VENV)/.installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not real and not spark and not long and not spread" $(ARGS) \
+		tests/partition tests/table tests/wire tests/plan tests/raft tests/data tests/meta tests/scaling tests/host
+
+# After a change of the dependencies in pyproject.toml, once requirements.lock names the wanted versions.
+lock:
+	uv pip compile --no-deps --no-header --no-annotate --generate-hashes --universal --python-version 3.11 \
+		requirements.lock -o requirements.lock
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
