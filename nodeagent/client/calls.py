@@ -28,24 +28,14 @@ from nodeagent.model.errors import (
 )
 from nodeagent.model.ids import META, GroupId
 from nodeagent.model.requests import (
-    BeginChange,
-    CloseAll,
-    DeleteRows,
-    Drain,
-    DropTable,
-    Forward,
     GetMeta,
     MetaView,
     ProbeGroup,
-    Propose,
-    PutSchema,
-    RaiseLevel,
     Reply,
     Request,
     ScanRows,
-    Steer,
-    Write,
 )
+from nodeagent.model.requests.base import Repeat
 from nodeagent.model.schema import TableSchema
 
 _T = TypeVar("_T")
@@ -67,13 +57,6 @@ PATIENCE = 6
 
 SILENT_MAX = 2
 """Questions in a row without an answer, after which a node is not at work."""
-
-_CHANGES = (PutSchema, DropTable, BeginChange, Drain, RaiseLevel, Steer, Forward, Write, DeleteRows, Propose)
-_ONCE = (BeginChange, Write, DeleteRows, Propose)
-"""Not to be sent again here when an answer is missing."""
-
-_SLOW = (CloseAll,)
-"""Answered when work is done that a second request would only repeat."""
 
 GROUP_TRANSIENT = (Overloaded, Refused, NotFound, Damaged, Unavailable)
 META_TRANSIENT = (Overloaded, Unavailable)
@@ -230,7 +213,7 @@ class Calls:
     ) -> tuple[str, Reply]:
         """Ask one after the other until one answers (what `chase` says) or the deadline passes."""
         backoff = Backoff(self.rng)
-        attempt_s = self.timeout_s if isinstance(request, _SLOW) else self.attempt_s
+        attempt_s = self.timeout_s if request.traits.is_long else self.attempt_s
         lost: OutcomeUnknown | None = None
         refusals = 0
         while True:
@@ -251,9 +234,9 @@ class Calls:
                 chase.advance()
             except OutcomeUnknown as error:
                 last = error
-                if isinstance(request, _CHANGES):
+                if request.traits.repeat is not Repeat.FREELY:
                     lost = error
-                if isinstance(request, _ONCE):
+                if request.traits.repeat is Repeat.NEVER:
                     raise
                 self.give_up(group, chase)
             except transient as error:
@@ -265,7 +248,7 @@ class Calls:
                 raise
             except NodeAgentError as error:
                 # Neither definite nor unknown: a failure of that node, or a code we do not know.
-                if isinstance(request, _CHANGES):
+                if request.traits.repeat is not Repeat.FREELY:
                     raise _unknown(request, error) from error
                 last = error
                 self.give_up(group, chase)

@@ -15,7 +15,7 @@ from nodeagent.client.identity import certificate_facts
 from nodeagent.client.spec import Endpoint
 from nodeagent.model.errors import Forbidden, InvalidInput, NodeAgentError, Unavailable
 from nodeagent.model.raft_messages import Routed
-from nodeagent.model.requests import FetchChunk, Hello, Reply, Request, ScanRows
+from nodeagent.model.requests import Hello, Reply, Request
 from nodeagent.transport.connection import Connection, dial
 from nodeagent.transport.tls import Identity, client_context
 from nodeagent.wire.frames import PROTOCOL
@@ -23,8 +23,6 @@ from nodeagent.wire.frames import PROTOCOL
 DIAL_TIMEOUT_S = 3.0
 REDIAL_MIN_S = 0.05
 REDIAL_MAX_S = 1.0
-
-_BULK = (FetchChunk, ScanRows)
 
 
 class Link(Protocol):
@@ -101,7 +99,7 @@ class NetworkLink:
 
     async def call(self, target: str, request: Request, timeout_s: float) -> Reply:
         started = asyncio.get_running_loop().time()
-        connection = await self._connection(target, isinstance(request, _BULK), timeout_s)
+        connection = await self._connection(target, request.traits.is_bulk, timeout_s)
         left = timeout_s - (asyncio.get_running_loop().time() - started)
         if left <= 0:
             raise not_connected(f"no connection to {target} in time")

@@ -17,7 +17,6 @@ from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job, JobResult
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import (
-    CheckFiles,
     DeleteRows,
     ErrorReply,
     EventsReply,
@@ -25,10 +24,7 @@ from nodeagent.model.requests import (
     GetEvents,
     GetStatus,
     Hello,
-    ListPartitions,
     NodeStatus,
-    OpenSource,
-    PullUnit,
     Reply,
     Request,
     ScanRows,
@@ -50,10 +46,7 @@ CALL_TIMEOUT_S = 5.0
 SLOW_CALL_TIMEOUT_S = 120.0
 """For calls that make the peer do slow work."""
 
-_SLOW_CALLS = (OpenSource, PullUnit)
-
 _OfShell = GetStatus | GetEvents | FetchChunk
-_Slow = ScanRows | ListPartitions | CheckFiles
 _Rows = Write | DeleteRows
 """Put together once: a union that is made for every request costs it as much as all else here."""
 
@@ -268,7 +261,7 @@ class Driver:
             connection.reply(number, ErrorReply("unavailable", f"{self._node} is stopping"))
         elif isinstance(request, _OfShell):
             self._answer(connection, number, request)
-        elif isinstance(request, _Slow):
+        elif request.traits.is_queued:
             self.data_requests += isinstance(request, ScanRows)
             self._queue(connection, number, request, (peer.role, peer.name))
         else:
@@ -362,7 +355,7 @@ class Driver:
         self._arm()
 
     def _call(self, call: int, to: NodeId | Address, request: Request) -> None:
-        timeout_s = SLOW_CALL_TIMEOUT_S if isinstance(request, _SLOW_CALLS) else CALL_TIMEOUT_S
+        timeout_s = SLOW_CALL_TIMEOUT_S if request.traits.is_long else CALL_TIMEOUT_S
         self._peers.call(to, request, timeout_s, partial(self.on_reply, call))
 
     def _follow_addresses(self) -> None:

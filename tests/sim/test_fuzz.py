@@ -17,7 +17,6 @@ from nodeagent.model.operation import CopyRecord, Options, SealResult
 from nodeagent.model.raft_messages import RaftMessage, Routed
 from nodeagent.model.requests import Reply, Request
 from nodeagent.partition.hash import slot_of
-from nodeagent.runtime.rights import may_ask
 from nodeagent.table import arrow
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
@@ -139,7 +138,7 @@ class Fuzz:
         group = getattr(request, "group", META)
         node = self.leader(group if group in self.groups else META)
         for role in ROLES:
-            if may_ask(role, type(request)):
+            if role in request.traits.by:
                 node.serve("node1" if role == "node" else CLIENT, request, self._count(request))
                 break
 

@@ -64,8 +64,8 @@ MUTANTS = (
     Mutant(
         "a change without an answer is asked for again",
         "client/calls.py",
-        "                if isinstance(request, _ONCE):",
-        "                if isinstance(request, MetaView):",
+        "                if request.traits.repeat is Repeat.NEVER:",
+        "                if request is self:",
     ),
     Mutant(
         "a refusal after a change without an answer is believed",

@@ -117,15 +117,15 @@ MUTANTS = (
     ),
     Mutant(
         "an operator may hand in evidence",
-        "runtime/rights.py",
-        "            return kind not in _NODES_ONLY",
-        "            return True",
+        "model/requests/meta.py",
+        "Traits(NODES, Repeat.UNLESS_FAILED)",
+        "Traits(MEMBERS, Repeat.UNLESS_FAILED)",
     ),
     Mutant(
         "a guest may ask what members may",
         "runtime/rights.py",
-        "            return kind in _GUESTS",
-        "            return kind not in _ADMINS_ONLY",
+        "    if role in request.traits.by:",
+        "    if role in request.traits.by or role == GUEST:",
     ),
     Mutant(
         "a chunk of any length is taken",
