@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from msgspec.structs import replace
 
@@ -77,7 +77,9 @@ class Handlers:
             op = self.host.meta.open_operation()
             fits = op if op is not None and op.id == request.operation else None
             return self.host.mover.order(fits, request.group, request.slots, token)
-        return desk.refuse(token, "invalid_input", "the shell answers this request")
+        if isinstance(request, q.OfShell):
+            return desk.refuse(token, "invalid_input", "the shell answers this request")
+        assert_never(request)
 
     def _check_status(self, token: int, request: q.CheckStatus) -> None:
         host = self.host

@@ -25,6 +25,7 @@ from nodeagent.model.requests import (
     GetStatus,
     Hello,
     NodeStatus,
+    OfShell,
     Reply,
     Request,
     ScanRows,
@@ -46,7 +47,6 @@ CALL_TIMEOUT_S = 5.0
 SLOW_CALL_TIMEOUT_S = 120.0
 """For calls that make the peer do slow work."""
 
-_OfShell = GetStatus | GetEvents | FetchChunk
 _Rows = Write | DeleteRows
 """Put together once: a union that is made for every request costs it as much as all else here."""
 
@@ -259,7 +259,7 @@ class Driver:
             return
         if self._stopped:
             connection.reply(number, ErrorReply("unavailable", f"{self._node} is stopping"))
-        elif isinstance(request, _OfShell):
+        elif isinstance(request, OfShell):
             self._answer(connection, number, request)
         elif request.traits.is_queued:
             self.data_requests += isinstance(request, ScanRows)
@@ -290,7 +290,7 @@ class Driver:
             what = f"{shares.WAITING_MAX} reads of {who[0]} {who[1]} wait for their turn"
             connection.reply(number, ErrorReply("overloaded", what, "ask for fewer at a time"))
 
-    def _answer(self, connection: Connection, number: int, request: _OfShell) -> None:
+    def _answer(self, connection: Connection, number: int, request: OfShell) -> None:
         """What the shell knows; it changes nothing, so a failure ends that request alone."""
         try:
             match request:

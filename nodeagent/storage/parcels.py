@@ -11,7 +11,7 @@ import msgspec
 
 from nodeagent.model.jobs import CloseUnit, MemBatch
 from nodeagent.model.limits import MIB
-from nodeagent.storage.handler import CloseRequest, Request, ScanRequest
+from nodeagent.storage.handler import CloseRequest, CompactRequest, Request, ScanRequest
 
 PIECE_BYTES = 1 * MIB
 _PREFIX_BYTES = 8
@@ -60,6 +60,8 @@ def _batches(request: Request) -> Iterator[MemBatch]:
                 yield from unit.batches
         case ScanRequest():
             yield from request.batches
+        case CompactRequest():
+            pass  # it names files
 
 
 def _with(request: Request, batches: Iterator[MemBatch]) -> Request:

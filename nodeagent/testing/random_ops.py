@@ -124,6 +124,8 @@ class RandomOps(Scenario):
                 return self.finish(operation, cancelled=may_cancel)
             case "cancel":
                 return self.maybe_cancel(operation)
+            case _:
+                pass
         return self.finish(operation)
 
     def add_one(self) -> bool:

@@ -127,6 +127,12 @@ def _run(run: str, seed: int) -> tuple[Swarm | ClusterSwarm | Scenario, Callable
         case "scenario":
             scenario = Scenario(seed)
             return scenario, scenario.run
+        case _:
+            return _written(run, seed)
+
+
+def _written(run: str, seed: int) -> tuple[Swarm | ClusterSwarm | Scenario, Callable[[], msgspec.Struct]]:
+    """The world of a file with a script."""
     if not Path(run).is_file():
         raise LookupError(f"{run} is none of swarm, cluster_swarm and scenario, and no file with a script")
     text = Path(run).read_text()

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from iotctl.cli import published
+from iotctl.cli import published, tree
 from iotctl.cli.catalogue import verbs
 from iotctl.cli.main import Terminated
 from iotctl.cli.options import hoist
@@ -451,12 +451,14 @@ WORDS = [
     "words", [*WORDS, *(" ".join((*v.words, "--help")) for v in verbs().values() if v.words)]
 )
 def test_a_command_that_is_made_alone_is_the_same(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """typer is given only what the line is about: help, usage errors and what was meant do not change."""
     alone = iotctl(tmp_path, *words.split())
-    monkeypatch.setattr("iotctl.cli.main._part", lambda whole, words: whole)
+    shown = capsys.readouterr()
+    monkeypatch.setattr("iotctl.cli.tree.needed", lambda callback, words: tree.whole(callback))
     assert iotctl(tmp_path, *words.split()) == alone
+    assert capsys.readouterr() == shown
 
 
 INTERRUPTED_EXEC = """

@@ -1,7 +1,5 @@
-"""A command line loads the branch that it names, and shows what the whole tree would show."""
+"""A command line loads the branch that it names; what it shows is the same (`test_contract`)."""
 
-import contextlib
-import io
 import subprocess
 import sys
 
@@ -9,36 +7,7 @@ import pytest
 import typer
 
 from iotctl.cli import tree
-from iotctl.cli.main import global_options, whole_tree
-from iotctl.cli.session import default_session
-
-
-def help_of(app: typer.Typer, *words: str) -> str:
-    shown = io.StringIO()
-    with contextlib.redirect_stdout(shown):
-        command = typer.main.get_command(app)
-        try:
-            command([*words, "--help"], prog_name="iotctl", standalone_mode=False, obj=default_session())
-        except typer.TyperException as error:
-            return str(error)
-    return shown.getvalue()
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        (),
-        ("verify",),
-        ("demo",),
-        ("cluster",),
-        ("cluster", "add-node"),
-        ("data", "import"),
-        ("nothing",),
-    ],
-)
-def test_the_help_of_a_part_is_that_of_the_whole(words: tuple[str, ...]) -> None:
-    shown = help_of(tree.needed(global_options, words), *words)
-    assert shown == help_of(whole_tree(), *words) and shown
+from iotctl.cli.main import whole_tree
 
 
 def test_every_branch_is_in_the_tree_in_this_order() -> None:

@@ -27,7 +27,6 @@ from nodeagent.wire.frames import NUMBERED_HEAD, Frame, FrameReader, Kind
 from tests.extremes import Extremes
 
 ROLES = ("node", "admin", "reader", "guest")
-BY_THE_SHELL = (q.GetStatus, q.GetEvents, q.FetchChunk)
 REQUESTS = 4_000
 
 
@@ -133,7 +132,7 @@ class Fuzz:
         except FrameError:
             self.outcomes["refused at decode"] += 1
             return
-        if isinstance(request, BY_THE_SHELL):
+        if isinstance(request, q.OfShell):
             return
         group = getattr(request, "group", META)
         node = self.leader(group if group in self.groups else META)

@@ -150,7 +150,8 @@ CHARS: dict[str, int] = {
     "ReportError.what": TEXT,
     "Park.why": TEXT,
     **{
-        f"{kind}.by": TEXT for kind in ("SetDraining", "GiveUp", "TakeLock", "DropLock", "RecordRun", "Begin")
+        f"{kind}.by": TEXT
+        for kind in ("SetDraining", "RaiseLevel", "GiveUp", "TakeLock", "DropLock", "RecordRun", "Begin")
     },
     **{f"{kind}.by": TEXT for kind in ("Lock", "Run", "Operation", "SteerOperation")},
     **{name: TEXT for name in ("TakeLock.what", "Lock.what", "DropLock.outcome", "SteerOperation.report")},

@@ -245,6 +245,9 @@ Request = (
     | PullUnit
     | DropTable
 )
+OfShell = GetStatus | GetEvents | FetchChunk
+"""What the agent's shell answers: it changes nothing, and only the shell knows it."""
+
 Reply = (
     StatusChecked
     | NodeStatus

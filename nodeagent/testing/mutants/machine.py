@@ -126,6 +126,8 @@ class _Places:
                 yield (*self._span(node), str(not value))
             case ast.Constant(value=int() as value):
                 yield (*self._span(node), str(value + 1))
+            case _:
+                pass
 
     def _between(self, left: ast.AST, right: ast.AST, change: tuple[str, str] | None) -> Iterator[Edit]:
         if change is None:
