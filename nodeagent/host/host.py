@@ -634,8 +634,10 @@ class Host:
             return
         settings = self.config.cluster
         table = initial_table(first_ring(self.config), settings.slots)
+        nodes = self.admission.records()
+        level = self.levels.common(nodes)
         command = meta_commands.Bootstrap(
-            self.desk.wall, self.new_id(), settings, self.admission.records(), table.to_wire()
+            self.desk.wall, self.new_id(), settings, nodes, table.to_wire(), level
         )
         self.meta_replica.propose([meta_commands.encode(command)])
 

@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection
 
 from nodeagent.meta.state import DEAD, Image
 from nodeagent.model.errors import Refused
-from nodeagent.model.features import Levels
+from nodeagent.model.features import FIRST, Levels
 from nodeagent.model.ids import NodeId
+from nodeagent.model.requests import NodeRecord
 
 PEERS_SPARE = 64
 """Nodes that are no members, or not yet, whose levels are kept at least."""
@@ -22,6 +23,11 @@ class PeerLevels:
     def meet(self, incarnation: str, levels: Levels) -> None:
         """A peer's hello: what its newest process speaks."""
         self._heard[incarnation] = levels
+
+    def common(self, nodes: Collection[NodeRecord]) -> int:
+        """The highest level that all of them speak, as far as they said: that of a cluster they form."""
+        spoken = [self._levels_of(n) or Levels(FIRST, FIRST) for n in nodes]
+        return max(self.own.oldest, min((levels.newest for levels in spoken), default=FIRST))
 
     def prune(self, members: Collection[str]) -> None:
         """Forget incarnations that left, when there are many."""
@@ -45,9 +51,8 @@ class PeerLevels:
         for record in image.nodes.values():
             if record.state == DEAD:
                 continue
-            is_own = record.node == self._node
-            levels = self.own if is_own else self._heard.get(record.incarnation)
-            if levels is None or (not is_own and is_silent(record.node)):
+            levels = self._levels_of(record)
+            if levels is None or (record.node != self._node and is_silent(record.node)):
                 raise Refused(
                     f"{record.node} is silent: whether it speaks feature level {level} is not known",
                     next_step="start it and repeat this: iotctl cluster status",
@@ -57,3 +62,6 @@ class PeerLevels:
                     f"{record.node} speaks feature level {levels}, not {level}",
                     next_step="iotctl cluster upgrade",
                 )
+
+    def _levels_of(self, record: NodeRecord) -> Levels | None:
+        return self.own if record.node == self._node else self._heard.get(record.incarnation)

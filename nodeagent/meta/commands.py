@@ -6,6 +6,7 @@ Tags and names of fields are what the log holds: they stay when a class is renam
 import msgspec
 
 from nodeagent.model.config import ClusterSettings
+from nodeagent.model.features import FIRST
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import CopyRecord, Options, Ranges, SealResult
 from nodeagent.model.requests import Heir, NodeRecord
@@ -24,6 +25,8 @@ class Bootstrap(_Command, frozen=True, tag="Bootstrap"):
     settings: ClusterSettings
     nodes: tuple[NodeRecord, ...]
     table: TableWire
+    level: int = FIRST
+    """The highest feature level that all of them speak."""
 
 
 class PutSchema(_Command, frozen=True, tag="PutSchema"):

@@ -174,6 +174,8 @@ class MetaState:
         im = self.image
         if im.cluster_id:
             return ErrorReply("refused", f"cluster {im.cluster_id} exists already")
+        _check_level(self.levels, b.level)
+        im.level = b.level
         im.cluster_id = b.cluster_id
         im.settings = b.settings
         im.nodes = {n.node: n for n in b.nodes}

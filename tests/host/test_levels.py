@@ -83,6 +83,15 @@ def test_a_node_that_joins_holds_it() -> None:
     check(found, image(operations=[operation]))
 
 
+def test_a_new_cluster_begins_at_the_highest_level_of_all() -> None:
+    """A node that said nothing is of a release that knows no levels."""
+    nodes = list(image().nodes.values())
+    assert levels(b=NEW, c=Levels(2, 5)).common(nodes) == 2
+    assert levels(b=NEW, c=OLD).common(nodes) == 1
+    assert levels(b=NEW).common(nodes) == 1
+    assert levels(Levels(1, 7)).common([nodes[0]]) == 7
+
+
 def test_nodes_that_left_are_forgotten_when_there_are_many() -> None:
     found = levels(b=NEW, c=NEW)
     for number in range(PEERS_SPARE + 5):

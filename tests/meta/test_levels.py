@@ -4,10 +4,13 @@ import pytest
 
 from nodeagent.meta import commands as c
 from nodeagent.meta.state import MetaState
+from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import EntryFailed, Refused
 from nodeagent.model.features import FIRST, Levels
-from nodeagent.model.requests import Accepted, ErrorReply, LockReply, Reply
+from nodeagent.model.requests import Accepted, ErrorReply, LockReply, NodeRecord, Reply
+from nodeagent.partition.ring import initial_ring
+from nodeagent.partition.table import initial_table
 
 NEXT = Levels(FIRST, FIRST + 1)
 
@@ -25,6 +28,17 @@ def test_it_is_raised_once_and_never_falls() -> None:
         assert state.image.level == FIRST + 1
     assert [line for line in state.image.audit if "level" in line[2]] == [(7, "ann", "feature level 2")]
     assert MetaState.decode(state.encode(), NEXT).image.level == FIRST + 1
+
+
+def test_a_new_cluster_begins_at_the_level_of_its_first_entry() -> None:
+    ring = initial_ring(["a"])
+    nodes = (NodeRecord("a", "a", 1, 2, "inc-a", 0),)
+    settings = ClusterSettings(name="plant", replicas=1, slots=8)
+    first = c.Bootstrap(1, "c-1", settings, nodes, initial_table(ring, 8).to_wire(), FIRST + 1)
+    state = MetaState(levels=NEXT)
+    assert isinstance(do(state, first), Accepted) and state.image.level == FIRST + 1
+    with pytest.raises(EntryFailed, match="feature level 2"):
+        do(MetaState(levels=Levels(FIRST, FIRST)), first)
 
 
 def test_a_node_that_does_not_speak_it_stops_there_and_says_so() -> None:
