@@ -21,7 +21,7 @@ def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = Fal
     import msgspec
 
     from iotctl.cli import views
-    from iotctl.execute.levels import feature_level, raise_level
+    from iotctl.execute.levels import await_level, feature_level, raise_level
     from iotctl.execute.status import cluster_status
 
     session = session_of(ctx)
@@ -35,4 +35,5 @@ def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = Fal
         session.confirm(question, yes=yes)
         raise_level(session.cluster, found.possible, session.operator, lock=session.check_lock())
         found = msgspec.structs.replace(found, level=found.possible)
+    await_level(session.cluster, found.level)
     session.output.emit("cluster-feature-level", found, lambda: views.level_tables(found))

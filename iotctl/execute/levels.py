@@ -1,11 +1,17 @@
 """The cluster's feature level, and raising it when an upgrade is over (`nodeagent.model.features`)."""
 
+import time
+from collections.abc import Callable
+
 import msgspec
 
-from iotctl.errors import RefusedProblem
+from iotctl.errors import Partly, RefusedProblem
 from iotctl.execute.cluster import Cluster
 from iotctl.execute.status import DEAD, ClusterStatus
-from nodeagent.model.requests import Accepted, RaiseLevel
+from nodeagent.model.requests import Accepted, NodeStatus, RaiseLevel
+
+POLL_S = 0.2
+WAIT_S = 30
 
 
 class FeatureLevel(msgspec.Struct, frozen=True):
@@ -43,3 +49,32 @@ def raise_level(cluster: Cluster, level: int, by: str, *, lock: int = 0) -> None
     """Raises `NodeAgentError`: refused, or the meta group does not answer."""
     reply = cluster.call_meta(RaiseLevel(level, by, lock))
     assert isinstance(reply, Accepted), reply
+
+
+def await_level(
+    cluster: Cluster,
+    level: int,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until every node that answers has learnt that the cluster is at `level`.
+
+    Raises:
+        Partly: some have not in `WAIT_S`.
+    """
+    deadline = clock() + WAIT_S
+    while behind := _behind(cluster, level):
+        if clock() >= deadline:
+            raise Partly(
+                f"the feature level is {level}, but {', '.join(behind)} did not learn of it in {WAIT_S} s",
+                why="until it has, install no other release there",
+                next="iotctl cluster finalize-upgrade",
+            )
+        sleep(POLL_S)
+
+
+def _behind(cluster: Cluster, level: int) -> list[str]:
+    """Nodes that answer and do not know that the cluster is at `level`."""
+    found = cluster.statuses()
+    return sorted(n for n, s in found.items() if isinstance(s, NodeStatus) and s.level < level)

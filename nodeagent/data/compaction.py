@@ -17,7 +17,7 @@ older or newer than one of them and not among them is so for all. Deletes logged
 out in it (`FileMeta.clean`), so that they end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -135,8 +135,11 @@ def find_inputs(manifest: Manifest, c: Compacting) -> tuple[FileMeta, ...]:
     return found if [f.name for f in found] == wanted else ()
 
 
-def job_of(group: GroupId, c: Compacting, inputs: Sequence[FileMeta]) -> CompactFiles:
-    """What is made follows from the log alone; the hashes are the log's and not those of this manifest."""
+def job_of(
+    group: GroupId, c: Compacting, inputs: Sequence[FileMeta], substitutes: Container[str] = ()
+) -> CompactFiles:
+    """What is made follows from the log alone. The hashes are the log's and not those of this manifest,
+    but for those of `substitutes`: they have the rows that the log says, in other bytes."""
     if isinstance(c.command, Park):
         return _parking(group, c.command, inputs[0])
     hashes = dict(c.command.inputs)
@@ -154,7 +157,9 @@ def job_of(group: GroupId, c: Compacting, inputs: Sequence[FileMeta]) -> Compact
         writer="" if c.command.parked else c.command.writer,
     )
     deletes = sorted((t for t in c.tombstones if oldest < t.order), key=lambda t: t.order)
-    files = tuple(msgspec.structs.replace(f, xxh3=hashes[f.name]) for f in inputs)
+    files = tuple(
+        f if f.name in substitutes else msgspec.structs.replace(f, xxh3=hashes[f.name]) for f in inputs
+    )
     return CompactFiles(group, CompactUnit(spec, (c.index,), files, tuple(deletes)))
 
 

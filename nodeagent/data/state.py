@@ -27,7 +27,7 @@ from nodeagent.data.tombstones import Tombstones
 from nodeagent.model import limits
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import EntryFailed
-from nodeagent.model.files import FileMeta, Tombstone, parked_name
+from nodeagent.model.files import FileMeta, Tombstone, logged_at, parked_name
 from nodeagent.model.ids import GroupId, PartitionKey
 from nodeagent.model.jobs import AdoptFiles, CloseFiles, CloseUnit, CompactFiles, DeleteFiles, Job
 from nodeagent.model.operation import Ranges
@@ -75,6 +75,9 @@ class Checkpoint(msgspec.Struct):
     staged: dict[str, dict[GroupId, dict[int, Part]]] = {}
     """As in `handover.Staged`."""
 
+    substitutes: list[str] = []
+    """As in `DataState.substitutes`."""
+
 
 @dataclass(slots=True)
 class Adopting:
@@ -105,6 +108,10 @@ class DataState:
     adopting: list[Adopting] = field(default_factory=list)
     compacting: list[Compacting] = field(default_factory=list)
     """In the order of the log."""
+
+    substitutes: set[str] = field(default_factory=set)
+    """Files made here with another library than their entry names, so with other bytes than elsewhere. What
+    the log has of the other members by then takes each of them away."""
 
     jobs: list[Job] = field(default_factory=list)
     doomed: list[FileMeta] = field(default_factory=list)
@@ -386,7 +393,7 @@ class DataState:
         What a compaction logged before names as an input is parked after it, if it is there then: whether the
         compaction takes it away is known only when its turn has come, at each member's own pace.
         """
-        if any(command.name in c.names for c in self.compacting if not c.gone):
+        if self.is_input(command.name):
             self.compacting.append(Compacting(index, command, command.schema, []))
             return
         merge = next((c for c in self.compacting if c.index == command.close), None)
@@ -408,7 +415,7 @@ class DataState:
             return
         c.command = msgspec.structs.replace(c.command, parked=why)
         if c.job is not None:
-            c.job = compaction.job_of(self.group, c, c.job.unit.inputs)
+            c.job = compaction.job_of(self.group, c, c.job.unit.inputs, self.substitutes)
             self.jobs.append(c.job)
 
     def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
@@ -527,7 +534,7 @@ class DataState:
                     self.compacting.remove(c)
                     self._settle_files(c.key)
                     continue
-                c.job = compaction.job_of(self.group, c, inputs)
+                c.job = compaction.job_of(self.group, c, inputs, self.substitutes)
                 self.jobs.append(c.job)
             taken.add(c.key)
 
@@ -536,6 +543,17 @@ class DataState:
         if any(p.index < c.index and c.command.partition in p.parts for p in self.pending):
             return False
         return not any(a.index < c.index and c.command.slot in expand(a.command.slots) for a in self.adopting)
+
+    def is_input(self, name: str) -> bool:
+        """Whether a compaction that is logged and not over takes the file in, once it is there."""
+        return any(name in c.names for c in self.compacting if not c.gone)
+
+    def has_passed(self, name: str) -> bool:
+        """Whether the file was in this manifest and left it, or no row was left for it."""
+        if not (self.recovered and 0 <= logged_at(name) <= self.applied) or name in self.manifest:
+            return False
+        coming = {u.spec.name for p in self.pending for u in p.units} | {c.output for c in self.compacting}
+        return name not in coming
 
     def wants(self, job: CompactFiles) -> bool:
         """Whether a compaction that failed is to be tried again; if not it is over: its slot was released, or
@@ -749,6 +767,7 @@ class DataState:
         base = self.base()
         self.closed_through = {p: i for p, i in self.closed_through.items() if i > base}
         self.refused = {i for i in self.refused if i > base}
+        self.substitutes = {name for name in self.substitutes if not self.has_passed(name)}
         return Checkpoint(
             group=self.group,
             applied=self.applied,
@@ -774,6 +793,7 @@ class DataState:
             ],
             parked=[(p.index, name, why) for p in self.pending for name, why in p.parked.items()],
             staged=self.staged.parts,
+            substitutes=sorted(self.substitutes),
         )
 
     def superseded(self, old: "DataState", left: Iterable[FileMeta] = ()) -> tuple[FileMeta, ...]:
@@ -813,6 +833,7 @@ class DataState:
             schemas={(s.storage_group, s.table): s for s in saved.schemas},
             tombstones=Tombstones(saved.tombstones),
             closed_through=dict(saved.closed_through),
+            substitutes=set(saved.substitutes),
             refused=set(saved.refused),
             recovered_to=saved.applied,
             delivered=base,

@@ -7,11 +7,12 @@ a compaction is to make of a file that is damaged or missing here, and what the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodeagent.data.state import DataState
 from nodeagent.host.data_replica import Copied, DataReplica
 from nodeagent.host.desk import Desk
+from nodeagent.host.failing import PASSED, Answers
 from nodeagent.host.repair_areas import RepairAreas
 from nodeagent.host.suspects import have_checked
 from nodeagent.model.errors import InvariantBroken, NotFound
@@ -33,15 +34,13 @@ from nodeagent.model.requests import ErrorReply, ExportFiles, Reply, SourceOpene
 class _Lack:
     replica: DataReplica
     specs: Sequence[CloseSpec]
-    """Any of them; the first is wanted most."""
+    """Any of them; the first is wanted most, the last is the one that fails here."""
 
     state: DataState
     """That asked: one that takes its place asks for what it needs."""
 
     then: Copied
-    is_nowhere: bool = False
-    """Others were asked, and each so far said that it has none of them."""
-
+    answers: Answers = field(default_factory=Answers)
     is_answered: bool = False
 
     @property
@@ -65,7 +64,7 @@ class Copies:
     def _begin(self, lack: _Lack) -> None:
         members = [n for n in lack.replica.raft.log.config.members if n != self._node]
         if members and lack.is_current and not self._desk.space.room:
-            lack.is_nowhere = True
+            lack.answers.is_nowhere = True
             return self._ask(lack, [(spec, n) for spec in lack.specs for n in members])
         # Not at once: when many wait, each would begin the next from inside of its end.
         return self._desk.later(0, lambda: self._came(lack, None))
@@ -79,7 +78,10 @@ class Copies:
         def answered(reply: Reply) -> None:
             slots = reply.slots if isinstance(reply, SourceOpened) else ()
             made = next((f for s in slots for f in s.files if _fits(f, spec)), None)
-            lack.is_nowhere &= isinstance(reply, ErrorReply) and reply.code == NotFound.code
+            if isinstance(reply, ErrorReply) and reply.code == NotFound.code:
+                lack.answers.has_passed |= bool(reply.details.get(PASSED)) and spec is lack.specs[-1]
+            else:
+                lack.answers.is_nowhere = False
             if made is None or not isinstance(reply, SourceOpened):
                 return self._ask(lack, others)
             source = FileRef(node, reply.snapshot, made.name, made.size, made.xxh3)
@@ -112,7 +114,7 @@ class Copies:
         """`then`, as a part of this: an exception in it means that nothing came, and the next may begin."""
 
         def failed(why: str) -> None:
-            lack.is_nowhere = False
+            lack.answers = Answers()
             self._came(lack, None, is_clear=False)
 
         return self._desk.isolated("a copy", then, failed)
@@ -122,7 +124,7 @@ class Copies:
             return
         lack.is_answered = True
         try:
-            lack.then(made, lack.is_nowhere)
+            lack.then(made, lack.answers)
         except Exception as error:
             raise InvariantBroken(f"{lack.specs[0].name} came and was taken half way") from error
         self._areas.leave(lack.replica.group, is_clear=is_clear)

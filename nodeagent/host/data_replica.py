@@ -12,7 +12,7 @@ from nodeagent.data import commands
 from nodeagent.data.compaction import Key
 from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint
 from nodeagent.host.desk import Desk
-from nodeagent.host.failing import CLOSE, FOREIGN, Failing, Making, parked_trouble, specs_of
+from nodeagent.host.failing import CLOSE, FOREIGN, Answers, Failing, Making, parked_trouble, specs_of
 from nodeagent.host.freshness import Freshness
 from nodeagent.host.outbox import Outbox
 from nodeagent.host.replica import Replica
@@ -55,9 +55,8 @@ SEALED_CLOSE_MS = 1_000
 """Files of sealed slots are made so long after the seal. Nobody serves from them; made at once, on all
 members, they slow down the very moment in which writers wait for the slots to open elsewhere."""
 
-Copied = Callable[[FileMeta | None, bool], None]
-"""Gets the file that came from another member and is in place, None if none came; and whether there are other
-members and each of them said that it has none."""
+Copied = Callable[[FileMeta | None, Answers], None]
+"""Gets the file that came from another member and is in place, None if none came."""
 
 Waiting = tuple[Callable[[], None], Callable[[], None]]
 """What to do when it is durable, and when the replica went before that."""
@@ -172,8 +171,10 @@ class DataReplica(Replica):
         if isinstance(job, DeleteFiles) and self.installing:
             return self._start_after(JOB_RETRY_MS, job)  # the state to come may name them
         if isinstance(job, Making):
+            if not self._writer.is_ready:
+                return self._start_after(JOB_RETRY_MS, job)
             self._forget_unparked(job)
-            if why := self._writer.refusal(specs_of(job)):
+            if why := self._foreign(specs_of(job)):
                 return self._leave_to_others(job, why)
         if isinstance(job, CompactFiles) and sum(f.size for f in job.unit.inputs) > space.spare:
             return self._on_job(job, state, Failed(Overloaded.code, space.why))
@@ -250,14 +251,18 @@ class DataReplica(Replica):
         """Each file that only another member can make comes from one; the rest of it is made here."""
         left = self._left_of(job)
         if isinstance(left, CloseFiles):
-            own = tuple(u for u in left.units if not self._writer.refusal((u.spec,)))
+            own = tuple(u for u in left.units if not self._foreign((u.spec,)))
             if own:
                 self._start(CloseFiles(self.group, own))
             for unit in left.units:
-                if self._writer.refusal((unit.spec,)):
+                if self._foreign((unit.spec,)):
                     self._put_off(CloseFiles(self.group, (unit,)), Failed(FOREIGN, why))
         elif left is not None:
             self._put_off(left, Failed(FOREIGN, why))
+
+    def _foreign(self, specs: Iterable[CloseSpec]) -> str:
+        """Why other members are to make these files, "" if this one is."""
+        return self._writer.refusal(s for s in specs if s.name not in self.state.substitutes)
 
     def _left_of(self, job: Making) -> Making | None:
         """What is still to be made of it: nothing that was parked or released meanwhile."""
@@ -292,6 +297,8 @@ class DataReplica(Replica):
 
     def _maybe_park(self, failing: Failing) -> None:
         """Leader, unless its node is short of space: that may be the reason."""
+        if failing.is_foreign and self.state.is_input(failing.spec.name):
+            return  # the compaction, which is logged, takes it as it is: this node's library makes it
         park = failing.parked() if self.leads and not self.desk.space.room else None
         if park is not None:
             self.desk.note("parking", group=self.group, file=park.name, why=park.why)
@@ -316,7 +323,7 @@ class DataReplica(Replica):
         later = self.state.outcomes(job) if isinstance(job, CompactFiles) else ()
         return tuple(o.spec for o in later) or specs_of(job)
 
-    def _on_copied(self, job: Making, state: DataState, made: FileMeta | None, is_nowhere: bool) -> None:
+    def _on_copied(self, job: Making, state: DataState, made: FileMeta | None, answers: Answers) -> None:
         if self._is_over(state):
             return None
         failing = self.failing.get(specs_of(job)[0].name)
@@ -325,7 +332,9 @@ class DataReplica(Replica):
             self.drop_unnamed(made)
         if made is None or not is_taken:
             if failing is not None:
-                failing.unmet = failing.unmet + 1 if is_nowhere else 0
+                failing.on_absent(answers)
+                if failing.wants_substitute(is_input=self.state.is_input(failing.spec.name)):
+                    self._substitute(failing)
             return self._again(job, state, ask=False)
         if failing is not None:
             # A damaged file is in use no more; what fails for another reason will fail the next time too.
@@ -333,6 +342,11 @@ class DataReplica(Replica):
             self.helped = "" if is_expected else f"{failing.trouble}; another member's file was taken"
             self.desk.note("copied_instead", group=self.group, file=made.name, why=failing.why)
         return None
+
+    def _substitute(self, failing: Failing) -> None:
+        """While this node was down the others have merged it, or all were upgraded before one had made it."""
+        self.state.substitutes.add(failing.spec.name)
+        self.desk.note("substituted", group=self.group, file=failing.spec.name, why=failing.why)
 
     def _take(self, job: Making, made: FileMeta) -> bool:
         """Whether the copy is what is to be made, or does instead still."""

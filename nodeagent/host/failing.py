@@ -23,8 +23,17 @@ UNMET_TRIES = 30
 PARK_TRIES = 6
 """Failures of one unit or merge before it is parked: about half a minute, or a minute."""
 
+FOREIGN_TRIES = 12
+"""The same, when only another library can make it: each try asks the other members for it, for some 50 s."""
+
 PARK_WHY_MAX = 500
 """Characters of the error that are logged with it."""
+
+SUBSTITUTE_TRIES = 3
+"""Copies of what another library makes that nobody had, before this node's library makes one."""
+
+PASSED = "passed"
+"""Detail of a refusal to export a file: whether it was there and is no more."""
 
 FOREIGN = "foreign"
 """Code of a failure: this node's library is not the one that the entry names."""
@@ -33,10 +42,7 @@ Making = CloseFiles | CompactFiles
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    what: str
-    """That cannot be done with the rows."""
-
+class Pace:
     retry_ms: int
     retry_ms_max: int
     """What fails again and again waits twice as long each time, up to this."""
@@ -44,10 +50,39 @@ class Kind:
     even_tries: int
     """Tries before it waits longer."""
 
+    park_tries: int
+    """Failures before the leader parks it."""
 
-CLOSE = Kind("stored as a file", 1_000, 60_000, 1)
-MERGE = Kind("merged", 10_000, 640_000, PARK_TRIES)
+    def delay_ms(self, tries: int) -> int:
+        """Before the next try."""
+        return min(self.retry_ms << max(0, min(tries - self.even_tries, 16)), self.retry_ms_max)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    what: str
+    """That cannot be done with the rows."""
+
+    pace: Pace
+
+
+CLOSE = Kind("stored as a file", Pace(1_000, 60_000, 1, PARK_TRIES))
+MERGE = Kind("merged", Pace(10_000, 640_000, PARK_TRIES, PARK_TRIES))
 """Each try reads all of the inputs. Only one that cannot even be parked waits longer."""
+
+FOREIGN_PACE = Pace(200, 10_000, 2, FOREIGN_TRIES)
+"""A try costs a question to the other members, and one of them is making the file at this moment."""
+
+
+@dataclass(slots=True)
+class Answers:
+    """Of the other members that were asked for a file, while none had it."""
+
+    is_nowhere: bool = False
+    """There are others, and each said that it has none."""
+
+    has_passed: bool = False
+    """One had it once, or had no row left for it (`DataState.has_passed`)."""
 
 
 @dataclass(slots=True)
@@ -70,7 +105,10 @@ class Failing:
     """For what makes it elsewhere is another library: no try helps, another member's file does."""
 
     unmet: int = 0
-    """How often no other member had it."""
+    """How often in a row no other member had it."""
+
+    passed: int = 0
+    """How often one that was asked had it no more."""
 
     @classmethod
     def of(cls, job: Making, spec: CloseSpec) -> "Failing":
@@ -91,7 +129,14 @@ class Failing:
     @property
     def is_awaited(self) -> bool:
         """Whether another member is expected to have made it in a moment: no trouble yet."""
-        return self.is_foreign and self.tries < PARK_TRIES
+        return self.is_foreign and self.tries < FOREIGN_TRIES
+
+    def wants_substitute(self, *, is_input: bool) -> bool:
+        """Whether to make with this node's library what another library should. Its bytes are compared with
+        nobody's: a compaction that is logged takes it in (`is_input`), or it is over for the others."""
+        if not self.is_foreign:
+            return False
+        return self.passed >= SUBSTITUTE_TRIES or (is_input and self.tries >= FOREIGN_TRIES)
 
     @property
     def is_lost(self) -> bool:
@@ -100,9 +145,11 @@ class Failing:
 
     @property
     def delay_ms(self) -> int:
-        """Before the next try."""
-        kind = self.kind
-        return min(kind.retry_ms << max(0, min(self.tries - kind.even_tries, 16)), kind.retry_ms_max)
+        return self.pace.delay_ms(self.tries)
+
+    @property
+    def pace(self) -> Pace:
+        return FOREIGN_PACE if self.is_foreign else self.kind.pace
 
     def count(self, result: Failed) -> None:
         if result.code != Overloaded.code and not result.found:
@@ -111,12 +158,16 @@ class Failing:
         self.is_damaged = bool(result.found)
         self.is_foreign = result.code == FOREIGN
 
+    def on_absent(self, answers: Answers) -> None:
+        self.unmet = self.unmet + 1 if answers.is_nowhere else 0
+        self.passed += answers.has_passed
+
     def parked(self) -> Park | None:
         """What the leader logs, once there was time for what passes (a worker that was killed, memory) and
         for a copy of what only this member cannot do; if it came too early, it costs only bytes. What is
         logged once more changes nothing."""
         spec = self.spec
-        if self.tries < PARK_TRIES or spec.parked:
+        if self.tries < self.pace.park_tries or spec.parked:
             return None
         why = self.why[:PARK_WHY_MAX]
         return Park(spec.slot, spec.partition, spec.schema, self.index, spec.name, why)

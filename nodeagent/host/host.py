@@ -61,6 +61,10 @@ DRIVE_MS = 100
 HOUSEKEEPING_MS = 200
 EXPIRE_MS = 60_000
 CREATE_AGAIN_MS = 1_000
+META_WAIT_MS = 60_000
+"""After a start files are not made before the meta state is current, but for this long at most: without a
+leader of the meta group it may never be."""
+
 CLOCK_TIMEOUTS = 5
 """What a member's clock said so many election timeouts ago does not count any more."""
 
@@ -128,7 +132,12 @@ class Host:
         """Voters of groups led here whose clocks are wrong, in ms ahead of the others'."""
 
         self.levels = PeerLevels(config.node, levels)
-        self.writer = FileWriter(writer, lambda: self.level)
+        self.writer = FileWriter(
+            writer,
+            lambda: self.level,
+            lambda: self.meta.image.library,
+            lambda: self.is_current or self.desk.now - now > META_WAIT_MS,
+        )
         self._empty = MetaState(levels=levels)
         self._turn = 0
         self._drive_at = now

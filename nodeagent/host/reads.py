@@ -14,6 +14,7 @@ from heapq import merge as merge_sorted
 import msgspec
 
 from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.failing import PASSED
 from nodeagent.host.writes import Cluster, moved, not_leader
 from nodeagent.model import limits, requests
 from nodeagent.model.errors import InvalidInput
@@ -542,7 +543,9 @@ def on_export(
     if request.names:
         found = {n: f for n in request.names if (f := replica.state.manifest.get(n)) is not None}
         if len(found) < len(request.names):
-            return host.desk.refuse(token, "not_found", "not all of these files are in this manifest")
+            has_passed = all(replica.state.has_passed(n) for n in request.names if n not in found)
+            what = "not all of these files are in this manifest"
+            return host.desk.reply(token, ErrorReply("not_found", what, details={PASSED: has_passed}))
         files = tuple(found.values())
     else:
         replica.compared_at = host.desk.now

@@ -7,20 +7,32 @@ from nodeagent.model.files import CloseSpec
 
 
 class FileWriter:
-    """`own` is the library and its version, "" where nobody says; `level` the cluster's feature level."""
+    """`own` is the library and its version, "" where nobody says; `level` the cluster's feature level, and
+    `unnamed` the library that entries mean which name none, "" if that is not known. `is_current`: whether
+    the two are what this node knew before its last start."""
 
-    def __init__(self, own: str, level: Callable[[], int]) -> None:
+    def __init__(
+        self, own: str, level: Callable[[], int], unnamed: Callable[[], str], is_current: Callable[[], bool]
+    ) -> None:
         self.own = own
         self._level = level
+        self._unnamed = unnamed
+        self._is_current = is_current
 
     @property
     def named(self) -> str:
         """For an entry that is proposed now."""
         return self.own if self._level() >= Feature.FILE_WRITER else ""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it is known which files are made here."""
+        return not self.own or self._level() >= Feature.FILE_WRITER or self._is_current()
+
     def refusal(self, specs: Iterable[CloseSpec]) -> str:
         """Why these files cannot be made here with the bytes that the other members make; "" if they can."""
-        other = next((s.writer for s in specs if s.writer not in ("", self.own)), "") if self.own else ""
-        return (
-            f"the other members make it with {other}, this node has {self.own or 'another'}" if other else ""
-        )
+        if not self.own:
+            return ""
+        named = (s.writer or self._unnamed() for s in specs if not s.parked)
+        other = next((library for library in named if library not in ("", self.own)), "")
+        return f"the other members make it with {other}, this node has {self.own}" if other else ""

@@ -62,6 +62,9 @@ class RaiseLevel(_Command, frozen=True, tag="RaiseLevel"):
     lock: int = 0
     """As in `SetDraining`."""
 
+    library: str = ""
+    """As in `state.Image.library`."""
+
 
 class GiveUp(_Command, frozen=True, tag="GiveUp"):
     """As `requests.GiveUp`; what is lost is checked again when the entry is applied."""

@@ -76,6 +76,9 @@ class Image(msgspec.Struct):
     level: int = features.FIRST
     """The cluster's feature level."""
 
+    library: str = ""
+    """That made the files of entries which name none: of the leader when `Feature.FILE_WRITER` came."""
+
 
 @dataclass(slots=True)
 class MetaState:
@@ -238,6 +241,8 @@ class MetaState:
     def _raise_level(self, index: int, r: commands.RaiseLevel) -> Reply:
         if (refusal := runs.fenced(self.image, r.lock)) is not None:
             return refusal
+        if self.image.level < features.Feature.FILE_WRITER <= r.level:
+            self.image.library = r.library
         if r.level > self.image.level:
             _check_level(self.levels, r.level)
             self.image.level = r.level

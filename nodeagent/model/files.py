@@ -60,6 +60,13 @@ def tsfile_name(name: str) -> str:
     return name.removesuffix(PARKED) + TSFILE
 
 
+def logged_at(name: str) -> int:
+    """Index of the entry that had the file `name` made; -1 if that is no file's name."""
+    _, _, rest = name.partition("-")
+    index = rest.partition("-")[0]
+    return int(index) if index.isascii() and index.isdigit() else -1
+
+
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
     """A range delete: masks rows of `table` with an older order, in [time_from, time_to], whose tags
     equal `tags` where given."""

@@ -69,6 +69,9 @@ class Report(msgspec.Struct):
 
 
 class Scenario:
+    rest_ms = LIMIT_MS
+    """For all files to be made and merged at the end."""
+
     def __init__(
         self,
         seed: int,
@@ -480,7 +483,7 @@ class Scenario:
             writer.stopping = True
         self.reader.stopping = self.widener.stopping = True
         self.until(lambda: all(w.idle for w in self.writers), "every write is acknowledged")
-        self.until(self._at_rest, "every replica has made its files")
+        self.until(self._at_rest, "every replica has made its files", self.rest_ms)
         self.until(lambda: not any(self._staged(n) for n in self._members()), "staging is empty")
         self.until(lambda: not any(n.unanswered for n in self._members()), "every request is answered")
         self.sim.pause(2_000)

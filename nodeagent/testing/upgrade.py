@@ -21,6 +21,7 @@ from nodeagent.testing.cluster_swarm import ClusterSwarm, Report, reported
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.parallel import print_evidence
 from nodeagent.testing.replay import timed
+from nodeagent.testing.scenario import LIMIT_MS
 
 DOWN_MS = (50, 1_500)
 """A node that is upgraded is down for so long."""
@@ -30,6 +31,9 @@ LAST = ("upgrade_all", "raise_level", "change_library", "change_library")
 
 
 class UpgradeSwarm(ClusterSwarm):
+    rest_ms = 10 * LIMIT_MS
+    """After each merge the next one of its partition waits for those that copy what it made."""
+
     def __init__(self, seed: int) -> None:
         self.newest_build = PREVIOUS
         """Of those that some node has run."""
@@ -82,6 +86,10 @@ class UpgradeSwarm(ClusterSwarm):
     def raise_level(self) -> bool:
         self._all_up()
         self.request(q.RaiseLevel(Feature.FILE_WRITER, "sim"), Accepted)
+        self.until(
+            lambda: all(n.alive and n.host.level == Feature.FILE_WRITER for n in self._members()),
+            "every node has the new feature level",
+        )
         self._check_level()
         return True
 

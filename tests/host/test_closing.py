@@ -173,7 +173,7 @@ def test_a_unit_that_fails_again_and_again_is_parked_and_named() -> None:
     while not node.under_way(CloseFiles):
         node.pass_ms(1_000)
     node.finish(CloseFiles, FilesClosed((parked,)))
-    node.pass_ms(CLOSE.retry_ms_max + 1_000)
+    node.pass_ms(CLOSE.pace.retry_ms_max + 1_000)
     state = node.replica.state
     assert not node.under_way(CloseFiles) and not state.pending and len(state.manifest) == 5
     assert unit.spec.name in node.replica.trouble and "has 1" in node.replica.trouble

@@ -9,7 +9,7 @@ import pytest
 from nodeagent.data import commands
 from nodeagent.data.state import encode_checkpoint, initial
 from nodeagent.host.data_replica import Copied
-from nodeagent.host.failing import PARK_TRIES, UNMET_TRIES
+from nodeagent.host.failing import PARK_TRIES, UNMET_TRIES, Answers
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog
@@ -506,7 +506,7 @@ def test_a_damaged_input_that_nobody_can_give_is_told_with_the_node_to_replace(
     node.save()
     node.finish(HashFiles, GOOD)
     is_nowhere = True
-    monkeypatch.setattr(node.replica, "_copy", lambda replica, specs, then: then(None, is_nowhere))
+    monkeypatch.setattr(node.replica, "_copy", lambda replica, specs, then: then(None, Answers(is_nowhere)))
 
     def fail(times: int) -> None:
         for _ in range(times):
@@ -551,7 +551,7 @@ def test_a_copy_that_comes_when_its_slot_is_released_is_unlinked(
         node.replica.propose([commands.encode(seal), commands.encode(release)])
         node.take()
         node.finish(DeleteFiles, Done())
-    then(made, False)
+    then(made, Answers())
     node.take()
     assert node.replica.state.manifest.files() == (() if released else (made,))
     assert node.under_way(DeleteFiles) == ([DeleteFiles(GROUP, (made,))] if released else [])

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from nodeagent.host import copies
+from nodeagent.host.failing import PASSED, Answers
 from nodeagent.model.files import CloseSpec, FileMeta, FileRef, PulledSlot
 from nodeagent.model.jobs import (
     Done,
@@ -38,9 +39,9 @@ class Lacking(Node):
         for _ in range(count):
             self.host.copies.fetch(self.host.data[GROUP], (SPEC,), self._take)
 
-    def _take(self, made: FileMeta | None, is_nowhere: bool) -> None:
+    def _take(self, made: FileMeta | None, answers: Answers) -> None:
         self.got.append(made)
-        self.nowhere.append(is_nowhere)
+        self.nowhere.append(answers.is_nowhere)
 
 
 @pytest.fixture
@@ -81,6 +82,20 @@ def test_a_file_is_nowhere_when_every_other_member_said_so(code: str, node: Lack
     node.answer(node.calls(), NOT_MADE)
     node.answer(node.calls(), ErrorReply(code, "from c"))
     assert node.got == [None] and node.nowhere == [code == "not_found"]
+
+
+def test_one_that_had_the_file_says_so() -> None:
+    """Of the file that fails here, not of what it was merged into, which is asked for first."""
+    node, merged = Lacking(), msgspec.structs.replace(SPEC, name="h")
+    got: list[Answers] = []
+    had = ErrorReply("not_found", "merged by now", details={PASSED: True})
+    for specs in ((merged, SPEC), (SPEC, merged)):
+        node.host.copies.fetch(node.host.data[GROUP], specs, lambda made, answers: got.append(answers))
+        for _ in range(4):
+            asked = node.calls()
+            ((_, _, request),) = asked
+            node.answer(asked, had if request.names == ("g",) else NOT_MADE)
+    assert got == [Answers(is_nowhere=True, has_passed=True), Answers(is_nowhere=True)]
 
 
 def test_many_that_wait_are_told_one_by_one_that_nothing_comes(node: Lacking) -> None:

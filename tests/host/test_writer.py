@@ -4,8 +4,13 @@ import msgspec
 import pytest
 
 from nodeagent.data import commands as c
+from nodeagent.data.state import DataState
+from nodeagent.host.failing import Answers
+from nodeagent.host.host import META_WAIT_MS
 from nodeagent.host.writer import FileWriter
-from nodeagent.model.entries import Append, EntryKind
+from nodeagent.meta import commands as commands_of_meta
+from nodeagent.meta.state import Image, MetaState
+from nodeagent.model.entries import Append, Entry, EntryKind
 from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.files import CloseSpec
 from nodeagent.model.jobs import CloseFiles, CompactFiles, FilesClosed
@@ -22,6 +27,7 @@ def spec(writer: str) -> CloseSpec:
 
 def at_level(node: Node, level: int) -> Node:
     node.host.writer.own = OWN
+    node.host.writer._is_current = lambda: True
     node.host.meta.image.cluster_id, node.host.meta.image.level = "c", level
     return node
 
@@ -69,7 +75,7 @@ def test_a_merge_names_it_too() -> None:
 )
 def test_a_file_of_another_library_is_not_made_here(own: str, named: str, is_refused: bool) -> None:
     """Who does not know its own library makes everything, as releases before did."""
-    why = FileWriter(own, lambda: 2).refusal([spec(""), spec(named)])
+    why = FileWriter(own, lambda: 2, lambda: "", lambda: True).refusal([spec(""), spec(named)])
     assert bool(why) == is_refused and (not why or (OWN in why and OTHER in why))
 
 
@@ -106,3 +112,112 @@ def test_the_rest_of_a_close_is_made_here() -> None:
     node.pass_ms(200)
     made = [u.spec for j in node.under_way(CloseFiles) if isinstance(j, CloseFiles) for u in j.units]
     assert [(s.partition, s.writer) for s in made] == [(P, "")]
+
+
+def node_with_a_foreign_close(
+    monkeypatch: pytest.MonkeyPatch, answers: Answers, writer: str = OTHER
+) -> tuple[Node, str]:
+    """And the name of the file that is to be made; nobody has it, as `answers` say."""
+    node = at_level(node_with_a_row(), Feature.FILE_WRITER)
+    monkeypatch.setattr(node.replica, "_copy", lambda replica, specs, then: then(None, answers))
+    node.replica.propose([c.encode(c.CloseFile(((3, P),), writer=writer))])
+    node.take()
+    (pending,) = node.replica.state.pending
+    return node, pending.units[0].spec.name
+
+
+def made_after_ms(node: Node, limit_ms: int) -> int:
+    for waited in range(0, limit_ms, 100):
+        if node.under_way(CloseFiles):
+            return waited
+        node.pass_ms(100)
+    raise AssertionError(node.replica.failing)
+
+
+def merge(node: Node, name: str) -> None:
+    """Log a compaction of two older files and this one."""
+    inputs = (*((f.name, f.xxh3) for f in FILES), (name, "c" * 32))
+    node.replica.propose([c.encode(c.Compact(3, P, "t", inputs, writer=OWN))])
+    node.take()
+
+
+def test_what_the_others_have_merged_by_now_is_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While this node was down: its own library makes the file, with other bytes, for a merge to read."""
+    node, name = node_with_a_foreign_close(monkeypatch, Answers(is_nowhere=True, has_passed=True))
+    merge(node, name)
+    assert made_after_ms(node, 5_000) < 3_000 and not node.replica.trouble
+    (job,) = node.under_way(CloseFiles)
+    assert isinstance(job, CloseFiles)
+    made = msgspec.structs.replace(made_of(job.units[0]), xxh3="d" * 32)
+    node.finish(CloseFiles, FilesClosed((made,)))
+    node.pass_ms(200)
+    (merging,) = node.under_way(CompactFiles)
+    assert isinstance(merging, CompactFiles)
+    assert [f.xxh3 for f in merging.unit.inputs] == [*(f.xxh3 for f in FILES), "d" * 32], "it is no damage"
+    restored = DataState.restore(node.replica.state.checkpoint(), 0)
+    assert restored.substitutes == {name}
+    output = msgspec.structs.replace(made, name=merging.unit.spec.name, order=merging.unit.spec.order)
+    node.finish(CompactFiles, FilesClosed((output,)))
+    assert not node.replica.state.checkpoint().substitutes
+
+
+def test_what_nobody_made_before_all_were_upgraded_is_made_here_if_a_merge_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It cannot be parked: the merge was logged, and names it."""
+    node, name = node_with_a_foreign_close(monkeypatch, Answers(is_nowhere=True))
+    merge(node, name)
+    assert made_after_ms(node, 120_000) > 20_000
+    (job,) = node.under_way(CloseFiles)
+    assert isinstance(job, CloseFiles) and [u.spec.name for u in job.units] == [name]
+    assert "parking" not in node.notes
+
+
+@pytest.mark.parametrize("answers", [Answers(), Answers(is_nowhere=True)])
+def test_what_another_member_may_still_make_is_not_made_here(
+    monkeypatch: pytest.MonkeyPatch, answers: Answers
+) -> None:
+    node, name = node_with_a_foreign_close(monkeypatch, answers)
+    node.pass_ms(20_000)
+    assert not node.under_way(CloseFiles) and name not in node.replica.state.substitutes
+
+
+def test_an_entry_that_names_no_library_means_the_one_from_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was logged before the feature level was raised, and is made after a start with another library."""
+    node, _ = node_with_a_foreign_close(monkeypatch, Answers(), writer="")
+    assert node.under_way(CloseFiles), "nobody said which"
+    node = at_level(node_with_a_row(), Feature.FILE_WRITER)
+    node.host.meta.image.library = OTHER
+    node.replica.propose([c.encode(c.CloseFile(((3, P),)))])
+    node.pass_ms(1_000)
+    assert not node.under_way(CloseFiles)
+
+
+def test_before_the_meta_state_is_current_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a start it is that of the checkpoint: the level may have been raised since. But the meta group
+    may have lost its majority, and rows that are in memory hold their log."""
+    node = node_with_a_row()
+    node.host.writer.own = OWN
+    monkeypatch.setattr(type(node.host), "is_current", False)
+    node.replica.propose([c.encode(c.CloseFile(((3, P),)))])
+    node.pass_ms(20_000)
+    assert not node.under_way(CloseFiles) and not node.replica.trouble
+    node.pass_ms(META_WAIT_MS)
+    assert node.under_way(CloseFiles)
+
+
+def test_raising_the_level_says_which_library_made_the_files_before() -> None:
+    state = MetaState(Image(cluster_id="c"))
+    raised = commands_of_meta.RaiseLevel(7, Feature.FILE_WRITER, "ann", library=OTHER)
+    state.apply(1, [Entry(1, EntryKind.COMMAND, commands_of_meta.encode(raised))])
+    assert state.image.library == OTHER
+
+
+def test_a_member_says_which_files_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, name = node_with_a_foreign_close(monkeypatch, Answers())
+    state = node.replica.state
+    before, later = "00003-000000000001-0000.tsfile", f"00003-{state.applied + 1:012d}-0000.tsfile"
+    assert [state.has_passed(n) for n in (before, name, later)] == [True, False, False]
+    assert not any(state.has_passed(n) for n in (FILES[0].name, "f", "", "00003-x-0000.tsfile"))
+    merge(node, name)
+    assert not state.has_passed(f"00003-{state.applied:012d}-0000.tsfile"), "the merge is to make it"

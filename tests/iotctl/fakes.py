@@ -140,6 +140,9 @@ class FakeCluster:
     spoken: dict[str, int] = field(default_factory=dict)
     """Node -> highest feature level, of those that speak more than 1."""
 
+    unaware: set[str] = field(default_factory=set)
+    """Nodes that do not learn that the feature level was raised."""
+
     raised: list[int] = field(default_factory=list)
     closed: bool = False
     looks: int = 0
@@ -227,6 +230,7 @@ class FakeCluster:
             disk_free_bytes=10**12,
             cert_expires_ms=NOW_MS * 2,
             newest_level=self.spoken.get(node, 1),
+            level=1 if node in self.unaware else self.level,
         )
 
     # --- the verbs ---------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """The end of an upgrade: shown, asked for, refused while a node could not follow."""
 
 import json
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from iotctl.errors import Exit
+from iotctl.errors import Exit, Partly
+from iotctl.execute import levels
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
 
 FINALIZE = ("cluster", "finalize-upgrade")
@@ -69,6 +71,22 @@ def test_a_node_that_might_not_follow_is_named(
     done = iotctl(spec, *FINALIZE, "--yes", cluster=cluster)
     assert done.code == Exit.REFUSED and names in done.err and step in done.err, done.err
     assert cluster.level == 1 and status(spec, cluster)["feature_level_possible"] == 1
+
+
+def test_it_is_not_over_before_every_node_knows(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release with another library must not be installed on one that does not."""
+    monkeypatch.setattr(levels, "WAIT_S", 0.5)
+    cluster = upgraded(down="node5")
+    cluster.down, cluster.unaware = set(), {"node2", "node4"}
+    for _ in range(2):
+        done = iotctl(spec, *FINALIZE, "--yes", cluster=cluster)
+        assert done.code == Exit.PARTLY and "node2, node4 did not learn of it" in done.err, done.err
+    assert cluster.level == 2
+    cluster.unaware = set()
+    assert iotctl(spec, *FINALIZE, "--yes", cluster=cluster).code == 0
+    with pytest.raises(Partly):
+        cluster.unaware = {"node1"}
+        levels.await_level(cluster, 2, clock=count().__next__, sleep=lambda s: None)
 
 
 def test_a_node_that_cannot_follow_any_more_is_a_problem(spec: Path) -> None:
