@@ -30,6 +30,7 @@ def set_draining(
     by: str,
     *,
     lock: int = 0,
+    for_restart: bool = False,
     timeout_s: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
@@ -38,12 +39,13 @@ def set_draining(
 
     Args:
         lock: serial of the cluster's lock that the caller works under.
+        for_restart: as in `NodeRecord`.
 
     Raises:
         NodeAgentError: no such node, the meta group does not answer, or the lock is lost.
         Partly: the node still leads groups at the end of the time.
     """
-    cluster.call_meta(Drain(node, draining, by, lock))
+    cluster.call_meta(Drain(node, draining, by, lock, for_restart))
     deadline = clock() + (WAIT_S if timeout_s is None else timeout_s)
     while True:
         leads = _led_by(cluster, node)

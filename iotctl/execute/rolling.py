@@ -17,6 +17,7 @@ from iotctl.execute.events import audit_of
 from iotctl.execute.status import Facts, collect
 from iotctl.execute.stopping import OkToStop, decide, ok_to_stop
 from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.features import Feature
 from nodeagent.model.ids import META
 from nodeagent.model.requests import Accepted, Drain, NodeStatus
 
@@ -29,7 +30,7 @@ STILL_S = 10.0
 POLL_S = 0.25
 
 BY_A_ROLL = ", to restart it"
-"""Ends the name under which a node is drained here; what a killed roll left is known by it."""
+"""Follows the operator's name in the audit: before `Feature.REASONS` nothing else says why a node drains."""
 
 OnStep = Callable[[str, int, int, str], None]
 """Hears what is done, how many of how many nodes are over, and which node it is about."""
@@ -85,7 +86,10 @@ def running_longer(cluster: Cluster, names: Sequence[str], age_ms: int) -> list[
 
 def left_draining(cluster: Cluster) -> list[str]:
     """Nodes that only a roll wanted to drain; who holds the lock knows that it was killed."""
-    draining = [n.node for n in cluster.meta(strong=True).nodes if n.draining]
+    view = cluster.meta(strong=True)
+    if view.level >= Feature.REASONS:
+        return [n.node for n in view.nodes if n.for_restart]
+    draining = [n.node for n in view.nodes if n.draining]
     last: dict[str, str] = {}
     for _, who, what in audit_of(cluster) if draining else ():
         verb, _, node = what.partition(" ")
@@ -146,7 +150,7 @@ def rolling(
                 lock = check()
                 if node not in drained:
                     ours.append(node)
-                set_draining(cluster, node, True, by, lock=lock)
+                set_draining(cluster, node, True, by, lock=lock, for_restart=True)
             _check_alone(cluster, {*batch, *drained})
             _wait_still(cluster, batch, clock, sleep)
             check()
@@ -274,7 +278,7 @@ def _away(status: NodeStatus | NodeAgentError | None, heard: int) -> str:
 
 def _let_lead(cluster: Cluster, node: str, by: str, lock: int) -> int:
     """Index of the entry of the meta group that says so."""
-    reply = cluster.call_meta(Drain(node, False, by, lock))
+    reply = cluster.call_meta(Drain(node, False, by, lock, for_restart=True))
     assert isinstance(reply, Accepted), reply
     return reply.index
 

@@ -505,13 +505,13 @@ def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
 
 def _log_problem(status: NodeStatus) -> list[Problem]:
     """The group that pins most of the node's log for another node, when that is much."""
-    pinned = [g for g in status.groups if g.log_held_by.startswith(("follower", "a snapshot"))]
-    most = max(pinned, key=lambda g: g.log_bytes, default=None)
-    if most is None or most.log_bytes < LOG_PINNED_BYTES:
+    pinned = [(g, g.log_pin) for g in status.groups if g.log_pin is not None and g.log_pin.node]
+    most, pin = max(pinned, key=lambda held: held[0].log_bytes, default=(None, None))
+    if most is None or pin is None or most.log_bytes < LOG_PINNED_BYTES:
         return []
     kept = _megabytes(most.log_bytes)
-    message = f"{status.node} keeps {kept} of log of {most.group} for {most.log_held_by}"
-    look = f"iotctl cluster logs {most.log_held_by.split()[-1]}"
+    message = f"{status.node} keeps {kept} of log of {most.group} for {pin}"
+    look = f"iotctl cluster logs {pin.node}"
     return [Problem("warning", "log_held", status.node, most.group, message, look)]
 
 

@@ -22,6 +22,7 @@ from nodeagent.model import requests as q
 from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.entries import Config
 from nodeagent.model.errors import InvalidInput, InvariantBroken, Refused
+from nodeagent.model.features import Feature
 from nodeagent.model.ids import META, GroupId, NodeId
 from nodeagent.model.limits import LOCK_TTL_MS_MAX, TABLES_MAX, TTL_MS_MAX
 from nodeagent.partition.table import PartitionTable
@@ -165,7 +166,10 @@ class Handlers:
                 refusal = fenced(self.host.meta.image, request.lock)
                 if refusal is not None:
                     return desk.reply(token, refusal)
-                drain = meta.SetDraining(now, request.node, request.draining, request.by, request.lock)
+                for_restart = request.for_restart and self.host.level >= Feature.REASONS
+                drain = meta.SetDraining(
+                    now, request.node, request.draining, request.by, request.lock, for_restart
+                )
                 replica.propose([meta.encode(drain)], token)
             case q.RaiseLevel():
                 refusal = check_raise(self.host, request)

@@ -842,7 +842,7 @@ class Host:
         return "iotctl verify --repair" if replica.leads and replica.damaged else ""
 
     def _group_status(self, replica: Replica) -> GroupStatus:
-        status = replica.raft.status()
+        status, pin = replica.raft.status(), replica.log_pin
         base = GroupStatus(
             group=replica.group,
             role=status.role.value,
@@ -859,7 +859,8 @@ class Host:
             state="stopped" if replica.stopped else "running",
             hint=f"iotctl cluster upgrade {self.node}" if replica.stopped else "",
             log_bytes=replica.log_bytes(),
-            log_held_by=replica.log_held_by,
+            log_held_by=str(pin) if pin is not None else "",
+            log_pin=pin,
         )
         if not isinstance(replica, DataReplica):
             return base

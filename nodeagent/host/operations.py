@@ -178,6 +178,7 @@ class Operations:
             gone=lambda n: n not in nodes or nodes[n].state == DEAD,
             now=self.host.record_now,
             writer=self.host.writer.named,
+            level=self.host.level,
         )
         for action in groups.due(op, look):
             self._act(op, replica, action, wanted)

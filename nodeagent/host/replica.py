@@ -33,7 +33,7 @@ from nodeagent.model.jobs import (
 from nodeagent.model.jobs import SaveCheckpoint as SaveJob
 from nodeagent.model.limits import LOG_KEEP_MS_MAX, SMALL_APPEND_BYTES
 from nodeagent.model.raft_messages import AppendRequest, HeartbeatReply, RaftMessage, SnapshotOffer
-from nodeagent.model.requests import CheckFiles, ErrorReply, Reply
+from nodeagent.model.requests import CheckFiles, ErrorReply, LogPin, Reply
 from nodeagent.model.space import Room
 from nodeagent.raft.core import Raft
 from nodeagent.raft.progress import ProgressState
@@ -455,16 +455,18 @@ class Replica:
         if not (self.removed or self.installing or self._saving):
             self._purge(min([self._saved_to, *(index for _, index in self.pins())]))
 
-    def pins(self) -> list[tuple[str, int]]:
-        """Who needs the log after which index; a leader keeps it for them, bounded in bytes and age."""
+    def pins(self) -> list[tuple[LogPin, int]]:
+        """What needs the log after which index; a leader keeps it for followers, bounded in bytes and age."""
         kept = self.log_bytes()
         if kept >= self.desk.space.log_keep * SNAPSHOT_KEEPS:
             return []
-        pins = [(f"a snapshot for {peer}", o.base) for peer, o in self._snapshots.items()]
+        pins = [(LogPin("snapshot", peer), o.base) for peer, o in self._snapshots.items()]
         if self.leads and kept < self.desk.space.log_keep:
             status = self.raft.status()
             followed = {n: p.match for n, p in status.progress.items() if p.match >= status.base}
-            pins += [(f"follower {n}", match) for n, match in followed.items() if self._has_headway(n, match)]
+            pins += [
+                (LogPin("follower", n), match) for n, match in followed.items() if self._has_headway(n, match)
+            ]
         else:
             self._headway.clear()
         return pins
@@ -481,13 +483,13 @@ class Replica:
         return self.desk.now - since < LOG_KEEP_MS_MAX
 
     @property
-    def log_held_by(self) -> str:
-        """Why the log is not shorter; "" when a checkpoint is all it waits for."""
+    def log_pin(self) -> LogPin | None:
+        """Why the log is not shorter; None when a checkpoint is all it waits for."""
         needed = self.log_needed_after()
-        holder, index = min(self.pins(), key=lambda pin: pin[1], default=("", needed))
+        pin, index = min(self.pins(), key=lambda pin: pin[1], default=(None, needed))
         if index < needed:
-            return holder
-        return "rows in memory" if needed < self.seen else ""
+            return pin
+        return LogPin("rows") if needed < self.seen else None
 
     def _purge(self, index: int) -> bool:
         """Whether there was something to purge, which tells the log the number of the checkpoint too."""

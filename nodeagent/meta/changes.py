@@ -53,7 +53,7 @@ def record(op: Operation, evidence: c.Evidence) -> ErrorReply | None:
         case c.ReleasedBy():
             _add(op.released, evidence.group, op.stage is Stage.RELEASED)
         case c.ReportError():
-            op.last_error = evidence.what
+            op.last_error, op.error_group = evidence.what, evidence.group
         case c.SteerOperation():
             return _steer(op, evidence)
     return None
@@ -232,10 +232,5 @@ def copies_disagree(op: Operation, target: str) -> str:
             alike.setdefault(by_node[node], []).append(node)
         if len(alike) > 1:
             sides = " and ".join(", ".join(nodes) for nodes in alike.values())
-            return f"{disagreement(target)} {slots[0]}… differ between {sides}"
+            return f"{target}: copies of slots {slots[0]}… differ between {sides}"
     return ""
-
-
-def disagreement(target: str) -> str:
-    """How `copies_disagree` begins for this group."""
-    return f"{target}: copies of slots"

@@ -53,6 +53,9 @@ class SetDraining(_Command, frozen=True, tag="SetDraining"):
     lock: int = 0
     """Serial of the lock its sender works under, 0 for none; without effect when that is not held."""
 
+    for_restart: bool = False
+    """As in `requests.NodeRecord`."""
+
 
 class RaiseLevel(_Command, frozen=True, tag="RaiseLevel"):
     """From here on the cluster is at feature level `level`; without effect if it is there already."""
@@ -239,6 +242,8 @@ class ReportError(_Evidence, frozen=True, tag="ReportError"):
     """Why an operation does not go on, for people."""
 
     what: str
+    group: GroupId = ""
+    """That it concerns (`Feature.REASONS`)."""
 
 
 Command = (

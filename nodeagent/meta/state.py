@@ -233,8 +233,9 @@ class MetaState:
             return ErrorReply("not_found", f"no node {d.node} in the cluster", "iotctl cluster nodes")
         if (refusal := runs.fenced(self.image, d.lock)) is not None:
             return refusal
+        is_ours = d.draining and d.for_restart and (record.for_restart or not record.draining)
+        self.image.nodes[d.node] = msgspec.structs.replace(record, draining=d.draining, for_restart=is_ours)
         if record.draining != d.draining:
-            self.image.nodes[d.node] = msgspec.structs.replace(record, draining=d.draining)
             self._note(d.now, d.by, f"{'drain' if d.draining else 'undrain'} {d.node}")
         return Accepted(index)
 

@@ -22,6 +22,9 @@ class Feature(IntEnum):
     FILE_WRITER = 2
     """Entries that make TsFiles name the library that their bytes depend on."""
 
+    REASONS = 2
+    """A drain says whether a rolling restart wants it, the error of an operation which group it concerns."""
+
 
 class Levels(msgspec.Struct, frozen=True):
     """The levels that a release speaks, both included."""

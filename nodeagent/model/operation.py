@@ -200,6 +200,9 @@ class Operation(msgspec.Struct):
     copied_bytes: int = 0
     """What copies received over the network, in a short record."""
 
+    error_group: GroupId = ""
+    """Data group that `last_error` is about."""
+
     @property
     def ended(self) -> bool:
         return self.stage in ENDED

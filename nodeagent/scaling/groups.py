@@ -9,6 +9,7 @@ from nodeagent.data.state import DataState
 from nodeagent.meta import changes
 from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config
+from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import GroupChange, Operation, Ranges, Stage
 from nodeagent.partition.ranges import union
@@ -95,6 +96,9 @@ class Look:
 
     writer: str = ""
     """As in `Seal`."""
+
+    level: int = FIRST
+    """The cluster's feature level."""
 
 
 def due(op: Operation, look: Look) -> list[Action]:
@@ -247,9 +251,11 @@ def _adopt(op: Operation, look: Look) -> list[Action]:
         return []
     trouble = changes.copies_disagree(op, look.group)
     if trouble:
-        return [] if op.last_error == trouble else [Report(meta.ReportError(look.now, op.id, trouble))]
-    mended = op.last_error.startswith(changes.disagreement(look.group))
-    said: list[Action] = [Report(meta.ReportError(look.now, op.id, ""))] if mended else []
+        about = look.group if look.level >= Feature.REASONS else ""
+        report = Report(meta.ReportError(look.now, op.id, trouble, about))
+        return [] if op.last_error == trouble else [report]
+    is_repaired = bool(op.last_error) and op.error_group == look.group
+    said: list[Action] = [Report(meta.ReportError(look.now, op.id, ""))] if is_repaired else []
     return said if look.state.adopting else [*said, AdoptNow(op.id)]
 
 

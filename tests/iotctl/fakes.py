@@ -20,6 +20,7 @@ from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import BY_CODE, NodeAgentError, NotFound, Unavailable
+from nodeagent.model.features import Feature
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import META, PartitionKey
 from nodeagent.model.operation import CopyRecord, Operation, Options, Ranges, SlotMove, Stage, StageSpan
@@ -140,6 +141,9 @@ class FakeCluster:
     spoken: dict[str, int] = field(default_factory=dict)
     """Node -> highest feature level, of those that speak more than 1."""
 
+    for_restart: set[str] = field(default_factory=set)
+    """As `NodeRecord.for_restart`."""
+
     unaware: set[str] = field(default_factory=set)
     """Nodes that do not learn that the feature level was raised."""
 
@@ -170,6 +174,7 @@ class FakeCluster:
                     n.position,
                     n.weight,
                     draining=n.node in self.drained,
+                    for_restart=n.node in self.for_restart,
                 )
                 for i, n in enumerate(ring.nodes)
             ),
@@ -308,6 +313,9 @@ class FakeCluster:
             raise NotFound(f"no node {request.node} in the cluster", next_step="iotctl cluster nodes")
         self._check_fence(request.lock)
         before = self.drained
+        is_ours = request.draining and request.for_restart and self.level >= Feature.REASONS
+        is_ours &= request.node in self.for_restart or request.node not in self.drained
+        self.for_restart = self.for_restart - {request.node} | ({request.node} if is_ours else set())
         self.drained = self.drained | {request.node} if request.draining else self.drained - {request.node}
         if before != self.drained:
             what = f"{'drain' if request.draining else 'undrain'} {request.node}"

@@ -7,6 +7,7 @@ import pytest
 
 from iotctl.errors import Exit
 from iotctl.execute.rolling import BY_A_ROLL, left_draining
+from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.requests import Drain
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
 
@@ -60,10 +61,11 @@ def test_an_unknown_node_is_named(spec: Path) -> None:
     assert done.code != 0 and "node9" in done.err and "iotctl cluster nodes" in done.err
 
 
-def test_what_a_killed_roll_drains_a_person_may_keep_drained(spec: Path) -> None:
+@pytest.mark.parametrize("level", [FIRST, Feature.REASONS])
+def test_what_a_killed_roll_drains_a_person_may_keep_drained(spec: Path, level: int) -> None:
     """The next roll would let it lead again, though somebody wants it not to by now."""
-    cluster = FakeCluster()
-    cluster.call_meta(Drain("node2", True, f"me{BY_A_ROLL}"))
+    cluster = FakeCluster(level=level)
+    cluster.call_meta(Drain("node2", True, f"me{BY_A_ROLL}", for_restart=True))
     assert left_draining(cluster) == ["node2"]
     assert iotctl(spec, "cluster", "drain", "node2", cluster=cluster).code == 0
     assert cluster.drained == {"node2"} and left_draining(cluster) == []

@@ -8,6 +8,7 @@ import pytest
 
 from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
 from iotctl.execute.rolling import BY_A_ROLL, Rolled, left_draining, plan_waves, rolling
+from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.ids import META
 from nodeagent.model.requests import Drain, NodeStatus, Reply, Request
 from tests.iotctl.fakes import FakeCluster
@@ -200,12 +201,13 @@ def test_a_node_that_was_draining_before_stays_so() -> None:
     assert agents.cluster.drained == {"node4"}
 
 
-def test_what_a_killed_roll_left_draining_leads_again() -> None:
+@pytest.mark.parametrize("level", [FIRST, Feature.REASONS])
+def test_what_a_killed_roll_left_draining_leads_again(level: int) -> None:
     """It was killed while node2 was down; node4 a person drained, after a roll had."""
-    cluster = FakeCluster()
-    for by, draining in ((f"me{BY_A_ROLL}", True), ("me", False), ("ann", True)):
-        cluster.call_meta(Drain("node4", draining, by))
-    cluster.call_meta(Drain("node2", True, f"me{BY_A_ROLL}"))
+    cluster, roller = FakeCluster(level=level), f"me{BY_A_ROLL}"
+    for by, draining in ((roller, True), ("me", False), ("ann", True)):
+        cluster.call_meta(Drain("node4", draining, by, for_restart=by == roller))
+    cluster.call_meta(Drain("node2", True, roller, for_restart=True))
     assert left_draining(cluster) == ["node2"]
     beside = roll(FakeAgents(cluster), ["node1"], alone=False)  # the other one may be at work
     assert not beside.undrained and cluster.drained == {"node2", "node4"}

@@ -12,7 +12,7 @@ from iotctl.execute.status import HEARD_MS_MAX, SERVING_MS_MAX, cluster_status
 from iotctl.spec.cluster import load_cluster
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.operation import Options, Stage
-from nodeagent.model.requests import MetaView, NodeStatus, Reply, Request
+from nodeagent.model.requests import LogPin, MetaView, NodeStatus, Reply, Request
 from tests.iotctl.fakes import NOW_MS, SPEC, FakeCluster, iotctl, make_operation
 
 
@@ -77,7 +77,8 @@ def test_a_node_without_room_and_a_pinned_log_are_problems(spec: Path) -> None:
                 return msgspec.structs.replace(given, room="low", disk_free_bytes=70_000_000)
             held = {"node2": 40_000_000, "node3": 4_000_000}.get(node, 0)
             groups = [
-                msgspec.structs.replace(g, log_bytes=held, log_held_by="follower node4") for g in given.groups
+                msgspec.structs.replace(g, log_bytes=held, log_pin=LogPin("follower", "node4"))
+                for g in given.groups
             ]
             return msgspec.structs.replace(given, groups=tuple(groups))
 

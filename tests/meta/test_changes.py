@@ -540,6 +540,22 @@ def test_a_hold_counts_from_when_nothing_else_is_missing() -> None:
     assert meta.op.stage is Stage.RELEASED
 
 
+def test_a_node_drains_for_a_restart_only_while_nobody_else_wants_it_to() -> None:
+    meta = Meta()
+    wanted = []
+    for draining, for_restart in [
+        (True, True),
+        (True, False),
+        (True, True),
+        (False, True),
+        *[(True, True)] * 2,
+    ]:
+        meta.do(c.SetDraining(5, "b", draining, "me", 0, for_restart))
+        wanted.append((meta.state.image.nodes["b"].draining, meta.state.image.nodes["b"].for_restart))
+    keeps, only = (True, False), (True, True)
+    assert wanted == [only, keeps, keeps, (False, False), only, only]
+
+
 def test_draining_outlives_an_image_and_a_cancelled_removal() -> None:
     """It is the node's own state: what a change does to the node meanwhile does not end it."""
     meta = Meta()

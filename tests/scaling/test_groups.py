@@ -1,5 +1,7 @@
 """What the leader of a data group finds due, from the operation's record and its own state alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from nodeagent.data import commands as data
@@ -7,6 +9,7 @@ from nodeagent.data.handover import digest
 from nodeagent.data.state import DataState, initial
 from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config, Entry, EntryKind
+from nodeagent.model.features import Feature
 from nodeagent.model.files import FileMeta
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.jobs import AdoptFiles, Adoption
@@ -245,19 +248,28 @@ def test_adoption_does_not_wait_for_the_dead() -> None:
 
 
 def test_copies_that_agree_again_are_no_trouble_any_more() -> None:
-    """Who was wrong is given up: what it was about is not said for ever. Another group's trouble stays."""
+    """The member whose copy was wrong is given up: the error is cleared. Another group's error stays."""
     op = operation(Stage.MOVING)
     made = state(NEW, OPEN)
     op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d" if n != "n" else "e", 1, 1) for n in "abn"]
-    (report,) = groups.due(op, look(NEW, made))
+    (report,) = groups.due(op, replace(look(NEW, made), level=Feature.REASONS))
     assert isinstance(report, Report) and isinstance(report.command, meta.ReportError)
-    op.last_error = report.command.what
+    assert report.command.group == NEW
+    op.last_error, op.error_group = report.command.what, report.command.group
     assert groups.due(op, look(NEW, made)) == []
     op.dead.append("n")
     clear = Report(meta.ReportError(7, "op-9", ""))
     assert groups.due(op, look(NEW, made)) == [clear, AdoptNow("op-9")]
-    op.last_error = op.last_error.replace(NEW, OLD)
+    op.error_group = OLD
     assert groups.due(op, look(NEW, made)) == [AdoptNow("op-9")]
+
+
+def test_the_group_of_an_error_is_not_named_before_all_nodes_know_the_field() -> None:
+    op = operation(Stage.MOVING)
+    op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d" if n != "n" else "e", 1, 1) for n in "abn"]
+    (report,) = groups.due(op, look(NEW, state(NEW, OPEN)))
+    assert isinstance(report, Report) and isinstance(report.command, meta.ReportError)
+    assert report.command.what and not report.command.group
 
 
 def file() -> FileMeta:

@@ -4,6 +4,7 @@ import pytest
 
 from nodeagent.host import replica as host_replica
 from nodeagent.host.data_replica import DataReplica
+from nodeagent.model.requests import LogPin
 from nodeagent.testing.checks import check_converged
 from nodeagent.testing.scenario import Scenario
 
@@ -33,7 +34,7 @@ def test_a_dead_follower_pins_the_log_of_an_idle_group_for_a_while_only(
     scenario.until(lambda: all(w.idle for w in scenario.writers), "every write is acknowledged")
 
     def held() -> list[DataReplica]:
-        return [r for r in leaders(scenario) if r.log_held_by == "follower node4"]
+        return [r for r in leaders(scenario) if r.log_pin == LogPin("follower", "node4")]
 
     scenario.sim.pause(6_000)  # closes are entries too
     scenario.until(lambda: bool(held()), "a checkpoint waits for the follower alone", KEEP_MS)

@@ -121,6 +121,9 @@ from nodeagent.model.requests.node import (
     Hello as Hello,
 )
 from nodeagent.model.requests.node import (
+    LogPin as LogPin,
+)
+from nodeagent.model.requests.node import (
     NodeEvent as NodeEvent,
 )
 from nodeagent.model.requests.node import (

@@ -25,6 +25,9 @@ class NodeRecord(msgspec.Struct, frozen=True):
     draining: bool = False
     """It should lead no group, until undrained; its slots stay."""
 
+    for_restart: bool = False
+    """It drains as a rolling restart is to stop it, and nobody else wants it to (`Feature.REASONS`)."""
+
 
 class Recovery(msgspec.Struct, frozen=True):
     """A group whose majority was given up: `head` is to lead it from `term` on, with those that live.
@@ -129,7 +132,7 @@ class RaiseLevel(Message, frozen=True, tag="RaiseLevel"):
 class Drain(Message, frozen=True, tag="Drain"):
     """Keep `node` from leading groups, or (`draining` false) let it lead again. `Accepted` when recorded.
 
-    `lock` as in `BeginChange`.
+    `lock` as in `BeginChange`, `for_restart` as in `NodeRecord`.
     """
 
     traits: ClassVar = Traits(MEMBERS, Repeat.UNLESS_FAILED)
@@ -138,6 +141,7 @@ class Drain(Message, frozen=True, tag="Drain"):
     draining: bool
     by: Text
     lock: Count = 0
+    for_restart: bool = False
 
 
 class Heir(msgspec.Struct, frozen=True):

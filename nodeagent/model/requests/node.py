@@ -78,6 +78,26 @@ class GetStatus(Message, frozen=True, tag="GetStatus"):
     traits: ClassVar = Traits(READERS)
 
 
+class LogPin(msgspec.Struct, frozen=True):
+    """Why a group's log is not purged further.
+
+    `kind`: "follower" (it lacks entries), "snapshot" (one on offer continues there) or "rows" (which are only
+    in memory). `node`: the follower, or the node that the snapshot is for.
+    """
+
+    kind: str
+    node: NodeId = ""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case "rows":
+                return "rows in memory"
+            case "snapshot":
+                return f"a snapshot for {self.node}"
+            case _:
+                return f"{self.kind} {self.node}"
+
+
 class GroupStatus(msgspec.Struct, frozen=True):
     group: GroupId
     role: str
@@ -112,7 +132,10 @@ class GroupStatus(msgspec.Struct, frozen=True):
     """Entries that the log holds."""
 
     log_held_by: str = ""
-    """What keeps the log from being purged: a follower, a snapshot for one, rows in memory."""
+    """What keeps the log from being purged, in words."""
+
+    log_pin: LogPin | None = None
+    """The same; releases before 0.2.0 say it in words alone."""
 
 
 class NodeStatus(Message, frozen=True, tag="NodeStatus"):
