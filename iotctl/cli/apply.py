@@ -8,6 +8,7 @@ import typer
 
 from iotctl.cli.options import AcceptLayout, Depth, DryRun, HoldRelease, NoMigrate, Rate, Verify, Wait, Yes
 from iotctl.cli.session import Session, session_of
+from iotctl.playbook.traits import Traits, step
 
 if TYPE_CHECKING:
     from iotctl.plan.model import Plan
@@ -18,6 +19,7 @@ def register(app: typer.Typer) -> None:
     app.command("apply")(apply)
 
 
+@step(Traits(inspect=lambda look, use: look.apply(use)))
 def apply(
     ctx: typer.Context,
     file: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan saved with --out.")] = None,

@@ -4,10 +4,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import msgspec
 import typer
 
 from iotctl.errors import IotctlError
-from iotctl.spec.playbook import CONDITION, Parameter, Verb
+from iotctl.playbook.model import READS, Inspection, RunnableVerb
+from iotctl.playbook.traits import Traits, traits_of
+from iotctl.spec.playbook import CONDITION, Parameter
 from nodeagent.model.errors import NodeAgentError
 
 LEFT_OUT = ("demo", "completion", "playbook")
@@ -16,55 +19,30 @@ LEFT_OUT = ("demo", "completion", "playbook")
 IMPLIED = ("yes", "dry_run", "watch", "help")
 """Options a run decides for its steps."""
 
-SAYS = {"rate": "rate", "hold_release": "duration", "since": "duration", "older_than": "duration"}
-"""What a text means, by the name of its option."""
-
-_TYPES = {"int": "int", "int range": "int", "float": "float", "boolean": "bool"}
-
-READING = frozenset(
-    {
-        "cert.show",
-        "cluster.check",
-        "cluster.events",
-        "cluster.groups",
-        "cluster.logs",
-        "cluster.nodes",
-        "cluster.ok-to-stop",
-        "cluster.ring",
-        "cluster.schema",
-        "cluster.slots",
-        "cluster.status",
-        "cluster.wait",
-        "data.count",
-        "data.export",
-        "data.query",
-        "local.status",
-        "ops.list",
-        "ops.show",
-        "ops.wait",
-        "plan.add-node",
-        "plan.rebalance",
-        "plan.remove-node",
-        "plan.replace-node",
-        "plan.show",
-        "plan.spec",
-        "support.bundle",
-    }
-)
-"""Commands that change nothing: run for what they tell, again after every resume."""
-
-WORKING = frozenset({"cluster.wait", "data.export", "ops.wait", "support.bundle"})
-"""Of those the ones that write a file or take their time."""
+_TYPES = {
+    "int": "int",
+    "int range": "int",
+    "float": "float",
+    "boolean": "bool",
+    "duration": "duration",
+    "rate": "rate",
+}
+"""Of playbooks, by the name that typer has for the type."""
 
 BUILT_IN = (
-    Verb(
+    RunnableVerb(
         "assert",
         (),
         (Parameter("that", CONDITION, many=True, required=True), Parameter("message", "string")),
-        True,
+        reads=True,
     ),
-    Verb("approve", (), (Parameter("message", "string", required=True),)),
-    Verb(
+    RunnableVerb(
+        "approve",
+        (),
+        (Parameter("message", "string", required=True),),
+        traits=Traits(inspect=lambda look, use: Inspection(READS)),
+    ),
+    RunnableVerb(
         "exec",
         (),
         (
@@ -73,16 +51,17 @@ BUILT_IN = (
             Parameter("unless", "string", many=True),
             Parameter("changed_when", "string"),
         ),
+        traits=Traits(inspect=lambda look, use: look.program(use)),
     ),
 )
 
 
 @cache
-def verbs() -> dict[str, Verb]:
+def verbs() -> dict[str, RunnableVerb]:
     """By name: every command as `group.command`, and what only playbooks have."""
     from iotctl.cli.main import whole_tree
 
-    found: dict[str, Verb] = {}
+    found: dict[str, RunnableVerb] = {}
 
     def walk(command: Any, path: tuple[str, ...]) -> None:
         for name, child in getattr(command, "commands", {}).items():
@@ -94,12 +73,12 @@ def verbs() -> dict[str, Verb]:
                 words = (*path, name)
                 verb = ".".join(words)
                 asks = any("--yes" in p.opts for p in child.params)
-                looks = verb in READING - WORKING
-                found[verb] = Verb(verb, words, _parameters(child), verb in READING, looks, asks)
+                traits = traits_of(child.callback)
+                found[verb] = RunnableVerb(verb, words, _parameters(child), traits.reads, asks, traits)
 
     walk(typer.main.get_command(whole_tree()), ())
     waits = found["cluster.wait"]
-    found["wait_for"] = Verb("wait_for", waits.words, waits.parameters, True)
+    found["wait_for"] = msgspec.structs.replace(waits, name="wait_for")
     return found | {v.name: v for v in BUILT_IN}
 
 
@@ -114,7 +93,7 @@ def _parameters(command: Any) -> tuple[Parameter, ...]:
         made.append(
             Parameter(
                 name=name,
-                type="bool" if getattr(one, "is_flag", False) else SAYS.get(name) or _type(one),
+                type="bool" if getattr(one, "is_flag", False) else _TYPES.get(one.type.name, "string"),
                 option=option,
                 negative=max(one.secondary_opts, key=len) if one.secondary_opts else "",
                 many=bool(getattr(one, "multiple", False)) or one.nargs == -1,
@@ -137,11 +116,6 @@ def _check_of(parameter: Any) -> Callable[[str], object]:
             raise ValueError(error.what) from None
 
     return check
-
-
-def _type(parameter: Any) -> str:
-    """As typer names it; what is optional or a list, by what is inside."""
-    return _TYPES.get(parameter.type.name, "string")
 
 
 def _argument_name(argument: Any) -> str:

@@ -11,6 +11,7 @@ import typer
 from iotctl.cli.hosts import Names
 from iotctl.cli.options import DryRun, Duration, Yes, one_of
 from iotctl.cli.session import Session, now_ms, session_of
+from iotctl.playbook.traits import READS, Traits, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,7 @@ app = typer.Typer(help="Certificates of nodes and operators.", no_args_is_help=T
 
 
 @app.command()
+@step(Traits(inspect=lambda look, use: look.would(use)))
 def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
     """The authority for a cluster.yaml you wrote yourself, and your own certificate; what is there stays."""
     from iotctl.execute.certificates import AUTHORITY, initialise, lacking
@@ -42,6 +44,7 @@ def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
 
 
 @app.command()
+@step(READS)
 def show(ctx: typer.Context) -> int:
     """Every certificate and when it ends; asked over SSH, so also when the cluster refuses you."""
     from iotctl.execute import certificates
@@ -50,6 +53,7 @@ def show(ctx: typer.Context) -> int:
 
 
 @app.command()
+@step(Traits(inspect=lambda look, use: look.renew(use)))
 def renew(
     ctx: typer.Context,
     nodes: Names = None,

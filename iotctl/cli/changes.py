@@ -21,6 +21,7 @@ from iotctl.cli.options import (
     Yes,
 )
 from iotctl.cli.session import Session, session_of
+from iotctl.playbook.traits import Traits, step
 
 if TYPE_CHECKING:
     from iotctl.execute.change import ChangeRequest, Executed
@@ -34,6 +35,13 @@ def register(app: typer.Typer) -> None:
     app.command("replace-node")(replace_node)
 
 
+@step(
+    Traits(
+        inspect=lambda look, use: look.add(use),
+        undone_by=("cluster.remove-node",),
+        undo="cluster.remove-node",
+    )
+)
 def add_node(
     ctx: typer.Context,
     names: Nodes,
@@ -74,6 +82,7 @@ def add_node(
     return execute_plan(session, plan, request, question=question, yes=yes, dry_run=dry_run)
 
 
+@step(Traits(inspect=lambda look, use: look.remove(use), undone_by=("cluster.add-node",)))
 def remove_node(
     ctx: typer.Context,
     names: Nodes,
@@ -118,6 +127,7 @@ def remove_node(
     return execute_plan(session, plan, request, question=question, yes=yes or dead, dry_run=dry_run)
 
 
+@step(Traits(inspect=lambda look, use: look.replace(use), is_visible=lambda a: a["old"] != a["new"]))
 def replace_node(
     ctx: typer.Context,
     old: Annotated[str, typer.Argument(metavar="OLD", help="Who leaves.")],

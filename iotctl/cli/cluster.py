@@ -10,6 +10,7 @@ import typer
 from iotctl.cli import changes, hosts, levels, lifecycle
 from iotctl.cli.options import Confirm, DryRun, Duration, Node, Nodes, Watch
 from iotctl.cli.session import Session, now_ms, session_of
+from iotctl.playbook.traits import READS, WORKS, Traits, step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ changes.register(app)
 
 
 @app.command()
+@step(READS)
 def status(ctx: typer.Context, watch: Watch = False) -> int:
     """The whole cluster: nodes, groups, operations, problems. Works with most agents dead."""
     from iotctl.cli import views
@@ -33,6 +35,7 @@ def status(ctx: typer.Context, watch: Watch = False) -> int:
 
 
 @app.command()
+@step(READS)
 def nodes(ctx: typer.Context, watch: Watch = False) -> int:
     """Every node."""
     from iotctl.cli import views
@@ -44,6 +47,7 @@ def nodes(ctx: typer.Context, watch: Watch = False) -> int:
 
 
 @app.command()
+@step(READS)
 def groups(ctx: typer.Context, watch: Watch = False) -> int:
     """Every data group with its members, leader and load."""
     from iotctl.cli import views
@@ -55,6 +59,7 @@ def groups(ctx: typer.Context, watch: Watch = False) -> int:
 
 
 @app.command()
+@step(READS)
 def ring(ctx: typer.Context, watch: Watch = False) -> int:
     """The ring: nodes in order, each with its group and slots."""
     from iotctl.cli import views
@@ -72,6 +77,7 @@ def ring(ctx: typer.Context, watch: Watch = False) -> int:
 
 
 @app.command()
+@step(READS)
 def slots(
     ctx: typer.Context,
     storage_group: Annotated[
@@ -101,6 +107,7 @@ def _goal(text: str) -> str:
 
 
 @app.command("wait")
+@step(WORKS)
 def wait_for(
     ctx: typer.Context,
     goal: Annotated[
@@ -122,6 +129,7 @@ def wait_for(
 
 
 @app.command()
+@step(READS)
 def events(
     ctx: typer.Context,
     since: Annotated[str, typer.Option(metavar="1h", parser=Duration, help="How far back.")] = "24h",
@@ -165,6 +173,7 @@ def events(
 
 
 @app.command("ok-to-stop")
+@step(READS)
 def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
     """Whether these nodes may stop at the same time: 0, or 5 with the groups that would lose their quorum."""
     from iotctl.cli import views
@@ -178,12 +187,24 @@ def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
 
 
 @app.command()
+@step(
+    Traits(
+        inspect=lambda look, use: look.drain(use, True),
+        undone_by=("cluster.undrain",),
+        undo="cluster.undrain",
+    )
+)
 def drain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
     """Hand over what the node leads and keep it from leading until `undrain`. Its slots stay."""
     _drain(session_of(ctx), name, True, dry_run)
 
 
 @app.command()
+@step(
+    Traits(
+        inspect=lambda look, use: look.drain(use, False), undone_by=("cluster.drain",), undo="cluster.drain"
+    )
+)
 def undrain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
     """Let a drained node lead again; its own group comes back to it within seconds."""
     _drain(session_of(ctx), name, False, dry_run)

@@ -8,6 +8,7 @@ import typer
 
 from iotctl.cli.options import Confirm, DryRun, Yes, one_of, text_for
 from iotctl.cli.session import Session, now_ms, session_of
+from iotctl.playbook.traits import READS, WORKS, Traits, step
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -228,6 +229,7 @@ def import_(
 
 
 @app.command("export")
+@step(WORKS)
 def export(
     ctx: typer.Context,
     storage_group: Group,
@@ -352,6 +354,7 @@ def drop(
 
 
 @app.command("query")
+@step(READS)
 def query(
     ctx: typer.Context,
     storage_group: Group,
@@ -384,6 +387,7 @@ def query(
 
 
 @app.command("count")
+@step(READS)
 def count(ctx: typer.Context, storage_group: MaybeGroup = None, table: MaybeTable = None) -> None:
     """Rows and time range of every table."""
     from iotctl.cli import rows
@@ -394,6 +398,7 @@ def count(ctx: typer.Context, storage_group: MaybeGroup = None, table: MaybeTabl
 
 
 @app.command("schema")
+@step(Traits(inspect=lambda look, use: look.schema(use), undone_by=("data.schema",)))
 def schema(
     ctx: typer.Context,
     storage_group: MaybeGroup = None,

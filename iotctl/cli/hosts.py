@@ -9,6 +9,7 @@ import typer
 
 from iotctl.cli.options import DryRun, Yes
 from iotctl.cli.session import Session, session_of
+from iotctl.playbook.traits import READS, Traits, step
 
 if TYPE_CHECKING:
     from iotctl.execute.hosts import EnrolledHost, Enrolment, HostsChecked
@@ -22,6 +23,7 @@ def register(app: typer.Typer) -> None:
     app.command()(check)
 
 
+@step(Traits(inspect=lambda look, use: look.trust(use)))
 def trust(
     ctx: typer.Context,
     nodes: Names = None,
@@ -79,6 +81,7 @@ def _ask(session: Session, new: list[EnrolledHost], yes: bool) -> None:
     session.confirm(f"trust {these}, compared with what the machines' consoles show?", yes=yes)
 
 
+@step(READS)
 def check(ctx: typer.Context, nodes: Names = None) -> int:
     """Whether every machine can run its node: clock, disk, ports, Python, limits, names. Changes nothing."""
     from iotctl.errors import Exit

@@ -6,12 +6,14 @@ import typer
 
 from iotctl.cli.options import DryRun, Yes
 from iotctl.cli.session import now_ms, session_of
+from iotctl.playbook.traits import Traits, step
 
 
 def register(app: typer.Typer) -> None:
     app.command("finalize-upgrade")(finalize_upgrade)
 
 
+@step(Traits(inspect=lambda look, use: look.would(use)))
 def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = False) -> None:
     """Let the cluster use what the new release added, once every node runs it.
 

@@ -14,6 +14,7 @@ from iotctl.cli.hosts import Names
 from iotctl.cli.options import AcceptLayout, Confirm, DryRun, Duration, Wait, Watch, Yes
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.cli.watching import watch_healthy
+from iotctl.playbook.traits import READS, Traits, never, step
 
 if TYPE_CHECKING:
     from iotctl.execute.deploy import Deployment, DeployPlan
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
+@step(Traits(inspect=lambda look, use: look.file("cluster.yaml")))
 def init(
     ctx: typer.Context,
     hosts: Annotated[list[str], typer.Argument(metavar="HOST…", help="[user@]host[:ssh-port], one a node.")],
@@ -60,6 +62,7 @@ def init(
     session.output.note("next: iotctl cluster trust, then iotctl cluster deploy")
 
 
+@step(READS)
 def schema(ctx: typer.Context) -> None:
     """The JSON Schema of cluster.yaml, for editors."""
     import msgspec
@@ -70,6 +73,7 @@ def schema(ctx: typer.Context) -> None:
     session.out.write(msgspec.json.format(msgspec.json.encode(cluster_schema()), indent=2).decode() + "\n")
 
 
+@step(Traits(inspect=lambda look, use: look.deploy(use), undone_by=("cluster.stop", "cluster.destroy")))
 def deploy(
     ctx: typer.Context,
     nodes: Names = None,
@@ -135,6 +139,7 @@ def _deploy_local(session: Session, fleet: LocalFleet, names: list[str], *, wait
     return 0
 
 
+@step(Traits(inspect=lambda look, use: look.start(use), undone_by=("cluster.stop",), undo="cluster.stop"))
 def start(ctx: typer.Context, nodes: Names = None, dry_run: DryRun = False) -> None:
     """Start the agents that are down."""
     from iotctl.execute.agents import agents_of
@@ -154,6 +159,13 @@ def start(ctx: typer.Context, nodes: Names = None, dry_run: DryRun = False) -> N
     session.output.note("next: iotctl cluster wait --for healthy")
 
 
+@step(
+    Traits(
+        inspect=lambda look, use: look.stop(use),
+        undone_by=("cluster.start", "cluster.deploy"),
+        undo="cluster.start",
+    )
+)
 def stop(
     ctx: typer.Context,
     nodes: Names = None,
@@ -209,6 +221,7 @@ def _check_may_stop(session: Session, names: list[str]) -> None:
         )
 
 
+@step(Traits(inspect=lambda look, use: look.restart(use), is_visible=never))
 def restart(
     ctx: typer.Context,
     nodes: Names = None,
@@ -250,6 +263,7 @@ def _long_running(session: Session, names: list[str], older_than: str | None) ->
     return running_longer(session.cluster, names, parse_duration_ms(older_than))
 
 
+@step(Traits(inspect=lambda look, use: look.upgrade(use), undone_by=("cluster.stop",)))
 def upgrade(
     ctx: typer.Context, nodes: Names = None, at_once: AtOnce = 1, dry_run: DryRun = False, yes: Yes = False
 ) -> int:
@@ -296,6 +310,7 @@ def upgrade(
     return 0
 
 
+@step(READS)
 def logs(
     ctx: typer.Context,
     nodes: Names = None,
@@ -334,6 +349,7 @@ def logs(
     return repeated(session, show, watch)
 
 
+@step(Traits(inspect=lambda look, use: look.destroy(use), is_whole=True, is_visible=never))
 def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False) -> int:
     """Stop every agent and delete every copy of the data; the file and the certificate authority stay."""
     from iotctl.errors import Exit, UsageProblem

@@ -9,6 +9,7 @@ import typer
 from iotctl.cli.options import Confirm, DryRun, Wait, Yes
 from iotctl.cli.session import Session, session_of
 from iotctl.cli.watching import watch_healthy
+from iotctl.playbook.traits import READS, Traits, step
 
 if TYPE_CHECKING:
     from iotctl.fleet.local import LocalFleet
@@ -22,6 +23,7 @@ UP_TIMEOUT_S = 120.0
 
 
 @app.command()
+@step(Traits(inspect=lambda look, use: look.would(use), undone_by=("local.down",), is_whole=True))
 def up(
     ctx: typer.Context,
     directory: Dir = DEFAULT_DIR,
@@ -59,6 +61,7 @@ def up(
 
 
 @app.command()
+@step(Traits(inspect=lambda look, use: look.would(use), undone_by=("local.up",), is_whole=True))
 def down(ctx: typer.Context, directory: Dir = DEFAULT_DIR, dry_run: DryRun = False) -> None:
     """Stop every agent and keep the data."""
     session, fleet = _existing(ctx, directory)
@@ -70,6 +73,7 @@ def down(ctx: typer.Context, directory: Dir = DEFAULT_DIR, dry_run: DryRun = Fal
 
 
 @app.command()
+@step(READS)
 def status(ctx: typer.Context, directory: Dir = DEFAULT_DIR) -> None:
     """The fleet's processes (see `cluster status` for the cluster)."""
     session, fleet = _existing(ctx, directory)
@@ -77,6 +81,7 @@ def status(ctx: typer.Context, directory: Dir = DEFAULT_DIR) -> None:
 
 
 @app.command()
+@step(Traits(is_whole=True))
 def destroy(
     ctx: typer.Context,
     directory: Dir = DEFAULT_DIR,

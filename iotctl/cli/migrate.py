@@ -8,6 +8,7 @@ import typer
 
 from iotctl.cli.options import Depth, DryRun, Master, Rate, Verify, Yes
 from iotctl.cli.session import Session, now_ms, session_of
+from iotctl.playbook.traits import Traits, never, step
 
 MASTER = "local[*]"
 WAITS = ("waiting_migrate", "waiting_signoff", "waiting_release")
@@ -20,6 +21,7 @@ def register(app: typer.Typer) -> None:
     app.command("verify")(verify)
 
 
+@step(Traits(inspect=lambda look, use: look.migrate(use), is_visible=never))
 def migrate(
     ctx: typer.Context,
     verify_: Verify = False,
@@ -103,6 +105,7 @@ def _end_removal(session: Session, operation: str) -> None:
             finish_removal(session.cluster, session.source, provisioner, ended, session.output.note)
 
 
+@step(Traits(inspect=lambda look, use: look.verify(use), is_visible=never))
 def verify(
     ctx: typer.Context,
     depth: Depth = None,

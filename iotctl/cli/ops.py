@@ -9,6 +9,7 @@ import typer
 
 from iotctl.cli.options import Confirm, DryRun, Yes, text_for
 from iotctl.cli.session import Session, now_ms, session_of
+from iotctl.playbook.traits import READS, WORKS, Traits, step
 from iotctl.spec.units import parse_rate
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ MaybeId = Annotated[
 
 
 @app.command("list")
+@step(READS)
 def list_operations(
     ctx: typer.Context,
     open_only: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
@@ -48,6 +50,7 @@ def list_operations(
 
 
 @app.command()
+@step(READS)
 def show(ctx: typer.Context, operation: MaybeId = None) -> None:
     """One operation with its stages and their evidence."""
     from iotctl.execute.operations import pick, whole
@@ -61,6 +64,7 @@ def show(ctx: typer.Context, operation: MaybeId = None) -> None:
 
 
 @app.command()
+@step(WORKS)
 def wait(ctx: typer.Context, operation: MaybeId = None) -> None:
     """Wait until it is over, or waits for you."""
     from iotctl.cli.watching import watch_operation
@@ -71,6 +75,7 @@ def wait(ctx: typer.Context, operation: MaybeId = None) -> None:
 
 
 @app.command()
+@step(Traits(inspect=lambda look, use: look.would(use), undone_by=("ops.resume",)))
 def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False) -> None:
     """Start no more copies and release nothing until `ops resume`.
 
@@ -194,6 +199,7 @@ def unlock(
 
 
 @app.command("set")
+@step(Traits(inspect=lambda look, use: look.would(use), undone_by=("ops.set",)))
 def set_option(
     ctx: typer.Context,
     operation: Id,
@@ -202,7 +208,7 @@ def set_option(
         typer.Option(
             "--rate",
             metavar="RATE",
-            parser=text_for(parse_rate),
+            parser=text_for(parse_rate, "rate"),
             help="New cluster-wide copy rate, such as 200MB/s, or auto.",
         ),
     ],

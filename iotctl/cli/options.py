@@ -76,13 +76,14 @@ def one_of(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
-def text_for(parse: Callable[[str], object]) -> Callable[[str], str]:
-    """The text itself, once `parse` takes it."""
+def text_for(parse: Callable[[str], object], kind: str = "string") -> Callable[[str], str]:
+    """The text itself, once `parse` takes it. `kind`: its type in playbooks."""
 
     def parsed(text: str) -> str:
         parse(text)
         return text
 
+    parsed.__name__ = kind
     return parsed
 
 
@@ -111,11 +112,11 @@ Rate = Annotated[
     typer.Option(
         "--rate",
         metavar="RATE",
-        parser=text_for(parse_rate),
+        parser=text_for(parse_rate, "rate"),
         help="Cluster-wide copy rate, such as 200MB/s, or auto.",
     ),
 ]
-Duration = text_for(parse_duration_ms)
+Duration = text_for(parse_duration_ms, "duration")
 
 
 MASTERS = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|spark://[^:\s]+:\d+(,[^:\s]+:\d+)*|yarn|k8s://\S+")

@@ -9,6 +9,7 @@ import typer
 
 from iotctl.cli.options import AcceptLayout, Nodes, Rate, one_of
 from iotctl.cli.session import Session, session_of
+from iotctl.playbook.traits import READS, Traits, step
 
 if TYPE_CHECKING:
     from iotctl.plan.facts import ClusterFacts
@@ -33,6 +34,7 @@ def plan(ctx: typer.Context) -> int | None:
 
 
 @app.command("spec")
+@step(Traits(reads=True, looks=True, inspect=lambda look, use: look.plan(use)))
 def spec(
     ctx: typer.Context,
     accept_layout: AcceptLayout = False,
@@ -51,6 +53,7 @@ def spec(
 
 
 @app.command("add-node")
+@step(Traits(reads=True, looks=True, inspect=lambda look, use: look.plan(use)))
 def add_node(
     ctx: typer.Context,
     names: Nodes,
@@ -71,6 +74,7 @@ def add_node(
 
 
 @app.command("remove-node")
+@step(Traits(reads=True, looks=True, inspect=lambda look, use: look.plan(use)))
 def remove_node(
     ctx: typer.Context,
     names: Nodes,
@@ -90,6 +94,7 @@ def remove_node(
 
 
 @app.command("replace-node")
+@step(Traits(reads=True, looks=True, inspect=lambda look, use: look.plan(use)))
 def replace_node(
     ctx: typer.Context,
     old: Annotated[str, typer.Argument(metavar="OLD", help="Who leaves.")],
@@ -116,6 +121,7 @@ def _strategy(text: str) -> str:
 
 
 @app.command("rebalance")
+@step(Traits(reads=True, looks=True, inspect=lambda look, use: look.plan(use)))
 def rebalance(
     ctx: typer.Context,
     strategy: Annotated[
@@ -172,6 +178,7 @@ def _why_empty(plan: Plan) -> str:
 
 
 @app.command("show")
+@step(READS)
 def show(
     ctx: typer.Context, file: Annotated[str, typer.Argument(metavar="PLAN", help="A saved plan.")]
 ) -> None:

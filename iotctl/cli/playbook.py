@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from iotctl.cli.session import Session, now_ms, session_of
+from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
     from iotctl.execute.lock import HeldLock
@@ -201,7 +201,6 @@ def _runner(
             lambda: session.cluster,
             command,
             session.cwd,
-            now_ms,
             listed=lambda: load_cluster(session.source.path).node_names,
         ),
         built_in={

@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from iotctl.cli.session import now_ms, session_of
+from iotctl.playbook.traits import WORKS, step
 
 app = typer.Typer(help="Collect support diagnostics.", no_args_is_help=True)
 
 
 @app.command()
+@step(WORKS)
 def bundle(
     ctx: typer.Context,
     out: Annotated[

@@ -5,8 +5,15 @@ from typing import Any, Protocol
 
 import msgspec
 
+from iotctl.playbook.traits import Traits
+from iotctl.spec.playbook import Verb
+
 OK, CHANGED, SKIPPED, FAILED, PENDING = "ok", "changed", "skipped", "failed", "pending"
 WOULD_CHANGE, NO_CHANGE, UNKNOWN, READS = "would_change", "no_change", "unknown", "reads"
+
+
+class RunnableVerb(Verb, frozen=True):
+    traits: Traits = Traits()
 
 
 class Ran(msgspec.Struct, frozen=True):
@@ -41,7 +48,8 @@ Inspect = Callable[[str, dict[str, Any]], Inspection]
 
 class StepResult(msgspec.Struct, frozen=True):
     """`state`: ok, changed, skipped, failed or pending; of a check also would_change, no_change, unknown.
-    `digest` is that of its arguments as they were run; `undo` the command that takes it back, "" for none."""
+    `digest` is that of its arguments as they were run; `undo` the command that takes it back, "" if there is
+    none, and `redo` the one that takes `undo` back."""
 
     id: str
     name: str
@@ -54,6 +62,7 @@ class StepResult(msgspec.Struct, frozen=True):
     line: int = 0
     digest: str = ""
     undo: str = ""
+    redo: str = ""
 
 
 class Report(msgspec.Struct, frozen=True):

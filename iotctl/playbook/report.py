@@ -4,7 +4,6 @@ import re
 from xml.etree import ElementTree
 
 from iotctl.errors import InputProblem
-from iotctl.playbook.inspect import TAKEN_BACK_BY
 from iotctl.playbook.model import CHANGED, FAILED, PENDING, SKIPPED, UNKNOWN, Report, StepResult
 from nodeagent.model.text import printable
 
@@ -102,10 +101,7 @@ def taken_back(report: Report) -> list[StepResult]:
     failed = max((i for i, s in enumerate(report.steps) if s.state == FAILED), default=-1)
     left: list[StepResult] = []
     for step in report.steps[: failed + 1]:
-        verb = step.uses.replace(".", " ")
-        back = TAKEN_BACK_BY.get(step.uses, "").replace(".", " ")
-        own = step.undo.replace(back, verb, 1) if step.undo else ""
-        earlier = next((s for s in left if s.undo == own), None)
+        earlier = next((s for s in left if s.undo == step.redo), None)
         if earlier is not None and step.state == CHANGED:
             left.remove(earlier)
         elif step.undo:

@@ -15,7 +15,7 @@ import msgspec
 
 from iotctl.errors import Exit, InputProblem, IotctlError
 from iotctl.playbook.command_line import command_line
-from iotctl.playbook.inspect import Would, after_earlier, can_look_again, undo_of
+from iotctl.playbook.inspect import Use, after_earlier, can_look_again, undo_of
 from iotctl.playbook.model import (
     CHANGED,
     FAILED,
@@ -33,16 +33,14 @@ from iotctl.playbook.model import (
     Journal,
     Ran,
     Report,
+    RunnableVerb,
     StepResult,
 )
 from iotctl.spec.expression import BadExpression, at, condition, holds, substitute, text_of
-from iotctl.spec.playbook import CONDITION, Playbook, StepEntry, Verb
+from iotctl.spec.playbook import CONDITION, Playbook, StepEntry
 
 REDACTED = "***"
 OUTSIDE = "outside of --limit"
-WHOLE = ("cluster.destroy", "local.destroy", "local.down", "local.up")
-"""Verbs about every node, that name none."""
-
 STILL_S = 15.0
 """How long what a step has done may take to be seen: an agent that was just started has yet to answer."""
 
@@ -82,7 +80,7 @@ class Runner:
     def __init__(
         self,
         playbook: Playbook,
-        verbs: Mapping[str, Verb],
+        verbs: Mapping[str, RunnableVerb],
         values: Values,
         *,
         command: Command,
@@ -117,7 +115,7 @@ class Runner:
     def check(self) -> Report:
         """What a run would do now; changes nothing. What depends on an earlier step's change is unknown."""
         results: list[StepResult] = []
-        would_change: list[Would] = []
+        would_change: list[Use] = []
         for i, step in enumerate(self._playbook.file.steps):
             result = self._checked(i, step, would_change)
             results.append(result)
@@ -172,7 +170,7 @@ class Runner:
 
     # --- one step --------------------------------------------------------------------------------
 
-    def _checked(self, i: int, step: StepEntry, earlier: list[Would]) -> StepResult:
+    def _checked(self, i: int, step: StepEntry, earlier: list[Use]) -> StepResult:
         """`earlier`: what the steps before it would change; this one's is added."""
         try:
             if step.when and not holds(condition(step.when), self._values):
@@ -187,15 +185,16 @@ class Runner:
         try:
             found = self._inspect(step.uses, arguments)
             # What writes a file or asks a person is left for the run; what depends on it is unknown then.
-            if step.register and self._verbs[step.uses].looks and "out" not in arguments:
+            if step.register and self._verbs[step.uses].traits.looks and "out" not in arguments:
                 ran = self._apply(i, step, arguments, found)
                 if ran.code == 0:
                     self._values.register(step.register, ran.document)
         except IotctlError as error:
             return self._result(i, step, UNKNOWN, message=error.what, next=error.next)
-        found = after_earlier(found, step.uses, arguments, earlier)
+        use = Use(self._verbs[step.uses], arguments)
+        found = after_earlier(found, use, earlier)
         if found.state == WOULD_CHANGE:
-            earlier.append((step.uses, arguments))
+            earlier.append(use)
         state = NO_CHANGE if found.state == READS else found.state
         return self._result(i, step, state, message=found.message)
 
@@ -235,24 +234,31 @@ class Runner:
             )
         if result.state in (CHANGED, FAILED):
             seconds = round(self._clock() - began, 3)  # with the second look
-            result = msgspec.structs.replace(result, undo=self._undo(step, arguments, found), seconds=seconds)
+            redo, undo = self._undo(step, arguments, found)
+            result = msgspec.structs.replace(result, redo=redo, undo=undo, seconds=seconds)
         if result.state == FAILED:
             if step.on_failure == "continue":
                 self._journal.append(Entry("outcome", self._now(), own, digest, result))
             return result  # without an outcome: resume looks again
         return self._over(step, own, digest, result, ran.document)
 
-    def _undo(self, step: StepEntry, arguments: dict[str, Any], before: Inspection) -> str:
-        """The command that takes back what the step did, `before` being the look at it; "" for none."""
-        back = undo_of(step.uses, arguments, before)
+    def _undo(self, step: StepEntry, arguments: dict[str, Any], before: Inspection) -> tuple[str, str]:
+        """The commands that do again and take back what the step did, `before` being the look at it; "" if
+        none takes it back."""
+        back = undo_of(Use(self._verbs[step.uses], arguments), before)
         if back is None:
-            return ""
-        words = command_line(msgspec.structs.replace(self._verbs[back[0]], asks=False), back[1])
-        return self._values.redact(shlex.join([*self._program(), *words]))
+            return "", ""
+
+        def typed(verb: str, arguments: dict[str, Any]) -> str:
+            words = command_line(msgspec.structs.replace(self._verbs[verb], asks=False), arguments)
+            return self._values.redact(shlex.join([*self._program(), *words]))
+
+        verb, about = back
+        return typed(step.uses, about), typed(verb, about)
 
     def _undone(self, step: StepEntry, arguments: dict[str, Any]) -> str:
         """What a step that ended well left undone, "" for nothing and where a look cannot tell."""
-        if not can_look_again(step.uses, arguments):
+        if not can_look_again(Use(self._verbs[step.uses], arguments)):
             return ""
         deadline = self._clock() + STILL_S
         while True:
@@ -282,7 +288,7 @@ class Runner:
         if not self._limit:
             return found
         named = {str(found[k]) for k in ("node", "old", "new") if k in found}
-        if step.uses in WHOLE or not named <= set(self._limit):
+        if self._verbs[step.uses].traits.is_whole or not named <= set(self._limit):
             return None
         if "nodes" in parameters and parameters["nodes"].many:
             given = found.get("nodes") or sorted(self._limit)

@@ -74,14 +74,13 @@ class Parameter(msgspec.Struct, frozen=True):
 
 class Verb(msgspec.Struct, frozen=True):
     """`words` begin its command line; () for a verb that is no command. `reads`: it changes nothing, so all
-    it tells can be registered; of a verb that changes something only whether it did. `looks`: it only reads
-    what the cluster says, so a check runs it too. `asks`: for consent that `--yes` gives."""
+    it tells can be registered; of a verb that changes something only whether it did. `asks`: for consent that
+    `--yes` gives."""
 
     name: str
     words: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     reads: bool = False
-    looks: bool = False
     asks: bool = False
 
 

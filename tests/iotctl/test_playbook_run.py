@@ -12,7 +12,7 @@ import pytest
 from iotctl.cli.catalogue import verbs
 from iotctl.errors import BusyProblem, InputProblem, Unreachable, UsageProblem
 from iotctl.playbook.command_line import command_line
-from iotctl.playbook.inspect import Inspector, after_earlier, can_look_again, undo_of
+from iotctl.playbook.inspect import Inspector, Use, after_earlier, can_look_again, undo_of
 from iotctl.playbook.journal import FileJournal, find_run
 from iotctl.playbook.model import READS, Entry, Inspection, Journal, Ran, Report, StepResult
 from iotctl.playbook.report import annotations, junit, summary, taken_back
@@ -96,6 +96,10 @@ class Plant:
                     return Inspection("would_change", "", left, self.open)
                 done = True
         return Inspection("no_change" if done else "would_change", "")
+
+
+def use(verb: str, arguments: dict[str, Any]) -> Use:
+    return Use(VERBS[verb], arguments)
 
 
 def runner(
@@ -198,7 +202,19 @@ def test_a_cluster_that_answers_nobody_after_a_step_fails_nothing(tmp_path: Path
     ],
 )
 def test_a_look_is_taken_only_where_it_can_tell(verb: str, arguments: dict[str, Any], can: bool) -> None:
-    assert can_look_again(verb, arguments) is can
+    assert can_look_again(use(verb, arguments)) is can
+
+
+def test_verbs_that_undo_others_exist_and_take_what_those_take() -> None:
+    """A verb is named by its command's path: a command that is renamed must not be forgotten here."""
+    for verb in VERBS.values():
+        traits = verb.traits
+        assert {*traits.undone_by, *([traits.undo] if traits.undo else [])} <= VERBS.keys(), verb.name
+        assert traits.inspect is None or not traits.looks or verb.reads, verb.name
+        if traits.undo:
+            nodes = {p.name for p in verb.parameters} & {"node", "nodes"}
+            assert nodes and nodes <= {p.name for p in VERBS[traits.undo].parameters}, verb.name
+            assert traits.undo in traits.undone_by, verb.name
 
 
 def test_what_takes_a_step_back_is_told_when_a_later_one_fails(tmp_path: Path) -> None:
@@ -223,13 +239,13 @@ def test_what_takes_a_step_back_is_told_when_a_later_one_fails(tmp_path: Path) -
 
 def test_what_the_run_took_back_itself_is_not_taken_back_again(tmp_path: Path) -> None:
     """After the drill brought its node back, nobody is advised to stop it; nor to undo what came after."""
-    drain = "iotctl -c x cluster drain node1"
+    drain, undrain = "iotctl -c x cluster drain node1", "iotctl -c x cluster undrain node1"
     steps = [
-        StepResult("one", "one", "cluster.drain", "changed", undo=drain.replace("drain", "undrain")),
-        StepResult("two", "two", "cluster.undrain", "changed", undo=drain),
+        StepResult("one", "one", "cluster.drain", "changed", undo=undrain, redo=drain),
+        StepResult("two", "two", "cluster.undrain", "changed", undo=drain, redo=undrain),
         StepResult("three", "three", "cluster.stop", "changed", undo="iotctl -c x cluster start node2"),
         StepResult("four", "four", "assert", "failed"),
-        StepResult("five", "five", "cluster.drain", "changed", undo=drain.replace("drain", "undrain")),
+        StepResult("five", "five", "cluster.drain", "changed", undo=undrain, redo=drain),
     ]
     report = Report("p", "r", steps, 4, 1, "again")
     assert [s.id for s in taken_back(report)] == ["three"]
@@ -237,18 +253,18 @@ def test_what_the_run_took_back_itself_is_not_taken_back_again(tmp_path: Path) -
 
 def test_a_node_that_replaces_itself_is_not_looked_at_again() -> None:
     """A look cannot tell the new one from the old."""
-    assert not can_look_again("cluster.replace-node", {"old": "node4", "new": "node4"})
-    assert can_look_again("cluster.replace-node", {"old": "node4", "new": "node6"})
+    assert not can_look_again(use("cluster.replace-node", {"old": "node4", "new": "node4"}))
+    assert can_look_again(use("cluster.replace-node", {"old": "node4", "new": "node6"}))
 
 
 def test_of_a_stop_only_those_that_ran_are_started_again() -> None:
     found = Inspection("would_change", "", nodes=("node2",))
-    assert undo_of("cluster.stop", {}, found) == ("cluster.start", {"nodes": ["node2"]})
-    assert undo_of("cluster.start", {"nodes": ["node1", "node2"]}, found) == (
+    assert undo_of(use("cluster.stop", {}), found) == ("cluster.start", {"nodes": ["node2"]})
+    assert undo_of(use("cluster.start", {"nodes": ["node1", "node2"]}), found) == (
         "cluster.stop",
         {"nodes": ["node2"]},
     )
-    assert undo_of("cluster.remove-node", {"nodes": ["node2"]}, found) is None
+    assert undo_of(use("cluster.remove-node", {"nodes": ["node2"]}), found) is None
 
 
 def test_every_step_runs_once_in_its_parts(tmp_path: Path) -> None:
@@ -395,7 +411,7 @@ def test_a_change_that_goes_on_is_waited_for_before_a_plan(tmp_path: Path, pause
     def none(words: Sequence[str], timeout: str = "") -> Ran:
         return Ran(0, {"steps": []}, "")
 
-    inspect = Inspector(VERBS, lambda: cluster, none, tmp_path, lambda: 0, lambda: ())
+    inspect = Inspector(VERBS, lambda: cluster, none, tmp_path, lambda: ())
     assert inspect("plan.show", {"plan": "p"}) == Inspection(READS), "it asks nobody"
     assert inspect("plan.rebalance", {"from_status": "f"}) == Inspection(READS)
     found = inspect("plan.rebalance", {})
@@ -817,8 +833,8 @@ def test_a_command_that_can_say_what_it_would_do_is_asked_by_the_check(tmp_path:
 def test_a_check_knows_what_an_earlier_step_would_take_back(tmp_path: Path) -> None:
     """Of a value that is set twice it cannot know."""
     would, is_done = Inspection("would_change"), Inspection("no_change")
-    paused = [("ops.resume", {"id": "op-7"})]
-    assert after_earlier(is_done, "ops.pause", {"id": "op-7"}, paused).state == "would_change"
-    rated = [("ops.set", {"id": "op-7", "rate": "5MB/s"})]
-    assert after_earlier(is_done, "ops.set", {"id": "op-7", "rate": "auto"}, rated).state == "unknown"
-    assert after_earlier(would, "ops.set", {"id": "op-7", "rate": "auto"}, rated) is would
+    paused = [use("ops.resume", {"id": "op-7"})]
+    assert after_earlier(is_done, use("ops.pause", {"id": "op-7"}), paused).state == "would_change"
+    rated = [use("ops.set", {"id": "op-7", "rate": "5MB/s"})]
+    assert after_earlier(is_done, use("ops.set", {"id": "op-7", "rate": "auto"}), rated).state == "unknown"
+    assert after_earlier(would, use("ops.set", {"id": "op-7", "rate": "auto"}), rated) is would
