@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Three at a time, for tests with real agents wait half of their time.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test quick long spread lock systemd check golden sim coverage exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
+.PHONY: demo test quick long spread lock systemd check golden sim upgrades coverage exhaustive matrix lost random-ops torture full-disk mutants bench large bench-stall bench-ssh
 
 $(VENV)/.installed: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -53,6 +53,10 @@ check: $(VENV)/.installed
 
 sim: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing $(or $(ARGS),1 200)
+
+# Clusters of several releases: make upgrades ARGS="1 200".
+upgrades: $(VENV)/.installed
+	$(BIN)/python -m nodeagent.testing.upgrade $(or $(ARGS),1 24)
 
 coverage: $(VENV)/.installed
 	$(BIN)/python -m nodeagent.testing.coverage $(ARGS)

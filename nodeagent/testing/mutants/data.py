@@ -131,4 +131,16 @@ MUTANTS = (
         "return set(self.ended)",
         breaks="S9",
     ),
+    Mutant(
+        "what was made with another library is checked by the log's hash",
+        "data/compaction.py",
+        "        f if f.name in substitutes else msgspec.structs.replace(f, xxh3=hashes[f.name]) for f in inputs",
+        "        msgspec.structs.replace(f, xxh3=hashes[f.name]) for f in inputs",
+    ),
+    Mutant(
+        "a file that is still to be made was there",
+        "data/state.py",
+        "if not (self.recovered and 0 <= logged_at(name) <= self.applied) or name in self.manifest:",
+        "if not (self.recovered and 0 <= logged_at(name)) or name in self.manifest:",
+    ),
 )

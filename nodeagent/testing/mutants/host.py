@@ -193,4 +193,28 @@ MUTANTS = (
         "return local is not None",
         breaks="S9",
     ),
+    Mutant(
+        "a file of a close that names no library is made with any",
+        "host/writer.py",
+        "named = (s.writer or self._unnamed() for s in specs if not s.parked)",
+        "named = (s.writer for s in specs if not s.parked)",
+    ),
+    Mutant(
+        "files are made before the feature level is known",
+        "host/writer.py",
+        "return not self.own or self._level() >= Feature.FILE_WRITER or self._is_current()",
+        "return True",
+    ),
+    Mutant(
+        "what others have merged is waited for without end",
+        "host/data_replica.py",
+        "if failing.wants_substitute(is_input=self.state.is_input(failing.spec.name)):",
+        "if False:",
+    ),
+    Mutant(
+        "what a logged merge needs is parked",
+        "host/data_replica.py",
+        "if failing.is_foreign and self.state.is_input(failing.spec.name):",
+        "if False:",
+    ),
 )

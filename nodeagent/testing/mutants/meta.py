@@ -135,4 +135,10 @@ MUTANTS = (
         "    return () if have else wanted(op, target, node)\n",
         breaks="S10",
     ),
+    Mutant(
+        "a rolling restart takes over what a person drained",
+        "meta/state.py",
+        "is_ours = d.draining and d.for_restart and (record.for_restart or not record.draining)",
+        "is_ours = d.draining and d.for_restart",
+    ),
 )

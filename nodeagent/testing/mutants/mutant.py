@@ -17,6 +17,9 @@ class Mutant:
     unseen: str = ""
     """Why nothing ever goes wrong by it in a run of the simulator, if that is known: what else holds it off."""
 
+    rule_of: str = ""
+    """Room whose rule it breaks, when the line stands in another."""
+
     @property
     def room(self) -> str:
-        return self.file.partition("/")[0]
+        return self.rule_of or self.file.partition("/")[0]

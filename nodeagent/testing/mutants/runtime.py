@@ -120,6 +120,7 @@ MUTANTS = (
         "model/requests/meta.py",
         "Traits(NODES, Repeat.UNLESS_FAILED)",
         "Traits(MEMBERS, Repeat.UNLESS_FAILED)",
+        rule_of="runtime",
     ),
     Mutant(
         "a guest may ask what members may",
