@@ -91,7 +91,7 @@ def move_sides(
 
 
 def _gone(meta: MetaView) -> frozenset[NodeId]:
-    """Nodes declared dead: they are no longer asked for anything (architecture 6, amendments)."""
+    """Nodes declared dead: they are no longer asked for anything."""
     return frozenset(n.node for n in meta.nodes if n.state in GONE)
 
 

@@ -47,7 +47,7 @@ class Scope:
 
     `cut`: only what the group's log made up to that index (what came later may not be everywhere yet).
     `adopted`: only files and deletes taken over from another group, under the age they had there
-    (architecture 7: an adopted order is the index of the `Open` followed by the old order).
+    (an adopted order is the index of the `Open` followed by the old order).
     """
 
     cut: int | None = None

@@ -68,7 +68,7 @@ def cut_slots(slot_bytes: Mapping[int, int], parallelism: int) -> list[Ranges]:
 def pull_orders(operation: Operation, incarnations: Mapping[NodeId, str], per_node: int) -> list[PullOrder]:
     """What is missing: for each member of each gaining group the slots it has recorded no copy of.
 
-    A copy counts only for the incarnation that made it (architecture 6). Nodes take turns in the list,
+    A copy counts only for the incarnation that made it. Nodes take turns in the list,
     so that its head already keeps all of them busy. `per_node` is how many orders a node gets per group.
     """
     queues: list[list[PullOrder]] = []

@@ -1,8 +1,8 @@
 """Slot -> group, as one view of the meta state says. Pure.
 
-The owner by the table is the new one from the moment a change is planned, but a slot's rows are served
-by its old group until that has sealed (architecture 6). The operation's evidence tells which: a route
-is the table, with the moves of an open operation undone where the source has not sealed yet.
+A slot's rows are served by its old group until that has sealed. A route is what the partition table says;
+while an operation is in PLANNED or SEALED, its slots stay with each source that has not sealed yet by the
+operation's evidence.
 
 numpy is imported with the first question about a slot: that takes longer than most commands of an operator.
 """

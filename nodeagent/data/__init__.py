@@ -2,5 +2,5 @@
 
 `commands` are the entries, `sessions` make a retried write count once, `slots` say who may write
 what, `closing` turns memtables into files, `state` applies it all, `checkpoint` saves and restores.
-Applying reads nothing outside the group's own log and state (architecture 5.2).
+Applying reads nothing outside the group's own log and state.
 """

@@ -1,4 +1,4 @@
-"""First start and join (architecture 2, seed-facts 1.5).
+"""First start and join.
 
 A seed asks every other seed until all are configured alike, then all make the same meta group; the first
 leader writes the first entry, which fixes the cluster id. A joiner asks the seeds whether its parameters

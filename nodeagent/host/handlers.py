@@ -211,7 +211,7 @@ class Handlers:
         return None
 
     def _begin(self, token: int, replica: MetaReplica, request: q.BeginChange) -> None:
-        """CHECKED: plan, then ask every group for a read index before anything is proposed."""
+        """Plan, then ask every group for a read index before anything is proposed."""
         planned = plan_begin(self.host, request)
         if not isinstance(planned, meta.Begin):
             return self.host.desk.reply(token, planned)

@@ -1,4 +1,4 @@
-"""How an operation goes from stage to stage (architecture 6).
+"""How an operation goes from stage to stage; docs/internals/scaling.md describes the stages.
 
 Evidence is recorded as sets: a command that arrives twice, late or from an old leader changes
 nothing. The entry that completes a stage's evidence is the one that leaves the stage.

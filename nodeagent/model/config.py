@@ -6,7 +6,7 @@ WEEK_MS = 604_800_000
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """Chosen once at bootstrap; a node that holds other values is refused (seed-facts 1.5)."""
+    """Chosen once at bootstrap; a node that holds other values is refused."""
 
     name: str
     replicas: int = 3
@@ -15,7 +15,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     time_partition_interval_ms: int = WEEK_MS
     meta_voters: int = 5
     hash_mode: str = "murmur3"
-    """`murmur3` (textbook) or `legacy` (the seeds' Java quirks, for imports)."""
+    """`murmur3` (textbook) or `legacy` (repeats errors of IoTDB's Java code, for imports)."""
 
 
 class RaftSettings(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 A node id is a short lower-case name (`node1`). A group id is `meta` or `<header>.<created>`, where
 *header* is the node that heads the data group and *created* the meta index that made it, so that an
-id is never reused (architecture 2).
+id is never reused.
 """
 
 import re

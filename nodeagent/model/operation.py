@@ -13,7 +13,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class Stage(StrEnum):
-    """The work in progress (architecture 6); CHECKED precedes the entry and is never stored."""
+    """The work in progress; docs/internals/scaling.md has a table of it."""
 
     PLANNED = "PLANNED"
     SEALED = "SEALED"

@@ -1,4 +1,4 @@
-"""The ring: nodes ordered by a 64-bit position, and the groups that follow from it (architecture 2).
+"""The ring: nodes ordered by a 64-bit position, and the groups that follow from it.
 
 Every node heads one data group: itself and the next R - 1 nodes clockwise. With fewer than R nodes a
 group is the whole ring. Positions only order the nodes; slots are owned by the partition table.

@@ -8,7 +8,7 @@
     log/         the log of all groups, and log.id, which names the directory it belongs to
     data/        files, checkpoints, snapshots, staging, quarantine
 
-An empty directory under a known name is a new incarnation, and the cluster refuses it (architecture 2).
+An empty directory under a known name is a new incarnation, and the cluster refuses it.
 """
 
 from pathlib import Path

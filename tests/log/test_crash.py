@@ -94,7 +94,7 @@ def test_crash_at_every_disk_operation(seed: int, pinned: bool) -> None:
 
 
 def test_failed_sync_is_final() -> None:
-    """The first error answers every later call, though a second fsync would say all is well (P60)."""
+    """The first error answers every later call, though a second fsync would say all is well."""
     disk = SimDisk()
     log, _ = open_log(disk)
     log.write([append("g", 1)])
@@ -155,7 +155,7 @@ def test_any_failure_while_rotating_is_final(operation: str) -> None:
 
 
 def test_full_disk_leaves_no_half_batch() -> None:
-    """A batch without room is refused as a whole, and what was synced before is whole (P72)."""
+    """A batch without room is refused as a whole, and what was synced before is whole."""
     disk = SimDisk(capacity_bytes=6000)
     log, _ = open_log(disk)
     index = 0

@@ -223,7 +223,7 @@ def wipe(disk: Disk, path: str, start: int, end: int) -> None:
 
 
 def test_wiped_block_is_noticed_by_the_groups_that_had_something_in_it() -> None:
-    """Zeros in the middle are corruption (P66). Later records clear the groups that lost nothing."""
+    """Zeros in the middle are corruption. Later records clear the groups that lost nothing."""
     disk, _, offsets = written([*TWO_GROUPS, [append("h", 6)], [append("k", 1)]])
     wipe(disk, PATH, offsets[1], offsets[2])
     _, found = open_log(disk, ONE)
@@ -347,7 +347,7 @@ def test_missing_newest_segment_makes_every_group_suspect() -> None:
 
 
 def test_bad_bytes_in_an_old_segment_are_never_a_torn_tail() -> None:
-    """The end of a segment that is not the newest was durable, whatever its blocks say (rule 1)."""
+    """The end of a segment that is not the newest was durable, whatever its blocks say."""
     disk, log = long_log()
     path = "log/000000000002.log"
     end = disk.stat(path).size
@@ -384,7 +384,7 @@ def test_lost_start_costs_nothing_when_the_rest_is_there() -> None:
 
 
 def test_lying_length_allocates_nothing() -> None:
-    """A length is believed only under its checksum (P67): 4 GiB in a head is just a bad head."""
+    """A length is believed only under its checksum: 4 GiB in a head is just a bad head."""
     disk, _, offsets = written(TWO_GROUPS)
     with disk.open(PATH) as file:
         file.pwrite(offsets[1] + 40, b"\xff" * 8)

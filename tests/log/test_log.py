@@ -53,7 +53,7 @@ def test_statistics_count_batches_and_syncs(disk: Disk) -> None:
 
 
 def test_append_replaces_the_suffix(disk: Disk) -> None:
-    """An append at or below the last index cuts the rest, across segments too (pitfall P20)."""
+    """An append at or below the last index cuts the rest, across segments too."""
     log, _ = open_log(disk)
     for first in range(1, 101, 5):
         log.write([append("g", first, 5, 1, "z" * 40)])
@@ -120,7 +120,7 @@ def test_many_segments_are_read_in_numeric_order(disk: Disk) -> None:
 
 
 def test_batch_larger_than_a_segment(disk: Disk) -> None:
-    """It gets a segment of its own size, and the next batch the next segment (pitfall P70)."""
+    """It gets a segment of its own size, and the next batch the next segment."""
     log, _ = open_log(disk)
     log.write([append("g", 1)])
     log.write([append("g", 2, 1, 1, "L" * 10_000)])

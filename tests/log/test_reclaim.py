@@ -1,4 +1,4 @@
-"""Old segments go when no group needs them, and not before (R-S18)."""
+"""Old segments go when no group needs them (L5), and not before."""
 
 import errno
 import random

@@ -1,11 +1,12 @@
 """Raft nodes in memory, with disks that forget what was not synced and links that lose, repeat and reorder.
 
-Every Ready goes through `Node.collect`, so the safety properties are checked after every event:
+Every Ready goes through `Node.collect`, so these invariants (docs/internals/invariants.md) are checked after
+every event:
 
  S1 one leader per term              S2 log matching, by (index, term) and predecessor
  S3 a leader holds what is committed S4 one entry per index is ever applied, in order
  S5 one vote per node and term       S7 nothing that promises leaves before it is on disk
- R-S14 a read index covers everything committed when the read was asked
+ S6 a read index covers everything committed when the read was asked
 """
 
 import random
@@ -144,7 +145,7 @@ class Node:
                 before = entry.term
         for context, index in ready.reads:
             floor = self.read_floors.pop(context)
-            assert index >= floor, f"R-S14: stale read at {index}, {floor} was committed"
+            assert index >= floor, f"S6: stale read at {index}, {floor} was committed"
 
     def check_promises(self, messages: list[tuple[str, RaftMessage]]) -> None:
         last = self.disk.base.index + len(self.disk.entries)

@@ -4,7 +4,7 @@ from nodeagent.raft.durability import Durability
 
 
 def test_an_old_write_of_the_same_entry_proves_nothing_after_a_truncation() -> None:
-    """P27 (ABA): written, overwritten, written again; only the last completion counts."""
+    """Written, overwritten, written again; only the last completion counts."""
     disk = Durability(4)
     disk.started(5, 2)
     disk.truncated(5)

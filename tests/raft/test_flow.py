@@ -102,7 +102,7 @@ def test_a_leader_that_leaves_tells_at_once() -> None:
 
 
 def test_heartbeat_commit_is_clipped_to_match() -> None:
-    """P28: a follower is never told to commit what it is not known to hold."""
+    """A follower is never told to commit what it is not known to hold."""
     raft = leader(1, 1)
     hold(raft, "b", 3)
     flush(raft)
@@ -111,7 +111,7 @@ def test_heartbeat_commit_is_clipped_to_match() -> None:
 
 
 def test_the_window_is_bounded_and_heals_when_all_of_it_is_lost() -> None:
-    """P29: `INFLIGHT_APPENDS_MAX` under way, an empty append finds out that all is lost."""
+    """With `INFLIGHT_APPENDS_MAX` under way, an empty append finds out that all of them are lost."""
     raft = leader()
     hold(raft, "bc", 1)
     flush(raft)
@@ -169,7 +169,7 @@ def test_entries_not_yet_written_when_a_snapshot_covers_them_are_not_written_aga
 
 
 def test_stale_and_repeated_answers_move_nothing_back() -> None:
-    """P22, P23: match never falls, and a refusal older than a success is ignored."""
+    """Match never falls, and a refusal older than a success is ignored."""
     raft = leader(1, 1, 1)
     hold(raft, "b", 4)
     before = raft.status().progress["b"]
@@ -180,7 +180,7 @@ def test_stale_and_repeated_answers_move_nothing_back() -> None:
 
 
 def test_a_heartbeat_answer_says_nothing_of_entries() -> None:
-    """P26: alive is not durable."""
+    """A follower that answers need not have written anything."""
     raft = leader()
     for peer in "bc":
         raft.step(peer, HeartbeatReply(1), 150)
@@ -230,7 +230,7 @@ def test_committed_entries_are_handed_out_in_bounded_turns() -> None:
 
 
 def test_purged_entries_become_a_snapshot_and_any_reconnecting_append_ends_it() -> None:
-    """P25: never an append over a hole; the peer must be alive to be worth one."""
+    """The leader sends no append over a hole, and a snapshot only to a peer that answers."""
     raft = leader(1, 1, 1)
     hold(raft, "b", 4)
     flush(raft)
@@ -289,7 +289,7 @@ def test_an_offer_of_what_is_here_is_answered_at_once() -> None:
 
 
 def test_two_snapshots_in_a_row() -> None:
-    """P58: the second finds the first's base in place."""
+    """The second finds the first's base in place."""
     cluster = Cluster("abc")
     cluster.elect("a")
     for _ in range(2):
@@ -304,7 +304,7 @@ def test_two_snapshots_in_a_row() -> None:
 
 
 def test_the_target_of_a_transfer_gets_the_missing_entries_first() -> None:
-    """3.10, P12: `TimeoutNow` only at full match; who proposes meanwhile is sent to the target."""
+    """Thesis 3.10: `TimeoutNow` only at full match; who proposes meanwhile is sent to the target."""
     raft = leader()
     raft.propose([b"x"], 100)
     flush(raft)
@@ -327,7 +327,7 @@ def test_nobody_but_a_voter_can_be_handed_leadership() -> None:
 
 
 def test_a_lone_voter_waits_for_its_disk_before_anybody_hears_of_its_term() -> None:
-    """P52, S7: a learner must not hold entries of a term its leader can forget."""
+    """A learner must not hold entries of a term its leader can forget."""
     raft = replica(voters="a", learners="b")
     raft.tick(0)
     ready = raft.take()

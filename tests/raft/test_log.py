@@ -101,7 +101,7 @@ def test_reset_keeps_a_suffix_only_when_it_continues_the_snapshot() -> None:
 
 
 def test_reset_discards_a_config_the_snapshot_does_not_know() -> None:
-    """P35: an uncommitted config of an old leader must not survive as a phantom."""
+    """An uncommitted config of an old leader must not survive the installation of a snapshot."""
     phantom = Config(("a", "b", "c", "x"))
     log = RaftLog(Base(0, 0, FIRST), [command(1), config_entry(1, phantom)])
     assert log.config == phantom

@@ -3,6 +3,8 @@
 The 2015 schedules (Ongaro, raft-dev) start with a leader whose change reaches too few, a second leader
 that changes something else, and the first one coming back: two disjoint majorities. What forbids them is
 that a leader must have committed an entry of its own term before it changes anything.
+
+Numbers in docstrings are sections of the Raft thesis (Ongaro 2014).
 """
 
 import pytest
@@ -159,7 +161,7 @@ def second_leader_before_its_first_commit(first: Config) -> Cluster:
     ids=["one add, one remove", "two adds", "two removes"],
 )
 def test_schedules_of_2015_are_stopped_at_the_second_leader(first: Config, second: Config) -> None:
-    """P32: refused until an own-term entry is committed; then the first leader cannot come back."""
+    """Refused until an own-term entry is committed; then the first leader cannot come back."""
     cluster = second_leader_before_its_first_commit(first)
     b = cluster["b"]
     assert not b.can_change()
@@ -185,7 +187,7 @@ def test_schedules_of_2015_are_stopped_at_the_second_leader(first: Config, secon
 
 
 def test_a_second_change_waits_for_the_first() -> None:
-    """P40: refused until the first is committed."""
+    """Refused until the first is committed."""
     raft = leader(learners="d")
     hold(raft, "b", 1)
     raft.change(config("abc"), 100)
@@ -209,7 +211,7 @@ def test_a_config_counts_from_its_append_on() -> None:
 
 
 def test_a_learner_is_never_counted() -> None:
-    """S11: not for commit, not for the quorum check, not for reads."""
+    """Not for commit, not for the quorum check, not for reads."""
     raft = leader(voters="abc", learners="de")
     hold(raft, "de", 1)
     assert raft.commit == 0
@@ -228,7 +230,7 @@ def test_a_learner_is_never_counted() -> None:
 
 
 def test_a_removed_leader_does_not_count_itself_and_stops_after_the_commit() -> None:
-    """4.2.2, P36: it leads until its removal is committed by the others alone."""
+    """4.2.2: it leads until its removal is committed by the others alone."""
     raft = leader()
     hold(raft, "bc", 1)
     raft.change(config("bc"), 100)
@@ -255,7 +257,7 @@ def test_a_removed_leader_stays_for_entries_before_its_removal() -> None:
 
 
 def test_caught_up_means_everything_committed_is_there() -> None:
-    """P38: the gate before a promotion."""
+    """A learner is promoted only then."""
     raft = leader(learners="d")
     hold(raft, "bc", 1)
     assert not raft.caught_up("d")
@@ -268,7 +270,7 @@ def test_caught_up_means_everything_committed_is_there() -> None:
 
 
 def test_a_removed_member_that_returns_disturbs_nobody() -> None:
-    """P09: it was away when it was removed; its elections go nowhere."""
+    """It was away when it was removed; its elections go nowhere."""
     cluster = Cluster("abcd")
     cluster.elect("a")
     cluster.isolate("d")
@@ -301,7 +303,7 @@ def test_a_leaver_with_the_longest_log_campaigns_until_its_removal_is_committed(
 
 
 def test_a_member_removed_while_its_snapshot_is_made_does_not_wedge_the_change() -> None:
-    """P43: the late offer is dropped."""
+    """The late offer is dropped."""
     raft = leader(1, learners="d")
     hold(raft, "bc", 2)
     flush(raft)
@@ -317,7 +319,7 @@ def test_a_member_removed_while_its_snapshot_is_made_does_not_wedge_the_change()
 
 
 def test_a_snapshot_carries_the_config_and_the_new_member() -> None:
-    """P44: an empty node learns the group it joined from the snapshot alone."""
+    """An empty node learns the group it joined from the snapshot alone."""
     cluster = Cluster("abc", spare="d")
     cluster.elect("a")
     cluster["a"].change(config("abc", "d"), cluster.clock)

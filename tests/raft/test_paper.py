@@ -49,7 +49,7 @@ def test_a_request_with_a_stale_term_is_rejected() -> None:
 
 
 def test_a_node_votes_once_per_term_and_again_for_the_same_candidate() -> None:
-    """3.4: at most one candidate per term; P04: a repeated request gets the same answer."""
+    """3.4: at most one candidate per term; a repeated request gets the same answer."""
     raft = replica()
     for candidate, granted in (("b", True), ("c", False), ("b", True)):
         raft.step(candidate, VoteRequest(1, 0, 0, False), 0)
@@ -58,7 +58,7 @@ def test_a_node_votes_once_per_term_and_again_for_the_same_candidate() -> None:
 
 
 def test_a_vote_survives_a_restart() -> None:
-    """3.8: vote and term are persistent (P01)."""
+    """3.8: vote and term are persistent."""
     raft = replica(term=3, vote="b")
     raft.step("c", VoteRequest(3, 9, 3, False), 0)
     assert sent(flush(raft), VoteReply) == [VoteReply(3, False, False)]
@@ -78,7 +78,7 @@ def test_the_voter_denies_a_log_less_up_to_date_than_its_own(
 
 
 def test_repeated_and_foreign_votes_do_not_elect() -> None:
-    """P03: voters are counted, not replies; a stranger is no voter."""
+    """Voters are counted, not replies; a stranger is no voter."""
     raft = replica(voters="abcde")
     raft.tick(100)
     for voter in "bc":
@@ -91,7 +91,7 @@ def test_repeated_and_foreign_votes_do_not_elect() -> None:
 
 
 def test_a_pre_vote_answer_is_no_vote() -> None:
-    """P05: answers of the pre-vote arriving late do not count in the election."""
+    """Answers of the pre-vote that arrive late do not count in the election."""
     raft = replica(voters="abcde")
     raft.tick(100)
     for voter in "bcde":
@@ -100,7 +100,7 @@ def test_a_pre_vote_answer_is_no_vote() -> None:
 
 
 def test_a_pre_vote_changes_nothing_at_the_voter() -> None:
-    """9.6, P06: neither term, vote, nor the election timer; P07: a grant carries the candidate's term."""
+    """9.6: neither term, vote, nor the election timer. A grant carries the candidate's term."""
     raft = replica()
     before = (raft.term, raft.vote, raft.deadline())
     raft.step("b", VoteRequest(4, 0, 0, True), 50)
@@ -110,14 +110,14 @@ def test_a_pre_vote_changes_nothing_at_the_voter() -> None:
 
 
 def test_a_pre_vote_for_our_own_term_is_refused_with_our_term() -> None:
-    """P08: the candidate lags; it learns the term instead of winning one that is under way."""
+    """The candidate lags; it learns the term instead of winning one that is under way."""
     raft = replica(term=4)
     raft.step("b", VoteRequest(4, 9, 3, True), 0)
     assert sent(flush(raft), VoteReply) == [VoteReply(4, False, True)]
 
 
 def test_a_grant_for_another_term_is_not_counted() -> None:
-    """P05: answers are held back and arrive terms later."""
+    """Answers are held back and arrive terms later."""
     raft = replica(term=4)
     raft.tick(100)
     for term in (3, 4, 6):
@@ -155,7 +155,7 @@ def test_stickiness_ends_with_an_election_timeout_of_silence() -> None:
 
 
 def test_learners_and_outsiders_vote_when_asked_but_never_campaign() -> None:
-    """4.2.2 and P37: their config may lag behind the candidate's."""
+    """4.2.2: their config may lag behind the candidate's."""
     for raft in (replica(learners="d", node="d"), replica(node="d")):
         raft.tick(1000)
         assert raft.role is Role.FOLLOWER
@@ -221,7 +221,7 @@ def test_what_a_member_remembers_when_it_leaves() -> None:
 
 
 def test_a_leader_without_answers_of_a_quorum_steps_down() -> None:
-    """6.2, P10: what it sends may still arrive; what counts is who answers."""
+    """6.2: what it sends may still arrive; what counts is who answers."""
     raft = leader(voters="abcde")
     raft.step("b", HeartbeatReply(1), 150)
     raft.tick(200)
@@ -231,7 +231,7 @@ def test_a_leader_without_answers_of_a_quorum_steps_down() -> None:
 
 
 def test_votes_and_their_requests_wait_for_the_disk_and_pre_votes_do_not() -> None:
-    """3.8, P02: persistent state is updated on stable storage before responding."""
+    """3.8: persistent state is updated on stable storage before responding."""
     raft = replica()
     raft.tick(100)
     ready = raft.take()
@@ -255,7 +255,7 @@ def test_a_mismatch_is_refused_with_the_place_to_try_next() -> None:
 
 
 def test_a_conflict_deletes_the_entry_and_all_that_follow() -> None:
-    """3.5 (figure 3.1, AppendEntries 3); P20."""
+    """3.5 (figure 3.1, AppendEntries, step 3)."""
     raft = replica(1, 1, 1, 1)
     raft.step("b", AppendRequest(2, 1, 1, 0, entries(2)), 0)
     ready = flush(raft)
@@ -264,7 +264,7 @@ def test_a_conflict_deletes_the_entry_and_all_that_follow() -> None:
 
 
 def test_entries_already_there_do_not_shorten_the_log() -> None:
-    """P19: a delayed request must not cut off newer matching entries."""
+    """A delayed request must not cut off newer matching entries."""
     raft = replica(1, 1, 1, 1)
     raft.step("b", AppendRequest(1, 0, 0, 0, entries(1, 1)), 0)
     ready = flush(raft)
@@ -273,14 +273,14 @@ def test_entries_already_there_do_not_shorten_the_log() -> None:
 
 
 def test_commit_goes_no_further_than_the_last_entry_of_the_request() -> None:
-    """P17: what lies behind it may be an old leader's."""
+    """What lies behind it may be an old leader's."""
     raft = replica(1, 1, 1, 1)
     raft.step("b", AppendRequest(2, 1, 1, 4, []), 0)
     assert raft.commit == 1
 
 
 def test_commit_never_falls() -> None:
-    """P18: an old request carries an old commit index."""
+    """An old request carries an old commit index."""
     raft = replica(1, 1, 1)
     raft.step("b", AppendRequest(1, 3, 1, 3, []), 0)
     raft.step("b", AppendRequest(1, 1, 1, 1, []), 0)
@@ -289,14 +289,14 @@ def test_commit_never_falls() -> None:
 
 
 def test_a_heartbeat_may_name_more_than_an_emptied_member_holds() -> None:
-    """P28: it must not fall over."""
+    """The member takes no more for committed than it holds."""
     raft = replica(1)
     raft.step("b", Heartbeat(1, 7), 0)
     assert raft.commit == 1
 
 
 def test_a_conflict_at_or_below_the_commit_index_is_an_alarm() -> None:
-    """P21: committed entries are never truncated."""
+    """Committed entries are never truncated."""
     raft = replica(1, 1, 1)
     raft.step("b", AppendRequest(1, 3, 1, 2, []), 0)
     raft.step("b", Heartbeat(1, 3), 0)
@@ -310,7 +310,7 @@ def test_a_conflict_at_or_below_the_commit_index_is_an_alarm() -> None:
 
 
 def test_a_request_from_before_the_base_is_no_conflict() -> None:
-    """P24: purged entries are committed, so they match (openraft #511)."""
+    """Purged entries are committed, so they match (openraft #511)."""
     raft = replica(1, 1, 1)
     raft.step("b", AppendRequest(1, 3, 1, 3, []), 0)
     flush(raft)
@@ -414,7 +414,7 @@ def test_a_quorum_of_followers_commits_without_the_leaders_disk() -> None:
 
 
 def test_an_outdated_completion_is_ignored() -> None:
-    """P27: a write of another term says nothing about the entry that stands there now."""
+    """A write of another term says nothing about the entry that stands there now."""
     raft = leader(durable=False)
     raft.persisted(1, 7)
     assert raft.status().durable == 0

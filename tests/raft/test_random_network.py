@@ -144,7 +144,7 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(40), ids=lambda s: f"seed-{s}")
 def test_safe_after_every_event_and_live_after_healing(seed: int) -> None:
-    """S1-S5, S7 and R-S14 hold throughout; healed, one leader commits and all its members converge."""
+    """S1 to S7 hold throughout; healed, one leader commits and all its members converge."""
     chaos = Chaos(seed)
     for _ in range(EVENTS):
         chaos.event()

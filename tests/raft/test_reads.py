@@ -16,7 +16,7 @@ def reading_leader() -> Raft:
 
 
 def test_an_old_answer_does_not_confirm_a_new_read_of_the_same_name() -> None:
-    """P46 (etcd #20418): rounds are numbers that never come again, contexts are not looked at."""
+    """Rounds are numbers that never come again; contexts are not looked at (etcd #20418)."""
     raft = reading_leader()
     raft.read(7, 100)
     assert sent(flush(raft), Heartbeat, "b") == [Heartbeat(1, 1, 1)]
@@ -31,7 +31,7 @@ def test_an_old_answer_does_not_confirm_a_new_read_of_the_same_name() -> None:
 
 
 def test_reads_wait_for_the_first_commit_of_the_term() -> None:
-    """P45: before it the leader does not know what is committed."""
+    """Before it the leader does not know what is committed."""
     raft = leader(1, 1)
     raft.read(1, 100)
     assert all(m.read == 0 for m in sent(flush(raft), Heartbeat) if isinstance(m, Heartbeat))
@@ -82,7 +82,7 @@ def test_a_followers_reads_go_to_the_leader_together() -> None:
 
 
 def test_a_forwarded_read_fails_in_time_with_the_leader_and_without_one() -> None:
-    """P47: a timeout is an error, not old data."""
+    """A timeout is an error, not old data."""
     raft = replica()
     raft.read(1, 0)
     assert flush(raft).reads_failed == [1]
@@ -99,7 +99,7 @@ def test_a_forwarded_read_fails_in_time_with_the_leader_and_without_one() -> Non
 
 
 def test_a_deposed_leader_answers_no_read() -> None:
-    """R-S14: it was cut off; the others commit; its read fails instead of telling the old state."""
+    """S6: it was cut off; the others commit; its read fails instead of telling the old state."""
     cluster = Cluster("abc")
     cluster.elect("a")
     cluster.isolate("a")

@@ -40,7 +40,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class CheckStatus(Message, frozen=True, tag="CheckStatus"):
-    """First start and join: are we configured alike? (seed-facts 1.5)"""
+    """First start and join: are we configured alike?"""
 
     traits: ClassVar = Traits(GUESTS)
 
