@@ -255,7 +255,7 @@ class FilesSwarm:
             left = [n for n in disk.listdir(layout.TMP) if n.startswith(("close-", "compact-"))]
             assert not left, f"L4: {type(job).__name__} failed and leaves {left}"
             result = self._once(node, job)
-        assert not isinstance(result, Failed) or result.code in may_fail, f"L5: {job} again: {result}"
+        assert not isinstance(result, Failed) or result.code in may_fail, f"L7: {job} again: {result}"
         return result
 
     def _once(self, node: Node, job: Job) -> JobResult:
@@ -464,7 +464,7 @@ class FilesSwarm:
         if self.odd["other bytes"] > before:
             node.unsure.add(operation)
         if operation not in node.unsure:
-            assert not done.refetched, f"L5: {done}, and all that came was right"
+            assert not done.refetched, f"L7: {done}, and all that came was right"
         staged = node.staged.setdefault(operation, {})
         for want in wanted:
             if want.meta.name in done.names:
@@ -538,7 +538,7 @@ class FilesSwarm:
         del node.staged["op-3"]
         self._run(node, DropStaging("op-3"))
         pulls = (self._pull(node, repair_area(group), group, snapshot, [meta]) for _ in range(PULLS_MAX))
-        assert any(meta.name in pulled.names for pulled in pulls), f"L5: {meta.name} never comes"
+        assert any(meta.name in pulled.names for pulled in pulls), f"L7: {meta.name} never comes"
         del node.staged[repair_area(group)]
         done = self._run(node, ReplaceFile(group, meta))
         assert isinstance(done, FileReplaced) and (not done.quarantined or node.disk.exists(done.quarantined))

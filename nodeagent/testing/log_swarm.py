@@ -319,7 +319,7 @@ class LogSwarm:
         try:
             log.write(ops)
         except NoSpace as error:
-            raise AssertionError(f"L5: {error}, though there is room again") from error
+            raise AssertionError(f"L7: {error}, though there is room again") from error
 
     def _give_room(self) -> None:
         self.disk.faults = [f for f in self.disk.faults if f.errno != errno.ENOSPC]

@@ -491,7 +491,7 @@ class HandoverWorld:
     def _drop(self, group: GroupId, node: NodeId, view: str) -> None:
         self._look(view)
         is_member = node in self.configs[group].members
-        assert not is_member, f"S13: {node} drops what it has of {group}, of which it is a member"
+        assert not is_member, f"S9: {node} drops what it has of {group}, of which it is a member"
         del self.replicas[group, node]
 
     def _ready(self, node: NodeId, view: str) -> None:
