@@ -124,7 +124,7 @@ def _look_at_none(job: tuple[str, str]) -> tuple[Found, float]:
         start = time.monotonic()
         if net == "seeds":
             return _by_some_seeds(where, 1, 1, "", CONTROL_TIMEOUT_S), time.monotonic() - start
-        return _look(net, where, room, CONTROL_TIMEOUT_S), time.monotonic() - start
+        return _look(net, where, room, "", CONTROL_TIMEOUT_S), time.monotonic() - start
 
 
 def hunt(
@@ -156,7 +156,7 @@ def hunt(
                 if net == "seeds":
                     found.append(_by_seeds(where, mutant, seeds, world, limit))
                 else:
-                    found.append(_look(net, where, mutant.file, limit))
+                    found.append(_look(net, where, mutant.room, mutant.file, limit))
         return found
 
 
@@ -174,21 +174,22 @@ def _what(net: str, room: str) -> str:
     return "" if room in NOT_SIMULATED else "seeds"
 
 
-def _look(net: str, where: Path, file: str, timeout_s: float) -> Found:
-    """By what there is for a bug in this file, or a room."""
-    room = file.partition("/")[0]
-    return _by_tests(where, file, timeout_s) if net == "tests" else _by_scopes(where, SCOPES[room], timeout_s)
+def _look(net: str, where: Path, room: str, file: str, timeout_s: float) -> Found:
+    """By what there is for a bug of this room, in this file if one is named."""
+    if net == "tests":
+        return _by_tests(where, room, file, timeout_s)
+    return _by_scopes(where, SCOPES[room], timeout_s)
 
 
-def _by_tests(where: Path, file: str, timeout_s: float) -> Found:
+def _by_tests(where: Path, room: str, file: str, timeout_s: float) -> Found:
     project = Path(nodeagent.__file__).parent.parent
     skip = shutil.ignore_patterns("__pycache__")
     for name in ("tests", "iotctl"):  # tests import their own package, from beside the one they test
         shutil.copytree(project / name, where / name, ignore=skip, dirs_exist_ok=True)
     shutil.copy(project / "pyproject.toml", where)
-    room, _, module = file.partition("/")
     rooms = [f"tests/{name}" for name in ROOMS.get(room, (room,))]
-    own = f"tests/{room}/test_{module}"
+    assert all((where / name).exists() for name in rooms), rooms  # pytest would fail, as if a bug were found
+    own = f"tests/{room}/test_{file.rpartition('/')[2]}"
     first = [own] if (where / own).is_file() else []  # most bugs fail there
     # A directory of its own for what they write: in the shared one pytest clears up after other runs before it ends.
     options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={where / 'written'}", f"--timeout={TEST_S}"]
