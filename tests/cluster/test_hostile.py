@@ -19,6 +19,7 @@ import pytest
 from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, storage_group_name
 from nodeagent.client.identity import create_authority, identity_in, issue, read_authority, write_identity
 from nodeagent.model.errors import Forbidden, NotFound, SchemaMismatch
+from nodeagent.model.features import SPOKEN
 from nodeagent.model.ids import PartitionKey
 from nodeagent.model.limits import FRAME_BYTES_MAX
 from nodeagent.model.operation import Stage
@@ -184,7 +185,7 @@ def test_no_request_with_extreme_values_ends_a_node(world: World, role: str) -> 
     async def ask(node: str) -> Counter[str]:
         identity = _issued(world, "eve", role)
         incarnation = "i" if role == "node" else ""
-        hello = Hello(PROTOCOL, role, "eve", incarnation)
+        hello = Hello(PROTOCOL, role, "eve", incarnation, newest_level=SPOKEN.newest)
         port = _port(world, node)
         link = await dial(Recorder(hello), "127.0.0.1", port, context=client_context(identity))
         replies: list[Reply] = []
