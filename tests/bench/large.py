@@ -11,9 +11,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -154,7 +155,7 @@ def _hour(rows: int) -> tuple[str, ...]:
     return "--from", str(first), "--to", str(first + 3_600_000 - 1), "--limit", "1000000"
 
 
-def _check(name: str, found: dict, rows: int, target: Path) -> None:  # type: ignore[type-arg]
+def _check(name: str, found: dict[str, Any], rows: int, target: Path) -> None:
     if name.startswith("verify"):
         assert not found["mismatches_total"] and not found["unread"], found
     elif name == "export":
@@ -177,7 +178,7 @@ def _is_each_once(path: Path, rows: int) -> bool:
     return bool(seen.all()) and total == rows
 
 
-def _timed(call) -> float:  # type: ignore[no-untyped-def]
+def _timed(call: Callable[[], object]) -> float:
     started = time.monotonic()
     call()
     return time.monotonic() - started
@@ -190,7 +191,7 @@ class _Reader:
         self._agents = agents
         self._peaks = peaks
 
-    def json(self, *words: str) -> dict:  # type: ignore[type-arg]
+    def json(self, *words: str) -> dict[str, Any]:
         process = subprocess.Popen(
             [sys.executable, "-m", "iotctl", *words, "-o", "json"],
             cwd=self._agents.fleet.directory.parent,
@@ -202,7 +203,8 @@ class _Reader:
         out, _ = process.communicate()
         watch.join()
         assert process.returncode == 0, (process.returncode, out[-300:])
-        return json.loads(out)  # type: ignore[no-any-return]
+        found: dict[str, Any] = json.loads(out)
+        return found
 
 
 def _watch(process: "subprocess.Popen[bytes]", name: str, peaks: dict[str, int]) -> None:

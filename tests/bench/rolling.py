@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import msgspec
 
@@ -121,11 +122,8 @@ def _newer() -> Iterator[None]:
     now = software()
     more = (*now.code, ("nodeagent/newer.py", b"NEWER = True\n"))
     later = msgspec.structs.replace(now, version=now.version + "1", code=more)
-    deploying.software = lambda: later
-    try:
+    with patch.object(deploying, "software", lambda: later):
         yield
-    finally:
-        deploying.software = software
 
 
 def _figures(

@@ -243,7 +243,8 @@ class FakeCluster:
                 return Accepted(self._group(target, request.group).index)
             case ListPartitions():
                 return self._list(target, request)
-        raise AssertionError(request)
+            case _:
+                raise AssertionError(request)
 
     def _change(self, request: PutSchema | BeginChange | Steer) -> Reply:
         if isinstance(request, PutSchema):

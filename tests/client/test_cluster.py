@@ -400,9 +400,9 @@ def test_a_change_that_was_only_refused_is_not_sent_when_no_time_is_left() -> No
         await cluster.meta()
         call = fake.call
 
-        async def refuses(node: str, request: Request, timeout_s: float) -> Reply:
+        async def refuses(target: str, request: Request, timeout_s: float) -> Reply:
             if not isinstance(request, BeginChange):
-                return await call(node, request, timeout_s)
+                return await call(target, request, timeout_s)
             if timeout_s < 0.001:
                 raise OutcomeUnknown("no answer in time")
             raise NotLeader("this node does not lead", leader=None)

@@ -210,8 +210,8 @@ def test_old_rows_in_pages_are_each_merged_once(page_rows: int) -> None:
     async def scenario() -> None:
         fake, cluster = make()
         fake.page_rows = page_rows
-        old = [(t, d, 1.0, None) for d in ("a", "b") for t in range(0, 40, 2)]
-        new = [(t, d, 2.0, None) for d in ("a", "c") for t in range(0, 40, 5)]
+        old: list[Row] = [(t, d, 1.0, None) for d in ("a", "b") for t in range(0, 40, 2)]
+        new: list[Row] = [(t, d, 2.0, None) for d in ("a", "c") for t in range(0, 40, 5)]
         await handed_over(fake, cluster, old, new)
         want = {(t, d): v for t, d, v, _ in [*old, *new]}
         found = listed(await cluster.scan(SG, TABLE))
@@ -261,12 +261,12 @@ def test_a_previous_holder_that_fails_is_replaced_by_another() -> None:
         refused = 0
         handle = fake.handle
 
-        def refuse_twice(target: str, request: object) -> Reply:
+        def refuse_twice(target: str, request: Request) -> Reply:
             nonlocal refused
             if isinstance(request, ScanRows) and request.operation and refused < 2:
                 refused += 1
                 raise NotFound("the seal is not applied here")
-            return handle(target, request)  # type: ignore[arg-type]  # passed through as it came
+            return handle(target, request)
 
         fake.handle = refuse_twice  # type: ignore[method-assign]  # the fault of this test
         assert (await cluster.scan(SG, TABLE)).num_rows == 2 and refused == 2
@@ -282,10 +282,10 @@ def test_old_rows_nobody_gives_are_an_error_never_left_out() -> None:
         await handed_over(fake, cluster, [(0, "a", 1.0, None)], [(1, "a", 2.0, None)])
         handle = fake.handle
 
-        def refuse(target: str, request: object) -> Reply:
+        def refuse(target: str, request: Request) -> Reply:
             if isinstance(request, ScanRows) and request.operation:
                 raise NotFound("gone")
-            return handle(target, request)  # type: ignore[arg-type]  # passed through as it came
+            return handle(target, request)
 
         fake.handle = refuse  # type: ignore[method-assign]  # the fault of this test
         with pytest.raises(Unavailable, match="slots were not answered"):
@@ -441,9 +441,9 @@ def test_slots_answered_by_another_table_are_asked_again(shift: int) -> None:
         await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
         handle, lied = fake.handle, 0
 
-        def lie_once(target: str, request: object) -> Reply:
+        def lie_once(target: str, request: Request) -> Reply:
             nonlocal lied
-            reply = handle(target, request)  # type: ignore[arg-type]  # passed through as it came
+            reply = handle(target, request)
             if isinstance(reply, RowsScanned) and reply.rows and not lied:
                 lied += 1
                 empty = RowsScanned(b"", 0, 0, fake.version + shift)

@@ -337,13 +337,13 @@ def test_a_leader_that_has_no_room_is_quoted_at_the_deadline() -> None:
         await cluster.write(SG, TABLE, rows((0, "a", 1.0, None)))
         call = fake.call
 
-        async def full(node: str, request: Request, timeout_s: float) -> Reply:
-            reply = await call(node, request, timeout_s) if not isinstance(request, Write) else None
+        async def full(target: str, request: Request, timeout_s: float) -> Reply:
+            reply = await call(target, request, timeout_s) if not isinstance(request, Write) else None
             if reply is not None:
                 return reply
             assert isinstance(request, Write)
             leader = fake.groups[request.group].leader
-            if node != leader:
+            if target != leader:
                 raise NotLeader("this node does not lead", leader=None)
             raise Overloaded("the disk of the leader has 1 MiB left")
 
@@ -366,17 +366,17 @@ def test_a_leader_that_makes_room_is_waited_for(busy_s: float, at_work: bool) ->
         call, clock = fake.call, asyncio.get_running_loop().time
         started, asked, given_s = clock(), [], []
 
-        async def pressed(node: str, request: Request, timeout_s: float) -> Reply:
+        async def pressed(target: str, request: Request, timeout_s: float) -> Reply:
             if isinstance(request, Write):
-                asked.append(node)
+                asked.append(target)
                 given_s.append(timeout_s)
                 if at_work:
                     await asyncio.sleep(min(timeout_s, 0.3))
                 if at_work and timeout_s < 0.3:
                     raise OutcomeUnknown("no answer in time")
-                if clock() - started < busy_s and node == fake.groups[request.group].leader:
+                if clock() - started < busy_s and target == fake.groups[request.group].leader:
                     raise Overloaded("rows wait for their files", at_work=at_work)
-            return await call(node, request, timeout_s)
+            return await call(target, request, timeout_s)
 
         fake.call = pressed  # type: ignore[method-assign]
         if at_work and busy_s < PATIENCE * 10:

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import msgspec
 
-from iotctl.execute import facts
 from iotctl.execute.change import SILENT_MS
 from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, generate, storage_group_name
 from iotctl.execute.generate import Fleet as Devices
+from iotctl.execute.layout import table_of
 from iotctl.execute.load import DEVICE, FIELD, Load
 from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
@@ -104,7 +104,7 @@ class Run:
 
     def move(self) -> str:
         """Random slots change their group; then the plan of a rebalance brings back what became uneven."""
-        table = facts.table_of(self.world.cluster.meta())
+        table = table_of(self.world.cluster.meta())
         giver, taker = self.rng.sample(list(table.ring.names), 2)
         slots = self.rng.sample(list(to_slots(table.slots_of(giver))), self.rng.randint(50, 500))
         gains = ((taker, from_slots(slots)),)
@@ -188,7 +188,7 @@ class Run:
     def load(self) -> Load:
         """A writer and a reader over the next tenth of the slots with generated rows."""
         meta = self.world.cluster.meta()
-        table = facts.table_of(meta)
+        table = table_of(meta)
         if not self.places:
             data = self.world.data
             weeks = [EPOCH_MS + i * WEEK_MS + PROBE_MS for i in range(data.weeks)]

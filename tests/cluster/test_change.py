@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,9 @@ class Added:
     world: World
     nonempty: int
     rows: int
-    plan: dict  # type: ignore[type-arg] # the command's JSON
+    plan: dict[str, Any]
+    """The command's JSON."""
+
     operation: Operation
     received: dict[str, int]
     lease_seen: bool

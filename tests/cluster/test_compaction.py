@@ -19,7 +19,12 @@ pytestmark = [pytest.mark.long, pytest.mark.real]
 GROUP, TABLE = "root.plant", "m"
 DAY_MS = 86_400_000
 ROUNDS = 10
-OFTEN = {"idle_close_ms": 100, "compact_every_ms": 200, "compact_deletes_ms": 300, "expire_every_ms": 300}
+OFTEN: dict[str, object] = {
+    "idle_close_ms": 100,
+    "compact_every_ms": 200,
+    "compact_deletes_ms": 300,
+    "expire_every_ms": 300,
+}
 
 
 @pytest.fixture(scope="module")

@@ -236,8 +236,7 @@ def _middle(log: Path, group: str) -> tuple[Path, Block, int, int]:
                 if isinstance(block, Block) and [r.group for r in block.head.rows] == [group]:
                     (row,) = block.head.rows
                     if row.kind == RowKind.APPEND:
-                        found.append(
-                            (path, Block(block.head, bytes(block.body), block.healed), row.first, row.last)
-                        )
+                        body = memoryview(bytes(block.body))
+                        found.append((path, Block(block.head, body, block.healed), row.first, row.last))
     assert len(found) >= WRITTEN, f"{len(found)} blocks of {group} alone; {os.listdir(log)}"
     return found[-WRITTEN // 2]

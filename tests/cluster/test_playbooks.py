@@ -57,7 +57,7 @@ class Place:
             env = {**os.environ, "HOME": str(home), "PYTHONPATH": ":".join(sys.path)}
             env.pop("XDG_STATE_HOME", None)
             at, told = (record, home / "told") if code else ("none", home / "none")
-            begun = [sys.executable, "-m", "tests.fleet.killed", at, "during", told, "--", *line, *more]
+            begun = [sys.executable, "-m", "tests.fleet.killed", at, "during", str(told), "--", *line, *more]
             done = subprocess.run(begun, cwd=home, env=env, capture_output=True, text=True)
             if done.returncode != code or told.exists() != bool(code):
                 _, operations, problem = self.iotctl("ops", "list", "-o", "json")
@@ -71,7 +71,7 @@ class Place:
     def skew(self) -> None:
         """Half of what node1 has goes to node2."""
         with self.connect() as cluster:
-            slots = to_slots([r[:2] for r in cluster.meta().owners if r[2] == "node1"])
+            slots = to_slots(tuple(r[:2] for r in cluster.meta().owners if r[2] == "node1"))
             gains = (("node2", from_slots(slots[: len(slots) // 2])),)
             begun = cluster.begin_change(BeginChange("rebalance", "", "tester", gains=gains))
             wait_operation(cluster, begun.id, on_update=lambda o: None, timeout_s=60.0)

@@ -16,12 +16,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
-from iotctl.execute import facts
 from iotctl.execute.cluster import cluster_spec
 from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, Fleet, storage_group_name
+from iotctl.execute.layout import table_of
 from iotctl.execute.load import Load
 from iotctl.execute.operations import blocked_on, received_bytes, whole
 from iotctl.execute.status import ClusterStatus, cluster_status
@@ -43,6 +44,8 @@ WRITE_PAUSE_S = 0.025
 
 POLL_S = 0.05
 
+T = TypeVar("T")
+
 Place = tuple[str, int]
 """Storage group and time (ms) of a row."""
 
@@ -56,8 +59,10 @@ class Said:
     err: str
 
     @property
-    def json(self) -> dict:  # type: ignore[type-arg] # the shape differs from command to command
-        return json.loads(self.out)
+    def json(self) -> dict[str, Any]:
+        """The shape differs from command to command."""
+        document: dict[str, Any] = json.loads(self.out)
+        return document
 
 
 @dataclass(slots=True)
@@ -284,7 +289,7 @@ class World:
     def _places(self, moving: Collection[int]) -> dict[Place, str]:
         """Where a writer writes, and the data group that serves the slot now."""
         # A node that lags still has the table before the last change.
-        table = facts.table_of(self.cluster.meta(strong=True))
+        table = table_of(self.cluster.meta(strong=True))
         groups, weeks = self.data.storage_groups, self.data.weeks
         slots = self.slots(
             (storage_group_name(i % groups), EPOCH_MS + (i * 7 % weeks) * WEEK_MS + 1_800_000)
@@ -336,7 +341,7 @@ def flip(path: Path, at: int, length: int = 1) -> None:
     temporary.replace(path)
 
 
-def until(probe: Callable[[], object], timeout_s: float, why: Callable[[], str]):  # type: ignore[no-untyped-def]
+def until(probe: Callable[[], T | None], timeout_s: float, why: Callable[[], str]) -> T:
     """The first true result of `probe`; fails with `why()` when none comes in time."""
     deadline = time.monotonic() + timeout_s
     while True:

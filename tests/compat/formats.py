@@ -11,7 +11,7 @@ import msgspec
 from iotctl.execute.layout import SlotsView
 from iotctl.fleet.process import PidFile
 from iotctl.plan.model import Plan
-from iotctl.playbook import journal
+from iotctl.playbook import model as playbook
 from nodeagent.data import commands as data
 from nodeagent.data import sessions
 from nodeagent.data.state import Checkpoint
@@ -59,7 +59,7 @@ FORMATS: Mapping[str, Any] = {
     "directory.log": LogFile,
     "directory.seen": _Seen,
     "iotctl.plan": Plan,
-    "iotctl.journal": journal.Entry,
+    "iotctl.journal": playbook.Entry,
     "iotctl.status": SlotsView,
     "iotctl.process": PidFile,
 }

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+Collection = inspect.ListType | inspect.SetType | inspect.FrozenSetType | inspect.VarTupleType
+
 DEPTH_MAX = 12
 """A struct that holds its own kind ends there."""
 
@@ -60,15 +62,17 @@ class _Maker:
             case inspect.DictType():
                 key = self.value(of.key_type, name, depth + 1)
                 return {key: self.value(of.value_type, name, depth + 1)}
-        inside = [self.value(of.item_type, name, depth + 1) for _ in range(of.min_length or 1)]
-        match of:
             case inspect.ListType():
-                return inside
+                return self._inside(of, name, depth)
             case inspect.SetType() | inspect.FrozenSetType():
-                return set(inside)
+                return set(self._inside(of, name, depth))
             case inspect.VarTupleType():
-                return tuple(inside)
-        raise TypeError(f"{name}: no value of {of}")
+                return tuple(self._inside(of, name, depth))
+            case _:
+                raise TypeError(f"{name}: no value of {of}")
+
+    def _inside(self, of: Collection, name: str, depth: int) -> list[Any]:
+        return [self.value(of.item_type, name, depth + 1) for _ in range(of.min_length or 1)]
 
     def _int(self, of: inspect.IntType) -> int:
         least = of.ge if of.ge is not None else -(1 << 63)

@@ -27,7 +27,6 @@ _PLAIN = {
     inspect.BytesType: "bytes",
     inspect.MemoryViewType: "bytes",
 }
-_COLLECTIONS = (inspect.ListType, inspect.SetType, inspect.FrozenSetType, inspect.VarTupleType)
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -69,12 +68,13 @@ def _shape(of: inspect.Type, structs: dict[str, StructShape]) -> Shape:
         case inspect.EnumType():
             return ["enum", *sorted(member.value for member in of.cls)]
         case inspect.LiteralType():
-            return ["enum", *sorted(of.values)]
+            return ["enum", *sorted(of.values, key=str)]
         case inspect.Metadata():
             return _shape(of.type, structs)
-        case _ if isinstance(of, _COLLECTIONS):
+        case inspect.ListType() | inspect.SetType() | inspect.FrozenSetType() | inspect.VarTupleType():
             return ["list", _shape(of.item_type, structs)]
-    return _PLAIN[type(of)]
+        case _:
+            return _PLAIN[type(of)]
 
 
 def _struct(of: inspect.StructType, structs: dict[str, StructShape]) -> str:

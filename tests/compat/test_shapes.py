@@ -17,8 +17,20 @@ def made(fields: list[Any], **options: Any) -> Any:
     return msgspec.defstruct(f"S{next(NAMES)}", fields, **{"frozen": True, **options})
 
 
-Inner = made([("a", int)])
-InnerMore = made([("a", int), ("b", int)])
+class Inner(msgspec.Struct, frozen=True):
+    a: int
+
+
+class InnerMore(msgspec.Struct, frozen=True):
+    a: int
+    b: int
+
+
+class InnerFree(msgspec.Struct, frozen=True):
+    a: int
+    b: int = 0
+
+
 Left, Right = made([("a", int)], tag="left"), made([("a", int)], tag="right")
 RightText = made([("a", str)], tag="right")
 Few, Many = StrEnum("Few", ["A"]), StrEnum("Many", ["A", "B"])
@@ -76,7 +88,7 @@ def test_a_change_that_is_not_shared(old: Any, new: Any, place: str) -> None:
         (Left | Right, Left | Right | made([], tag="other")),
         (made([("a", int)]), made([("renamed", int)], rename={"renamed": "a"})),
         (made([("a", list[int])]), made([("a", tuple[int, ...])])),
-        (made([("a", list[Inner])]), made([("a", list[made([("a", int), ("b", int, 0)])])])),
+        (made([("a", list[Inner])]), made([("a", list[InnerFree])])),
     ],
 )
 def test_a_change_that_is_shared(old: Any, new: Any) -> None:

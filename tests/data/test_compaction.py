@@ -1,6 +1,7 @@
 """Compaction and expiry: whatever a member's pace, its restarts and its snapshots, the log decides alone."""
 
 import random
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -207,9 +208,8 @@ class Cluster:
 
     def write(self, p: PartitionKey = P, time: int = 5) -> None:
         self.sequence += 1
-        self.do(
-            c.WriteRows(self.session, self.sequence, 0, SLOTS[p], p, "m", 1, 1, time, time, bytes([time]))
-        )
+        ipc = memoryview(bytes([time]))
+        self.do(c.WriteRows(self.session, self.sequence, 0, SLOTS[p], p, "m", 1, 1, time, time, ipc))
 
     def delete(self, p: PartitionKey = P, first: int = 0, last: int = 9) -> None:
         self.sequence += 1
@@ -259,6 +259,8 @@ class Cluster:
                 self.move_in(rng)
             case 15 | 16:
                 self.park(rng)
+            case _:
+                pass  # no file to merge, or no slot that is sealed
 
     def park(self, rng: random.Random) -> None:
         """A leader, of now or of before, saw a close or a compaction fail that others may have done."""
@@ -319,8 +321,8 @@ def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
                 elif member.jobs:
                     others = [m for m in cluster.members if m is not member]
                     copy = partial(member.copy, others=others)
-                    act = rng.choice((member.fail, copy, *[member.finish] * 6))
-                    act(rng.randrange(len(member.jobs)))
+                    acts: list[Callable[[int], object]] = [member.fail, copy, *[member.finish] * 6]
+                    rng.choice(acts)(rng.randrange(len(member.jobs)))
             if rng.random() < 0.05:
                 member.save()
             if rng.random() < 0.03:

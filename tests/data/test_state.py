@@ -53,11 +53,8 @@ class Group:
 
     def write(self, p: PartitionKey = P, *, sequence: int = 0, settled: int = 0, session: str = "") -> object:
         self.sequence += 1
-        return self.do(
-            c.WriteRows(
-                session or self.session, sequence or self.sequence, settled, SLOT[p], p, "m", 1, 1, 0, 9, b"x"
-            )
-        )
+        session, sequence, ipc = session or self.session, sequence or self.sequence, memoryview(b"x")
+        return self.do(c.WriteRows(session, sequence, settled, SLOT[p], p, "m", 1, 1, 0, 9, ipc))
 
     def delete(self, p: PartitionKey = P) -> object:
         self.sequence += 1

@@ -23,10 +23,10 @@ end the test alone, and say nothing of it."""
 def die_at(record: str, when: str, told: Path) -> None:
     append = RunJournal.append
 
-    def or_die(journal: RunJournal, entry: Entry) -> None:
+    def or_die(self: RunJournal, entry: Entry) -> None:
         here = f"{entry.event}:{entry.step}" == record
         if not here or when != "before":
-            append(journal, entry)
+            append(self, entry)
         if not here:
             return
         told.write_text(record)

@@ -73,7 +73,7 @@ def test_nothing_differs_nothing_changes() -> None:
     ],
 )
 def test_each_difference_is_one_change(found: dict[str, object], expected: list[str]) -> None:
-    assert kinds(**found) == expected
+    assert kinds(WANTED, **found) == expected
 
 
 def test_a_unit_is_compared_where_systemd_keeps_the_agent() -> None:

@@ -1,6 +1,8 @@
 """What a fleet was given stays its own while it is down."""
 
 import errno
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -59,7 +61,7 @@ def test_a_full_disk_costs_no_other_fleet_its_ports(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(ports.os, "pwrite", full)
+        patched.setattr(os, "pwrite", full)
         assert len(take_ports(4, second, env)) == 4
     assert not set(take_ports(6, third, env)) & set(given)
 
@@ -70,7 +72,7 @@ def test_ports_are_found_where_files_cannot_be_locked(
     def none(*words: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(ports.fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", none)
     assert len(take_ports(3, tmp_path, env)) == 3
 
 

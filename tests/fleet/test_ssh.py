@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import paramiko
 import pytest
+from paramiko.common import AUTH_SUCCESSFUL, OPEN_SUCCEEDED
 
 from iotctl.errors import InputProblem, Unreachable
 from iotctl.fleet.dial import Ahead, dial
@@ -209,13 +210,13 @@ def test_fifty_connections_at_once_with_the_default_limits(
 def test_a_server_that_never_answers_a_command_is_given_up(connector: Connector, tmp_path: Path) -> None:
     class Silent(paramiko.ServerInterface):
         def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-            return paramiko.AUTH_SUCCESSFUL
+            return AUTH_SUCCESSFUL
 
         def get_allowed_auths(self, username: str) -> str:
             return "publickey"
 
         def check_channel_request(self, kind: str, chanid: int) -> int:
-            return paramiko.OPEN_SUCCEEDED
+            return OPEN_SUCCEEDED
 
         def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
             time.sleep(3.0)

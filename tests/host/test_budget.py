@@ -136,7 +136,7 @@ def test_what_waits_is_looked_at_once_in_a_look() -> None:
         asked.append(key)
         return (), False
 
-    node.host.compactor._run_of = waits  # type: ignore[method-assign,assignment]
+    node.host.compactor._run_of = waits  # type: ignore[method-assign]
     assert _looking(node, count, 6) == [0] * 6 and len(asked) == len(set(asked)) == count
 
 

@@ -22,6 +22,7 @@ from nodeagent.model.jobs import (
     FileChanges,
     FilesClosed,
     HashFiles,
+    JobResult,
     SaveCheckpoint,
 )
 from nodeagent.model.limits import LOG_KEEP_MS_MAX
@@ -70,7 +71,7 @@ def test_rows_alone_are_saved_less_often_than_what_a_restart_must_know() -> None
     assert len(node.under_way(SaveCheckpoint)) == 1
 
 
-def saved_now(node: Node, result: object) -> FileChanges:
+def saved_now(node: Node, result: JobResult) -> FileChanges:
     """What the next checkpoint says of the files; it ends with `result`."""
     node.replica.changed()
     while not node.under_way(SaveCheckpoint):
@@ -226,6 +227,7 @@ def test_what_pins_a_log_is_bounded_in_bytes_and_age(monkeypatch: pytest.MonkeyP
 
     def pins(kept: int, match: int) -> list[str]:
         monkeypatch.setattr(replica, "log_bytes", lambda: kept)
+        assert replica.raft._lead is not None
         replica.raft._lead.progress["b"].match = match
         return [str(pin) for pin, _ in replica.pins()]
 

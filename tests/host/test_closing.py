@@ -22,7 +22,7 @@ def opened_session(node: Node) -> str:
 
 def write_row(node: Node, session: str, sequence: int, partition: PartitionKey = P) -> None:
     rows = pa.record_batch({"time": pa.array([1], pa.int64()), "v": pa.array([7], pa.int64())})
-    ipc = arrow.encode(arrow.normalise(rows, SCHEMA))
+    ipc = memoryview(arrow.encode(arrow.normalise(rows, SCHEMA)))
     node.replica.propose([c.encode(c.WriteRows(session, sequence, 0, 3, partition, "t", 1, 1, 1, 1, ipc))])
     node.take()
 
@@ -49,7 +49,8 @@ def test_other_files_are_made_at_once_and_again_after_a_failure() -> None:
     node = node_with_a_row()
     node.replica.close([P])
     node.take()
-    assert node.replica.closes
+    closes = node.replica.closes
+    assert closes
     node.finish(CloseFiles, Failed("unavailable", "the disk is full"))
     assert not node.under_way(CloseFiles) and not node.replica.closes
     node.pass_ms(1_000)

@@ -8,7 +8,7 @@ import pytest
 
 from nodeagent.data import commands
 from nodeagent.data.state import encode_checkpoint, initial
-from nodeagent.host.data_replica import Copied
+from nodeagent.host.data_replica import Copied, DataReplica
 from nodeagent.host.failing import PARK_TRIES, UNMET_TRIES, Answers
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
@@ -27,6 +27,7 @@ from nodeagent.model.jobs import (
     FilesStaged,
     HashFiles,
     Job,
+    JobResult,
     ReplaceFile,
     SaveCheckpoint,
     Scan,
@@ -77,7 +78,7 @@ class Node:
         self.host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0)
         self.host.meta.image.operations = [change] if change else []
         self.jobs: list[tuple[int, Job]] = []
-        self.replies: list[object] = []
+        self.replies: list[Reply] = []
         self.logged: list[LogOp] = []
         self.calls: list[tuple[int, object, Request]] = []
         self.notes: list[str] = []
@@ -89,7 +90,7 @@ class Node:
         assert self.replica.leads
 
     @property
-    def replica(self):  # type: ignore[no-untyped-def]
+    def replica(self) -> DataReplica:
         return self.host.data[GROUP]
 
     def take(self) -> None:
@@ -117,11 +118,11 @@ class Node:
     def under_way(self, kind: type) -> list[Job]:
         return [j for _, j in self.jobs if isinstance(j, kind)]
 
-    def finish(self, kind: type, result: object) -> Job:
+    def finish(self, kind: type, result: JobResult) -> Job:
         """End the oldest job of this kind."""
         number, job = next((n, j) for n, j in self.jobs if isinstance(j, kind))
         self.jobs.remove((number, job))
-        self.host.on_job(number, result, self.now)  # type: ignore[arg-type]
+        self.host.on_job(number, result, self.now)
         self.take()
         return job
 
@@ -289,6 +290,12 @@ def merge_fails(node: Node, result: Failed, times: int) -> None:
         node.finish(CompactFiles, result)
 
 
+def parked(node: Node) -> bool:
+    """A merge that is under way is to be parked."""
+    pending = [m.command for m in node.replica.state.compacting]
+    return any(isinstance(c, commands.Park) or c.parked for c in pending)
+
+
 def test_a_merge_that_fails_again_and_again_is_parked() -> None:
     """The leader logs it once it has tried enough. What cannot even be made as Arrow is tried ever more
     rarely, and its place goes on being named."""
@@ -297,7 +304,7 @@ def test_a_merge_that_fails_again_and_again_is_parked() -> None:
     node.finish(HashFiles, FilesHashed(tuple((f.name, f.xxh3) for f in files)))
     own = Failed("file_corrupt", "wrote 2 rows, the file has 1")
     merge_fails(node, own, PARK_TRIES - 1)
-    assert not any(c.command.parked for c in node.replica.state.compacting)
+    assert not parked(node)
     assert "time partition 1" in node.replica.trouble and "has 1" in node.replica.trouble
     merge_fails(node, own, 1)
     node.pass_ms(100)
@@ -386,7 +393,7 @@ def test_want_of_space_and_damage_park_no_merge(result: Failed) -> None:
     node = Node()
     node.finish(HashFiles, GOOD)
     merge_fails(node, result, 3 * PARK_TRIES)
-    assert not any(c.command.parked for c in node.replica.state.compacting)
+    assert not parked(node)
 
 
 def test_native_code_on_a_full_disk_parks_no_merge() -> None:

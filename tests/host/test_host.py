@@ -295,7 +295,8 @@ def test_a_node_without_its_meta_state_leads_nothing_and_sends_clients_elsewhere
     host.tick(60_000, 0)
     host.take()
     assert host.data["a.1"].raft.role is Role.FOLLOWER
-    for token, request in enumerate((GetMeta(), ListPartitions("a.1", ((0, 5),)), OpenSession("a.1"))):
+    requests: list[Request] = [GetMeta(), ListPartitions("a.1", slots=((0, 5),)), OpenSession("a.1")]
+    for token, request in enumerate(requests):
         host.on_request(token, request, 60_000, 0)
         ((_, reply),) = host.take().replies
         assert isinstance(reply, ErrorReply) and reply.code == "unavailable" and "bad" in reply.what
@@ -442,8 +443,9 @@ def test_no_read_is_answered_before_the_rows_are_back_in_memory(level: str) -> N
     """After a restart a part of them is still in the log; no age would tell that they are missing."""
     host = leads_alone()
     host.data["a.1"].state.recovered_to = 99
-    for token, kind in enumerate([ScanRows("a.1", "g", SPEC), ListPartitions("a.1")]):
-        host.on_request(token, msgspec.structs.replace(kind, read=level), 3_000, 3_000)
+    requests: list[Request] = [ScanRows("a.1", "g", SPEC, level), ListPartitions("a.1", read=level)]
+    for token, request in enumerate(requests):
+        host.on_request(token, request, 3_000, 3_000)
         ((_, reply),) = host.take().replies
         assert isinstance(reply, ErrorReply) and "still recovering" in reply.what
 
@@ -543,7 +545,8 @@ def test_a_shard_that_the_cluster_has_not_is_refused(shard: int) -> None:
     for slot in range(CONFIG.cluster.slots):
         write = Write("a.1", slot, key, "t", 1, "s", 1, 0, 1, b"")
         delete = DeleteRows("a.1", slot, key, "t", "s", 1, 0, (), 0, 1)
-        for token, request in enumerate((write, delete), 1):
+        requests: list[Request] = [write, delete]
+        for token, request in enumerate(requests, 1):
             host.on_request(token, request, 3_000, 3_000)
             reply = run_out(host)[token]
             assert isinstance(reply, ErrorReply) and f"shard {shard}:" in reply.what
@@ -708,7 +711,8 @@ def test_an_exception_in_one_request_ends_that_request(monkeypatch: pytest.Monke
     monkeypatch.setattr("nodeagent.host.handlers.check_status", fails)
     monkeypatch.setattr("nodeagent.host.reads.files_of", fails)
     question = CheckStatus("b", "i", "h", 1, 2, CONFIG.cluster, (), False)
-    for token, request in enumerate((question, GetManifest("a.1")), 1):
+    requests: list[Request] = [question, GetManifest("a.1")]
+    for token, request in enumerate(requests, 1):
         host.on_request(token, request, 0, 0)
         effects = host.take()
         assert [t for t, r in effects.replies if isinstance(r, ErrorReply) and r.code == "error"] == [token]
@@ -821,7 +825,9 @@ def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pyt
     monkeypatch.setattr(replica, "propose", proposed.extend)
     monkeypatch.setattr(host.clocks, "passed", lambda _: now[0])
     place = PartitionKey("g", 2, 0)
-    file = FileMeta("00002-000000000001-0000.tsfile", 2, place, "t", (1,), 10, "f" * 32, 1, 0, 19_000, (1, 1))
+    file = FileMeta(
+        "00002-000000000001-0000.tsfile", 2, place, "t", (1,), 10, "f" * 32, 1, 0, 19_000, (1, 1, 1)
+    )
     replica.state.manifest.add([file])
     host.compactor._expire_at = 0
     host.compactor.keep()
@@ -892,7 +898,8 @@ def test_evidence_goes_to_every_new_meta_leader_at_once() -> None:
 @pytest.mark.parametrize("level", ["mid", "weak"])
 def test_every_answer_that_is_not_strong_carries_its_age(level: str) -> None:
     host = leads_alone()
-    for token, request in enumerate([ScanRows("a.1", "g", SPEC, level), ListPartitions("a.1", read=level)]):
+    requests: list[Request] = [ScanRows("a.1", "g", SPEC, level), ListPartitions("a.1", read=level)]
+    for token, request in enumerate(requests):
         host.on_request(token, request, 3_000, 3_000)
         reply = run_out(host)[token]
         assert isinstance(reply, RowsScanned | PartitionsListed) and 0 <= reply.age_ms <= 3_000
@@ -901,7 +908,8 @@ def test_every_answer_that_is_not_strong_carries_its_age(level: str) -> None:
 def test_mid_is_refused_by_a_replica_that_no_leader_confirms() -> None:
     """Rows and lists alike; weak is answered, and says that nobody knows how old it is."""
     host = open_host(1)
-    for token, kind in enumerate([ScanRows("a.1", "g", SPEC), ListPartitions("a.1")]):
+    kinds: list[ScanRows | ListPartitions] = [ScanRows("a.1", "g", SPEC), ListPartitions("a.1")]
+    for token, kind in enumerate(kinds):
         for level in ("mid", "weak"):
             host.on_request(token, msgspec.structs.replace(kind, read=level), 0, 0)
             ((_, reply),) = host.take().replies

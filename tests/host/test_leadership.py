@@ -9,7 +9,7 @@ import pytest
 from nodeagent.data.slots import Sealed
 from nodeagent.host.leadership import PREFER_HEADER_MS, SHORT_MS, Leadership
 from nodeagent.model.operation import Operation, Options, SlotMove, Stage
-from nodeagent.raft.leader import PeerStatus
+from nodeagent.raft import PeerStatus
 from nodeagent.raft.progress import ProgressState
 from tests.host.test_host import leads_alone
 
@@ -23,6 +23,7 @@ class World:
         self.asked: list[str] = []
         self.said = said
         self.can_change = True
+        self.progress = {n: PeerStatus(9, ProgressState.REPLICATE) for n in ("b", "c")}
         raft = SimpleNamespace(
             log=SimpleNamespace(config=SimpleNamespace(voters=("a", "b", "c"))),
             short_of_room=lambda: [n for n, word in self.said.items() if word == NONE],
@@ -32,7 +33,6 @@ class World:
             transfer=lambda node, now: self.asked.append(node),
             status=lambda: SimpleNamespace(progress=self.progress),
         )
-        self.progress = {n: PeerStatus(9, ProgressState.REPLICATE) for n in ("b", "c")}
         self.sources = {"b", "c"}
         self.sealed: dict[str, Any] = {}
         state = SimpleNamespace(slots=SimpleNamespace(sealed=self.sealed))

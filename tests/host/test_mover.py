@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from nodeagent.host import mover as mover_module
 from nodeagent.host.desk import Desk
 from nodeagent.host.mover import OWN_WAIT_MS, PARALLEL_UNITS, RETRY_MS, Mover
 from nodeagent.model.jobs import Done, DropStaging, Failed, FilesStaged
 from nodeagent.model.operation import CopyRecord, GroupChange, Operation, Options, SlotMove, Stage
 from nodeagent.model.requests import CheckFiles, ErrorReply, OpenSource, SourceOpened, UnitPulled
+from nodeagent.scaling import moving as moving_room
 from nodeagent.scaling.moving import UNIT_SLOTS, due, rate_share, units
 
 SLOTS = ((0, 6 * UNIT_SLOTS),)
@@ -214,12 +214,12 @@ def test_an_exception_in_a_pull_is_a_try_that_failed_and_no_other_s(monkeypatch:
     desk.on_reply(second, SourceOpened("b", "s", ()))
     ((number, _),) = desk.jobs
     with monkeypatch.context() as patched:
-        patched.setattr(mover_module.moving, "digest", lambda slots: 1 // 0)
+        patched.setattr(moving_room, "digest", lambda slots: 1 // 0)
         desk.on_job(number, FilesStaged((), (), 0))
     assert desk.failures == 2 and not desk.replies
     desk.now += RETRY_MS
     with monkeypatch.context() as patched:
-        patched.setattr(mover_module.moving, "sources", lambda *_: 1 // 0)
+        patched.setattr(moving_room, "sources", lambda *_: 1 // 0)
         desk.fire()
     assert desk.failures > 2, "also where a source is looked for"
     for _ in range(8):

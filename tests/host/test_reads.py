@@ -58,7 +58,7 @@ class Holder:
     def rows(self, n: int, p: PartitionKey = FIRST) -> pa.Table:
         """Of the partition's own times and devices, as no key is in two of them."""
         rng = self.rng
-        given = {
+        given: dict[str, list[Any]] = {
             "time": [100 * p.time_partition + rng.randrange(30) for _ in range(n)],
             "dev": [rng.choice([None, "b"] if p.shard else ["", "a"]) for _ in range(n)],
             "v": [rng.choice([None, rng.random()]) for _ in range(n)],
@@ -99,16 +99,16 @@ class Holder:
         ]
         return merge([((), piece) for piece in pieces], (), SCHEMA, spec)
 
-    def ask(self, request: object) -> Reply:
+    def ask(self, request: Request) -> Reply:
         self.token += 1
-        self.node.host.on_request(self.token, request, self.node.now, self.node.now)  # type: ignore[arg-type]
+        self.node.host.on_request(self.token, request, self.node.now, self.node.now)
         self.node.take()
         while self.node.under_way(Scan):
             job = self.node.under_way(Scan)[0]
             assert isinstance(job, Scan)
             self.scans.append(job)
             self.node.finish(Scan, self.storage.run(job))
-        return self.node.replies[-1]  # type: ignore[return-value]
+        return self.node.replies[-1]
 
     def pages(self, request: ScanRows) -> Iterator[RowsScanned]:
         while True:
@@ -235,7 +235,7 @@ def test_a_list_is_refused_unless_all_slots_that_it_is_asked_for_are_open(holder
             node.host, node.replica, holder.token, request
         )  # past the check against the cluster's slots
         node.take()
-        return node.replies[-1]  # type: ignore[return-value]
+        return node.replies[-1]
 
     told = listed((SLOT, SLOT + 1))
     assert isinstance(told, PartitionsListed) and told.partitions

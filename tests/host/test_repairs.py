@@ -23,6 +23,7 @@ from nodeagent.model.jobs import (
     FilesStaged,
     InstallSnapshot,
     Job,
+    JobResult,
     ReplaceFile,
     SaveCheckpoint,
     StageFiles,
@@ -83,11 +84,11 @@ class Node:
         self.host.on_reply(asked[0][0], reply, 10)
         self.take()
 
-    def finish(self, kind: type, result: object) -> Job:
+    def finish(self, kind: type, result: JobResult) -> Job:
         """End the one job of this kind that is under way."""
         ((number, job),) = [(n, j) for n, j in self.jobs if isinstance(j, kind)]
         self.jobs.remove((number, job))
-        self.host.on_job(number, result, 10)  # type: ignore[arg-type]
+        self.host.on_job(number, result, 10)
         self.take()
         return job
 

@@ -163,7 +163,8 @@ def test_a_request_of_an_operation_that_is_over_does_not_delay_the_next() -> Non
     again = TakeParts("op-10", ACTION.parts, None)
     node.desk.calls.clear()
     node.parts.take(node.gaining, again)
-    assert [(to, r.operation) for _, to, r in node.desk.calls] == [("b", "op-10")]
+    ((_, to, request),) = node.desk.calls
+    assert isinstance(request, GetSealedSessions) and (to, request.operation) == ("b", "op-10")
     node.desk.on_reply(call, ErrorReply("timeout", "no answer"))
     node.desk.on_reply(node.desk.calls[0][0], SealedSessions(PART))
     node.parts.take(node.gaining, again)

@@ -43,7 +43,8 @@ def test_what_was_accepted_since_the_last_look_counts() -> None:
     space = Space("a")
     space.measured(LOW + 10, TOTAL, 0)
     space.spend(4)
-    assert space.room is Room.ENOUGH
+    before = space.room
+    assert before is Room.ENOUGH
     space.spend(2)
     assert space.room is Room.LOW
     space = Space("a")

@@ -27,7 +27,8 @@ def test_a_lower_start_or_one_with_another_history_is_an_older_copy() -> None:
     A later one is not, nor the same again, nor a node of the first release, which counts none.
     """
     starts = Starts({"i": Start("b", 3, "x")})
-    assert not starts.meet("i", "b", 3, ("v", "w", "x")) and starts.is_saved
+    known = not starts.meet("i", "b", 3, ("v", "w", "x")) and starts.is_saved
+    assert known
     assert not starts.meet("i", "b", 0, ()) and not starts.meet("other", "b", 1, ("y",))
     for number, nonces in ((2, "vw"), (3, "vwo"), (4, "vwop"), (5, "vwopq")):
         assert "start 3" in starts.meet("i", "b", number, tuple(nonces)) and "i" in starts.older
@@ -133,7 +134,8 @@ def test_a_leader_stops_hearing_a_follower_that_forgot() -> None:
     payload = msgspec.msgpack.encode(Saved(Base(5, 1, MEMBERS), state, group=META, owner=ME))
     log = GroupLog(Base(5, 1, MEMBERS), HardState(1), [])
     host = Host.open(CONFIG, "i", {META: (log, payload)}, (), random.Random(1), 0, 0)
-    raft = host.meta_replica.raft  # type: ignore[union-attr]
+    assert host.meta_replica is not None
+    raft = host.meta_replica.raft
     now = 10_000
     host.tick(now, 0)
     for pre in (True, False):

@@ -427,7 +427,9 @@ class FakeCluster:
             yield from self._chosen(asked.get("tags")).to_batches()
 
     def _tell(self, read: str, on_age: Callable[[int], None] | None) -> None:
-        for age_ms in self.ages_ms if on_age is not None and read != "strong" else ():
+        if on_age is None or read == "strong":
+            return
+        for age_ms in self.ages_ms:
             on_age(age_ms)
 
     def _chosen(self, tags: Mapping[str, str | None] | None) -> pa.Table:

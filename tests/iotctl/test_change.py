@@ -393,7 +393,7 @@ def test_waiting_survives_a_cluster_that_does_not_answer(spec: Path) -> None:
     class Flaky(FakeCluster):
         polls = 0
 
-        def meta(self, strong: bool = False):  # type: ignore[no-untyped-def] # as the fake's
+        def meta(self, strong: bool = False) -> MetaView:
             type(self).polls += 1
             if type(self).polls == 1:
                 raise Unavailable("no leader")
@@ -549,8 +549,8 @@ def test_a_rebalance_is_one_operation_of_the_planned_slots(spec: Path, strategy:
     plan = json.loads(planned.out)
     assert plan["kind"] == "rebalance" and plan["strategy"] == strategy
     assert plan["summary"]["max_over_mean_after"] < plan["summary"]["max_over_mean_before"]
-    words = ("apply", "p.yaml", "--yes", "--no-migrate", "--hold-release", "1h", "-o", "json")
-    done = iotctl(spec, *words, cluster=cluster)
+    apply = ("apply", "p.yaml", "--yes", "--no-migrate", "--hold-release", "1h", "-o", "json")
+    done = iotctl(spec, *apply, cluster=cluster)
     assert done.code == 0, done.err
     assert json.loads(done.out)["nodes"] == [] and "rebalance in plant" not in done.err
     (change,) = cluster.begun

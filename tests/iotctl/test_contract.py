@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -65,7 +66,7 @@ def spec(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def document(text: str) -> dict[str, object]:
+def document(text: str) -> dict[str, Any]:
     """The one document on stdout, checked against the struct its schema is made from."""
     found = json.loads(text)
     assert found["format_version"] == 1

@@ -268,8 +268,8 @@ def test_rows_are_deleted_by_name_only(spec: Path) -> None:
     """It cannot be undone: the cluster's name is asked for; with --dry-run the rows are counted."""
     schema = TableSchema("root.a", "m", 1, (Column("device", "STRING", True), Column("v", "INT32", False)))
     cluster = FakeCluster(tables=[schema], answers=pa.table({"time": [5, 6], "device": ["d1", "d1"]}))
-    words = ("data", "delete", "--storage-group", "root.a", "--table", "m", "--where", "device=d1")
-    words = (*words, "--from", "5", "--to", "1970-01-01T00:00:01Z")
+    chosen = ("--storage-group", "root.a", "--table", "m", "--where", "device=d1")
+    words = ("data", "delete", *chosen, "--from", "5", "--to", "1970-01-01T00:00:01Z")
     look = iotctl(spec, *words, "--dry-run", "-o", "json", cluster=cluster)
     assert json.loads(look.out)["would"] == [
         "delete 2 rows of root.a.m device=d1 and from 5 and to 1970-01-01T00:00:01Z"

@@ -809,7 +809,11 @@ def test_two_zeros_and_two_kinds_of_no_number_are_equal(place: Path) -> None:
 
 
 def test_a_few_rows_that_a_node_refuses_are_left_out_beside_many_others(place: Path) -> None:
-    rows = {"time": list(range(3000)), "d": ["a"] * 3000, "v": ["1"] * 1500 + ["x"] * 1500}
+    rows: dict[str, list[Any]] = {
+        "time": list(range(3000)),
+        "d": ["a"] * 3000,
+        "v": ["1"] * 1500 + ["x"] * 1500,
+    }
     rows["d"][0] = "b\0"
     done, cluster = parquet(place, rows, "--tag", "d", "--type", "v=INT64", *SKIP)
     assert done.code == 0 and len(rows_of(cluster)) == 1499, done.err

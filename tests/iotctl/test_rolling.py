@@ -25,6 +25,9 @@ class FakeAgents:
     outside: set[str] = field(default_factory=set)
     """Not in the cluster; nothing there moves off first."""
 
+    def down(self, names: Sequence[str]) -> list[str]:
+        return [n for n in names if n in self.cluster.down]
+
     def start(self, names: Sequence[str]) -> list[str]:
         self.log += [f"start {n}" for n in names]
         self.cluster.down -= set(names) - self.stuck

@@ -143,10 +143,10 @@ def test_a_read_that_is_not_strong_says_how_old_it_is(
     assert iotctl(place, *words, cluster=cluster).err.strip() == said
     body = json.loads(iotctl(place, *words, "-o", "json", cluster=cluster).out)
     assert (body["read"], body["age_ms"]) == (read, age_ms)
-    words = ("data", "export", *NAMED, "--read", read, "--to")
-    body = json.loads(iotctl(place, *words, "x.csv", "-o", "json", cluster=cluster).out)
+    export = ("data", "export", *NAMED, "--read", read, "--to")
+    body = json.loads(iotctl(place, *export, "x.csv", "-o", "json", cluster=cluster).out)
     assert (body["read"], body["age_ms"]) == (read, age_ms)
-    assert said in iotctl(place, *words, "-", cluster=cluster, out=Bytes()).err
+    assert said in iotctl(place, *export, "-", cluster=cluster, out=Bytes()).err
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,11 @@ class Bytes(io.StringIO):
 
     def __init__(self) -> None:
         super().__init__()
-        self.buffer = io.BytesIO()
+        self._bytes = io.BytesIO()
+
+    @property
+    def buffer(self) -> io.BytesIO:
+        return self._bytes
 
 
 def test_a_dash_exports_to_standard_output(place: Path, cluster: FakeCluster) -> None:

@@ -291,25 +291,33 @@ def start_on_a_full_disk(capacity: int) -> bool:
     return was_whole
 
 
-def test_reserve_keeps_term_and_vote_writable_on_a_full_disk() -> None:
-    """The reserve is given back, the log says so, goes on, and lays it by again when there is room."""
-    settings = LogSettings(segment_bytes=4096, zero_step_bytes=1024, reserve_bytes=8192)
-    disk = SimDisk(capacity_bytes=40_000)
-    log, _ = open_log(disk, settings)
-    assert not log.space_low and disk.exists("log/reserve")
-    with disk.create("other") as file:
-        file.pwrite(0, bytes(disk.free_bytes()))
+def fill(log: Log) -> int:
+    """The last entry that was written until the log says that there is no room."""
     index = 0
     while not log.space_low:
         index += 1
         log.write([append("g", index, 1, 1, "z" * 50)])
         log.sync()
+    return index
+
+
+def test_reserve_keeps_term_and_vote_writable_on_a_full_disk() -> None:
+    """The reserve is given back, the log says so, goes on, and lays it by again when there is room."""
+    settings = LogSettings(segment_bytes=4096, zero_step_bytes=1024, reserve_bytes=8192)
+    disk = SimDisk(capacity_bytes=40_000)
+    log, _ = open_log(disk, settings)
+    laid_by = not log.space_low and disk.exists("log/reserve")
+    assert laid_by
+    with disk.create("other") as file:
+        file.pwrite(0, bytes(disk.free_bytes()))
+    index = fill(log)
     for term in range(10):
         log.write([SetHard("g", HardState(term + 2, "a"))])
         log.sync()
     disk.unlink("other")
     log.reclaim()
-    assert not log.space_low and disk.exists("log/reserve")
+    again = not log.space_low and disk.exists("log/reserve")
+    assert again
     disk.unlink("log/reserve")
     log._space_low = True
     disk.faults.append(Fault("write", errno.ENOSPC, "log/reserve"))  # another took the room meanwhile

@@ -44,7 +44,7 @@ def start(disk: Disk, node: str = "node1", vote: int = 0) -> NodeFile:
 
 def content(disk: Disk, directory: str = "") -> dict[str, bytes]:
     """All files below a directory."""
-    found = {}
+    found: dict[str, bytes] = {}
     for name in disk.listdir(directory):
         path = f"{directory}/{name}".lstrip("/")
         found |= content(disk, path) if disk.stat(path).is_dir else {path: disk.read(path)}

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -115,7 +115,8 @@ def evidence(op: Operation, stage: Stage) -> list[c.Evidence]:
             return [c.ReleasedBy(3, op.id, g, 9) for g in op.losing]
         case Stage.CANCELLING:
             return [c.UnsealedBy(3, op.id, g) for g in sorted(changes.affected(op))]
-    return []
+        case Stage.DONE | Stage.CANCELLED:
+            return []
 
 
 STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING, Stage.RELEASED)
@@ -223,7 +224,8 @@ def test_a_rebalance_changes_owners_and_nothing_else() -> None:
     for stage in (Stage.SEALED, Stage.OPEN):
         for one in evidence(op, stage):
             meta.do(one)
-    assert meta.op.stage is Stage.MOVING, "FORMAL has nothing to wait for"
+    after_open = meta.op.stage
+    assert after_open is Stage.MOVING, "FORMAL has nothing to wait for"
     assert meta.state.table is not None and meta.state.table.route(0) == "b"
     for stage in (Stage.MOVING, Stage.RELEASED):
         for one in evidence(op, stage):
@@ -284,7 +286,8 @@ def test_a_cancel_counts_until_slots_open_and_never_after(stage: Stage) -> None:
     if stage not in (Stage.PLANNED, Stage.SEALED):
         assert isinstance(reply, ErrorReply) and meta.op.stage is stage
         return
-    assert isinstance(reply, OperationReply) and meta.op.stage is Stage.CANCELLING
+    entered = meta.op.stage
+    assert isinstance(reply, OperationReply) and entered is Stage.CANCELLING
     before = list(meta.op.stages), list(meta.state.image.audit)
     assert isinstance(meta.do(c.SteerOperation(5, meta.op.id, "cancel", "me")), OperationReply)
     assert (meta.op.stages, meta.state.image.audit) == before, "asked again, for the answer was lost"
@@ -501,7 +504,8 @@ def test_old_copies_wait_for_the_approval_that_was_asked_for(options: Options, v
     assert isinstance(early, ErrorReply)
     for one in evidence(meta.op, Stage.MOVING):
         meta.do(one)
-    assert meta.op.stage is Stage.MOVING
+    before = meta.op.stage
+    assert before is Stage.MOVING
     meta.do(c.SteerOperation(6, meta.op.id, verb, "me"))
     assert meta.op.stage is Stage.RELEASED
 
@@ -530,7 +534,8 @@ def test_a_hold_counts_from_when_nothing_else_is_missing() -> None:
     run_to(meta, Stage.MOVING)
     for one in evidence(meta.op, Stage.MOVING):
         meta.do(one)
-    assert not meta.op.held_since_ms and not meta.op.is_held, "it still waits for the sign-off"
+    counts = meta.op.held_since_ms or meta.op.is_held
+    assert not counts, "it still waits for the sign-off"
     steer(meta, "sign-off", "")
     assert meta.op.held_since_ms == 7 and meta.op.is_held
     steer(meta, "pause", "")
@@ -587,7 +592,8 @@ def test_a_lapsed_lease_is_free_again_but_not_one_renewed_meanwhile() -> None:
     assert isinstance(busy, ErrorReply) and busy.code == "busy"
     steer(meta, "lease", "x")
     steer(meta, "unlease", "", by="", report="1")
-    assert meta.op.lease is not None, "it was renewed after it seemed to lapse"
+    lease = meta.op.lease
+    assert lease is not None, "it was renewed after it seemed to lapse"
     steer(meta, "unlease", "", by="", report="2")
     assert meta.op.lease is None and isinstance(steer(meta, "lease", "y"), OperationReply)
 
@@ -728,11 +734,12 @@ def test_nothing_is_done_under_a_lock_that_is_lost() -> None:
     assert isinstance(meta.do(c.SetDraining(2, "a", True, "ann", serial)), Accepted)
     meta.do(c.DropLock(3, serial, "bob", "taken away"))
     for _ in range(2):  # held by nobody, then by another
-        for sent in (
+        late: list[Callable[[], Reply]] = [
             lambda: meta.begin(lock=serial),
             lambda: meta.do(c.SetDraining(4, "a", False, "", serial)),
-        ):
-            refused = sent()
+        ]
+        for send in late:
+            refused = send()
             assert isinstance(refused, ErrorReply) and refused.details == {"lost": True}
         meta.do(c.TakeLock(5, "bob@there 2", "a roll", "bob", 30_000))
     assert meta.state.image.nodes["a"].draining and not meta.state.image.operations

@@ -10,7 +10,7 @@ import fcntl
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,7 +172,8 @@ class DirectoryCluster:
                 return self._repair(node, request)
             case PullUnit():
                 return UnitPulled(self._pull(node, request))
-        raise AssertionError(request)
+            case _:
+                raise AssertionError(request)
 
     def write(
         self, storage_group: str, table: str, data: pa.Table, *, tags: Sequence[str] | None = None
@@ -275,6 +276,8 @@ class DirectoryCluster:
                 case "sign-off":
                     operation.signed_off = True
                     _release(operation)
+                case _:
+                    pass  # nothing but the log tells of it
             return OperationReply(operation)
 
 
@@ -306,7 +309,7 @@ class Maker:
 
 def create(
     root: Path,
-    members: dict[str, tuple[str, ...]],
+    members: Mapping[str, tuple[str, ...]],
     schemas: tuple[TableSchema, ...],
     operations: tuple[Operation, ...] = (),
 ) -> DirectoryCluster:
@@ -343,5 +346,5 @@ def create(
     return cluster
 
 
-def one_move(slots: Ranges, source: str, target: str, meta_groups: dict[str, tuple[str, ...]]) -> SlotMove:
+def one_move(slots: Ranges, source: str, target: str, meta_groups: Mapping[str, tuple[str, ...]]) -> SlotMove:
     return SlotMove(slots, source, meta_groups[source], target, meta_groups[target])

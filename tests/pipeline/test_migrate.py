@@ -7,8 +7,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from iotctl.pipeline import content, handover, migrate
-from iotctl.pipeline.report import Silent, VerifyReport
-from iotctl.pipeline.units import CompareUnit, Side, cut_slots, missing_slots, pull_orders
+from iotctl.pipeline.report import MigrateReport, Silent, VerifyReport
+from iotctl.pipeline.units import CompareUnit, PullOrder, Side, cut_slots, missing_slots, pull_orders
 from nodeagent.model.errors import Busy, NotFound
 from nodeagent.model.operation import CopyRecord, Lease, Operation, Options, Stage
 from nodeagent.partition import ranges
@@ -49,7 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handover, "AWAY_DELAYS_S", (0.01,))
 
 
-def run(root: Path, spark: SparkSession, depth: str | None = None) -> migrate.MigrateReport:
+def run(root: Path, spark: SparkSession, depth: str | None = None) -> MigrateReport:
     return migrate.run(DirectorySpec(str(root)), "op-5", depth, session=spark)
 
 
@@ -181,9 +181,9 @@ def test_resumes_with_what_is_missing(tmp_path: Path, spark: SparkSession, maker
     assert report.units_total == migrate.ORDERS_PER_NODE
 
 
-def orders(cluster: DirectoryCluster) -> list[object]:
+def orders(cluster: DirectoryCluster) -> list[PullOrder]:
     meta = cluster.meta()
-    return list(pull_orders(meta.operations[0], {n.node: n.incarnation for n in meta.nodes}, 4))
+    return pull_orders(meta.operations[0], {n.node: n.incarnation for n in meta.nodes}, 4)
 
 
 def test_lease_of_another_is_respected(tmp_path: Path, spark: SparkSession, maker: Maker) -> None:

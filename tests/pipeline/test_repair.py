@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from iotctl.pipeline import replicas as pipeline_replicas
 from iotctl.pipeline import verify
-from iotctl.pipeline.repair import Cure, decide
+from iotctl.pipeline.repair import Cure, SignedOff, decide
 from iotctl.pipeline.replicas import Chosen, GroupView, Replica, damage_found, view_groups
 from iotctl.pipeline.report import Silent, VerifyReport
 from iotctl.pipeline.verify import _Comparison
@@ -84,7 +84,7 @@ KEPT = (FileRef("n1", "s", "old", 10, GOOD), FileRef("n9", "s", "old", 10, GOOD)
 
 def test_without_a_majority_a_signed_off_copy_is_as_good() -> None:
     """A previous holder keeps the bytes that the only row in question names; a node is not its own source."""
-    signed_off = {(3, (5,), GOOD): KEPT}
+    signed_off: SignedOff = {(3, (5,), GOOD): KEPT}
     view, hashes = case(dict.fromkeys(NODES, ADOPTED), {"n1": BAD, "n2": BAD, "n3": GOOD})
     assert decide(view, hashes, "hash", signed_off) == (
         [
@@ -93,7 +93,7 @@ def test_without_a_majority_a_signed_off_copy_is_as_good() -> None:
         ],
         [],
     )
-    other = {(3, (5,), "d" * 32): KEPT, (4, (5,), GOOD): KEPT, (3, (6,), GOOD): KEPT}
+    other: SignedOff = {(3, (5,), "d" * 32): KEPT, (4, (5,), GOOD): KEPT, (3, (6,), GOOD): KEPT}
     assert not decide(view, hashes, "hash", other)[0]
 
 
@@ -140,8 +140,8 @@ def test_without_a_cut_nothing_is_repaired() -> None:
 # --- whole clusters --------------------------------------------------------------------------------
 
 
-def run(built: Built, depth: str, **more: SparkSession) -> VerifyReport:
-    return verify.run(built.spec, depth, repair=True, **more)
+def run(built: Built, depth: str, session: SparkSession | None = None) -> VerifyReport:
+    return verify.run(built.spec, depth, repair=True, session=session)
 
 
 def flip(path: Path) -> bytes:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from iotctl.pipeline.session import check_java, is_local, java_major, with_retries
+from iotctl.pipeline.executors import is_local
+from iotctl.pipeline.session import check_java, java_major, with_retries
 from nodeagent.model.errors import Refused
 
 

@@ -11,7 +11,7 @@ from iotctl.pipeline import replicas, verify
 from iotctl.pipeline.report import VerifyReport
 from iotctl.pipeline.verify import Filters
 from nodeagent.model.errors import Refused
-from nodeagent.model.operation import Operation, Ranges, Stage
+from nodeagent.model.operation import Operation, Options, Ranges, Stage
 from nodeagent.model.requests import Accepted, CheckFiles, ManifestReply, Reply, Request
 from nodeagent.storage.format import ClosedUnit
 from tests.pipeline.fake import DirectoryCluster, DirectorySpec, Maker, create, one_move
@@ -50,8 +50,10 @@ def built(maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Buil
     return result
 
 
-def run(built: Built, depth: str, filters: Filters | None = None, **more: SparkSession) -> VerifyReport:
-    return verify.run(built.spec, depth, filters=filters, **more)
+def run(
+    built: Built, depth: str, filters: Filters | None = None, session: SparkSession | None = None
+) -> VerifyReport:
+    return verify.run(built.spec, depth, filters=filters, session=session)
 
 
 def tamper(built: Built, maker: Maker) -> tuple[object, object]:
@@ -79,7 +81,7 @@ def test_files_merged_while_bytes_are_read_are_looked_at_again(
     monkeypatch.setattr(replicas, "ASKS_MAX", 1)  # one after the other: the first question changes the files
     merged = maker.file(MACHINES, machines(seed=4), 4, (6,))
     asked = DirectoryCluster.call
-    done = []
+    done: list[str] = []
 
     def call(self: DirectoryCluster, node: str, request: Request, timeout_s: float | None = None) -> Reply:
         if isinstance(request, CheckFiles) and not done:
@@ -283,7 +285,7 @@ def test_filters_narrow_what_is_read(built: Built, spark: SparkSession, maker: M
 def test_slots_on_their_way_are_unread(built: Built) -> None:
     """While a change moves slots nobody's manifest is complete."""
     move = one_move(((3, 4),), "n1.1", "n2.1", GROUPS)
-    operation = Operation("op-7", "move", "n2", "me", 0, 1, 2, [move], [], options_default(), Stage.MOVING)
+    operation = Operation("op-7", "move", "n2", "me", 0, 1, 2, [move], [], Options(), Stage.MOVING)
     with built.cluster.state() as state:
         state.meta = msgspec.structs.replace(state.meta, operations=(operation,))
     report = run(built, "manifest")
@@ -293,9 +295,3 @@ def test_slots_on_their_way_are_unread(built: Built) -> None:
 def test_nothing_to_verify_is_no_pass() -> None:
     """Zero replicas compared is not a success."""
     assert not VerifyReport("manifest").passed
-
-
-def options_default() -> "object":
-    from nodeagent.model.operation import Options
-
-    return Options()

@@ -1,11 +1,15 @@
 """One node under test; the peers are played by hand."""
 
+from typing import TypeVar
+
 from nodeagent.model.config import RaftSettings
 from nodeagent.model.entries import Base, Config, Entry, EntryKind, HardState
 from nodeagent.model.raft_messages import AppendReply, RaftMessage, VoteReply
 from nodeagent.raft import Raft, RaftLog, Ready, Role
 
 from .network import SETTINGS
+
+Kind = TypeVar("Kind", bound=RaftMessage)
 
 
 def entries(*terms: int) -> list[Entry]:
@@ -61,6 +65,6 @@ def hold(raft: Raft, peers: str, match: int, read: int = 0) -> None:
         raft.step(peer, AppendReply(raft.term, True, match, read=read), raft.clock)
 
 
-def sent(ready: Ready, kind: type[RaftMessage], to: str | None = None) -> list[RaftMessage]:
+def sent(ready: Ready, kind: type[Kind], to: str | None = None) -> list[Kind]:
     """Messages of one kind in a Ready."""
     return [m for peer, m in ready.now + ready.after if isinstance(m, kind) and to in (None, peer)]

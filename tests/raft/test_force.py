@@ -70,7 +70,7 @@ def test_a_follower_gives_up_what_only_it_had_and_takes_the_config() -> None:
         raft.step("a", append, 600)
         reply = next(m for _, m in flush(raft).after if isinstance(m, AppendReply))
         head.step("b", reply, 600)
-        append = next((m for m in sent(flush(head), AppendRequest, "b") if m.entries), append)  # type: ignore[union-attr, assignment]
+        append = next((m for m in sent(flush(head), AppendRequest, "b") if m.entries), append)
     assert raft.log.config == TWO and raft.term == 9
     assert [raft.log.term(i) for i in range(1, 5)] == [1, 2, 9, 9]
 
@@ -100,7 +100,8 @@ def test_refused_to_one_that_is_no_voter_by_its_own_log() -> None:
 def test_a_candidate_can_be_forced_and_a_vote_of_before_changes_nothing() -> None:
     raft = replica(1)
     raft.tick(100)
-    assert raft.role is Role.PRE_CANDIDATE
+    before = raft.role
+    assert before is Role.PRE_CANDIDATE
     raft.force(ALONE, 40, 150)
     flush(raft)
     raft.step("b", VoteRequest(2, 9, 1, False, False), 160)

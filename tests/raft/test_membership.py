@@ -84,14 +84,16 @@ def test_a_learner_with_the_longest_log_leads_until_it_is_committed() -> None:
     its vote, and the other voters are denied by that candidate: nobody else would ever lead."""
     raft = learner_that_refused(5, 1)
     raft.tick(300)
-    assert raft.role is Role.PRE_CANDIDATE
+    first = raft.role
+    assert first is Role.PRE_CANDIDATE
     assert {peer for peer, m in flush(raft).now if isinstance(m, VoteRequest)} == set("abc")
     for pre in (True, False):
         raft.step("a", VoteReply(3, True, pre), 301)
         assert raft.role is (Role.PRE_CANDIDATE if pre else Role.CANDIDATE), "its own vote does not count"
         raft.step("b", VoteReply(3, True, pre), 302)
         flush(raft)
-    assert raft.role is Role.LEADER
+    elected = raft.role
+    assert elected is Role.LEADER
     for peer in "ab":
         raft.step(peer, AppendReply(3, True, 3), 303)
     flush(raft)

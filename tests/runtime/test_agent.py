@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from io import StringIO
 from pathlib import Path
 
@@ -79,6 +79,7 @@ class ScriptedHost:
         self.levels = PeerLevels("node1", SPOKEN)
         self.level = 0
         self.older_copy = ""
+        self.no_room = ""
         self.requests_failed = 0
         self.effects = Effects()
         self.batch = 0
@@ -137,6 +138,12 @@ class ScriptedHost:
 
     def on_retired(self, why: str, now: int) -> None:
         self.events.append(f"retired: {why}")
+
+    def on_snapshots_expired(self, names: Collection[str], now: int) -> None:
+        pass
+
+    def on_disk(self, free: int, total: int, now: int) -> None:
+        pass
 
     def tick(self, now: int, wall: int) -> None:
         pass

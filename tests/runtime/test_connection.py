@@ -52,6 +52,13 @@ async def serving(handler: Recorder, tls: bool = True) -> AsyncIterator[Listener
         listener.close()
 
 
+def only(listener: Listener) -> Connection:
+    """The one connection that is served."""
+    (served,) = listener.connections.all()
+    assert isinstance(served, Connection)
+    return served
+
+
 async def reach(
     port: int, who: Identity | None = None, hello: Hello | None = None, expect: str = ""
 ) -> Connection:
@@ -543,7 +550,7 @@ def test_what_a_peer_announces_is_set_aside_as_it_comes(role: str, at_once: int)
         async with serving(handler) as listener:
             hello = node_hello("bob") if role == "node" else Hello(PROTOCOL, role, "bob")
             link = await reach(listener.port, identity("bob", role), hello)
-            (served,) = listener.connections.all()
+            served = only(listener)
             tracemalloc.start()
             served._on_bytes(NUMBERED_HEAD.pack(FRAME_BYTES_MAX, Kind.REQUEST, 1) + bytes(100))
             held, _ = tracemalloc.get_traced_memory()
@@ -564,8 +571,8 @@ def test_each_frame_has_its_own_time_to_end(monkeypatch: pytest.MonkeyPatch) -> 
         handler = Recorder(node_hello())
         async with serving(handler) as listener:
             link = await reach(listener.port, identity("alice", "admin"), admin_hello())
-            (served,) = listener.connections.all()
-            whole = codec.encode_request(1, Propose("g", (bytes(1 << 20),)))
+            served = only(listener)
+            whole = bytes(codec.encode_request(1, Propose("g", (bytes(1 << 20),))))
             served._on_bytes(whole[:9])
             served._on_bytes(whole[9:])
             began = clock()
@@ -576,13 +583,13 @@ def test_each_frame_has_its_own_time_to_end(monkeypatch: pytest.MonkeyPatch) -> 
             link.close()
         async with serving(handler) as listener:
             link = await reach(listener.port, identity("alice", "admin"), admin_hello())
-            (served,) = listener.connections.all()
+            served = only(listener)
             for _ in range(4):  # each begins before the one before it would have had to end
-                frame = codec.encode_request(1, GetStatus())
+                frame = bytes(codec.encode_request(1, GetStatus()))
                 served._on_bytes(frame[:7])
                 await asyncio.sleep(0.1)
                 served._on_bytes(frame[7:])
-            served._on_bytes(codec.encode_request(1, GetStatus())[:7])
+            served._on_bytes(frame[:7])
             await asyncio.sleep(0.1)
             assert served.is_open
             while served.is_open:
@@ -599,12 +606,13 @@ def test_a_frame_that_came_in_pieces_ends_no_connection(monkeypatch: pytest.Monk
         handler = Recorder(node_hello())
         async with serving(handler) as listener:
             link = await reach(listener.port, identity("alice", "admin"), admin_hello())
-            (served,) = listener.connections.all()
-            frame = codec.encode_request(1, GetStatus())
+            served = only(listener)
+            frame = bytes(codec.encode_request(1, GetStatus()))
+            reply = bytes(codec.encode_reply(9, Accepted(1)))
             for side in (link, served):
-                side._on_bytes(codec.encode_reply(9, Accepted(1))[:6])
+                side._on_bytes(reply[:6])
                 assert side._frame_due
-                side._on_bytes(codec.encode_reply(9, Accepted(1))[6:])
+                side._on_bytes(reply[6:])
                 assert not side._frame_due and not side._held
             served._on_bytes(frame[:7])
             served._on_bytes(frame[7:])

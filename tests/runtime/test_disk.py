@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from nodeagent.runtime import disk as real
 from nodeagent.runtime.disk import RealDisk
 
 CHANGES = ("pwrite", "pwritev", "fdatasync", "fsync", "rename", "makedirs", "unlink")
@@ -22,7 +21,7 @@ class Calls:
         self.made: list[str] = []
         self.fail = ""
         for name in CHANGES:
-            monkeypatch.setattr(real.os, name, self._told(name, getattr(os, name)))
+            monkeypatch.setattr(os, name, self._told(name, getattr(os, name)))
 
     def _told(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def told(first: int | str, *others: Any, **options: Any) -> Any:
@@ -83,8 +82,8 @@ def test_a_write_that_the_system_takes_in_parts_is_finished(
 ) -> None:
     """Also one of many parts, which is begun anew."""
     whole_write, whole_writev = os.pwrite, os.pwritev
-    monkeypatch.setattr(real.os, "pwrite", lambda fd, data, at: whole_write(fd, bytes(data)[:3], at))
-    monkeypatch.setattr(real.os, "pwritev", lambda fd, parts, at: whole_writev(fd, [b"".join(parts)[:3]], at))
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: whole_write(fd, bytes(data)[:3], at))
+    monkeypatch.setattr(os, "pwritev", lambda fd, parts, at: whole_writev(fd, [b"".join(parts)[:3]], at))
     disk = RealDisk(tmp_path)
     with disk.create("file") as file:
         file.pwrite(0, b"0123456789")

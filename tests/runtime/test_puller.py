@@ -3,6 +3,7 @@
 import asyncio
 import queue
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,7 @@ def _settle(loop: asyncio.AbstractEventLoop, done: "asyncio.Future[Reply]", repl
 
 
 @pytest.fixture
-def nodes(tmp_path: Path):  # type: ignore[no-untyped-def]  # a fixture's generator
+def nodes(tmp_path: Path) -> Iterator[list[Node]]:
     peers: dict[NodeId, Node] = {}
     made = [Node(tmp_path / name, peers) for name in ("a", "b", "c")]
     peers.update(zip("abc", made, strict=True))

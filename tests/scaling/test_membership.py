@@ -47,9 +47,11 @@ def test_nobody_leaves_before_the_newcomer_votes_and_the_leaver_may() -> None:
     """Each of the three conditions alone holds the leaver back."""
     for caught, may in itertools.product([True, False], repeat=2):
         config = Config((*MEMBERS, "n"))
-        step = group_step(
-            config, "n", "c", me="a", operation="op", caught_up=lambda _, c=caught: c, may_leave=may
-        )
+
+        def caught_up(_: str, answer: bool = caught) -> bool:
+            return answer
+
+        step = group_step(config, "n", "c", me="a", operation="op", caught_up=caught_up, may_leave=may)
         assert (isinstance(step, Change) and "c" not in step.config.members) == (caught and may)
     learner = group_step(
         Config(MEMBERS, ("n",)), "n", "c", me="a", operation="op", caught_up=lambda _: False, may_leave=True

@@ -17,7 +17,7 @@ from nodeagent.testing.checks import check_clean, check_converged
 from nodeagent.testing.machine import CLEAN_MS
 from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
-from nodeagent.testing.workload import Writer
+from nodeagent.testing.workload import Writer, _Op
 from tests.sim.spread import spread
 
 CAPACITY = 8 * MIB
@@ -46,7 +46,7 @@ class Plant:
     def _listen(self, writer: Writer) -> None:
         on = writer._on
 
-        def heard(op, group: str, reply: Reply) -> None:  # type: ignore[no-untyped-def]
+        def heard(op: _Op, group: str, reply: Reply) -> None:
             if isinstance(reply, ErrorReply):
                 self.refusals[reply.code] += 1
                 self.last = reply.what if reply.code == "overloaded" else self.last

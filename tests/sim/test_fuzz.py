@@ -82,7 +82,7 @@ class Fuzz:
         assert settings is not None
         schema = schema_of("root.g0")
         key = PartitionKey("root.g0", 0, 0)
-        slot = slot_of(*msgspec.structs.astuple(key), settings)
+        slot = slot_of(key.storage_group, key.time_partition, key.shard, settings)
         group = next(g for g in self.groups if slot in self.leader(g).host.data[g].state.slots.open)
         session = self.sessions[group]
         ipc = arrow.encode(pa.table({"time": [1, 2], "device": ["a", None], "v": [1, 2]}))

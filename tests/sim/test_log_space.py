@@ -4,8 +4,9 @@ import pytest
 
 from nodeagent.host import replica as host_replica
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.model.requests import LogPin
+from nodeagent.model.requests import GroupStatus, LogPin
 from nodeagent.testing.checks import check_converged
+from nodeagent.testing.node import SimNode
 from nodeagent.testing.scenario import Scenario
 
 KEEP_MS = 40_000
@@ -56,5 +57,5 @@ def test_a_dead_follower_pins_the_log_of_an_idle_group_for_a_while_only(
     check_converged(scenario.sim)
 
 
-def status_of(node):  # type: ignore[no-untyped-def]
+def status_of(node: SimNode) -> tuple[GroupStatus, ...]:
     return node.host.node_status(node.sim.now, node.wall).groups

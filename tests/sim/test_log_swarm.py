@@ -1,11 +1,12 @@
 """One log under a swarm of faults. A failure prints the command that replays it."""
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from nodeagent.log import index, record, replay
+from nodeagent.log import index, replay
 from nodeagent.log.log import Log
 from nodeagent.log.segment import Segment
 from nodeagent.testing.log_swarm import run
@@ -16,7 +17,7 @@ from nodeagent.testing.log_swarm import run
     [
         (Segment, "sync", lambda segment: setattr(segment, "synced", segment.end), "S6"),
         (Log, "_check", lambda log: None, "S7"),
-        (record.zlib, "crc32", lambda data, before=0: 0, "S6|MessagePack"),
+        (zlib, "crc32", lambda data, before=0: 0, "S6|MessagePack"),
         (replay.Replay, "_lost_before", lambda replay, row, state, number, offset: None, r"S6|g\d+: append"),
         (index.Index, "live_bytes", lambda index: {}, "S6"),
         (Log, "reclaim", lambda log: 0, "L5"),

@@ -5,7 +5,7 @@ from contextlib import suppress
 from nodeagent.model import requests as q
 from nodeagent.model.errors import Refused
 from nodeagent.model.ids import META
-from nodeagent.model.raft_messages import Heartbeat, Routed, VoteRequest
+from nodeagent.model.raft_messages import Heartbeat, RaftMessage, Routed, VoteRequest
 from nodeagent.model.requests import ErrorReply, Reply
 from nodeagent.testing.disk import Fault
 from nodeagent.testing.scenario import Scenario
@@ -31,7 +31,7 @@ def test_a_node_that_is_no_member_neither_steers_nor_reads_nor_speaks_raft() -> 
     sim.pause(500)
     group = sorted(node.host.data)[0]
     before = terms(scenario)
-    messages = [Heartbeat(1 << 40, 0), VoteRequest(1 << 40, 1 << 40, 1 << 40, False, True)]
+    messages: list[RaftMessage] = [Heartbeat(1 << 40, 0), VoteRequest(1 << 40, 1 << 40, 1 << 40, False, True)]
     node.on_raft(stranger, [Routed(g, m) for g in (META, group) for m in messages])
     answers: list[Reply] = []
     for request in (q.GetMeta(), q.ExportFiles(group, ()), q.Drain("node2", True, "x"), q.GetStatus()):

@@ -98,7 +98,12 @@ def test_the_seed_that_saw_a_bug_is_tried_first(
     module, runs = sys.modules[hunt.__module__], list[tuple[int, int, str]]()
     mutant = next(m for m in MUTANTS if m.room == "raft")
     monkeypatch.setattr(module, "seen_by", lambda: {key_of(mutant): ("walks", 7)})
-    monkeypatch.setattr(module, "_by_some_seeds", lambda _, *run: runs.append(run[:3]) or Found("seeds"))
+
+    def by_some_seeds(where: Path, first: int, count: int, world: str, timeout_s: float) -> Found:
+        runs.append((first, count, world))
+        return Found("seeds")
+
+    monkeypatch.setattr(module, "_by_some_seeds", by_some_seeds)
     hunt(mutant, seeds, ["seeds"])
     assert runs == tried
 

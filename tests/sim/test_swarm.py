@@ -1,5 +1,6 @@
 """Raft groups under a swarm of faults. A failure prints the command that replays it."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -94,7 +95,7 @@ def test_a_start_that_finds_less_is_seen(synced: int, found: Recovered) -> None:
         lambda log: setattr(log, "base", Base(0, 0, Config(("b",)))),
     ],
 )
-def test_a_start_that_makes_something_up_is_seen(change) -> None:  # type: ignore[no-untyped-def]
+def test_a_start_that_makes_something_up_is_seen(change: Callable[[GroupLog], None]) -> None:
     found = after(second=True)
     change(found.groups["g"])
     with pytest.raises(AssertionError, match="S6"):

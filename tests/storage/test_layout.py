@@ -1,5 +1,7 @@
 """Names from the wire never become paths unchecked."""
 
+from collections.abc import Callable
+
 import pytest
 
 from nodeagent.model.errors import Damaged, InvalidName
@@ -43,7 +45,7 @@ HOSTILE = [
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_are_refused(name: str) -> None:
     """Separators, dots, control and foreign characters, over-long names: InvalidName everywhere."""
-    for make in (
+    makes: list[Callable[[], str]] = [
         lambda: layout.group_dir(name),
         lambda: layout.file_path("g", 1, name),
         lambda: layout.staged_path("op", "g", 1, name),
@@ -51,7 +53,8 @@ def test_hostile_names_are_refused(name: str) -> None:
         lambda: layout.snapshot_dir(name),
         lambda: layout.snapshot_path("ab", name),
         lambda: layout.tmp_path(name),
-    ):
+    ]
+    for make in makes:
         with pytest.raises(InvalidName):
             make()
 
@@ -61,11 +64,12 @@ def test_reserved_names_and_bad_slots_are_refused() -> None:
     for name in ("index", "payload", "x.part"):
         with pytest.raises(InvalidName):
             layout.file_path("g", 1, name)
-    for path in (
+    paths: list[Callable[[int], str]] = [
         lambda slot: layout.slot_dir("g", slot),
         lambda slot: layout.staged_path("op", "g", slot, "f"),
         lambda slot: layout.quarantine_path("g", slot, "f", "0a"),
-    ):
+    ]
+    for path in paths:
         assert path(0) and path(SLOTS_MAX - 1)
         for slot in (-1, SLOTS_MAX):
             with pytest.raises(InvalidName):

@@ -93,7 +93,7 @@ def test_stage_adopt_drop() -> None:
     assert staged(target, metas) == [a.disk.read(path_of(m)) for m in metas]
     assert target.storage.run_pull(job(metas), fetch_from({})) == FilesStaged(("f0", "f1"), (), 0)
     assert target.storage.plan_pull(job(metas)).names == ("f0", "f1")
-    renamed = [FileMeta(**{**_fields(m), "name": f"new-{m.name}", "order": (50, *m.order)}) for m in metas]
+    renamed = [msgspec.structs.replace(m, name=f"new-{m.name}", order=(50, *m.order)) for m in metas]
     adopt = AdoptFiles(OP, NEW, tuple(Adoption(m.name, r) for m, r in zip(metas, renamed, strict=True)))
     assert target.storage.run(adopt) == Done() == target.storage.run(adopt)
     assert target.storage.run(DropStaging(OP)) == Done() == target.storage.run(DropStaging(OP))
@@ -103,15 +103,12 @@ def test_stage_adopt_drop() -> None:
         assert read_checked(target.disk.read, place, new) == a.disk.read(path_of(old))
 
 
-def _fields(meta: FileMeta) -> dict[str, object]:
-    return {name: getattr(meta, name) for name in meta.__struct_fields__}
-
-
 def test_what_cannot_be_looked_at_is_not_staged() -> None:
     (a, metas), target = source(), Node()
     target.storage.run_pull(job(metas), fetch_from({"a": a}))
     target.disk.faults.append(Fault("read", path=f"staging/{OP}/{NEW}/{metas[0].slot:05d}-{metas[0].name}"))
     result = target.storage.run_pull(job(metas), fetch_from({"a": a}))
+    assert isinstance(result, FilesStaged)
     assert result.names == ("f1",) and [name for name, _ in result.failed] == ["f0"]
 
 

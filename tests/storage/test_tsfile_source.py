@@ -3,6 +3,7 @@
 import os
 import random
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import pyarrow as pa
@@ -13,6 +14,7 @@ from nodeagent.model.errors import FileCorrupt
 from nodeagent.model.files import FileMeta, PageSpec, RowKey, ScanSpec, Tombstone
 from nodeagent.model.jobs import MemBatch
 from nodeagent.model.schema import Column, TableSchema
+from nodeagent.storage.files import check_stream
 from nodeagent.storage.format import close_unit, scan_rows
 from nodeagent.storage.tsfile_format import TsFileFormat
 from nodeagent.storage.tsfile_source import TsFileSources
@@ -154,13 +156,23 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths of the files that are hashed from now on."""
+    hashed: list[str] = []
+
+    def check(file: BinaryIO, meta: FileMeta, path: str) -> None:
+        hashed.append(path)
+        check_stream(file, meta, path)
+
+    monkeypatch.setattr(module, "check_stream", check)
+    return hashed
+
+
 def test_a_damaged_file_is_hashed_once(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is parsed, and while it stays as it is the next reads do not read it again."""
     file = room.close("a", rows(50), 1, SIMPLE)
     _flip(room.root / "a")
-    hashed: list[str] = []
-    check = module.check_stream
-    monkeypatch.setattr(module, "check_stream", lambda f, m, path: (hashed.append(path), check(f, m, path)))
+    hashed = told(monkeypatch)
     for _ in range(3):
         with pytest.raises(FileCorrupt):
             room.page([file], spec(), PageSpec(bytes_max=1))
@@ -176,9 +188,7 @@ def test_a_damaged_file_is_hashed_once(room: Room, monkeypatch: pytest.MonkeyPat
 def test_a_verified_file_is_not_hashed_at_every_page(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is hashed again when it looks changed, and after a while in any case."""
     file = room.close("a", rows(50), 1, SIMPLE)
-    hashed: list[str] = []
-    check = module.check_stream
-    monkeypatch.setattr(module, "check_stream", lambda f, m, path: (hashed.append(path), check(f, m, path)))
+    hashed = told(monkeypatch)
     for _ in range(3):
         room.page([file], spec(), PageSpec(bytes_max=1))
     assert len(hashed) == 1

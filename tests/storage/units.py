@@ -3,7 +3,7 @@
 import datetime
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -47,7 +47,7 @@ SIMPLE = TableSchema("sg", "t", 1, (Column("dev", "STRING", True), Column("v", "
 
 def every_type_rows() -> pa.Table:
     """Odd values of every type, null and empty tags; one column is null throughout."""
-    values = {
+    values: dict[str, list[object]] = {
         "time": [1, 2, 3, -5, 1 << 62],
         "site": [None, None, "", "\u00e9", "x" * 3000],
         "dev": [None, "", None, "q", "\U0001f600"],
@@ -59,15 +59,17 @@ def every_type_rows() -> pa.Table:
         "te": ["", None, "a\0b", "\U0001f600", "y" * 70_000],
         "st": ["", None, "a\0b", "null", "z"],
         "ts": [1, None, -(2**62), 2**62, 0],
-        "da": [datetime.date(2020, 2, 29), None, datetime.date(1000, 1, 1), datetime.date(9999, 12, 31)]
-        + [None],
+        "da": [
+            *(datetime.date(2020, 2, 29), None, datetime.date(1000, 1, 1), datetime.date(9999, 12, 31)),
+            None,
+        ],
         "bl": [b"", None, b"\0\xff", b"x", b"y"],
         "none": [None] * 5,
     }
     return table(values, EVERY_TYPE)
 
 
-def table(values: dict[str, Sequence[object]], schema: TableSchema = SIMPLE) -> pa.Table:
+def table(values: Mapping[str, Sequence[object]], schema: TableSchema = SIMPLE) -> pa.Table:
     shape = arrow_schema(schema)
     return pa.table({f.name: pa.array(values[f.name], f.type) for f in shape}, schema=shape)
 

@@ -19,7 +19,8 @@ from .rows import SCHEMA, Row, random_row, table
 def rows_of(seed: int, n: int = 60) -> list[Row]:
     rng = random.Random(seed)
     rows = [random_row(rng) | {"time": rng.randrange(-3, 3) * DAY_MS + rng.randrange(50)} for _ in range(n)]
-    return merge([((1,), table(rows))], (), SCHEMA).to_pylist()
+    merged: list[Row] = merge([((1,), table(rows))], (), SCHEMA).to_pylist()
+    return merged
 
 
 def sum_of(rows: list[Row], schema: TableSchema = SCHEMA) -> tuple[int, int, int]:

@@ -1,7 +1,7 @@
 """Pages of a partition: together they are what one merge of everything gives."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -30,16 +30,14 @@ def _files(rng: random.Random, times: int) -> list[Part]:
 
 
 def _tombstones(rng: random.Random, times: int) -> list[Tombstone]:
-    return [
-        Tombstone(
-            (rng.randrange(60),),
-            KEY,
-            "t",
-            (("dev", rng.choice([None, "x"])),) if rng.random() < 0.5 else (),
-            *sorted((rng.randrange(-times, times), rng.randrange(-times, times))),
-        )
-        for _ in range(rng.randrange(3))
-    ]
+    return [_tombstone(rng, times) for _ in range(rng.randrange(3))]
+
+
+def _tombstone(rng: random.Random, times: int) -> Tombstone:
+    order = (rng.randrange(60),)
+    tags = (("dev", rng.choice([None, "x"])),) if rng.random() < 0.5 else ()
+    first, last = sorted((rng.randrange(-times, times), rng.randrange(-times, times)))
+    return Tombstone(order, KEY, "t", tags, first, last)
 
 
 def _spec(rng: random.Random, times: int) -> ScanSpec:
@@ -146,7 +144,7 @@ class _Counting(TableSource):
         super().__init__(parts, spec)
         self.rows_read = 0
 
-    def read(self, series: paging.SeriesKey, time_from: int, time_to: int):  # type: ignore[no-untyped-def]
+    def read(self, series: paging.SeriesKey, time_from: int, time_to: int) -> Iterator[Part]:
         for order, rows in super().read(series, time_from, time_to):
             for at in range(0, rows.num_rows, 10):
                 piece = rows.slice(at, 10)

@@ -194,7 +194,8 @@ def _made(t: mi.Type, at: str) -> Any:
             return 1.5
         case mi.BoolType():
             return True
-    raise Unbounded(f"{at}: {t}")
+        case _:
+            raise Unbounded(f"{at}: {t}")
 
 
 def _weight(t: mi.Type) -> int:
