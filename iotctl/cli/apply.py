@@ -37,11 +37,11 @@ def apply(
     yes: Yes = False,
 ) -> int:
     """Execute a plan; without one: plan from cluster.yaml, show, ask. Applying twice changes nothing."""
+    from iotctl.change.convergence import spec_plan
+    from iotctl.change.execute import ChangeRequest
     from iotctl.cli.changes import change_options, execute_plan
     from iotctl.cli.plan import load_plan
     from iotctl.errors import RefusedProblem
-    from iotctl.execute.change import ChangeRequest
-    from iotctl.execute.convergence import spec_plan
 
     session = session_of(ctx)
     unlisted: list[str] = []
@@ -93,8 +93,8 @@ def _unchanged(session: Session, said: str) -> int:
 def _ended(session: Session, plan: Plan) -> list[Operation] | None:
     """None unless the plan was carried out before; else the removals of nodes whose agents and lines in
     cluster.yaml are there still, for nobody waited for their end."""
-    from iotctl.execute.layout import table_of
-    from iotctl.execute.operations import open_operations, removed_by
+    from iotctl.observe.layout import table_of
+    from iotctl.observe.operations import open_operations, removed_by
     from iotctl.plan.apply import is_carried_out
     from nodeagent.model.operation import Stage
 
@@ -107,8 +107,8 @@ def _ended(session: Session, plan: Plan) -> list[Operation] | None:
 
 
 def _finish(session: Session, removals: list[Operation]) -> None:
+    from iotctl.change.execute import finish_removal
     from iotctl.cli.provisioning import provisioning
-    from iotctl.execute.change import finish_removal
 
     if not removals:
         return

@@ -16,7 +16,7 @@ from iotctl.playbook.traits import READS, Traits, step
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iotctl.execute.certificates import CertificateRow, Certificates
+    from iotctl.lifecycle.certificates import CertificateRow, Certificates
     from iotctl.output.table import Table
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ app = typer.Typer(help="Certificates of nodes and operators.", no_args_is_help=T
 @step(Traits(inspect=lambda look, use: look.would(use)))
 def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
     """The authority for a cluster.yaml you wrote yourself, and your own certificate; what is there stays."""
-    from iotctl.execute.certificates import AUTHORITY, initialise, lacking
+    from iotctl.lifecycle.certificates import AUTHORITY, initialise, lacking
     from iotctl.spec.find import authority_dir, operator_dir
 
     session = session_of(ctx)
@@ -47,7 +47,7 @@ def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
 @step(READS)
 def show(ctx: typer.Context) -> int:
     """Every certificate and when it ends; asked over SSH, so also when the cluster refuses you."""
-    from iotctl.execute import certificates
+    from iotctl.lifecycle import certificates
 
     return _code(_shown(session_of(ctx), certificates.show))
 
@@ -65,8 +65,8 @@ def renew(
     yes: Yes = False,
 ) -> int:
     """Renew what has ended or ends soon, yours too. Agents load it at once; nothing is restarted."""
-    from iotctl.execute import certificates
-    from iotctl.execute.machines import Machines
+    from iotctl.lifecycle import certificates
+    from iotctl.lifecycle.machines import Machines
     from iotctl.spec.units import parse_duration_ms
 
     session = session_of(ctx)
@@ -114,7 +114,7 @@ def issue(
     dry_run: DryRun = False,
 ) -> None:
     """A certificate for another operator."""
-    from iotctl.execute import certificates
+    from iotctl.lifecycle import certificates
 
     session = session_of(ctx)
     directory = session.cwd / out
@@ -133,8 +133,8 @@ def _shown(session: Session, ask: Callable[..., Certificates]) -> Certificates:
 
 
 def _asked(session: Session, ask: Callable[..., T]) -> T:
-    """What `ask`, one of those in `execute.certificates`, finds on every machine."""
-    from iotctl.execute.machines import Machines
+    """What `ask`, one of those in `lifecycle.certificates`, finds on every machine."""
+    from iotctl.lifecycle.machines import Machines
 
     source = session.source
     with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:

@@ -24,7 +24,7 @@ from iotctl.cli.session import Session, session_of
 from iotctl.playbook.traits import Traits, step
 
 if TYPE_CHECKING:
-    from iotctl.execute.change import ChangeRequest, Executed
+    from iotctl.change.execute import ChangeRequest, Executed
     from iotctl.plan.model import Plan
     from nodeagent.model.operation import Options
 
@@ -60,8 +60,8 @@ def add_node(
     yes: Yes = False,
 ) -> int:
     """Add nodes: plan, show, ask, then hand the work to the cluster and watch it."""
-    from iotctl.execute.change import ChangeRequest
-    from iotctl.execute.facts import plan_facts
+    from iotctl.change.execute import ChangeRequest
+    from iotctl.observe.facts import plan_facts
     from iotctl.plan.make import make_add
     from iotctl.spec.units import parse_rate
 
@@ -100,8 +100,8 @@ def remove_node(
     confirm: Confirm = None,
 ) -> int:
     """Remove nodes: their slots move first, then they leave."""
-    from iotctl.execute.change import ChangeRequest
-    from iotctl.execute.facts import plan_facts
+    from iotctl.change.execute import ChangeRequest
+    from iotctl.observe.facts import plan_facts
     from iotctl.plan.make import make_remove
     from iotctl.spec.units import parse_rate
 
@@ -150,8 +150,8 @@ def replace_node(
     confirm: Confirm = None,
 ) -> int:
     """Give a node's place on the ring and its slots to a new one."""
-    from iotctl.execute.change import ChangeRequest
-    from iotctl.execute.facts import plan_facts
+    from iotctl.change.execute import ChangeRequest
+    from iotctl.observe.facts import plan_facts
     from iotctl.plan.make import make_replace
     from iotctl.spec.units import parse_rate
 
@@ -194,11 +194,11 @@ def _bury(
     Raises:
         RefusedProblem: the node is gone, and the one that was to take its place is not there.
     """
+    from iotctl.change.execute import Executed, check_silent, forget_node
     from iotctl.cli.provisioning import provisioning
     from iotctl.errors import RefusedProblem
-    from iotctl.execute.change import Executed, check_silent, forget_node
-    from iotctl.execute.operations import open_operations, wait_operation
-    from iotctl.execute.status import DEAD
+    from iotctl.observe.operations import open_operations, wait_operation
+    from iotctl.observe.status import DEAD
     from nodeagent.model.requests import Steer
 
     known = next((n for n in session.cluster.meta().nodes if n.node == node), None)
@@ -236,11 +236,11 @@ def execute_plan(
     session: Session, plan: Plan, request: ChangeRequest, *, question: str, yes: bool, dry_run: bool
 ) -> int:
     """Show, ask, execute, watch: what add-node, remove-node and apply share."""
+    from iotctl.change.execute import check_plan, execute
     from iotctl.cli import views
     from iotctl.cli.provisioning import provisioning
     from iotctl.cli.watching import operation_progress
-    from iotctl.execute.change import check_plan, execute
-    from iotctl.execute.facts import spec_hash
+    from iotctl.observe.facts import spec_hash
     from iotctl.plan.apply import check_fresh
 
     if plan.has_changes:

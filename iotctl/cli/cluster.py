@@ -15,7 +15,7 @@ from iotctl.playbook.traits import READS, WORKS, Traits, step
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iotctl.execute.status import ClusterStatus
+    from iotctl.observe.status import ClusterStatus
     from iotctl.output.table import Table
 
 app = typer.Typer(help="Look at a cluster, change its nodes.", no_args_is_help=True)
@@ -64,7 +64,7 @@ def ring(ctx: typer.Context, watch: Watch = False) -> int:
     """The ring: nodes in order, each with its group and slots."""
     from iotctl.cli import views
     from iotctl.cli.watching import repeated
-    from iotctl.execute.layout import ring_of
+    from iotctl.observe.layout import ring_of
 
     session = session_of(ctx)
 
@@ -88,7 +88,7 @@ def slots(
     """Which group owns which slots, and what they hold."""
     from iotctl.cli import views
     from iotctl.cli.watching import repeated
-    from iotctl.execute.layout import slots_of
+    from iotctl.observe.layout import slots_of
 
     session = session_of(ctx)
 
@@ -142,7 +142,7 @@ def events(
 
     from iotctl.cli import views
     from iotctl.cli.watching import repeated
-    from iotctl.execute.events import EventRow, events_of
+    from iotctl.observe.events import EventRow, events_of
     from iotctl.output.document import to_json_line
     from iotctl.spec.units import parse_duration_ms
 
@@ -178,7 +178,7 @@ def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
     """Whether these nodes may stop at the same time: 0, or 5 with the groups that would lose their quorum."""
     from iotctl.cli import views
     from iotctl.errors import Exit
-    from iotctl.execute import stopping
+    from iotctl.observe import stopping
 
     session = session_of(ctx)
     found = stopping.ok_to_stop(session.cluster, names, now_ms=now_ms())
@@ -211,9 +211,9 @@ def undrain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
 
 
 def _drain(session: Session, name: str, draining: bool, dry_run: bool) -> None:
+    from iotctl.change.draining import set_draining, would_drain
     from iotctl.cli import views
-    from iotctl.execute.draining import set_draining, would_drain
-    from iotctl.execute.rolling import left_draining
+    from iotctl.lifecycle.rolling import left_draining
 
     taken_over = draining and name in left_draining(session.cluster)
     if dry_run:
@@ -249,9 +249,9 @@ def recover(
     Each such group goes on from the living member with the newest entries. What the lost nodes alone had
     acknowledged is lost. Without --accept-data-loss nothing is changed (exit 5).
     """
+    from iotctl.change import recover as recovering
     from iotctl.cli import views
     from iotctl.errors import Exit
-    from iotctl.execute import recover as recovering
 
     session = session_of(ctx)
     found = recovering.look(session.cluster, session.source, names, now_ms=now_ms())
@@ -280,7 +280,7 @@ def _show(
     """Print the status, again and again with `--watch`; 4 when a quorum is lost."""
     from iotctl.cli.watching import repeated
     from iotctl.errors import Exit
-    from iotctl.execute.status import cluster_status
+    from iotctl.observe.status import cluster_status
 
     def show() -> int:
         found = cluster_status(session.cluster, session.source, now_ms=now_ms())

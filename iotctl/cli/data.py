@@ -13,37 +13,37 @@ from iotctl.playbook.traits import READS, WORKS, Traits, step
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from iotctl.execute.selection import Age, Selection
+    from iotctl.rows.selection import Age, Selection
 
 app = typer.Typer(help="Rows in and out.", no_args_is_help=True)
 
 
 def _where(text: str) -> str:
-    from iotctl.execute.selection import parse_where
+    from iotctl.rows.selection import parse_where
 
     return text_for(lambda word: parse_where([word]))(text)
 
 
 def _time(text: str) -> str:
-    from iotctl.execute.selection import parse_time
+    from iotctl.rows.selection import parse_time
 
     return text_for(parse_time)(text)
 
 
 def _zone(text: str) -> str:
-    from iotctl.execute.times import check_zone
+    from iotctl.rows.times import check_zone
 
     return text_for(check_zone)(text)
 
 
 def _type(text: str) -> str:
-    from iotctl.execute.imports import parse_types
+    from iotctl.rows.imports import parse_types
 
     return text_for(lambda word: parse_types([word]))(text)
 
 
 def _ttl(text: str) -> str:
-    from iotctl.execute.data import parse_ttl_ms
+    from iotctl.rows.tables import parse_ttl_ms
 
     return text_for(parse_ttl_ms)(text)
 
@@ -105,8 +105,8 @@ def write(
     """
     from time import time as now
 
-    from iotctl.execute.data import write_one
-    from iotctl.execute.selection import parse_tags, parse_time
+    from iotctl.rows.selection import parse_tags, parse_time
+    from iotctl.rows.tables import write_one
 
     session = session_of(ctx)
     storage_group, table = _named(session, storage_group, table)
@@ -175,10 +175,10 @@ def import_(
     All of the file is checked before the first row is written; --dry-run shows what is found.
     """
     from iotctl.cli import rows
-    from iotctl.execute.data import format_of
-    from iotctl.execute.examples import named_file
-    from iotctl.execute.imports import ImportRequest, import_file, parse_types
-    from iotctl.execute.times import TimeRule
+    from iotctl.rows.examples import named_file
+    from iotctl.rows.imports import ImportRequest, import_file, parse_types
+    from iotctl.rows.tables import format_of
+    from iotctl.rows.times import TimeRule
 
     session = session_of(ctx)
     path = named_file(file, session.cwd)
@@ -255,9 +255,9 @@ def export(
 
     A spreadsheet may take text that begins with =, +, - or @ for a formula; CSV cannot prevent that.
     """
-    from iotctl.execute.data import CSV, format_of
-    from iotctl.execute.export import export_table, shape_of, size_of, write_rows
-    from iotctl.execute.selection import Age, rows_of, table_of
+    from iotctl.rows.export import export_table, shape_of, size_of, write_rows
+    from iotctl.rows.selection import Age, rows_of, table_of
+    from iotctl.rows.tables import CSV, format_of
 
     session = session_of(ctx)
     to_stdout = to_path == "-"
@@ -301,7 +301,7 @@ def delete(
 
     It is durable on a majority of every group when this returns. The rows' files are rewritten later.
     """
-    from iotctl.execute.selection import count_rows, delete_rows, table_of
+    from iotctl.rows.selection import count_rows, delete_rows, table_of
 
     session = session_of(ctx)
     selection = _selection(where, time_from, time_to)
@@ -332,8 +332,8 @@ def drop(
     A table of that name made later has the tags and the types of columns that this one had. Every node must
     run this release or a newer one.
     """
-    from iotctl.execute.data import drop_table
-    from iotctl.execute.selection import table_of
+    from iotctl.rows.selection import table_of
+    from iotctl.rows.tables import drop_table
 
     session = session_of(ctx)
     schema = table_of(session.cluster, storage_group, table)
@@ -371,7 +371,7 @@ def query(
     A read that is not strong says how old it is: what was acknowledged longer ago is in it.
     """
     from iotctl.cli import rows
-    from iotctl.execute.selection import Age
+    from iotctl.rows.selection import Age
 
     session = session_of(ctx)
     bound = limit
@@ -440,9 +440,9 @@ def _set_ttl(
     session: Session, storage_group: str, table: str, given: str, confirm: str | None, *, dry_run: bool
 ) -> list[str]:
     """Set it, or (`dry_run`) only look; what it does."""
-    from iotctl.execute.data import expiring, parse_ttl_ms, set_ttl_of
-    from iotctl.execute.selection import table_of
     from iotctl.humanize import time_text
+    from iotctl.rows.selection import table_of
+    from iotctl.rows.tables import expiring, parse_ttl_ms, set_ttl_of
 
     ttl_ms = parse_ttl_ms(given)
     schema = table_of(session.cluster, storage_group, table)
@@ -473,7 +473,7 @@ def _lower(name: str | None) -> str | None:
 
 
 def _selection(where: list[str] | None, time_from: str | None, time_to: str | None) -> Selection:
-    from iotctl.execute.selection import Selection, parse_time, parse_where
+    from iotctl.rows.selection import Selection, parse_time, parse_where
 
     first, last = parse_time(time_from), parse_time(time_to)
     if first is not None and last is not None and first > last:
@@ -491,7 +491,7 @@ def _scan(
     limit: int | None,
     age: Age,
 ) -> pa.Table:
-    from iotctl.execute.selection import scan
+    from iotctl.rows.selection import scan
 
     return scan(
         session.cluster,

@@ -22,8 +22,8 @@ def demo(
 ) -> int:
     """Start a fleet, load sensor data, add and remove nodes under load, verify everything."""
     from iotctl.cli import reports
+    from iotctl.demo.run import run_demo
     from iotctl.errors import Exit
-    from iotctl.execute.demo import run_demo
 
     session = session_of(ctx)
     where = session.cwd / directory if directory else None

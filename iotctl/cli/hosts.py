@@ -12,7 +12,7 @@ from iotctl.cli.session import Session, session_of
 from iotctl.playbook.traits import READS, Traits, step
 
 if TYPE_CHECKING:
-    from iotctl.execute.hosts import EnrolledHost, Enrolment, HostsChecked
+    from iotctl.lifecycle.hosts import EnrolledHost, Enrolment, HostsChecked
     from iotctl.output.table import Table
 
 Names = Annotated[list[str] | None, typer.Argument(metavar="[NODE…]", help="Only these nodes.")]
@@ -36,8 +36,8 @@ def trust(
 ) -> int:
     """Show the machines' SSH host keys and keep those you accept beside cluster.yaml."""
     from iotctl.errors import Exit, Partly, RefusedProblem
-    from iotctl.execute import hosts
     from iotctl.fleet.known_hosts import KnownHosts
+    from iotctl.lifecycle import hosts
 
     session = session_of(ctx)
     source = session.source
@@ -85,7 +85,7 @@ def _ask(session: Session, new: list[EnrolledHost], yes: bool) -> None:
 def check(ctx: typer.Context, nodes: Names = None) -> int:
     """Whether every machine can run its node: clock, disk, ports, Python, limits, names. Changes nothing."""
     from iotctl.errors import Exit
-    from iotctl.execute.hosts import check_hosts
+    from iotctl.lifecycle.hosts import check_hosts
 
     session = session_of(ctx)
     source = session.source

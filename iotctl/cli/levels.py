@@ -22,9 +22,9 @@ def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = Fal
     """
     import msgspec
 
+    from iotctl.change.levels import await_level, feature_level, raise_level
     from iotctl.cli import views
-    from iotctl.execute.levels import await_level, feature_level, raise_level
-    from iotctl.execute.status import cluster_status
+    from iotctl.observe.status import cluster_status
 
     session = session_of(ctx)
     found = feature_level(cluster_status(session.cluster, session.source, now_ms=now_ms()))

@@ -17,11 +17,11 @@ from iotctl.cli.watching import watch_healthy
 from iotctl.playbook.traits import READS, Traits, never, step
 
 if TYPE_CHECKING:
-    from iotctl.execute.deploy import Deployment, DeployPlan
-    from iotctl.execute.destroy import Doomed
-    from iotctl.execute.machines import Machines
-    from iotctl.execute.rolling import Rolled, Waves
     from iotctl.fleet.local import LocalFleet
+    from iotctl.lifecycle.deploy import Deployment, DeployPlan
+    from iotctl.lifecycle.destroy import Doomed
+    from iotctl.lifecycle.machines import Machines
+    from iotctl.lifecycle.rolling import Rolled, Waves
     from iotctl.output.progress import Progress
     from iotctl.output.table import Table
 
@@ -52,7 +52,7 @@ def init(
     dry_run: DryRun = False,
 ) -> None:
     """Write cluster.yaml for these machines, and make the cluster's certificate authority."""
-    from iotctl.execute.initialise import initialise
+    from iotctl.lifecycle.initialise import initialise
 
     session = session_of(ctx)
     made = initialise(session.cwd, hosts, name=name, replicas=replicas, env=session.env, dry_run=dry_run)
@@ -90,8 +90,8 @@ def deploy(
     if session.fleet is not None:
         return _deploy_local(session, session.fleet, nodes or [], wait=wait, dry_run=dry_run)
     with _machines(session, ahead=True) as machines:
-        from iotctl.execute import deploy as deploying
-        from iotctl.execute.lock import of_plan
+        from iotctl.change.lock import of_plan
+        from iotctl.lifecycle import deploy as deploying
 
         todo = _prepared(session, machines, nodes or (), accept_layout=accept_layout)
         if dry_run:
@@ -118,7 +118,7 @@ def deploy(
 
 def _deploy_local(session: Session, fleet: LocalFleet, names: list[str], *, wait: bool, dry_run: bool) -> int:
     """Its agents run from this installation, so there is nothing to bring: only start what is down."""
-    from iotctl.execute.deploy import DeployPlan, NodePlan, deployed
+    from iotctl.lifecycle.deploy import DeployPlan, NodePlan, deployed
 
     listed = [n for n in fleet.nodes() if n.name in session.source.node_names]
     picked = [n for n in listed if not names or n.name in names]
@@ -142,8 +142,8 @@ def _deploy_local(session: Session, fleet: LocalFleet, names: list[str], *, wait
 @step(Traits(inspect=lambda look, use: look.start(use), undone_by=("cluster.stop",), undo="cluster.stop"))
 def start(ctx: typer.Context, nodes: Names = None, dry_run: DryRun = False) -> None:
     """Start the agents that are down."""
-    from iotctl.execute.agents import agents_of
-    from iotctl.execute.rolling import Waves
+    from iotctl.lifecycle.agents import agents_of
+    from iotctl.lifecycle.rolling import Waves
 
     session = session_of(ctx)
     names = nodes or session.source.node_names
@@ -174,8 +174,8 @@ def stop(
     yes: Yes = False,
 ) -> None:
     """Stop agents: all of them, or those named while every group keeps its quorum without them."""
-    from iotctl.execute.agents import agents_of
-    from iotctl.execute.rolling import Waves
+    from iotctl.lifecycle.agents import agents_of
+    from iotctl.lifecycle.rolling import Waves
 
     session = session_of(ctx)
     names = _long_running(session, list(nodes or session.source.node_names), older_than)
@@ -208,7 +208,7 @@ def stop(
 def _check_may_stop(session: Session, names: list[str]) -> None:
     """Raises `RefusedProblem`: a group would lose its quorum without them."""
     from iotctl.errors import RefusedProblem
-    from iotctl.execute.stopping import ok_to_stop
+    from iotctl.observe.stopping import ok_to_stop
 
     members = {n.node for n in session.cluster.meta().nodes}
     found = ok_to_stop(session.cluster, [n for n in names if n in members], now_ms=now_ms())
@@ -231,8 +231,8 @@ def restart(
     yes: Yes = False,
 ) -> None:
     """Restart agents one after the other, each once every group can do without it. Leaders move off first."""
-    from iotctl.execute.machines import chosen
-    from iotctl.execute.rolling import plan_waves
+    from iotctl.lifecycle.machines import chosen
+    from iotctl.lifecycle.rolling import plan_waves
 
     session = session_of(ctx)
     names = list(nodes or ())
@@ -257,7 +257,7 @@ def restart(
 def _long_running(session: Session, names: list[str], older_than: str | None) -> list[str]:
     if older_than is None:
         return names
-    from iotctl.execute.rolling import running_longer
+    from iotctl.lifecycle.rolling import running_longer
     from iotctl.spec.units import parse_duration_ms
 
     return running_longer(session.cluster, names, parse_duration_ms(older_than))
@@ -268,9 +268,9 @@ def upgrade(
     ctx: typer.Context, nodes: Names = None, at_once: AtOnce = 1, dry_run: DryRun = False, yes: Yes = False
 ) -> int:
     """Bring this machine's version and cluster.yaml's settings to running nodes, restarted one by one."""
-    from iotctl.execute import deploy as deploying
-    from iotctl.execute.lock import of_plan
-    from iotctl.execute.rolling import Waves, plan_waves
+    from iotctl.change.lock import of_plan
+    from iotctl.lifecycle import deploy as deploying
+    from iotctl.lifecycle.rolling import Waves, plan_waves
 
     session = session_of(ctx)
     if session.fleet is not None:
@@ -320,7 +320,7 @@ def logs(
     """The last lines the agents wrote, also of those that are down; --watch goes on with what is new."""
     from iotctl.cli.watching import after, repeated
     from iotctl.errors import Exit, Unreachable
-    from iotctl.execute.agents import logs as logs_of
+    from iotctl.lifecycle.agents import logs as logs_of
 
     session = session_of(ctx)
     shown: dict[str, list[str]] = {}
@@ -353,7 +353,7 @@ def logs(
 def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False) -> int:
     """Stop every agent and delete every copy of the data; the file and the certificate authority stay."""
     from iotctl.errors import Exit, UsageProblem
-    from iotctl.execute import destroy as destroying
+    from iotctl.lifecycle import destroy as destroying
     from iotctl.spec.find import authority_dir
 
     session = session_of(ctx)
@@ -401,7 +401,7 @@ def _machines(session: Session, *, ahead: bool = False) -> Machines:
     if ahead and not source.is_local:
         begun = Ahead([target_of(source, n) for n in source.file.nodes], session.env, wait_s(timeout_s))
 
-    from iotctl.execute.machines import Machines
+    from iotctl.lifecycle.machines import Machines
 
     return Machines(source, session.env, timeout_s, begun)
 
@@ -414,7 +414,7 @@ def _prepared(
     accept_layout: bool = False,
     tell: bool = True,
 ) -> Deployment:
-    from iotctl.execute.deploy import prepare
+    from iotctl.lifecycle.deploy import prepare
 
     with session.progress() as progress:
         todo = prepare(
@@ -458,7 +458,7 @@ def _looked_again(
 
 
 def _carry_out(session: Session, todo: Deployment, machines: Machines) -> Deployment:
-    from iotctl.execute.deploy import execute
+    from iotctl.lifecycle.deploy import execute
 
     with session.progress() as progress:
         return execute(
@@ -480,8 +480,8 @@ def _roll(
     at_once: int,
     between: Callable[[str], None] = lambda node: None,
 ) -> Rolled:
-    from iotctl.execute.agents import agents_of
-    from iotctl.execute.rolling import rolling
+    from iotctl.lifecycle.agents import agents_of
+    from iotctl.lifecycle.rolling import rolling
 
     session.on_interrupt = lambda: ("a node may be drained or down", "iotctl cluster status")
     with session.progress() as progress:
@@ -503,7 +503,7 @@ def _roll_none(session: Session, what: str) -> Rolled:
     """No agent is to be restarted; what a roll that was killed left is ended all the same, where that can be
     known and nobody else is at work."""
     from iotctl.errors import BusyProblem
-    from iotctl.execute.rolling import Rolled, left_draining
+    from iotctl.lifecycle.rolling import Rolled, left_draining
     from nodeagent.model.errors import NodeAgentError
 
     with suppress(NodeAgentError, BusyProblem):
@@ -566,7 +566,7 @@ def _emit_rolled(session: Session, done: Rolled) -> None:
 
 def _note_level(session: Session) -> None:
     """The end of an upgrade, if it can come."""
-    from iotctl.execute.status import FINALIZE, build_status, collect
+    from iotctl.observe.status import FINALIZE, build_status, collect
 
     found = build_status(collect(session.cluster), session.source, now_ms=now_ms())
     if found.feature_level_possible > found.feature_level:

@@ -163,7 +163,7 @@ def _explained(session: Session, failure: Failure) -> Failure:
     """
     import msgspec
 
-    from iotctl.execute.status import quorum_problem
+    from iotctl.observe.status import quorum_problem
 
     try:
         lost = quorum_problem(session.cluster, session.source)

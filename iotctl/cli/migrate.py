@@ -44,7 +44,7 @@ def migrate(
     """Move the data of an open change by Spark: order the pulls, verify, sign off."""
     from iotctl.cli import reports
     from iotctl.errors import Exit, RefusedProblem
-    from iotctl.execute.operations import describe_operation, pick
+    from iotctl.observe.operations import describe_operation, pick
     from iotctl.pipeline.migrate import run
     from iotctl.spec.units import parse_rate
 
@@ -89,10 +89,10 @@ def migrate(
 
 def _end_removal(session: Session, operation: str) -> None:
     """The last copies are released within moments; then the node leaves `cluster.yaml`, its agent stops."""
+    from iotctl.change.execute import finish_removal
     from iotctl.cli.provisioning import provisioning
     from iotctl.errors import Partly
-    from iotctl.execute.change import finish_removal
-    from iotctl.execute.operations import wait_operation
+    from iotctl.observe.operations import wait_operation
 
     try:
         ended = wait_operation(

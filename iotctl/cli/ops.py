@@ -34,8 +34,8 @@ def list_operations(
     open_only: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
 ) -> None:
     """Every operation the cluster remembers, and who holds its lock."""
-    from iotctl.execute.lock import described, kept
-    from iotctl.execute.operations import open_operations
+    from iotctl.change.lock import described, kept
+    from iotctl.observe.operations import open_operations
     from nodeagent.model.errors import NodeAgentError
 
     session = session_of(ctx)
@@ -53,7 +53,7 @@ def list_operations(
 @step(READS)
 def show(ctx: typer.Context, operation: MaybeId = None) -> None:
     """One operation with its stages and their evidence."""
-    from iotctl.execute.operations import pick, whole
+    from iotctl.observe.operations import pick, whole
     from nodeagent.model.errors import NodeAgentError
 
     session = session_of(ctx)
@@ -68,7 +68,7 @@ def show(ctx: typer.Context, operation: MaybeId = None) -> None:
 def wait(ctx: typer.Context, operation: MaybeId = None) -> None:
     """Wait until it is over, or waits for you."""
     from iotctl.cli.watching import watch_operation
-    from iotctl.execute.operations import pick
+    from iotctl.observe.operations import pick
 
     session = session_of(ctx)
     watch_operation(session, operation or pick(session.cluster.meta(), None).id)
@@ -82,7 +82,7 @@ def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False
     Copies under way finish. Slots are never left closed: the stages before MOVING go on.
     """
     from iotctl.errors import RefusedProblem
-    from iotctl.execute.operations import pick, steer
+    from iotctl.observe.operations import pick, steer
     from nodeagent.model.operation import PAUSABLE
 
     session = session_of(ctx)
@@ -103,7 +103,7 @@ def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = Fals
     One that is paused and waits besides is only un-paused; the last line says what it waits for.
     """
     from iotctl.cli.watching import watch_operation
-    from iotctl.execute.operations import pick, steer
+    from iotctl.observe.operations import pick, steer
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
@@ -124,7 +124,7 @@ def cancel(
     """Cancel an operation; possible up to SEALED, refused from OPEN on."""
     from iotctl.cli.watching import watch_operation
     from iotctl.errors import RefusedProblem
-    from iotctl.execute.operations import cancel_cost, describe_operation, pick, received_bytes, steer
+    from iotctl.observe.operations import cancel_cost, describe_operation, pick, received_bytes, steer
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(strong=True), operation)
@@ -159,7 +159,7 @@ def cancel(
 def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
     """Free the previous copies that --hold-release keeps; a node that leaves is waited for."""
     from iotctl.cli.watching import watch_operation
-    from iotctl.execute.operations import pick, steer
+    from iotctl.observe.operations import pick, steer
 
     session = session_of(ctx)
     if dry_run:
@@ -183,8 +183,8 @@ def unlock(
     yes: Yes = False,
 ) -> None:
     """Take the cluster's lock from a program that will not come back; one that still runs stops its work."""
+    from iotctl.change.lock import described, drop, kept
     from iotctl.errors import RefusedProblem
-    from iotctl.execute.lock import described, drop, kept
 
     session = session_of(ctx)
     held, _ = kept(session.cluster)
@@ -215,7 +215,7 @@ def set_option(
     dry_run: DryRun = False,
 ) -> None:
     """Change a running operation."""
-    from iotctl.execute.operations import pick, steer
+    from iotctl.observe.operations import pick, steer
 
     session = session_of(ctx)
     bytes_per_s = parse_rate(rate)
@@ -248,7 +248,7 @@ def _print(
 ) -> None:
     """The bytes that nodes have received and not yet recorded count too."""
     from iotctl.cli import views
-    from iotctl.execute.operations import Operations, describe_operation, received_bytes
+    from iotctl.observe.operations import Operations, describe_operation, received_bytes
 
     rows = [
         describe_operation(o, now_ms=now_ms(), received=received_bytes(statuses, o.id)) for o in operations

@@ -42,7 +42,7 @@ def spec(
     detailed_exitcode: Detailed = False,
 ) -> int:
     """Plan what leads from the cluster to cluster.yaml: nodes that come, go, or take another's place."""
-    from iotctl.execute.convergence import spec_plan
+    from iotctl.change.convergence import spec_plan
 
     session = session_of(ctx)
     made, _ = spec_plan(session.cluster, session.source, allow_remove=True, accept_layout=accept_layout)
@@ -154,7 +154,7 @@ def _facts(
     session: Session, rate: str, from_status: str | None, *, write_rates: bool = False
 ) -> ClusterFacts:
     """Of the cluster as it is, or as a saved status says."""
-    from iotctl.execute.facts import plan_facts, saved_facts
+    from iotctl.observe.facts import plan_facts, saved_facts
     from iotctl.spec.units import parse_rate
 
     bytes_per_s = parse_rate(rate)
@@ -189,9 +189,9 @@ def show(
 
 def show_plan(session: Session, plan: Plan, *, out: str | None, detailed: bool) -> int:
     """Print, save, and say by the exit code whether something would change."""
+    from iotctl.change.execute import check_plan
+    from iotctl.change.lock import plan_digest
     from iotctl.errors import Exit, InputProblem
-    from iotctl.execute.change import check_plan
-    from iotctl.execute.lock import plan_digest
     from iotctl.plan.apply import to_json, to_yaml
 
     if not plan.refusals:

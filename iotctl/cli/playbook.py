@@ -16,7 +16,7 @@ import typer
 from iotctl.cli.session import Session, session_of
 
 if TYPE_CHECKING:
-    from iotctl.execute.lock import HeldLock
+    from iotctl.change.lock import HeldLock
     from iotctl.output.table import Table
     from iotctl.playbook.model import Journal, Ran, Report, StepResult
     from iotctl.playbook.run import Runner, Values
@@ -137,8 +137,8 @@ def schema(ctx: typer.Context) -> None:
 
 def _bring(session: Session, runs: Path, run_id: str, name: str) -> None:
     """Write what the cluster knows of these runs beside what this machine knows."""
+    from iotctl.change.lock import kept
     from iotctl.errors import IotctlError
-    from iotctl.execute.lock import kept
     from iotctl.playbook.journal import bring
     from nodeagent.model.errors import NodeAgentError
 
@@ -175,7 +175,7 @@ def _runner(
 ) -> Runner:
     from iotctl.cli.catalogue import verbs
     from iotctl.errors import InputProblem
-    from iotctl.execute.machines import chosen
+    from iotctl.lifecycle.machines import chosen
     from iotctl.playbook.inspect import Inspector
     from iotctl.playbook.run import Runner, Values
     from iotctl.spec.cluster import load_cluster

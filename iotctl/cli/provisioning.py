@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 from iotctl.cli.session import Session
 
 if TYPE_CHECKING:
-    from iotctl.execute.provision import Provisioner
+    from iotctl.change.provision import Provisioner
     from iotctl.output.progress import Progress
 
 
 @contextmanager
 def provisioning(session: Session, progress: Progress) -> Iterator[Provisioner]:
     """Connections that it opens are closed at the end of the block."""
-    from iotctl.execute.provision import LocalProvisioner, probe_of
+    from iotctl.change.provision import LocalProvisioner, probe_of
 
     probe = probe_of(session.source, session.identity, session.env)
     if session.fleet is not None:
         yield LocalProvisioner(session.fleet, probe)
         return
-    from iotctl.execute.machines import Machines
-    from iotctl.execute.provision_ssh import SshProvisioner
+    from iotctl.lifecycle.machines import Machines
+    from iotctl.lifecycle.provision_ssh import SshProvisioner
 
     with Machines(session.source, session.env) as machines:
         yield SshProvisioner(session.source, probe, machines, session.env, progress.update)

@@ -8,25 +8,24 @@ from typing import Any
 
 import msgspec
 
-from iotctl.execute.bundle import Bundle
-from iotctl.execute.certificates import Certificates
-from iotctl.execute.change import Executed
-from iotctl.execute.deploy import Deployed, DeployPlan
-from iotctl.execute.destroy import Destroyed, Doomed
-from iotctl.execute.draining import Drained
-from iotctl.execute.events import Events
-from iotctl.execute.hosts import Enrolment, HostsChecked
-from iotctl.execute.imports import ImportReport
-from iotctl.execute.initialise import Initialised
-from iotctl.execute.layout import RingView, SlotsView
-from iotctl.execute.levels import FeatureLevel
-from iotctl.execute.lock import Unlocked
-from iotctl.execute.operations import Operations
-from iotctl.execute.recover import Recovery
-from iotctl.execute.rolling import Rolled, Waves
-from iotctl.execute.status import ClusterStatus, GroupRow, MetaRow, NodeRow
-from iotctl.execute.stopping import OkToStop
+from iotctl.change.draining import Drained
+from iotctl.change.execute import Executed
+from iotctl.change.levels import FeatureLevel
+from iotctl.change.lock import Unlocked
+from iotctl.change.recover import Recovery
 from iotctl.fleet.local import FleetNode
+from iotctl.lifecycle.certificates import Certificates
+from iotctl.lifecycle.deploy import Deployed, DeployPlan
+from iotctl.lifecycle.destroy import Destroyed, Doomed
+from iotctl.lifecycle.hosts import Enrolment, HostsChecked
+from iotctl.lifecycle.initialise import Initialised
+from iotctl.lifecycle.rolling import Rolled, Waves
+from iotctl.observe.bundle import Bundle
+from iotctl.observe.events import Events
+from iotctl.observe.layout import RingView, SlotsView
+from iotctl.observe.operations import Operations
+from iotctl.observe.status import ClusterStatus, GroupRow, MetaRow, NodeRow
+from iotctl.observe.stopping import OkToStop
 from iotctl.output.document import FORMAT_VERSION
 from iotctl.output.failure import Failure
 from iotctl.output.writer import DryRun
@@ -34,6 +33,7 @@ from iotctl.pipeline.report import MigrateReport, VerifyReport
 from iotctl.plan.make import KINDS
 from iotctl.plan.model import Plan
 from iotctl.playbook.model import Report
+from iotctl.rows.imports import ImportReport
 
 DIRECTORY = Path(__file__).parent.parent / "output" / "schemas"
 

@@ -10,7 +10,7 @@ from iotctl.output.document import document, to_json
 from iotctl.output.table import Table
 
 if TYPE_CHECKING:
-    from iotctl.execute.demo import DemoReport
+    from iotctl.demo.run import DemoReport
     from iotctl.pipeline.report import MigrateReport, VerifyReport
 
 MISMATCHES_SHOWN = 20

@@ -16,9 +16,9 @@ import typer
 from iotctl.errors import RefusedProblem
 
 if TYPE_CHECKING:
-    from iotctl.execute.cluster import Cluster
-    from iotctl.execute.lock import HeldLock
+    from iotctl.change.lock import HeldLock
     from iotctl.fleet.local import LocalFleet
+    from iotctl.observe.cluster import Cluster
     from iotctl.output.progress import Progress
     from iotctl.output.writer import Output
     from iotctl.spec.cluster import ClusterSource
@@ -98,7 +98,7 @@ class Session:
     @property
     def spec(self) -> ClusterSpec:
         """The picklable address of the cluster."""
-        from iotctl.execute.cluster import CALL_TIMEOUT_S, cluster_spec
+        from iotctl.observe.cluster import CALL_TIMEOUT_S, cluster_spec
 
         timeout = min(self.options.timeout_s or CALL_TIMEOUT_S, CALL_TIMEOUT_S)
         return cluster_spec(self.source, self.identity, self.env, timeout_s=timeout)
@@ -107,7 +107,7 @@ class Session:
     def cluster(self) -> Cluster:
         if self._cluster is None:
             if self.connect is None:
-                from iotctl.execute.cluster import connect
+                from iotctl.observe.cluster import connect
 
                 self.connect = connect
             self._cluster = self.connect(self.spec)
@@ -136,7 +136,7 @@ class Session:
             BusyProblem: another program holds it.
             RefusedProblem, Partly: it was lost meanwhile.
         """
-        from iotctl.execute.lock import HeldLock
+        from iotctl.change.lock import HeldLock
         from nodeagent.model.errors import OutcomeUnknown, Unavailable
 
         if self.lock is not None:

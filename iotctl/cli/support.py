@@ -28,7 +28,7 @@ def bundle(
     taken out of cluster.yaml.
     """
     from iotctl.cli import views
-    from iotctl.execute.bundle import default_name, write_bundle
+    from iotctl.observe.bundle import default_name, write_bundle
     from iotctl.output.document import document, to_json
 
     def encode(kind: str, body: object) -> bytes:

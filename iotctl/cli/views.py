@@ -10,20 +10,20 @@ from iotctl.output.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from iotctl.execute.bundle import Bundle
-    from iotctl.execute.draining import Drained
-    from iotctl.execute.events import Events
-    from iotctl.execute.layout import RingView, SlotsView
-    from iotctl.execute.levels import FeatureLevel
-    from iotctl.execute.operations import OperationRow
-    from iotctl.execute.recover import Recovery
-    from iotctl.execute.status import ClusterStatus
-    from iotctl.execute.stopping import OkToStop
+    from iotctl.change.draining import Drained
+    from iotctl.change.levels import FeatureLevel
+    from iotctl.change.recover import Recovery
+    from iotctl.observe.bundle import Bundle
+    from iotctl.observe.events import Events
+    from iotctl.observe.layout import RingView, SlotsView
+    from iotctl.observe.operations import OperationRow
+    from iotctl.observe.status import ClusterStatus
+    from iotctl.observe.stopping import OkToStop
     from iotctl.plan.model import Plan
 
 
 def status_tables(s: ClusterStatus) -> list[Table | str]:
-    from iotctl.execute.status import FINALIZE
+    from iotctl.observe.status import FINALIZE
 
     leader = s.meta.leader or "none"
     head = (

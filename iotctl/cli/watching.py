@@ -14,8 +14,8 @@ from nodeagent.model.errors import NodeAgentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from iotctl.execute.status import ClusterStatus
     from iotctl.fleet.local import LocalFleet
+    from iotctl.observe.status import ClusterStatus
     from iotctl.output.progress import Progress
     from nodeagent.model.operation import Operation
 
@@ -51,7 +51,7 @@ def after(shown: Sequence[str], told: Sequence[str]) -> Sequence[str]:
 
 def operation_progress(progress: Progress) -> Callable[[Operation], None]:
     """Stage and copied slots, with what it waits for."""
-    from iotctl.execute.operations import WAITS, blocked_on, describe_operation
+    from iotctl.observe.operations import WAITS, blocked_on, describe_operation
 
     def update(operation: Operation) -> None:
         row = describe_operation(operation, now_ms=now_ms())
@@ -67,9 +67,9 @@ def operation_progress(progress: Progress) -> Callable[[Operation], None]:
 
 def watch_operation(session: Session, operation: str) -> None:
     """Wait for `operation`, end a removal here too, and print it. A cancelled one is refused work (5)."""
+    from iotctl.change.execute import finish_removal
     from iotctl.cli import views
-    from iotctl.execute.change import finish_removal
-    from iotctl.execute.operations import Operations, describe_operation, wait_operation
+    from iotctl.observe.operations import Operations, describe_operation, wait_operation
 
     with session.progress() as progress:
         found = wait_operation(
@@ -100,7 +100,7 @@ def watch_healthy(
         Partly: the time ended first.
         Unreachable: a local agent has ended.
     """
-    from iotctl.execute.wait import wait_healthy
+    from iotctl.lifecycle.startup import wait_healthy
 
     with session.progress() as progress:
         return wait_healthy(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from iotctl.errors import Unreachable, UsageProblem
-from iotctl.execute.cluster import Cluster
-from iotctl.execute.operations import WAITS, open_operations, removed_by
-from iotctl.execute.rolling import left_draining, running_longer
+from iotctl.lifecycle.rolling import left_draining, running_longer
+from iotctl.observe.cluster import Cluster
+from iotctl.observe.operations import WAITS, open_operations, removed_by
 from iotctl.playbook.command_line import command_line, is_true
 from iotctl.playbook.model import (
     NO_CHANGE,

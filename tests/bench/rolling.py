@@ -11,8 +11,8 @@ from unittest.mock import patch
 
 import msgspec
 
-from iotctl.execute import deploy as deploying
 from iotctl.fleet.wheelhouse import software
+from iotctl.lifecycle import deploy as deploying
 from tests.bench.figures import Figure, Report, of, percentile
 from tests.bench.registers import EVERY_S, READERS, Seen, clients, gap, losses, streams_of
 from tests.fleet.plant import Plant, machines

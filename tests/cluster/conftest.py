@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from iotctl.execute.generate import TAG, generate
+from iotctl.demo.generate import TAG, generate
 from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
 from tests.cluster.world import DATA, NONEMPTY_MIN, World, copy_of

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from iotctl.execute.cluster import cluster_spec
-from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, storage_group_name
+from iotctl.demo.generate import EPOCH_MS, TABLE, TAG, storage_group_name
 from iotctl.fleet.local import LocalFleet
+from iotctl.observe.cluster import cluster_spec
 from nodeagent.client.blocking import BlockingCluster
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import NodeAgentError, Overloaded

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from iotctl.execute.generate import TAG, Fleet, generate
+from iotctl.demo.generate import TAG, Fleet, generate
 from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import NodeAgentError

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
-from iotctl.execute.generate import TAG, generate
-from iotctl.execute.generate import Fleet as Devices
+from iotctl.demo.generate import TAG, generate
+from iotctl.demo.generate import Fleet as Devices
 from iotctl.fleet.local import LocalFleet
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import NodeAgentError
@@ -185,7 +185,7 @@ def _tidy(world: World) -> None:
     """What the killed iotctl would have done: the leaver is not listed and not running any more."""
     spec = world.fleet.spec_path
     if NODE in spec.read_text():
-        from iotctl.execute.change import update_spec
+        from iotctl.change.execute import update_spec
         from iotctl.spec.edit import remove_node
 
         update_spec(spec, lambda text: remove_node(text, NODE))

@@ -23,12 +23,12 @@ from pathlib import Path
 
 import msgspec
 
-from iotctl.execute.change import SILENT_MS
-from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, generate, storage_group_name
-from iotctl.execute.generate import Fleet as Devices
-from iotctl.execute.layout import table_of
-from iotctl.execute.load import DEVICE, FIELD, Load
+from iotctl.change.execute import SILENT_MS
+from iotctl.demo.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, generate, storage_group_name
+from iotctl.demo.generate import Fleet as Devices
+from iotctl.demo.load import DEVICE, FIELD, Load
 from iotctl.fleet.local import LocalFleet
+from iotctl.observe.layout import table_of
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.operation import Stage
 from nodeagent.model.requests import BeginChange

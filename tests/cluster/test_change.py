@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iotctl.execute.operations import steer
+from iotctl.observe.operations import steer
 from nodeagent.model.operation import Operation, Stage
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import NONEMPTY_MIN, Said, World, gaining_members, kill_session, until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from iotctl.execute.generate import TABLE, TAG
+from iotctl.demo.generate import TABLE, TAG
 from nodeagent.log.record import Block, RowKind
 from nodeagent.log.scan import scan_segment
 from nodeagent.model.errors import Damaged, NodeAgentError

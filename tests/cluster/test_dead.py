@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from iotctl.execute.change import SILENT_MS
-from iotctl.execute.operations import steer
+from iotctl.change.execute import SILENT_MS
 from iotctl.fleet.ports import take_ports
+from iotctl.observe.operations import steer
 from nodeagent.model.operation import Stage
 from tests.cluster.conftest import MakeWorld
 from tests.cluster.world import World, until

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from iotctl.execute.operations import steer
+from iotctl.observe.operations import steer
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.partition.ranges import to_slots
 from tests.cluster.conftest import MakeWorld

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, storage_group_name
+from iotctl.demo.generate import EPOCH_MS, TABLE, TAG, storage_group_name
 from nodeagent.client.identity import create_authority, identity_in, issue, read_authority, write_identity
 from nodeagent.model.errors import Forbidden, NotFound, SchemaMismatch
 from nodeagent.model.features import SPOKEN

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from iotctl.execute.generate import TAG, Fleet, generate
-from iotctl.execute.operations import steer
+from iotctl.demo.generate import TAG, Fleet, generate
 from iotctl.fleet.local import LocalFleet
+from iotctl.observe.operations import steer
 from nodeagent.model.config import ClusterSettings, RaftSettings
 from nodeagent.model.ids import META
 from nodeagent.model.operation import Stage

@@ -19,9 +19,9 @@ import yaml
 
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
-from iotctl.execute.cluster import cluster_spec
-from iotctl.execute.operations import wait_operation
 from iotctl.fleet.local import LocalFleet
+from iotctl.observe.cluster import cluster_spec
+from iotctl.observe.operations import wait_operation
 from iotctl.spec.find import operator_dir
 from nodeagent.client.blocking import BlockingCluster
 from nodeagent.model.config import ClusterSettings

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from iotctl.execute.change import SILENT_MS
+from iotctl.change.execute import SILENT_MS
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.requests import GetMeta
 from tests.cluster.conftest import MakeWorld

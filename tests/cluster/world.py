@@ -20,13 +20,13 @@ from typing import Any, TypeVar
 
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
-from iotctl.execute.cluster import cluster_spec
-from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, Fleet, storage_group_name
-from iotctl.execute.layout import table_of
-from iotctl.execute.load import Load
-from iotctl.execute.operations import blocked_on, received_bytes, whole
-from iotctl.execute.status import ClusterStatus, cluster_status
+from iotctl.demo.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, Fleet, storage_group_name
+from iotctl.demo.load import Load
 from iotctl.fleet.local import LocalFleet
+from iotctl.observe.cluster import cluster_spec
+from iotctl.observe.layout import table_of
+from iotctl.observe.operations import blocked_on, received_bytes, whole
+from iotctl.observe.status import ClusterStatus, cluster_status
 from iotctl.pipeline.replicas import Chosen, view_groups
 from iotctl.pipeline.report import Silent
 from nodeagent.client.blocking import BlockingCluster

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from iotctl.execute.layout import SlotsView
 from iotctl.fleet.process import PidFile
+from iotctl.observe.layout import SlotsView
 from iotctl.plan.model import Plan
 from iotctl.playbook import model as playbook
 from nodeagent.data import commands as data

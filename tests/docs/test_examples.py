@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from iotctl.errors import InputProblem
-from iotctl.execute.examples import FILES, PREFIX, named_file
+from iotctl.rows.examples import FILES, PREFIX, named_file
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
-from iotctl.execute.cluster import cluster_spec
 from iotctl.fleet.ports import take_ports
 from iotctl.fleet.ssh_config import CONFIG
+from iotctl.observe.cluster import cluster_spec
 from iotctl.spec.cluster import load_cluster
 from nodeagent.client.blocking import BlockingCluster
 from nodeagent.client.spec import ClusterSpec

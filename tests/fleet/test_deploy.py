@@ -18,12 +18,12 @@ import msgspec
 import pytest
 import yaml
 
-from iotctl.execute import deploy as deploying
-from iotctl.execute import lock
-from iotctl.execute.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, storage_group_name
-from iotctl.execute.load import Load
+from iotctl.change import lock
+from iotctl.demo.generate import EPOCH_MS, TABLE, TAG, WEEK_MS, storage_group_name
+from iotctl.demo.load import Load
 from iotctl.fleet.ports import take_ports
 from iotctl.fleet.wheelhouse import software
+from iotctl.lifecycle import deploy as deploying
 from nodeagent.client import identity
 from nodeagent.client.blocking import BlockingCluster
 from tests.fleet.plant import Plant, machines

@@ -16,12 +16,12 @@ import pytest
 
 import nodeagent
 from iotctl.errors import RefusedProblem, Unreachable
-from iotctl.execute.machines import look
 from iotctl.fleet.deployment import Found, Wanted, changes, clear, link, machines, make_dirs, prune, put_aside
 from iotctl.fleet.host import Ran, ThisHost
 from iotctl.fleet.service import SUPERVISED, SYSTEMD, Service, kind_of
 from iotctl.fleet.upload import File
 from iotctl.fleet.wheelhouse import NEEDS, Platform, _canonical, _wheel, software
+from iotctl.lifecycle.machines import look
 from iotctl.spec.cluster import load_cluster
 
 WANTED = Wanted(

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from iotctl.execute.lock import kept
+from iotctl.change.lock import kept
 from iotctl.playbook.model import Entry
 from tests.fleet.plant import Plant, machines
 

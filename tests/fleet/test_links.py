@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from iotctl.execute import deploy as deploying
 from iotctl.fleet.wheelhouse import software
+from iotctl.lifecycle import deploy as deploying
 from tests.fleet.plant import Plant, machines
 from tests.fleet.sshd import Sshd
 

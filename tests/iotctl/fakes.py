@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
-from iotctl.execute.cluster import Cluster
+from iotctl.observe.cluster import Cluster
 from nodeagent.client.report import DeleteReport
 from nodeagent.client.spec import ClusterSpec
 from nodeagent.meta import commands, runs

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.execute.bundle import LOG_TAIL_BYTES, REDACTED, redact
 from iotctl.fleet.local import LocalFleet
+from iotctl.observe.bundle import LOG_TAIL_BYTES, REDACTED, redact
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.operation import Stage
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl, make_operation

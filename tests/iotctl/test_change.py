@@ -7,12 +7,12 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from iotctl.change import execute as change
+from iotctl.change.execute import SILENT_MS, check_silent
 from iotctl.cli.options import DEPTHS
 from iotctl.errors import Exit, RefusedProblem
-from iotctl.execute import change
-from iotctl.execute.change import SILENT_MS, check_silent
-from iotctl.execute.operations import wait_operation
-from iotctl.execute.provision_ssh import SshProvisioner
+from iotctl.lifecycle.provision_ssh import SshProvisioner
+from iotctl.observe.operations import wait_operation
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import MetaView, NodeStatus

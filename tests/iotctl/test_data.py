@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.execute.csv_rows import infer_types, read_csv
 from iotctl.humanize import bytes_text
+from iotctl.rows.csv_rows import infer_types, read_csv
 from nodeagent.model.schema import Column, TableSchema
 from tests.iotctl.fakes import SPEC, FakeCluster, Ran, Wrote, iotctl
 
@@ -80,7 +80,7 @@ def test_bad_rows_are_skipped_on_request(spec: Path) -> None:
 
 def test_lines_stay_right_over_block_borders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bad value and a ragged row far into a file of many blocks."""
-    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 2000)
+    monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", 2000)
     lines = ["time,v", *(f"{i},{i}.5" for i in range(3000))]
     lines[1500], lines[2500] = "7,oops", "1,2,3"
     path = tmp_path / "b.csv"
@@ -215,7 +215,7 @@ def test_types_are_given_to_parquet_too(spec: Path) -> None:
 
 def test_an_interrupted_import_says_how_far_it_came(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are idempotent, so the next step is the same command."""
-    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", 1000)
 
     class Interrupting(FakeCluster):
         def write(
@@ -236,7 +236,7 @@ def test_an_interrupted_import_says_how_far_it_came(spec: Path, monkeypatch: pyt
 def test_progress_of_an_import_is_in_bytes_up_to_the_files_size(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", 1000)
     text = "time,v\n" + "".join(f"{i},1\n" for i in range(1000))
     done, _ = load(spec, text)
     size = bytes_text(len(text))

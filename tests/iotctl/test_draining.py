@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.execute.rolling import BY_A_ROLL, left_draining
+from iotctl.lifecycle.rolling import BY_A_ROLL, left_draining
 from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.requests import Drain
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl

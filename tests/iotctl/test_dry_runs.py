@@ -9,7 +9,7 @@ import typer
 
 from iotctl.cli.catalogue import verbs
 from iotctl.cli.main import whole_tree
-from iotctl.execute.rolling import BY_A_ROLL
+from iotctl.lifecycle.rolling import BY_A_ROLL
 from nodeagent.model.operation import Options, Stage
 from nodeagent.model.requests import BeginChange, TakeLock
 from nodeagent.model.schema import Column, TableSchema

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.execute import imports
-from iotctl.execute.times import look_like_dates
+from iotctl.rows import imports
+from iotctl.rows.times import look_like_dates
 from nodeagent.model.errors import NodeAgentError, OutcomeUnknown, Unavailable
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.table.arrow import ARROW_TYPES
@@ -493,7 +493,7 @@ def test_text_with_line_breaks_is_kept_and_later_lines_are_counted(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also over the border of two blocks; rows with too many values between them."""
-    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 64)
+    monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", 64)
     rows = [f'{n},"one\ntwo\r\nthree {n}"' for n in range(20)]
     done, cluster = csv(place, "\n".join(["time,s", *rows, "20,x"]) + "\n")
     assert done.code == 0, done.err
@@ -524,7 +524,7 @@ def test_the_last_row_is_as_any_other(
     place: Path, end: str, last: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one with too many values, and behind a quote that is a letter."""
-    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", block)
+    monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", block)
     done, cluster = csv(place, f'time,s\n1,6" pipe\n{last}{end}', *SKIP)
     assert done.code == 0, done.err
     is_ragged = last.endswith(",c")
@@ -537,7 +537,7 @@ def test_the_last_row_is_as_any_other(
 def test_a_quote_that_is_not_closed_in_a_long_file_is_named(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 64)
+    monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", 64)
     done, cluster = csv(place, 'time,s\n0,z\n1,"abc\n' + "".join(f"{n},def\n" for n in range(2, 50)))
     assert "a quote is not closed" in failure(done)["what"] and not cluster.written
 
@@ -606,7 +606,7 @@ def test_a_file_that_changes_after_it_was_checked_is_not_written(
 def test_a_file_that_changes_while_it_is_written_tells_how_much_was(
     place: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("iotctl.execute.csv_rows.BLOCK_BYTES", 1024)
+    monkeypatch.setattr("iotctl.rows.csv_rows.BLOCK_BYTES", 1024)
     cluster = FakeCluster()
     write = FakeCluster.write
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from iotctl.change import levels
 from iotctl.errors import Exit, Partly
-from iotctl.execute import levels
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
 
 FINALIZE = ("cluster", "finalize-upgrade")

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import yaml
 
+from iotctl.change.execute import ChangeRequest, execute
+from iotctl.change.provision import LocalProvisioner, Probe
 from iotctl.cli import local
 from iotctl.cli.session import GlobalOptions, Session
 from iotctl.errors import BusyProblem, Exit, RefusedProblem
-from iotctl.execute.change import ChangeRequest, execute
-from iotctl.execute.facts import spec_hash
-from iotctl.execute.layout import table_of
-from iotctl.execute.provision import LocalProvisioner, Probe
 from iotctl.fleet import process
 from iotctl.fleet.local import MARKER, LocalFleet
+from iotctl.observe.facts import spec_hash
+from iotctl.observe.layout import table_of
 from iotctl.plan.facts import ClusterFacts
 from iotctl.plan.make import make_add
 from iotctl.spec.cluster import NodeEntry

@@ -12,15 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from iotctl.change import lock
+from iotctl.change.lock import HeldLock, is_gone, kept, owner_name, plan_digest
 from iotctl.cli.main import run
 from iotctl.cli.session import Session
 from iotctl.errors import BusyProblem, InputProblem, Partly, RefusedProblem
-from iotctl.execute import destroy as destroying
-from iotctl.execute import lock
-from iotctl.execute.destroy import Doomed
-from iotctl.execute.lock import HeldLock, is_gone, kept, owner_name, plan_digest
-from iotctl.execute.machines import Machines
-from iotctl.execute.rolling import rolling
+from iotctl.lifecycle import destroy as destroying
+from iotctl.lifecycle.destroy import Doomed
+from iotctl.lifecycle.machines import Machines
+from iotctl.lifecycle.rolling import rolling
 from iotctl.plan.apply import from_json
 from iotctl.playbook.journal import RETRY_S, FileJournal, RunJournal, bring
 from iotctl.playbook.model import Entry

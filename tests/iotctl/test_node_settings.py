@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from iotctl.errors import RefusedProblem
-from iotctl.execute.node_settings import check_layout, check_ours, node_settings
+from iotctl.lifecycle.node_settings import check_layout, check_ours, node_settings
 from iotctl.spec.cluster import ClusterSource, load_cluster
 from nodeagent.runtime.config import parse_config
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from iotctl.errors import Unreachable
-from iotctl.execute.cluster import cluster_spec
+from iotctl.observe.cluster import cluster_spec
 from iotctl.spec.cluster import load_cluster
 from iotctl.spec.find import find_identity, operator_dir
 

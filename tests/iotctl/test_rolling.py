@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
-from iotctl.execute.rolling import BY_A_ROLL, Rolled, left_draining, plan_waves, rolling
+from iotctl.lifecycle.rolling import BY_A_ROLL, Rolled, left_draining, plan_waves, rolling
 from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.ids import META
 from nodeagent.model.requests import Drain, NodeStatus, Reply, Request

@@ -12,7 +12,7 @@ import pyarrow.csv as pacsv
 import pytest
 
 from iotctl.errors import Exit, UsageProblem
-from iotctl.execute.selection import PARTS_MAX, Selection, parse_time, parse_where
+from iotctl.rows.selection import PARTS_MAX, Selection, parse_time, parse_where
 from iotctl.spec.units import parse_duration_ms
 from nodeagent.client.report import DeleteReport
 from nodeagent.model.errors import Unavailable

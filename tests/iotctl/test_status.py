@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.execute.status import HEARD_MS_MAX, SERVING_MS_MAX, cluster_status
+from iotctl.observe.status import HEARD_MS_MAX, SERVING_MS_MAX, cluster_status
 from iotctl.spec.cluster import load_cluster
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.operation import Options, Stage

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.execute.status import HEARD_MS_MAX
-from iotctl.execute.stopping import LAG_ENTRIES_MAX
+from iotctl.observe.status import HEARD_MS_MAX
+from iotctl.observe.stopping import LAG_ENTRIES_MAX
 from nodeagent.model.requests import NodeStatus
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl
 

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow.csv
 import pyarrow.parquet
 
-from iotctl.execute.examples import named_file
-from iotctl.execute.generate import WEEK_MS, Fleet, generate
+from iotctl.demo.generate import WEEK_MS, Fleet, generate
+from iotctl.rows.examples import named_file
 
 DATA = Path(__file__).resolve().parents[2] / "examples" / "data"
 

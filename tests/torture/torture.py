@@ -27,9 +27,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from iotctl.execute.change import SILENT_MS
-from iotctl.execute.cluster import cluster_spec
+from iotctl.change.execute import SILENT_MS
 from iotctl.fleet.local import LocalFleet, agent_command
+from iotctl.observe.cluster import cluster_spec
 from nodeagent.model.config import ClusterSettings
 from tests.cluster.random_ops import PASSING, leftovers_of
 from tests.cluster.world import World, until

@@ -1,0 +1,52 @@
+"""From the cluster there is to the one that cluster.yaml describes."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from iotctl.observe.cluster import Cluster
+from iotctl.observe.facts import plan_facts
+from iotctl.plan.make import make_spec
+from iotctl.plan.model import Difference, Plan
+from iotctl.spec.cluster import ClusterSection, ClusterSource
+from nodeagent.model.requests import MetaView
+
+
+def spec_plan(
+    cluster: Cluster, source: ClusterSource, *, allow_remove: bool, accept_layout: bool = False
+) -> tuple[Plan, list[str]]:
+    """The plan that leads to cluster.yaml, and the nodes it leaves because the file does not list them.
+
+    Raises:
+        Unreachable: nobody tells the partition table.
+    """
+    facts, view = plan_facts(cluster, source)
+    comes = [n for n in source.node_names if n not in view.ring]
+    goes = [n for n in view.ring if n not in source.node_names]
+    plan = make_spec(facts, comes, goes if allow_remove else (), accept_layout=accept_layout)
+    differ = tuple(differences(source, view))
+    return msgspec.structs.replace(plan, from_spec=True, differences=differ), [] if allow_remove else goes
+
+
+def differences(source: ClusterSource, view: MetaView) -> Iterator[Difference]:
+    """What a node or a cluster was made with and keeps, where cluster.yaml says something else."""
+    wanted, section = source.settings(), ClusterSection.__struct_fields__
+    for key in wanted.__struct_fields__:
+        present, listed = getattr(view.settings, key), getattr(wanted, key)
+        name = key.removesuffix("_ms")
+        if present != listed and name in section:
+            unit = "ms" if name != key else ""
+            then = f"write {name}: {present}{unit} into the file"
+            yield Difference("", name, f"{present}{unit}", f"{listed}{unit}", then)
+    records = {n.node: n for n in view.nodes}
+    for node in source.file.nodes:
+        record = records.get(node.name)
+        if record is None or node.name not in view.ring:
+            continue
+        there, listed = f"{record.host}:{record.port}", f"{node.host}:{source.port_of(node)}"
+        if there != listed:
+            then = f"write {there} into the file, or: iotctl cluster replace-node {node.name} NEW"
+            yield Difference(node.name, "address", there, listed, then)
+        if record.weight != node.weight:
+            then = f"write weight {record.weight:g} into the file, or remove {node.name} and add it again"
+            yield Difference(node.name, "weight", f"{record.weight:g}", f"{node.weight:g}", then)

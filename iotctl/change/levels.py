@@ -1,0 +1,80 @@
+"""The cluster's feature level, and raising it when an upgrade is over (`nodeagent.model.features`)."""
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from iotctl.errors import Partly, RefusedProblem
+from iotctl.observe.cluster import Cluster
+from iotctl.observe.status import DEAD, ClusterStatus
+from nodeagent.model.requests import Accepted, NodeStatus, RaiseLevel
+
+POLL_S = 0.2
+WAIT_S = 30
+
+
+class FeatureLevel(msgspec.Struct, frozen=True):
+    """`possible` is the highest level that every node speaks. `nodes`: the highest of each; null if it does
+    not answer."""
+
+    level: int
+    possible: int
+    nodes: dict[str, int | None]
+
+
+def feature_level(status: ClusterStatus) -> FeatureLevel:
+    """Raises `RefusedProblem` when some nodes could go further and others cannot, or do not answer."""
+    nodes = {n.id: n.feature_level for n in status.nodes if n.state != DEAD}
+    found = FeatureLevel(status.feature_level, status.feature_level_possible, nodes)
+    highest = max((level for level in found.nodes.values() if level is not None), default=0)
+    if highest <= found.possible:
+        return found
+    silent = [n for n, level in found.nodes.items() if level is None]
+    behind = [n for n, level in found.nodes.items() if level is not None and level < highest]
+    if silent:
+        raise RefusedProblem(
+            f"the feature level stays at {found.level}: {', '.join(silent)} cannot be asked",
+            why="a node that is down may be of the release before",
+            next="iotctl cluster status",
+        )
+    raise RefusedProblem(
+        f"the feature level stays at {found.level}: {', '.join(behind)} cannot go to {highest}",
+        why="these nodes run an earlier release",
+        next=f"iotctl cluster upgrade {' '.join(behind)}",
+    )
+
+
+def raise_level(cluster: Cluster, level: int, by: str, *, lock: int = 0) -> None:
+    """Raises `NodeAgentError`: refused, or the meta group does not answer."""
+    reply = cluster.call_meta(RaiseLevel(level, by, lock))
+    assert isinstance(reply, Accepted), reply
+
+
+def await_level(
+    cluster: Cluster,
+    level: int,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until every node that answers has learnt that the cluster is at `level`.
+
+    Raises:
+        Partly: some have not in `WAIT_S`.
+    """
+    deadline = clock() + WAIT_S
+    while behind := _behind(cluster, level):
+        if clock() >= deadline:
+            raise Partly(
+                f"the feature level is {level}, but {', '.join(behind)} did not learn of it in {WAIT_S} s",
+                why="until it has, install no other release there",
+                next="iotctl cluster finalize-upgrade",
+            )
+        sleep(POLL_S)
+
+
+def _behind(cluster: Cluster, level: int) -> list[str]:
+    """Nodes that answer and do not know that the cluster is at `level`."""
+    found = cluster.statuses()
+    return sorted(n for n, s in found.items() if isinstance(s, NodeStatus) and s.level < level)

@@ -1,0 +1,214 @@
+"""Giving up nodes that are gone for ever, and with them the majorities they were: what it costs, then do it.
+
+What only the lost nodes had acknowledged is lost. Nobody who lives can tell how much that is: a follower that
+keeps up lacks what was under way in the last instants, one that was behind lacks more.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from iotctl.change.execute import check_silent
+from iotctl.errors import Partly, RefusedProblem, Unreachable
+from iotctl.observe.cluster import Cluster
+from iotctl.observe.operations import open_operations
+from iotctl.observe.status import DEAD, Facts, build_status, collect, replicas_of, without_dead
+from iotctl.spec.cluster import ClusterSource
+from nodeagent.model.ids import META
+from nodeagent.model.requests import GiveUp, GroupRecord, Heir, MetaView
+from nodeagent.partition.recovery import heir_of, lost_groups
+
+POLL_S = 0.2
+WAIT_S = 30.0
+"""A group is led again within a second or two; its other members may first need a snapshot."""
+
+
+class Survivor(msgspec.Struct, frozen=True):
+    """What is left on one living member: its log ends at entry `last` of `last_term`, `commit` is known to
+    be committed. It is `behind` entries short of the one that goes on."""
+
+    node: str
+    last: int
+    last_term: int
+    commit: int
+    behind: int
+
+
+class LostGroup(msgspec.Struct, frozen=True):
+    """A group whose majority is gone. `head` goes on with its log as it is: acknowledged entries after its
+    last one, which the lost members alone held, are lost. Without survivors `head` is ""."""
+
+    group: str
+    header: str
+    members: list[str]
+    lost: list[str]
+    survivors: list[Survivor]
+    head: str
+    slots: list[tuple[int, int]]
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """`groups` go on with those that live, `gone` have no member left. `done`: it was carried out."""
+
+    as_of_ms: int
+    nodes: list[str]
+    table_version: int
+    groups: list[LostGroup]
+    gone: list[LostGroup]
+    done: bool
+    next: str
+
+
+def look(cluster: Cluster, source: ClusterSource, nodes: Sequence[str], *, now_ms: int) -> Recovery:
+    """What giving up `nodes` would cost. Changes nothing.
+
+    Raises:
+        Unreachable: nobody tells the groups, or the meta group has no majority.
+        RefusedProblem: a node lives or is unknown, a change is open, nothing is lost, or a member that is not
+            given up does not say what it holds.
+    """
+    return decide(collect(cluster), source, nodes, now_ms=now_ms)
+
+
+def decide(facts: Facts, source: ClusterSource, nodes: Sequence[str], *, now_ms: int) -> Recovery:
+    """Pure: see `look`."""
+    names = list(dict.fromkeys(nodes))
+    view = _check_nodes(facts, source, names, now_ms)
+    lost = lost_groups(view.groups, {n.node for n in view.nodes if n.state != DEAD} - set(names))
+    if not lost:
+        waiting = [g.group for g in view.groups if g.recovery is not None]
+        raise RefusedProblem(
+            "nothing is lost: every group keeps a majority",
+            why=f"{', '.join(waiting)} is being recovered already" if waiting else "",
+            next="iotctl cluster groups" if waiting else without_dead(view, names[0]),
+        )
+    for operation in open_operations(view):
+        raise RefusedProblem(
+            f"{operation.id} ({operation.title}) is open in stage {operation.stage}",
+            why=f"recover works outside of changes; lost are {', '.join(lost)}",
+            next=f"iotctl ops cancel {operation.id}"
+            if not set(lost) & {*operation.losing, *(c.group for c in operation.changes)}
+            else f"iotctl ops show {operation.id}",
+        )
+    groups = [_lost_group(facts, view, g, lost[g.group]) for g in view.groups if g.group in lost]
+    gone = [g for g in groups if not g.survivors]
+    confirm = f"iotctl cluster recover {' '.join(names)} --accept-data-loss --confirm {source.name}"
+    following = f"start {' or '.join(gone[0].members)}" if gone else confirm
+    alive = [g for g in groups if g.survivors]
+    return Recovery(now_ms, names, view.table_version, alive, gone, False, following)
+
+
+def _check_nodes(facts: Facts, source: ClusterSource, names: list[str], now_ms: int) -> MetaView:
+    view = facts.view
+    if view is None:
+        raise Unreachable("no agent tells which groups there are", next="iotctl cluster status")
+    known = {n.node: n for n in view.nodes}
+    for name in names:
+        if name not in known:
+            raise RefusedProblem(f"{name} is not in the cluster", next="iotctl cluster nodes")
+        if known[name].state != DEAD:
+            check_silent(facts.heard, name, known[name].incarnation)
+    status = build_status(facts, source, now_ms=now_ms)
+    if META in status.lost_groups:
+        down = [v for v in status.meta.voters if v not in facts.statuses]
+        raise Unreachable(
+            f"the meta group has lost its majority: of its voters {', '.join(down)} do not answer",
+            why="recover needs the meta group; it cannot recover the meta group itself",
+            next=f"start {' or '.join(down)}",
+        )
+    return view
+
+
+def _lost_group(facts: Facts, view: MetaView, record: GroupRecord, left: Sequence[str]) -> LostGroup:
+    replicas = replicas_of(facts, record.group)
+    incarnations = {n.node: n.incarnation for n in view.nodes}
+    for node in left:
+        status = facts.statuses.get(node)
+        if status is None or status.incarnation != incarnations[node] or node not in replicas:
+            raise RefusedProblem(
+                f"{node} does not say what it holds of group {record.group}",
+                why="the member with the newest entries must be the one to go on",
+                next=f"start {node}, or name it too when it is gone for ever",
+            )
+        if replicas[node].state == "damaged":
+            raise RefusedProblem(
+                f"the replica of group {record.group} on {node} is damaged",
+                why=replicas[node].error,
+                next=f"nodeagent log check on {node}",
+            )
+        if replicas[node].role == "leader":
+            raise RefusedProblem(
+                f"{node} leads group {record.group}", why="so it is not lost", next="iotctl cluster groups"
+            )
+    head = heir_of(record.group, {n: replicas[n] for n in left}).head if left else ""
+    survivors = [
+        Survivor(
+            n,
+            replicas[n].last,
+            replicas[n].last_term,
+            replicas[n].commit,
+            max(0, replicas[head].last - replicas[n].last),
+        )
+        for n in left
+    ]
+    return LostGroup(
+        group=record.group,
+        header=record.header,
+        members=list(record.members),
+        lost=[m for m in record.members if m not in left],
+        survivors=survivors,
+        head=head,
+        slots=[(a, b) for a, b, header in view.owners if header == record.header and not record.dissolving],
+    )
+
+
+def recover(
+    cluster: Cluster,
+    found: Recovery,
+    by: str,
+    *,
+    timeout_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Recovery:
+    """Record it in the meta group and wait until every lost group is led again.
+
+    Raises:
+        NodeAgentError: the meta group refuses it, or does not answer.
+        Partly: a group is not led at the end of the time.
+    """
+    statuses = collect(cluster)
+    heirs = tuple(_heir(statuses, g) for g in found.groups)
+    cluster.call_meta(GiveUp(tuple(found.nodes), heirs, found.table_version, by))
+    deadline = clock() + (WAIT_S if timeout_s is None else timeout_s)
+    while waiting := _waiting(collect(cluster), heirs):
+        if clock() >= deadline:
+            raise Partly(
+                f"{', '.join(waiting)} not led again yet",
+                why="the nodes are given up; the heads force their groups as soon as they can",
+                next="iotctl cluster groups",
+            )
+        sleep(POLL_S)
+    following = without_dead(cluster.meta(strong=True), found.nodes[0])
+    return msgspec.structs.replace(found, done=True, next=following)
+
+
+def _heir(facts: Facts, group: LostGroup) -> Heir:
+    """By what is said now, and only if that is what was shown."""
+    replicas = replicas_of(facts, group.group)
+    names = [s.node for s in group.survivors]
+    if any(n not in replicas for n in names):
+        raise RefusedProblem(f"a member of {group.group} stopped answering", next="repeat the command")
+    heir = heir_of(group.group, {n: replicas[n] for n in names})
+    if heir.head != group.head:
+        raise RefusedProblem(f"the members of {group.group} have changed since", next="repeat the command")
+    return heir
+
+
+def _waiting(facts: Facts, heirs: Sequence[Heir]) -> list[str]:
+    return [
+        h.group
+        for h in heirs
+        if not any(r.role == "leader" and r.term >= h.term for r in replicas_of(facts, h.group).values())
+    ]

@@ -1,0 +1,1 @@
+"""Agents on machines: from `init` and `deploy` to `destroy`, with their hosts, settings and certificates."""

@@ -1,0 +1,90 @@
+"""The end of a cluster: on every machine its agent, its service and its data."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from iotctl.errors import Partly, Unreachable
+from iotctl.fleet.deployment import CONFIG, Found, clear
+from iotctl.fleet.host import Host
+from iotctl.lifecycle.machines import Machines, chosen, look, service
+from iotctl.lifecycle.node_settings import check_ours
+from iotctl.spec.cluster import ClusterSource, NodeEntry
+
+
+class Doomed(msgspec.Struct, frozen=True):
+    """`there`: the machine holds this node, or a part of it. `error`: why nobody knows; "" else."""
+
+    node: str
+    host: str
+    data_dir: str
+    there: bool
+    running: bool
+    error: str
+
+
+class Destroyed(msgspec.Struct, frozen=True):
+    """`destroyed`: the nodes that were there and are gone. `left`: by node, what else its directory holds.
+    `software`: directories that are kept, for other clusters may run from them."""
+
+    destroyed: list[str]
+    left: dict[str, str]
+    software: list[str]
+
+
+def survey(source: ClusterSource, machines: Machines) -> list[Doomed]:
+    """What would be deleted; nothing is changed.
+
+    Raises:
+        RefusedProblem: a machine holds another cluster's node, or one that may not be read.
+    """
+    nodes = chosen(source, ())
+    answers = machines.each(nodes, lambda node, host: look(source, node, host))
+    heard = {n: a for n, a in answers.items() if not isinstance(a, Unreachable)}
+    check_ours(source, {n: found.text(CONFIG) for n, found in heard.items()})
+    return [_doomed(source, node, answers[node.name]) for node in nodes]
+
+
+def _doomed(source: ClusterSource, node: NodeEntry, found: Found | Unreachable) -> Doomed:
+    home = source.data_dir_of(node)
+    if isinstance(found, Unreachable):
+        return Doomed(node.name, node.host, home, there=False, running=False, error=found.what)
+    there = bool(found.files or found.key or found.app or found.running or found.kept or found.unit)
+    return Doomed(node.name, node.host, home, there=there, running=bool(found.running), error="")
+
+
+def destroy(source: ClusterSource, machines: Machines, doomed: Sequence[Doomed]) -> Destroyed:
+    """Stop every agent first, so that none sees the others go; then delete. It may be repeated.
+
+    Raises:
+        Partly: a machine did not do it, or did not answer before; the others have.
+    """
+    names = {d.node for d in doomed if d.there}
+    nodes = [n for n in source.file.nodes if n.name in names]
+    errors = [f"{d.node}: {d.error}" for d in doomed if d.error]
+
+    def end(node: NodeEntry, host: Host) -> None:
+        found = look(source, node, host)
+        if found.running or found.unit or found.supervised:  # a deploy that was cut short begins no service
+            service(source, node, host, found).remove()
+
+    def delete(node: NodeEntry, host: Host) -> str:
+        return clear(host, source.data_dir_of(node), source.name)
+
+    ended = machines.each(nodes, end)
+    errors += [a.what for a in ended.values() if isinstance(a, Unreachable)]
+    stopped = [n for n in nodes if not isinstance(ended[n.name], Unreachable)]
+    deleted = machines.each(stopped, delete)
+    errors += [a.what for a in deleted.values() if isinstance(a, Unreachable)]
+    gone = {n: a for n, a in deleted.items() if not isinstance(a, Unreachable)}
+    if errors:
+        raise Partly(
+            f"destroyed {', '.join(gone) or 'nothing'}; not {errors[0]}",
+            why="; ".join(errors[1:]),
+            next=f"iotctl cluster destroy --confirm {source.name}",
+        )
+    return Destroyed(
+        destroyed=list(gone),
+        left={n: left for n, left in gone.items() if left},
+        software=sorted({source.install_dir_of(n) for n in nodes}),
+    )

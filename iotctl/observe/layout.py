@@ -1,0 +1,257 @@
+"""The ring and the slots as the meta group has them."""
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from iotctl.errors import RefusedProblem
+from iotctl.observe.cluster import Cluster
+from iotctl.plan.layout import Crowd, stops_with_a_zone
+from iotctl.spec.cluster import ClusterSource
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.operation import ENDED
+from nodeagent.model.requests import (
+    GetWriteRates,
+    GroupRecord,
+    ListPartitions,
+    MetaView,
+    NodeStatus,
+    PartitionInfo,
+    PartitionsListed,
+    WriteRatesReply,
+)
+from nodeagent.partition.ring import Ring, RingNode
+from nodeagent.partition.table import PartitionTable
+
+
+class RingRow(msgspec.Struct, frozen=True):
+    """`position` is in [0, 2^64); `share` is the node's part of all slots."""
+
+    node: str
+    position: int
+    weight: float
+    group: str
+    members: list[str]
+    slots: int
+    share: float
+    zone: str = ""
+
+
+class RingView(msgspec.Struct, frozen=True):
+    """`crowded`: the groups that stop when a zone does, by cluster.yaml."""
+
+    table_version: int
+    replicas: int
+    slots: int
+    nodes: list[RingRow]
+    crowded: list[Crowd]
+
+
+class SlotRange(msgspec.Struct, frozen=True):
+    """Slots [start, end) of one owner. `moving_from` names the previous group while its copies count."""
+
+    start: int
+    end: int
+    header: str
+    group: str
+    members: list[str]
+    moving_from: str
+
+
+class SlotLoad(msgspec.Struct, frozen=True):
+    """What one replica of a non-empty slot holds; `rows` is an upper bound where not `exact`.
+
+    `write_bytes_per_s`: acknowledged, over the last minutes, older ones counting less.
+    """
+
+    slot: int
+    group: str
+    partitions: int
+    rows: int
+    exact: bool
+    bytes: int
+    write_bytes_per_s: float = 0.0
+
+
+class RingPlace(msgspec.Struct, frozen=True):
+    node: str
+    position: int
+    weight: float
+
+
+class SlotsView(msgspec.Struct, frozen=True):
+    """Enough to plan from (`plan … --from-status`): who owns what, on which ring, how much it is."""
+
+    table_version: int
+    slots: int
+    nonempty: int
+    ranges: list[SlotRange]
+    loads: list[SlotLoad]
+    unread: list[str]
+    replicas: int
+    ring: list[RingPlace]
+
+
+def table_of(view: MetaView) -> PartitionTable:
+    """The partition table of a meta view."""
+    by_name = {n.node: n for n in view.nodes}
+    nodes = [RingNode(n, by_name[n].position, by_name[n].weight) for n in view.ring]
+    ring = Ring(tuple(sorted(nodes, key=lambda n: n.position)))
+    owners = np.zeros(view.settings.slots, np.uint16)
+    for start, end, header in view.owners:
+        owners[start:end] = ring.index(header)
+    owners.setflags(write=False)
+    return PartitionTable(view.table_version, ring, owners)
+
+
+def ring_of(cluster: Cluster, source: ClusterSource) -> RingView:
+    view = cluster.meta()
+    owned = _owned(view)
+    total = view.settings.slots
+    groups = {g.header: g for g in view.groups if not g.dissolving}
+    records = {n.node: n for n in view.nodes}
+    rows = []
+    for node in view.ring:
+        group = groups.get(node)
+        rows.append(
+            RingRow(
+                node=node,
+                position=records[node].position,
+                weight=records[node].weight,
+                group=group.group if group else "",
+                members=list(group.members) if group else [],
+                slots=owned.get(node, 0),
+                share=round(owned.get(node, 0) / total, 4),
+                zone=source.zones.get(node, ""),
+            )
+        )
+    apart = len(set(source.zones.values())) > 1
+    crowded = [c for r in rows for c in stops_with_a_zone(r.node, r.members, source.zones) if apart]
+    return RingView(view.table_version, view.settings.replicas, total, rows, crowded)
+
+
+def slots_of(cluster: Cluster, storage_group: str | None) -> SlotsView:
+    """Ranges from the table; loads from one member of each group (a group nobody tells of is `unread`).
+
+    Raises:
+        RefusedProblem: no such storage group.
+    """
+    view = cluster.meta()
+    known = sorted({s.storage_group for s in view.schemas})
+    if storage_group is not None and storage_group.lower() not in known:
+        why = f"there are: {', '.join(known) or 'none'}"
+        raise RefusedProblem(f"no storage group {storage_group}", why=why, next="iotctl data schema")
+    groups = {g.header: g for g in view.groups if not g.dissolving}
+    ranges = [
+        SlotRange(start, end, header, *_group_of(groups, header), _moving_from(view, start))
+        for start, end, header in _cut(view)
+    ]
+    loads: dict[tuple[int, str], list[int]] = {}
+    unread = []
+    for group in groups.values():
+        listed = _list(cluster, group, (storage_group or "").lower())
+        if listed is None:
+            unread.append(group.group)
+            continue
+        for p in listed:
+            load = loads.setdefault((p.slot, group.group), [0, 0, 1, 0])
+            load[0] += 1
+            load[1] += p.rows
+            load[2] &= p.exact
+            load[3] += p.bytes
+    statuses = {n: s for n, s in cluster.statuses().items() if isinstance(s, NodeStatus)}
+    rates = slot_write_rates(cluster, statuses, view)
+    rows = [
+        SlotLoad(slot, group, n, count, bool(exact), size, round(rates.get(slot, 0.0), 1))
+        for (slot, group), (n, count, exact, size) in sorted(loads.items())
+    ]
+    nonempty = len({r.slot for r in rows})
+    places = {n.node: n for n in view.nodes}
+    return SlotsView(
+        table_version=view.table_version,
+        slots=view.settings.slots,
+        nonempty=nonempty,
+        ranges=ranges,
+        loads=rows,
+        unread=unread,
+        replicas=view.settings.replicas,
+        ring=[RingPlace(n, places[n].position, places[n].weight) for n in view.ring],
+    )
+
+
+def slot_write_rates(
+    cluster: Cluster, statuses: Mapping[str, NodeStatus], view: MetaView
+) -> dict[int, float]:
+    """Acknowledged bytes per second of each slot that is written, as the groups' leaders counted.
+
+    A slot's rate is the sum over all groups: the one it left still remembers what was written there. A
+    group without a leader that answers adds nothing.
+    """
+    rates: dict[int, float] = {}
+    for group in view.groups:
+        for status in statuses.values():
+            if any(g.group == group.group and g.role == "leader" for g in status.groups):
+                try:
+                    reply = cluster.call(status.node, GetWriteRates(group.group))
+                except NodeAgentError:
+                    continue
+                assert isinstance(reply, WriteRatesReply)
+                for slot, rate in reply.rates:
+                    rates[slot] = rates.get(slot, 0.0) + rate
+                break
+    return rates
+
+
+def _owned(view: MetaView) -> dict[str, int]:
+    owned: dict[str, int] = {}
+    for start, end, header in view.owners:
+        owned[header] = owned.get(header, 0) + end - start
+    return owned
+
+
+def _group_of(groups: dict[str, GroupRecord], header: str) -> tuple[str, list[str]]:
+    group = groups.get(header)
+    return (group.group, list(group.members)) if group else ("", [])
+
+
+def _open_moves(view: MetaView) -> list[tuple[int, int, str]]:
+    return [
+        (start, end, move.source)
+        for operation in view.operations
+        if operation.stage not in ENDED
+        for move in operation.moves
+        for start, end in move.slots
+    ]
+
+
+def _cut(view: MetaView) -> list[tuple[int, int, str]]:
+    """The owners' ranges, cut where moving slots begin and end."""
+    edges = sorted({e for start, end, _ in _open_moves(view) for e in (start, end)})
+    out = []
+    for start, end, header in view.owners:
+        points = [start, *(e for e in edges if start < e < end), end]
+        out += [(a, b, header) for a, b in zip(points, points[1:], strict=False)]
+    return out
+
+
+def _moving_from(view: MetaView, slot: int) -> str:
+    return next((source for start, end, source in _open_moves(view) if start <= slot < end), "")
+
+
+def _list(cluster: Cluster, group: GroupRecord, storage_group: str) -> list[PartitionInfo] | None:
+    """What the first member that answers lists; None when none does."""
+    for member in group.members:
+        found: list[PartitionInfo] = []
+        request = ListPartitions(group.group, storage_group, read="weak", paged=True)
+        try:
+            while True:
+                reply = cluster.call(member, request)
+                assert isinstance(reply, PartitionsListed)
+                found += reply.partitions
+                if reply.next is None:
+                    return found
+                request = msgspec.structs.replace(request, after=reply.next)
+        except NodeAgentError:
+            continue
+    return None

@@ -1,0 +1,293 @@
+"""Operations of the cluster as the operator reads them, and waiting for them."""
+
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from iotctl.errors import Partly, RefusedProblem, UsageProblem
+from iotctl.humanize import bytes_text, time_text
+from iotctl.observe.cluster import Cluster
+from nodeagent.model.errors import NodeAgentError
+from nodeagent.model.operation import ENDED, Operation, Ranges, Stage
+from nodeagent.model.requests import GetOperation, MetaView, NodeStatus, OperationReply, Steer
+from nodeagent.partition import ranges
+
+POLL_S = 0.25
+WAITS = ("waiting_migrate", "waiting_signoff", "waiting_release", "paused")
+"""States that somebody must end."""
+
+
+class StageRow(msgspec.Struct, frozen=True):
+    """`left_ms` is None while the operation is in the stage."""
+
+    name: str
+    entered_ms: int
+    left_ms: int | None
+    evidence: list[str]
+
+
+class OperationRow(msgspec.Struct, frozen=True):
+    """`slots_done` counts slots with a verified copy on every new member. `bytes_total` is None until
+    enough has moved to tell; bytes are those that crossed the network."""
+
+    id: str
+    kind: str
+    node: str
+    stage: str
+    state: str
+    blocked_on: str
+    last_error: str
+    slots_total: int
+    slots_done: int
+    bytes_total: int | None
+    bytes_done: int
+    eta_s: float | None
+    started_ms: int
+    by: str
+    cancellable: bool
+    next: str
+    stages: list[StageRow]
+
+    @property
+    def title(self) -> str:
+        """For people: `add-node node6`, `rebalance`."""
+        return f"{self.kind} {self.node}".rstrip()
+
+
+class Operations(msgspec.Struct, frozen=True):
+    operations: list[OperationRow]
+
+
+def describe_operation(
+    operation: Operation, *, now_ms: int, received: Mapping[str, int] | None = None
+) -> OperationRow:
+    """`received` is each node's count of file bytes pulled for this operation, where it is known."""
+    total = operation.moved_slots or ranges.count(ranges.union(*(m.slots for m in operation.moves)))
+    done = total if operation.stage in (Stage.RELEASED, Stage.DONE) else ranges.count(copied(operation))
+    by_copies = operation.copied_bytes + sum(c.bytes_received for c in operation.copies)
+    bytes_done = max(by_copies, sum((received or {}).values()))
+    share = done / total if total else 1.0
+    entered = operation.stages[-1].entered_ms if operation.stages else operation.started_ms
+    eta = None
+    if operation.stage is Stage.MOVING and 0 < share < 1:
+        eta = round((now_ms - entered) / 1000 * (1 - share) / share, 1)
+    return OperationRow(
+        id=operation.id,
+        kind=operation.kind,
+        node=operation.node,
+        stage=operation.stage,
+        state=operation.state(),
+        blocked_on=blocked_on(operation),
+        last_error=operation.last_error,
+        slots_total=total,
+        slots_done=done,
+        bytes_total=int(bytes_done / share) if share else None,
+        bytes_done=bytes_done,
+        eta_s=eta,
+        started_ms=operation.started_ms,
+        by=operation.by,
+        cancellable=operation.stage in (Stage.PLANNED, Stage.SEALED),
+        next=next_command(operation),
+        stages=[
+            # Two leaders' clocks tell the two times: a stage may have taken less than they differ.
+            StageRow(
+                s.name, s.entered_ms, max(s.left_ms, s.entered_ms) if s.left_ms else None, list(s.evidence)
+            )
+            for s in operation.stages
+        ],
+    )
+
+
+def copied(operation: Operation) -> Ranges:
+    """Slots of which every member of the gaining group has recorded a copy."""
+    done: list[Ranges] = []
+    for move in operation.moves:
+        slots = move.slots
+        for member in operation.required(move.target):
+            held = [c.slots for c in operation.copies if c.target == move.target and c.node == member]
+            slots = ranges.intersect(slots, ranges.union(*held))
+        done.append(slots)
+    return ranges.union(*done)
+
+
+def blocked_on(operation: Operation) -> str:
+    """What the stage still waits for; "" when nothing or the operation has ended."""
+    match operation.stage:
+        case Stage.PLANNED:
+            if not operation.meta_ready:
+                return "the meta group's membership"
+            return "" if operation.group_ready or operation.joining is None else "a leader of the new group"
+        case Stage.SEALED:
+            return _missing("seal of", operation.losing, set(operation.sealed))
+        case Stage.OPEN:
+            return _missing("opening of", _opening(operation), set(operation.opened))
+        case Stage.FORMAL:
+            return _missing("members of", [c.group for c in operation.changes], set(operation.formed))
+        case Stage.MOVING:
+            return _blocked_moving(operation)
+        case Stage.RELEASED:
+            return _missing("release by", operation.losing, set(operation.released))
+        case _:
+            return ""
+
+
+def _opening(operation: Operation) -> list[str]:
+    return sorted({*operation.gaining, *([operation.created_group] if operation.created_group else [])})
+
+
+def _missing(what: str, wanted: list[str], have: set[str]) -> str:
+    left = [g for g in wanted if g not in have]
+    return f"{what} {', '.join(left)}" if left else ""
+
+
+def _blocked_moving(operation: Operation) -> str:
+    state = operation.state()
+    if state == "paused":
+        return "iotctl ops resume"
+    if state == "waiting_migrate":
+        return "iotctl migrate"
+    if state == "waiting_signoff":
+        return "sign-off by iotctl migrate --verify"
+    if state == "waiting_release":
+        end = operation.held_since_ms + operation.options.hold_release_ms
+        return f"iotctl ops release, or the end of --hold-release at {time_text(end)}"
+    owed = []
+    for move in operation.moves:
+        for member in operation.required(move.target):
+            held = [c.slots for c in operation.copies if c.target == move.target and c.node == member]
+            if ranges.subtract(move.slots, ranges.union(*held)):
+                owed.append(member)
+    if owed:
+        return f"copies on {', '.join(sorted(set(owed)))}"
+    return _missing("adoption by", operation.gaining, set(operation.adopted))
+
+
+def next_command(operation: Operation) -> str:
+    """The command that ends a wait or shows the rest; "" once the operation has ended."""
+    match operation.state():
+        case "waiting_migrate" if operation.options.verify:
+            return f"iotctl migrate --verify --op {operation.id}"
+        case "waiting_migrate":
+            return f"iotctl migrate --op {operation.id}"
+        case "waiting_signoff":
+            return f"iotctl migrate --verify --op {operation.id}"
+        case "waiting_release":
+            return f"iotctl ops release {operation.id}"
+        case "paused":
+            return f"iotctl ops resume {operation.id}"
+        case "running":
+            return f"iotctl cluster wait --for op={operation.id}"
+        case _:
+            return ""
+
+
+def cancel_cost(operation: Operation, received: Mapping[str, int]) -> str:
+    """What a cancel undoes, in one sentence; `received` as in `describe_operation`."""
+    done = max(sum(c.bytes_received for c in operation.copies), sum(received.values()))
+    slots = ranges.count(ranges.union(*(m.slots for m in operation.moves)))
+    groups = ", ".join(operation.losing)
+    undone = f"{slots} slots stay with" if operation.stage is Stage.PLANNED else f"{slots} slots reopen in"
+    return f"{undone} {groups or 'their groups'}; {bytes_text(done)} copied so far are thrown away"
+
+
+def received_bytes(statuses: Mapping[str, NodeStatus | NodeAgentError], operation: str) -> dict[str, int]:
+    """Per node, from the statuses that answered."""
+    return {
+        node: status.received_bytes.get(operation, 0)
+        for node, status in statuses.items()
+        if isinstance(status, NodeStatus)
+    }
+
+
+def removed_by(meta: MetaView, node: str) -> Operation | None:
+    """The operation by which this node left, if that is the last there was about it."""
+    own = [o for o in meta.operations if node in (o.joining, o.leaving)]
+    return own[-1] if own and own[-1].leaving == node and own[-1].stage is Stage.DONE else None
+
+
+def open_operations(view: MetaView) -> list[Operation]:
+    return [o for o in view.operations if o.stage not in ENDED]
+
+
+def pick(view: MetaView, wanted: str | None) -> Operation:
+    """The named operation, or the only open one.
+
+    Raises:
+        RefusedProblem: no such operation, or none is open.
+        UsageProblem: several are open and none is named.
+    """
+    if wanted:
+        for operation in view.operations:
+            if operation.id == wanted:
+                return operation
+        raise RefusedProblem(f"no operation {wanted}", next="iotctl ops list")
+    candidates = open_operations(view)
+    if not candidates:
+        raise RefusedProblem("no operation is open", next="iotctl ops list")
+    if len(candidates) > 1:
+        names = ", ".join(o.id for o in candidates)
+        raise UsageProblem(f"several operations are open: {names}", next="name one of them")
+    return candidates[0]
+
+
+def whole(cluster: Cluster, operation: Operation) -> Operation:
+    """The record with its moves, members, copies and all of its evidence."""
+    if not operation.is_short:
+        return operation
+    reply = cluster.call_meta(GetOperation(operation.id))
+    assert isinstance(reply, OperationReply), reply
+    return reply.operation
+
+
+def steer(cluster: Cluster, operation: str, verb: str, by: str, *, rate: int = -1) -> Operation:
+    """Send one verb (go, release, pause, cancel, set, …) to the meta group; the operation after it."""
+    return cluster.steer(Steer(operation=operation, verb=verb, by=by, rate_bytes_per_s=rate))
+
+
+OnOperation = Callable[[Operation], None]
+
+
+def _looked_up(cluster: Cluster, operation: str) -> Operation:
+    """As `pick`. Whoever answers first may lag behind and not know of it: only the leader can deny it."""
+    try:
+        return pick(cluster.meta(), operation)
+    except RefusedProblem:
+        return pick(cluster.meta(strong=True), operation)
+
+
+def wait_operation(
+    cluster: Cluster,
+    operation: str,
+    *,
+    on_update: OnOperation,
+    until: tuple[str, ...] = ("done", "cancelled", *WAITS),
+    timeout_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Operation:
+    """Poll until the operation's state is one of `until`.
+
+    A cluster that does not answer for a while is polled on: the operation lives there, not here.
+
+    Raises:
+        Partly: the time ended first; the operation goes on.
+    """
+    deadline = None if timeout_s is None else clock() + timeout_s
+    reason = ""
+    while True:
+        try:
+            found = _looked_up(cluster, operation)
+            on_update(found)
+            if found.state() in until:
+                return found
+            reason = blocked_on(found)
+        except NodeAgentError as error:
+            reason = error.what
+        if deadline is not None and clock() >= deadline:
+            raise Partly(
+                f"operation {operation} is not over yet",
+                why=f"waiting for {reason}" if reason else "",
+                next=f"iotctl cluster wait --for op={operation}",
+            )
+        sleep(POLL_S)

@@ -1,0 +1,138 @@
+"""Rows out to a file, as they come: what is in memory is some pages, never the table."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from iotctl.errors import InputProblem
+from iotctl.rows.selection import in_order
+from iotctl.rows.tables import CSV, PARQUET
+from nodeagent.model.limits import MIB
+from nodeagent.model.schema import TableSchema
+from nodeagent.table.arrow import arrow_schema
+
+EXPORT_BYTES = 64 * MIB
+"""Rows in memory of one row group of an exported file, about."""
+
+
+def size_of(path: Path) -> int:
+    """Bytes of the file that is there, 0 for none."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except (OSError, ValueError):
+        return 0
+
+
+def export_table(
+    batches: Iterable[pa.RecordBatch],
+    schema: TableSchema,
+    shape: pa.Schema,
+    path: Path,
+    kind: str,
+    on_rows: Callable[[int], None],
+) -> int:
+    """Write rows to `path` aside as they come, then rename; how many there were. See `write_rows`.
+
+    A link stays one: the file it names is written. What is no file, such as a pipe, gets the rows as they
+    come.
+
+    Raises:
+        InputProblem: it cannot be written.
+        NodeAgentError: some rows could not be read; there is no file then.
+    """
+    temporary: Path | None = None
+    try:
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                return write_rows(batches, schema, shape, file, kind, on_rows)
+        path = path.resolve()
+        temporary = path.with_name(f".{path.name}.tmp")
+        with temporary.open("wb") as file:
+            rows = write_rows(batches, schema, shape, file, kind, on_rows)
+        temporary.replace(path)
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle; no name at all
+        why = (error.strerror if isinstance(error, OSError) else "") or str(error)
+        raise InputProblem("cannot be written", why=why, next="name another file", where=str(path)) from None
+    finally:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    return rows
+
+
+def write_rows(
+    batches: Iterable[pa.RecordBatch],
+    schema: TableSchema,
+    shape: pa.Schema,
+    file: BinaryIO,
+    kind: str,
+    on_rows: Callable[[int], None],
+) -> int:
+    """Write rows as they come, some `EXPORT_BYTES` in memory at a time; if that is all, they are sorted.
+
+    Args:
+        shape: the columns, where there are no rows to tell.
+        on_rows: told the rows written so far.
+
+    Raises:
+        InputProblem: the format cannot hold a column.
+    """
+    bytes_in = [f.name for f in shape if pa.types.is_binary(f.type)]
+    if kind == CSV and bytes_in:
+        raise InputProblem(
+            f"a CSV file cannot hold the bytes of column {bytes_in[0]}",
+            next="export to .parquet or .arrow, or name the other columns with --fields",
+        )
+    rows = 0
+    groups = _row_groups(batches)
+    first = next(groups, shape.empty_table())
+    if first.nbytes < EXPORT_BYTES:
+        first = in_order(first, schema)
+    with _writer(file, first.schema, kind) as write:
+        for some in chain([first], groups):
+            write(some)
+            rows += some.num_rows
+            on_rows(rows)
+    return rows
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Pages put together until they are worth a row group of their own."""
+    held: list[pa.RecordBatch] = []
+    nbytes = 0
+    for batch in batches:
+        held.append(batch)
+        nbytes += batch.nbytes
+        if nbytes >= EXPORT_BYTES:
+            yield pa.Table.from_batches(held)
+            held, nbytes = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+@contextmanager
+def _writer(file: BinaryIO, shape: pa.Schema, kind: str) -> Iterator[Callable[[pa.Table], None]]:
+    if kind == CSV:
+        import pyarrow.csv as pacsv
+
+        with pacsv.CSVWriter(file, shape) as csv:
+            yield csv.write_table
+    elif kind == PARQUET:
+        import pyarrow.parquet as pq
+
+        with pq.ParquetWriter(file, shape, compression="zstd") as parquet:
+            yield parquet.write_table
+    else:
+        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        with pa.ipc.new_file(file, shape, options=options) as arrow:
+            yield arrow.write_table
+
+
+def shape_of(schema: TableSchema, fields: Sequence[str] | None) -> pa.Schema:
+    """The Arrow columns of a read of these fields (all when None)."""
+    wanted = {"time", *schema.tags, *(schema.fields if fields is None else fields)}
+    return pa.schema([f for f in arrow_schema(schema) if f.name in wanted])

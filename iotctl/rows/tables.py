@@ -1,0 +1,168 @@
+"""One row in, all rows out, and how long rows are kept."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from iotctl.errors import InputProblem, UsageProblem
+from iotctl.observe.cluster import Cluster
+from iotctl.rows import exact
+from iotctl.rows.selection import Selection, count_rows, delete_rows
+from iotctl.spec.units import parse_duration_ms
+from nodeagent.model.limits import TTL_MS_MAX
+from nodeagent.model.requests import DropTable, NodeStatus
+from nodeagent.model.schema import TableSchema
+from nodeagent.table.arrow import ARROW_TYPES, infer_schema
+
+CSV, PARQUET, ARROW = "csv", "parquet", "arrow"
+FORMAT_OF = {".csv": CSV, ".parquet": PARQUET, ".arrow": ARROW, ".feather": ARROW, ".ipc": ARROW}
+
+
+def format_of(path: Path) -> str:
+    """By the extension. Raises `UsageProblem`."""
+    known = FORMAT_OF.get(path.suffix.lower())
+    if known is None:
+        raise UsageProblem(
+            f"{path.name}: the extension names no known format", next="use .csv, .parquet or .arrow"
+        )
+    return known
+
+
+def parse_ttl_ms(text: str) -> int:
+    """Milliseconds of a duration, 0 for `none`.
+
+    Raises:
+        UsageProblem: neither, or not a positive duration.
+    """
+    if text.strip() == "none":
+        return 0
+    found = parse_duration_ms(text)
+    if not 0 < found <= TTL_MS_MAX:
+        raise UsageProblem(
+            f"a TTL of {text} keeps nothing", next="write it like 30d; none keeps rows for ever"
+        )
+    return found
+
+
+def set_ttl_of(cluster: Cluster, schema: TableSchema, ttl_ms: int) -> TableSchema:
+    """Keep the table's rows for so long, 0 for ever; the schema in force."""
+    return cluster.put_schema(schema, ttl_ms)
+
+
+def expiring(cluster: Cluster, schema: TableSchema, ttl_ms: int, now_ms: int) -> tuple[int, int]:
+    """(rows, ms) that a new TTL would delete at once: so many, older than that.
+
+    Nodes go by their own clocks: the latest of all counts.
+    """
+    if not ttl_ms or 0 < schema.ttl_ms <= ttl_ms:
+        return 0, 0
+    answers = cluster.statuses().values()
+    latest = max([now_ms, *(a.now_ms for a in answers if isinstance(a, NodeStatus))])
+    return count_rows(cluster, schema, Selection(time_to=latest - ttl_ms - 1)), latest - ttl_ms
+
+
+def drop_table(cluster: Cluster, schema: TableSchema) -> int:
+    """Delete the table's rows, drop it, then delete what was written meanwhile; the partitions it was in.
+
+    Raises:
+        NodeAgentError: it is not dropped; of its rows some may be deleted. Again does no harm.
+    """
+    partitions = delete_rows(cluster, schema, Selection())
+    cluster.call_meta(DropTable(schema.storage_group, schema.table, schema.version))
+    return max(partitions, delete_rows(cluster, schema, Selection()))
+
+
+def write_one(
+    cluster: Cluster,
+    storage_group: str,
+    table: str,
+    time_ms: int,
+    tags: Mapping[str, str],
+    values: Sequence[str],
+    *,
+    create: bool = False,
+) -> int:
+    """Write one row given as `field=value` words, by the table's types; else whole numbers are INT64, other
+    numbers DOUBLE, true and false BOOLEAN, the rest STRING.
+
+    Raises:
+        UsageProblem: a word that is no field.
+        InputProblem: no such table or column and not `create`, or a value that does not fit its type.
+        InvalidName: a name that is not allowed.
+    """
+    fields = {}
+    for word in values:
+        name, equals, text = word.partition("=")
+        if not name or not equals:
+            raise UsageProblem(f"{word!r} is not FIELD=VALUE", next="for example temperature=21.5")
+        if name.lower() in fields:
+            raise UsageProblem(f"{name} is given twice", next="a row has one value per field")
+        fields[name.lower()] = text
+    wanted = storage_group.lower(), table.lower()
+    known = _schema_of(cluster, wanted)
+    if not create:
+        _check_known(known, ".".join(wanted), [*tags, *fields])
+    types = {c.name: c.type for c in known.columns} if known else {}
+    columns = {"time": pa.array([time_ms], pa.int64())}
+    columns |= {tag: pa.array([value or None], pa.string()) for tag, value in tags.items()}
+    columns |= {name: _value(name, text, types.get(name)) for name, text in fields.items()}
+    rows = pa.table(columns)
+    infer_schema(rows.schema, storage_group=wanted[0], table=wanted[1], tags=list(tags), known=known)
+    return cluster.write(*wanted, rows, tags=list(tags) if create else None).rows
+
+
+def _schema_of(cluster: Cluster, wanted: tuple[str, str]) -> TableSchema | None:
+    """As any node knows it; only a table that it does not know takes the leader of the meta group."""
+    for schemas in (lambda: cluster.meta().schemas, cluster.schemas):
+        for schema in schemas():
+            if (schema.storage_group, schema.table) == wanted:
+                return schema
+    return None
+
+
+def _check_known(known: TableSchema | None, name: str, columns: Sequence[str]) -> None:
+    """A name that is mistyped must not become a table or a column."""
+    if known is None:
+        raise InputProblem(
+            f"there is no table {name}",
+            next="correct the name (iotctl data schema), or create the table: --create",
+        )
+    there = [c.name for c in known.columns]
+    unknown = [c for c in columns if c not in there]
+    if unknown:
+        raise InputProblem(
+            f"table {name} has no column {unknown[0]!r}",
+            why=f"its columns are: {', '.join(there)}",
+            next="correct the name, or create the column: --create",
+        )
+
+
+def _value(name: str, text: str, kind: str | None) -> pa.Array:
+    if kind is None:
+        kind = _looks_like(text)
+    given = pa.array([text])
+    try:
+        value = given.cast(ARROW_TYPES[kind])
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise InputProblem(f"{name}: {text!r} is not of type {kind}", next="iotctl data schema") from None
+    if kind in exact.WHOLE and (
+        exact.overflowed(given, value).any() or exact.changed(given, value, kind).any()
+    ):
+        raise InputProblem(
+            f"{name}: a {kind} cannot hold {text}", next="nothing was written; give another value"
+        )
+    return value
+
+
+def _looks_like(text: str) -> str:
+    if text.lower() in ("true", "false"):
+        return "BOOLEAN"
+    if re.fullmatch(r"[+-]?(0|[1-9]\d*)", text):
+        return "INT64"
+    try:
+        float(text)
+    except ValueError:
+        return "STRING"
+    return "STRING" if re.fullmatch(r"[+-]?0\d+", text) else "DOUBLE"
