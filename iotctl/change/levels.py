@@ -7,7 +7,7 @@ import msgspec
 
 from iotctl.errors import Partly, RefusedProblem
 from iotctl.observe.cluster import Cluster
-from iotctl.observe.status import DEAD, ClusterStatus
+from iotctl.observe.model import DEAD, ClusterStatus
 from nodeagent.model.requests import Accepted, NodeStatus, RaiseLevel
 
 POLL_S = 0.2

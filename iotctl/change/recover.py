@@ -12,8 +12,11 @@ import msgspec
 from iotctl.change.execute import check_silent
 from iotctl.errors import Partly, RefusedProblem, Unreachable
 from iotctl.observe.cluster import Cluster
+from iotctl.observe.collect import Facts, collect, replicas_of
+from iotctl.observe.model import DEAD
 from iotctl.observe.operations import open_operations
-from iotctl.observe.status import DEAD, Facts, build_status, collect, replicas_of, without_dead
+from iotctl.observe.problems import without_dead
+from iotctl.observe.status import build_status
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.ids import META
 from nodeagent.model.requests import GiveUp, GroupRecord, Heir, MetaView

@@ -197,8 +197,8 @@ def _bury(
     from iotctl.change.execute import Executed, check_silent, forget_node
     from iotctl.cli.provisioning import provisioning
     from iotctl.errors import RefusedProblem
+    from iotctl.observe.model import DEAD
     from iotctl.observe.operations import open_operations, wait_operation
-    from iotctl.observe.status import DEAD
     from nodeagent.model.requests import Steer
 
     known = next((n for n in session.cluster.meta().nodes if n.node == node), None)

@@ -15,7 +15,7 @@ from iotctl.playbook.traits import READS, WORKS, Traits, step
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from iotctl.observe.status import ClusterStatus
+    from iotctl.observe.model import ClusterStatus
     from iotctl.output.table import Table
 
 app = typer.Typer(help="Look at a cluster, change its nodes.", no_args_is_help=True)

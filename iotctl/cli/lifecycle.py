@@ -566,7 +566,9 @@ def _emit_rolled(session: Session, done: Rolled) -> None:
 
 def _note_level(session: Session) -> None:
     """The end of an upgrade, if it can come."""
-    from iotctl.observe.status import FINALIZE, build_status, collect
+    from iotctl.observe.collect import collect
+    from iotctl.observe.problems import FINALIZE
+    from iotctl.observe.status import build_status
 
     found = build_status(collect(session.cluster), session.source, now_ms=now_ms())
     if found.feature_level_possible > found.feature_level:

@@ -23,8 +23,8 @@ from iotctl.lifecycle.rolling import Rolled, Waves
 from iotctl.observe.bundle import Bundle
 from iotctl.observe.events import Events
 from iotctl.observe.layout import RingView, SlotsView
+from iotctl.observe.model import ClusterStatus, GroupRow, MetaRow, NodeRow
 from iotctl.observe.operations import Operations
-from iotctl.observe.status import ClusterStatus, GroupRow, MetaRow, NodeRow
 from iotctl.observe.stopping import OkToStop
 from iotctl.output.document import FORMAT_VERSION
 from iotctl.output.failure import Failure

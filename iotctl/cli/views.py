@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from iotctl.observe.bundle import Bundle
     from iotctl.observe.events import Events
     from iotctl.observe.layout import RingView, SlotsView
+    from iotctl.observe.model import ClusterStatus
     from iotctl.observe.operations import OperationRow
-    from iotctl.observe.status import ClusterStatus
     from iotctl.observe.stopping import OkToStop
     from iotctl.plan.model import Plan
 
 
 def status_tables(s: ClusterStatus) -> list[Table | str]:
-    from iotctl.observe.status import FINALIZE
+    from iotctl.observe.problems import FINALIZE
 
     leader = s.meta.leader or "none"
     head = (

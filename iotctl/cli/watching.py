@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from iotctl.fleet.local import LocalFleet
-    from iotctl.observe.status import ClusterStatus
+    from iotctl.observe.model import ClusterStatus
     from iotctl.output.progress import Progress
     from nodeagent.model.operation import Operation
 

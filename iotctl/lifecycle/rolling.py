@@ -13,8 +13,8 @@ from iotctl.change.draining import set_draining
 from iotctl.errors import BusyProblem, Partly, RefusedProblem, Unreachable
 from iotctl.lifecycle.agents import Agents
 from iotctl.observe.cluster import Cluster
+from iotctl.observe.collect import Facts, collect
 from iotctl.observe.events import audit_of
-from iotctl.observe.status import Facts, collect
 from iotctl.observe.stopping import OkToStop, decide, ok_to_stop
 from nodeagent.model.errors import NodeAgentError
 from nodeagent.model.features import Feature

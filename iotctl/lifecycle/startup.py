@@ -6,7 +6,8 @@ from collections.abc import Callable
 from iotctl.errors import Partly, Unreachable
 from iotctl.fleet.local import LocalFleet
 from iotctl.observe.cluster import Cluster
-from iotctl.observe.status import ClusterStatus, cluster_status
+from iotctl.observe.model import ClusterStatus
+from iotctl.observe.status import cluster_status
 from iotctl.spec.cluster import ClusterSource
 
 POLL_S = 0.25

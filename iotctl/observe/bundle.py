@@ -19,9 +19,10 @@ from iotctl import __version__
 from iotctl.errors import InputProblem, IotctlError
 from iotctl.fleet.local import LocalFleet
 from iotctl.observe.cluster import Cluster
+from iotctl.observe.collect import collect
 from iotctl.observe.events import Silent, events_of
 from iotctl.observe.operations import Operations, describe_operation, received_bytes
-from iotctl.observe.status import build_status, collect
+from iotctl.observe.status import build_status
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.errors import NodeAgentError
 

@@ -10,8 +10,9 @@ import msgspec
 
 from iotctl.errors import InputProblem, Unreachable
 from iotctl.observe.cluster import Cluster
+from iotctl.observe.collect import Facts, collect
 from iotctl.observe.layout import SlotsView, slot_write_rates, table_of
-from iotctl.observe.status import Facts, collect, start_command
+from iotctl.observe.status import start_command
 from iotctl.plan.facts import RATE_BYTES_PER_S, ClusterFacts, NodeFacts
 from iotctl.spec.cluster import ClusterSource
 from nodeagent.model.decoding import UNDECODABLE

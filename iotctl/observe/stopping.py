@@ -10,7 +10,7 @@ import msgspec
 
 from iotctl.errors import RefusedProblem, Unreachable
 from iotctl.observe.cluster import Cluster
-from iotctl.observe.status import Facts, collect, current_of, is_heard, replicas_of
+from iotctl.observe.collect import Facts, collect, current_of, is_heard, replicas_of
 from nodeagent.model.ids import META
 from nodeagent.model.requests import GroupStatus
 

@@ -25,8 +25,9 @@ from iotctl.demo.load import Load
 from iotctl.fleet.local import LocalFleet
 from iotctl.observe.cluster import cluster_spec
 from iotctl.observe.layout import table_of
+from iotctl.observe.model import ClusterStatus
 from iotctl.observe.operations import blocked_on, received_bytes, whole
-from iotctl.observe.status import ClusterStatus, cluster_status
+from iotctl.observe.status import cluster_status
 from iotctl.pipeline.replicas import Chosen, view_groups
 from iotctl.pipeline.report import Silent
 from nodeagent.client.blocking import BlockingCluster

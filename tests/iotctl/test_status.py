@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.observe.status import HEARD_MS_MAX, SERVING_MS_MAX, cluster_status
+from iotctl.observe.collect import HEARD_MS_MAX
+from iotctl.observe.problems import SERVING_MS_MAX
+from iotctl.observe.status import cluster_status
 from iotctl.spec.cluster import load_cluster
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.operation import Options, Stage

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from iotctl.errors import Exit
-from iotctl.observe.status import HEARD_MS_MAX
+from iotctl.observe.collect import HEARD_MS_MAX
 from iotctl.observe.stopping import LAG_ENTRIES_MAX
 from nodeagent.model.requests import NodeStatus
 from tests.iotctl.fakes import SPEC, FakeCluster, iotctl

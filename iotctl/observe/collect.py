@@ -1,0 +1,93 @@
+"""What the agents of a cluster say: each is asked directly, at the same time, for two seconds.
+
+The meta view is that of the freshest one that answers, without waiting for a leader.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from iotctl.observe.cluster import STATUS_TIMEOUT_S, Cluster
+from nodeagent.model.config import RaftSettings
+from nodeagent.model.errors import NodeAgentError, OutcomeUnknown
+from nodeagent.model.ids import META
+from nodeagent.model.requests import GetMeta, GroupStatus, MetaView, NodeStatus
+
+HEARD_MS_MAX = RaftSettings().election_timeout_ms
+"""A voter its leader has not heard for longer cannot be counted on: it may have come back a moment ago and
+not be connected yet. A leader hears each follower several times in this."""
+
+
+SILENT_MAX = 2
+"""Nodes whose silence is waited for when the meta view is asked for."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What was heard. `errors` says why a node did not answer."""
+
+    statuses: dict[str, NodeStatus]
+    errors: dict[str, str]
+    view: MetaView | None
+
+    @property
+    def heard(self) -> dict[str, NodeStatus | NodeAgentError]:
+        return dict(self.statuses)
+
+
+def collect(cluster: Cluster, timeout_s: float = STATUS_TIMEOUT_S) -> Facts:
+    """Ask everyone; never raises for a node that is down and never takes longer than a few timeouts."""
+    answers = cluster.statuses(timeout_s)
+    statuses = {n: s for n, s in answers.items() if isinstance(s, NodeStatus)}
+    errors = {n: s.what for n, s in answers.items() if isinstance(s, NodeAgentError)}
+    freshest = sorted(statuses.values(), key=lambda s: (s.table_version, _meta_applied(s)), reverse=True)
+    silent = 0
+    for status in freshest:
+        if silent == SILENT_MAX:
+            break
+        try:
+            reply = cluster.call(status.node, GetMeta(), timeout_s=timeout_s)
+        except NodeAgentError as error:
+            silent += isinstance(error, OutcomeUnknown)
+            continue
+        assert isinstance(reply, MetaView)
+        return Facts(statuses, errors, reply)
+    return Facts(statuses, errors, None)
+
+
+def _meta_applied(status: NodeStatus) -> int:
+    return next((g.applied for g in status.groups if g.group == META), 0)
+
+
+def replicas_of(facts: Facts, group: str) -> dict[str, GroupStatus]:
+    return {s.node: g for s in facts.statuses.values() for g in s.groups if g.group == group}
+
+
+def voting(facts: Facts, group: str) -> set[str]:
+    """Nodes whose replica can vote, as one that stopped at an entry does."""
+    return {n for n, g in replicas_of(facts, group).items() if g.state in ("running", "stopped")}
+
+
+def has_quorum(voters: Iterable[str], serving: set[str]) -> bool:
+    members = list(voters)
+    return len([v for v in members if v in serving]) > len(members) // 2
+
+
+def current_of(replicas: Mapping[str, GroupStatus]) -> tuple[str | None, GroupStatus | None]:
+    """The replica that says it leads, by the highest term (an isolated old leader may say so too)."""
+    leading = [(g.term, n, g) for n, g in replicas.items() if g.role == "leader"]
+    if not leading:
+        return None, None
+    _, node, group = max(leading, key=lambda t: (t[0], t[1]))
+    return node, group
+
+
+def is_heard(facts: Facts, leader: str, voter: str) -> bool:
+    """Whether that leader heard that voter, which answers us, lately and since it was started."""
+    if voter == leader:
+        return True
+    ms, own = facts.statuses[leader].heard_ms.get(voter), facts.statuses[voter]
+    return ms is not None and ms <= min(HEARD_MS_MAX, own.now_ms - own.started_ms)
+
+
+def freshest(replicas: Mapping[str, GroupStatus]) -> GroupStatus | None:
+    return max(replicas.values(), key=lambda g: (g.term, g.commit), default=None)

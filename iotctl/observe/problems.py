@@ -1,0 +1,263 @@
+"""Problems of a cluster, each with the command that helps. Pure."""
+
+from collections.abc import Iterable
+
+from iotctl.humanize import span_text
+from iotctl.observe.collect import Facts, current_of, is_heard, replicas_of
+from iotctl.observe.model import DEAD, GroupRow, MetaRow, NodeRow, Problem
+from iotctl.observe.operations import WAITS, OperationRow, removed_by
+from nodeagent.model.features import Levels, refusal
+from nodeagent.model.ids import META
+from nodeagent.model.limits import DISK_LOW_BYTES
+from nodeagent.model.requests import MetaView, NodeStatus
+
+ROOM_LESS = ("low", "full")
+"""`NodeStatus.room` of a node that takes no rows."""
+
+
+LOG_PINNED_BYTES = 16 * 1024 * 1024
+"""So much log of one group, kept for a follower, is told."""
+
+
+DAY_MS = 86_400_000
+
+
+CERT_WARN_MS = 30 * DAY_MS
+
+
+SERVING_MS_MAX = 5_000
+"""A node that was started longer ago should take part. One that starts again does so within a second."""
+
+
+STARTING = ("forming", "joining")
+
+
+NOT_SERVING = (*STARTING, "refused", "damaged")
+"""States in which a node takes no part, as it says itself."""
+
+
+WAIT_HEALTHY = "iotctl cluster wait --for healthy"
+
+
+FINALIZE = "iotctl cluster finalize-upgrade"
+
+
+def without_dead(view: MetaView | None, node: str) -> str:
+    """The command that ends the membership of a node that was given up: with no node to spare another has to
+    take its place."""
+    if view is not None and len(view.ring) <= view.settings.replicas:
+        return f"iotctl cluster replace-node {node} NEW --dead"
+    return f"iotctl cluster remove-node {node} --dead"
+
+
+def node_problems(nodes: list[NodeRow], facts: Facts, start: str, now_ms: int) -> list[Problem]:
+    found = []
+    for node in nodes:
+        if node.state == "not_joined" and (removal := _removal(node.id, facts)):
+            found.append(removal)
+            continue
+        if not node.reachable:
+            detail = f": {node.error}" if node.error else ""
+            message = f"{node.id} does not answer{detail}"
+            helps = start
+            if node.state == DEAD:
+                message = f"{node.id} was given up and is still in the cluster"
+                helps = without_dead(facts.view, node.id)
+            found.append(Problem("error", "node_unreachable", node.id, "", message, helps))
+            continue
+        if node.state == "not_joined":
+            add = f"iotctl cluster add-node {node.id}"
+            message = f"{node.id} is in cluster.yaml but not in the cluster"
+            found.append(Problem("warning", "not_joined", node.id, "", message, add))
+        found += _release_problem(node, facts)
+        found += _not_serving(node, facts, start)
+        if node.state == "draining":
+            message = f"{node.id} is draining: it is kept from leading groups"
+            undrain = f"iotctl cluster undrain {node.id}"
+            found.append(Problem("warning", "draining", node.id, "", message, undrain))
+        if node.cert_expires_ms and node.cert_expires_ms - now_ms < CERT_WARN_MS:
+            days = max(0, node.cert_expires_ms - now_ms) // DAY_MS
+            message = f"the certificate of {node.id} ends in {days} days"
+            found.append(Problem("warning", "cert_expiring", node.id, "", message, "iotctl cert renew"))
+        own = facts.statuses[node.id]
+        if own.room in ROOM_LESS:
+            message = f"{node.id} takes no rows: {_megabytes(own.disk_free_bytes)} of disk left"
+            found.append(Problem("error", "disk_full", node.id, "", message, "iotctl plan add-node NODE"))
+        elif node.disk_free_bytes is not None and 0 < node.disk_free_bytes < DISK_LOW_BYTES:
+            message = f"{node.id} has {node.disk_free_bytes // 10**6} MB of disk left"
+            found.append(Problem("warning", "disk_low", node.id, "", message, "iotctl plan add-node NODE"))
+        found += _log_problem(own)
+        found += _unremoved(own)
+    return [*found, *_clock_problems(facts)]
+
+
+def _release_problem(node: NodeRow, facts: Facts) -> list[Problem]:
+    """A node that the others do not hear, as its release does not speak the cluster's feature level."""
+    status = facts.statuses[node.id]
+    level = facts.view.level if facts.view else 0
+    why = refusal(node.id, Levels(status.oldest_level, status.newest_level), level)
+    if not why or node.state == "not_joined":
+        return []
+    helps = f"iotctl cluster upgrade {node.id}" if status.newest_level < level else FINALIZE
+    return [Problem("error", "release", node.id, "", f"{why}: the others do not hear it", helps)]
+
+
+def _clock_problems(facts: Facts) -> list[Problem]:
+    """Clocks that the leaders of their groups found wrong, each once."""
+    ahead: dict[str, int] = {}
+    for status in facts.statuses.values():
+        ahead |= status.clock_skew_ms
+    found = []
+    for node, ms in sorted(ahead.items()):
+        amount = f"{span_text(abs(ms) / 1000)} {'ahead of' if ms > 0 else 'behind'}"
+        message = (
+            f"the clock of {node} is {amount} the other members of its groups; none of their rows expire"
+        )
+        found.append(Problem("error", "clock_skew", node, "", message, f"set the clock of {node} (NTP)"))
+    return found
+
+
+def _not_serving(node: NodeRow, facts: Facts, start: str) -> list[Problem]:
+    """A node that answers and takes no part in the cluster."""
+    status = facts.statuses[node.id]
+    if status.state not in NOT_SERVING:
+        return []
+    if status.state == "joining" and node.state == "not_joined":
+        return []  # it waits to be added
+    why = f": {status.why}" if status.why else ""
+    if status.state in STARTING and status.now_ms - status.started_ms <= SERVING_MS_MAX:
+        message = f"{node.id} was started a moment ago and takes no part in the cluster yet{why}"
+        return [Problem("error", "node_starting", node.id, "", message, WAIT_HEALTHY)]
+    message = f"{node.id} takes no part in the cluster, its state is {status.state}{why}"
+    helps = f"iotctl cluster logs {node.id}"
+    if status.state == "damaged":
+        helps = f"iotctl cluster replace-node {node.id} NEW"
+    elif status.state == "refused" and node.state == "refused":
+        helps = f"iotctl cluster replace-node {node.id} NEW --dead"
+    elif status.state == "forming" and facts.errors:
+        helps = start
+    return [Problem("error", "node_not_serving", node.id, "", message, helps)]
+
+
+def _log_problem(status: NodeStatus) -> list[Problem]:
+    """The group that pins most of the node's log for another node, when that is much."""
+    pinned = [(g, g.log_pin) for g in status.groups if g.log_pin is not None and g.log_pin.node]
+    most, pin = max(pinned, key=lambda held: held[0].log_bytes, default=(None, None))
+    if most is None or pin is None or most.log_bytes < LOG_PINNED_BYTES:
+        return []
+    kept = _megabytes(most.log_bytes)
+    message = f"{status.node} keeps {kept} of log of {most.group} for {pin}"
+    look = f"iotctl cluster logs {pin.node}"
+    return [Problem("warning", "log_held", status.node, most.group, message, look)]
+
+
+def _unremoved(status: NodeStatus) -> list[Problem]:
+    """Directories that should be gone and take room; a disk that refuses that may refuse more."""
+    if not status.unremoved:
+        return []
+    place, why = min(status.unremoved.items())
+    more = len(status.unremoved) - 1
+    others = f" and {more} more director{'y' if more == 1 else 'ies'}" if more else ""
+    message = f"{status.node} cannot remove data/{place}{others}, and tries again: {why}"
+    return [Problem("warning", "not_removed", status.node, "", message, f"iotctl cluster logs {status.node}")]
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes // 10**6} MB"
+
+
+def _removal(node: str, facts: Facts) -> Problem | None:
+    """A listed node that has left: whoever removed it did not wait, so its file and agent are as before."""
+    operation = removed_by(facts.view, node) if facts.view else None
+    if operation is None:
+        return None
+    message = f"{node} was removed by {operation.id} and is still in cluster.yaml"
+    return Problem("warning", "removal_unfinished", node, "", message, f"iotctl ops wait {operation.id}")
+
+
+def group_problems(
+    facts: Facts, groups: list[GroupRow], meta: MetaRow, meta_lost: bool, down: list[str], start: str
+) -> list[Problem]:
+    found = []
+    if meta_lost:
+        absent = [v for v in meta.voters if v in down] or down
+        message = f"the meta group has no quorum: down are {', '.join(absent) or 'all its voters'}"
+        found.append(Problem("error", "quorum_lost", "", META, message, start))
+    elif meta.leader is None:
+        message = "the meta group has a quorum and no leader yet"
+        found.append(Problem("error", "no_leader", "", META, message, WAIT_HEALTHY))
+    elif facts.view is None:
+        message = "no node tells what belongs to the cluster: it is not formed yet"
+        found.append(Problem("error", "not_formed", "", META, message, WAIT_HEALTHY))
+    lost = [m for g in groups if not g.quorum for m in g.members if m in down]
+    recover = f"iotctl cluster recover {' '.join(dict.fromkeys(lost))}"
+    for group in groups:
+        if not group.quorum:
+            absent = [m for m in group.members if m not in group.live]
+            message = (
+                f"group {group.group} ({', '.join(group.members)}) has no quorum: start {', '.join(absent)}"
+            )
+            helps = f"{start}; gone for ever: {recover}" if lost and not meta_lost else start
+            found.append(Problem("error", "quorum_lost", "", group.group, message, helps))
+        elif group.leader is None:
+            message = f"group {group.group} has a quorum and no leader yet"
+            found.append(Problem("error", "no_leader", "", group.group, message, WAIT_HEALTHY))
+    found += _missing(facts, groups)
+    found += _unheard(facts, [META, *(g.group for g in groups)])
+    for status in facts.statuses.values():
+        for replica in status.groups:
+            if replica.state != "running" or replica.error:
+                message = f"{replica.group} on {status.node} is {replica.state}: {replica.error}".rstrip(": ")
+                look = replica.hint or f"iotctl cluster logs {status.node}"
+                severity = "error" if replica.state != "running" else "warning"
+                found.append(Problem(severity, "replica_sick", status.node, replica.group, message, look))
+    return found
+
+
+def _missing(facts: Facts, groups: Iterable[GroupRow]) -> list[Problem]:
+    """Members that take part in the cluster and have no replica of their group; once for each node."""
+    found: dict[str, Problem] = {}
+    for group in groups:
+        if group.dissolving:
+            continue
+        replicas = replicas_of(facts, group.group)
+        for member in group.members:
+            status = facts.statuses.get(member)
+            if status is not None and status.state not in NOT_SERVING and member not in replicas:
+                message = f"{member} has no replica of {group.group} yet"
+                problem = Problem("error", "replica_missing", member, group.group, message, WAIT_HEALTHY)
+                found.setdefault(member, problem)
+    return list(found.values())
+
+
+def _unheard(facts: Facts, groups: Iterable[str]) -> list[Problem]:
+    """Voters that run and that their leader does not hear; once for each leader, with the first of their
+    groups."""
+    found: dict[tuple[str, str], Problem] = {}
+    for group in groups:
+        replicas = replicas_of(facts, group)
+        leader, current = current_of(replicas)
+        if leader is None or current is None:
+            continue
+        for voter in current.voters:
+            runs = voter in replicas and replicas[voter].state == "running"
+            if runs and not is_heard(facts, leader, voter):
+                message = f"{leader}, which leads {group}, did not hear {voter} lately"
+                problem = Problem("error", "unheard", voter, group, message, WAIT_HEALTHY)
+                found.setdefault((leader, voter), problem)
+    return list(found.values())
+
+
+def operation_problems(operations: list[OperationRow]) -> list[Problem]:
+    found = []
+    for operation in operations:
+        if operation.state in WAITS:
+            paused = operation.state == "paused"
+            what = "is paused" if paused else f"waits for {operation.blocked_on}"
+            message = f"{operation.id} ({operation.title}) {what}"
+            found.append(Problem("warning", operation.state, operation.node, "", message, operation.next))
+        elif operation.last_error:
+            message = f"{operation.id} ({operation.title}): {operation.last_error}"
+            look = f"iotctl ops show {operation.id}"
+            found.append(Problem("warning", "operation_error", operation.node, "", message, look))
+    return found
