@@ -37,7 +37,7 @@ def _zone(text: str) -> str:
 
 
 def _type(text: str) -> str:
-    from iotctl.rows.imports import parse_types
+    from iotctl.rows.import_job import parse_types
 
     return text_for(lambda word: parse_types([word]))(text)
 
@@ -176,7 +176,8 @@ def import_(
     """
     from iotctl.cli import rows
     from iotctl.rows.examples import named_file
-    from iotctl.rows.imports import ImportRequest, import_file, parse_types
+    from iotctl.rows.import_job import ImportRequest, parse_types
+    from iotctl.rows.imports import import_file
     from iotctl.rows.tables import format_of
     from iotctl.rows.times import TimeRule
 

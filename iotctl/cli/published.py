@@ -33,7 +33,7 @@ from iotctl.pipeline.report import MigrateReport, VerifyReport
 from iotctl.plan.make import KINDS
 from iotctl.plan.model import Plan
 from iotctl.playbook.model import Report
-from iotctl.rows.imports import ImportReport
+from iotctl.rows.import_report import ImportReport
 
 DIRECTORY = Path(__file__).parent.parent / "output" / "schemas"
 

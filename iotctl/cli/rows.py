@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from iotctl.rows.imports import ImportReport
+    from iotctl.rows.import_report import ImportReport
     from nodeagent.model.schema import TableSchema
 
 

@@ -19,30 +19,43 @@ from typing import Any, TypeVar
 
 import fabric
 import paramiko
-from paramiko.auth_strategy import AuthFailure, AuthSource, AuthStrategy, InMemoryPrivateKey
+from paramiko.auth_strategy import AuthFailure
 
 from iotctl.errors import InputProblem, Unreachable
 from iotctl.fleet.dial import CONNECT_TIMEOUT_S, Ahead, dial
 from iotctl.fleet.host import RUN_TIMEOUT_S, Ran, late
 from iotctl.fleet.known_hosts import HostKey, Known, KnownHosts
 from iotctl.fleet.ssh_config import Route, Target, jump_target, route_of
+from iotctl.fleet.ssh_errors import changed_key, is_dropped, lost, refused_login, unknown_key, unreachable
+from iotctl.fleet.ssh_keys import ChangedKey, Check, Keys, UnknownKey
 
 KEEPALIVE_S = 20
 ATTEMPTS = 6
 BACKOFF_S = 0.2
+
 HANDSHAKES_PER_GATEWAY = 4
 """At a time: sshd drops some of more than ten (`MaxStartups 10:30:100`)."""
 
+
 CHUNK, SEND = 32_768, 1 << 18
+
+
 LOOK_S = 1.0
 
 T = TypeVar("T")
+
+
 Jump = tuple[str, ...]
+
+
 Dial = Callable[[], Any]
 """Gives a socket, or what paramiko takes for one."""
 
+
 # Its errors are raised too; what it logs besides is tracebacks.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
 logging.getLogger("paramiko").propagate = False
 
 
@@ -175,15 +188,15 @@ class Connector:
                 began = time.monotonic()
                 try:
                     return work()
-                except _ChangedKey as error:
+                except ChangedKey as error:
                     raise changed_key(name, route, error) from None
-                except _UnknownKey:
+                except UnknownKey:
                     raise unknown_key(name, route) from None
                 except AuthFailure as error:
                     raise refused_login(name, route, error) from None
                 except (paramiko.SSHException, OSError, EOFError) as error:
                     silent = time.monotonic() - began >= self._timeout_s
-                    if attempt == ATTEMPTS - 1 or silent or not _is_dropped(error):
+                    if attempt == ATTEMPTS - 1 or silent or not is_dropped(error):
                         raise unreachable(name, route, error) from None
                 time.sleep(random.uniform(0.5, 1.5) * BACKOFF_S * 2**attempt)
         raise AssertionError("the last attempt raises")
@@ -245,30 +258,6 @@ def read_config(path: Path, host: str) -> dict[str, list[str]]:
     return {k: v if isinstance(v, list) else [str(v)] for k, v in config.lookup(host).items()}
 
 
-class _UnknownKey(Exception):
-    """Nobody has accepted a key of this host."""
-
-
-class _ChangedKey(Exception):
-    def __init__(self, shown: HostKey, known: Sequence[HostKey]) -> None:
-        super().__init__(shown.host)
-        self.shown = shown
-        self.known = known
-
-
-class _Check(paramiko.MissingHostKeyPolicy):
-    """Asked about every key paramiko does not find equal to a known one of its type."""
-
-    def __init__(self, known: Known) -> None:
-        self._known = known
-
-    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        shown = HostKey(hostname, key.get_name(), key.get_base64())
-        if shown.blob in self._known.revoked or self._known.keys:
-            raise _ChangedKey(shown, self._known.keys)
-        raise _UnknownKey(hostname)
-
-
 class _Connection(fabric.Connection):  # type: ignore[misc] # fabric has no types
     """Checks a key that is known, too: it may be revoked."""
 
@@ -279,46 +268,7 @@ class _Connection(fabric.Connection):  # type: ignore[misc] # fabric has no type
             return super().open()
         except paramiko.BadHostKeyException as error:
             shown = HostKey(error.hostname, error.key.get_name(), error.key.get_base64())
-            raise _ChangedKey(shown, self.known.keys) from None
-
-
-class _Keys(AuthStrategy):
-    """The agent's keys, then those in files; with `only_keys` the agent's of those files alone."""
-
-    def __init__(self, route: Route) -> None:
-        super().__init__(ssh_config=paramiko.SSHConfig())
-        self._route = route
-        self.locked: list[str] = []
-        """Files that need a passphrase, which only an agent can know."""
-
-    def get_sources(self) -> Iterator[AuthSource]:
-        user = self._route.user
-        public = {_public(k) for k in self._route.keys}
-        offered = set()
-        for key in paramiko.Agent().get_keys():
-            if not self._route.only_keys or key.get_base64() in public:
-                offered.add(key.get_base64())
-                yield InMemoryPrivateKey(user, key)
-        for file in self._route.keys:
-            loaded = self._load(file)
-            if loaded is not None and loaded.get_base64() not in offered:
-                yield InMemoryPrivateKey(user, loaded)
-
-    def _load(self, file: str) -> paramiko.PKey | None:
-        if not Path(file).is_file():
-            return None  # a default name
-        try:
-            return paramiko.PKey.from_path(file)
-        except (paramiko.SSHException, OSError, ValueError, TypeError):
-            self.locked.append(file)
-            return None
-
-
-def _public(file: str) -> str:
-    """The blob in `FILE.pub`, "" when there is none."""
-    with suppress(OSError, IndexError, UnicodeDecodeError):
-        return Path(f"{file}.pub").read_text().split()[1]
-    return ""
+            raise ChangedKey(shown, self.known.keys) from None
 
 
 def _connection(route: Route, known: Known, sock: Any, timeout_s: float) -> fabric.Connection:
@@ -330,7 +280,7 @@ def _connection(route: Route, known: Known, sock: Any, timeout_s: float) -> fabr
         config=config,
         connect_kwargs={
             "sock": sock,
-            "auth_strategy": _Keys(route),
+            "auth_strategy": Keys(route),
             "timeout": timeout_s,
             "banner_timeout": timeout_s,
             "auth_timeout": timeout_s,
@@ -338,7 +288,7 @@ def _connection(route: Route, known: Known, sock: Any, timeout_s: float) -> fabr
         },
     )
     connection.known = known
-    connection.client.set_missing_host_key_policy(_Check(known))
+    connection.client.set_missing_host_key_policy(Check(known))
     for key in known.keys:
         if key.blob not in known.revoked:
             with suppress(paramiko.SSHException, ValueError):
@@ -399,10 +349,6 @@ def _send(channel: paramiko.Channel, data: bytes) -> None:
         channel.shutdown_write()
 
 
-def _is_dropped(error: Exception) -> bool:
-    return isinstance(error, ConnectionResetError | EOFError) or "banner" in str(error)
-
-
 def _check_circle(gate: Target, via: Sequence[Target]) -> None:
     if gate in via:
         names = " -> ".join(t.name for t in (*via, gate))
@@ -410,57 +356,3 @@ def _check_circle(gate: Target, via: Sequence[Target]) -> None:
             f"jump hosts lead in a circle: {names}",
             next=f"ssh -G {gate.host}, and end it with `ProxyJump none` for one of them",
         )
-
-
-def lost(name: str, error: Exception) -> Unreachable:
-    return Unreachable(
-        f"{name}: the SSH connection was lost",
-        why=f"{error or type(error).__name__}; the command may have run",
-        next="run the command again: it changes nothing twice",
-        where=name,
-    )
-
-
-def unreachable(name: str, route: Route, error: Exception) -> Unreachable:
-    return Unreachable(
-        f"{name}: no SSH connection to {route}",
-        why=str(error) or type(error).__name__,
-        next=f"ssh -p {route.port} {route.user}@{route.host}",
-        where=name,
-    )
-
-
-def unknown_key(name: str, route: Route) -> Unreachable:
-    return Unreachable(
-        f"{name}: the host key of {route.known_as} is not known", next="iotctl cluster trust", where=name
-    )
-
-
-def changed_key(name: str, route: Route, error: _ChangedKey) -> Unreachable:
-    known = " or ".join(k.fingerprint for k in error.known) or "revoked"
-    return Unreachable(
-        f"{name}: the host key of {route.known_as} has CHANGED",
-        why=f"it shows {error.shown.fingerprint}, known is {known}: another machine may answer under this"
-        " address",
-        next=f"if it was installed anew: iotctl cluster trust --replace {name}",
-        where=name,
-    )
-
-
-def refused_login(name: str, route: Route, error: AuthFailure) -> Unreachable:
-    tried = len(error.result)
-    locked = getattr(error.result.strategy, "locked", [])
-    why = f"{tried} keys were offered" if tried else "there is no key to offer"
-    if locked:
-        return Unreachable(
-            f"{name}: {route} refuses the login",
-            why=f"{why}; {', '.join(locked)} cannot be read without a passphrase, or not at all",
-            next=f"ssh-add {locked[0]}",
-            where=name,
-        )
-    return Unreachable(
-        f"{name}: {route} refuses the login",
-        why=why,
-        next="add your key to the agent (ssh-add), or name it: `ssh: {key: …}` in cluster.yaml",
-        where=name,
-    )

@@ -14,31 +14,21 @@ from nodeagent.model.requests import MetaView, NodeStatus
 ROOM_LESS = ("low", "full")
 """`NodeStatus.room` of a node that takes no rows."""
 
-
 LOG_PINNED_BYTES = 16 * 1024 * 1024
 """So much log of one group, kept for a follower, is told."""
 
-
 DAY_MS = 86_400_000
-
-
 CERT_WARN_MS = 30 * DAY_MS
-
 
 SERVING_MS_MAX = 5_000
 """A node that was started longer ago should take part. One that starts again does so within a second."""
 
-
 STARTING = ("forming", "joining")
-
 
 NOT_SERVING = (*STARTING, "refused", "damaged")
 """States in which a node takes no part, as it says itself."""
 
-
 WAIT_HEALTHY = "iotctl cluster wait --for healthy"
-
-
 FINALIZE = "iotctl cluster finalize-upgrade"
 
 

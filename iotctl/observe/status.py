@@ -19,7 +19,6 @@ from nodeagent.model.requests import GroupStatus, NodeRecord, NodeStatus
 ELECTION_LOOKS_S = (1.0, 1.0, 1.5)
 """Pauses between looks at a group without a leader: together more than an election timeout."""
 
-
 PASSING = ("no_leader", "not_formed", "unheard", "node_starting", "replica_missing")
 """Problems that a new cluster, node, group or leader has for a moment."""
 

@@ -18,34 +18,16 @@ from iotctl.plan.check import (
     check_remove,
     check_replace,
 )
+from iotctl.plan.cost import MILLI, hot_slots, loads_of, pullers, seconds_of, summary_of
 from iotctl.plan.facts import ClusterFacts
 from iotctl.plan.layout import crowds, places_apart
-from iotctl.plan.model import (
-    GroupChange,
-    GroupLoad,
-    HotSlot,
-    NodeLoad,
-    NodePeak,
-    Plan,
-    Refusal,
-    SlotMove,
-    Step,
-    Summary,
-)
+from iotctl.plan.model import GroupChange, GroupLoad, Plan, Refusal, SlotMove, Step
 from nodeagent.model.errors import Refused
 from nodeagent.model.ids import NodeId
-from nodeagent.partition.balance import ByteArray, lower_bound_slots, spread
+from nodeagent.partition.balance import ByteArray
 from nodeagent.partition.change import Change, ChangeKind
-from nodeagent.partition.cost import (
-    CopyCost,
-    bytes_array,
-    copy_cost,
-    free_bytes,
-    group_bytes,
-    node_bytes,
-    placement_bytes,
-)
-from nodeagent.partition.loads import EVEN, LoadArray, fewest_moves, max_over_mean
+from nodeagent.partition.cost import CopyCost, bytes_array, copy_cost, group_bytes
+from nodeagent.partition.loads import EVEN, fewest_moves, max_over_mean
 from nodeagent.partition.planner import (
     Places,
     plan_adds,
@@ -55,23 +37,18 @@ from nodeagent.partition.planner import (
     plan_replace,
 )
 from nodeagent.partition.ranges import count, to_slots
-from nodeagent.partition.ring import Ring, RingNode
+from nodeagent.partition.ring import RingNode
 from nodeagent.partition.table import PartitionTable
-
-HOT_SHARE = 0.2
-"""Of its group's bytes or writes; a slot above it is named."""
-
-HOT_SLOTS_MAX = 20
-HOT_ADVICE = (
-    "a slot cannot be split: write its devices to several storage groups; a new cluster can have more shards"
-)
-MILLI = 1000
-"""Rates are planned in thousandths of a byte per second, so that they are whole numbers."""
 
 STRATEGIES = ("slots", "bytes", "write-rate")
 
+
 ADD, REMOVE, REPLACE, REBALANCE = "add-node", "remove-node", "replace-node", "rebalance"
+
+
 SPEC, NONE = "spec", "none"
+
+
 KINDS = (ADD, REMOVE, REPLACE, REBALANCE, SPEC, NONE)
 """What a plan may be called."""
 
@@ -208,7 +185,7 @@ def _out_and_in(facts: ClusterFacts, node: NodeId) -> tuple[Change, ...]:
 
 def make_rebalance(facts: ClusterFacts, strategy: str = "slots", moves_max: int | None = None) -> Plan:
     """Even out slots, bytes or writes per weight without a ring change; nothing to do gives an empty plan."""
-    loads = _loads_of(facts, strategy)
+    loads = loads_of(facts, strategy)
     by = None if strategy == "slots" else loads
     change = plan_rebalance(facts.table, facts.replicas, facts.slot_bytes or None, moves_max, by)
     plan = _plan(REBALANCE, facts, () if change is None else (change,), ())
@@ -226,19 +203,9 @@ def make_rebalance(facts: ClusterFacts, strategy: str = "slots", moves_max: int 
     )
 
 
-def _loads_of(facts: ClusterFacts, strategy: str) -> LoadArray:
-    """Per slot what `strategy` evens out."""
-    if strategy == "slots":
-        return np.ones(facts.table.slots, np.int64)
-    if strategy == "bytes":
-        return bytes_array(facts.slot_bytes, facts.table.slots)
-    assert strategy == "write-rate", strategy
-    return bytes_array({s: round(r * MILLI) for s, r in facts.write_rates.items()}, facts.table.slots)
-
-
 def _group_loads(facts: ClusterFacts, final: PartitionTable) -> tuple[GroupLoad, ...]:
     table = facts.table
-    sizes, rates = _loads_of(facts, "bytes"), _loads_of(facts, "write-rate")
+    sizes, rates = loads_of(facts, "bytes"), loads_of(facts, "write-rate")
     slots = table.counts(), final.counts()
     held = group_bytes(table, sizes), group_bytes(final, sizes)
     written = group_bytes(table, rates), group_bytes(final, rates)
@@ -267,11 +234,11 @@ def _plan(
         refusals += tuple(check_layout(facts, changes[-1].new.ring))
     if changes:
         costs = [copy_cost(c, sizes) for c in changes]
-        summary = _summary(facts, changes, costs, sizes)
+        summary = summary_of(facts, changes, costs, sizes)
         refusals += (*check_quorums(facts, changes), *check_disks(summary.peak_disk))
     if not changes or refusals:
         changes, costs = (), []
-        summary = _summary(facts, changes, costs, sizes)
+        summary = summary_of(facts, changes, costs, sizes)
     return Plan(
         kind=kind,
         table_version=facts.table.version,
@@ -280,7 +247,7 @@ def _plan(
         moves=_moves(changes, sizes),
         group_changes=_group_changes(facts.table, changes, costs),
         summary=summary,
-        hot_slots=_hot_slots(facts, sizes),
+        hot_slots=hot_slots(facts, sizes),
         refusals=refusals,
         steps=tuple(_step(c, cost, facts.rate_bytes_per_s) for c, cost in zip(changes, costs, strict=True)),
         replicas=facts.replicas,
@@ -339,106 +306,6 @@ def _step(change: Change, cost: CopyCost, rate_bytes_per_s: int) -> Step:
         slots=sum(count(m.slots) for m in change.moves),
         bytes_copied=cost.total,
         replaces=replaces,
-        copies=_pullers(cost),
-        eta_s=_seconds(cost.total, rate_bytes_per_s),
-    )
-
-
-def _pullers(cost: CopyCost) -> tuple[NodeId, ...]:
-    return tuple(
-        sorted({n for pulled in (cost.hand_over, cost.catch_up) for n, size in pulled.items() if size})
-    )
-
-
-def _seconds(size: int, rate_bytes_per_s: int) -> int:
-    """Rounded up."""
-    return -(-size // max(1, rate_bytes_per_s))
-
-
-def _summary(
-    facts: ClusterFacts, changes: Sequence[Change], costs: Sequence[CopyCost], sizes: ByteArray
-) -> Summary:
-    table, replicas = facts.table, facts.replicas
-    final = changes[-1].new if changes else table
-    copied = sum(c.total for c in costs)
-    moved = [s for change in changes for m in change.moves for s in to_slots(m.slots)]
-    before, after = node_bytes(table, replicas, sizes), node_bytes(final, replicas, sizes)
-    bound = placement_bytes(table, final, replicas, sizes)
-    return Summary(
-        slots_moved=len(moved),
-        lower_bound_slots=_bound_slots(table, final.ring) if changes else 0,
-        bytes_copied=copied,
-        lower_bound_bytes=bound,
-        gap=round(copied / bound - 1, 4) if bound else None,
-        copying_at_once_max=max((len(_pullers(c)) for c in costs), default=0),
-        free_placement_bytes=free_bytes(table, final, replicas, sizes),
-        max_minus_min_before=spread(list(table.counts().values()), table.ring.weights),
-        max_minus_min_after=spread(list(final.counts().values()), final.ring.weights),
-        before=_loads(table, before),
-        after=_loads(final, after),
-        peak_disk=_peaks(facts, changes, costs, sizes),
-        eta_s=_seconds(copied, facts.rate_bytes_per_s),
-        rate_bytes_per_s=facts.rate_bytes_per_s,
-        nonempty_slots_moved=int((sizes[np.array(moved, np.int64)] > 0).sum()),
-    )
-
-
-def _bound_slots(table: PartitionTable, final: Ring) -> int:
-    """Fewest slots that lead from `table` to a balanced one on the `final` ring."""
-    counts = table.counts()
-    names = [*table.ring.names, *(n for n in final.names if n not in table.ring)]
-    weights = [final.nodes[final.index(n)].weight if n in final else 0.0 for n in names]
-    return lower_bound_slots([counts.get(n, 0) for n in names], weights)
-
-
-def _loads(table: PartitionTable, on_node: Mapping[NodeId, int]) -> tuple[NodeLoad, ...]:
-    counts = table.counts()
-    return tuple(NodeLoad(n.node, counts[n.node], on_node[n.node], n.weight) for n in table.ring.nodes)
-
-
-def _peaks(
-    facts: ClusterFacts, changes: Sequence[Change], costs: Sequence[CopyCost], sizes: ByteArray
-) -> tuple[NodePeak, ...]:
-    """Per node the largest, over the steps, of what it holds before the step plus what it pulls in it.
-
-    Nothing is taken as freed inside a step: previous holders keep their copies until RELEASED.
-    """
-    start = node_bytes(facts.table, facts.replicas, sizes)
-    peak, copied = dict(start), dict.fromkeys(start, 0)
-    for change, cost in zip(changes, costs, strict=True):
-        held = node_bytes(change.old, facts.replicas, sizes)
-        for node in dict.fromkeys((*change.old.ring.names, *change.new.ring.names)):
-            pulled = cost.pulled(node)
-            copied[node] = copied.get(node, 0) + pulled
-            peak[node] = max(peak.get(node, 0), held.get(node, 0) + pulled)
-    return tuple(
-        NodePeak(n, size, size - start.get(n, 0), copied[n], facts.node(n).disk_free_bytes)
-        for n, size in peak.items()
-    )
-
-
-def _hot_slots(facts: ClusterFacts, sizes: ByteArray) -> tuple[HotSlot, ...]:
-    """Slots above `HOT_SHARE` of their group, those first that weigh most in the whole cluster."""
-    rates = _loads_of(facts, "write-rate")
-    owners, groups = facts.table.owners, len(facts.table.ring)
-    shares, weight = [], np.zeros(facts.table.slots)
-    for loads in (sizes, rates):
-        group = np.bincount(owners, loads, minlength=groups)[owners]
-        shares.append(np.divide(loads, group, out=np.zeros(loads.size), where=group > 0))
-        weight = np.maximum(weight, loads / max(1, int(loads.sum())))
-    hot = np.flatnonzero(np.maximum(*shares) > HOT_SHARE)
-    hot = hot[np.lexsort((hot, -weight[hot]))][:HOT_SLOTS_MAX]
-    mean = float(sizes[sizes > 0].mean()) if (sizes > 0).any() else 1.0
-    return tuple(
-        HotSlot(
-            slot=s,
-            header=facts.table.route(s),
-            bytes=int(sizes[s]),
-            times_mean=round(float(sizes[s]) / mean, 1),
-            bytes_share=round(float(shares[0][s]), 3),
-            write_bytes_per_s=round(int(rates[s]) / MILLI, 1),
-            write_share=round(float(shares[1][s]), 3),
-            advice=HOT_ADVICE,
-        )
-        for s in hot.tolist()
+        copies=pullers(cost),
+        eta_s=seconds_of(cost.total, rate_bytes_per_s),
     )

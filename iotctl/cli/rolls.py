@@ -1,0 +1,133 @@
+"""Agents that are restarted one after the other, and what is shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iotctl.cli.options import Duration
+from iotctl.cli.session import Session
+from iotctl.cli.watching import watch_healthy
+
+if TYPE_CHECKING:
+    from iotctl.lifecycle.machines import Machines
+    from iotctl.lifecycle.rolling import Rolled, Waves
+    from iotctl.output.progress import Progress
+
+HEALTHY_S = 180.0
+
+
+AtOnce = Annotated[
+    int, typer.Option("--max-unavailable", min=1, help="At most so many nodes down at the same time.")
+]
+
+
+OlderThan = Annotated[
+    str | None,
+    typer.Option(
+        "--older-than", metavar="1h", parser=Duration, help="Only agents that have been running longer."
+    ),
+]
+
+
+def long_running(session: Session, names: list[str], older_than: str | None) -> list[str]:
+    if older_than is None:
+        return names
+    from iotctl.lifecycle.rolling import running_longer
+    from iotctl.spec.units import parse_duration_ms
+
+    return running_longer(session.cluster, names, parse_duration_ms(older_than))
+
+
+def open_machines(session: Session, *, ahead: bool = False) -> Machines:
+    """With `ahead` all of them are called now, while the code that speaks to them is read."""
+    from iotctl.fleet.dial import Ahead, wait_s
+    from iotctl.fleet.ssh_config import target_of
+
+    source, timeout_s, begun = session.source, session.options.timeout_s, None
+    if ahead and not source.is_local:
+        begun = Ahead([target_of(source, n) for n in source.file.nodes], session.env, wait_s(timeout_s))
+
+    from iotctl.lifecycle.machines import Machines
+
+    return Machines(source, session.env, timeout_s, begun)
+
+
+def roll(
+    session: Session,
+    machines: Machines,
+    names: list[str],
+    command: str,
+    at_once: int,
+    between: Callable[[str], None] = lambda node: None,
+) -> Rolled:
+    from iotctl.lifecycle.agents import agents_of
+    from iotctl.lifecycle.rolling import rolling
+
+    session.on_interrupt = lambda: ("a node may be drained or down", "iotctl cluster status")
+    with session.progress() as progress:
+        return rolling(
+            session.cluster,
+            agents_of(session.source, machines),
+            names,
+            by=session.operator,
+            command=command,
+            at_once=at_once,
+            alone=session.lock is not None,
+            between=between,
+            check=session.check_lock,
+            on_step=partial(_step_of, progress),
+        )
+
+
+def roll_none(session: Session, what: str) -> Rolled:
+    """No agent is to be restarted; what a roll that was killed left is ended all the same, where that can be
+    known and nobody else is at work."""
+    from iotctl.errors import BusyProblem
+    from iotctl.lifecycle.rolling import Rolled, left_draining
+    from nodeagent.model.errors import NodeAgentError
+
+    with suppress(NodeAgentError, BusyProblem):
+        if left_draining(session.cluster):
+            with open_machines(session) as machines, session.locked(what):
+                return roll(session, machines, [], f"iotctl {what}", 1)
+    return Rolled([], [])
+
+
+def wait_healthy(session: Session) -> bool:
+    """Raises `Partly` when the time is up."""
+    watch_healthy(session, timeout_s=HEALTHY_S, fleet=session.fleet)
+    return True
+
+
+def emit_rolled(session: Session, done: Rolled) -> None:
+    said = f"restarted {', '.join(done.restarted)}" if done.restarted else "nothing was restarted"
+    session.output.emit("cluster-rolled", done, lambda: [said])
+    for node in done.undrained:
+        session.output.note(f"{node} may lead again: a restart that was killed had left it draining")
+    for node in done.draining:
+        session.output.warn(f"{node} was draining before and still is: iotctl cluster undrain {node}")
+
+
+def emit_waves(session: Session, found: Waves, what: str) -> None:
+    lines = wave_lines(found, what) or [f"nothing would {what}"]
+    session.output.emit("cluster-waves", found, lambda: ["\n".join(lines)])
+
+
+def wave_lines(found: Waves, what: str) -> list[str]:
+    lines = [f"{i}. {what} {', '.join(wave)}" for i, wave in enumerate(found.waves, 1)]
+    if found.blocked:
+        lines.append(f"not as the cluster is now: {', '.join(found.blocked)} ({found.why})")
+    return lines
+
+
+def show_step(progress: Progress, phase: str, done: int, total: int) -> None:
+    progress.update(phase, done, total)
+
+
+def _step_of(progress: Progress, phase: str, done: int, total: int, node: str) -> None:
+    progress.update(phase, done, total, note=node)

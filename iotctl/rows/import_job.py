@@ -1,0 +1,248 @@
+"""A file that is to be imported: what of it goes where, and its rows as blocks."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from iotctl.errors import InputProblem, UsageProblem
+from iotctl.rows.binary_rows import BinaryFile
+from iotctl.rows.blocks import BAD_ROWS_MAX, Block
+from iotctl.rows.csv_rows import ARROW as CSV_TYPES
+from iotctl.rows.csv_rows import infer_types, read_csv
+from iotctl.rows.tables import CSV, PARQUET, format_of
+from iotctl.rows.times import TimeRule
+from nodeagent.model.errors import InvalidInput, SchemaMismatch
+from nodeagent.model.limits import WRITE_BYTES_MAX
+from nodeagent.model.schema import TYPES, TableSchema
+from nodeagent.table.arrow import ARROW_TYPES, encode, infer_schema, normalise
+
+
+class ImportRequest(msgspec.Struct, frozen=True):
+    """`time` names the time column, `types` gives column types by name (as in the file).
+
+    `last_wins`: of rows with one time and the same tags that differ, the last stays.
+    """
+
+    file: Path
+    storage_group: str
+    table: str
+    time: str
+    tags: tuple[str, ...]
+    types: dict[str, str]
+    skip_bad: bool
+    last_wins: bool = False
+    times: TimeRule = TimeRule()
+
+
+def parse_types(given: Sequence[str]) -> dict[str, str]:
+    """`col=DOUBLE` words to a mapping. Raises `UsageProblem`."""
+    types: dict[str, str] = {}
+    for word in given:
+        name, _, kind = word.partition("=")
+        if not name or kind.upper() not in TYPES:
+            raise UsageProblem(f"--type {word!r} is not COLUMN=TYPE", next=f"use one of {', '.join(TYPES)}")
+        if types.setdefault(name, kind.upper()) != kind.upper():
+            raise UsageProblem(f"--type: {name} is given two types", next="leave one out")
+    return types
+
+
+@dataclass(slots=True)
+class Import:
+    """One file and the table it goes to; `schema` is the table as it will be."""
+
+    request: ImportRequest
+    types: dict[str, str]
+    schema: TableSchema
+    known: TableSchema | None
+    coded: list[str]
+    binary: BinaryFile | None
+    version: tuple[int, ...]
+    """Of the file when it was opened first, as `file_version` gives it."""
+
+    def blocks(self) -> Iterator[Block]:
+        """Rows the table takes, and those that it does not.
+
+        Raises:
+            InputProblem: the file cannot be read, or is not the one any more that it was.
+        """
+        r = self.request
+        source = (
+            read_csv(r.file, self.types, r.time, r.times)
+            if self.binary is None
+            else self.binary.blocks(self.types, r.time, r.times)
+        )
+        try:
+            for block in source:
+                if block.rows.num_rows:
+                    self._fit(block)
+                self._check_same()
+                yield block
+            self._check_same()
+        except OSError as error:
+            raise InputProblem("cannot be read", why=str(error), where=str(r.file)) from None
+
+    def _check_same(self) -> None:
+        """What was checked is what is written. Raises `InputProblem` or `OSError`."""
+        if file_version(self.request.file) != self.version:
+            raise InputProblem(
+                "the file was changed while it was read",
+                next="import it again when it is whole",
+                where=str(self.request.file),
+            )
+
+    def _fit(self, block: Block) -> None:
+        """Leave out what a node would refuse, by the node's own rule."""
+        before = block.bad_rows
+        while True:
+            try:
+                rows = normalise(block.rows, self.schema)
+                _check_row_bytes(rows)
+                return
+            except InvalidInput as error:
+                row = error.details.get("row")
+                if not isinstance(row, int) or block.bad_rows - before > BAD_ROWS_MAX:
+                    first, last = int(block.lines[0]), int(block.lines[-1])
+                    raise InputProblem(
+                        error.what,
+                        why=f"between {self.place(first)} and {self.place(last)}",
+                        next=f"nothing was written; {error.next_step or 'correct the file'}",
+                        where=str(self.request.file),
+                    ) from None
+                block.drop(
+                    row, error.what.replace(f" in row {row}", "").replace(f"row {row} is", "the row is")
+                )
+
+    def place(self, line: int) -> str:
+        return f"{self.request.file}:{line}" if self.binary is None else f"{self.request.file} row {line}"
+
+    @property
+    def tags(self) -> list[str]:
+        """Tags of the table that the file has."""
+        have = {name.lower() for name in self.types}
+        return [t for t in self.schema.tags if t in have]
+
+    def size(self) -> tuple[int, str]:
+        """(total, unit) that a block's `at` counts to."""
+        return (self.version[2], "B") if self.binary is None else (self.binary.rows, "")
+
+
+def open_import(request: ImportRequest, schemas: Sequence[TableSchema]) -> Import:
+    """Read the file's columns and decide their types.
+
+    Raises:
+        UsageProblem, InputProblem: options or columns that do not fit the file or the table.
+        InvalidInput, InvalidName: a name or type that no table has.
+    """
+    _check_file(request.file)
+    version = file_version(request.file)
+    for name in request.tags:
+        if request.types.get(name, "STRING") != "STRING":
+            raise UsageProblem(f"--type {name}={request.types[name]}: a tag is a STRING", next="leave it out")
+    wanted = request.storage_group.lower(), request.table.lower()
+    known = next((s for s in schemas if (s.storage_group, s.table) == wanted), None)
+    late = [t for t in request.tags if known is not None and t.lower() not in {c.name for c in known.columns}]
+    if late:
+        raise InputProblem(
+            f"tag {late[0]} cannot be added to a table that is there",
+            why=f"{'.'.join(wanted)} has the tags: {', '.join(known.tags if known else ()) or 'none'}",
+            next="nothing was written; leave the --tag out, or import into another table",
+            where=str(request.file),
+        )
+    given = {**request.types, **dict.fromkeys(request.tags, "STRING")}
+    of_table = {c.name: c.type for c in known.columns} if known else {}
+    if format_of(request.file) == CSV:
+        inferred = infer_types(request.file, given, request.time)
+        types = {n: given.get(n) or of_table.get(n.lower()) or t for n, t in inferred.types.items()}
+        kinds = {n: CSV_TYPES.get(t, ARROW_TYPES[t]) for n, t in types.items()}
+        coded = [n for n in inferred.coded if types[n] == "STRING"]
+        return Import(request, types, _schema(request, kinds, known), known, coded, None, version)
+    binary = BinaryFile(request.file, parquet=format_of(request.file) == PARQUET)
+    binary.check(request.time, (*request.tags, *request.types))
+    own = {n: t for n, t in binary.kinds.items() if n != request.time}
+    kinds = {n: ARROW_TYPES[given[n]] if n in given else kind for n, kind in own.items()}
+    schema = _schema(request, kinds, known)
+    by_name = {c.name: c.type for c in schema.columns}
+    return Import(request, {n: by_name[n.lower()] for n in own}, schema, known, [], binary, version)
+
+
+def _schema(request: ImportRequest, kinds: dict[str, pa.DataType], known: TableSchema | None) -> TableSchema:
+    """The table as it will be, checked against the columns' Arrow types."""
+    source = pa.schema([("time", pa.int64()), *((n.lower(), kind) for n, kind in kinds.items())])
+    tags = [t.lower() for t in request.tags]
+    if known is not None:
+        fields = [t for t in tags if t in known.fields]
+        if fields:
+            raise InputProblem(
+                f"--tag {fields[0]}: it is a field of {known.storage_group}.{known.table}",
+                next="leave it out, or import into another table",
+                where=str(request.file),
+            )
+        tags += [t for t in known.tags if t in source.names and t not in tags]
+    try:
+        schema = infer_schema(
+            source, storage_group=request.storage_group, table=request.table, tags=tags, known=known
+        )
+    except InvalidInput as error:
+        if "type" not in error.details:
+            raise
+        raise InputProblem(
+            error.what,
+            next=f"nothing was written; name a type: --type {error.details['column']}=DOUBLE, or leave the"
+            " column out of the file",
+            where=str(request.file),
+        ) from None
+    if known is not None:
+        have = {c.name for c in known.columns}
+        added = tuple(c for c in schema.columns if c.name not in have)
+        schema = msgspec.structs.replace(known, columns=known.columns + added)
+    # Tags become text, whatever they are.
+    plain = pa.schema([pa.field(f.name, pa.string()) if f.name in tags else f for f in source])
+    try:
+        normalise(plain.empty_table(), schema)
+    except SchemaMismatch as error:
+        column = error.details.get("column")
+        kind = next((c.type for c in schema.columns if c.name == column), "")
+        raise InputProblem(
+            error.what,
+            next=f"nothing was written; to convert it, say so: --type {column}={kind}",
+            where=str(request.file),
+        ) from None
+    return schema
+
+
+def _check_row_bytes(rows: pa.RecordBatch | pa.Table) -> None:
+    """Raises `InvalidInput` for the first row that no entry of a log can carry."""
+    if rows.nbytes <= WRITE_BYTES_MAX // 2:
+        return
+    sizes = sum(
+        pc.binary_length(column).fill_null(0).to_numpy().astype(np.int64)
+        for column in rows.columns
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type)
+    )
+    for row in np.flatnonzero(sizes > WRITE_BYTES_MAX // 2):
+        size = len(encode(rows.slice(row, 1)))
+        if size > WRITE_BYTES_MAX:
+            what = f"row {row} is {size} bytes; at most {WRITE_BYTES_MAX} are taken"
+            raise InvalidInput(what, row=int(row))
+
+
+def file_version(path: Path) -> tuple[int, ...]:
+    """(device, inode, bytes, time of the last change in ns)"""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _check_file(path: Path) -> None:
+    try:
+        if path.is_file():
+            return
+    except OSError as error:
+        raise InputProblem("cannot be read", why=error.strerror or "", where=str(path)) from None
+    what = "is no file that can be read twice" if path.exists() else "no such file"
+    what = "is a directory, not a file" if path.is_dir() else what
+    raise InputProblem(what, next="name a .csv, .parquet or .arrow file, or example:weather", where=str(path))
