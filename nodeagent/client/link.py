@@ -18,7 +18,7 @@ from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import Hello, Reply, Request
 from nodeagent.transport.connection import Connection, dial
 from nodeagent.transport.tls import Identity, client_context
-from nodeagent.wire.frames import PROTOCOL
+from nodeagent.wire.frames import OLDEST_PROTOCOL, PROTOCOL
 
 DIAL_TIMEOUT_S = 3.0
 REDIAL_MIN_S = 0.05
@@ -73,12 +73,12 @@ class NetworkLink:
         self._lines: dict[tuple[str, bool], _Line] = {}
         self._closed = False
         self._context: ssl.SSLContext | None = None
-        self._hello = Hello(PROTOCOL, "admin", "client")
+        self._hello = Hello(PROTOCOL, "admin", "client", oldest_protocol=OLDEST_PROTOCOL)
         self._rng = random.Random()
         if identity is not None:
             self._context = client_context(identity)
             facts = certificate_facts(_pem(identity.cert))
-            self._hello = Hello(PROTOCOL, facts.role, facts.name)
+            self._hello = Hello(PROTOCOL, facts.role, facts.name, oldest_protocol=OLDEST_PROTOCOL)
         for endpoint in endpoints:
             self.learn(endpoint.target, endpoint.host, endpoint.port)
 

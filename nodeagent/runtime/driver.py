@@ -41,7 +41,7 @@ from nodeagent.runtime.rights import check_right
 from nodeagent.runtime.turns import Turns
 from nodeagent.transport.connection import Connection
 from nodeagent.wire.faults import to_reply
-from nodeagent.wire.frames import PROTOCOL
+from nodeagent.wire.frames import OLDEST_PROTOCOL, PROTOCOL
 
 CALL_TIMEOUT_S = 5.0
 SLOW_CALL_TIMEOUT_S = 120.0
@@ -186,6 +186,7 @@ class Driver:
             host.level,
             host.levels.own.oldest,
             host.levels.own.newest,
+            OLDEST_PROTOCOL,
         )
 
     def check_peer(self, hello: Hello) -> None:

@@ -26,7 +26,9 @@ from nodeagent.table.paging import Source, TableSource
 PROPERTY = "nodeagent"
 """Name of the footer property with the `Footer`."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSIONS = (1,)
+"""Of files that this release makes, oldest first; it reads all of them. An entry says which one it wants: the
+newest that the cluster's feature level allows."""
 
 
 class FileFormat(Protocol):
@@ -100,10 +102,9 @@ def compact_unit(
 
 
 def _make(table: pa.Table, spec: CloseSpec, clean: Order, file_format: FileFormat) -> ClosedUnit | None:
-    if spec.format_version != FORMAT_VERSION:
-        raise Refused(
-            f"{spec.name}: format version {spec.format_version}, this agent writes {FORMAT_VERSION}"
-        )
+    if spec.format_version not in FORMAT_VERSIONS:
+        made = ", ".join(map(str, FORMAT_VERSIONS))
+        raise Refused(f"{spec.name}: format version {spec.format_version}, this agent makes {made}")
     if table.num_rows == 0:
         return None
     sums = checksum(table, spec.schema)

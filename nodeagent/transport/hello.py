@@ -4,7 +4,7 @@ from nodeagent.model import features
 from nodeagent.model.errors import Forbidden
 from nodeagent.model.requests import Hello
 from nodeagent.transport.tls import ROLES, PeerName
-from nodeagent.wire.frames import PROTOCOL
+from nodeagent.wire.frames import OLDEST_PROTOCOL, PROTOCOL
 
 
 def check_hello(mine: Hello, theirs: Hello, certificate: PeerName | None, expect: str = "") -> None:
@@ -16,9 +16,11 @@ def check_hello(mine: Hello, theirs: Hello, certificate: PeerName | None, expect
     Raises:
         Forbidden: with a text that the peer is shown too.
     """
-    if theirs.protocol != PROTOCOL:
+    oldest = theirs.oldest_protocol or theirs.protocol
+    if oldest > PROTOCOL or theirs.protocol < OLDEST_PROTOCOL:
         raise Forbidden(
-            f"{theirs.name} speaks protocol {theirs.protocol}, {mine.name} speaks {PROTOCOL}",
+            f"{theirs.name} speaks protocol {_range(oldest, theirs.protocol)}, "
+            f"{mine.name} speaks {_range(OLDEST_PROTOCOL, PROTOCOL)}",
             next_step="install the same release on both",
         )
     if theirs.role not in ROLES or not theirs.name:
@@ -39,6 +41,10 @@ def check_hello(mine: Hello, theirs: Hello, certificate: PeerName | None, expect
     check_levels(mine, theirs)
     if theirs.role == "node" and not theirs.incarnation:
         raise Forbidden(f"node {theirs.name} does not say its incarnation")
+
+
+def _range(oldest: int, newest: int) -> str:
+    return f"{newest}" if oldest == newest else f"{oldest} to {newest}"
 
 
 def check_levels(mine: Hello, theirs: Hello) -> None:

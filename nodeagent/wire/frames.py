@@ -14,7 +14,10 @@ from nodeagent.model.errors import FrameError
 from nodeagent.model.limits import CHUNK_BYTES, FRAME_BYTES_MAX, KIB
 
 PROTOCOL = 1
-"""Version of everything on the wire; sides that differ refuse each other."""
+"""Version of everything on the wire that this release speaks best."""
+
+OLDEST_PROTOCOL = 1
+"""It speaks all from this one on. Two sides that have none in common refuse each other."""
 
 HELLO_BYTES_MAX = 16 * KIB
 """Nothing larger is read from a peer that has not said who it is."""

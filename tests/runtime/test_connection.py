@@ -175,6 +175,27 @@ def test_wrong_hello_is_refused(who: tuple[str, str], hello: Hello, expect: str,
 
 
 @pytest.mark.parametrize(
+    ("newest", "oldest", "text"),
+    [
+        (PROTOCOL, 0, ""),
+        (PROTOCOL + 1, PROTOCOL, ""),
+        (PROTOCOL + 5, 1, ""),
+        (PROTOCOL + 1, 0, f"speaks protocol {PROTOCOL + 1}, node1 speaks {PROTOCOL}"),
+        (PROTOCOL + 2, PROTOCOL + 1, f"speaks protocol {PROTOCOL + 1} to {PROTOCOL + 2}"),
+        (0, 0, "speaks protocol 0"),
+    ],
+)
+def test_two_sides_talk_if_they_have_a_protocol_in_common(newest: int, oldest: int, text: str) -> None:
+    """A later release speaks the version of this one, too, while nodes are upgraded one after the other."""
+    theirs = Hello(newest, "admin", "alice", oldest_protocol=oldest)
+    if not text:
+        return check_hello(node_hello(), theirs, None)
+    with pytest.raises(Forbidden, match=text):
+        check_hello(node_hello(), theirs, None)
+    return None
+
+
+@pytest.mark.parametrize(
     ("mine", "theirs", "text"),
     [
         ({}, {"level": 2}, "feature level 2, node1 speaks 1"),

@@ -34,6 +34,9 @@ class Hello(msgspec.Struct, frozen=True):
     newest_level: Count = FIRST
     """What the sender's release speaks (`features.Levels`)."""
 
+    oldest_protocol: Count = 0
+    """It speaks all versions from this one to `protocol`; 0: that one alone, as the first release."""
+
     @property
     def levels(self) -> Levels:
         return Levels(self.oldest_level, self.newest_level)
