@@ -552,8 +552,11 @@ class DataState:
         """Whether the file was in this manifest and left it, or no row was left for it."""
         if not (self.recovered and 0 <= logged_at(name) <= self.applied) or name in self.manifest:
             return False
-        coming = {u.spec.name for p in self.pending for u in p.units} | {c.output for c in self.compacting}
-        return name not in coming
+        return name not in self._coming()
+
+    def _coming(self) -> set[str]:
+        """Files that closes and compactions are still to make."""
+        return {u.spec.name for p in self.pending for u in p.units} | {c.output for c in self.compacting}
 
     def wants(self, job: CompactFiles) -> bool:
         """Whether a compaction that failed is to be tried again; if not it is over: its slot was released, or
@@ -767,7 +770,9 @@ class DataState:
         base = self.base()
         self.closed_through = {p: i for p, i in self.closed_through.items() if i > base}
         self.refused = {i for i in self.refused if i > base}
-        self.substitutes = {name for name in self.substitutes if not self.has_passed(name)}
+        if self.substitutes:
+            coming = self._coming()
+            self.substitutes = {n for n in self.substitutes if n in self.manifest or n in coming}
         return Checkpoint(
             group=self.group,
             applied=self.applied,
@@ -818,7 +823,7 @@ class DataState:
             for f in files
             if f.name not in self.manifest
             and f.name not in coming
-            and (index_in(f.name), f.partition) not in made_by
+            and (logged_at(f.name), f.partition) not in made_by
         )
 
     @classmethod
@@ -865,11 +870,6 @@ def initial(group: GroupId, slots: Ranges) -> DataState:
     state = DataState(group, applied=INITIAL_INDEX, delivered=INITIAL_INDEX)
     state.slots.open = expand(slots)
     return state
-
-
-def index_in(name: str) -> int:
-    """The index in a file's name: of the entry that made it, or of the `Open` before it was adopted."""
-    return int(name.split("-")[1])
 
 
 def encode_checkpoint(saved: Checkpoint) -> bytes:

@@ -175,8 +175,8 @@ class Handlers:
                 refusal = check_raise(self.host, request)
                 if refusal is not None:
                     return desk.reply(token, refusal)
-                library = self.host.writer.own
-                raised = meta.RaiseLevel(now, request.level, request.by, request.lock, library)
+                writer = self.host.writer.own
+                raised = meta.RaiseLevel(now, request.level, request.by, request.lock, writer)
                 replica.propose([meta.encode(raised)], token)
             case q.GiveUp():
                 given_up = plan_give_up(self.host, request)

@@ -135,7 +135,7 @@ class Host:
         self.writer = FileWriter(
             writer,
             lambda: self.level,
-            lambda: self.meta.image.library,
+            lambda: self.meta.image.unnamed_writer,
             lambda: self.is_current or self.desk.now - now > META_WAIT_MS,
         )
         self._empty = MetaState(levels=levels)

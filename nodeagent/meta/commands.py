@@ -65,8 +65,8 @@ class RaiseLevel(_Command, frozen=True, tag="RaiseLevel"):
     lock: int = 0
     """As in `SetDraining`."""
 
-    library: str = ""
-    """As in `state.Image.library`."""
+    unnamed_writer: str = ""
+    """As in `state.Image`."""
 
 
 class GiveUp(_Command, frozen=True, tag="GiveUp"):

@@ -76,7 +76,7 @@ class Image(msgspec.Struct):
     level: int = features.FIRST
     """The cluster's feature level."""
 
-    library: str = ""
+    unnamed_writer: str = ""
     """That made the files of entries which name none: of the leader when `Feature.FILE_WRITER` came."""
 
 
@@ -243,7 +243,7 @@ class MetaState:
         if (refusal := runs.fenced(self.image, r.lock)) is not None:
             return refusal
         if self.image.level < features.Feature.FILE_WRITER <= r.level:
-            self.image.library = r.library
+            self.image.unnamed_writer = r.unnamed_writer
         if r.level > self.image.level:
             _check_level(self.levels, r.level)
             self.image.level = r.level

@@ -61,7 +61,8 @@ def tsfile_name(name: str) -> str:
 
 
 def logged_at(name: str) -> int:
-    """Index of the entry that had the file `name` made; -1 if that is no file's name."""
+    """Index in a file's name: of the entry that made it, or of the `Open` before it was adopted; -1 if there
+    is none."""
     _, _, rest = name.partition("-")
     index = rest.partition("-")[0]
     return int(index) if index.isascii() and index.isdigit() else -1

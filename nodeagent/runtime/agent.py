@@ -42,7 +42,7 @@ from nodeagent.runtime.puller import Puller
 from nodeagent.runtime.rate import AutoRate
 from nodeagent.runtime.seen import save_starts
 from nodeagent.runtime.startup import Opened, fresh_random, open_directory
-from nodeagent.storage.library import tsfile_library
+from nodeagent.storage.tsfile_release import tsfile_library
 from nodeagent.transport.connection import Listener
 from nodeagent.transport.tls import client_context, reload, server_context
 

@@ -16,11 +16,11 @@ LIBRARY = "library"
 @dataclass(frozen=True, slots=True)
 class Build:
     """`writer` is what it says of its library in entries, "" for a release that says and heeds nothing.
-    `library` makes its files."""
+    `maker` is the library that makes its files."""
 
     levels: Levels = SPOKEN
     writer: str = ""
-    library: str = ""
+    maker: str = ""
 
 
 PLAIN = Build()
@@ -30,7 +30,7 @@ PREVIOUS = Build(Levels(FIRST, FIRST))
 """The release before this one."""
 
 THIS = Build(writer="lib 1")
-NEXT = Build(writer="lib 2", library="lib 2")
+NEXT = Build(writer="lib 2", maker="lib 2")
 """One that has another library: equal rows become other bytes."""
 
 

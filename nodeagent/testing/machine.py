@@ -154,7 +154,7 @@ class Machine:
         self._log, recovered = Log.open(self.disk, LOG_DIR, settings)
         self.durable.reopened(recovered, must_fit=not self.lossy)
         self.identity = begin_start(self.disk, self._log, self.node, known, self._draw)
-        engine = InlineEngine(_under(self.disk), LibraryFormat(self.build.library))
+        engine = InlineEngine(_under(self.disk), LibraryFormat(self.build.maker))
         self.storage = Storage(_under(self.disk), engine)
         self.storage.prepare()
         self._open_host(recovered)

@@ -187,7 +187,7 @@ def test_an_entry_that_names_no_library_means_the_one_from_before(monkeypatch: p
     node, _ = node_with_a_foreign_close(monkeypatch, Answers(), writer="")
     assert node.under_way(CloseFiles), "nobody said which"
     node = at_level(node_with_a_row(), Feature.FILE_WRITER)
-    node.host.meta.image.library = OTHER
+    node.host.meta.image.unnamed_writer = OTHER
     node.replica.propose([c.encode(c.CloseFile(((3, P),)))])
     node.pass_ms(1_000)
     assert not node.under_way(CloseFiles)
@@ -208,9 +208,9 @@ def test_before_the_meta_state_is_current_nothing_is_made(monkeypatch: pytest.Mo
 
 def test_raising_the_level_says_which_library_made_the_files_before() -> None:
     state = MetaState(Image(cluster_id="c"))
-    raised = commands_of_meta.RaiseLevel(7, Feature.FILE_WRITER, "ann", library=OTHER)
+    raised = commands_of_meta.RaiseLevel(7, Feature.FILE_WRITER, "ann", unnamed_writer=OTHER)
     state.apply(1, [Entry(1, EntryKind.COMMAND, commands_of_meta.encode(raised))])
-    assert state.image.library == OTHER
+    assert state.image.unnamed_writer == OTHER
 
 
 def test_a_member_says_which_files_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
