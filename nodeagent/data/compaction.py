@@ -79,6 +79,36 @@ class Compacting(msgspec.Struct):
         return self.command.why if isinstance(self.command, Park) else self.command.parked
 
 
+class Compactions:
+    """Those of one group that are logged and not over. As long as one is, its inputs are pinned: a cut-off
+    that was logged later must find its output."""
+
+    def __init__(self) -> None:
+        self.under_way: list[Compacting] = []
+        """In the order of the log."""
+
+    def of(self, job: CompactFiles) -> Compacting | None:
+        return next((c for c in self.under_way if c.job == job), None)
+
+    def is_input(self, name: str) -> bool:
+        """Whether a compaction that is logged and not over takes the file in, once it is there."""
+        return any(name in c.names for c in self.under_way if not c.gone)
+
+    def pinned(self, key: Key) -> dict[str, int]:
+        """Inputs of the table and partition, each with the index of the earliest that takes it in."""
+        waiting = reversed([c for c in self.under_way if c.key == key and not c.gone])
+        return {name: c.index for c in waiting for name in c.names}
+
+    def outputs(self) -> set[str]:
+        return {c.output for c in self.under_way}
+
+    def release(self, slots: set[int]) -> None:
+        """Those of the slots are over; one whose job runs is kept until that ends."""
+        for c in self.under_way:
+            c.gone = c.gone or c.command.slot in slots
+        self.under_way = [c for c in self.under_way if not c.gone or c.job is not None]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a compaction on members that are ahead: its output, or that of a later one which took it

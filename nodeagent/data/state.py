@@ -10,16 +10,18 @@ Invariants:
     the log is needed from `base() + 1` on, and from no earlier index.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from nodeagent.data import closing, commands, compaction
 from nodeagent.data.commands import Command
-from nodeagent.data.compaction import Compacting, Key, Outcome
+from nodeagent.data.compaction import Compacting, Compactions, Key, Outcome
+from nodeagent.data.files import Files
 from nodeagent.data.handover import Part, Staged
 from nodeagent.data.rates import WriteRates
+from nodeagent.data.rows import Rows
 from nodeagent.data.sessions import Image as SessionsImage
 from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots, expand
@@ -29,12 +31,10 @@ from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import EntryFailed
 from nodeagent.model.files import FileMeta, Tombstone, logged_at, parked_name
 from nodeagent.model.ids import GroupId, PartitionKey
-from nodeagent.model.jobs import AdoptFiles, CloseFiles, CloseUnit, CompactFiles, DeleteFiles, Job
+from nodeagent.model.jobs import AdoptFiles, CloseFiles, CloseUnit, CompactFiles, Job
 from nodeagent.model.operation import Ranges
 from nodeagent.model.requests import Accepted, ErrorReply, Reply, SessionOpened, Written
 from nodeagent.model.schema import TableSchema
-from nodeagent.table.manifest import Manifest
-from nodeagent.table.memtable import Memtable
 
 TIME_MIN = -(1 << 63)
 INITIAL_INDEX = 1
@@ -76,7 +76,7 @@ class Checkpoint(msgspec.Struct):
     """As in `handover.Staged`."""
 
     substitutes: list[str] = []
-    """As in `DataState.substitutes`."""
+    """As in `Files.substitutes`."""
 
 
 @dataclass(slots=True)
@@ -89,51 +89,39 @@ class Adopting:
     """Slots released since, as in `closing.Pending`."""
 
 
-@dataclass(slots=True)
 class DataState:
     """See the module. `jobs` collects work for the host, which numbers and runs it."""
 
-    group: GroupId
-    applied: int = 0
-    slots: Slots = field(default_factory=Slots)
-    sessions: Sessions = field(default_factory=Sessions)
-    staged: Staged = field(default_factory=Staged)
-    schemas: dict[tuple[str, str], TableSchema] = field(default_factory=dict)
-    tombstones: Tombstones = field(default_factory=Tombstones)
-    manifest: Manifest = field(default_factory=Manifest)
-    memtable: Memtable = field(default_factory=Memtable)
-    closed_through: dict[PartitionKey, int] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)
-    pending: list[closing.Pending] = field(default_factory=list)
-    adopting: list[Adopting] = field(default_factory=list)
-    compacting: list[Compacting] = field(default_factory=list)
-    """In the order of the log."""
+    def __init__(
+        self,
+        group: GroupId,
+        applied: int = 0,
+        slots: Slots | None = None,
+        sessions: Sessions | None = None,
+        staged: Staged | None = None,
+        tombstones: Iterable[Tombstone] = (),
+    ) -> None:
+        self.group = group
+        self.applied = applied
+        self.jobs: list[Job] = []
+        """Shared by the parts that ask for work: to be emptied, never replaced."""
 
-    substitutes: set[str] = field(default_factory=set)
-    """Files made here with another library than their entry names, so with other bytes than elsewhere. What
-    the log has of the other members by then takes each of them away."""
+        self.slots = slots or Slots()
+        self.sessions = sessions or Sessions()
+        self.staged = staged or Staged()
+        self.schemas: dict[tuple[str, str], TableSchema] = {}
+        self.tombstones = Tombstones(tombstones)
+        self.rows = Rows(self.tombstones)
+        self.rows.delivered = applied
+        self.compactions = Compactions()
+        self.files = Files(group, self.jobs, self.slots, self.rows, self.tombstones, self.compactions)
+        self.refused: set[int] = set()
+        self.pending: list[closing.Pending] = []
+        self.adopting: list[Adopting] = []
+        self.rates = WriteRates()
+        """Of this process alone: neither in the log nor in a checkpoint."""
 
-    jobs: list[Job] = field(default_factory=list)
-    doomed: list[FileMeta] = field(default_factory=list)
-    """Files that left the manifest since the host looked. The log would name them again as inputs after a
-    restart, so they are unlinked only when a durable checkpoint is without them."""
-
-    changed: dict[Key, None] = field(default_factory=dict)
-    """Where files or deletes came since a leader looked for what to compact, the longest waiting first."""
-
-    recovered_to: int = 0
-    """Entries up to here only give their rows back to the memtable."""
-
-    delivered: int = 0
-    """Last entry seen; behind `applied` only while rows are given back."""
-
-    slot_of: dict[PartitionKey, int] = field(default_factory=dict)
-    """Slots of the partitions in the memtable."""
-
-    rates: WriteRates = field(default_factory=WriteRates)
-    """Of this process alone: neither in the log nor in a checkpoint."""
-
-    _news: bool = False
+        self._news = False
 
     # --- applying ----------------------------------------------------------------------------------
 
@@ -147,8 +135,8 @@ class DataState:
         index = first
         try:
             for index, entry in enumerate(entries, first):
-                self.delivered = index
-                if index <= self.recovered_to:
+                self.rows.delivered = index
+                if index <= self.rows.recovered_to:
                     self._recover(index, entry, now)
                     continue
                 assert index == self.applied + 1, (self.group, index, self.applied)
@@ -210,8 +198,7 @@ class DataState:
             return
         command = commands.decode(entry.data)
         if isinstance(command, commands.WriteRows):
-            if index > self.closed_through.get(command.partition, 0):
-                self._remember(index, command, now)
+            self.rows.give_back(index, command, now)
         elif isinstance(command, commands.CloseFile | commands.Seal) and any(
             p.index == index for p in self.pending
         ):
@@ -242,7 +229,7 @@ class DataState:
         if not self.sessions.take(w.session, w.slot, w.sequence, w.settled):
             self.refused.add(index)
             return Written(0, duplicate=True)
-        self._remember(index, w, now)
+        self.rows.add(index, w, now)
         self.rates.add(w.slot, len(w.ipc), now)
         return Written(index)
 
@@ -256,26 +243,13 @@ class DataState:
             )
         return None
 
-    def _remember(self, index: int, w: commands.WriteRows, now: int) -> None:
-        self.slot_of[w.partition] = w.slot
-        self.memtable.add(
-            w.partition,
-            w.table,
-            commands.batch_of(index, w),
-            rows=w.rows,
-            time_min=w.time_min,
-            time_max=w.time_max,
-            now_ms=now,
-        )
-
     def _delete(self, index: int, d: commands.DeleteRange) -> Reply:
         refusal = self.check_slot(d.slot) or self._check_session(d.session, d.slot, d.sequence, d.settled)
         if refusal is not None:
             return refusal
         if not self.sessions.take(d.session, d.slot, d.sequence, d.settled):
             return Written(0, duplicate=True)
-        self.tombstones.add(Tombstone((index,), d.partition, d.table, d.tags, d.time_from, d.time_to))
-        self.changed[d.partition, d.table] = None
+        self.files.delete(Tombstone((index,), d.partition, d.table, d.tags, d.time_from, d.time_to))
         return Written(index)
 
     def _open_session(self, index: int, term: int) -> Reply:
@@ -309,7 +283,7 @@ class DataState:
         for slot, partition in command.partitions:
             if left is not None and partition not in left:
                 continue
-            fresh = self.memtable.freeze(partition, index)
+            fresh = self.rows.memtable.freeze(partition, index)
             tables = {table: tuple(run.batches) for table, run in fresh.items()}
             if tables:
                 frozen.append((slot, partition, tables))
@@ -340,7 +314,7 @@ class DataState:
         self._close(index, waiting.command, schemas, left, waiting.parked)
         if len(self.pending) > at:
             self.pending[at].gone = waiting.gone
-        self._drop_rows(waiting.gone)
+        self.rows.drop_slots(waiting.gone)
         self.pending += later
 
     def on_closed(self, job: CloseFiles, files: tuple[FileMeta | None, ...]) -> None:
@@ -351,7 +325,7 @@ class DataState:
             if pending is None:
                 continue
             if unit.spec.name in pending.parked:
-                self._drop_files([file])  # made while it was parked: nobody names it
+                self.files.unlink([file])  # made while it was parked: nobody names it
             else:
                 pending.on_made(unit, file)
         self._file_made()
@@ -369,22 +343,12 @@ class DataState:
                 else:
                     behind.add(partition)
         self.pending = [p for p in self.pending if p.parts]
-        self._prune_tombstones()
+        self.files.prune()
         self._take_turns()
 
     def _materialise(self, pending: closing.Pending, partition: PartitionKey) -> None:
-        self._keep(pending.file(partition), pending.gone)
-        self.memtable.drop(partition, pending.index)
-        if self.memtable.partition(partition) is None:
-            self.slot_of.pop(partition, None)
-        self.tombstones.touched(partition)
-        self.closed_through[partition] = max(self.closed_through.get(partition, 0), pending.index)
-
-    def _drop_files(self, files: Iterable[FileMeta | None]) -> None:
-        """Unlink files that no manifest ever named."""
-        unnamed = tuple(f for f in files if f is not None)
-        if unnamed:
-            self.jobs.append(DeleteFiles(self.group, unnamed))
+        self.files.keep(pending.file(partition), pending.gone)
+        self.rows.drop_filed(partition, pending.index)
 
     def _park(self, index: int, command: commands.Park) -> None:
         """Rows that fail to become a TsFile become an Arrow file, also where they are a TsFile already: what
@@ -393,20 +357,20 @@ class DataState:
         What a compaction logged before names as an input is parked after it, if it is there then: whether the
         compaction takes it away is known only when its turn has come, at each member's own pace.
         """
-        if self.is_input(command.name):
-            self.compacting.append(Compacting(index, command, command.schema, []))
+        if self.compactions.is_input(command.name):
+            self.compactions.under_way.append(Compacting(index, command, command.schema, []))
             return
-        merge = next((c for c in self.compacting if c.index == command.close), None)
+        merge = next((c for c in self.compactions.under_way if c.index == command.close), None)
         if merge is not None:
             return self._park_merge(merge, command.why)
         pending = next((p for p in self.pending if p.index == command.close), None)
         made = pending.made.pop(command.name, None) if pending is not None else None
         unit = pending.park(command.name, command.why) if pending is not None else None
         if unit is not None:
-            self._drop_files([made])
+            self.files.unlink([made])
             self.jobs.append(CloseFiles(self.group, (unit,)))
-        elif command.name in self.manifest:
-            self.compacting.append(Compacting(index, command, command.schema, []))
+        elif command.name in self.files.manifest:
+            self.compactions.under_way.append(Compacting(index, command, command.schema, []))
             self._take_turns()
 
     def _park_merge(self, c: Compacting, why: str) -> None:
@@ -415,7 +379,7 @@ class DataState:
             return
         c.command = msgspec.structs.replace(c.command, parked=why)
         if c.job is not None:
-            c.job = compaction.job_of(self.group, c, c.job.unit.inputs, self.substitutes)
+            c.job = compaction.job_of(self.group, c, c.job.unit.inputs, self.files.substitutes)
             self.jobs.append(c.job)
 
     def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
@@ -440,62 +404,14 @@ class DataState:
         logged before the cut-off names it."""
         spec = unit.spec
         table = spec.schema.table
-        cuts = [t for t in self.tombstones.of(spec.partition, table) if t.expiry and spec.order < t.order]
-        held = self.memtable.partition(spec.partition) if cuts else None
+        cuts = [t for t in self.tombstones.cuts(spec.partition, table) if spec.order < t.order]
+        held = self.rows.memtable.partition(spec.partition) if cuts else None
         if held is None:
             return False
         first = unit.batches[0].order[0]
         last = next((run.time_max for run in held.runs(table) if run.first_index == first), None)
-        pins = [c.index for c in self.compacting if not c.gone and spec.name in c.names]
-        return last is not None and any(
-            last <= t.time_to and (not pins or t.order < (min(pins),)) for t in cuts
-        )
-
-    def _keep(self, files: Iterable[FileMeta], gone: set[int]) -> None:
-        """Into the manifest; but files of slots released while they were being made or adopted go."""
-        files = tuple(files)
-        kept = [f for f in files if f.slot not in gone]
-        self.manifest.add(kept)
-        for key in {(f.partition, f.table) for f in kept}:
-            self._settle_files(key)
-        orphans = tuple(f for f in files if f.slot in gone)
-        if orphans:
-            self.jobs.append(DeleteFiles(self.group, orphans))
-
-    def _drop_rows(self, slots: set[int]) -> None:
-        """Forget the rows in memory: they belong to a tenure of these slots that is over."""
-        for partition in [p for p, slot in self.slot_of.items() if slot in slots]:
-            self.memtable.drop_partition(partition)
-            del self.slot_of[partition]
-            self.tombstones.touched(partition)
-
-    def _settle_files(self, key: Key) -> None:
-        """Files of the table and partition came: those that expired meanwhile go again."""
-        self.changed[key] = None
-        self.tombstones.touched(*key)
-        cuts = [t for t in self.tombstones.of(*key) if t.expiry]
-        if cuts:
-            waiting = reversed([c for c in self.compacting if c.key == key and not c.gone])
-            pinned = {name: c.index for c in waiting for name in c.names}
-            gone = compaction.expired(self.manifest.of_partition(*key), cuts, pinned)
-            self.doomed += self.manifest.remove(f.name for f in gone)
-
-    def _prune_tombstones(self) -> None:
-        """Forget deletes that mask nothing any more: no older file, no row in memory, nothing to arrive."""
-        if not self.tombstones or self.slots.arriving or not self.recovered:
-            return
-        self.tombstones.prune(self._still_masking)
-
-    def _still_masking(
-        self, partition: PartitionKey, table: str, deletes: Sequence[Tombstone]
-    ) -> list[Tombstone]:
-        files = self.manifest.of_partition(partition, table)
-        return [t for t in deletes if self._holds_older(t) or any(t.masks(f) for f in files)]
-
-    def _holds_older(self, t: Tombstone) -> bool:
-        """Whether rows that came before the delete are in no file yet."""
-        held = self.memtable.partition(t.partition)
-        return held is not None and (held.first_index,) < t.order
+        pin = self.compactions.pinned((spec.partition, table)).get(spec.name)
+        return last is not None and any(last <= t.time_to and (pin is None or t.order < (pin,)) for t in cuts)
 
     # --- compaction and expiry (see `data.compaction`) ----------------------------------------------
 
@@ -519,22 +435,22 @@ class DataState:
         key = (command.partition, command.table)
         coming = (t for a in self.adopting for t in a.command.tombstones if (t.partition, t.table) == key)
         deletes = dict.fromkeys([*self.tombstones.of(*key), *coming])
-        self.compacting.append(Compacting(index, command, schema, list(deletes)))
+        self.compactions.under_way.append(Compacting(index, command, schema, list(deletes)))
         self._take_turns()
 
     def _take_turns(self) -> None:
         """Start the compactions whose turn has come."""
         taken: set[Key] = set()
-        for c in list(self.compacting):
+        for c in list(self.compactions.under_way):
             if c.gone or c.key in taken:
                 continue
             if c.job is None and self._is_next(c):
-                inputs = compaction.find_inputs(self.manifest, c)
+                inputs = compaction.find_inputs(self.files.manifest, c)
                 if not inputs:
-                    self.compacting.remove(c)
-                    self._settle_files(c.key)
+                    self.compactions.under_way.remove(c)
+                    self.files.settle(c.key)
                     continue
-                c.job = compaction.job_of(self.group, c, inputs, self.substitutes)
+                c.job = compaction.job_of(self.group, c, inputs, self.files.substitutes)
                 self.jobs.append(c.job)
             taken.add(c.key)
 
@@ -544,28 +460,24 @@ class DataState:
             return False
         return not any(a.index < c.index and c.command.slot in expand(a.command.slots) for a in self.adopting)
 
-    def is_input(self, name: str) -> bool:
-        """Whether a compaction that is logged and not over takes the file in, once it is there."""
-        return any(name in c.names for c in self.compacting if not c.gone)
-
     def has_passed(self, name: str) -> bool:
         """Whether the file was in this manifest and left it, or no row was left for it."""
-        if not (self.recovered and 0 <= logged_at(name) <= self.applied) or name in self.manifest:
+        if not (self.rows.recovered and 0 <= logged_at(name) <= self.applied) or name in self.files.manifest:
             return False
         return name not in self._coming()
 
     def _coming(self) -> set[str]:
         """Files that closes and compactions are still to make."""
-        return {u.spec.name for p in self.pending for u in p.units} | {c.output for c in self.compacting}
+        return {u.spec.name for p in self.pending for u in p.units} | self.compactions.outputs()
 
     def wants(self, job: CompactFiles) -> bool:
         """Whether a compaction that failed is to be tried again; if not it is over: its slot was released, or
         its inputs have expired, and then no other member holds its output any more either."""
-        c = next((c for c in self.compacting if c.job == job), None)
+        c = self.compactions.of(job)
         if c is None:
             return False
         if c.gone:
-            self.compacting.remove(c)
+            self.compactions.under_way.remove(c)
             return False
         over = next((o for o in self.outcomes(job) if self._has_expired(o)), None)
         if over is not None:
@@ -577,43 +489,45 @@ class DataState:
         one, where it was logged before the cut-off, had its effect."""
         steps = set(map(id, outcome.steps))
         names = {name for c in outcome.steps for name in (*c.names, c.output)}
-        later = [c.index for c in self.compacting if id(c) not in steps and not names.isdisjoint(c.names)]
+        later = [
+            c.index
+            for c in self.compactions.under_way
+            if id(c) not in steps and not names.isdisjoint(c.names)
+        ]
         pinned = {f.name: min(later) for f in outcome.inputs} if later else {}
-        cuts = [t for t in self.tombstones.of(*outcome.steps[0].key) if t.expiry]
+        cuts = self.tombstones.cuts(*outcome.steps[0].key)
         return len(compaction.expired(outcome.inputs, cuts, pinned)) == len(outcome.inputs)
 
     def outcomes(self, job: CompactFiles) -> list[Outcome]:
         """Files of members that are ahead which would end the compaction here, the furthest first."""
-        c = next((c for c in self.compacting if c.job == job), None)
+        c = self.compactions.of(job)
         if c is None or c.gone:
             return []
-        later = self.compacting[self.compacting.index(c) :]
+        later = self.compactions.under_way[self.compactions.under_way.index(c) :]
         alike = [d for d in later if d.key == c.key and not d.gone and self._is_next(d)]
-        return compaction.outcomes_of(c, alike, self.manifest.of_partition(*c.key))
+        return compaction.outcomes_of(c, alike, self.files.manifest.of_partition(*c.key))
 
     def on_copied(self, outcome: Outcome, made: FileMeta | None) -> None:
         """A member's file that ends several compactions at once is durable, or nothing was left for it."""
         over = set(map(id, outcome.steps))
-        self.compacting = [c for c in self.compacting if id(c) not in over]
+        self.compactions.under_way = [c for c in self.compactions.under_way if id(c) not in over]
         self._replace(outcome.inputs, [made] if made is not None else [], outcome.steps[0].key)
 
     def _replace(self, inputs: Iterable[FileMeta], files: list[FileMeta], key: Key) -> None:
-        self.doomed += self.manifest.replace([f.name for f in inputs], files)
-        self._settle_files(key)
-        self._prune_tombstones()
+        self.files.replace(inputs, files, key)
         self._take_turns()
 
     def on_compacted(self, job: CompactFiles, made: FileMeta | None) -> None:
         """The file `job` asked for is durable, or nothing was left for it."""
-        c = next((c for c in self.compacting if c.job == job), None)
+        c = self.compactions.of(job)
         if c is None:
             if made is not None and self._is_parked_by_now(made.name):
-                self._drop_files([made])
+                self.files.unlink([made])
             return
-        self.compacting.remove(c)
+        self.compactions.under_way.remove(c)
         files = [made] if made is not None else []
         if c.gone:
-            self.doomed += files
+            self.files.doomed += files
             self._take_turns()
         else:
             self._replace(job.unit.inputs, files, c.key)
@@ -621,18 +535,16 @@ class DataState:
     def _is_parked_by_now(self, name: str) -> bool:
         """Whether this TsFile is named nowhere, because its rows were parked while it was made."""
         instead = parked_name(name)
-        coming = (c.job.unit.spec.name for c in self.compacting if c.job is not None)
-        return name not in self.manifest and (instead in self.manifest or instead in coming)
+        coming = (c.job.unit.spec.name for c in self.compactions.under_way if c.job is not None)
+        return name not in self.files.manifest and (instead in self.files.manifest or instead in coming)
 
     def _expire(self, index: int, e: commands.Expire) -> Reply:
         if e.passed and e.before > e.passed:
             return ErrorReply("refused", f"the cut-off {e.before} lies after {e.passed}: in the future")
         if self.check_slot(e.slot) is None:
-            self.tombstones.add(
+            self.files.expire(
                 Tombstone((index,), e.partition, e.table, (), TIME_MIN, e.before - 1, expiry=True)
             )
-            self._settle_files((e.partition, e.table))
-            self._prune_tombstones()
         return Accepted(index)
 
     # --- hand-over ---------------------------------------------------------------------------------
@@ -643,18 +555,13 @@ class DataState:
             return
         moved = self.slots.sealed[command.operation].slots
         self.sessions.forget(moved)  # the table has them, also for an `Unseal`
-        self._close(index, self._seal_close(moved, command.writer))
+        self._close(index, commands.CloseFile(self.rows.of_slots(moved), writer=command.writer))
 
     def _unseal(self, command: commands.Unseal) -> None:
         sealed = self.slots.sealed.get(command.operation)
         self.staged.drop(command.operation)
         if self.slots.unseal(command.operation) and sealed is not None:
             self.sessions.admit([sealed.sessions], sealed.slots)
-
-    def _seal_close(self, slots: set[int], writer: str) -> commands.CloseFile:
-        """Sorted: the order of first writes in memory depends on when files were made, names may not."""
-        partitions = tuple((s, p) for p, s in sorted(self.slot_of.items()) if s in slots)
-        return commands.CloseFile(partitions, writer=writer)
 
     def _stage_sessions(self, command: commands.OpenSessions) -> None:
         if command.operation not in self.slots.ended and command.operation not in self.slots.arriving:
@@ -686,7 +593,7 @@ class DataState:
         adopted = self.adopting.pop(at)
         command = adopted.command
         self.tombstones.add_older(command.tombstones)
-        self._keep([a.meta for a in command.files], adopted.gone)
+        self.files.keep([a.meta for a in command.files], adopted.gone)
         self.slots.adopted(command.operation, command.slots)
         self._take_turns()
 
@@ -695,45 +602,34 @@ class DataState:
         if not gone:
             return
         self.sessions.forget(gone)
-        self._drop_rows(gone)
+        self.rows.drop_slots(gone)
         for pending in self.pending:
             pending.gone |= gone
         for adopting in self.adopting:
             adopting.gone |= gone
-        for c in self.compacting:
-            c.gone = c.gone or c.command.slot in gone
-        self.compacting = [c for c in self.compacting if not c.gone or c.job is not None]
-        doomed = tuple(f for slot in sorted(gone) for f in self.manifest.remove_slot(slot))
-        for partition in {f.partition for f in doomed}:
-            self.tombstones.drop(partition)
-        if doomed:
-            self.jobs.append(DeleteFiles(self.group, doomed))
+        self.compactions.release(gone)
+        self.files.release(gone)
 
     # --- indexes and checkpoints -------------------------------------------------------------------
 
     @property
     def materialised(self) -> int:
         waiting = [p.index for p in self.pending] + [a.index for a in self.adopting]
-        waiting += [c.index for c in self.compacting if not c.gone]
+        waiting += [c.index for c in self.compactions.under_way if not c.gone]
         return min(waiting, default=self.applied + 1) - 1
 
     def base(self) -> int:
         """The log is needed from the next index on."""
         needed = [p.first_index for p in self.pending] + [a.index for a in self.adopting]
-        needed.append(self.memtable.first_index() or self.applied + 1)
+        needed.append(self.rows.memtable.first_index() or self.applied + 1)
         return min(min(needed) - 1, self.applied)
-
-    @property
-    def recovered(self) -> bool:
-        """Every row the checkpoint left in the log is back in memory."""
-        return self.delivered >= self.recovered_to
 
     def sealed_ready(self, operation: str) -> bool:
         """Whether this member applied the seal and made every file of the sealed slots."""
         sealed = self.slots.sealed.get(operation)
         if sealed is None or not self.sealed_whole(operation, sealed.slots):
             return False
-        if any(c.command.slot in sealed.slots and not c.gone for c in self.compacting):
+        if any(c.command.slot in sealed.slots and not c.gone for c in self.compactions.under_way):
             return False
         return not any(u.spec.slot in sealed.slots for p in self.pending for u in p.units)
 
@@ -743,7 +639,7 @@ class DataState:
         They are not while files that an earlier operation brought are still to be put in place here.
         """
         sealed = self.slots.sealed.get(operation)
-        if sealed is None or sealed.hollow or not self.recovered or not slots <= sealed.slots:
+        if sealed is None or sealed.hollow or not self.rows.recovered or not slots <= sealed.slots:
             return False
         if any(not slots.isdisjoint(a.slots) for a in self.slots.arriving.values()):
             return False
@@ -766,13 +662,13 @@ class DataState:
         """
         operations = without or set()
         sources = self.sources(operations)
-        assert self.recovered, (self.group, self.delivered, self.recovered_to)
+        assert self.rows.recovered, (self.group, self.rows.delivered, self.rows.recovered_to)
         base = self.base()
-        self.closed_through = {p: i for p, i in self.closed_through.items() if i > base}
+        self.rows.forget_closed(base)
         self.refused = {i for i in self.refused if i > base}
-        if self.substitutes:
+        if self.files.substitutes:
             coming = self._coming()
-            self.substitutes = {n for n in self.substitutes if n in self.manifest or n in coming}
+            self.files.substitutes = {n for n in self.files.substitutes if n in self.files.manifest or n in coming}
         return Checkpoint(
             group=self.group,
             applied=self.applied,
@@ -780,8 +676,8 @@ class DataState:
             sessions=self.sessions.image(),
             schemas=list(self.schemas.values()),
             tombstones=list(self.tombstones),
-            files=[f for f in self.manifest.files() if f.slot not in sources] if with_files else [],
-            closed_through=sorted(self.closed_through.items()),
+            files=[f for f in self.files.manifest.files() if f.slot not in sources] if with_files else [],
+            closed_through=sorted(self.rows.closed_through.items()),
             refused=sorted(self.refused),
             pending=[(p.index, commands.encode(p.command), p.schemas, p.gone) for p in self.pending],
             unfiled=[
@@ -793,12 +689,12 @@ class DataState:
             adopting=[(a.index, commands.encode(a.command), a.gone) for a in self.adopting],
             compacting=[
                 (c.index, commands.encode(c.command), c.schema, c.tombstones)
-                for c in self.compacting
+                for c in self.compactions.under_way
                 if not c.gone and c.command.slot not in sources
             ],
             parked=[(p.index, name, why) for p in self.pending for name, why in p.parked.items()],
             staged=self.staged.parts,
-            substitutes=sorted(self.substitutes),
+            substitutes=sorted(self.files.substitutes),
         )
 
     def superseded(self, old: "DataState", left: Iterable[FileMeta] = ()) -> tuple[FileMeta, ...]:
@@ -810,18 +706,18 @@ class DataState:
         if self.applied < old.applied:
             return ()
         unnamed = (f for p in old.pending for f in p.made.values() if f is not None)
-        return self.never_named((*old.manifest.files(), *unnamed, *left))
+        return self.never_named((*old.files.manifest.files(), *unnamed, *left))
 
     def never_named(self, files: Iterable[FileMeta]) -> tuple[FileMeta, ...]:
         """Those that the manifest does not name, nor will by anything that is applied and not over."""
         made_by = {(p.index, partition) for p in self.pending for partition in p.parts}
-        made_by |= {(c.index, c.command.partition) for c in self.compacting}
+        made_by |= {(c.index, c.command.partition) for c in self.compactions.under_way}
         coming = {f.meta.name for a in self.adopting for f in a.command.files}
-        coming |= {c.output for c in self.compacting}
+        coming |= self.compactions.outputs()
         return tuple(
             f
             for f in files
-            if f.name not in self.manifest
+            if f.name not in self.files.manifest
             and f.name not in coming
             and (logged_at(f.name), f.partition) not in made_by
         )
@@ -831,19 +727,19 @@ class DataState:
         """State at `saved.applied`; rows come back as the log after `base` is applied again."""
         state = cls(
             saved.group,
-            applied=saved.applied,
-            slots=saved.slots,
-            sessions=Sessions.restore(saved.sessions),
-            staged=Staged(saved.staged),
-            schemas={(s.storage_group, s.table): s for s in saved.schemas},
-            tombstones=Tombstones(saved.tombstones),
-            closed_through=dict(saved.closed_through),
-            substitutes=set(saved.substitutes),
-            refused=set(saved.refused),
-            recovered_to=saved.applied,
-            delivered=base,
+            saved.applied,
+            saved.slots,
+            Sessions.restore(saved.sessions),
+            Staged(saved.staged),
+            saved.tombstones,
         )
-        state.manifest.add(saved.files)
+        state.rows.recovered_to, state.rows.delivered = saved.applied, base
+        state.rows.closed_through = dict(saved.closed_through)
+        state.schemas |= {(s.storage_group, s.table): s for s in saved.schemas}
+        state.refused = set(saved.refused)
+        state.files.manifest.add(saved.files)
+        state.files.changed = dict.fromkeys((f.partition, f.table) for f in saved.files)
+        state.files.substitutes = set(saved.substitutes)
         for index, data, schemas, gone in saved.pending:
             command = commands.decode(data)
             assert isinstance(command, commands.CloseFile)
@@ -859,17 +755,14 @@ class DataState:
         for index, data, schema, tombstones in saved.compacting:
             command = commands.decode(data)
             assert isinstance(command, commands.Compact | commands.Park)
-            state.compacting.append(Compacting(index, command, schema, tombstones))
-        state.changed = dict.fromkeys((f.partition, f.table) for f in saved.files)
+            state.compactions.under_way.append(Compacting(index, command, schema, tombstones))
         state._take_turns()
         return state
 
 
 def initial(group: GroupId, slots: Ranges) -> DataState:
     """State of a group that the meta log created owning `slots`, as of `INITIAL_INDEX`."""
-    state = DataState(group, applied=INITIAL_INDEX, delivered=INITIAL_INDEX)
-    state.slots.open = expand(slots)
-    return state
+    return DataState(group, INITIAL_INDEX, Slots(expand(slots)))
 
 
 def encode_checkpoint(saved: Checkpoint) -> bytes:

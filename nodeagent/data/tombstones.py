@@ -28,6 +28,10 @@ class Tombstones:
         """In the order they came; not to be changed."""
         return self._deletes.get(partition, {}).get(table, ())
 
+    def cuts(self, partition: PartitionKey, table: str) -> list[Tombstone]:
+        """Those that expire rows, up to a time."""
+        return [t for t in self.of(partition, table) if t.expiry]
+
     def of_partition(self, partition: PartitionKey) -> tuple[Tombstone, ...]:
         return tuple(t for deletes in self._deletes.get(partition, {}).values() for t in deletes)
 

@@ -102,9 +102,9 @@ class Compactor:
         if now >= self._look_at:
             self._look_at = now + config.compact_every_ms
             self._looks = {
-                r.group: _Look(len(r.state.changed), self._moving(r.group))
+                r.group: _Look(len(r.state.files.changed), self._moving(r.group))
                 for r in self.host.data.values()
-                if r.leads and r.state.changed
+                if r.leads and r.state.files.changed
             }
         for replica in self._led() if self._looks else ():
             look = self._looks.get(replica.group)
@@ -123,7 +123,7 @@ class Compactor:
         return [
             r
             for r in self.host.data.values()
-            if r.leads and r.state.recovered and r.seen >= r.led_from and not self._is_waiting(r)
+            if r.leads and r.state.rows.recovered and r.seen >= r.led_from and not self._is_waiting(r)
         ]
 
     def _is_waiting(self, replica: DataReplica) -> bool:
@@ -150,7 +150,9 @@ class Compactor:
         if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
             return
         stuck = min(len(replica.stuck), COMPACTIONS_MAX)  # they keep no other from being merged
-        runs = self._choose(replica, look, COMPACTIONS_MAX - (len(replica.state.compacting) - stuck))
+        runs = self._choose(
+            replica, look, COMPACTIONS_MAX - (len(replica.state.compactions.under_way) - stuck)
+        )
         if runs:
             self._check(replica, runs)
 
@@ -158,13 +160,13 @@ class Compactor:
         """What to compact now, of where something changed; what has nothing to compact is forgotten."""
         state, group, now = replica.state, replica.group, self.host.desk.now
         files_min = self._files_min()
-        look.left = min(look.left, len(state.changed))
-        under_way = {c.key for c in state.compacting}
+        look.left = min(look.left, len(state.files.changed))
+        under_way = {c.key for c in state.compactions.under_way}
         runs: Runs = {}
-        for key in list(islice(state.changed, min(COMPACT_KEYS_PER_TURN, look.left))):
+        for key in list(islice(state.files.changed, min(COMPACT_KEYS_PER_TURN, look.left))):
             if len(runs) >= room or look.is_over:
                 break
-            del state.changed[key]
+            del state.files.changed[key]
             look.left -= 1
             look.looked += 1
             if key not in under_way and now >= self._not_before.get((group, key), now):
@@ -175,7 +177,7 @@ class Compactor:
                     look.weight += sum(map(compaction.weight_of, run))
                 if is_done:
                     continue
-            state.changed[key] = None  # behind the others, so that each has its turn
+            state.files.changed[key] = None  # behind the others, so that each has its turn
         return runs
 
     def _run_of(
@@ -184,7 +186,7 @@ class Compactor:
         """What to compact there now, if anything; and whether there is nothing until something changes."""
         state, group = replica.state, replica.group
         full_min = self.host.config.compact_files_min
-        files = state.manifest.of_partition(*key)
+        files = state.files.manifest.of_partition(*key)
         if files and (files[0].slot in moving or not state.is_settled(files[0].slot)):
             return (), False
         low = self.host.desk.space.is_low  # then only what makes room: the end of rows that were deleted
@@ -313,8 +315,8 @@ class Compactor:
         groups = {name[0] for name, schema in self.host.meta.schemas.items() if schema.ttl_ms}
         found = dict[PartitionKey, None]()
         for storage_group in sorted(groups):
-            found |= dict.fromkeys(replica.state.manifest.partitions(storage_group))
-        found |= dict.fromkeys(p for p in replica.state.slot_of if p.storage_group in groups)
+            found |= dict.fromkeys(replica.state.files.manifest.partitions(storage_group))
+        found |= dict.fromkeys(p for p in replica.state.rows.slot_of if p.storage_group in groups)
         return list(found)
 
     def _begin_expiry(self) -> None:
@@ -363,11 +365,11 @@ class Compactor:
         """`Expire` for the tables of one partition that need it."""
         state = replica.state
         ages: dict[str, list[tuple[Order, int, int]]] = defaultdict(list)
-        slot = state.slot_of.get(partition)
-        for f in state.manifest.of_partition(partition):
+        slot = state.rows.slot_of.get(partition)
+        for f in state.files.manifest.of_partition(partition):
             slot = f.slot
             ages[f.table].append((f.order, f.time_min, f.time_max))
-        held = state.memtable.partition(partition)
+        held = state.rows.memtable.partition(partition)
         if slot is None or slot in moving or not state.is_settled(slot):
             return []
         found = []

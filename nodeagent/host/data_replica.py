@@ -148,14 +148,15 @@ class DataReplica(Replica):
         self._tell_gone()
 
     def start_jobs(self) -> None:
-        jobs, self.state.jobs = self.state.jobs, []
+        jobs = list(self.state.jobs)
+        self.state.jobs.clear()
         for job in jobs:
             if isinstance(job, CloseFiles) and all(self._is_sealed(u.spec.slot) for u in job.units):
                 self._start_after(SEALED_CLOSE_MS, job)
             else:
                 self._start(job)
-        self._part_with(self.state.doomed)
-        self.state.doomed = []
+        self._part_with(self.state.files.doomed)
+        self.state.files.doomed = []
 
     def _is_sealed(self, slot: int) -> bool:
         return self.state.slots.sealed_by(slot) is not None
@@ -262,7 +263,7 @@ class DataReplica(Replica):
 
     def _foreign(self, specs: Iterable[CloseSpec]) -> str:
         """Why other members are to make these files, "" if this one is."""
-        return self._writer.refusal(s for s in specs if s.name not in self.state.substitutes)
+        return self._writer.refusal(s for s in specs if s.name not in self.state.files.substitutes)
 
     def _left_of(self, job: Making) -> Making | None:
         """What is still to be made of it: nothing that was parked or released meanwhile."""
@@ -297,7 +298,7 @@ class DataReplica(Replica):
 
     def _maybe_park(self, failing: Failing) -> None:
         """Leader, unless its node is short of space: that may be the reason."""
-        if failing.is_foreign and self.state.is_input(failing.spec.name):
+        if failing.is_foreign and self.state.compactions.is_input(failing.spec.name):
             return  # the compaction, which is logged, takes it as it is: this node's library makes it
         park = failing.parked() if self.leads and not self.desk.space.room else None
         if park is not None:
@@ -333,7 +334,7 @@ class DataReplica(Replica):
         if made is None or not is_taken:
             if failing is not None:
                 failing.on_absent(answers)
-                if failing.wants_substitute(is_input=self.state.is_input(failing.spec.name)):
+                if failing.wants_substitute(is_input=self.state.compactions.is_input(failing.spec.name)):
                     self._substitute(failing)
             return self._again(job, state, ask=False)
         if failing is not None:
@@ -345,7 +346,7 @@ class DataReplica(Replica):
 
     def _substitute(self, failing: Failing) -> None:
         """While this node was down the others have merged it, or all were upgraded before one had made it."""
-        self.state.substitutes.add(failing.spec.name)
+        self.state.files.substitutes.add(failing.spec.name)
         self.desk.note("substituted", group=self.group, file=failing.spec.name, why=failing.why)
 
     def _take(self, job: Making, made: FileMeta) -> bool:
@@ -366,7 +367,7 @@ class DataReplica(Replica):
     @property
     def stuck(self) -> dict[str, Failing]:
         """Compactions that fail, by the name of their output."""
-        names = (c.job.unit.spec.name for c in self.state.compacting if c.job is not None)
+        names = (c.job.unit.spec.name for c in self.state.compactions.under_way if c.job is not None)
         return {name: self.failing[name] for name in names if name in self.failing}
 
     @property
@@ -383,7 +384,7 @@ class DataReplica(Replica):
             *(f.trouble for f in self.stuck.values() if not f.is_awaited),
             *([self.helped] if self.helped else []),
             *damaged.values(),
-            *(parked_trouble(f) for f in islice(self.state.manifest.parked.values(), 1)),
+            *(parked_trouble(f) for f in islice(self.state.files.manifest.parked.values(), 1)),
         )
         return self.error or next(iter(found), "")
 
@@ -427,7 +428,7 @@ class DataReplica(Replica):
 
     def check_files(self, names: Iterable[str]) -> None:
         """Hash these files, so that damage is known."""
-        files = [f for name in names if (f := self.state.manifest.get(name)) is not None]
+        files = [f for name in names if (f := self.state.files.manifest.get(name)) is not None]
         if files and not self.removed:
             self.read_files(HashFiles(self.group, tuple(files)), files, lambda _: None)
 
@@ -485,7 +486,7 @@ class DataReplica(Replica):
 
     def damaged_files(self) -> tuple[DamagedFile, ...]:
         """Those that the manifest still names."""
-        manifest = self.state.manifest
+        manifest = self.state.files.manifest
         self.broken = {
             n: d for n, d in self.broken.items() if (m := manifest.get(n)) and m.xxh3 == d.expected
         }
@@ -493,7 +494,7 @@ class DataReplica(Replica):
 
     def owed(self, made: FileMeta) -> CompactFiles | None:
         """The compaction under way here that is to make this very file; None if none is."""
-        for c in self.state.compacting:
+        for c in self.state.compactions.under_way:
             spec = c.job.unit.spec if c.job is not None else None
             if spec is not None and (spec.name, spec.slot, spec.partition, spec.order) == (
                 made.name,
@@ -512,14 +513,14 @@ class DataReplica(Replica):
 
     def tick(self) -> None:
         super().tick()
-        self.state.memtable.to_free.free()
+        self.state.rows.memtable.to_free.free()
 
     def maybe_close(self) -> None:
         """Leader: close what is too big, too old, or pins too much log."""
         term, index = self._closing
-        if not self.leads or not self.state.slot_of or (term == self.raft.term and self.seen < index):
+        if not self.leads or not self.state.rows.slot_of or (term == self.raft.term and self.seen < index):
             return
-        partitions = self.state.memtable.partitions()
+        partitions = self.state.rows.memtable.partitions()
         open_ = [(p, held) for p, held in partitions.items() if held.open]
         idle_before = self.desk.now - self.config.idle_close_ms
         due = {p for p, h in open_ if h.open_bytes > self.config.partition_bytes_max}
@@ -530,7 +531,7 @@ class DataReplica(Replica):
         self.close(sorted(due))
 
     def close(self, partitions: Iterable[PartitionKey], token: int | None = None) -> None:
-        pairs = [(self.state.slot_of[p], p) for p in partitions if p in self.state.slot_of]
+        pairs = [(self.state.rows.slot_of[p], p) for p in partitions if p in self.state.rows.slot_of]
         chunks = [pairs[i : i + CLOSE_PARTITIONS_MAX] for i in range(0, len(pairs), CLOSE_PARTITIONS_MAX)]
         writer = self._writer.named
         data = [commands.encode(commands.CloseFile(tuple(c), writer=writer)) for c in chunks]
@@ -567,7 +568,7 @@ class DataReplica(Replica):
     def is_whole(self) -> bool:
         """Whether what its log says is in place, and nothing else takes its place now."""
         is_gone = self.removed or bool(self.stopped)
-        return not (is_gone or self.installing or self.rebasing) and self.state.recovered
+        return not (is_gone or self.installing or self.rebasing) and self.state.rows.recovered
 
     def when_saved(self, then: Callable[[], None], gone: Callable[[], None]) -> None:
         """Run `then` once a checkpoint of the state as it is now is durable, `gone` if it is abandoned."""
@@ -590,11 +591,11 @@ class DataReplica(Replica):
 
     @property
     def seen(self) -> int:
-        return self.state.delivered
+        return self.state.rows.delivered
 
     @property
     def state_index(self) -> int:
-        return self.state.recovered_to
+        return self.state.rows.recovered_to
 
     def apply_entries(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
         replies = self.state.apply(first, entries, self.desk.now)
@@ -618,7 +619,7 @@ class DataReplica(Replica):
         """What changed since all files were saved, until that is many times the square root of their number.
         So a checkpoint costs what changed, and all files are written once in many changes.
         """
-        manifest = self.state.manifest
+        manifest = self.state.files.manifest
         if not self._whole or len(manifest.changes) > DELTA_FILES_MIN + DELTA_ROOTS * isqrt(len(manifest)):
             self._whole = ""
             manifest.changes = {}
@@ -695,5 +696,5 @@ class DataReplica(Replica):
 
     def snapshot_files(self, peer: NodeId) -> tuple[FileMeta, ...]:
         without = self.state.sources(self._not_for(peer))
-        files = self.state.manifest.unsorted()
+        files = self.state.files.manifest.unsorted()
         return tuple(f for f in files if f.slot not in without) if without else files

@@ -268,7 +268,7 @@ class Host:
             self.damaged[group] = foreign(group, error)
             return
         failed: EntryFailed | None = None
-        known = min(state.recovered_to, log.last_index)
+        known = min(state.rows.recovered_to, log.last_index)
         if (
             known > log.base.index and not saved.sent
         ):  # committed for sure: rows return without waiting for a leader
@@ -277,7 +277,7 @@ class Host:
                 state.apply(log.first_index, entries, self.desk.now)
             except EntryFailed as error:
                 failed = error
-        raft = self._raft(group, log, found.hard, max(state.delivered, log.base.index))
+        raft = self._raft(group, log, found.hard, max(state.rows.delivered, log.base.index))
         replica = self._add_data(group, raft, state)
         replica.number = replica.number_needed = saved.base.checkpoint
         if failed is not None:
@@ -473,7 +473,7 @@ class Host:
         self.desk.now = now
         space = self.desk.space
         before = space.is_low
-        space.measured(free, total, sum(r.state.memtable.nbytes for r in self.data.values()))
+        space.measured(free, total, sum(r.state.rows.memtable.nbytes for r in self.data.values()))
         for replica in self.data.values():
             replica.raft.room = space.room
         if space.is_low != before:
@@ -868,14 +868,14 @@ class Host:
         return msgspec.structs.replace(
             base,
             slots=len(state.slots.open),
-            files=len(state.manifest),
-            bytes=state.manifest.nbytes,
-            rows=state.manifest.rows + state.memtable.rows,
-            memtable_bytes=state.memtable.nbytes,
+            files=len(state.files.manifest),
+            bytes=state.files.manifest.nbytes,
+            rows=state.files.manifest.rows + state.rows.memtable.rows,
+            memtable_bytes=state.rows.memtable.nbytes,
             materialised=state.materialised,
-            compacting=len(state.compacting),
-            files_most=state.manifest.most_files(),
+            compacting=len(state.compactions.under_way),
+            files_most=state.files.manifest.most_files(),
             error=replica.stopped or replica.trouble,
             hint=self._hint(replica) or base.hint,
-            state=base.state if replica.stopped else "running" if state.recovered else "recovering",
+            state=base.state if replica.stopped else "running" if state.rows.recovered else "recovering",
         )

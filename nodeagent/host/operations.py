@@ -99,7 +99,7 @@ class Operations:
         stopped = op is not None and holds.is_stopped(op, self.holds)
         self._parts.begin(op.id if op is not None and op.stage in (Stage.SEALED, Stage.OPEN) else "")
         if op is not None and not stopped:
-            states = {g: r.state for g, r in host.data.items() if r.state.recovered}
+            states = {g: r.state for g, r in host.data.items() if r.state.rows.recovered}
             for report in groups.sources_due(op, host.node, states, host.record_now):
                 self.report(report.command)
             for report in groups.joins_due(op, host.node, host.joined(op.id), host.record_now):
@@ -163,7 +163,7 @@ class Operations:
 
     def _drive_group(self, op: Operation, replica: DataReplica, wanted: set[GroupId]) -> None:
         term, index = self._proposed.get(replica.group, (0, 0))
-        if (term == replica.raft.term and replica.seen < index) or not replica.state.recovered:
+        if (term == replica.raft.term and replica.seen < index) or not replica.state.rows.recovered:
             return
         if not replica.raft.can_change() or replica.seen < replica.led_from:
             return

@@ -71,7 +71,7 @@ def _with_level(
     then = host.desk.guarded(token, "a read", then)
     if level == "strong":
         replica.read(then, lambda why: host.desk.refuse(token, "unavailable", why))
-    elif not replica.state.recovered:
+    elif not replica.state.rows.recovered:
         host.desk.refuse(token, "unavailable", f"group {replica.group} is still recovering on this node")
     elif level == "mid":
         bound_ms = replica.config.staleness_max_ms
@@ -284,19 +284,19 @@ def _share(file: FileMeta, spec: ScanSpec) -> int:
 def held_from(replica: DataReplica, storage_group: str, position: int) -> Iterator[tuple[PartitionKey, int]]:
     """Partitions of a storage group that are in files or memory, with their slots, ascending from a place."""
     state = replica.state
-    filed = state.manifest.positions(storage_group)
+    filed = state.files.manifest.positions(storage_group)
     new = sorted(
         place
-        for key in state.slot_of
+        for key in state.rows.slot_of
         if key.storage_group == storage_group
         and (place := key.position) >= position
-        and state.manifest.slot_of(key) is None
+        and state.files.manifest.slot_of(key) is None
     )
     places = (filed[at] for at in range(bisect_left(filed, position), len(filed)))
     for place in merge_sorted(places, new):
         key = PartitionKey.at(storage_group, place)
-        slot = state.manifest.slot_of(key)
-        yield key, state.slot_of[key] if slot is None else slot
+        slot = state.files.manifest.slot_of(key)
+        yield key, state.rows.slot_of[key] if slot is None else slot
 
 
 def _parts(
@@ -305,8 +305,8 @@ def _parts(
     table, first, last = s.spec.schema.table, s.spec.time_from, s.spec.time_to
     state = replica.state
     return (
-        state.manifest.overlapping(key, table, first, last),
-        state.memtable.batches(key, table, first, last),
+        state.files.manifest.overlapping(key, table, first, last),
+        state.rows.memtable.batches(key, table, first, last),
     )
 
 
@@ -351,9 +351,9 @@ def _elsewhere(
 
 def _slot_of(host: Cluster, replica: DataReplica, partition: PartitionKey) -> int:
     """The slot of a partition, whether it has rows here or not."""
-    held = replica.state.manifest.slot_of(partition)
+    held = replica.state.files.manifest.slot_of(partition)
     if held is None:
-        held = replica.state.slot_of.get(partition)
+        held = replica.state.rows.slot_of.get(partition)
     return _slot(host, partition) if held is None else held
 
 
@@ -399,7 +399,7 @@ def _list(
                 continue
             if files >= limits.LIST_FILES_MAX:
                 return tuple(infos), place
-            fs = replica.state.manifest.of_partition(key, table)
+            fs = replica.state.files.manifest.of_partition(key, table)
             infos.append(_info(replica, key, slot, table, fs))
             files += len(fs) + 1
             place = (key, table)
@@ -413,7 +413,7 @@ _LAST = chr(0x10FFFF)
 
 def _listed(replica: DataReplica, request: requests.ListPartitions) -> Iterator[tuple[PartitionKey, int]]:
     state, after = replica.state, request.after
-    groups = {*state.manifest.storage_groups(), *(key.storage_group for key in state.slot_of)}
+    groups = {*state.files.manifest.storage_groups(), *(key.storage_group for key in state.rows.slot_of)}
     for group in sorted(groups & {request.storage_group} if request.storage_group else groups):
         first = 0
         if after is not None and group <= after[0].storage_group:
@@ -425,15 +425,15 @@ def _listed(replica: DataReplica, request: requests.ListPartitions) -> Iterator[
 
 def _tables(replica: DataReplica, key: PartitionKey, table: str) -> list[str]:
     """Tables with rows in the partition; `table` alone where that is given."""
-    memory = replica.state.memtable.partition(key)
-    names = {*replica.state.manifest.tables_of(key), *(memory.tables() if memory is not None else ())}
+    memory = replica.state.rows.memtable.partition(key)
+    names = {*replica.state.files.manifest.tables_of(key), *(memory.tables() if memory is not None else ())}
     return sorted(names & {table} if table else names)
 
 
 def _info(
     replica: DataReplica, key: PartitionKey, slot: int, table: str, files: Sequence[FileMeta]
 ) -> PartitionInfo:
-    memory = replica.state.memtable.partition(key)
+    memory = replica.state.rows.memtable.partition(key)
     fs = sorted(files, key=lambda f: f.time_min)
     hs = list(memory.runs(table)) if memory is not None else []
     apart = all(a.time_max < b.time_min for a, b in zip(fs, fs[1:], strict=False))
@@ -456,13 +456,13 @@ def _info(
 def files_of(replica: DataReplica, slots: Ranges) -> tuple[FileMeta, ...]:
     """Files of open slots (of `slots`, when given), by slot and name."""
     state = replica.state
-    return tuple(f for slot in sorted(_open(replica, slots)) for f in state.manifest.of_slot(slot))
+    return tuple(f for slot in sorted(_open(replica, slots)) for f in state.files.manifest.of_slot(slot))
 
 
 def _named(replica: DataReplica, slots: Ranges, names: Iterable[str]) -> tuple[FileMeta, ...]:
     """Those of `files_of` with these names: every compaction asks for a few, of perhaps very many. Without
     slots they may be of any: a copy for which a pull suspects this replica is of slots that left."""
-    get = replica.state.manifest.get
+    get = replica.state.files.manifest.get
     found = [f for name in sorted(set(names)) if (f := get(name)) is not None]
     if not slots:
         return tuple(found)
@@ -478,15 +478,15 @@ def _open(replica: DataReplica, slots: Ranges) -> Set[int]:
 
 def on_manifest(host: Cluster, replica: DataReplica, token: int, request: requests.GetManifest) -> None:
     state = replica.state
-    pending = sum(p.count for p in state.memtable.partitions().values()) + len(state.adopting)
-    pending += len(state.compacting)
+    pending = sum(p.count for p in state.rows.memtable.partitions().values()) + len(state.adopting)
+    pending += len(state.compactions.under_way)
     files, following = _page_of_files(replica, request)
     host.desk.reply(
         token,
         ManifestReply(
             replica.group,
             replica.raft.node,
-            state.delivered,
+            state.rows.delivered,
             state.materialised,
             pending,
             files,
@@ -507,7 +507,7 @@ def _page_of_files(
     for slot in sorted(s for s in _open(replica, request.slots) if s >= request.first):
         if len(files) >= limits.MANIFEST_FILES:
             return tuple(files), slot
-        files += replica.state.manifest.of_slot(slot)
+        files += replica.state.files.manifest.of_slot(slot)
     return tuple(files), None
 
 
@@ -515,7 +515,7 @@ def on_close_all(host: Cluster, replica: DataReplica, token: int, request: reque
     if not replica.leads:
         return host.desk.reply(token, not_leader(replica))
     wanted = set(to_slots(request.slots)) if request.slots else replica.state.slots.open
-    keys = sorted(k for k, slot in replica.state.slot_of.items() if slot in wanted)
+    keys = sorted(k for k, slot in replica.state.rows.slot_of.items() if slot in wanted)
     replica.compared_at = host.desk.now  # who pins a cut compares what was closed up to it
     return replica.close(keys, token)
 
@@ -541,7 +541,7 @@ def on_export(
 ) -> None:
     """Offer the replica's files of open slots, or any by name; the snapshot ends by age."""
     if request.names:
-        found = {n: f for n in request.names if (f := replica.state.manifest.get(n)) is not None}
+        found = {n: f for n in request.names if (f := replica.state.files.manifest.get(n)) is not None}
         if len(found) < len(request.names):
             has_passed = all(replica.state.has_passed(n) for n in request.names if n not in found)
             what = "not all of these files are in this manifest"
@@ -573,7 +573,7 @@ def on_open_source(
 
 def source_slots(replica: DataReplica, slots: set[int]) -> tuple[PulledSlot, ...]:
     """The given slots as this member can hand them over."""
-    files = tuple(f for slot in sorted(slots) for f in replica.state.manifest.of_slot(slot))
+    files = tuple(f for slot in sorted(slots) for f in replica.state.files.manifest.of_slot(slot))
     return _by_slot(replica, files, slots)
 
 

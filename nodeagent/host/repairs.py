@@ -90,7 +90,7 @@ class Repairs:
         self._desk.note(
             "file_repaired", group=replica.group, file=wanted.name, quarantined=result.quarantined
         )
-        known = replica.state.manifest.get(wanted.name)
+        known = replica.state.files.manifest.get(wanted.name)
         replica.broken.pop(wanted.name, None)
         owed = replica.owed(wanted) if known is None else None
         if known is None and owed is None:  # compacted meanwhile
@@ -125,7 +125,7 @@ def _name(replica: DataReplica, wanted: FileMeta, owed: CompactFiles | None) -> 
         if owed is not None:
             replica.take_output(owed, wanted)
         else:
-            replica.state.manifest.replace([wanted.name], [wanted])
+            replica.state.files.manifest.replace([wanted.name], [wanted])
     except Exception as error:
         raise InvariantBroken(f"the repair of {wanted.name} stopped half way") from error
 
@@ -136,7 +136,7 @@ def _why_not(replica: DataReplica, wanted: FileMeta) -> str:
         return f"the replica of {replica.group} is being removed"
     if not replica.is_whole:
         return f"the replica of {replica.group} is not complete yet: it is installing or recovering"
-    known = replica.state.manifest.get(wanted.name)
+    known = replica.state.files.manifest.get(wanted.name)
     if known is None and replica.owed(wanted) is not None:
         return ""
     if known is None:

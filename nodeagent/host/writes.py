@@ -59,7 +59,7 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
     refusal = desk.space.refusal(short, len(replica.raft.log.config.voters))
     if refusal is not None:
         return desk.reply(token, refusal)
-    held = replica.state.memtable.nbytes
+    held = replica.state.rows.memtable.nbytes
     if held > limits.MEMTABLES_MAX * replica.config.memtable_bytes_max:
         what = f"{held} bytes of rows wait for their files"
         refusal = ErrorReply("overloaded", what, "write more slowly", {"at_work": replica.closes})

@@ -122,7 +122,7 @@ def _check_group(group: str, replicas: list[DataReplica], members: set[str]) -> 
         assert not slots.sealed and not slots.arriving, f"L4: {group} has slots in hand-over"
         config = replica.raft.log.config
         assert set(config.voters) == members and not config.learners, (group, config, members)
-    files = [r.state.manifest.files() for r in replicas]
+    files = [r.state.files.manifest.files() for r in replicas]
     names = [r.raft.node for r in replicas]
     for other, name in zip(files[1:], names[1:], strict=True):
         assert other == files[0], (
@@ -140,7 +140,7 @@ def check_clean(sim: Sim[SimNode], kinds: Collection[str] = ()) -> None:
 
 def _check_disk(node: SimNode, kinds: Collection[str]) -> None:
     assert node.lossy or not node.host.damaged, f"{node.node}: {node.host.damaged}"
-    manifests = {g: r.state.manifest.files() for g, r in node.host.data.items()}
+    manifests = {g: r.state.files.manifest.files() for g, r in node.host.data.items()}
     found = leftovers(node.disk, {**manifests, META: []}, beside=(LOG_DIR, ID_FILE))
     left = [f"{f.path} ({f.kind})" for f in found if f.kind not in kinds]
     assert not left, f"L4: {node.node} keeps {left[:4]}"

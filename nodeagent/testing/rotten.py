@@ -36,7 +36,7 @@ def spoil(node: SimNode, rng: random.Random) -> FileMeta | None:
     found = [
         (path, f)
         for group, replica in sorted(node.host.data.items())
-        for f in replica.state.manifest.files()
+        for f in replica.state.files.manifest.files()
         if node.disk.exists(path := layout.file_path(group, f.slot, f.name))
     ]
     if not found:

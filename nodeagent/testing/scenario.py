@@ -493,13 +493,13 @@ class Scenario:
 
     def _at_rest(self) -> bool:
         return all(
-            not r.state.slot_of
+            not r.state.rows.slot_of
             and not r.state.pending
             and not r.state.adopting
-            and not r.state.compacting
+            and not r.state.compactions.under_way
             and not r.leaving
-            and not (r.leads and r.state.changed)
-            and not any(f.partition.storage_group == EXPIRING for f in r.state.manifest.files())
+            and not (r.leads and r.state.files.changed)
+            and not any(f.partition.storage_group == EXPIRING for f in r.state.files.manifest.files())
             and not r.state.slots.sealed
             and r.seen == r.raft.log.last_index == r.raft.commit
             for n in self._members()

@@ -136,6 +136,6 @@ def forge(directory: Path, group: GroupId, count: int) -> None:
     for meta in made:
         (directory / "data" / layout.file_path(group, meta.slot, meta.name)).touch()
     state.files += made
-    assert DataState.restore(state, state.applied).manifest.rows >= count
+    assert DataState.restore(state, state.applied).files.manifest.rows >= count
     whole = msgspec.structs.replace(saved, state=encode_checkpoint(state))
     save_checkpoint(disk, group, msgspec.msgpack.encode(whole))

@@ -118,17 +118,17 @@ class Member:
         self.saved = saved
         self.jobs = []
         self.state = DataState.restore(decode_checkpoint(saved[0]), saved[1])
-        while not self.state.recovered:
+        while not self.state.rows.recovered:
             self.step()
         self.gather()
 
     def gather(self) -> None:
         self.jobs += self.state.jobs
-        self.state.jobs = []
+        self.state.jobs.clear()
 
     def step(self) -> bool:
         """Apply the next entry, if there is one."""
-        at = self.state.delivered + 1
+        at = self.state.rows.delivered + 1
         if at - self.first >= len(self.log):
             return False
         self.state.apply(at, [self.log[at - self.first]], 0)
@@ -145,7 +145,7 @@ class Member:
         elif isinstance(job, AdoptFiles):
             self.state.on_adopted(job)
         elif isinstance(job, DeleteFiles):
-            assert not [f for f in job.files if f.name in self.state.manifest]
+            assert not [f for f in job.files if f.name in self.state.files.manifest]
         self.gather()
 
     def fail(self, which: int) -> None:
@@ -184,7 +184,7 @@ class Member:
 
     @property
     def files(self) -> tuple[FileMeta, ...]:
-        return self.state.manifest.files()
+        return self.state.files.manifest.files()
 
 
 class Cluster:
@@ -228,13 +228,13 @@ class Cluster:
             self.write(p, time)
             self.close(p)
         self.leader.settle()
-        return self.leader.state.manifest.of_partition(p)
+        return self.leader.state.files.manifest.of_partition(p)
 
     def step(self) -> None:
         """One random command."""
         rng = self.rng
         p = rng.choice(PARTITIONS)
-        files = self.leader.state.manifest.of_partition(p)
+        files = self.leader.state.files.manifest.of_partition(p)
         slots = self.leader.state.slots
         match rng.randrange(17):
             case 0 | 1 | 2 | 3:
@@ -266,8 +266,8 @@ class Cluster:
         """A leader, of now or of before, saw a close or a compaction fail that others may have done."""
         state = self.leader.state
         specs = [u.spec for pending in state.pending for u in pending.units]
-        specs += [m.job.unit.spec for m in state.compacting if m.job is not None]
-        done = [f for f in state.manifest.files() if not f.parked and len(f.order) == 1]
+        specs += [m.job.unit.spec for m in state.compactions.under_way if m.job is not None]
+        done = [f for f in state.files.manifest.files() if not f.parked and len(f.order) == 1]
         if specs and rng.random() < 0.7:
             spec = rng.choice(specs)
             name, slot, p = spec.name, spec.slot, spec.partition
@@ -338,9 +338,9 @@ def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
     for member in cluster.members[1:]:
         assert member.files == first.files
         assert member.state.materialised == first.state.materialised == first.state.applied
-        assert not member.state.compacting
+        assert not member.state.compactions.under_way
         for p in PARTITIONS:
-            files = first.state.manifest.of_partition(p)
+            files = first.state.files.manifest.of_partition(p)
             mine, theirs = (
                 [t for t in m.state.tombstones if t.partition == p and any(t.masks(f) for f in files)]
                 for m in (member, first)
@@ -377,10 +377,10 @@ def test_the_output_has_the_place_of_its_newest_input(cluster: Cluster) -> None:
     assert job.unit.spec.order == files[2].order
     assert [t.time_from for t in job.unit.tombstones] == [1]
     cluster.leader.settle()
-    names = [f.name for f in cluster.leader.state.manifest.of_partition(P)]
+    names = [f.name for f in cluster.leader.state.files.manifest.of_partition(P)]
     assert names[0] == files[0].name and names[1] == job.unit.spec.name and names[2] == files[3].name
     assert len(names) == 4 and not cluster.leader.state.tombstones
-    assert [f.name for f in cluster.leader.state.doomed] == [f.name for f in files[1:3]]
+    assert [f.name for f in cluster.leader.state.files.doomed] == [f.name for f in files[1:3]]
 
 
 def test_the_hashes_of_the_inputs_are_those_of_the_log() -> None:
@@ -400,23 +400,25 @@ def test_inputs_that_are_not_there_as_neighbours_void_it(cluster: Cluster, which
         "backwards": [files[1], files[0]],
     }[which]
     cluster.compact(chosen)
-    assert not cluster.leader.state.compacting and not cluster.leader.jobs
-    assert cluster.leader.state.manifest.of_partition(P) == files
+    assert not cluster.leader.state.compactions.under_way and not cluster.leader.jobs
+    assert cluster.leader.state.files.manifest.of_partition(P) == files
 
 
 def test_a_slot_that_is_sealed_or_not_adopted_is_not_compacted(cluster: Cluster) -> None:
     files = cluster.some_files(3)
     cluster.do(c.Seal("op-1", 1, ((0, 1),)))
     cluster.compact(files)
-    assert not cluster.leader.state.compacting
+    assert not cluster.leader.state.compactions.under_way
     cluster.do(c.Release("op-1", 1))
     cluster.do(c.Open("op-2", 1, ((0, 1),), ()))
     new = cluster.some_files(2)
     cluster.compact(new)
-    assert not cluster.leader.state.compacting
+    assert not cluster.leader.state.compactions.under_way
     cluster.do(c.Adopt("op-2", ((0, 1),), (), ()))
     cluster.compact(new)
-    assert len(cluster.leader.state.compacting) == 1  # though the adopted files are not in place yet
+    assert (
+        len(cluster.leader.state.compactions.under_way) == 1
+    )  # though the adopted files are not in place yet
 
 
 def test_a_seal_waits_for_what_was_logged_before_it(cluster: Cluster) -> None:
@@ -426,7 +428,7 @@ def test_a_seal_waits_for_what_was_logged_before_it(cluster: Cluster) -> None:
     cluster.do(c.Seal("op-1", 1, ((0, 1),)))
     assert not state.sealed_ready("op-1") and state.sealed_whole("op-1", {0})
     cluster.leader.settle()
-    assert state.sealed_ready("op-1") and len(state.manifest) == 1
+    assert state.sealed_ready("op-1") and len(state.files.manifest) == 1
 
 
 def test_a_release_voids_it_and_what_it_still_makes_goes(cluster: Cluster) -> None:
@@ -439,7 +441,7 @@ def test_a_release_voids_it_and_what_it_still_makes_goes(cluster: Cluster) -> No
     assert state.materialised == state.applied
     out = merged(job)
     state.on_compacted(job, out)
-    assert state.doomed == [out] and not len(state.manifest) and not state.compacting
+    assert state.files.doomed == [out] and not len(state.files.manifest) and not state.compactions.under_way
 
 
 def test_a_compaction_that_fails_holds_up_its_own_files_alone(cluster: Cluster) -> None:
@@ -453,7 +455,7 @@ def test_a_compaction_that_fails_holds_up_its_own_files_alone(cluster: Cluster) 
     cluster.compact(other)
     cluster.leader.settle()
     state = cluster.leader.state
-    assert len(state.manifest.of_partition(q)) == 1 and len(state.manifest.of_partition(P)) == 3
+    assert len(state.files.manifest.of_partition(q)) == 1 and len(state.files.manifest.of_partition(P)) == 3
     assert state.materialised == index - 1
 
 
@@ -464,7 +466,7 @@ def test_what_a_park_is_to_make_is_no_file_that_nobody_names(cluster: Cluster) -
     state = cluster.leader.state
     parked = msgspec.structs.replace(file, name=parked_name(file.name), parked="no")
     other = msgspec.structs.replace(file, name="00000-000000000999-0000.tsfile")
-    assert [waiting.output for waiting in state.compacting] == [parked.name]
+    assert [waiting.output for waiting in state.compactions.under_way] == [parked.name]
     assert state.never_named((file, parked, other)) == (other,)
 
 
@@ -492,7 +494,7 @@ def test_a_parked_merge_is_made_as_arrow_and_the_tsfile_that_still_comes_goes(
     out = merged(late)
     assert out is not None
     leader.state.on_compacted(late, out)
-    assert leader.state.jobs == [DeleteFiles("g.1", (out,))] and leader.state.compacting
+    assert leader.state.jobs == [DeleteFiles("g.1", (out,))] and leader.state.compactions.under_way
     leader.settle()
     assert [f.name for f in leader.files] == [unit.spec.name] and not leader.state.tombstones
     leader.state.on_compacted(late, out)
@@ -506,7 +508,7 @@ def test_the_next_of_the_same_files_waits_for_the_one_before(cluster: Cluster) -
     cluster.write()
     cluster.close()
     cluster.leader.settle()
-    cluster.compact(cluster.leader.state.manifest.of_partition(P))
+    cluster.compact(cluster.leader.state.files.manifest.of_partition(P))
     follower = cluster.members[1]
     while follower.step():
         pass
@@ -538,10 +540,10 @@ def test_an_installed_state_names_what_may_go(cluster: Cluster) -> None:
     waiting = DataState.restore(ahead, cluster.leader.state.base())
     cluster.leader.settle()
     old = cluster.leader.state
-    assert waiting.superseded(old, old.doomed) == ()
+    assert waiting.superseded(old, old.files.doomed) == ()
     done = DataState.restore(decode_checkpoint(encode_checkpoint(old.checkpoint())), old.base())
     assert {f.name for f in done.superseded(waiting)} == {f.name for f in files}
-    assert {f.name for f in done.superseded(old, old.doomed)} == {f.name for f in files}
+    assert {f.name for f in done.superseded(old, old.files.doomed)} == {f.name for f in files}
 
 
 def test_a_new_member_is_not_told_to_compact_files_it_was_not_given(cluster: Cluster) -> None:
@@ -558,12 +560,12 @@ def test_a_cut_off_hides_old_rows_and_drops_old_files(cluster: Cluster) -> None:
     cluster.some_files(6)
     cluster.do(c.Expire(0, P, "m", 4))
     state = cluster.leader.state
-    assert [f.time_min for f in state.manifest.of_partition(P)] == [4, 5]
-    assert len(state.doomed) == 4 and not state.tombstones
+    assert [f.time_min for f in state.files.manifest.of_partition(P)] == [4, 5]
+    assert len(state.files.doomed) == 4 and not state.tombstones
     cluster.write(P, 1)
     cluster.close()
     cluster.leader.settle()
-    assert [f.time_min for f in state.manifest.of_partition(P)] == [4, 5, 1]
+    assert [f.time_min for f in state.files.manifest.of_partition(P)] == [4, 5, 1]
 
 
 def test_a_cut_off_after_a_compaction_finds_its_output(cluster: Cluster) -> None:
@@ -604,11 +606,11 @@ def test_a_merge_that_fails_and_has_expired_is_over(cluster: Cluster) -> None:
     cluster.do(c.Expire(0, P, "m", 1))
     leader = cluster.leader
     leader.fail(0)
-    assert leader.state.compacting
+    assert leader.state.compactions.under_way
     cluster.do(c.Expire(0, P, "m", 5))
     leader.fail(0)
-    assert not leader.state.compacting and not leader.files and not leader.jobs
-    assert len(leader.state.doomed) == 2
+    assert not leader.state.compactions.under_way and not leader.files and not leader.jobs
+    assert len(leader.state.files.doomed) == 2
 
 
 @pytest.mark.parametrize("all_past", [False, True])
@@ -634,7 +636,7 @@ def test_a_merge_that_fails_and_has_expired_is_not_over_when_a_later_one_takes_i
         cluster.leader.settle()
         slow.settle_closes()
         slow.fail(0)
-        assert not slow.state.compacting
+        assert not slow.state.compactions.under_way
     slow.settle()
     assert slow.files == cluster.leader.files and len(slow.files) == (not all_past)
 
@@ -655,16 +657,16 @@ def test_a_cut_off_in_the_future_has_no_effect(cluster: Cluster) -> None:
     """It says what time had passed when it was proposed; an entry of a release that said nothing counts."""
     cluster.some_files(2)
     cluster.do(c.Expire(0, P, "m", 9, passed=8))
-    assert len(cluster.leader.state.manifest) == 2 and not cluster.leader.state.tombstones
+    assert len(cluster.leader.state.files.manifest) == 2 and not cluster.leader.state.tombstones
     cluster.do(c.Expire(0, P, "m", 9, passed=9))
-    assert len(cluster.leader.state.manifest) == 0
+    assert len(cluster.leader.state.files.manifest) == 0
 
 
 def test_a_cut_off_in_a_sealed_slot_has_no_effect(cluster: Cluster) -> None:
     cluster.some_files(2)
     cluster.do(c.Seal("op-1", 1, ((0, 1),)))
     cluster.do(c.Expire(0, P, "m", 9))
-    assert len(cluster.leader.state.manifest) == 2 and not cluster.leader.state.tombstones
+    assert len(cluster.leader.state.files.manifest) == 2 and not cluster.leader.state.tombstones
 
 
 def test_adopting_again_does_not_bring_compacted_files_back(cluster: Cluster) -> None:

@@ -108,7 +108,7 @@ def units(state: DataState) -> list[object]:
 def test_a_write_counts_once(group: Group) -> None:
     assert group.write(sequence=1) == Written(group.state.applied)
     assert group.write(sequence=1) == Written(0, duplicate=True)
-    assert group.state.memtable.rows == 1
+    assert group.state.rows.memtable.rows == 1
 
 
 def test_after_the_seal_no_write_counts_and_after_a_cancel_it_does_again(group: Group) -> None:
@@ -158,8 +158,8 @@ def test_a_restart_gives_every_unclosed_row_back_and_no_other(group: Group, made
     group.write()
     group.write(Q)
     again = group.restart()
-    assert again.state.memtable.rows == group.state.memtable.rows == (2 if made else 3)
-    assert again.state.manifest.files() == group.state.manifest.files()
+    assert again.state.rows.memtable.rows == group.state.rows.memtable.rows == (2 if made else 3)
+    assert again.state.files.manifest.files() == group.state.files.manifest.files()
 
 
 def test_a_close_made_after_a_restart_is_the_close_made_before_it(group: Group) -> None:
@@ -188,8 +188,10 @@ def test_names_do_not_depend_on_when_files_are_made(group: Group) -> None:
         g.finish()
         g.do(c.Seal("op", 1, ((0, 10),)))
         g.finish()
-    assert [f.name for f in group.state.manifest.files()] == [f.name for f in slow.state.manifest.files()]
-    assert group.state.manifest.files() == slow.state.manifest.files()
+    assert [f.name for f in group.state.files.manifest.files()] == [
+        f.name for f in slow.state.files.manifest.files()
+    ]
+    assert group.state.files.manifest.files() == slow.state.files.manifest.files()
 
 
 def test_a_close_drops_no_row_of_an_earlier_one(group: Group) -> None:
@@ -198,25 +200,26 @@ def test_a_close_drops_no_row_of_an_earlier_one(group: Group) -> None:
     group.write()
     group.close(P)
     first, second = group.state.jobs
-    group.state.jobs = []
+    group.state.jobs.clear()
     assert isinstance(first, CloseFiles) and isinstance(second, CloseFiles)
     made = [tuple(meta(u.spec.name, 3, P, u.spec.order) for u in j.units) for j in (first, second)]
     group.state.on_closed(second, made[1])
-    assert group.state.memtable.rows == 2 and not len(group.state.manifest)
+    assert group.state.rows.memtable.rows == 2 and not len(group.state.files.manifest)
     group.state.on_closed(first, made[0])
-    assert group.state.memtable.rows == 0 and len(group.state.manifest) == 2
+    assert group.state.rows.memtable.rows == 0 and len(group.state.files.manifest) == 2
 
 
 def finish_units(group: Group, *of: PartitionKey) -> None:
     """Make the files of these partitions alone; the other units stay jobs."""
-    jobs, group.state.jobs = group.state.jobs, []
+    jobs = list(group.state.jobs)
+    group.state.jobs.clear()
     for job in jobs:
         assert isinstance(job, CloseFiles)
         now = tuple(u for u in job.units if u.spec.partition in of)
         rest = tuple(u for u in job.units if u.spec.partition not in of)
         made = tuple(meta(u.spec.name, u.spec.slot, u.spec.partition, u.spec.order) for u in now)
         group.state.on_closed(CloseFiles(job.group, now), made)
-        group.state.jobs += [CloseFiles(job.group, rest)] if rest else []
+        group.state.jobs.extend([CloseFiles(job.group, rest)] if rest else [])
 
 
 def test_a_partition_that_cannot_be_closed_holds_back_no_other(group: Group) -> None:
@@ -229,11 +232,11 @@ def test_a_partition_that_cannot_be_closed_holds_back_no_other(group: Group) -> 
     group.write(Q)
     group.close(P, Q)
     finish_units(group, Q)
-    assert [f.partition for f in group.state.manifest.files()] == [Q, Q]
-    assert group.state.memtable.partition(Q) is None and group.state.memtable.rows == 2
+    assert [f.partition for f in group.state.files.manifest.files()] == [Q, Q]
+    assert group.state.rows.memtable.partition(Q) is None and group.state.rows.memtable.rows == 2
     assert group.state.base() == first - 1
     group.finish()
-    assert len(group.state.manifest) == 4 and group.state.memtable.rows == 0
+    assert len(group.state.files.manifest) == 4 and group.state.rows.memtable.rows == 0
     assert group.state.base() == group.state.applied and not group.state.pending
 
 
@@ -249,10 +252,10 @@ def test_what_is_left_of_a_close_keeps_its_name_over_a_restart(group: Group) -> 
     finish_units(group, P)
     again = group.restart()
     assert [u for j in again.state.jobs if isinstance(j, CloseFiles) for u in j.units] == wanted
-    assert again.state.manifest.files() == group.state.manifest.files()
-    assert again.state.memtable.partition(P) is None
+    assert again.state.files.manifest.files() == group.state.files.manifest.files()
+    assert again.state.rows.memtable.partition(P) is None
     again.finish()
-    assert again.state.memtable.rows == 0 and len(again.state.manifest) == 2
+    assert again.state.rows.memtable.rows == 0 and len(again.state.files.manifest) == 2
 
 
 def test_a_close_saved_by_a_release_that_filed_whole_closes_is_made(group: Group) -> None:
@@ -304,8 +307,8 @@ def test_a_parked_unit_is_asked_for_as_arrow(group: Group, restarted: bool) -> N
     assert parked.spec.name == unit.spec.name.replace(".tsfile", ".arrow") and parked.spec.parked == "no"
     assert (parked.batches, parked.tombstones, parked.spec.order) == (unit.batches, (), unit.spec.order)
     group.finish()
-    assert [f.name for f in group.state.manifest.files()] == [parked.spec.name]
-    assert group.state.memtable.rows == 0 and group.state.base() == group.state.applied
+    assert [f.name for f in group.state.files.manifest.files()] == [parked.spec.name]
+    assert group.state.rows.memtable.rows == 0 and group.state.base() == group.state.applied
 
 
 def test_a_tsfile_made_while_its_rows_were_parked_goes(group: Group) -> None:
@@ -319,10 +322,10 @@ def test_a_tsfile_made_while_its_rows_were_parked_goes(group: Group) -> None:
     made = meta(unit.spec.name, 3, P, unit.spec.order)
     assert isinstance(job, CloseFiles)
     group.state.on_closed(job, (made,))
-    assert not len(group.state.manifest)
+    assert not len(group.state.files.manifest)
     group.finish()
     assert [f for d in group.deleted for f in d.files] == [made]
-    assert [f.name[-6:] for f in group.state.manifest.files()] == [".arrow"]
+    assert [f.name[-6:] for f in group.state.files.manifest.files()] == [".arrow"]
 
 
 def test_a_tsfile_that_waits_for_an_earlier_close_goes_when_it_is_parked(group: Group) -> None:
@@ -339,7 +342,7 @@ def test_a_tsfile_that_waits_for_an_earlier_close_goes_when_it_is_parked(group: 
     group.do(park(group, unit))
     group.finish()
     assert [f for d in group.deleted for f in d.files] == [made]
-    assert sorted(f.name[-6:] for f in group.state.manifest.files()) == [".arrow", "tsfile"]
+    assert sorted(f.name[-6:] for f in group.state.files.manifest.files()) == [".arrow", "tsfile"]
 
 
 def test_a_member_that_has_the_tsfile_makes_the_arrow_file_of_it(group: Group) -> None:
@@ -353,12 +356,14 @@ def test_a_member_that_has_the_tsfile_makes_the_arrow_file_of_it(group: Group) -
     again = group.restart()
     for g in (group, again):
         (job,) = g.state.jobs
-        assert isinstance(job, CompactFiles) and job.unit.inputs == g.state.manifest.files()
+        assert isinstance(job, CompactFiles) and job.unit.inputs == g.state.files.manifest.files()
         spec = job.unit.spec
         assert (spec.name[-6:], spec.order, spec.parked) == (".arrow", unit.spec.order, "no")
         g.state.on_compacted(job, meta(spec.name, 3, P, spec.order))
-        assert [f.name for f in g.state.manifest.files()] == [spec.name] and not g.state.compacting
-        assert [f.name for f in g.state.doomed] == [unit.spec.name]
+        assert [f.name for f in g.state.files.manifest.files()] == [
+            spec.name
+        ] and not g.state.compactions.under_way
+        assert [f.name for f in g.state.files.doomed] == [unit.spec.name]
 
 
 def test_what_a_compaction_reads_is_not_parked(group: Group) -> None:
@@ -413,7 +418,7 @@ def test_adopting_twice_is_adopting_once(group: Group) -> None:
     group.do(command)
     group.do(command)
     group.finish()
-    assert len(group.state.manifest) == 1 and len(group.state.tombstones) == 1
+    assert len(group.state.files.manifest) == 1 and len(group.state.tombstones) == 1
     group.do(command)
     assert not group.state.jobs and group.state.slots.ended["op"] == "adopted"
 
@@ -426,7 +431,7 @@ def test_files_adopted_after_their_slot_was_released_are_deleted(group: Group) -
     group.do(c.Seal("op2", 2, ((20, 21),)))
     group.do(c.Release("op2", 2))
     group.state.on_adopted(adopting)
-    assert not len(group.state.manifest)
+    assert not len(group.state.files.manifest)
     assert [type(j) for j in group.state.jobs] == [DeleteFiles]
 
 
@@ -443,7 +448,7 @@ def test_a_slot_that_left_and_came_back_brings_nothing_of_its_first_stay(
     group.do(c.Seal("op2", 2, ((3, 4), (20, 21))))
     group.do(c.CloseFile(((SLOT[Q], Q),)))
     group.do(c.Release("op2", 2))
-    assert group.state.memtable.partition(P) is None
+    assert group.state.rows.memtable.partition(P) is None
     group.do(c.Open("op3", 3, ((3, 4), (20, 21)), ()))
     assert set(group.state.slots.arriving) == {"op3"}
     if restarted:
@@ -451,8 +456,8 @@ def test_a_slot_that_left_and_came_back_brings_nothing_of_its_first_stay(
     assert isinstance(group.write(P), Written)
     jobs = list(group.state.jobs)
     group.finish()
-    assert {f.slot for f in group.state.manifest.files()} == {4}
-    assert P in group.state.memtable.partitions()
+    assert {f.slot for f in group.state.files.manifest.files()} == {4}
+    assert P in group.state.rows.memtable.partitions()
     deleted = {f.slot for j in (*jobs, *group.deleted) if isinstance(j, DeleteFiles) for f in j.files}
     assert deleted == {3, 20}
 
@@ -468,9 +473,9 @@ def test_rows_of_a_slot_that_left_do_not_come_back_with_a_close_that_is_made_aga
     group.state.jobs.append(earlier)
     group.do(c.Release("op", 1))
     group = group.restart()
-    assert group.state.memtable.partition(P) is None and P not in group.state.slot_of
+    assert group.state.rows.memtable.partition(P) is None and P not in group.state.rows.slot_of
     group.finish()
-    assert not len(group.state.manifest)
+    assert not len(group.state.files.manifest)
 
 
 def test_a_release_forgets_files_sessions_and_deletes_of_its_slots_alone(group: Group) -> None:
@@ -480,7 +485,7 @@ def test_a_release_forgets_files_sessions_and_deletes_of_its_slots_alone(group: 
     group.finish()
     group.do(c.Seal("op", 1, ((3, 4),)))
     group.do(c.Release("op", 1))
-    assert {f.slot for f in group.state.manifest.files()} == {4}
+    assert {f.slot for f in group.state.files.manifest.files()} == {4}
     assert group.state.sessions.written() == {4}
 
 
@@ -490,7 +495,7 @@ def test_a_late_release_spares_slots_that_are_open_again(group: Group) -> None:
     group.do(c.Open("op2", 2, ((3, 4),), ()))
     assert isinstance(group.write(P), Written)
     group.do(c.Release("op", 1))
-    assert P in group.state.memtable.partitions() and 3 in group.state.slots.open
+    assert P in group.state.rows.memtable.partitions() and 3 in group.state.slots.open
 
 
 def test_a_new_member_is_told_of_the_seal_and_given_no_files(group: Group) -> None:
@@ -499,7 +504,7 @@ def test_a_new_member_is_told_of_the_seal_and_given_no_files(group: Group) -> No
     group.finish()
     saved = decode_checkpoint(encode_checkpoint(group.state.checkpoint({"op"})))
     state = DataState.restore(saved, group.state.base())
-    assert not len(state.manifest) and not state.sealed_ready("op") and group.state.sealed_ready("op")
+    assert not len(state.files.manifest) and not state.sealed_ready("op") and group.state.sealed_ready("op")
 
 
 def test_a_new_group_begins_where_no_member_can_come_from_nothing() -> None:

@@ -105,13 +105,13 @@ def _looking(node: Node, partitions: int, turns: int) -> list[int]:
     What is found is checked at once."""
     compactor, state = node.host.compactor, node.replica.state
     compactor._look_at = node.host.desk.now
-    state.changed = {(PartitionKey("sg", i, 0), "t"): None for i in range(partitions)}
+    state.files.changed = {(PartitionKey("sg", i, 0), "t"): None for i in range(partitions)}
     looked = []
     for _ in range(turns):
-        before = len(state.changed)
+        before = len(state.files.changed)
         compactor._checking.clear()
         compactor.keep()
-        looked.append(before - len(state.changed))
+        looked.append(before - len(state.files.changed))
         node.host.desk.now += 1
     return looked
 
@@ -121,9 +121,9 @@ def test_a_look_for_what_to_compact_takes_some_in_each_turn_until_all_are_looked
     most = COMPACT_KEYS_PER_TURN
     node = Node([])
     assert _looking(node, 5 * most + 7, 8) == [most] * 5 + [7, 0, 0]
-    node.replica.state.changed = {(PartitionKey("sg", 0, 0), "t"): None}
+    node.replica.state.files.changed = {(PartitionKey("sg", 0, 0), "t"): None}
     node.host.compactor.keep()
-    assert len(node.replica.state.changed) == 1, "all were looked at, so the next look comes later"
+    assert len(node.replica.state.files.changed) == 1, "all were looked at, so the next look comes later"
 
 
 def test_what_waits_is_looked_at_once_in_a_look() -> None:

@@ -88,14 +88,14 @@ def test_a_checkpoint_costs_what_changed() -> None:
     first = saved_now(node, CheckpointSaved("b1"))
     assert first.base == "" and len(first.files) == 20_000
     more = files(22_000)[20_000:]
-    node.replica.state.manifest.add(more[:1])
-    node.replica.state.manifest.remove([whole[5].name])
+    node.replica.state.files.manifest.add(more[:1])
+    node.replica.state.files.manifest.remove([whole[5].name])
     assert saved_now(node, CheckpointSaved("b1")) == FileChanges("b1", (more[0],), (whole[5].name,))
-    node.replica.state.manifest.add(more[1:3])
+    node.replica.state.files.manifest.add(more[1:3])
     assert saved_now(node, CheckpointSaved("b1")).files == tuple(more[:3])
-    node.replica.state.manifest.add(more[3:])
+    node.replica.state.files.manifest.add(more[3:])
     folded = saved_now(node, CheckpointSaved("b2"))
-    assert folded.base == "" and len(folded.files) == len(node.replica.state.manifest)
+    assert folded.base == "" and len(folded.files) == len(node.replica.state.files.manifest)
     assert saved_now(node, CheckpointSaved("b2")) == FileChanges("b2", ())
 
 
@@ -106,7 +106,7 @@ def test_after_a_checkpoint_that_failed_all_files_are_saved() -> None:
     assert saved_now(node, CheckpointSaved("b1")).base == ""
     assert saved_now(node, Failed("unavailable", "io")).base == "b1"
     found = saved_now(node, CheckpointSaved("b2"))
-    assert found.base == "" and set(found.files) == set(node.replica.state.manifest.files())
+    assert found.base == "" and set(found.files) == set(node.replica.state.files.manifest.files())
 
 
 ME = Owner("a", "i", 0)
@@ -117,7 +117,7 @@ def payload_saved(node: Node) -> bytes:
     node.replica.changed()
     while not node.under_way(SaveCheckpoint):
         node.pass_ms(500)
-    files = node.replica.state.manifest.files()
+    files = node.replica.state.files.manifest.files()
     job = node.finish(SaveCheckpoint, Done())
     assert isinstance(job, SaveCheckpoint)
     return with_files(job.payload, files)
@@ -190,7 +190,7 @@ def state_from(log: GroupLog, payload: bytes) -> bytes:
     node.not_durable, node.now = None, 0
     node.pass_ms(3_000)
     state = node.replica.state
-    assert node.replica.leads and state.memtable.rows == 5
+    assert node.replica.leads and state.rows.memtable.rows == 5
     return encode_checkpoint(state.checkpoint())
 
 

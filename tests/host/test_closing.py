@@ -30,7 +30,7 @@ def write_row(node: Node, session: str, sequence: int, partition: PartitionKey =
 def node_with_a_row() -> Node:
     node = Node()
     write_row(node, opened_session(node), 1)
-    assert node.replica.state.memtable.nbytes
+    assert node.replica.state.rows.memtable.nbytes
     return node
 
 
@@ -94,8 +94,8 @@ def test_a_unit_that_cannot_be_closed_is_found_and_keeps_no_other_from_its_file(
     node = node_closing_five()
     assert close_all_but(node, BAD, Failed("file_corrupt", "wrote 2 rows, the file has 1")) <= 7
     state = node.replica.state
-    assert {f.partition for f in state.manifest.files()} == {*PARTITIONS} - {BAD}
-    assert list(state.memtable.partitions()) == [BAD]
+    assert {f.partition for f in state.files.manifest.files()} == {*PARTITIONS} - {BAD}
+    assert list(state.rows.memtable.partitions()) == [BAD]
     assert "sg.t (time partition 3, shard 0)" in node.replica.trouble and "has 1" in node.replica.trouble
     waited = []
     for _ in range(3):
@@ -107,7 +107,7 @@ def test_a_unit_that_cannot_be_closed_is_found_and_keeps_no_other_from_its_file(
     assert waited[1] >= 2 * waited[0] - 200 and waited[2] >= 2 * waited[1] - 200
     node.pass_ms(60_000)
     close_all_but(node, PARTITIONS[0], Failed("", ""))
-    assert not node.replica.trouble and len(state.manifest) == 5 and state.base() == state.applied
+    assert not node.replica.trouble and len(state.files.manifest) == 5 and state.base() == state.applied
 
 
 def test_a_full_disk_splits_no_close() -> None:
@@ -176,7 +176,7 @@ def test_a_unit_that_fails_again_and_again_is_parked_and_named() -> None:
     node.finish(CloseFiles, FilesClosed((parked,)))
     node.pass_ms(CLOSE.pace.retry_ms_max + 1_000)
     state = node.replica.state
-    assert not node.under_way(CloseFiles) and not state.pending and len(state.manifest) == 5
+    assert not node.under_way(CloseFiles) and not state.pending and len(state.files.manifest) == 5
     assert unit.spec.name in node.replica.trouble and "has 1" in node.replica.trouble
     assert "time partition 3" in node.replica.trouble
 

@@ -70,7 +70,7 @@ class Node:
 
     def __init__(self, files: Iterable[FileMeta] = FILES, change: Operation | None = None) -> None:
         state = initial(GROUP, ((0, 5),))
-        state.manifest.add(files)
+        state.files.manifest.add(files)
         state.schemas["sg", "t"] = SCHEMA
         saved = Saved(Base(1, 0, ALONE), encode_checkpoint(state.checkpoint()))
         log = GroupLog(Base(1, 0, ALONE), HardState(1), [])
@@ -149,7 +149,7 @@ def test_inputs_go_after_the_checkpoint_and_the_last_reader() -> None:
     node.host.on_request(1, ScanRows(GROUP, "sg", ScanSpec(SCHEMA), "weak"), node.now, node.now)
     node.take()
     node.finish(CompactFiles, FilesClosed((output(job),)))
-    assert node.replica.state.manifest.files() == (output(job),)
+    assert node.replica.state.files.manifest.files() == (output(job),)
     assert not node.under_way(DeleteFiles)
     node.save()
     assert not node.under_way(DeleteFiles), "a scan still reads them"
@@ -211,7 +211,7 @@ def test_a_damaged_input_is_named_and_nothing_is_logged() -> None:
         assert FILES[0].name in status.error and "on a" in status.error
         assert status.hint == "iotctl verify --repair"
         node.pass_ms(12_000)
-    assert not node.under_way(CompactFiles) and not node.replica.state.compacting
+    assert not node.under_way(CompactFiles) and not node.replica.state.compactions.under_way
     node.finish(HashFiles, GOOD)
     assert node.under_way(CompactFiles) and not node.replica.trouble
 
@@ -233,7 +233,7 @@ def test_a_copy_that_is_damaged_on_another_member_keeps_the_files_apart(
         node.calls.clear()
         assert to == "b" and isinstance(request, CheckFiles) and request.names == tuple(f.name for f in FILES)
         node.finish(HashFiles, GOOD)
-        assert not node.replica.state.compacting, "b has not answered"
+        assert not node.replica.state.compactions.under_way, "b has not answered"
         node.host.on_reply(number, reply, node.now)
         node.take()
 
@@ -242,9 +242,9 @@ def test_a_copy_that_is_damaged_on_another_member_keeps_the_files_apart(
         assert f"{FILES[1].name} on b" in node.replica.trouble
     for reply in (ErrorReply("unavailable", "no contact"), FilesChecked((), ())):
         hashed(reply)
-        assert not node.replica.state.compacting and not node.replica.trouble
+        assert not node.replica.state.compactions.under_way and not node.replica.trouble
     hashed(ErrorReply("log_corrupt", "the replica there is lost"))
-    assert node.replica.state.compacting
+    assert node.replica.state.compactions.under_way
 
 
 def test_a_replica_says_whether_it_is_at_work_on_its_files() -> None:
@@ -280,7 +280,7 @@ def test_a_compaction_that_fails_is_named_and_tried_again() -> None:
     assert node.under_way(CompactFiles) == [job]
     assert isinstance(job, CompactFiles)
     node.finish(CompactFiles, FilesClosed((output(job),)))
-    assert not node.replica.trouble and len(node.replica.state.manifest) == 1
+    assert not node.replica.trouble and len(node.replica.state.files.manifest) == 1
 
 
 def merge_fails(node: Node, result: Failed, times: int) -> None:
@@ -292,7 +292,7 @@ def merge_fails(node: Node, result: Failed, times: int) -> None:
 
 def parked(node: Node) -> bool:
     """A merge that is under way is to be parked."""
-    pending = [m.command for m in node.replica.state.compacting]
+    pending = [m.command for m in node.replica.state.compactions.under_way]
     return any(isinstance(c, commands.Park) or c.parked for c in pending)
 
 
@@ -318,12 +318,12 @@ def test_a_merge_that_fails_again_and_again_is_parked() -> None:
     before = node.now
     merge_fails(node, own, 1)
     assert node.now - before > 30_000 and "time partition 1" in node.replica.trouble
-    assert len(node.replica.state.compacting) == 1
+    assert len(node.replica.state.compactions.under_way) == 1
     while not node.under_way(CompactFiles):
         node.pass_ms(1_000)
     made = msgspec.structs.replace(output(job), parked=spec.parked)
     node.finish(CompactFiles, FilesClosed((made,)))
-    assert spec.name in node.replica.trouble and node.replica.state.manifest.files() == (made,)
+    assert spec.name in node.replica.trouble and node.replica.state.files.manifest.files() == (made,)
 
 
 IN_ARROW = tuple(
@@ -346,7 +346,7 @@ def test_what_is_parked_is_made_a_tsfile_by_a_process_that_can() -> None:
     """Each tries for itself first; only when it can is anything logged, deletes of before included."""
     node = Node(IN_ARROW[:1])
     job = trial(node)
-    assert job.is_trial and job.unit.inputs == IN_ARROW[:1] and not node.replica.state.compacting
+    assert job.is_trial and job.unit.inputs == IN_ARROW[:1] and not node.replica.state.compactions.under_way
     node.pass_ms(5_000)
     assert node.under_way(CompactFiles) == [job] and not node.under_way(HashFiles)
     node.finish(CompactFiles, FilesClosed((None,)))
@@ -354,7 +354,7 @@ def test_what_is_parked_is_made_a_tsfile_by_a_process_that_can() -> None:
     assert not job.is_trial and job.unit.spec.name.endswith(TSFILE) and not job.unit.spec.parked
     node.finish(CompactFiles, FilesClosed((output(job),)))
     node.pass_ms(5_000)
-    assert node.replica.state.manifest.files() == (output(job),) and not node.replica.trouble
+    assert node.replica.state.files.manifest.files() == (output(job),) and not node.replica.trouble
     assert not node.under_way(CompactFiles) and not node.under_way(HashFiles)
 
 
@@ -495,7 +495,7 @@ def test_a_damaged_input_is_a_finding_and_its_output_comes_from_another_member()
     node.take()
     node.finish(StageFiles, FilesStaged((made.name,), (), made.size))
     node.finish(ReplaceFile, FileReplaced(""))
-    assert node.replica.state.manifest.files() == (made,) and not node.replica.trouble
+    assert node.replica.state.files.manifest.files() == (made,) and not node.replica.trouble
     assert not isinstance(node.replies[-1], FileRepaired), "not before a checkpoint names it"
     node.save()
     assert isinstance(node.replies[-1], FileRepaired)
@@ -560,9 +560,9 @@ def test_a_copy_that_comes_when_its_slot_is_released_is_unlinked(
         node.finish(DeleteFiles, Done())
     then(made, Answers())
     node.take()
-    assert node.replica.state.manifest.files() == (() if released else (made,))
+    assert node.replica.state.files.manifest.files() == (() if released else (made,))
     assert node.under_way(DeleteFiles) == ([DeleteFiles(GROUP, (made,))] if released else [])
-    assert not node.replica.state.compacting and not node.under_way(CompactFiles)
+    assert not node.replica.state.compactions.under_way and not node.under_way(CompactFiles)
 
 
 @pytest.mark.parametrize("unlinked", [False, True])

@@ -442,7 +442,7 @@ def test_a_group_that_comes_back_is_made_when_its_last_files_are_gone() -> None:
 def test_no_read_is_answered_before_the_rows_are_back_in_memory(level: str) -> None:
     """After a restart a part of them is still in the log; no age would tell that they are missing."""
     host = leads_alone()
-    host.data["a.1"].state.recovered_to = 99
+    host.data["a.1"].state.rows.recovered_to = 99
     requests: list[Request] = [ScanRows("a.1", "g", SPEC, level), ListPartitions("a.1", read=level)]
     for token, request in enumerate(requests):
         host.on_request(token, request, 3_000, 3_000)
@@ -828,7 +828,7 @@ def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pyt
     file = FileMeta(
         "00002-000000000001-0000.tsfile", 2, place, "t", (1,), 10, "f" * 32, 1, 0, 19_000, (1, 1, 1)
     )
-    replica.state.manifest.add([file])
+    replica.state.files.manifest.add([file])
     host.compactor._expire_at = 0
     host.compactor.keep()
     assert not asked, "no table has a TTL"

@@ -70,7 +70,7 @@ class Holder:
         order = order or self.order
         spec = CloseSpec(name or f"f{self.order:06d}", SLOT, p, (order,), SCHEMA)
         files = close(self.storage, CloseUnit(spec, (MemBatch((1,), encode(rows)),)), group=GROUP)
-        self.node.replica.state.manifest.add(files)
+        self.node.replica.state.files.manifest.add(files)
         self.parts.setdefault(p, []).append(((order,), rows))
 
     def compact(self, p: PartitionKey) -> None:
@@ -80,7 +80,7 @@ class Holder:
             return
         merged = merge(self.parts[p], (), SCHEMA)
         order = max(o for o, _ in self.parts[p])[0]
-        state.manifest.remove([f.name for f in state.manifest.of_partition(p)])
+        state.files.manifest.remove([f.name for f in state.files.manifest.of_partition(p)])
         self.parts[p] = []
         self.add(p, merged, order)
 

@@ -50,7 +50,7 @@ class Node:
 
     def __init__(self, *damaged: Damage) -> None:
         state = initial(GROUP, ((0, 5),))
-        state.manifest.add([MINE])
+        state.files.manifest.add([MINE])
         saved = Saved(Base(1, 0, Config(("a", "b", "c"))), encode_checkpoint(state.checkpoint()))
         groups = {GROUP: (found(1), msgspec.msgpack.encode(saved))}
         self.host = Host.open(CONFIG, "i", groups, damaged, random.Random(1), 0, 0)
@@ -99,7 +99,7 @@ class Node:
 
     @property
     def row(self) -> FileMeta | None:
-        return self.host.data[GROUP].state.manifest.get("f")
+        return self.host.data[GROUP].state.files.manifest.get("f")
 
 
 def test_a_forged_row_is_replaced_and_saved_before_the_answer() -> None:
@@ -113,7 +113,7 @@ def test_a_forged_row_is_replaced_and_saved_before_the_answer() -> None:
     assert isinstance(saved, SaveCheckpoint)
     assert saved.changes is not None and saved.changes.files == (FORGED_AWAY,)
     assert node.replies == [(7, FileRepaired("quarantine/x"))]
-    manifest = node.host.data[GROUP].state.manifest
+    manifest = node.host.data[GROUP].state.files.manifest
     assert (manifest.nbytes, manifest.rows) == (11, 5)
 
 
@@ -263,6 +263,6 @@ def test_a_manifest_that_is_half_changed_ends_the_node(monkeypatch: pytest.Monke
     node = Node()
     node.ask()
     node.finish(StageFiles, STAGED)
-    monkeypatch.setattr(node.host.data[GROUP].state.manifest, "add", broken)
+    monkeypatch.setattr(node.host.data[GROUP].state.files.manifest, "add", broken)
     with pytest.raises(InvariantBroken):
         node.finish(ReplaceFile, FileReplaced(""))

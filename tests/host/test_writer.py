@@ -95,7 +95,7 @@ def test_what_another_library_makes_is_taken_from_others_and_is_no_trouble() -> 
     (unit,) = job.units
     assert unit.spec.parked and not unit.spec.writer and OTHER in unit.spec.parked
     node.finish(CloseFiles, FilesClosed((msgspec.structs.replace(made_of(unit), parked=unit.spec.parked),)))
-    assert len(node.replica.state.manifest) == len(FILES) + 1 and not node.replica.state.pending
+    assert len(node.replica.state.files.manifest) == len(FILES) + 1 and not node.replica.state.pending
 
 
 def test_the_rest_of_a_close_is_made_here() -> None:
@@ -155,7 +155,7 @@ def test_what_the_others_have_merged_by_now_is_made_here(monkeypatch: pytest.Mon
     assert isinstance(merging, CompactFiles)
     assert [f.xxh3 for f in merging.unit.inputs] == [*(f.xxh3 for f in FILES), "d" * 32], "it is no damage"
     restored = DataState.restore(node.replica.state.checkpoint(), 0)
-    assert restored.substitutes == {name}
+    assert restored.files.substitutes == {name}
     output = msgspec.structs.replace(made, name=merging.unit.spec.name, order=merging.unit.spec.order)
     node.finish(CompactFiles, FilesClosed((output,)))
     assert not node.replica.state.checkpoint().substitutes
@@ -179,7 +179,7 @@ def test_what_another_member_may_still_make_is_not_made_here(
 ) -> None:
     node, name = node_with_a_foreign_close(monkeypatch, answers)
     node.pass_ms(20_000)
-    assert not node.under_way(CloseFiles) and name not in node.replica.state.substitutes
+    assert not node.under_way(CloseFiles) and name not in node.replica.state.files.substitutes
 
 
 def test_an_entry_that_names_no_library_means_the_one_from_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_files_check_tells_what_belongs_to_nothing(tmp_path: Path) -> None:
     storage = room(disk)
     (meta,) = close(storage, unit("a", (1, rows(3))))
     state = DataState(GROUP)
-    state.manifest.replace([], [meta])
+    state.files.manifest.replace([], [meta])
     storage.run(saved(GROUP, encode_checkpoint(state.checkpoint())))
 
     def check(*words: str) -> tuple[int, dict[str, str]]:

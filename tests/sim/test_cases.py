@@ -355,13 +355,13 @@ def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
     replica = victim.host.data[group]
     source = next(n for n in sim.nodes.values() if n is not victim and n.alive and group in n.host.data)
     scenario.until(
-        lambda: mine in source.host.data[group].state.manifest.files(), "the source has made it too"
+        lambda: mine in source.host.data[group].state.files.manifest.files(), "the source has made it too"
     )
     path = layout.file_path(group, mine.slot, mine.name)
     victim.disk.flip(path, mine.size // 2)
     forged = victim.disk.read(path)
     false = msgspec.structs.replace(mine, xxh3=victim.storage.files.hash(group, mine), rows=mine.rows + 1)
-    replica.state.manifest.replace([mine.name], [false])
+    replica.state.files.manifest.replace([mine.name], [false])
     replica.unsaved += 1
     sim.pause(2_000)
     victim.disk.cut_power_at = victim.disk.operations + cut if cut else None
@@ -389,7 +389,7 @@ def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
     victim.disk.cut_power_at = None
     victim.stop(power=True)
     victim.start()
-    assert victim.host.data[group].state.manifest.get(mine.name) == mine
+    assert victim.host.data[group].state.files.manifest.get(mine.name) == mine
     assert victim.storage.files.hash(group, mine) == mine.xxh3
     directory = layout.quarantine_dir(group)
     assert [victim.disk.read(f"{directory}/{n}") for n in victim.disk.listdir(directory)] == [forged]
@@ -405,7 +405,7 @@ def _forgeable(scenario: Scenario) -> list[tuple[SimNode, str, FileMeta]]:
         if node.alive
         for group, replica in node.host.data.items()
         if not replica.leads
-        for file in replica.state.manifest.files()
+        for file in replica.state.files.manifest.files()
         if file.slot in replica.state.slots.open and file.partition.storage_group in scenario.storage_groups
     ]
 
@@ -424,7 +424,7 @@ def compacting(scenario: Scenario, slots: set[int] | None = None) -> list[tuple[
         for node in scenario.sim.nodes.values()
         if node.alive
         for group, replica in node.host.data.items()
-        if any(slots is None or c.command.slot in slots for c in replica.state.compacting)
+        if any(slots is None or c.command.slot in slots for c in replica.state.compactions.under_way)
     ]
 
 
@@ -486,7 +486,7 @@ def test_no_good_copy_goes_while_a_damaged_one_is_left() -> None:
     scenario.sim.pause(15_000)
     for node in scenario.sim.nodes.values():
         if node.alive and group in node.host.data:
-            assert file.name in node.host.data[group].state.manifest, "still there"
+            assert file.name in node.host.data[group].state.files.manifest, "still there"
     victim.disk.write_atomic(path, good)
     scenario.until(lambda: not trouble(), "the leader is content")
     finish_all(scenario)
@@ -503,7 +503,7 @@ def test_a_copy_that_goes_bad_after_the_check_holds_up_its_own_files_alone() -> 
     def begun() -> bool:
         for node in scenario.sim.nodes.values():
             for group, replica in node.host.data.items() if node.alive else ():
-                for c in replica.state.compacting:
+                for c in replica.state.compactions.under_way:
                     if not replica.leads and c.job is not None:
                         found.append((node, group, c.job.unit.inputs[0], c.job.unit.spec.name))
                         return True
@@ -513,15 +513,17 @@ def test_a_copy_that_goes_bad_after_the_check_holds_up_its_own_files_alone() -> 
     victim, group, file, output = found[0]
     victim.disk.flip(layout.file_path(group, file.slot, file.name), file.size // 2)
     scenario.until(lambda: output in victim.host.data[group].stuck, "it fails")
-    before = len(victim.host.data[group].state.manifest)
+    before = len(victim.host.data[group].state.files.manifest)
     victim.stop(power=True)
     victim.start()
     scenario.until(lambda: output in victim.host.data[group].stuck, "it fails again")
     assert before
     scenario.sim.pause(8_000)
     state = victim.host.data[group].state
-    assert file.name in state.manifest and output not in state.manifest
-    assert {c.key for c in state.compacting if c.job is not None and c.job.unit.spec.name in output}
+    assert file.name in state.files.manifest and output not in state.files.manifest
+    assert {
+        c.key for c in state.compactions.under_way if c.job is not None and c.job.unit.spec.name in output
+    }
     scenario.until(lambda: not victim.host.data[group].stuck, "it is done")
     finish_all(scenario)
 

@@ -36,7 +36,7 @@ def take_away(scenario: Scenario, name: str, parts: tuple[str, ...]) -> set[str]
     node = scenario.sim.nodes[name]
     if node.alive:
         node.stop(power=False)
-    group = max(node.host.data, key=lambda g: len(node.host.data[g].state.manifest))
+    group = max(node.host.data, key=lambda g: len(node.host.data[g].state.files.manifest))
     node.lose(
         *(part.format(group=f"{layout.GROUPS}/{group}", meta=f"{layout.GROUPS}/meta") for part in parts)
     )

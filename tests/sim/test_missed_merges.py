@@ -58,7 +58,8 @@ class Absence:
 
     def is_merged(self, name: str) -> bool:
         states = [r.state for r in self.others()]
-        is_left = any(name in s.manifest or any(name in c.names for c in s.compacting) for s in states)
+        is_left = any(name in s.files.manifest for s in states)
+        is_left |= any(name in c.names for s in states for c in s.compactions.under_way)
         return bool(self.merged_into(name)) and not is_left
 
     @property
@@ -82,6 +83,6 @@ def test_a_member_takes_what_the_others_made_of_a_file_that_it_has_not(fault: st
         name = absence.merged_into(name)
     absence.victim.start()
     scenario.until(lambda: bool(absence.replica.stuck), "it fails to merge")
-    scenario.until(lambda: absence.file.name not in absence.replica.state.manifest, "it is merged here")
+    scenario.until(lambda: absence.file.name not in absence.replica.state.files.manifest, "it is merged here")
     finish_all(scenario)
     assert not absence.replica.stuck and not absence.replica.damaged_files()

@@ -68,7 +68,7 @@ def troubles(node: SimNode) -> str:
 def parked(scenario: Scenario) -> dict[str, set[str]]:
     """Per live node, what it has parked."""
     nodes = [n for n in scenario.sim.nodes.values() if n.alive]
-    return {n.node: {f for r in n.host.data.values() for f in r.state.manifest.parked} for n in nodes}
+    return {n.node: {f for r in n.host.data.values() for f in r.state.files.manifest.parked} for n in nodes}
 
 
 def test_rows_that_no_file_takes_are_parked_and_move_with_their_slots(poison: None) -> None:
@@ -107,7 +107,7 @@ def test_what_one_member_cannot_make_comes_from_another(library: Library) -> Non
     scenario.quiet()
     check_converged(scenario.sim)
     assert not any(parked(scenario).values())
-    assert any(f.clean for r in victim.host.data.values() for f in r.state.manifest.files())
+    assert any(f.clean for r in victim.host.data.values() for f in r.state.files.manifest.files())
     assert all(not r.failing and not r.stuck for r in victim.host.data.values())
     assert "another member" in troubles(victim)
     scenario.read_everything()
@@ -129,7 +129,7 @@ def test_a_merge_that_fails_everywhere_is_parked(library: Library) -> None:
     scenario.quiet()
     check_converged(scenario.sim)
     scenario.read_everything()
-    files = [f for n in alive(scenario) for r in n.host.data.values() for f in r.state.manifest.files()]
+    files = [f for n in alive(scenario) for r in n.host.data.values() for f in r.state.files.manifest.files()]
     assert any(f.parked and f.clean for f in files)
     assert all(not r.stuck for n in alive(scenario) for r in n.host.data.values())
 

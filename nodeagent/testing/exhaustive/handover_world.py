@@ -101,7 +101,7 @@ def _take(state: DataState, payload: bytes) -> None:
         return
     row = _decode_row(payload)
     if state.check_slot(row.slot) is None:
-        state.manifest.add([row])
+        state.files.manifest.add([row])
 
 
 def _partition(slot: int) -> PartitionKey:
@@ -116,7 +116,7 @@ def _row(slot: int, index: int, number: int) -> FileMeta:
 def _numbers(state: DataState, slot: int) -> set[str]:
     """Rows that are not deleted, by what stays the same when they are adopted."""
     deletes = state.tombstones.of(_partition(slot), "t")
-    return {f.xxh3 for f in state.manifest.of_slot(slot) if not any(t.masks(f) for t in deletes)}
+    return {f.xxh3 for f in state.files.manifest.of_slot(slot) if not any(t.masks(f) for t in deletes)}
 
 
 def _content(pulled: Pulled) -> list[tuple[int, list[str], int]]:
@@ -135,7 +135,7 @@ def _spoilt(pulled: Pulled) -> Pulled:
 
 def _pulled(state: DataState, slot: int) -> PulledSlot:
     """As `host.reads`: deletes that mask nothing are forgotten by some members and not by others."""
-    files = state.manifest.of_slot(slot)
+    files = state.files.manifest.of_slot(slot)
     deletes = state.tombstones.of(_partition(slot), "t")
     return PulledSlot(slot, files, tuple(t for t in deletes if any(t.masks(f) for f in files)))
 

@@ -31,8 +31,8 @@ MUTANTS = (
     ),
     Mutant(
         "replay forgets what is in files",
-        "data/state.py",
-        "if index > self.closed_through.get(command.partition, 0):",
+        "data/rows.py",
+        "if index > self.closed_through.get(w.partition, 0):",
         "if True:",
         breaks="S4",
     ),
@@ -45,13 +45,13 @@ MUTANTS = (
     Mutant(
         "open rows do not pin the log",
         "data/state.py",
-        "needed.append(self.memtable.first_index() or self.applied + 1)",
+        "needed.append(self.rows.memtable.first_index() or self.applied + 1)",
         "needed.append(self.applied + 1)",
         breaks="S6",
     ),
     Mutant(
         "a close takes the partitions in the order of first writes",
-        "data/state.py",
+        "data/rows.py",
         "tuple((s, p) for p, s in sorted(self.slot_of.items()) if s in slots)",
         "tuple((s, p) for p, s in self.slot_of.items() if s in slots)",
         breaks="S4",
