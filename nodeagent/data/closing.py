@@ -10,15 +10,19 @@ fail again and again, on all members as far as it can tell, logs that the rows a
 any. Every member then makes that file, also one that has made the TsFile meanwhile (`compaction.job_of`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from nodeagent.data.commands import CloseFile
+from nodeagent.data.commands import CloseFile, Park
+from nodeagent.data.compaction import Compactions
+from nodeagent.data.files import Files
+from nodeagent.data.rows import Rows
+from nodeagent.data.tombstones import Tombstones
 from nodeagent.model.files import CloseSpec, FileMeta, Tombstone, parked_name
-from nodeagent.model.ids import PartitionKey
-from nodeagent.model.jobs import CloseUnit, MemBatch
-from nodeagent.model.schema import TableSchema
+from nodeagent.model.ids import GroupId, PartitionKey
+from nodeagent.model.jobs import CloseFiles, CloseUnit, Job, MemBatch
+from nodeagent.model.schema import Schemas, TableSchema
 
 Tables = dict[str, tuple[MemBatch, ...]]
 Deletes = Callable[[PartitionKey, str], Sequence[Tombstone]]
@@ -105,7 +109,7 @@ def plan(
     index: int,
     command: CloseFile,
     frozen: list[tuple[int, PartitionKey, Tables]],
-    schemas: dict[tuple[str, str], TableSchema],
+    schemas: Schemas,
     deletes: Deletes,
     firsts: Mapping[PartitionKey, int | None],
     parked: Mapping[str, str],
@@ -153,3 +157,149 @@ def _as_arrow(unit: CloseUnit, why: str) -> CloseUnit:
 def _unit(spec: CloseSpec, batches: tuple[MemBatch, ...], deletes: Sequence[Tombstone]) -> CloseUnit:
     oldest = batches[0].order
     return CloseUnit(spec, batches, tuple(t for t in deletes if oldest < t.order < spec.order))
+
+
+class Closes:
+    """The closes of one group with files that are not in the manifest yet."""
+
+    def __init__(
+        self,
+        group: GroupId,
+        jobs: list[Job],
+        schemas: Schemas,
+        tombstones: Tombstones,
+        rows: Rows,
+        files: Files,
+        compactions: Compactions,
+    ) -> None:
+        self.pending: list[Pending] = []
+        """In the order of the log."""
+
+        self._group = group
+        self._jobs = jobs
+        self._schemas = schemas
+        self._tombstones = tombstones
+        self._rows = rows
+        self._files = files
+        self._compactions = compactions
+
+    def close(self, index: int, command: CloseFile) -> None:
+        frozen = self._freeze(index, command.partitions)
+        if frozen:
+            pending = plan(index, command, frozen, self._schemas, self._tombstones.of, {}, {})
+            self.pending.append(pending)
+            self._jobs.append(CloseFiles(self._group, pending.units))
+
+    def close_again(self, index: int) -> None:
+        """A close of the checkpoint whose files were not made: its rows are back in the memtable.
+
+        It closes with the schemas of its own time: another column list would give other bytes (law 6).
+        """
+        at = next((i for i, p in enumerate(self.pending) if p.index == index), None)
+        if at is None:
+            return
+        waiting = self.pending.pop(at)
+        frozen = self._freeze(index, (sp for sp in waiting.command.partitions if sp[1] in waiting.parts))
+        if frozen:
+            schemas = {(s.storage_group, s.table): s for s in waiting.schemas}
+            firsts = {partition: part.first for partition, part in waiting.parts.items()}
+            deletes = self._tombstones.of
+            pending = plan(index, waiting.command, frozen, schemas, deletes, firsts, waiting.parked)
+            pending.gone = waiting.gone
+            self.pending.insert(at, pending)
+            self._jobs.append(CloseFiles(self._group, pending.units))
+        self._rows.drop_slots(waiting.gone)
+
+    def _freeze(
+        self, index: int, partitions: Iterable[tuple[int, PartitionKey]]
+    ) -> list[tuple[int, PartitionKey, Tables]]:
+        """What of these partitions is frozen by the close at `index`."""
+        frozen = []
+        for slot, partition in partitions:
+            fresh = self._rows.memtable.freeze(partition, index)
+            if fresh:
+                frozen.append((slot, partition, {table: tuple(run.batches) for table, run in fresh.items()}))
+        return frozen
+
+    def on_closed(self, job: CloseFiles, files: Sequence[FileMeta | None]) -> None:
+        """The files `job` asked for are durable."""
+        closes = {p.index: p for p in self.pending}
+        for unit, file in zip(job.units, files, strict=True):
+            pending = closes.get(unit.spec.order[0])
+            if pending is None:
+                continue
+            if unit.spec.name in pending.parked:
+                self._files.unlink([file])  # made while it was parked: nobody names it
+            else:
+                pending.on_made(unit, file)
+        self._file_made()
+
+    def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
+        """Of a job that failed, the units to be tried again: what was released since is done with, and what
+        has expired, which no other member holds any more either."""
+        closes = {p.index: p for p in self.pending}
+        wanted = []
+        for unit in job.units:
+            pending = closes.get(unit.spec.order[0])
+            if pending is not None and unit.spec.slot in pending.gone:
+                pending.on_made(unit, None)
+            elif pending is not None and unit.spec.name not in pending.parked:
+                if self._is_past(unit):
+                    pending.on_made(unit, None)
+                else:
+                    wanted.append(unit)
+        self._file_made()
+        return tuple(wanted)
+
+    def park(self, command: Park) -> bool:
+        """File the unit as Arrow; whether it is one of a close under way."""
+        pending = next((p for p in self.pending if p.index == command.close), None)
+        made = pending.made.pop(command.name, None) if pending is not None else None
+        unit = pending.park(command.name, command.why) if pending is not None else None
+        if unit is None:
+            return False
+        self._files.unlink([made])
+        self._jobs.append(CloseFiles(self._group, (unit,)))
+        return True
+
+    def release(self, slots: set[int]) -> None:
+        for pending in self.pending:
+            pending.gone |= slots
+
+    def holds_back(self, partition: PartitionKey, index: int) -> bool:
+        """Whether files of the partition that an entry before `index` asked for are still to come."""
+        return any(p.index < index and partition in p.parts for p in self.pending)
+
+    def names(self) -> set[str]:
+        """Of the files to come."""
+        return {u.spec.name for p in self.pending for u in p.units}
+
+    def _file_made(self) -> None:
+        """Per partition in the order of the closes, so that dropping rows up to one never drops those of an
+        earlier one."""
+        behind: set[PartitionKey] = set()
+        for pending in self.pending:
+            if not pending.is_frozen:
+                break  # the log has not come to it again; nor to what follows it
+            for partition in list(pending.parts):
+                if partition not in behind and pending.is_made(partition):
+                    self._files.keep(pending.file(partition), pending.gone)
+                    self._rows.drop_filed(partition, pending.index)
+                else:
+                    behind.add(partition)
+        self.pending = [p for p in self.pending if p.parts]
+        self._files.prune()
+
+    def _is_past(self, unit: CloseUnit) -> bool:
+        """Whether the unit's file would go at once: a cut-off logged since hides all of it, and no compaction
+        logged before the cut-off names it."""
+        spec = unit.spec
+        table = spec.schema.table
+        cuts = [t for t in self._tombstones.cuts(spec.partition, table) if spec.order < t.order]
+        held = self._rows.memtable.partition(spec.partition) if cuts else None
+        if held is None:
+            return False
+        first = unit.batches[0].order[0]
+        last = next((run.time_max for run in held.runs(table) if run.first_index == first), None)
+        pin = self._compactions.pinned((spec.partition, table)).get(spec.name)
+        return last is not None and any(last <= t.time_to and (pin is None or t.order < (pin,)) for t in cuts)

@@ -10,33 +10,32 @@ Invariants:
     the log is needed from `base() + 1` on, and from no earlier index.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from nodeagent.data import closing, commands, compaction
+from nodeagent.data.closing import Closes
 from nodeagent.data.commands import Command
 from nodeagent.data.compaction import Compacting, Compactions, Key, Outcome
 from nodeagent.data.files import Files
 from nodeagent.data.handover import Part, Staged
-from nodeagent.data.rates import WriteRates
 from nodeagent.data.rows import Rows
 from nodeagent.data.sessions import Image as SessionsImage
 from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots, expand
 from nodeagent.data.tombstones import Tombstones
-from nodeagent.model import limits
+from nodeagent.data.writes import Writes
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import EntryFailed
 from nodeagent.model.files import FileMeta, Tombstone, logged_at, parked_name
 from nodeagent.model.ids import GroupId, PartitionKey
 from nodeagent.model.jobs import AdoptFiles, CloseFiles, CloseUnit, CompactFiles, Job
 from nodeagent.model.operation import Ranges
-from nodeagent.model.requests import Accepted, ErrorReply, Reply, SessionOpened, Written
-from nodeagent.model.schema import TableSchema
+from nodeagent.model.requests import Accepted, Reply
+from nodeagent.model.schema import Schemas, TableSchema
 
-TIME_MIN = -(1 << 63)
 INITIAL_INDEX = 1
 """Where the log of a new group begins. The first slots are in no entry, so index 1 stands for them: a
 member that joins with nothing can never be served from the log alone, it needs a checkpoint."""
@@ -109,18 +108,17 @@ class DataState:
         self.slots = slots or Slots()
         self.sessions = sessions or Sessions()
         self.staged = staged or Staged()
-        self.schemas: dict[tuple[str, str], TableSchema] = {}
+        self.schemas: Schemas = {}
         self.tombstones = Tombstones(tombstones)
         self.rows = Rows(self.tombstones)
         self.rows.delivered = applied
         self.compactions = Compactions()
         self.files = Files(group, self.jobs, self.slots, self.rows, self.tombstones, self.compactions)
-        self.refused: set[int] = set()
-        self.pending: list[closing.Pending] = []
+        self.writes = Writes(group, self.slots, self.sessions, self.schemas, self.rows, self.files)
+        self.closes = Closes(
+            group, self.jobs, self.schemas, self.tombstones, self.rows, self.files, self.compactions
+        )
         self.adopting: list[Adopting] = []
-        self.rates = WriteRates()
-        """Of this process alone: neither in the log nor in a checkpoint."""
-
         self._news = False
 
     # --- applying ----------------------------------------------------------------------------------
@@ -159,19 +157,19 @@ class DataState:
     def _apply(self, index: int, term: int, command: Command, now: int) -> Reply:
         match command:
             case commands.WriteRows():
-                return self._write(index, command, now)
+                return self.writes.write(index, command, now)
             case commands.Opaque():
                 return Accepted(index)
             case commands.OpenSession():
-                return self._open_session(index, term)
+                return self.writes.open_session(index, term)
             case commands.ExpireSessions():
                 self.sessions.expire(command.sessions)
             case commands.UseSchema():
-                self._use_schema(command.schema)
+                self.writes.use_schema(command.schema)
             case commands.CloseFile():
-                self._close(index, command)
+                self.closes.close(index, command)
             case commands.DeleteRange():
-                return self._delete(index, command)
+                return self.writes.delete(index, command)
             case commands.Seal():
                 self._seal(index, command)
             case commands.Unseal():
@@ -187,168 +185,33 @@ class DataState:
             case commands.Compact():
                 self._compact(index, command)
             case commands.Expire():
-                return self._expire(index, command)
+                return self.writes.expire(index, command)
             case commands.Park():
                 self._park(index, command)
         return Accepted(index)
 
     def _recover(self, index: int, entry: Entry, now: int) -> None:
         """Give a row that the checkpoint does not hold back to the memtable."""
-        if entry.kind != EntryKind.COMMAND or index in self.refused:
+        if entry.kind != EntryKind.COMMAND or index in self.writes.refused:
             return
         command = commands.decode(entry.data)
         if isinstance(command, commands.WriteRows):
             self.rows.give_back(index, command, now)
-        elif isinstance(command, commands.CloseFile | commands.Seal) and any(
-            p.index == index for p in self.pending
-        ):
-            self._refreeze(index)
+        elif isinstance(command, commands.CloseFile | commands.Seal):
+            self.closes.close_again(index)
 
-    # --- rows --------------------------------------------------------------------------------------
-
-    def check_slot(self, slot: int) -> ErrorReply | None:
-        """Why a write to `slot` has no effect by the state as it is, if so."""
-        if slot in self.slots.open:
-            return None
-        waiting = self.slots.sealed_by(slot) is not None
-        return ErrorReply(
-            "moved",
-            f"slot {slot} is not open in group {self.group}",
-            details={"slot": slot, "wait": waiting},
-        )
-
-    def _write(self, index: int, w: commands.WriteRows, now: int) -> Reply:
-        refusal = self.check_slot(w.slot) or self._check_session(w.session, w.slot, w.sequence, w.settled)
-        if refusal is None:
-            schema = self.schemas.get((w.partition.storage_group, w.table))
-            if schema is None or schema.version < w.schema_version:
-                refusal = ErrorReply("schema_mismatch", f"table {w.table} is not in use at this version")
-        if refusal is not None:
-            self.refused.add(index)
-            return refusal
-        if not self.sessions.take(w.session, w.slot, w.sequence, w.settled):
-            self.refused.add(index)
-            return Written(0, duplicate=True)
-        self.rows.add(index, w, now)
-        self.rates.add(w.slot, len(w.ipc), now)
-        return Written(index)
-
-    def _check_session(self, session: str, slot: int, sequence: int, settled: int) -> ErrorReply | None:
-        if not self.sessions.knows(session, slot):
-            return ErrorReply("session_expired", f"session {session} is not known to group {self.group}")
-        floor = max(self.sessions.floor(session, slot), settled)
-        if sequence > floor + limits.SESSION_WINDOW:
-            return ErrorReply(
-                "overloaded", f"sequence {sequence} is more than {limits.SESSION_WINDOW} past {floor}"
-            )
-        return None
-
-    def _delete(self, index: int, d: commands.DeleteRange) -> Reply:
-        refusal = self.check_slot(d.slot) or self._check_session(d.session, d.slot, d.sequence, d.settled)
-        if refusal is not None:
-            return refusal
-        if not self.sessions.take(d.session, d.slot, d.sequence, d.settled):
-            return Written(0, duplicate=True)
-        self.files.delete(Tombstone((index,), d.partition, d.table, d.tags, d.time_from, d.time_to))
-        return Written(index)
-
-    def _open_session(self, index: int, term: int) -> Reply:
-        # The term too: after a recovery (`Raft.force`) indexes that the lost nodes gave out come again.
-        session = f"{self.group}:{index}.{term}"
-        if not self.sessions.open(session):
-            return ErrorReply(
-                "overloaded", f"group {self.group} has {limits.SESSIONS_PER_GROUP_MAX} sessions"
-            )
-        return SessionOpened(session)
-
-    def _use_schema(self, schema: TableSchema) -> None:
-        key = (schema.storage_group, schema.table)
-        known = self.schemas.get(key)
-        if known is None or schema.version > known.version:
-            self.schemas[key] = schema
-
-    # --- files -------------------------------------------------------------------------------------
-
-    def _close(
-        self,
-        index: int,
-        command: commands.CloseFile,
-        schemas: dict[tuple[str, str], TableSchema] | None = None,
-        left: Mapping[PartitionKey, int | None] | None = None,
-        parked: Mapping[str, str] | None = None,
-    ) -> None:
-        """`left` are the partitions not filed yet of a close from before a restart; None for all. `parked` as
-        in `Pending`."""
-        frozen = []
-        for slot, partition in command.partitions:
-            if left is not None and partition not in left:
-                continue
-            fresh = self.rows.memtable.freeze(partition, index)
-            tables = {table: tuple(run.batches) for table, run in fresh.items()}
-            if tables:
-                frozen.append((slot, partition, tables))
-        if frozen:
-            pending = closing.plan(
-                index,
-                command,
-                frozen,
-                schemas or self.schemas,
-                self.tombstones.of,
-                left or {},
-                parked or {},
-            )
-            self.pending.append(pending)
-            self.jobs.append(CloseFiles(self.group, pending.units))
-
-    def _refreeze(self, index: int) -> None:
-        """A close of the checkpoint whose files were not made: its rows are back in the memtable.
-
-        It closes with the schemas of its own time: another column list would give other bytes (law 6).
-        """
-        at = next(i for i, p in enumerate(self.pending) if p.index == index)
-        waiting = self.pending.pop(at)
-        later = self.pending[at:]
-        del self.pending[at:]
-        schemas = {(s.storage_group, s.table): s for s in waiting.schemas}
-        left = {partition: part.first for partition, part in waiting.parts.items()}
-        self._close(index, waiting.command, schemas, left, waiting.parked)
-        if len(self.pending) > at:
-            self.pending[at].gone = waiting.gone
-        self.rows.drop_slots(waiting.gone)
-        self.pending += later
+    # --- results of jobs ---------------------------------------------------------------------------
 
     def on_closed(self, job: CloseFiles, files: tuple[FileMeta | None, ...]) -> None:
         """The files `job` asked for are durable."""
-        closes = {p.index: p for p in self.pending}
-        for unit, file in zip(job.units, files, strict=True):
-            pending = closes.get(unit.spec.order[0])
-            if pending is None:
-                continue
-            if unit.spec.name in pending.parked:
-                self.files.unlink([file])  # made while it was parked: nobody names it
-            else:
-                pending.on_made(unit, file)
-        self._file_made()
-
-    def _file_made(self) -> None:
-        """Per partition in the order of the closes, so that dropping rows up to one never drops those of an
-        earlier one."""
-        behind: set[PartitionKey] = set()
-        for pending in self.pending:
-            if not pending.is_frozen:
-                break  # the log has not come to it again; nor to what follows it
-            for partition in list(pending.parts):
-                if partition not in behind and pending.is_made(partition):
-                    self._materialise(pending, partition)
-                else:
-                    behind.add(partition)
-        self.pending = [p for p in self.pending if p.parts]
-        self.files.prune()
+        self.closes.on_closed(job, files)
         self._take_turns()
 
-    def _materialise(self, pending: closing.Pending, partition: PartitionKey) -> None:
-        self.files.keep(pending.file(partition), pending.gone)
-        self.rows.drop_filed(partition, pending.index)
+    def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
+        """Of a job that failed, the units to be tried again."""
+        wanted = self.closes.still_wanted(job)
+        self._take_turns()
+        return wanted
 
     def _park(self, index: int, command: commands.Park) -> None:
         """Rows that fail to become a TsFile become an Arrow file, also where they are a TsFile already: what
@@ -363,13 +226,8 @@ class DataState:
         merge = next((c for c in self.compactions.under_way if c.index == command.close), None)
         if merge is not None:
             return self._park_merge(merge, command.why)
-        pending = next((p for p in self.pending if p.index == command.close), None)
-        made = pending.made.pop(command.name, None) if pending is not None else None
-        unit = pending.park(command.name, command.why) if pending is not None else None
-        if unit is not None:
-            self.files.unlink([made])
-            self.jobs.append(CloseFiles(self.group, (unit,)))
-        elif command.name in self.files.manifest:
+        is_parked = self.closes.park(command)
+        if not is_parked and command.name in self.files.manifest:
             self.compactions.under_way.append(Compacting(index, command, command.schema, []))
             self._take_turns()
 
@@ -381,37 +239,6 @@ class DataState:
         if c.job is not None:
             c.job = compaction.job_of(self.group, c, c.job.unit.inputs, self.files.substitutes)
             self.jobs.append(c.job)
-
-    def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
-        """Of a job that failed, the units to be tried again: what was released since is done with, and what
-        has expired, which no other member holds any more either."""
-        closes = {p.index: p for p in self.pending}
-        wanted = []
-        for unit in job.units:
-            pending = closes.get(unit.spec.order[0])
-            if pending is not None and unit.spec.slot in pending.gone:
-                pending.on_made(unit, None)
-            elif pending is not None and unit.spec.name not in pending.parked:
-                if self._is_past(unit):
-                    pending.on_made(unit, None)
-                else:
-                    wanted.append(unit)
-        self._file_made()
-        return tuple(wanted)
-
-    def _is_past(self, unit: CloseUnit) -> bool:
-        """Whether the unit's file would go at once: a cut-off logged since hides all of it, and no compaction
-        logged before the cut-off names it."""
-        spec = unit.spec
-        table = spec.schema.table
-        cuts = [t for t in self.tombstones.cuts(spec.partition, table) if spec.order < t.order]
-        held = self.rows.memtable.partition(spec.partition) if cuts else None
-        if held is None:
-            return False
-        first = unit.batches[0].order[0]
-        last = next((run.time_max for run in held.runs(table) if run.first_index == first), None)
-        pin = self.compactions.pinned((spec.partition, table)).get(spec.name)
-        return last is not None and any(last <= t.time_to and (pin is None or t.order < (pin,)) for t in cuts)
 
     # --- compaction and expiry (see `data.compaction`) ----------------------------------------------
 
@@ -456,7 +283,7 @@ class DataState:
 
     def _is_next(self, c: Compacting) -> bool:
         """Whether everything logged before it that may concern its files is in the manifest."""
-        if any(p.index < c.index and c.command.partition in p.parts for p in self.pending):
+        if self.closes.holds_back(c.command.partition, c.index):
             return False
         return not any(a.index < c.index and c.command.slot in expand(a.command.slots) for a in self.adopting)
 
@@ -468,7 +295,7 @@ class DataState:
 
     def _coming(self) -> set[str]:
         """Files that closes and compactions are still to make."""
-        return {u.spec.name for p in self.pending for u in p.units} | self.compactions.outputs()
+        return self.closes.names() | self.compactions.outputs()
 
     def wants(self, job: CompactFiles) -> bool:
         """Whether a compaction that failed is to be tried again; if not it is over: its slot was released, or
@@ -538,15 +365,6 @@ class DataState:
         coming = (c.job.unit.spec.name for c in self.compactions.under_way if c.job is not None)
         return name not in self.files.manifest and (instead in self.files.manifest or instead in coming)
 
-    def _expire(self, index: int, e: commands.Expire) -> Reply:
-        if e.passed and e.before > e.passed:
-            return ErrorReply("refused", f"the cut-off {e.before} lies after {e.passed}: in the future")
-        if self.check_slot(e.slot) is None:
-            self.files.expire(
-                Tombstone((index,), e.partition, e.table, (), TIME_MIN, e.before - 1, expiry=True)
-            )
-        return Accepted(index)
-
     # --- hand-over ---------------------------------------------------------------------------------
 
     def _seal(self, index: int, command: commands.Seal) -> None:
@@ -555,7 +373,7 @@ class DataState:
             return
         moved = self.slots.sealed[command.operation].slots
         self.sessions.forget(moved)  # the table has them, also for an `Unseal`
-        self._close(index, commands.CloseFile(self.rows.of_slots(moved), writer=command.writer))
+        self.closes.close(index, commands.CloseFile(self.rows.of_slots(moved), writer=command.writer))
 
     def _unseal(self, command: commands.Unseal) -> None:
         sealed = self.slots.sealed.get(command.operation)
@@ -603,8 +421,7 @@ class DataState:
             return
         self.sessions.forget(gone)
         self.rows.drop_slots(gone)
-        for pending in self.pending:
-            pending.gone |= gone
+        self.closes.release(gone)
         for adopting in self.adopting:
             adopting.gone |= gone
         self.compactions.release(gone)
@@ -614,13 +431,13 @@ class DataState:
 
     @property
     def materialised(self) -> int:
-        waiting = [p.index for p in self.pending] + [a.index for a in self.adopting]
+        waiting = [p.index for p in self.closes.pending] + [a.index for a in self.adopting]
         waiting += [c.index for c in self.compactions.under_way if not c.gone]
         return min(waiting, default=self.applied + 1) - 1
 
     def base(self) -> int:
         """The log is needed from the next index on."""
-        needed = [p.first_index for p in self.pending] + [a.index for a in self.adopting]
+        needed = [p.first_index for p in self.closes.pending] + [a.index for a in self.adopting]
         needed.append(self.rows.memtable.first_index() or self.applied + 1)
         return min(min(needed) - 1, self.applied)
 
@@ -631,7 +448,7 @@ class DataState:
             return False
         if any(c.command.slot in sealed.slots and not c.gone for c in self.compactions.under_way):
             return False
-        return not any(u.spec.slot in sealed.slots for p in self.pending for u in p.units)
+        return not any(u.spec.slot in sealed.slots for p in self.closes.pending for u in p.units)
 
     def sealed_whole(self, operation: str, slots: set[int]) -> bool:
         """Whether files and memory together are everything that was written to these sealed slots.
@@ -665,10 +482,11 @@ class DataState:
         assert self.rows.recovered, (self.group, self.rows.delivered, self.rows.recovered_to)
         base = self.base()
         self.rows.forget_closed(base)
-        self.refused = {i for i in self.refused if i > base}
+        self.writes.forget_refused(base)
         if self.files.substitutes:
             coming = self._coming()
-            self.files.substitutes = {n for n in self.files.substitutes if n in self.files.manifest or n in coming}
+            known = self.files.substitutes
+            self.files.substitutes = {n for n in known if n in self.files.manifest or n in coming}
         return Checkpoint(
             group=self.group,
             applied=self.applied,
@@ -678,11 +496,11 @@ class DataState:
             tombstones=list(self.tombstones),
             files=[f for f in self.files.manifest.files() if f.slot not in sources] if with_files else [],
             closed_through=sorted(self.rows.closed_through.items()),
-            refused=sorted(self.refused),
-            pending=[(p.index, commands.encode(p.command), p.schemas, p.gone) for p in self.pending],
+            refused=sorted(self.writes.refused),
+            pending=[(p.index, commands.encode(p.command), p.schemas, p.gone) for p in self.closes.pending],
             unfiled=[
                 (p.index, partition, part.first)
-                for p in self.pending
+                for p in self.closes.pending
                 for partition, part in p.parts.items()
                 if part.first is not None
             ],
@@ -692,7 +510,7 @@ class DataState:
                 for c in self.compactions.under_way
                 if not c.gone and c.command.slot not in sources
             ],
-            parked=[(p.index, name, why) for p in self.pending for name, why in p.parked.items()],
+            parked=[(p.index, name, why) for p in self.closes.pending for name, why in p.parked.items()],
             staged=self.staged.parts,
             substitutes=sorted(self.files.substitutes),
         )
@@ -705,12 +523,12 @@ class DataState:
         """
         if self.applied < old.applied:
             return ()
-        unnamed = (f for p in old.pending for f in p.made.values() if f is not None)
+        unnamed = (f for p in old.closes.pending for f in p.made.values() if f is not None)
         return self.never_named((*old.files.manifest.files(), *unnamed, *left))
 
     def never_named(self, files: Iterable[FileMeta]) -> tuple[FileMeta, ...]:
         """Those that the manifest does not name, nor will by anything that is applied and not over."""
-        made_by = {(p.index, partition) for p in self.pending for partition in p.parts}
+        made_by = {(p.index, partition) for p in self.closes.pending for partition in p.parts}
         made_by |= {(c.index, c.command.partition) for c in self.compactions.under_way}
         coming = {f.meta.name for a in self.adopting for f in a.command.files}
         coming |= self.compactions.outputs()
@@ -736,7 +554,7 @@ class DataState:
         state.rows.recovered_to, state.rows.delivered = saved.applied, base
         state.rows.closed_through = dict(saved.closed_through)
         state.schemas |= {(s.storage_group, s.table): s for s in saved.schemas}
-        state.refused = set(saved.refused)
+        state.writes.refused = set(saved.refused)
         state.files.manifest.add(saved.files)
         state.files.changed = dict.fromkeys((f.partition, f.table) for f in saved.files)
         state.files.substitutes = set(saved.substitutes)
@@ -746,7 +564,7 @@ class DataState:
             parts = {p: closing.Part(first) for i, p, first in saved.unfiled if i == index}
             parts = parts or {p: closing.Part(None) for _, p in command.partitions}
             parked = {name: why for i, name, why in saved.parked if i == index}
-            state.pending.append(closing.Pending(index, command, parts, schemas, gone, parked))
+            state.closes.pending.append(closing.Pending(index, command, parts, schemas, gone, parked))
         for index, data, gone in saved.adopting:
             command = commands.decode(data)
             assert isinstance(command, commands.Adopt)

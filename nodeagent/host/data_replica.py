@@ -639,7 +639,7 @@ class DataReplica(Replica):
     def restore(self, payload: bytes, base: int) -> None:
         old, self.state = self.state, DataState.restore(decode_checkpoint(payload), base)
         self._whole = ""
-        self.state.rates = old.rates
+        self.state.writes.rates = old.writes.rates
         superseded = self.state.superseded(old, self._leaving.values())
         self._leaving.clear()
         self._unnamed.clear()

@@ -297,7 +297,7 @@ class Handlers:
             case q.GetManifest():
                 reads.on_manifest(host, replica, token, request)
             case q.GetWriteRates():
-                rates = replica.state.rates.bytes_per_s(host.desk.now)
+                rates = replica.state.writes.rates.bytes_per_s(host.desk.now)
                 host.desk.reply(token, q.WriteRatesReply(tuple(rates.items())))
             case q.CloseAll():
                 reads.on_close_all(host, replica, token, request)

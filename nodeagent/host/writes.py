@@ -155,7 +155,7 @@ def _check_place(host: Cluster, slot: int, partition: PartitionKey) -> ErrorRepl
 
 def _owned(host: Cluster, replica: DataReplica, slot: int) -> ErrorReply | None:
     """By the log's tail the write would have no effect: say so without logging it."""
-    refusal = replica.state.check_slot(slot)
+    refusal = replica.state.writes.check_slot(slot)
     if refusal is None:
         return None
     return moved(host, slot, waiting=bool(refusal.details["wait"]) or replica.state.applied == 0)

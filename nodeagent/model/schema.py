@@ -37,3 +37,7 @@ class TableSchema(msgspec.Struct, frozen=True):
     @property
     def fields(self) -> tuple[str, ...]:
         return tuple(c.name for c in self.columns if not c.tag)
+
+
+Schemas = dict[tuple[str, str], TableSchema]
+"""By storage group and table."""

@@ -494,7 +494,7 @@ class Scenario:
     def _at_rest(self) -> bool:
         return all(
             not r.state.rows.slot_of
-            and not r.state.pending
+            and not r.state.closes.pending
             and not r.state.adopting
             and not r.state.compactions.under_way
             and not r.leaving

@@ -265,7 +265,7 @@ class Cluster:
     def park(self, rng: random.Random) -> None:
         """A leader, of now or of before, saw a close or a compaction fail that others may have done."""
         state = self.leader.state
-        specs = [u.spec for pending in state.pending for u in pending.units]
+        specs = [u.spec for pending in state.closes.pending for u in pending.units]
         specs += [m.job.unit.spec for m in state.compactions.under_way if m.job is not None]
         done = [f for f in state.files.manifest.files() if not f.parked and len(f.order) == 1]
         if specs and rng.random() < 0.7:
@@ -593,7 +593,7 @@ def test_a_close_that_fails_and_has_expired_is_over_unless_a_compaction_names_it
     slow = cluster.members[1]
     while slow.step():
         pass
-    (first,) = (u for u in slow.state.pending[0].units)
+    (first,) = (u for u in slow.state.closes.pending[0].units)
     for _ in range(2):
         slow.fail(0)
     assert named == (first in [u for j in slow.jobs if isinstance(j, CloseFiles) for u in j.units])

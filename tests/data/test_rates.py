@@ -65,11 +65,11 @@ def test_only_acknowledged_writes_count() -> None:
     group.open_session()
     assert isinstance(group.write(P, sequence=1), Written)
     group.write(P, sequence=1)
-    once = dict(group.state.rates.counts)
+    once = dict(group.state.writes.rates.counts)
     assert set(once) == {SLOT[P]}
     group.do(c.Seal("op-1", 1, ((SLOT[Q], SLOT[Q] + 1),)))
     group.write(Q)
-    assert group.state.rates.counts == once
+    assert group.state.writes.rates.counts == once
     group.do(c.Seal("op-2", 1, ((SLOT[P], SLOT[P] + 1),)))
     group.do(c.Release("op-2", 1))
-    assert group.state.rates.counts == once
+    assert group.state.writes.rates.counts == once

@@ -237,7 +237,7 @@ def test_a_partition_that_cannot_be_closed_holds_back_no_other(group: Group) -> 
     assert group.state.base() == first - 1
     group.finish()
     assert len(group.state.files.manifest) == 4 and group.state.rows.memtable.rows == 0
-    assert group.state.base() == group.state.applied and not group.state.pending
+    assert group.state.base() == group.state.applied and not group.state.closes.pending
 
 
 def test_what_is_left_of_a_close_keeps_its_name_over_a_restart(group: Group) -> None:
@@ -279,7 +279,7 @@ def test_a_close_that_fails_is_not_tried_for_slots_that_left(group: Group) -> No
     group.do(c.Seal("op", 1, ((3, 4),)))
     group.do(c.Release("op", 1))
     assert [u.spec.partition for u in group.state.still_wanted(job)] == [Q]
-    assert [list(p.parts) for p in group.state.pending] == [[Q]]
+    assert [list(p.parts) for p in group.state.closes.pending] == [[Q]]
 
 
 def park(group: Group, unit: CloseUnit) -> c.Park:
@@ -375,7 +375,7 @@ def test_what_a_compaction_reads_is_not_parked(group: Group) -> None:
     names = tuple((u.spec.name, "0" * 32) for u in (first, second))
     group.do(c.Compact(3, P, "m", names))
     group.do(park(group, first))
-    assert first in [u for p in group.state.pending for u in p.units]
+    assert first in [u for p in group.state.closes.pending for u in p.units]
 
 
 def adopt(group: Group) -> c.Adopt:
@@ -564,7 +564,7 @@ def test_a_newer_state_deletes_what_waited_for_an_earlier_close() -> None:
     new.finish()
     old.state.jobs.pop(0)
     old.finish()
-    (waiting,) = (f for p in old.state.pending for f in p.made.values() if f is not None)
+    (waiting,) = (f for p in old.state.closes.pending for f in p.made.values() if f is not None)
     assert new.state.superseded(old.state) == ()
     new.do(c.Seal("op", 1, ((0, 10),)))
     new.do(c.Release("op", 1))

@@ -38,7 +38,7 @@ def test_files_of_sealed_slots_are_made_when_the_slots_had_time_to_open_elsewher
     node = node_with_a_row()
     node.replica.propose([c.encode(c.Seal("op-1", 1, ((3, 4),)))])
     node.take()
-    assert node.replica.state.pending
+    assert node.replica.state.closes.pending
     node.pass_ms(SEALED_CLOSE_MS - 50)
     assert not node.under_way(CloseFiles)
     node.pass_ms(50)
@@ -161,7 +161,7 @@ def test_a_unit_that_fails_again_and_again_is_parked_and_named() -> None:
     node = node_closing_five()
     close_all_but(node, BAD, Failed("file_corrupt", "wrote 2 rows, the file has 1"))
     fail_again(node, PARK_TRIES - 2)
-    assert not any(u.spec.parked for p in node.replica.state.pending for u in p.units)
+    assert not any(u.spec.parked for p in node.replica.state.closes.pending for u in p.units)
     fail_again(node, 1)
     node.pass_ms(100)
     (job,) = node.under_way(CloseFiles)
@@ -176,7 +176,7 @@ def test_a_unit_that_fails_again_and_again_is_parked_and_named() -> None:
     node.finish(CloseFiles, FilesClosed((parked,)))
     node.pass_ms(CLOSE.pace.retry_ms_max + 1_000)
     state = node.replica.state
-    assert not node.under_way(CloseFiles) and not state.pending and len(state.files.manifest) == 5
+    assert not node.under_way(CloseFiles) and not state.closes.pending and len(state.files.manifest) == 5
     assert unit.spec.name in node.replica.trouble and "has 1" in node.replica.trouble
     assert "time partition 3" in node.replica.trouble
 
@@ -187,7 +187,7 @@ def test_nothing_is_parked_while_the_disk_is_full() -> None:
     node.host.desk.space.room = Room.LOW
     fail_again(node, PARK_TRIES + 2)
     node.host.desk.space.room = Room.ENOUGH
-    assert not any(u.spec.parked for p in node.replica.state.pending for u in p.units)
+    assert not any(u.spec.parked for p in node.replica.state.closes.pending for u in p.units)
     fail_again(node, 1)
     node.pass_ms(100)
-    assert any(u.spec.parked for p in node.replica.state.pending for u in p.units)
+    assert any(u.spec.parked for p in node.replica.state.closes.pending for u in p.units)

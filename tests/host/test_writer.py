@@ -53,7 +53,7 @@ def test_a_seal_closes_with_the_library_of_its_leader() -> None:
     node = at_level(node_with_a_row(), Feature.FILE_WRITER)
     node.replica.propose([c.encode(c.Seal("op-1", 1, ((3, 4),), OTHER))])
     node.take()
-    assert [p.command.writer for p in node.replica.state.pending] == [OTHER]
+    assert [p.command.writer for p in node.replica.state.closes.pending] == [OTHER]
 
 
 def test_a_merge_names_it_too() -> None:
@@ -95,7 +95,7 @@ def test_what_another_library_makes_is_taken_from_others_and_is_no_trouble() -> 
     (unit,) = job.units
     assert unit.spec.parked and not unit.spec.writer and OTHER in unit.spec.parked
     node.finish(CloseFiles, FilesClosed((msgspec.structs.replace(made_of(unit), parked=unit.spec.parked),)))
-    assert len(node.replica.state.files.manifest) == len(FILES) + 1 and not node.replica.state.pending
+    assert len(node.replica.state.files.manifest) == len(FILES) + 1 and not node.replica.state.closes.pending
 
 
 def test_the_rest_of_a_close_is_made_here() -> None:
@@ -105,7 +105,7 @@ def test_the_rest_of_a_close_is_made_here() -> None:
     write_row(node, opened_session(node), 1, other)
     node.replica.propose([c.encode(c.CloseFile(((3, P), (3, other)), writer=OTHER))])
     node.take()
-    (pending,) = node.replica.state.pending
+    (pending,) = node.replica.state.closes.pending
     name = next(u.spec.name for u in pending.units if u.spec.partition == P)
     schema = pending.units[0].spec.schema
     node.replica.propose([c.encode(c.Park(3, P, schema, pending.index, name, "no memory"))])
@@ -122,7 +122,7 @@ def node_with_a_foreign_close(
     monkeypatch.setattr(node.replica, "_copy", lambda replica, specs, then: then(None, answers))
     node.replica.propose([c.encode(c.CloseFile(((3, P),), writer=writer))])
     node.take()
-    (pending,) = node.replica.state.pending
+    (pending,) = node.replica.state.closes.pending
     return node, pending.units[0].spec.name
 
 

@@ -96,11 +96,11 @@ def _take(state: DataState, payload: bytes) -> None:
     """A row or a delete, which is the state's next entry."""
     if payload.startswith(DELETE):
         slot = int(payload.removeprefix(DELETE))
-        if state.check_slot(slot) is None:
+        if state.writes.check_slot(slot) is None:
             state.tombstones.add(Tombstone((state.applied + 1,), _partition(slot), "t", (), 0, 0))
         return
     row = _decode_row(payload)
-    if state.check_slot(row.slot) is None:
+    if state.writes.check_slot(row.slot) is None:
         state.files.manifest.add([row])
 
 

@@ -5,7 +5,7 @@ from nodeagent.testing.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "a write is not checked at apply",
-        "data/state.py",
+        "data/writes.py",
         "refusal = self.check_slot(w.slot) or self._check_session(",
         "refusal = self._check_session(",
         breaks="S8",
@@ -19,14 +19,14 @@ MUTANTS = (
     ),
     Mutant(
         "a duplicate counts again",
-        "data/state.py",
+        "data/writes.py",
         "            self.refused.add(index)\n            return Written(0, duplicate=True)",
         "            pass",
     ),
     Mutant(
         "refused writes come back with a restart",
         "data/state.py",
-        "if entry.kind != EntryKind.COMMAND or index in self.refused:",
+        "if entry.kind != EntryKind.COMMAND or index in self.writes.refused:",
         "if entry.kind != EntryKind.COMMAND:",
     ),
     Mutant(
@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "a source is ready before its files are made",
         "data/state.py",
-        "return not any(u.spec.slot in sealed.slots for p in self.pending for u in p.units)",
+        "return not any(u.spec.slot in sealed.slots for p in self.closes.pending for u in p.units)",
         "return True",
         breaks="S9",
     ),
@@ -85,8 +85,8 @@ MUTANTS = (
     ),
     Mutant(
         "files of an earlier stay of a slot are kept",
-        "data/state.py",
-        "            pending.gone |= gone",
+        "data/closing.py",
+        "            pending.gone |= slots",
         "            pass",
     ),
     Mutant(
