@@ -18,7 +18,6 @@ from nodeagent.data.commands import CloseFile, Park
 from nodeagent.data.compaction import Compactions
 from nodeagent.data.files import Files
 from nodeagent.data.rows import Rows
-from nodeagent.data.tombstones import Tombstones
 from nodeagent.model.files import CloseSpec, FileMeta, Tombstone, parked_name
 from nodeagent.model.ids import GroupId, PartitionKey
 from nodeagent.model.jobs import CloseFiles, CloseUnit, Job, MemBatch
@@ -167,7 +166,6 @@ class Closes:
         group: GroupId,
         jobs: list[Job],
         schemas: Schemas,
-        tombstones: Tombstones,
         rows: Rows,
         files: Files,
         compactions: Compactions,
@@ -178,7 +176,6 @@ class Closes:
         self._group = group
         self._jobs = jobs
         self._schemas = schemas
-        self._tombstones = tombstones
         self._rows = rows
         self._files = files
         self._compactions = compactions
@@ -186,7 +183,7 @@ class Closes:
     def close(self, index: int, command: CloseFile) -> None:
         frozen = self._freeze(index, command.partitions)
         if frozen:
-            pending = plan(index, command, frozen, self._schemas, self._tombstones.of, {}, {})
+            pending = plan(index, command, frozen, self._schemas, self._files.tombstones.of, {}, {})
             self.pending.append(pending)
             self._jobs.append(CloseFiles(self._group, pending.units))
 
@@ -203,7 +200,7 @@ class Closes:
         if frozen:
             schemas = {(s.storage_group, s.table): s for s in waiting.schemas}
             firsts = {partition: part.first for partition, part in waiting.parts.items()}
-            deletes = self._tombstones.of
+            deletes = self._files.tombstones.of
             pending = plan(index, waiting.command, frozen, schemas, deletes, firsts, waiting.parked)
             pending.gone = waiting.gone
             self.pending.insert(at, pending)
@@ -295,7 +292,7 @@ class Closes:
         logged before the cut-off names it."""
         spec = unit.spec
         table = spec.schema.table
-        cuts = [t for t in self._tombstones.cuts(spec.partition, table) if spec.order < t.order]
+        cuts = [t for t in self._files.tombstones.cuts(spec.partition, table) if spec.order < t.order]
         held = self._rows.memtable.partition(spec.partition) if cuts else None
         if held is None:
             return False

@@ -31,6 +31,7 @@ class Files:
         compactions: Compactions,
     ) -> None:
         self.manifest = Manifest()
+        self.tombstones = tombstones
         self.substitutes: set[str] = set()
         """Files made here with another library than their entry names, so with other bytes than elsewhere.
         What the log has of the other members by then takes each of them away."""
@@ -47,7 +48,6 @@ class Files:
         self._jobs = jobs
         self._slots = slots
         self._rows = rows
-        self._tombstones = tombstones
         self._compactions = compactions
 
     def keep(self, files: Iterable[FileMeta], gone: set[int]) -> None:
@@ -75,32 +75,32 @@ class Files:
         """What the slots have goes with them."""
         gone = tuple(f for slot in sorted(slots) for f in self.manifest.remove_slot(slot))
         for partition in {f.partition for f in gone}:
-            self._tombstones.drop(partition)
+            self.tombstones.drop(partition)
         self.unlink(gone)
 
     def delete(self, tombstone: Tombstone) -> None:
-        self._tombstones.add(tombstone)
+        self.tombstones.add(tombstone)
         self.changed[tombstone.partition, tombstone.table] = None
 
     def expire(self, cut: Tombstone) -> None:
-        self._tombstones.add(cut)
+        self.tombstones.add(cut)
         self.settle((cut.partition, cut.table))
         self.prune()
 
     def settle(self, key: Key) -> None:
         """Files of the table and partition came: those that expired meanwhile go again."""
         self.changed[key] = None
-        self._tombstones.touched(*key)
-        cuts = self._tombstones.cuts(*key)
+        self.tombstones.touched(*key)
+        cuts = self.tombstones.cuts(*key)
         if cuts:
             gone = compaction.expired(self.manifest.of_partition(*key), cuts, self._compactions.pinned(key))
             self.doomed += self.manifest.remove(f.name for f in gone)
 
     def prune(self) -> None:
         """Forget deletes that mask nothing any more: no older file, no row in memory, nothing to arrive."""
-        if not self._tombstones or self._slots.arriving or not self._rows.recovered:
+        if not self.tombstones or self._slots.arriving or not self._rows.recovered:
             return
-        self._tombstones.prune(self._still_masking)
+        self.tombstones.prune(self._still_masking)
 
     def _still_masking(
         self, partition: PartitionKey, table: str, deletes: Sequence[Tombstone]

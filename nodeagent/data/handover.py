@@ -1,4 +1,4 @@
-"""The sessions of sealed slots on their way to the gaining group.
+"""Slots that leave a group or come to it, and their sessions, which go ahead of the files.
 
 The sealed group keeps its table until it releases the slots. The meta group records a digest of each part
 (`SealResult.parts`); the gaining group's leader asks a member of the sealed group for the parts and logs
@@ -10,7 +10,11 @@ from collections.abc import Iterable
 import msgspec
 import xxhash
 
-from nodeagent.data.commands import OpenSessions
+from nodeagent.data.closing import Closes
+from nodeagent.data.commands import CloseFile, Open, OpenSessions, Seal, Unseal
+from nodeagent.data.rows import Rows
+from nodeagent.data.sessions import Sessions
+from nodeagent.data.slots import Slots, expand
 from nodeagent.model.ids import GroupId
 from nodeagent.model.limits import SESSIONS_PART_BYTES
 from nodeagent.model.operation import SealResult
@@ -68,3 +72,42 @@ class Staged(msgspec.Struct):
 
     def drop(self, operation: str) -> None:
         self.parts.pop(operation, None)
+
+
+class Handover:
+    """Seals slots and takes the seal back; opens slots that others sealed."""
+
+    def __init__(self, slots: Slots, sessions: Sessions, staged: Staged, rows: Rows, closes: Closes) -> None:
+        self.staged = staged
+        self._slots = slots
+        self._sessions = sessions
+        self._rows = rows
+        self._closes = closes
+
+    def seal(self, index: int, command: Seal) -> None:
+        exported = self._sessions.export(expand(command.slots))
+        if not self._slots.seal(command.operation, command.slots, index, exported):
+            return
+        moved = self._slots.sealed[command.operation].slots
+        self._sessions.forget(moved)  # the table has them, also for an `Unseal`
+        self._closes.close(index, CloseFile(self._rows.of_slots(moved), writer=command.writer))
+
+    def unseal(self, command: Unseal) -> None:
+        sealed = self._slots.sealed.get(command.operation)
+        self.staged.drop(command.operation)
+        if self._slots.unseal(command.operation) and sealed is not None:
+            self._sessions.admit([sealed.sessions], sealed.slots)
+
+    def stage(self, command: OpenSessions) -> None:
+        if command.operation not in self._slots.ended and command.operation not in self._slots.arriving:
+            self.staged.add(command)
+
+    def open(self, index: int, command: Open) -> None:
+        if self.staged.lacking(command.operation, command.results):
+            return
+        sources = [r.group for r in command.results]
+        if not self._slots.open_for(command.operation, command.slots, index, sources):
+            return
+        opened = self._slots.arriving[command.operation].slots
+        self._sessions.admit(self.staged.tables(command.operation, command.results), opened)
+        self.staged.drop(command.operation)

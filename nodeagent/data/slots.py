@@ -52,6 +52,11 @@ class Slots(msgspec.Struct):
     def arriving_by(self, slot: int) -> str | None:
         return next((op for op, a in self.arriving.items() if slot in a.slots), None)
 
+    def sources(self, operations: set[str]) -> set[int]:
+        """Slots that left with one of `operations` and are kept only as a source of copies."""
+        sealed = (self.sealed[op].slots for op in operations if op in self.sealed)
+        return set[int]().union(*sealed) - self.open
+
     def without_files(self, operations: set[str]) -> "Slots":
         """As sent to a new member: it learns of the seals of `operations`, but not their files."""
         sealed = {

@@ -11,27 +11,28 @@ Invariants:
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import msgspec
 
-from nodeagent.data import closing, commands, compaction
+from nodeagent.data import closing, commands
+from nodeagent.data.adoption import Adopting, Adoptions
 from nodeagent.data.closing import Closes
 from nodeagent.data.commands import Command
-from nodeagent.data.compaction import Compacting, Compactions, Key, Outcome
+from nodeagent.data.compaction import Compacting, Compactions
 from nodeagent.data.files import Files
-from nodeagent.data.handover import Part, Staged
+from nodeagent.data.handover import Handover, Part, Staged
 from nodeagent.data.rows import Rows
 from nodeagent.data.sessions import Image as SessionsImage
 from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots, expand
 from nodeagent.data.tombstones import Tombstones
+from nodeagent.data.turns import Turns
 from nodeagent.data.writes import Writes
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import EntryFailed
-from nodeagent.model.files import FileMeta, Tombstone, logged_at, parked_name
+from nodeagent.model.files import FileMeta, Tombstone, logged_at
 from nodeagent.model.ids import GroupId, PartitionKey
-from nodeagent.model.jobs import AdoptFiles, CloseFiles, CloseUnit, CompactFiles, Job
+from nodeagent.model.jobs import AdoptFiles, CloseFiles, CloseUnit, Job
 from nodeagent.model.operation import Ranges
 from nodeagent.model.requests import Accepted, Reply
 from nodeagent.model.schema import Schemas, TableSchema
@@ -78,16 +79,6 @@ class Checkpoint(msgspec.Struct):
     """As in `Files.substitutes`."""
 
 
-@dataclass(slots=True)
-class Adopting:
-    """An `Adopt` whose files are not in place yet."""
-
-    index: int
-    command: commands.Adopt
-    gone: set[int] = field(default_factory=set)
-    """Slots released since, as in `closing.Pending`."""
-
-
 class DataState:
     """See the module. `jobs` collects work for the host, which numbers and runs it."""
 
@@ -107,18 +98,19 @@ class DataState:
 
         self.slots = slots or Slots()
         self.sessions = sessions or Sessions()
-        self.staged = staged or Staged()
         self.schemas: Schemas = {}
-        self.tombstones = Tombstones(tombstones)
-        self.rows = Rows(self.tombstones)
+        deletes = Tombstones(tombstones)
+        self.rows = Rows(deletes)
         self.rows.delivered = applied
         self.compactions = Compactions()
-        self.files = Files(group, self.jobs, self.slots, self.rows, self.tombstones, self.compactions)
+        self.files = Files(group, self.jobs, self.slots, self.rows, deletes, self.compactions)
         self.writes = Writes(group, self.slots, self.sessions, self.schemas, self.rows, self.files)
-        self.closes = Closes(
-            group, self.jobs, self.schemas, self.tombstones, self.rows, self.files, self.compactions
+        self.closes = Closes(group, self.jobs, self.schemas, self.rows, self.files, self.compactions)
+        self.adoptions = Adoptions(group, self.jobs, self.slots, self.files)
+        self.turns = Turns(
+            group, self.jobs, self.schemas, self.files, self.closes, self.adoptions, self.compactions
         )
-        self.adopting: list[Adopting] = []
+        self.handover = Handover(self.slots, self.sessions, staged or Staged(), self.rows, self.closes)
         self._news = False
 
     # --- applying ----------------------------------------------------------------------------------
@@ -171,24 +163,35 @@ class DataState:
             case commands.DeleteRange():
                 return self.writes.delete(index, command)
             case commands.Seal():
-                self._seal(index, command)
+                self.handover.seal(index, command)
             case commands.Unseal():
-                self._unseal(command)
+                self.handover.unseal(command)
             case commands.OpenSessions():
-                self._stage_sessions(command)
+                self.handover.stage(command)
             case commands.Open():
-                self._open(index, command)
+                self.handover.open(index, command)
             case commands.Adopt():
-                self._adopt(index, command)
+                self.adoptions.adopt(index, command)
             case commands.Release():
-                self._release(command)
+                self._release(command.operation)
             case commands.Compact():
-                self._compact(index, command)
+                self.turns.compact(index, command)
             case commands.Expire():
                 return self.writes.expire(index, command)
             case commands.Park():
-                self._park(index, command)
+                self.turns.park(index, command)
         return Accepted(index)
+
+    def _release(self, operation: str) -> None:
+        gone = self.slots.release(operation)
+        if not gone:
+            return
+        self.sessions.forget(gone)
+        self.rows.drop_slots(gone)
+        self.closes.release(gone)
+        self.adoptions.release(gone)
+        self.compactions.release(gone)
+        self.files.release(gone)
 
     def _recover(self, index: int, entry: Entry, now: int) -> None:
         """Give a row that the checkpoint does not hold back to the memtable."""
@@ -205,239 +208,30 @@ class DataState:
     def on_closed(self, job: CloseFiles, files: tuple[FileMeta | None, ...]) -> None:
         """The files `job` asked for are durable."""
         self.closes.on_closed(job, files)
-        self._take_turns()
+        self.turns.take()
 
     def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
         """Of a job that failed, the units to be tried again."""
         wanted = self.closes.still_wanted(job)
-        self._take_turns()
+        self.turns.take()
         return wanted
-
-    def _park(self, index: int, command: commands.Park) -> None:
-        """Rows that fail to become a TsFile become an Arrow file, also where they are a TsFile already: what
-        one member can make and another cannot would differ for ever.
-
-        What a compaction logged before names as an input is parked after it, if it is there then: whether the
-        compaction takes it away is known only when its turn has come, at each member's own pace.
-        """
-        if self.compactions.is_input(command.name):
-            self.compactions.under_way.append(Compacting(index, command, command.schema, []))
-            return
-        merge = next((c for c in self.compactions.under_way if c.index == command.close), None)
-        if merge is not None:
-            return self._park_merge(merge, command.why)
-        is_parked = self.closes.park(command)
-        if not is_parked and command.name in self.files.manifest:
-            self.compactions.under_way.append(Compacting(index, command, command.schema, []))
-            self._take_turns()
-
-    def _park_merge(self, c: Compacting, why: str) -> None:
-        """Its output is made as Arrow; what the job of before still makes is deleted (`on_compacted`)."""
-        if c.gone or not isinstance(c.command, commands.Compact) or c.command.parked:
-            return
-        c.command = msgspec.structs.replace(c.command, parked=why)
-        if c.job is not None:
-            c.job = compaction.job_of(self.group, c, c.job.unit.inputs, self.files.substitutes)
-            self.jobs.append(c.job)
-
-    # --- compaction and expiry (see `data.compaction`) ----------------------------------------------
-
-    def is_settled(self, slot: int) -> bool:
-        """Whether the slot is open by the log so far and nothing older is still to be adopted for it."""
-        if slot not in self.slots.open:
-            return False
-        operation = self.slots.arriving_by(slot)
-        return operation is None or slot not in self._unadopted(operation)
-
-    def _unadopted(self, operation: str) -> set[int]:
-        """Slots of the operation without an `Adopt` in the log so far. (When files are in place is no
-        matter of the log.)"""
-        adopted = [expand(a.command.slots) for a in self.adopting if a.command.operation == operation]
-        return self.slots.arriving[operation].slots.difference(*adopted)
-
-    def _compact(self, index: int, command: commands.Compact) -> None:
-        schema = self.schemas.get((command.partition.storage_group, command.table))
-        if schema is None or not command.inputs or not self.is_settled(command.slot):
-            return
-        key = (command.partition, command.table)
-        coming = (t for a in self.adopting for t in a.command.tombstones if (t.partition, t.table) == key)
-        deletes = dict.fromkeys([*self.tombstones.of(*key), *coming])
-        self.compactions.under_way.append(Compacting(index, command, schema, list(deletes)))
-        self._take_turns()
-
-    def _take_turns(self) -> None:
-        """Start the compactions whose turn has come."""
-        taken: set[Key] = set()
-        for c in list(self.compactions.under_way):
-            if c.gone or c.key in taken:
-                continue
-            if c.job is None and self._is_next(c):
-                inputs = compaction.find_inputs(self.files.manifest, c)
-                if not inputs:
-                    self.compactions.under_way.remove(c)
-                    self.files.settle(c.key)
-                    continue
-                c.job = compaction.job_of(self.group, c, inputs, self.files.substitutes)
-                self.jobs.append(c.job)
-            taken.add(c.key)
-
-    def _is_next(self, c: Compacting) -> bool:
-        """Whether everything logged before it that may concern its files is in the manifest."""
-        if self.closes.holds_back(c.command.partition, c.index):
-            return False
-        return not any(a.index < c.index and c.command.slot in expand(a.command.slots) for a in self.adopting)
-
-    def has_passed(self, name: str) -> bool:
-        """Whether the file was in this manifest and left it, or no row was left for it."""
-        if not (self.rows.recovered and 0 <= logged_at(name) <= self.applied) or name in self.files.manifest:
-            return False
-        return name not in self._coming()
-
-    def _coming(self) -> set[str]:
-        """Files that closes and compactions are still to make."""
-        return self.closes.names() | self.compactions.outputs()
-
-    def wants(self, job: CompactFiles) -> bool:
-        """Whether a compaction that failed is to be tried again; if not it is over: its slot was released, or
-        its inputs have expired, and then no other member holds its output any more either."""
-        c = self.compactions.of(job)
-        if c is None:
-            return False
-        if c.gone:
-            self.compactions.under_way.remove(c)
-            return False
-        over = next((o for o in self.outcomes(job) if self._has_expired(o)), None)
-        if over is not None:
-            self.on_copied(over, None)
-        return over is None
-
-    def _has_expired(self, outcome: Outcome) -> bool:
-        """Whether no other member holds the outcome any more, nor what a later compaction made of it: that
-        one, where it was logged before the cut-off, had its effect."""
-        steps = set(map(id, outcome.steps))
-        names = {name for c in outcome.steps for name in (*c.names, c.output)}
-        later = [
-            c.index
-            for c in self.compactions.under_way
-            if id(c) not in steps and not names.isdisjoint(c.names)
-        ]
-        pinned = {f.name: min(later) for f in outcome.inputs} if later else {}
-        cuts = self.tombstones.cuts(*outcome.steps[0].key)
-        return len(compaction.expired(outcome.inputs, cuts, pinned)) == len(outcome.inputs)
-
-    def outcomes(self, job: CompactFiles) -> list[Outcome]:
-        """Files of members that are ahead which would end the compaction here, the furthest first."""
-        c = self.compactions.of(job)
-        if c is None or c.gone:
-            return []
-        later = self.compactions.under_way[self.compactions.under_way.index(c) :]
-        alike = [d for d in later if d.key == c.key and not d.gone and self._is_next(d)]
-        return compaction.outcomes_of(c, alike, self.files.manifest.of_partition(*c.key))
-
-    def on_copied(self, outcome: Outcome, made: FileMeta | None) -> None:
-        """A member's file that ends several compactions at once is durable, or nothing was left for it."""
-        over = set(map(id, outcome.steps))
-        self.compactions.under_way = [c for c in self.compactions.under_way if id(c) not in over]
-        self._replace(outcome.inputs, [made] if made is not None else [], outcome.steps[0].key)
-
-    def _replace(self, inputs: Iterable[FileMeta], files: list[FileMeta], key: Key) -> None:
-        self.files.replace(inputs, files, key)
-        self._take_turns()
-
-    def on_compacted(self, job: CompactFiles, made: FileMeta | None) -> None:
-        """The file `job` asked for is durable, or nothing was left for it."""
-        c = self.compactions.of(job)
-        if c is None:
-            if made is not None and self._is_parked_by_now(made.name):
-                self.files.unlink([made])
-            return
-        self.compactions.under_way.remove(c)
-        files = [made] if made is not None else []
-        if c.gone:
-            self.files.doomed += files
-            self._take_turns()
-        else:
-            self._replace(job.unit.inputs, files, c.key)
-
-    def _is_parked_by_now(self, name: str) -> bool:
-        """Whether this TsFile is named nowhere, because its rows were parked while it was made."""
-        instead = parked_name(name)
-        coming = (c.job.unit.spec.name for c in self.compactions.under_way if c.job is not None)
-        return name not in self.files.manifest and (instead in self.files.manifest or instead in coming)
-
-    # --- hand-over ---------------------------------------------------------------------------------
-
-    def _seal(self, index: int, command: commands.Seal) -> None:
-        exported = self.sessions.export(expand(command.slots))
-        if not self.slots.seal(command.operation, command.slots, index, exported):
-            return
-        moved = self.slots.sealed[command.operation].slots
-        self.sessions.forget(moved)  # the table has them, also for an `Unseal`
-        self.closes.close(index, commands.CloseFile(self.rows.of_slots(moved), writer=command.writer))
-
-    def _unseal(self, command: commands.Unseal) -> None:
-        sealed = self.slots.sealed.get(command.operation)
-        self.staged.drop(command.operation)
-        if self.slots.unseal(command.operation) and sealed is not None:
-            self.sessions.admit([sealed.sessions], sealed.slots)
-
-    def _stage_sessions(self, command: commands.OpenSessions) -> None:
-        if command.operation not in self.slots.ended and command.operation not in self.slots.arriving:
-            self.staged.add(command)
-
-    def _open(self, index: int, command: commands.Open) -> None:
-        if self.staged.lacking(command.operation, command.results):
-            return
-        sources = [r.group for r in command.results]
-        if not self.slots.open_for(command.operation, command.slots, index, sources):
-            return
-        opened = self.slots.arriving[command.operation].slots
-        self.sessions.admit(self.staged.tables(command.operation, command.results), opened)
-        self.staged.drop(command.operation)
-
-    def _adopt(self, index: int, command: commands.Adopt) -> None:
-        if command.operation in self.slots.ended or command.operation not in self.slots.arriving:
-            return
-        if self._unadopted(command.operation).isdisjoint(expand(command.slots)):
-            return  # sent again; by now its files may have been compacted
-        self.adopting.append(Adopting(index, command))
-        self.jobs.append(AdoptFiles(command.operation, self.group, command.files))
 
     def on_adopted(self, job: AdoptFiles) -> None:
         """The files of an `Adopt` are in place under their new names."""
-        at = next((i for i, a in enumerate(self.adopting) if a.command.files == job.files), None)
-        if at is None:
-            return
-        adopted = self.adopting.pop(at)
-        command = adopted.command
-        self.tombstones.add_older(command.tombstones)
-        self.files.keep([a.meta for a in command.files], adopted.gone)
-        self.slots.adopted(command.operation, command.slots)
-        self._take_turns()
-
-    def _release(self, command: commands.Release) -> None:
-        gone = self.slots.release(command.operation)
-        if not gone:
-            return
-        self.sessions.forget(gone)
-        self.rows.drop_slots(gone)
-        self.closes.release(gone)
-        for adopting in self.adopting:
-            adopting.gone |= gone
-        self.compactions.release(gone)
-        self.files.release(gone)
+        if self.adoptions.on_adopted(job):
+            self.turns.take()
 
     # --- indexes and checkpoints -------------------------------------------------------------------
 
     @property
     def materialised(self) -> int:
-        waiting = [p.index for p in self.closes.pending] + [a.index for a in self.adopting]
+        waiting = [p.index for p in self.closes.pending] + [a.index for a in self.adoptions.waiting]
         waiting += [c.index for c in self.compactions.under_way if not c.gone]
         return min(waiting, default=self.applied + 1) - 1
 
     def base(self) -> int:
         """The log is needed from the next index on."""
-        needed = [p.first_index for p in self.closes.pending] + [a.index for a in self.adopting]
+        needed = [p.first_index for p in self.closes.pending] + [a.index for a in self.adoptions.waiting]
         needed.append(self.rows.memtable.first_index() or self.applied + 1)
         return min(min(needed) - 1, self.applied)
 
@@ -460,17 +254,7 @@ class DataState:
             return False
         if any(not slots.isdisjoint(a.slots) for a in self.slots.arriving.values()):
             return False
-        return not any(not slots.isdisjoint(expand(a.command.slots)) for a in self.adopting)
-
-    def is_hollow(self, operation: str) -> bool:
-        """Whether the slots sealed by `operation` are known here without their files."""
-        sealed = self.slots.sealed.get(operation)
-        return sealed is not None and sealed.hollow
-
-    def sources(self, operations: set[str]) -> set[int]:
-        """Slots that left with one of `operations` and are kept only as a source of copies."""
-        sealed = (self.slots.sealed[op].slots for op in operations if op in self.slots.sealed)
-        return set[int]().union(*sealed) - self.slots.open
+        return not self.adoptions.concern(slots)
 
     def checkpoint(self, without: set[str] | None = None, *, with_files: bool = True) -> Checkpoint:
         """The state to save; for a new member without the files that operations in `without` sealed.
@@ -478,7 +262,7 @@ class DataState:
         `with_files=False` leaves the files to the caller that stores it: they are most of it.
         """
         operations = without or set()
-        sources = self.sources(operations)
+        sources = self.slots.sources(operations)
         assert self.rows.recovered, (self.group, self.rows.delivered, self.rows.recovered_to)
         base = self.base()
         self.rows.forget_closed(base)
@@ -493,7 +277,7 @@ class DataState:
             slots=self.slots.without_files(operations) if operations else self.slots,
             sessions=self.sessions.image(),
             schemas=list(self.schemas.values()),
-            tombstones=list(self.tombstones),
+            tombstones=list(self.files.tombstones),
             files=[f for f in self.files.manifest.files() if f.slot not in sources] if with_files else [],
             closed_through=sorted(self.rows.closed_through.items()),
             refused=sorted(self.writes.refused),
@@ -504,16 +288,26 @@ class DataState:
                 for partition, part in p.parts.items()
                 if part.first is not None
             ],
-            adopting=[(a.index, commands.encode(a.command), a.gone) for a in self.adopting],
+            adopting=[(a.index, commands.encode(a.command), a.gone) for a in self.adoptions.waiting],
             compacting=[
                 (c.index, commands.encode(c.command), c.schema, c.tombstones)
                 for c in self.compactions.under_way
                 if not c.gone and c.command.slot not in sources
             ],
             parked=[(p.index, name, why) for p in self.closes.pending for name, why in p.parked.items()],
-            staged=self.staged.parts,
+            staged=self.handover.staged.parts,
             substitutes=sorted(self.files.substitutes),
         )
+
+    def has_passed(self, name: str) -> bool:
+        """Whether the file was in this manifest and left it, or no row was left for it."""
+        if not (self.rows.recovered and 0 <= logged_at(name) <= self.applied) or name in self.files.manifest:
+            return False
+        return name not in self._coming()
+
+    def _coming(self) -> set[str]:
+        """Files that closes and compactions are still to make."""
+        return self.closes.names() | self.compactions.outputs()
 
     def superseded(self, old: "DataState", left: Iterable[FileMeta] = ()) -> tuple[FileMeta, ...]:
         """Files of the state this one replaced, of its closes that waited for an earlier one, and of those
@@ -530,7 +324,7 @@ class DataState:
         """Those that the manifest does not name, nor will by anything that is applied and not over."""
         made_by = {(p.index, partition) for p in self.closes.pending for partition in p.parts}
         made_by |= {(c.index, c.command.partition) for c in self.compactions.under_way}
-        coming = {f.meta.name for a in self.adopting for f in a.command.files}
+        coming = {f.meta.name for a in self.adoptions.waiting for f in a.command.files}
         coming |= self.compactions.outputs()
         return tuple(
             f
@@ -568,13 +362,12 @@ class DataState:
         for index, data, gone in saved.adopting:
             command = commands.decode(data)
             assert isinstance(command, commands.Adopt)
-            state.adopting.append(Adopting(index, command, gone))
-            state.jobs.append(AdoptFiles(command.operation, state.group, command.files))
+            state.adoptions.wait_for(Adopting(index, command, gone))
         for index, data, schema, tombstones in saved.compacting:
             command = commands.decode(data)
             assert isinstance(command, commands.Compact | commands.Park)
             state.compactions.under_way.append(Compacting(index, command, schema, tombstones))
-        state._take_turns()
+        state.turns.take()
         return state
 
 

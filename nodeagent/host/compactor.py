@@ -187,14 +187,14 @@ class Compactor:
         state, group = replica.state, replica.group
         full_min = self.host.config.compact_files_min
         files = state.files.manifest.of_partition(*key)
-        if files and (files[0].slot in moving or not state.is_settled(files[0].slot)):
+        if files and (files[0].slot in moving or not state.adoptions.is_settled(files[0].slot)):
             return (), False
         low = self.host.desk.space.is_low  # then only what makes room: the end of rows that were deleted
         hopeful = next((f for f in files if f.parked and self._is_hopeful(group, (f,))), None)
         if hopeful is not None and not low:
             return (() if self._trials.get((group, hopeful.name), True) is None else (hopeful,)), False
         run = compaction.pick_small(files, files_min, full_min) if not low else []
-        deletes = state.tombstones.of(*key)
+        deletes = state.files.tombstones.of(*key)
         masked, due = self._deletes_due(group, key, files, deletes)
         if not run and (due or (low and masked)):
             run = compaction.pick_masked(files, deletes)
@@ -261,7 +261,7 @@ class Compactor:
         moving = self._moving(replica.group)
         batch: list[bytes] = []
         for (partition, table), run in runs.items():
-            if run[0].slot in moving or not state.is_settled(run[0].slot):
+            if run[0].slot in moving or not state.adoptions.is_settled(run[0].slot):
                 continue
             parked = run[-1].parked
             if parked and self._is_hopeful(replica.group, run):
@@ -290,7 +290,7 @@ class Compactor:
         schema = state.schemas.get((file.partition.storage_group, file.table))
         if name in self._trials or schema is None:
             return
-        deletes = state.tombstones.of(file.partition, file.table)
+        deletes = state.files.tombstones.of(file.partition, file.table)
         self._trials[name] = None
 
         def done(result: JobResult) -> None:
@@ -370,7 +370,7 @@ class Compactor:
             slot = f.slot
             ages[f.table].append((f.order, f.time_min, f.time_max))
         held = state.rows.memtable.partition(partition)
-        if slot is None or slot in moving or not state.is_settled(slot):
+        if slot is None or slot in moving or not state.adoptions.is_settled(slot):
             return []
         found = []
         for table in sorted({*ages, *(held.tables() if held is not None else ())}):
@@ -385,6 +385,6 @@ class Compactor:
                     if run.time_min < cut
                     for h in run.held
                 ]
-            if compaction.needs_expiry(cut, ages[table], state.tombstones.of(partition, table)):
+            if compaction.needs_expiry(cut, ages[table], state.files.tombstones.of(partition, table)):
                 found.append(commands.encode(commands.Expire(slot, partition, table, cut, passed)))
         return found

@@ -225,7 +225,7 @@ class DataReplica(Replica):
     def _on_made(self, job: Making, result: FilesClosed) -> None:
         self.helped = ""
         if isinstance(job, CompactFiles):
-            self.state.on_compacted(job, result.files[0])
+            self.state.turns.on_compacted(job, result.files[0])
         else:
             self.state.on_closed(job, result.files)
         self._forget(job, None)
@@ -271,7 +271,7 @@ class DataReplica(Replica):
         if isinstance(job, CloseFiles):
             units = self.state.still_wanted(job)
             left = CloseFiles(self.group, units) if units else None
-        elif self.state.wants(job):
+        elif self.state.turns.wants(job):
             left = job
         self._forget(job, left)
         return left
@@ -321,7 +321,7 @@ class DataReplica(Replica):
     def _outcomes(self, job: Making) -> tuple[CloseSpec, ...]:
         """What of other members would do instead, the furthest first: while this one was down they may have
         merged what they made of it."""
-        later = self.state.outcomes(job) if isinstance(job, CompactFiles) else ()
+        later = self.state.turns.outcomes(job) if isinstance(job, CompactFiles) else ()
         return tuple(o.spec for o in later) or specs_of(job)
 
     def _on_copied(self, job: Making, state: DataState, made: FileMeta | None, answers: Answers) -> None:
@@ -351,10 +351,10 @@ class DataReplica(Replica):
 
     def _take(self, job: Making, made: FileMeta) -> bool:
         """Whether the copy is what is to be made, or does instead still."""
-        later = self.state.outcomes(job) if isinstance(job, CompactFiles) else ()
+        later = self.state.turns.outcomes(job) if isinstance(job, CompactFiles) else ()
         outcome = next((o for o in later if o.spec.name == made.name), None)
         if outcome is not None and len(outcome.steps) > 1:
-            self.state.on_copied(outcome, made)
+            self.state.turns.on_copied(outcome, made)
             self._forget(job, None)
             self.changed()
             self.start_jobs()
@@ -674,7 +674,7 @@ class DataReplica(Replica):
         """
         state = self.state
         newcomer = peer not in self.raft.log.config.voters
-        if state.adopting or (newcomer and self._has_adopt_ahead()):
+        if state.adoptions.waiting or (newcomer and self._has_adopt_ahead()):
             return False
         return not self.lacks_files_of(peer)
 
@@ -695,6 +695,6 @@ class DataReplica(Replica):
         return {op for op in self.state.slots.sealed if not self._is_source(op, self.group, peer)}
 
     def snapshot_files(self, peer: NodeId) -> tuple[FileMeta, ...]:
-        without = self.state.sources(self._not_for(peer))
+        without = self.state.slots.sources(self._not_for(peer))
         files = self.state.files.manifest.unsorted()
         return tuple(f for f in files if f.slot not in without) if without else files

@@ -246,7 +246,7 @@ def _plan(
         cut = (s.until is not None and here == s.until.position) or (
             here == start.position and start.key is not None
         )
-        dead = tuple(replica.state.tombstones.of(key, table))
+        dead = tuple(replica.state.files.tombstones.of(key, table))
         alone = cut or bool(dead) or nbytes > limits.PAGE_BYTES
         is_full = plan.nbytes + nbytes > limits.PAGE_BYTES or plan.partitions >= partitions_max
         if plan.partitions and (alone or is_full):
@@ -343,7 +343,7 @@ def _elsewhere(
         return (), ()
     mine = tuple(
         t
-        for t in replica.state.tombstones
+        for t in replica.state.files.tombstones
         if (index := opened.get(_slot_of(host, replica, t.partition))) is not None and (index,) < t.order
     )
     return tuple(out), mine
@@ -437,7 +437,7 @@ def _info(
     fs = sorted(files, key=lambda f: f.time_min)
     hs = list(memory.runs(table)) if memory is not None else []
     apart = all(a.time_max < b.time_min for a, b in zip(fs, fs[1:], strict=False))
-    dead = bool(replica.state.tombstones.of(key, table))
+    dead = bool(replica.state.files.tombstones.of(key, table))
     return PartitionInfo(
         key,
         slot,
@@ -478,7 +478,7 @@ def _open(replica: DataReplica, slots: Ranges) -> Set[int]:
 
 def on_manifest(host: Cluster, replica: DataReplica, token: int, request: requests.GetManifest) -> None:
     state = replica.state
-    pending = sum(p.count for p in state.rows.memtable.partitions().values()) + len(state.adopting)
+    pending = sum(p.count for p in state.rows.memtable.partitions().values()) + len(state.adoptions.waiting)
     pending += len(state.compactions.under_way)
     files, following = _page_of_files(replica, request)
     host.desk.reply(
@@ -589,7 +589,7 @@ def _by_slot(replica: DataReplica, files: tuple[FileMeta, ...], slots: set[int])
             tuple(by_slot[slot]),
             tuple(
                 t
-                for t in replica.state.tombstones
+                for t in replica.state.files.tombstones
                 if owner.get(t.partition) == slot and masks(t, by_slot[slot])
             ),
         )

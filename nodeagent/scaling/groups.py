@@ -169,7 +169,7 @@ def _open(op: Operation, look: Look) -> list[Action]:
     sources = sorted({m.source for m in op.moves if m.target == look.group})
     results = tuple(op.sealed[s] for s in sources)
     opening = data.Open(op.id, op.table_version, slots_to(op, look.group), results)
-    lacking = look.state.staged.lacking(op.id, results)
+    lacking = look.state.handover.staged.lacking(op.id, results)
     if not lacking:
         return [Log(opening)]
     holders = _holders(op)
@@ -256,7 +256,7 @@ def _adopt(op: Operation, look: Look) -> list[Action]:
         return [] if op.last_error == trouble else [report]
     is_repaired = bool(op.last_error) and op.error_group == look.group
     said: list[Action] = [Report(meta.ReportError(look.now, op.id, ""))] if is_repaired else []
-    return said if look.state.adopting else [*said, AdoptNow(op.id)]
+    return said if look.state.adoptions.waiting else [*said, AdoptNow(op.id)]
 
 
 def _release(op: Operation, look: Look) -> list[Action]:

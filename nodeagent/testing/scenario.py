@@ -495,7 +495,7 @@ class Scenario:
         return all(
             not r.state.rows.slot_of
             and not r.state.closes.pending
-            and not r.state.adopting
+            and not r.state.adoptions.waiting
             and not r.state.compactions.under_way
             and not r.leaving
             and not (r.leads and r.state.files.changed)

@@ -141,7 +141,7 @@ class Member:
             self.state.on_closed(job, made(job))
         elif isinstance(job, CompactFiles):
             self.compacted += 1
-            self.state.on_compacted(job, merged(job))
+            self.state.turns.on_compacted(job, merged(job))
         elif isinstance(job, AdoptFiles):
             self.state.on_adopted(job)
         elif isinstance(job, DeleteFiles):
@@ -154,21 +154,21 @@ class Member:
         if isinstance(job, CloseFiles):
             units = self.state.still_wanted(job)
             self.jobs += [CloseFiles(job.group, units)] if units else []
-        elif not isinstance(job, CompactFiles) or self.state.wants(job):
+        elif not isinstance(job, CompactFiles) or self.state.turns.wants(job):
             self.jobs.append(job)
         self.gather()
 
     def copy(self, which: int, others: "list[Member]") -> None:
         """Damage keeps it from being made: another member's file comes, if one has what became of it."""
         job = self.jobs[which]
-        outcomes = self.state.outcomes(job) if isinstance(job, CompactFiles) else []
+        outcomes = self.state.turns.outcomes(job) if isinstance(job, CompactFiles) else []
         held = {f.name: f for m in others for f in m.files}
         outcome = next((o for o in outcomes if o.spec.name in held), None)
         if outcome is not None:
             self.jobs.pop(which)
             self.copied += len(outcome.steps) > 1
             assert held[outcome.spec.name].order == outcome.spec.order
-            self.state.on_copied(outcome, held[outcome.spec.name])
+            self.state.turns.on_copied(outcome, held[outcome.spec.name])
             self.gather()
 
     def settle(self) -> None:
@@ -328,7 +328,7 @@ def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
             if rng.random() < 0.03:
                 member.restore(member.saved)
         follower = rng.choice(cluster.members[1:])
-        if rng.random() < 0.02 and not cluster.leader.state.adopting:
+        if rng.random() < 0.02 and not cluster.leader.state.adoptions.waiting:
             follower.restore(cluster.leader.save())
         while cluster.leader.step():
             pass
@@ -342,7 +342,7 @@ def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
         for p in PARTITIONS:
             files = first.state.files.manifest.of_partition(p)
             mine, theirs = (
-                [t for t in m.state.tombstones if t.partition == p and any(t.masks(f) for f in files)]
+                [t for t in m.state.files.tombstones if t.partition == p and any(t.masks(f) for f in files)]
                 for m in (member, first)
             )
             assert sorted(mine, key=lambda t: t.order) == sorted(theirs, key=lambda t: t.order)
@@ -379,7 +379,7 @@ def test_the_output_has_the_place_of_its_newest_input(cluster: Cluster) -> None:
     cluster.leader.settle()
     names = [f.name for f in cluster.leader.state.files.manifest.of_partition(P)]
     assert names[0] == files[0].name and names[1] == job.unit.spec.name and names[2] == files[3].name
-    assert len(names) == 4 and not cluster.leader.state.tombstones
+    assert len(names) == 4 and not cluster.leader.state.files.tombstones
     assert [f.name for f in cluster.leader.state.files.doomed] == [f.name for f in files[1:3]]
 
 
@@ -440,7 +440,7 @@ def test_a_release_voids_it_and_what_it_still_makes_goes(cluster: Cluster) -> No
     cluster.do(c.Release("op-1", 1))
     assert state.materialised == state.applied
     out = merged(job)
-    state.on_compacted(job, out)
+    state.turns.on_compacted(job, out)
     assert state.files.doomed == [out] and not len(state.files.manifest) and not state.compactions.under_way
 
 
@@ -493,11 +493,11 @@ def test_a_parked_merge_is_made_as_arrow_and_the_tsfile_that_still_comes_goes(
     assert (unit.inputs, unit.tombstones, unit.clean) == (files, late.unit.tombstones, late.unit.clean)
     out = merged(late)
     assert out is not None
-    leader.state.on_compacted(late, out)
+    leader.state.turns.on_compacted(late, out)
     assert leader.state.jobs == [DeleteFiles("g.1", (out,))] and leader.state.compactions.under_way
     leader.settle()
-    assert [f.name for f in leader.files] == [unit.spec.name] and not leader.state.tombstones
-    leader.state.on_compacted(late, out)
+    assert [f.name for f in leader.files] == [unit.spec.name] and not leader.state.files.tombstones
+    leader.state.turns.on_compacted(late, out)
     assert leader.state.jobs == [DeleteFiles("g.1", (out,))]
 
 
@@ -561,7 +561,7 @@ def test_a_cut_off_hides_old_rows_and_drops_old_files(cluster: Cluster) -> None:
     cluster.do(c.Expire(0, P, "m", 4))
     state = cluster.leader.state
     assert [f.time_min for f in state.files.manifest.of_partition(P)] == [4, 5]
-    assert len(state.files.doomed) == 4 and not state.tombstones
+    assert len(state.files.doomed) == 4 and not state.files.tombstones
     cluster.write(P, 1)
     cluster.close()
     cluster.leader.settle()
@@ -657,7 +657,7 @@ def test_a_cut_off_in_the_future_has_no_effect(cluster: Cluster) -> None:
     """It says what time had passed when it was proposed; an entry of a release that said nothing counts."""
     cluster.some_files(2)
     cluster.do(c.Expire(0, P, "m", 9, passed=8))
-    assert len(cluster.leader.state.files.manifest) == 2 and not cluster.leader.state.tombstones
+    assert len(cluster.leader.state.files.manifest) == 2 and not cluster.leader.state.files.tombstones
     cluster.do(c.Expire(0, P, "m", 9, passed=9))
     assert len(cluster.leader.state.files.manifest) == 0
 
@@ -666,7 +666,7 @@ def test_a_cut_off_in_a_sealed_slot_has_no_effect(cluster: Cluster) -> None:
     cluster.some_files(2)
     cluster.do(c.Seal("op-1", 1, ((0, 1),)))
     cluster.do(c.Expire(0, P, "m", 9))
-    assert len(cluster.leader.state.files.manifest) == 2 and not cluster.leader.state.tombstones
+    assert len(cluster.leader.state.files.manifest) == 2 and not cluster.leader.state.files.tombstones
 
 
 def test_adopting_again_does_not_bring_compacted_files_back(cluster: Cluster) -> None:

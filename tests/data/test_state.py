@@ -359,7 +359,7 @@ def test_a_member_that_has_the_tsfile_makes_the_arrow_file_of_it(group: Group) -
         assert isinstance(job, CompactFiles) and job.unit.inputs == g.state.files.manifest.files()
         spec = job.unit.spec
         assert (spec.name[-6:], spec.order, spec.parked) == (".arrow", unit.spec.order, "no")
-        g.state.on_compacted(job, meta(spec.name, 3, P, spec.order))
+        g.state.turns.on_compacted(job, meta(spec.name, 3, P, spec.order))
         assert [f.name for f in g.state.files.manifest.files()] == [
             spec.name
         ] and not g.state.compactions.under_way
@@ -418,7 +418,7 @@ def test_adopting_twice_is_adopting_once(group: Group) -> None:
     group.do(command)
     group.do(command)
     group.finish()
-    assert len(group.state.files.manifest) == 1 and len(group.state.tombstones) == 1
+    assert len(group.state.files.manifest) == 1 and len(group.state.files.tombstones) == 1
     group.do(command)
     assert not group.state.jobs and group.state.slots.ended["op"] == "adopted"
 

@@ -76,7 +76,7 @@ class Holder:
     def compact(self, p: PartitionKey) -> None:
         """All files of the partition become one, unless a delete lies between them."""
         state = self.node.replica.state
-        if any(t.partition == p for t in state.tombstones) or len(self.parts[p]) < 2:
+        if any(t.partition == p for t in state.files.tombstones) or len(self.parts[p]) < 2:
             return
         merged = merge(self.parts[p], (), SCHEMA)
         order = max(o for o, _ in self.parts[p])[0]
@@ -87,12 +87,12 @@ class Holder:
     def delete(self, p: PartitionKey) -> None:
         self.order += 1
         first = 100 * p.time_partition + self.rng.randrange(30)
-        self.node.replica.state.tombstones.add(
+        self.node.replica.state.files.tombstones.add(
             Tombstone((self.order,), p, "t", (), first, first + self.rng.randrange(10))
         )
 
     def wanted(self, spec: ScanSpec) -> pa.Table:
-        dead = self.node.replica.state.tombstones
+        dead = self.node.replica.state.files.tombstones
         pieces = [
             merge(parts, [t for t in dead if t.partition == p], SCHEMA, spec)
             for p, parts in self.parts.items()
@@ -339,7 +339,7 @@ def test_deletes_of_an_earlier_stay_of_a_slot_mask_nothing_of_its_previous_holde
     host: Any = SimpleNamespace(meta=SimpleNamespace(operation=lambda _: SimpleNamespace(moves=moves)))
     arrival = SimpleNamespace(slots={SLOT}, index=64)
     slots = SimpleNamespace(arriving={"op-9": arrival})
-    state = SimpleNamespace(slots=slots, tombstones=[old, new, other])
+    state = SimpleNamespace(slots=slots, files=SimpleNamespace(tombstones=[old, new, other]))
     replica: Any = SimpleNamespace(group=GROUP, state=state)
     monkeypatch.setattr(reads, "_slot_of", lambda *_: SLOT)
     handover, mine = reads._elsewhere(host, replica, {SLOT})

@@ -281,7 +281,7 @@ def test_a_group_adopts_once_and_says_so_when_its_files_are_there() -> None:
     op = operation(Stage.MOVING)
     op.copies = [CopyRecord(NEW, n, f"i-{n}", ((0, 2),), "d", 1, 1) for n in "abn"]
     made = state(NEW, OPEN, data.Adopt("op-9", ((0, 2),), (Adoption("x", file()),), ()))
-    assert made.adopting and groups.due(op, look(NEW, made)) == []
+    assert made.adoptions.waiting and groups.due(op, look(NEW, made)) == []
     job = made.jobs.pop()
     assert isinstance(job, AdoptFiles)
     made.on_adopted(job)

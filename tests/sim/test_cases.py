@@ -629,7 +629,7 @@ def test_a_delete_of_a_slot_s_earlier_stay_hides_nothing_while_the_slot_comes_ba
         if g.startswith(f"{home}.")
     ]
     scenario.until(lambda: all(s.slots.arriving_by(slot) == operation for s in states), "the slot is back")
-    assert [[t.partition.storage_group for t in s.tombstones] for s in states] == [[name]] * 3
+    assert [[t.partition.storage_group for t in s.files.tombstones] for s in states] == [[name]] * 3
     scenario.read_everything()
     scenario.hold()
     scenario.finish(operation)

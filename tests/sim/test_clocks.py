@@ -92,7 +92,7 @@ def test_one_clock_ahead_is_named_and_expires_nothing() -> None:
         scenario.sim.pause(TTL_MS // 10)
         oldest = WALL_START_MS + scenario.sim.now - TTL_MS
         replicas = [r for n in alive(scenario) for r in n.host.data.values()]
-        cuts = [t for r in replicas for t in r.state.tombstones if t.expiry]
+        cuts = [t for r in replicas for t in r.state.files.tombstones if t.expiry]
         assert all(t.time_to < oldest for t in cuts), cuts
     said = [n.host.node_status(scenario.sim.now, n.wall).clock_skew_ms for n in alive(scenario)]
     assert any(abs(s.get(wrong.node, 0) - 60 * DAY_MS) < TTL_MS for s in said), said

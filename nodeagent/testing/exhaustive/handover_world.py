@@ -97,7 +97,7 @@ def _take(state: DataState, payload: bytes) -> None:
     if payload.startswith(DELETE):
         slot = int(payload.removeprefix(DELETE))
         if state.writes.check_slot(slot) is None:
-            state.tombstones.add(Tombstone((state.applied + 1,), _partition(slot), "t", (), 0, 0))
+            state.files.tombstones.add(Tombstone((state.applied + 1,), _partition(slot), "t", (), 0, 0))
         return
     row = _decode_row(payload)
     if state.writes.check_slot(row.slot) is None:
@@ -115,7 +115,7 @@ def _row(slot: int, index: int, number: int) -> FileMeta:
 
 def _numbers(state: DataState, slot: int) -> set[str]:
     """Rows that are not deleted, by what stays the same when they are adopted."""
-    deletes = state.tombstones.of(_partition(slot), "t")
+    deletes = state.files.tombstones.of(_partition(slot), "t")
     return {f.xxh3 for f in state.files.manifest.of_slot(slot) if not any(t.masks(f) for t in deletes)}
 
 
@@ -136,7 +136,7 @@ def _spoilt(pulled: Pulled) -> Pulled:
 def _pulled(state: DataState, slot: int) -> PulledSlot:
     """As `host.reads`: deletes that mask nothing are forgotten by some members and not by others."""
     files = state.files.manifest.of_slot(slot)
-    deletes = state.tombstones.of(_partition(slot), "t")
+    deletes = state.files.tombstones.of(_partition(slot), "t")
     return PulledSlot(slot, files, tuple(t for t in deletes if any(t.masks(f) for f in files)))
 
 
@@ -477,7 +477,7 @@ class HandoverWorld:
             o for o, op in sources.items() for m in op.moves if m.source == group and node in m.source_members
         }
         sealed = state.slots.sealed
-        if state.adopting or any(s.hollow and o in is_source for o, s in sealed.items()):
+        if state.adoptions.waiting or any(s.hollow and o in is_source for o, s in sealed.items()):
             return
         point = state.checkpoint({o for o in sealed if o not in is_source})
         op = self.op()

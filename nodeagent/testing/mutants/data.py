@@ -13,8 +13,8 @@ MUTANTS = (
     ),
     Mutant(
         "sessions do not move with their slots",
-        "data/state.py",
-        "        self.sessions.admit(self.staged.tables(command.operation, command.results), opened)\n",
+        "data/handover.py",
+        "        self._sessions.admit(self.staged.tables(command.operation, command.results), opened)\n",
         "",
     ),
     Mutant(
@@ -98,8 +98,8 @@ MUTANTS = (
     Mutant(
         "a release takes an open slot along",
         "data/state.py",
-        "        gone = self.slots.release(command.operation)",
-        "        gone = self.slots.release(command.operation) | set(list(self.slots.open)[:1])",
+        "        gone = self.slots.release(operation)",
+        "        gone = self.slots.release(operation) | set(list(self.slots.open)[:1])",
         breaks="S9",
     ),
     Mutant(

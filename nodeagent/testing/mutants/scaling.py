@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant(
         "opened without the sessions of the slots",
         "scaling/groups.py",
-        "    lacking = look.state.staged.lacking(op.id, results)\n",
+        "    lacking = look.state.handover.staged.lacking(op.id, results)\n",
         "    lacking = ()\n",
     ),
     Mutant(

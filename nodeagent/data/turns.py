@@ -1,0 +1,171 @@
+"""When a logged compaction begins, and how it ends (`data.compaction` has what is made).
+
+Its turn comes when everything logged before it that may concern its files is in the manifest. It is over when
+its output is there, or another member's file that took the output in, or when nobody needs either any more.
+Whenever files came into the manifest, the next in turn begin (`take`).
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from nodeagent.data import compaction
+from nodeagent.data.adoption import Adoptions
+from nodeagent.data.closing import Closes
+from nodeagent.data.commands import Compact, Park
+from nodeagent.data.compaction import Compacting, Compactions, Key, Outcome
+from nodeagent.data.files import Files
+from nodeagent.model.files import FileMeta, parked_name
+from nodeagent.model.ids import GroupId
+from nodeagent.model.jobs import CompactFiles, Job
+from nodeagent.model.schema import Schemas
+
+
+class Turns:
+    """Begins and ends the compactions of one group."""
+
+    def __init__(
+        self,
+        group: GroupId,
+        jobs: list[Job],
+        schemas: Schemas,
+        files: Files,
+        closes: Closes,
+        adoptions: Adoptions,
+        compactions: Compactions,
+    ) -> None:
+        self._group = group
+        self._jobs = jobs
+        self._schemas = schemas
+        self._files = files
+        self._closes = closes
+        self._adoptions = adoptions
+        self._compactions = compactions
+
+    def compact(self, index: int, command: Compact) -> None:
+        schema = self._schemas.get((command.partition.storage_group, command.table))
+        if schema is None or not command.inputs or not self._adoptions.is_settled(command.slot):
+            return
+        key = (command.partition, command.table)
+        deletes = dict.fromkeys([*self._files.tombstones.of(*key), *self._adoptions.deletes_of(key)])
+        self._compactions.under_way.append(Compacting(index, command, schema, list(deletes)))
+        self.take()
+
+    def park(self, index: int, command: Park) -> None:
+        """Rows that fail to become a TsFile become an Arrow file, also where they are a TsFile already: what
+        one member can make and another cannot would differ for ever.
+
+        What a compaction logged before names as an input is parked after it, if it is there then: whether the
+        compaction takes it away is known only when its turn has come, at each member's own pace.
+        """
+        under_way = self._compactions.under_way
+        if self._compactions.is_input(command.name):
+            under_way.append(Compacting(index, command, command.schema, []))
+            return
+        merge = next((c for c in under_way if c.index == command.close), None)
+        if merge is not None:
+            return self._park_merge(merge, command.why)
+        is_parked = self._closes.park(command)
+        if not is_parked and command.name in self._files.manifest:
+            under_way.append(Compacting(index, command, command.schema, []))
+            self.take()
+
+    def _park_merge(self, c: Compacting, why: str) -> None:
+        """Its output is made as Arrow; what the job of before still makes is deleted (`on_compacted`)."""
+        if c.gone or not isinstance(c.command, Compact) or c.command.parked:
+            return
+        c.command = msgspec.structs.replace(c.command, parked=why)
+        if c.job is not None:
+            self._begin(c, c.job.unit.inputs)
+
+    def take(self) -> None:
+        """Begin the compactions whose turn has come."""
+        taken: set[Key] = set()
+        for c in list(self._compactions.under_way):
+            if c.gone or c.key in taken:
+                continue
+            if c.job is None and self._is_next(c):
+                inputs = compaction.find_inputs(self._files.manifest, c)
+                if not inputs:
+                    self._compactions.under_way.remove(c)
+                    self._files.settle(c.key)
+                    continue
+                self._begin(c, inputs)
+            taken.add(c.key)
+
+    def _begin(self, c: Compacting, inputs: tuple[FileMeta, ...]) -> None:
+        c.job = compaction.job_of(self._group, c, inputs, self._files.substitutes)
+        self._jobs.append(c.job)
+
+    def _is_next(self, c: Compacting) -> bool:
+        """Whether everything logged before it that may concern its files is in the manifest."""
+        is_held = self._closes.holds_back(c.command.partition, c.index)
+        return not (is_held or self._adoptions.holds_back(c.command.slot, c.index))
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    def on_compacted(self, job: CompactFiles, made: FileMeta | None) -> None:
+        """The file `job` asked for is durable, or nothing was left for it."""
+        c = self._compactions.of(job)
+        if c is None:
+            if made is not None and self._is_parked_by_now(made.name):
+                self._files.unlink([made])
+            return
+        self._compactions.under_way.remove(c)
+        files = [made] if made is not None else []
+        if c.gone:
+            self._files.doomed += files
+            self.take()
+        else:
+            self._replace(job.unit.inputs, files, c.key)
+
+    def on_copied(self, outcome: Outcome, made: FileMeta | None) -> None:
+        """A member's file that ends several compactions at once is durable, or nothing was left for it."""
+        over = set(map(id, outcome.steps))
+        self._compactions.under_way = [c for c in self._compactions.under_way if id(c) not in over]
+        self._replace(outcome.inputs, [made] if made is not None else [], outcome.steps[0].key)
+
+    def wants(self, job: CompactFiles) -> bool:
+        """Whether a compaction that failed is to be tried again; if not it is over: its slot was released, or
+        its inputs have expired, and then no other member holds its output any more either."""
+        c = self._compactions.of(job)
+        if c is None:
+            return False
+        if c.gone:
+            self._compactions.under_way.remove(c)
+            return False
+        over = next((o for o in self.outcomes(job) if self._has_expired(o)), None)
+        if over is not None:
+            self.on_copied(over, None)
+        return over is None
+
+    def outcomes(self, job: CompactFiles) -> list[Outcome]:
+        """Files of members that are ahead which would end the compaction here, the furthest first."""
+        c = self._compactions.of(job)
+        if c is None or c.gone:
+            return []
+        under_way = self._compactions.under_way
+        later = under_way[under_way.index(c) :]
+        alike = [d for d in later if d.key == c.key and not d.gone and self._is_next(d)]
+        return compaction.outcomes_of(c, alike, self._files.manifest.of_partition(*c.key))
+
+    def _replace(self, inputs: Iterable[FileMeta], files: list[FileMeta], key: Key) -> None:
+        self._files.replace(inputs, files, key)
+        self.take()
+
+    def _is_parked_by_now(self, name: str) -> bool:
+        """Whether this TsFile is named nowhere, because its rows were parked while it was made."""
+        instead = parked_name(name)
+        coming = (c.output for c in self._compactions.under_way if c.job is not None)
+        return name not in self._files.manifest and (instead in self._files.manifest or instead in coming)
+
+    def _has_expired(self, outcome: Outcome) -> bool:
+        """Whether no other member holds the outcome any more, nor what a later compaction made of it: that
+        one, where it was logged before the cut-off, had its effect."""
+        steps = set(map(id, outcome.steps))
+        names = {name for c in outcome.steps for name in (*c.names, c.output)}
+        others = (c for c in self._compactions.under_way if id(c) not in steps)
+        later = [c.index for c in others if not names.isdisjoint(c.names)]
+        pinned = {f.name: min(later) for f in outcome.inputs} if later else {}
+        cuts = self._files.tombstones.cuts(*outcome.steps[0].key)
+        return len(compaction.expired(outcome.inputs, cuts, pinned)) == len(outcome.inputs)
