@@ -4,6 +4,10 @@
 deleting files) leaves as jobs; the state changes when their results come back, which is why every
 state has two indexes: `applied` and `materialised` (all file-making entries up to it are done).
 
+What an entry does is up to the part that it concerns. What takes all parts together is here: who gets an
+entry or a result, the two indexes, when sealed slots are a source of copies, which files are named, and
+checkpoints.
+
 Invariants:
     a write has an effect only when its slot is open by the log prefix before it;
     no row leaves memory before the file that holds it is durable and in the manifest;
@@ -12,17 +16,15 @@ Invariants:
 
 from collections.abc import Iterable
 
-import msgspec
-
-from nodeagent.data import closing, commands
-from nodeagent.data.adoption import Adopting, Adoptions
+from nodeagent.data import commands
+from nodeagent.data.adoption import Adoptions
+from nodeagent.data.checkpoint import Checkpoint
 from nodeagent.data.closing import Closes
 from nodeagent.data.commands import Command
-from nodeagent.data.compaction import Compacting, Compactions
+from nodeagent.data.compaction import Compactions
 from nodeagent.data.files import Files
-from nodeagent.data.handover import Handover, Part, Staged
+from nodeagent.data.handover import Handover, Staged
 from nodeagent.data.rows import Rows
-from nodeagent.data.sessions import Image as SessionsImage
 from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots, expand
 from nodeagent.data.tombstones import Tombstones
@@ -31,56 +33,19 @@ from nodeagent.data.writes import Writes
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import EntryFailed
 from nodeagent.model.files import FileMeta, Tombstone, logged_at
-from nodeagent.model.ids import GroupId, PartitionKey
+from nodeagent.model.ids import GroupId
 from nodeagent.model.jobs import AdoptFiles, CloseFiles, CloseUnit, Job
 from nodeagent.model.operation import Ranges
 from nodeagent.model.requests import Accepted, Reply
-from nodeagent.model.schema import Schemas, TableSchema
+from nodeagent.model.schema import Schemas
 
 INITIAL_INDEX = 1
 """Where the log of a new group begins. The first slots are in no entry, so index 1 stands for them: a
 member that joins with nothing can never be served from the log alone, it needs a checkpoint."""
 
 
-class Checkpoint(msgspec.Struct):
-    """The state at `applied`, without the rows that are still in the log."""
-
-    group: GroupId
-    applied: int
-    slots: Slots
-    sessions: SessionsImage
-    schemas: list[TableSchema]
-    tombstones: list[Tombstone]
-    files: list[FileMeta]
-    closed_through: list[tuple[PartitionKey, int]]
-    refused: list[int]
-    """Writes in the kept log that had no effect."""
-
-    pending: list[tuple[int, bytes, list[TableSchema], set[int]]]
-    """(index, entry, schemas then in use, slots released since) of closes whose files are not made."""
-
-    adopting: list[tuple[int, bytes, set[int]]]
-    """(index, entry, slots released since)"""
-
-    compacting: list[tuple[int, bytes, TableSchema, list[Tombstone]]] = []
-    """(index, entry, schema and deletes of that instant)"""
-
-    unfiled: list[tuple[int, PartitionKey, int]] = []
-    """What is left of `pending`: (index of the close, partition, number of its first unit). A release that
-    filed whole closes has saved none: there all of a pending close is left."""
-
-    parked: list[tuple[int, str, str]] = []
-    """(index of a pending close, name of the TsFile that is not to be made, why)"""
-
-    staged: dict[str, dict[GroupId, dict[int, Part]]] = {}
-    """As in `handover.Staged`."""
-
-    substitutes: list[str] = []
-    """As in `Files.substitutes`."""
-
-
 class DataState:
-    """See the module. `jobs` collects work for the host, which numbers and runs it."""
+    """See the module. The parts know those that were made before them, never this."""
 
     def __init__(
         self,
@@ -94,7 +59,8 @@ class DataState:
         self.group = group
         self.applied = applied
         self.jobs: list[Job] = []
-        """Shared by the parts that ask for work: to be emptied, never replaced."""
+        """Work for the host, which numbers and runs it. All parts add to the list: it is emptied, never
+        replaced."""
 
         self.slots = slots or Slots()
         self.sessions = sessions or Sessions()
@@ -271,7 +237,7 @@ class DataState:
             coming = self._coming()
             known = self.files.substitutes
             self.files.substitutes = {n for n in known if n in self.files.manifest or n in coming}
-        return Checkpoint(
+        saved = Checkpoint(
             group=self.group,
             applied=self.applied,
             slots=self.slots.without_files(operations) if operations else self.slots,
@@ -281,23 +247,15 @@ class DataState:
             files=[f for f in self.files.manifest.files() if f.slot not in sources] if with_files else [],
             closed_through=sorted(self.rows.closed_through.items()),
             refused=sorted(self.writes.refused),
-            pending=[(p.index, commands.encode(p.command), p.schemas, p.gone) for p in self.closes.pending],
-            unfiled=[
-                (p.index, partition, part.first)
-                for p in self.closes.pending
-                for partition, part in p.parts.items()
-                if part.first is not None
-            ],
-            adopting=[(a.index, commands.encode(a.command), a.gone) for a in self.adoptions.waiting],
-            compacting=[
-                (c.index, commands.encode(c.command), c.schema, c.tombstones)
-                for c in self.compactions.under_way
-                if not c.gone and c.command.slot not in sources
-            ],
-            parked=[(p.index, name, why) for p in self.closes.pending for name, why in p.parked.items()],
+            pending=[],
+            adopting=[],
             staged=self.handover.staged.parts,
             substitutes=sorted(self.files.substitutes),
         )
+        saved.put_closes(self.closes.pending)
+        saved.put_adoptions(self.adoptions.waiting)
+        saved.put_compactions(c for c in self.compactions.under_way if c.command.slot not in sources)
+        return saved
 
     def has_passed(self, name: str) -> bool:
         """Whether the file was in this manifest and left it, or no row was left for it."""
@@ -352,21 +310,10 @@ class DataState:
         state.files.manifest.add(saved.files)
         state.files.changed = dict.fromkeys((f.partition, f.table) for f in saved.files)
         state.files.substitutes = set(saved.substitutes)
-        for index, data, schemas, gone in saved.pending:
-            command = commands.decode(data)
-            assert isinstance(command, commands.CloseFile)
-            parts = {p: closing.Part(first) for i, p, first in saved.unfiled if i == index}
-            parts = parts or {p: closing.Part(None) for _, p in command.partitions}
-            parked = {name: why for i, name, why in saved.parked if i == index}
-            state.closes.pending.append(closing.Pending(index, command, parts, schemas, gone, parked))
-        for index, data, gone in saved.adopting:
-            command = commands.decode(data)
-            assert isinstance(command, commands.Adopt)
-            state.adoptions.wait_for(Adopting(index, command, gone))
-        for index, data, schema, tombstones in saved.compacting:
-            command = commands.decode(data)
-            assert isinstance(command, commands.Compact | commands.Park)
-            state.compactions.under_way.append(Compacting(index, command, schema, tombstones))
+        state.closes.pending = saved.closes()
+        for adopting in saved.adoptions():
+            state.adoptions.wait_for(adopting)
+        state.compactions.under_way = saved.compactions()
         state.turns.take()
         return state
 
@@ -374,11 +321,3 @@ class DataState:
 def initial(group: GroupId, slots: Ranges) -> DataState:
     """State of a group that the meta log created owning `slots`, as of `INITIAL_INDEX`."""
     return DataState(group, INITIAL_INDEX, Slots(expand(slots)))
-
-
-def encode_checkpoint(saved: Checkpoint) -> bytes:
-    return msgspec.msgpack.encode(saved)
-
-
-def decode_checkpoint(payload: bytes) -> Checkpoint:
-    return msgspec.msgpack.decode(payload, type=Checkpoint)

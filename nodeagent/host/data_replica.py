@@ -9,8 +9,9 @@ from math import isqrt
 import msgspec
 
 from nodeagent.data import commands
+from nodeagent.data.checkpoint import decode_checkpoint, encode_checkpoint
 from nodeagent.data.compaction import Key
-from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint
+from nodeagent.data.state import DataState
 from nodeagent.host.desk import Desk
 from nodeagent.host.failing import CLOSE, FOREIGN, Answers, Failing, Making, parked_trouble, specs_of
 from nodeagent.host.freshness import Freshness

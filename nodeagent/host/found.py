@@ -12,7 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from nodeagent.data.state import INITIAL_INDEX, decode_checkpoint
+from nodeagent.data.checkpoint import decode_checkpoint
+from nodeagent.data.state import INITIAL_INDEX
 from nodeagent.host.replica import Saved
 from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.entries import Base, Entry, HardState, LogOp, Rebase

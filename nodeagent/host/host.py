@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from nodeagent import __version__
-from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
+from nodeagent.data.checkpoint import decode_checkpoint, encode_checkpoint
+from nodeagent.data.state import DataState, initial
 from nodeagent.host.admission import Admission, first_ring, status_question
 from nodeagent.host.budget import Budget
 from nodeagent.host.clocks import Clocks

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from nodeagent.data.state import decode_checkpoint
+from nodeagent.data.checkpoint import decode_checkpoint
 from nodeagent.host.found import fault_of
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from nodeagent.data.state import decode_checkpoint
+from nodeagent.data.checkpoint import decode_checkpoint
 from nodeagent.host.found import fault_of, is_traceless, lost_meta, unsaid
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved

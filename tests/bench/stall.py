@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from nodeagent.client.blocking import BlockingCluster
-from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint
+from nodeagent.data.checkpoint import decode_checkpoint, encode_checkpoint
+from nodeagent.data.state import DataState
 from nodeagent.host.replica import Saved
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.files import FileMeta

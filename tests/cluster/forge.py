@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from nodeagent.data.state import decode_checkpoint, encode_checkpoint
+from nodeagent.data.checkpoint import decode_checkpoint, encode_checkpoint
 from nodeagent.host.replica import Saved
 from nodeagent.model.files import CloseSpec, ScanSpec
 from nodeagent.model.jobs import CloseUnit, MemBatch

@@ -14,7 +14,7 @@ from iotctl.plan.model import Plan
 from iotctl.playbook import model as playbook
 from nodeagent.data import commands as data
 from nodeagent.data import sessions
-from nodeagent.data.state import Checkpoint
+from nodeagent.data.checkpoint import Checkpoint
 from nodeagent.host.replica import Saved
 from nodeagent.log.identity import LogFile, NodeFile
 from nodeagent.log.index import Start

@@ -10,7 +10,8 @@ import xxhash
 
 from nodeagent.data import commands as c
 from nodeagent.data import compaction
-from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
+from nodeagent.data.checkpoint import decode_checkpoint, encode_checkpoint
+from nodeagent.data.state import DataState, initial
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.files import FileMeta, Tombstone, parked_name
 from nodeagent.model.ids import PartitionKey

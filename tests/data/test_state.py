@@ -5,9 +5,10 @@ import gc
 import pytest
 
 from nodeagent.data import commands as c
+from nodeagent.data.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
 from nodeagent.data.sessions import Sessions
 from nodeagent.data.slots import Slots
-from nodeagent.data.state import Checkpoint, DataState, decode_checkpoint, encode_checkpoint, initial
+from nodeagent.data.state import DataState, initial
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.errors import EntryFailed
 from nodeagent.model.files import FileMeta, Tombstone

@@ -5,7 +5,8 @@ import random
 import msgspec
 
 from nodeagent.data import commands
-from nodeagent.data.state import encode_checkpoint, initial
+from nodeagent.data.checkpoint import encode_checkpoint
+from nodeagent.data.state import initial
 from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog

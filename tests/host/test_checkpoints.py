@@ -5,7 +5,7 @@ import random
 import msgspec
 import pytest
 
-from nodeagent.data.state import encode_checkpoint
+from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.host.found import fault_of, unsaid
 from nodeagent.host.host import Host
 from nodeagent.host.replica import SNAPSHOT_KEEPS, Saved, _Offered

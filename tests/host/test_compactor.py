@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from nodeagent.data import commands
-from nodeagent.data.state import encode_checkpoint, initial
+from nodeagent.data.checkpoint import encode_checkpoint
+from nodeagent.data.state import initial
 from nodeagent.host.data_replica import Copied, DataReplica
 from nodeagent.host.failing import PARK_TRIES, UNMET_TRIES, Answers
 from nodeagent.host.host import Host

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from nodeagent.data import commands as data
+from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.compaction import cut_off
-from nodeagent.data.state import encode_checkpoint, initial
+from nodeagent.data.state import initial
 from nodeagent.host.admission import check_status
 from nodeagent.host.desk import Desk, To
 from nodeagent.host.found import lost_meta

@@ -5,7 +5,8 @@ import random
 import msgspec
 import pytest
 
-from nodeagent.data.state import encode_checkpoint, initial
+from nodeagent.data.checkpoint import encode_checkpoint
+from nodeagent.data.state import initial
 from nodeagent.host import repairs
 from nodeagent.host.desk import To
 from nodeagent.host.host import Host

@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nodeagent.cli import app, main
-from nodeagent.data.state import DataState, encode_checkpoint
+from nodeagent.data.checkpoint import encode_checkpoint
+from nodeagent.data.state import DataState
 from nodeagent.host.replica import Saved
 from nodeagent.log import Log, LogSettings
 from nodeagent.meta.state import Image, MetaState

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from nodeagent.data import commands as data
+from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.handover import part_of, seal_result
-from nodeagent.data.state import DataState, encode_checkpoint, initial
+from nodeagent.data.state import DataState, initial
 from nodeagent.host.handlers import meta_view
 from nodeagent.meta import commands as c
 from nodeagent.model.entries import Config, Entry, EntryKind

@@ -6,7 +6,8 @@ import random
 import msgspec
 import pytest
 
-from nodeagent.data.state import Checkpoint, decode_checkpoint, encode_checkpoint, initial
+from nodeagent.data.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from nodeagent.data.state import initial
 from nodeagent.host.replica import Saved
 from nodeagent.model.entries import Base, Config
 from nodeagent.model.errors import Damaged, NotFound

@@ -15,9 +15,10 @@ from typing import Any
 import msgspec
 
 from nodeagent.data import commands as data
+from nodeagent.data.checkpoint import decode_checkpoint, encode_checkpoint
 from nodeagent.data.handover import part_of
 from nodeagent.data.slots import expand
-from nodeagent.data.state import DataState, decode_checkpoint, encode_checkpoint, initial
+from nodeagent.data.state import DataState, initial
 from nodeagent.meta import changes
 from nodeagent.meta import commands as meta
 from nodeagent.model.entries import Config, Entry, EntryKind
