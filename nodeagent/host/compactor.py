@@ -132,7 +132,7 @@ class Compactor:
 
     def _moving(self, group: GroupId) -> set[int]:
         """Slots of the open operation."""
-        op = self.host.meta.open_operation()
+        op = self.host.meta.operations.open()
         moves = op.moves if op is not None else ()
         return set[int]().union(*(to_slots(m.slots) for m in moves if group in (m.source, m.target)))
 
@@ -140,7 +140,7 @@ class Compactor:
 
     def _files_min(self) -> int:
         """How many files make a run now. A change that waits for somebody puts nothing off."""
-        config, op = self.host.config, self.host.meta.open_operation()
+        config, op = self.host.config, self.host.meta.operations.open()
         if op is None or op.state() != "running":
             return config.compact_files_min
         return max(config.compact_files_min, config.compact_files_min_in_change)
@@ -270,7 +270,7 @@ class Compactor:
                     continue
                 parked = ""
             name = (partition.storage_group, table)
-            wanted, used = meta.schemas.get(name), state.schemas.get(name)
+            wanted, used = meta.tables.schemas.get(name), state.schemas.get(name)
             if wanted is not None and (used is None or used.version < wanted.version):
                 batch.append(commands.encode(commands.UseSchema(wanted)))
             inputs = tuple((f.name, f.xxh3) for f in run)
@@ -312,7 +312,7 @@ class Compactor:
 
     def _that_expire(self, replica: DataReplica) -> list[PartitionKey]:
         """Partitions of storage groups that have a table with a TTL, in files or memory."""
-        groups = {name[0] for name, schema in self.host.meta.schemas.items() if schema.ttl_ms}
+        groups = {name[0] for name, schema in self.host.meta.tables.schemas.items() if schema.ttl_ms}
         found = dict[PartitionKey, None]()
         for storage_group in sorted(groups):
             found |= dict.fromkeys(replica.state.files.manifest.partitions(storage_group))
@@ -326,7 +326,7 @@ class Compactor:
         here all the same. So rows count as expired by the time at which the TTLs were asked for.
         """
         meta = self.host.meta_replica
-        if meta is None or not any(schema.ttl_ms for schema in self.host.meta.schemas.values()):
+        if meta is None or not any(schema.ttl_ms for schema in self.host.meta.tables.schemas.values()):
             self._unlooked = {}
             return
         asked = {r.group: self.host.clocks.passed(r.raft.log.config.voters) for r in self._led()}
@@ -374,7 +374,7 @@ class Compactor:
             return []
         found = []
         for table in sorted({*ages, *(held.tables() if held is not None else ())}):
-            schema = self.host.meta.schemas.get((partition.storage_group, table))
+            schema = self.host.meta.tables.schemas.get((partition.storage_group, table))
             if schema is None or not schema.ttl_ms:
                 continue
             cut = compaction.cut_off(schema.ttl_ms, passed)

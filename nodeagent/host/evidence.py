@@ -21,7 +21,7 @@ def unfit(state: MetaState, e: c.Command) -> str:
     """
     if isinstance(e, c.LedAgain):
         return "" if e.group in state.image.groups else f"no group {e.group!r}"
-    op = state.operation(getattr(e, "operation", ""))
+    op = state.operations.find(getattr(e, "operation", ""))
     if op is None or op.ended:
         return ""
     nodes = set(state.image.nodes)

@@ -15,7 +15,6 @@ from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.operations import check_silent, plan_begin, plan_give_up, plan_without
 from nodeagent.host.session_parts import sealed_part
 from nodeagent.meta import commands as meta
-from nodeagent.meta.runs import fenced
 from nodeagent.meta.state import MetaState
 from nodeagent.model import names
 from nodeagent.model import requests as q
@@ -75,7 +74,7 @@ class Handlers:
         if isinstance(request, q.SetHolds):
             return desk.reply(token, self.host.operations.hold(request.points) or q.Accepted())
         if isinstance(request, q.PullUnit):
-            op = self.host.meta.open_operation()
+            op = self.host.meta.operations.open()
             fits = op if op is not None and op.id == request.operation else None
             return self.host.mover.order(fits, request.group, request.slots, token)
         if isinstance(request, q.OfShell):
@@ -147,7 +146,7 @@ class Handlers:
                     return desk.reply(token, refusal)
                 replica.propose([meta.encode(meta.PutSchema(now, request.schema, request.ttl_ms))], token)
             case q.DropTable():
-                if (request.storage_group, request.table) not in self.host.meta.schemas:
+                if (request.storage_group, request.table) not in self.host.meta.tables.schemas:
                     return desk.refuse(token, "not_found", "there is no such table", "iotctl data schema")
                 drop_table = meta.DropTable(now, request.storage_group, request.table, request.version)
                 replica.propose([meta.encode(drop_table)], token)
@@ -163,7 +162,7 @@ class Handlers:
                 self._steer(token, replica, request)
             case q.Drain():
                 # Here too: replicas of an older version do not look at it when they apply the entry.
-                refusal = fenced(self.host.meta.image, request.lock)
+                refusal = self.host.meta.runs.fenced(request.lock)
                 if refusal is not None:
                     return desk.reply(token, refusal)
                 for_restart = request.for_restart and self.host.level >= Feature.REASONS
@@ -479,7 +478,7 @@ def evidence_at(now: int, command: bytes) -> bytes | None:
 
 def check_raise(host: "Host", request: q.RaiseLevel) -> q.ErrorReply | None:
     """Why the cluster's feature level cannot be raised now, if so."""
-    refusal = fenced(host.meta.image, request.lock)
+    refusal = host.meta.runs.fenced(request.lock)
     if refusal is not None:
         return refusal
     limit_ms = host.config.raft.election_timeout_ms
@@ -496,8 +495,8 @@ def check_raise(host: "Host", request: q.RaiseLevel) -> q.ErrorReply | None:
 
 def check_schema(host: "Host", request: q.PutSchema) -> q.ErrorReply | None:
     schema = request.schema
-    known = host.meta.schemas.get((schema.storage_group, schema.table))
-    if known is None and len(host.meta.schemas) >= TABLES_MAX:
+    known = host.meta.tables.schemas.get((schema.storage_group, schema.table))
+    if known is None and len(host.meta.tables.schemas) >= TABLES_MAX:
         return q.ErrorReply("overloaded", f"the cluster has {TABLES_MAX} tables")
     if request.ttl_ms is not None and not 0 <= request.ttl_ms <= TTL_MS_MAX:
         return q.ErrorReply("invalid_input", f"a TTL is 0 (none) to {TTL_MS_MAX} ms")
@@ -520,7 +519,7 @@ def runs_view(host: "Host", run: str) -> q.RunsReply:
 
 
 def operation_view(host: "Host", operation: str) -> q.Reply:
-    found = host.meta.operation(operation)
+    found = host.meta.operations.find(operation)
     if found is None:
         return q.ErrorReply("not_found", f"no operation {operation}", "iotctl ops list")
     return q.OperationReply(found)
@@ -528,7 +527,7 @@ def operation_view(host: "Host", operation: str) -> q.Reply:
 
 def meta_view(host: "Host", replica: MetaReplica) -> q.MetaView:
     image = host.meta.image
-    table = host.meta.table
+    table = host.meta.placement.table
     assert image.settings is not None and table is not None
     config: Config = replica.raft.log.config
     return q.MetaView(
@@ -542,7 +541,7 @@ def meta_view(host: "Host", replica: MetaReplica) -> q.MetaView:
         owners=_owners(table),
         groups=tuple(image.groups.values()),
         schemas=tuple(s for s in image.schemas if not s.dropped),
-        operations=host.meta.listed(),
+        operations=host.meta.operations.listed(),
         leader=replica.raft.leader,
         term=replica.raft.term,
         voters=config.voters,

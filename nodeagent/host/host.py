@@ -368,7 +368,7 @@ class Host:
 
     @property
     def table_version(self) -> int:
-        return self.meta.table_version
+        return self.meta.placement.version
 
     @property
     def level(self) -> int:
@@ -422,7 +422,7 @@ class Host:
         return f"{self.random.getrandbits(128):032x}"
 
     def _is_source(self, operation: str, group: GroupId, node: NodeId) -> bool:
-        op = self.meta.operation(operation)
+        op = self.meta.operations.find(operation)
         return op is None or any(m.source == group and node in m.source_members for m in op.moves)
 
     # --- events ------------------------------------------------------------------------------------
@@ -682,7 +682,7 @@ class Host:
         """Create and remove replicas so that they are what the meta state says (and only that)."""
         if not self.is_current:
             return
-        op = self.meta.open_operation()
+        op = self.meta.operations.open()
         joining = {c.group for c in op.changes if c.joins == self.node} if op else set()
         if op is not None and op.stage in ("PLANNED", "CANCELLING"):
             joining = set()
@@ -722,7 +722,7 @@ class Host:
     def _settle_unlogged(self, joining: Collection[GroupId], needed: Collection[GroupId]) -> None:
         """What the log knows nothing of goes when the committed meta state says that this node has no part in
         the group. If it has, an empty directory is made use of; one with data stays damaged."""
-        op = self.meta.open_operation()
+        op = self.meta.operations.open()
         for group, blank in list(self._unlogged.items()):
             record = self.meta.image.groups.get(group)
             promised = op is not None and (group, self.node) in op.joined

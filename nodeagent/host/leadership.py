@@ -185,7 +185,7 @@ class Leadership:
         return next((v for v in voters if v != self._host.node and self._fits(replica, v)), None)
 
     def _fits(self, replica: Replica, node: NodeId) -> bool:
-        op = self._host.meta.open_operation()
+        op = self._host.meta.operations.open()
         leaving = op is not None and op.leaving == node
         votes = node in replica.raft.log.config.voters
         return votes and not leaving and not self._is_draining(node) and self.is_at_hand(replica, node)

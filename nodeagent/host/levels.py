@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Collection
 
-from nodeagent.meta.state import DEAD, Image
+from nodeagent.meta.image import Image
+from nodeagent.meta.nodes import DEAD
 from nodeagent.model.errors import Refused
 from nodeagent.model.features import FIRST, Levels
 from nodeagent.model.ids import NodeId

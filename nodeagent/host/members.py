@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from nodeagent.host.desk import Desk
-from nodeagent.meta.state import DEAD, Image
+from nodeagent.meta.image import Image
+from nodeagent.meta.nodes import DEAD
 from nodeagent.model.ids import NodeId
 from nodeagent.model.requests import CheckStatus, GetMeta, MetaView, Reply, StatusChecked
 from nodeagent.model.standing import Standing

@@ -13,7 +13,8 @@ from nodeagent.host.meta_replica import MetaReplica
 from nodeagent.host.replica import as_reply
 from nodeagent.host.session_parts import SessionParts
 from nodeagent.meta import commands as meta
-from nodeagent.meta.state import DEAD, MetaState
+from nodeagent.meta.nodes import DEAD
+from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Config
 from nodeagent.model.errors import NodeAgentError, Refused
 from nodeagent.model.ids import GroupId, NodeId
@@ -94,7 +95,7 @@ class Operations:
 
     def drive(self) -> None:
         host = self.host
-        op = host.meta.open_operation()
+        op = host.meta.operations.open()
         wanted: set[GroupId] = set()
         stopped = op is not None and holds.is_stopped(op, self.holds)
         self._parts.begin(op.id if op is not None and op.stage in (Stage.SEALED, Stage.OPEN) else "")
@@ -330,7 +331,7 @@ class Operations:
         to the one before may be lost (slots stand closed until then), and to the same one every
         `REPORT_AGAIN_MS`."""
         host = self.host
-        op = host.meta.open_operation()
+        op = host.meta.operations.open()
         if op is not None and holds.is_kept_back(op, command, self.holds):
             return
         replica = host.meta_replica
@@ -368,16 +369,16 @@ def _key(command: meta.Command) -> str:
 def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
     """The entry for a change, planned against the table as it is now; or why not."""
     state = host.meta
-    table, settings = state.table, state.image.settings
+    table, settings = state.placement.table, state.image.settings
     kind = KINDS.get(request.kind)
     if table is None or settings is None:
         return ErrorReply("unavailable", "the cluster is not bootstrapped yet")
     if kind is None:
         return ErrorReply("invalid_input", f"unknown kind of change {request.kind!r}")
-    if request.table_version not in (0, state.table_version):
+    if request.table_version not in (0, table.version):
         return ErrorReply(
             "refused",
-            f"the plan was made for table version {request.table_version}, it is {state.table_version} now",
+            f"the plan was made for table version {request.table_version}, it is {table.version} now",
             "plan again",
         )
     try:
@@ -406,7 +407,7 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
         kind=request.kind,
         node=record,
         by=request.by,
-        base_version=state.table_version,
+        base_version=table.version,
         table=change.new.to_wire(),
         moves=tuple(meta.PlannedMove(m.slots, m.source, m.target) for m in change.moves),
         members=tuple(
@@ -424,7 +425,7 @@ def plan_begin(host: "Host", request: BeginChange) -> meta.Begin | Reply:
         replaces=request.replaces,
         lock=request.lock,
     )
-    return state.check_begin(begin) or begin
+    return state.operations.check_begin(begin) or begin
 
 
 def _change(kind: ChangeKind, request: BeginChange, table: PartitionTable, replicas: int) -> Change:
@@ -504,7 +505,7 @@ def schemas_due(known: MetaState, state: DataState, adopt: list[bytes]) -> list[
         if isinstance(command := data.decode(entry), data.Adopt)
         for item in command.files
     }
-    wanted = [known.schemas[name] for name in sorted(tables & set(known.schemas))]
+    wanted = [known.tables.schemas[name] for name in sorted(tables & set(known.tables.schemas))]
     return [
         data.encode(data.UseSchema(schema))
         for schema in wanted
@@ -519,7 +520,7 @@ def plan_without(
     """Groups that must answer before an open operation may go on without `node`, with whom to ask: those it
     votes in, or may vote in by now. Or why it may not.
     """
-    op = host.meta.operation(operation)
+    op = host.meta.operations.find(operation)
     if op is None or op.ended or node in op.dead:
         return {}  # the entry says what there is to say
     refusal = check_silent(host, node)
@@ -538,4 +539,4 @@ def plan_give_up(host: "Host", request: GiveUp) -> meta.GiveUp | ErrorReply:
     """The entry that gives nodes up, or why not."""
     command = meta.GiveUp(host.record_now, request.nodes, request.heirs, request.table_version, request.by)
     silent = (check_silent(host, n) for n in request.nodes)
-    return host.meta.check_give_up(command) or next(filter(None, silent), None) or command
+    return host.meta.recovery.check(command) or next(filter(None, silent), None) or command

@@ -50,7 +50,7 @@ from nodeagent.table.scan import check_same_columns, check_scan
 
 def on_scan(host: Cluster, replica: DataReplica, token: int, s: requests.ScanRows) -> None:
     """What the table does not have is refused here: the TsFile reader would call the file corrupt."""
-    known = host.meta.schemas.get((s.storage_group, s.spec.schema.table))
+    known = host.meta.tables.schemas.get((s.storage_group, s.spec.schema.table))
     try:
         check_scan(s.spec)
         if known is not None:
@@ -117,7 +117,7 @@ def _scan_owned(
         return host.desk.reply(token, refusal)
     slots = wanted or replica.state.slots.open
     handover, tombstones = _elsewhere(host, replica, slots)
-    version = host.meta.table_version
+    version = host.meta.placement.version
 
     def answer(ipc: bytes, rows: int, end: Cursor | None) -> RowsScanned:
         return RowsScanned(ipc, rows, _place(end), version, handover, tombstones, next=end)
@@ -142,7 +142,7 @@ def _scan_source(
         )
 
     def answer(ipc: bytes, rows: int, end: Cursor | None) -> RowsScanned:
-        return RowsScanned(ipc, rows, _place(end), host.meta.table_version, next=end)
+        return RowsScanned(ipc, rows, _place(end), host.meta.placement.version, next=end)
 
     def again(fewer: int) -> None:
         _scan_source(host, replica, token, s, fewer)
@@ -316,7 +316,7 @@ def _not_whole(host: Cluster, replica: DataReplica, wanted: set[int]) -> ErrorRe
     absent = wanted - replica.state.slots.open
     if absent:
         return moved(host, min(absent), waiting=True)
-    if any(host.meta.operation(op) is None for op in replica.state.slots.arriving):
+    if any(host.meta.operations.find(op) is None for op in replica.state.slots.arriving):
         return ErrorReply("unavailable", f"{replica.raft.node} lags behind the meta group")
     return None
 
@@ -329,7 +329,7 @@ def _elsewhere(
     out = []
     opened: dict[int, int] = {}
     for operation, arrival in replica.state.slots.arriving.items():
-        op = host.meta.operation(operation)
+        op = host.meta.operations.find(operation)
         here = arrival.slots & slots
         if not here:
             continue
@@ -374,7 +374,9 @@ def on_list(host: Cluster, replica: DataReplica, token: int, request: requests.L
                 token, "refused", "the list is longer than a page", "read with this version's iotctl"
             )
         handover, _ = _elsewhere(host, replica, replica.state.slots.open)
-        return host.desk.reply(token, PartitionsListed(infos, handover, host.meta.table_version, next=end))
+        return host.desk.reply(
+            token, PartitionsListed(infos, handover, host.meta.placement.version, next=end)
+        )
 
     _with_level(host, replica, token, request.read, answer)
 

@@ -78,7 +78,7 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
 
 def _schema(host: Cluster, w: requests.Write | requests.DeleteRows) -> TableSchema | ErrorReply:
     """The newest that is known here, no older than what the client made it by."""
-    schema = host.meta.schemas.get((w.partition.storage_group, w.table))
+    schema = host.meta.tables.schemas.get((w.partition.storage_group, w.table))
     is_new = schema is not None and schema.version >= w.schema_version
     # A dropped table that was made anew has a later version, so then it is this node that is behind.
     if schema is not None and is_new and schema.dropped and isinstance(w, requests.Write):
@@ -162,13 +162,13 @@ def _owned(host: Cluster, replica: DataReplica, slot: int) -> ErrorReply | None:
 
 
 def moved(host: Cluster, slot: int, *, waiting: bool) -> ErrorReply:
-    table = host.meta.table
+    table = host.meta.placement.table
     header = table.route(slot) if table is not None and 0 <= slot < table.slots else None
     return ErrorReply(
         "moved",
         f"slot {slot} is not open here",
         "refresh the partition table",
-        {"slot": slot, "header": header, "table_version": host.meta.table_version, "wait": waiting},
+        {"slot": slot, "header": header, "table_version": host.meta.placement.version, "wait": waiting},
     )
 
 

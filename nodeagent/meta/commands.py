@@ -66,7 +66,7 @@ class RaiseLevel(_Command, frozen=True, tag="RaiseLevel"):
     """As in `SetDraining`."""
 
     unnamed_writer: str = ""
-    """As in `state.Image`."""
+    """As in `image.Image`."""
 
 
 class GiveUp(_Command, frozen=True, tag="GiveUp"):

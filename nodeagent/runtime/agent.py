@@ -455,7 +455,7 @@ def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 
 
 def _joins_by(host: "Host", node: NodeId, group: GroupId) -> str:
-    operation = host.meta.open_operation()
+    operation = host.meta.operations.open()
     if operation is None:
         return ""
     joins = any(c.group == group and c.joins == node for c in operation.changes)

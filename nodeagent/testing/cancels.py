@@ -115,7 +115,7 @@ def state_of(scenario: Scenario) -> str:
 
 
 def _check_new(scenario: Scenario, record: Operation) -> None:
-    table = scenario.newest().table
+    table = scenario.newest().placement.table
     assert table is not None
     owners = {(slot, header_of(m.target)) for m in record.moves for slot in to_slots(m.slots)}
     wrong = [(slot, header) for slot, header in owners if table.route(slot) != header]

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Effects
 from nodeagent.log.identity import ID_FILE, LOG_DIR
-from nodeagent.meta.state import DEAD, MetaState
+from nodeagent.meta.nodes import DEAD
+from nodeagent.meta.state import MetaState
 from nodeagent.model.ids import META, NodeId
 from nodeagent.model.operation import Operation, Stage
 from nodeagent.partition.ranges import to_slots
@@ -29,7 +30,7 @@ class Tables:
         """By (node, life). Tables are never changed, so that only another one is looked at."""
 
     def __call__(self, node: SimNode, effects: Effects) -> None:
-        table, key = node.host.meta.table, (node.node, node.life)
+        table, key = node.host.meta.placement.table, (node.node, node.life)
         before = self._table_of.get(key)
         if table is None or table is before:
             return
@@ -78,7 +79,7 @@ class Changes:
 
     def _is_in_order(self, state: MetaState, op: Operation) -> None:
         if op.stage in (Stage.PLANNED, Stage.SEALED, Stage.CANCELLING):
-            versions = state.table_version, op.base_version
+            versions = state.placement.version, op.base_version
             assert versions[0] == versions[1], f"S14: {op.id} {op.stage}: table {versions}"
         created = op.created_group
         if op.stage is Stage.CANCELLED:
@@ -98,16 +99,16 @@ def check_converged(sim: Sim[SimNode]) -> None:
     """L3, L4: groups are the ring's derivation, replicas hold equal files, nothing is left over."""
     nodes = [n for n in sim.nodes.values() if n.alive]
     state = max((n.host.meta for n in nodes), key=lambda m: m.applied)
-    assert state.table is not None and state.image.settings is not None
-    assert state.open_operation() is None, state.open_operation()
-    for header in state.table.ring.names:
-        record = state.group_of(header)
+    assert state.placement.table is not None and state.image.settings is not None
+    assert state.operations.open() is None, state.operations.open()
+    for header in state.placement.table.ring.names:
+        record = state.groups.of(header)
         assert record is not None, f"L4: no group headed by {header}"
-        expected = state.table.ring.members(header, state.image.settings.replicas)
+        expected = state.placement.table.ring.members(header, state.image.settings.replicas)
         assert set(record.members) == set(expected), (record, expected)
         replicas = [sim.nodes[m].host.data[record.group] for m in expected]
         _check_group(record.group, replicas, set(expected))
-        owned = set(to_slots(state.table.slots_of(header)))
+        owned = set(to_slots(state.placement.table.slots_of(header)))
         wrong = {r.raft.node: r.state.slots.open ^ owned for r in replicas if r.state.slots.open != owned}
         assert not wrong, f"L4: {record.group}: open and not owned, or owned and not open: {wrong}"
     for node in (sim.nodes[n] for n in state.image.nodes):

@@ -237,7 +237,7 @@ class RandomOps(Scenario):
             self.disturb()
             self.operate()
             # Who starts again knows of its end a moment later.
-            self.until(lambda: self.newest().open_operation() is None, f"{self.done[-1]} is over")
+            self.until(lambda: self.newest().operations.open() is None, f"{self.done[-1]} is over")
         self._all_up()
         self.quiet()
         self.check()

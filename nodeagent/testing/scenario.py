@@ -249,7 +249,7 @@ class Scenario:
         return self._begin(self.moves_of(*wanted))
 
     def moves_of(self, *wanted: int) -> q.BeginChange:
-        table = self.newest().table
+        table = self.newest().placement.table
         assert table is not None
         rng = self.sim.rng
         gains: dict[str, list[int]] = {}
@@ -302,7 +302,7 @@ class Scenario:
         found = [
             (n.host.meta.applied, op)
             for n in self.sim.nodes.values()
-            if n.alive and (op := n.host.meta.operation(operation)) is not None
+            if n.alive and (op := n.host.meta.operations.find(operation)) is not None
         ]
         return max(found, key=lambda f: f[0])[1] if found else None
 
@@ -338,12 +338,12 @@ class Scenario:
         meta = self.newest()
         heirs = []
         lost: set[tuple[str, int, int]] = set()
-        for group, left in meta.lost_groups(nodes).items():
+        for group, left in meta.recovery.lost(nodes).items():
             said = {n: self.sim.nodes[n].host.node_status(0, 0).groups for n in left}
             heirs.append(heir_of(group, {n: next(g for g in said[n] if g.group == group) for n in left}))
             lost |= self._lost(group, self.sim.nodes[heirs[-1].head], list(nodes))
         gone = self.history.lose(sorted(lost))
-        self.request(q.GiveUp(nodes, tuple(heirs), meta.table_version, "sim"), q.Accepted)
+        self.request(q.GiveUp(nodes, tuple(heirs), meta.placement.version, "sim"), q.Accepted)
         return gone
 
     def _lost(self, group: str, head: SimNode, dead: list[str]) -> set[tuple[str, int, int]]:

@@ -84,7 +84,7 @@ class Story:
                 yield where, ", ".join(words) or "not here", f" (applied {replica.seen})"
 
     def _operation(self, machine: Machine) -> Iterator[tuple[str, str, str]]:
-        op: Operation | None = machine.host.meta.operation(self._name)
+        op: Operation | None = machine.host.meta.operations.find(self._name)
         if op is None:
             return
         words = [f"{op.title} {op.stage}"]

@@ -20,7 +20,7 @@ from nodeagent.log.identity import LogFile, NodeFile
 from nodeagent.log.index import Start
 from nodeagent.log.record import Row
 from nodeagent.meta import commands as meta
-from nodeagent.meta.state import Image
+from nodeagent.meta.image import Image
 from nodeagent.model.entries import Base, Config, Entry, HardState
 from nodeagent.model.files import FileMeta
 from nodeagent.model.raft_messages import RaftMessage, Routed

@@ -5,7 +5,8 @@ import pytest
 
 from nodeagent.host.admission import ASK_AGAIN_MS, ASK_SELDOM_MS, Admission, check_status, status_question
 from nodeagent.host.desk import Desk
-from nodeagent.meta.state import Image, MetaState
+from nodeagent.meta.image import Image
+from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings, NodeConfig, Seed
 from nodeagent.model.entries import Config
 from nodeagent.model.requests import ErrorReply, Reply, StatusChecked

@@ -23,7 +23,8 @@ from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
 from nodeagent.host.session_parts import SEAL_WAIT_MS
 from nodeagent.log import Damage, GroupLog
 from nodeagent.meta import commands as meta
-from nodeagent.meta.state import Image, MetaState
+from nodeagent.meta.image import Image
+from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Base, Config, Entry, EntryKind, Forget, HardState, Rebase, SetHard
 from nodeagent.model.errors import EntryFailed, InvariantBroken
@@ -603,7 +604,7 @@ COLUMNS = (Column("d", "STRING", True), Column("v", "DOUBLE", False))
 def test_a_scan_for_what_the_table_does_not_have_costs_no_file(spec: ScanSpec) -> None:
     """The TsFile package raises on such names, and its process is replaced after every error."""
     host = open_host(1)
-    host.meta.schemas["g", "t"] = TableSchema("g", "t", 1, COLUMNS)
+    host.meta.tables.schemas["g", "t"] = TableSchema("g", "t", 1, COLUMNS)
     host.take()
     host.on_request(7, ScanRows("a.1", "g", spec, "weak"), 0, 0)
     did = host.take()
@@ -795,7 +796,7 @@ def test_sessions_of_a_seal_are_waited_for_when_asked_so() -> None:
     host.on_request(1, OpenSession("a.1"), 3_000, 0)
     opened = run_out(host)[1]
     assert isinstance(opened, SessionOpened)
-    host.meta.schemas["g", "t"] = SPEC.schema
+    host.meta.tables.schemas["g", "t"] = SPEC.schema
     place = PartitionKey("g", 2, 0)
     slot = slot_of("g", 2, 0, CONFIG.cluster)
     write = DeleteRows("a.1", slot, place, "t", opened.session, 1, 0, (), 0, 1)
@@ -833,7 +834,7 @@ def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pyt
     host.compactor._expire_at = 0
     host.compactor.keep()
     assert not asked, "no table has a TTL"
-    host.meta.schemas["g", "t"] = msgspec.structs.replace(SPEC.schema, ttl_ms=1_000)
+    host.meta.tables.schemas["g", "t"] = msgspec.structs.replace(SPEC.schema, ttl_ms=1_000)
     host.compactor._expire_at = 0
     host.compactor.keep()
     asked.pop()[1]("no quorum")

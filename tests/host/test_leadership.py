@@ -44,7 +44,9 @@ class World:
             desk=SimpleNamespace(now=0, space=SimpleNamespace(is_low=low), note=lambda *_, **__: None),
             heard={"b": 0, "c": 0},
             data={group: replica},
-            meta=SimpleNamespace(open_operation=lambda: None, image=SimpleNamespace(nodes={})),
+            meta=SimpleNamespace(
+                operations=SimpleNamespace(open=lambda: None), image=SimpleNamespace(nodes={})
+            ),
             meta_replica=None,
             replicas=lambda: [replica],
             random=random.Random(1),

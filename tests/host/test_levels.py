@@ -5,7 +5,8 @@ from collections.abc import Collection
 import pytest
 
 from nodeagent.host.levels import PEERS_SPARE, PeerLevels
-from nodeagent.meta.state import DEAD, Image
+from nodeagent.meta.image import Image
+from nodeagent.meta.nodes import DEAD
 from nodeagent.model.errors import Refused
 from nodeagent.model.features import Levels
 from nodeagent.model.operation import Operation, Options, Stage

@@ -4,7 +4,8 @@ import random
 
 from nodeagent.host.desk import Desk
 from nodeagent.host.members import ASK_AGAIN_MS, VOUCHED_MS, Members, members_of
-from nodeagent.meta.state import DEAD, Image
+from nodeagent.meta.image import Image
+from nodeagent.meta.nodes import DEAD
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.ids import NodeId
 from nodeagent.model.requests import CheckStatus, GetMeta, MetaView, NodeRecord, StatusChecked

@@ -336,7 +336,8 @@ def test_deletes_of_an_earlier_stay_of_a_slot_mask_nothing_of_its_previous_holde
     one since the slot was opened is."""
     old, new, other = (Tombstone((order,), FIRST, "t", (), 0, 9) for order in (35, 65, 64))
     moves = [SlotMove(((SLOT, SLOT + 1),), "b.1", ("b",), GROUP, ("a",))]
-    host: Any = SimpleNamespace(meta=SimpleNamespace(operation=lambda _: SimpleNamespace(moves=moves)))
+    operations = SimpleNamespace(find=lambda _: SimpleNamespace(moves=moves))
+    host: Any = SimpleNamespace(meta=SimpleNamespace(operations=operations))
     arrival = SimpleNamespace(slots={SLOT}, index=64)
     slots = SimpleNamespace(arriving={"op-9": arrival})
     state = SimpleNamespace(slots=slots, files=SimpleNamespace(tombstones=[old, new, other]))

@@ -10,7 +10,8 @@ from nodeagent.host.operations import LISTENED_TIMEOUTS, SILENT_TIMEOUTS, check_
 from nodeagent.host.replica import Saved
 from nodeagent.host.starts import Start, Starts
 from nodeagent.log import GroupLog
-from nodeagent.meta.state import Image, MetaState
+from nodeagent.meta.image import Image
+from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Base, HardState
 from nodeagent.model.ids import META
 from nodeagent.model.jobs import CheckpointSaved, SaveCheckpoint

@@ -9,7 +9,8 @@ from nodeagent.host.failing import Answers
 from nodeagent.host.host import META_WAIT_MS
 from nodeagent.host.writer import FileWriter
 from nodeagent.meta import commands as commands_of_meta
-from nodeagent.meta.state import Image, MetaState
+from nodeagent.meta.image import Image
+from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Append, Entry, EntryKind
 from nodeagent.model.features import FIRST, Feature
 from nodeagent.model.files import CloseSpec

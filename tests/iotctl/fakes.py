@@ -15,7 +15,7 @@ from iotctl.cli.session import Session
 from iotctl.observe.cluster import Cluster
 from nodeagent.client.report import DeleteReport
 from nodeagent.client.spec import ClusterSpec
-from nodeagent.meta import commands, runs
+from nodeagent.meta import commands
 from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
@@ -336,7 +336,7 @@ class FakeCluster:
         return reply
 
     def _check_fence(self, lock: int) -> None:
-        refusal = runs.fenced(self.kept.image, lock)
+        refusal = self.kept.runs.fenced(lock)
         if refusal is not None:
             raise _as_error(refusal)
 

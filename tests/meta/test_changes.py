@@ -9,7 +9,8 @@ import pytest
 
 from nodeagent.meta import changes
 from nodeagent.meta import commands as c
-from nodeagent.meta.state import MetaState, merge_schema
+from nodeagent.meta.state import MetaState
+from nodeagent.meta.tables import merge_schema
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.entries import Entry, EntryKind
 from nodeagent.model.operation import NEXT, CopyRecord, Operation, Options, SealResult, Stage
@@ -57,7 +58,7 @@ class Meta:
         version: int = 0,
         lock: int = 0,
     ) -> Reply:
-        table = self.state.table
+        table = self.state.placement.table
         assert table is not None
         old, _, name = name.rpartition(">")
         change: Change
@@ -76,7 +77,7 @@ class Meta:
                 kind,
                 node(name) if name else NodeRecord("", "", 0, 0, "", 0),
                 "me",
-                version or self.state.table_version,
+                version or self.state.placement.version,
                 change.new.to_wire(),
                 tuple(c.PlannedMove(m.slots, m.source, m.target) for m in change.moves),
                 tuple(
@@ -198,7 +199,7 @@ def test_ended_operations_are_listed_short_and_kept_whole() -> None:
     done = meta.op
     done.copies = [CopyRecord("e.1", "a", "i-a", ((0, 2),), "", 2, 200)]
     meta.begin("remove-node", "b")
-    short, whole = meta.state.listed()
+    short, whole = meta.state.operations.listed()
     assert whole is meta.op and not whole.is_short
     assert short.is_short and not (short.moves or short.changes or short.copies or short.sealed)
     assert (
@@ -206,7 +207,7 @@ def test_ended_operations_are_listed_short_and_kept_whole() -> None:
     )
     assert (short.id, short.title, short.state(), short.joining) == (done.id, done.title, "done", "e")
     assert [s.name for s in short.stages] == [s.name for s in done.stages]
-    assert meta.state.operation(done.id) is done and done.moves
+    assert meta.state.operations.find(done.id) is done and done.moves
 
 
 def test_a_rebalance_changes_owners_and_nothing_else() -> None:
@@ -226,7 +227,7 @@ def test_a_rebalance_changes_owners_and_nothing_else() -> None:
             meta.do(one)
     after_open = meta.op.stage
     assert after_open is Stage.MOVING, "FORMAL has nothing to wait for"
-    assert meta.state.table is not None and meta.state.table.route(0) == "b"
+    assert meta.state.placement.table is not None and meta.state.placement.table.route(0) == "b"
     for stage in (Stage.MOVING, Stage.RELEASED):
         for one in evidence(op, stage):
             meta.do(one)
@@ -237,13 +238,13 @@ def test_a_rebalance_changes_owners_and_nothing_else() -> None:
 
 def test_a_cancelled_rebalance_leaves_the_table_and_every_node() -> None:
     meta = Meta()
-    table, nodes = meta.state.table, dict(meta.state.image.nodes)
+    table, nodes = meta.state.placement.table, dict(meta.state.image.nodes)
     meta.begin("rebalance", "")
     meta.do(c.SteerOperation(3, meta.op.id, "cancel", "me"))
     for one in evidence(meta.op, Stage.CANCELLING):
         meta.do(one)
     assert meta.op.stage is Stage.CANCELLED
-    assert meta.state.table == table and meta.state.image.nodes == nodes
+    assert meta.state.placement.table == table and meta.state.image.nodes == nodes
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -263,8 +264,8 @@ def test_evidence_in_any_order_any_number_of_times_ends_alike(seed: int) -> None
         assert meta.op.stage is before or meta.op.stage in NEXT[before]
     assert meta.op.stage is Stage.DONE
     assert meta.state.image.groups == plain.state.image.groups
-    assert meta.state.table is not None and plain.state.table is not None
-    assert meta.state.table.same_layout(plain.state.table)
+    assert meta.state.placement.table is not None and plain.state.placement.table is not None
+    assert meta.state.placement.table.same_layout(plain.state.placement.table)
 
 
 def run_to(meta: Meta, stage: Stage) -> None:
@@ -279,7 +280,7 @@ def run_to(meta: Meta, stage: Stage) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_cancel_counts_until_slots_open_and_never_after(stage: Stage) -> None:
     meta = Meta()
-    table, groups = meta.state.table, dict(meta.state.image.groups)
+    table, groups = meta.state.placement.table, dict(meta.state.image.groups)
     meta.begin()
     run_to(meta, stage)
     reply = meta.do(c.SteerOperation(4, meta.op.id, "cancel", "me"))
@@ -297,7 +298,7 @@ def test_a_cancel_counts_until_slots_open_and_never_after(stage: Stage) -> None:
         meta.do(one)
     assert meta.op.stage is Stage.CANCELLED
     assert isinstance(meta.do(c.SteerOperation(6, meta.op.id, "cancel", "me")), OperationReply)
-    assert meta.state.table is table and meta.state.image.groups == groups
+    assert meta.state.placement.table is table and meta.state.image.groups == groups
     assert "e" not in meta.state.image.nodes
 
 
@@ -366,13 +367,13 @@ def test_a_removed_incarnation_never_returns() -> None:
 def test_the_table_turns_with_open_and_its_version_only_grows() -> None:
     meta = Meta()
     meta.begin()
-    version = meta.state.table_version
+    version = meta.state.placement.version
     run_to(meta, Stage.SEALED)
-    assert meta.state.table_version == version
+    assert meta.state.placement.version == version
     assert meta.state.image.nodes["e"].state == "joining"
     run_to(meta, Stage.OPEN)
-    assert meta.state.table_version == meta.state.applied > version
-    assert meta.state.table is not None and "e" in meta.state.table.ring.names
+    assert meta.state.placement.version == meta.state.applied > version
+    assert meta.state.placement.table is not None and "e" in meta.state.placement.table.ring.names
     assert meta.state.image.nodes["e"].state == "active"
 
 
@@ -603,7 +604,7 @@ def test_an_image_is_the_state() -> None:
     meta.begin()
     run_to(meta, Stage.MOVING)
     again = MetaState.decode(meta.state.encode())
-    assert again.image == meta.state.image and again.table == meta.state.table
+    assert again.image == meta.state.image and again.placement.table == meta.state.placement.table
 
 
 def test_evidence_for_what_is_over_changes_nothing() -> None:
@@ -656,12 +657,13 @@ def test_a_cancelled_removal_of_a_dead_node_leaves_no_trace() -> None:
 
 def test_a_replacement_takes_the_place_and_the_slots_of_the_one_it_replaces() -> None:
     meta = Meta()
-    assert meta.state.table is not None
-    slots = meta.state.table.slots_of("b")
+    assert meta.state.placement.table is not None
+    slots = meta.state.placement.table.slots_of("b")
     meta.begin("replace-node", "b>e")
     assert set(meta.op.losing) == {meta.op.dissolved_group} and meta.op.gaining == [meta.op.created_group]
     run_to(meta, Stage.DONE)
-    assert meta.state.table.ring.names == ("a", "e", "c", "d") and meta.state.table.slots_of("e") == slots
+    table = meta.state.placement.table
+    assert table.ring.names == ("a", "e", "c", "d") and table.slots_of("e") == slots
     assert set(meta.state.image.nodes) == {"a", "c", "d", "e"} and meta.state.image.retired == ["i-b"]
     assert all("b" not in g.members for g in meta.state.image.groups.values())
 
@@ -753,7 +755,7 @@ def test_a_ttl_is_the_one_that_was_said_last() -> None:
     ttls = []
     for said in (5_000, None, 7_000, 7_000, 0):
         meta.do(c.PutSchema(1, TableSchema("root.a", "m", 1, columns), said))
-        ttls.append(meta.state.schemas["root.a", "m"].ttl_ms)
+        ttls.append(meta.state.tables.schemas["root.a", "m"].ttl_ms)
     assert ttls == [5_000, 5_000, 7_000, 7_000, 0]
 
 
@@ -778,7 +780,8 @@ def test_a_dropped_table_takes_no_rows_and_keeps_its_columns() -> None:
     for _ in range(2):
         assert isinstance(do(c.DropTable(1, "root.a", "m", 1)), Accepted)
     (kept,) = state.image.schemas
-    assert kept.dropped and kept.ttl_ms == 0 and MetaState.decode(state.encode()).schemas == state.schemas
+    assert kept.dropped and kept.ttl_ms == 0
+    assert MetaState.decode(state.encode()).tables.schemas == state.tables.schemas
     for columns in ((tag, Column("v", "STRING", False)), (Column("e", "STRING", True), v)):
         refused = put(*columns)
         assert isinstance(refused, ErrorReply) and "its columns are kept" in refused.what

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from nodeagent.meta import commands as c
-from nodeagent.meta.state import DEAD, MetaState
+from nodeagent.meta.nodes import DEAD
+from nodeagent.meta.state import MetaState
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.operation import Options
 from nodeagent.model.requests import Accepted, ErrorReply, GroupRecord, Heir, OperationReply, Recovery, Reply
@@ -27,7 +28,7 @@ def meta(monkeypatch: pytest.MonkeyPatch) -> Meta:
 
 
 def record(meta: Meta, header: str) -> GroupRecord:
-    found = meta.state.group_of(header)
+    found = meta.state.groups.of(header)
     assert found is not None
     return found
 
@@ -41,7 +42,9 @@ BC = {"a": "a", "b": "d"}
 
 
 def give_up(meta: Meta, nodes: Collection[str] = "bc", heads: dict[str, str] = BC, version: int = 0) -> Reply:
-    return meta.do(c.GiveUp(5, tuple(nodes), heirs(meta, heads), version or meta.state.table_version, "me"))
+    return meta.do(
+        c.GiveUp(5, tuple(nodes), heirs(meta, heads), version or meta.state.placement.version, "me")
+    )
 
 
 def refused(reply: Reply, text: str) -> None:
@@ -107,7 +110,7 @@ def test_refused_by_the_state(meta: Meta, nodes: str, heads: dict[str, str], tex
 
 def test_refused_while_a_change_is_open_and_after_one(meta: Meta) -> None:
     """The members a change is about to give a group are not those that the look was at."""
-    looked = meta.state.table_version
+    looked = meta.state.placement.version
     meta.begin("add-node", "g")
     refused(give_up(meta), "is open")
     steer(meta, "cancel", "")
@@ -125,13 +128,13 @@ def test_a_second_recovery_takes_the_place_of_one_whose_head_died() -> None:
     settings = ClusterSettings("c", replicas=7, slots=16)
     table = initial_table(initial_ring(list(names)), 16).to_wire()
     meta.do(c.Bootstrap(1, "id", settings, tuple(node(n) for n in names), table))
-    lost = meta.state.lost_groups("defg")
+    lost = meta.state.recovery.lost("defg")
     heads = {meta.state.image.groups[g].header: left[0] for g, left in lost.items()}
     assert isinstance(give_up(meta, "defg", heads), Accepted)
     first = record(meta, "a").recovery
     assert first is not None and first.head == "a"
-    assert meta.state.lost_groups("") == {}, "the first one is still to be carried out"
-    lost = meta.state.lost_groups("a")
+    assert meta.state.recovery.lost("") == {}, "the first one is still to be carried out"
+    lost = meta.state.recovery.lost("a")
     assert lost[record(meta, "a").group] == ("b", "c")
     heads = {meta.state.image.groups[g].header: left[0] for g, left in lost.items()}
     assert isinstance(give_up(meta, "adefg", heads), Accepted)
@@ -147,8 +150,8 @@ def test_a_member_that_left_the_cluster_is_none_of_the_living(meta: Meta) -> Non
     group = record(meta, "a")
     left = msgspec.structs.replace(group, members=("a", "c", "gone"))
     meta.state.image.groups[group.group] = left
-    assert meta.state.lost_groups("c")[group.group] == ("a",)
-    assert group.group not in meta.state.lost_groups("d")
+    assert meta.state.recovery.lost("c")[group.group] == ("a",)
+    assert group.group not in meta.state.recovery.lost("d")
 
 
 @pytest.mark.parametrize(

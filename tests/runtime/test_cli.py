@@ -13,7 +13,8 @@ from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.state import DataState
 from nodeagent.host.replica import Saved
 from nodeagent.log import Log, LogSettings
-from nodeagent.meta.state import Image, MetaState
+from nodeagent.meta.image import Image
+from nodeagent.meta.state import MetaState
 from nodeagent.model.entries import Append, Base, Config, Entry, LogOp, Rebase
 from nodeagent.model.ids import META
 from nodeagent.model.jobs import CheckpointSaved, FileChanges, SaveCheckpoint

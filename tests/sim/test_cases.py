@@ -311,7 +311,7 @@ def test_a_rebalance_that_moves_nothing_or_names_a_node_is_refused() -> None:
     """The meta leader checks what it is asked for; the cluster then goes on to carry out a good one."""
     scenario = formed(3)
     leader = next(n for n in scenario.sim.nodes.values() if n.alive and n.host.meta_replica.leads)  # type: ignore[union-attr]
-    table = leader.host.meta.table
+    table = leader.host.meta.placement.table
     assert table is not None
     first, second = table.ring.names[:2]
     own = table.slots_of(first)
@@ -338,7 +338,7 @@ def test_a_rebalance_that_moves_nothing_or_names_a_node_is_refused() -> None:
     check_converged(scenario.sim)
     scenario.read_everything()
     newest = max((n.host.meta for n in scenario.sim.nodes.values() if n.alive), key=lambda m: m.applied)
-    assert newest.table is not None and newest.table.route(some[0][0]) == second
+    assert newest.placement.table is not None and newest.placement.table.route(some[0][0]) == second
 
 
 @pytest.mark.parametrize("cut", spread([5, 14, 0, 2, 8, 11, 17, 20, 25, 30], 2))
@@ -603,10 +603,10 @@ def test_a_delete_of_a_slot_s_earlier_stay_hides_nothing_while_the_slot_comes_ba
     writer = OneCell(scenario.sim, "w", scenario.view, scenario.history, [name])
     scenario.writers = [writer]
     meta = scenario.newest()
-    assert meta.table is not None and meta.image.settings is not None
+    assert meta.placement.table is not None and meta.image.settings is not None
     slot = slot_of(name, 0, 0, meta.image.settings)
-    home = meta.table.route(slot)
-    away = next(n for n in meta.table.ring.names if n != home)
+    home = meta.placement.table.route(slot)
+    away = next(n for n in meta.placement.table.ring.names if n != home)
 
     def write(*, deletes: float) -> None:
         monkeypatch.setattr(workload, "DELETES", deletes)

@@ -39,7 +39,7 @@ def led_by(scenario: Scenario, node: str) -> set[str]:
 
 def operation(scenario: Scenario, name: str) -> Operation:
     states = [n.host.meta for n in scenario.sim.nodes.values() if n.alive]
-    found = max(states, key=lambda m: m.applied).operation(name)
+    found = max(states, key=lambda m: m.applied).operations.find(name)
     assert found is not None
     return found
 

@@ -12,8 +12,9 @@ from msgspec import inspect as mi
 
 from nodeagent.data.commands import Command as DataCommand
 from nodeagent.host.desk import UNREMOVED_MAX
+from nodeagent.meta.audit import AUDIT_CHARS, AUDIT_KEPT
 from nodeagent.meta.commands import Command as MetaCommand
-from nodeagent.meta.state import AUDIT_CHARS, AUDIT_KEPT, OPERATIONS_KEPT
+from nodeagent.meta.operations import OPERATIONS_KEPT
 from nodeagent.model import limits
 from nodeagent.model.requests import Reply
 from nodeagent.model.runs import Run

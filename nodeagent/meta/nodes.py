@@ -1,0 +1,89 @@
+"""The nodes on the ring.
+
+One that is gone for good is retired: what runs under its incarnation is heard by nobody from then on. A
+retired incarnation never returns, unless the change that gave it up is taken back before anything was
+decided without it.
+"""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from nodeagent.meta import commands as c
+from nodeagent.meta.audit import Audit
+from nodeagent.meta.runs import Runs
+from nodeagent.model.ids import NodeId
+from nodeagent.model.requests import Accepted, ErrorReply, NodeRecord, Reply
+
+DEAD = "dead"
+"""State of a node that is gone for good and still on the ring."""
+
+
+class Kept(Protocol):
+    """The part of the image that is changed here."""
+
+    nodes: dict[NodeId, NodeRecord]
+    retired: list[str]
+
+
+class Nodes:
+    def __init__(self, kept: Kept, runs: Runs, audit: Audit) -> None:
+        self._kept = kept
+        self._runs = runs
+        self._audit = audit
+
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self._kept.nodes
+
+    @property
+    def dead(self) -> set[NodeId]:
+        return {n for n, r in self._kept.nodes.items() if r.state == DEAD}
+
+    @property
+    def living(self) -> set[NodeId]:
+        return {n for n, r in self._kept.nodes.items() if r.state != DEAD}
+
+    def is_retired(self, incarnation: str) -> bool:
+        return incarnation in self._kept.retired
+
+    def begin(self, nodes: Iterable[NodeRecord]) -> None:
+        """Those of a new cluster."""
+        self._kept.nodes = {n.node: n for n in nodes}
+
+    def drain(self, index: int, d: c.SetDraining) -> Reply:
+        record = self._kept.nodes.get(d.node)
+        if record is None:
+            return ErrorReply("not_found", f"no node {d.node} in the cluster", "iotctl cluster nodes")
+        if (refusal := self._runs.fenced(d.lock)) is not None:
+            return refusal
+        is_ours = d.draining and d.for_restart and (record.for_restart or not record.draining)
+        self._kept.nodes[d.node] = replace(record, draining=d.draining, for_restart=is_ours)
+        if record.draining != d.draining:
+            self._audit.note(d.now, d.by, f"{'drain' if d.draining else 'undrain'} {d.node}")
+        return Accepted(index)
+
+    def join(self, record: NodeRecord) -> None:
+        self._kept.nodes[record.node] = replace(record, state="joining")
+
+    def set_state(self, node: NodeId, state: str) -> None:
+        self._kept.nodes[node] = replace(self._kept.nodes[node], state=state)
+
+    def retire(self, node: NodeId) -> None:
+        self.set_state(node, DEAD)
+        self._kept.retired.append(self._kept.nodes[node].incarnation)
+
+    def revive(self, node: NodeId) -> None:
+        """Nothing was decided without it yet, so it may speak again."""
+        self._kept.retired.remove(self._kept.nodes[node].incarnation)
+        self.set_state(node, "active")
+
+    def leave(self, node: NodeId) -> None:
+        """It is off the ring, and does not come back under this incarnation."""
+        gone = self._kept.nodes.pop(node)
+        if gone.incarnation not in self._kept.retired:
+            self._kept.retired.append(gone.incarnation)
+
+    def forget(self, node: NodeId) -> None:
+        """It never came onto the ring."""
+        self._kept.nodes.pop(node)

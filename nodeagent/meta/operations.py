@@ -1,0 +1,237 @@
+"""Changes of the cluster: at most one is open (`changes` says how it goes from stage to stage).
+
+What a stage means for nodes, groups and the table happens with the entry that enters it: at OPEN the next
+table is in force, at DONE what leaves is gone, and CANCELLED takes back what the begin did.
+"""
+
+from typing import Protocol
+
+from nodeagent.meta import changes
+from nodeagent.meta import commands as c
+from nodeagent.meta.audit import Audit
+from nodeagent.meta.groups import Groups
+from nodeagent.meta.nodes import Nodes
+from nodeagent.meta.placement import Placement
+from nodeagent.meta.runs import Runs
+from nodeagent.model.ids import GroupId, NodeId
+from nodeagent.model.operation import GroupChange, Operation, SlotMove, Stage, StageSpan
+from nodeagent.model.requests import Accepted, ErrorReply, OperationReply, Reply
+
+OPERATIONS_KEPT = 64
+CANCELLED = (Stage.CANCELLING, Stage.CANCELLED)
+
+
+class Kept(Protocol):
+    """The part of the image that is changed here."""
+
+    operations: list[Operation]
+
+
+class Operations:
+    def __init__(
+        self, kept: Kept, nodes: Nodes, groups: Groups, placement: Placement, runs: Runs, audit: Audit
+    ) -> None:
+        self._kept = kept
+        self._nodes = nodes
+        self._groups = groups
+        self._placement = placement
+        self._runs = runs
+        self._audit = audit
+        self._short: dict[str, Operation] = {}
+        """Records of ended operations as they are listed."""
+
+    def find(self, name: str) -> Operation | None:
+        return next((o for o in self._kept.operations if o.id == name), None)
+
+    def open(self) -> Operation | None:
+        return next((o for o in self._kept.operations if not o.ended), None)
+
+    def listed(self) -> tuple[Operation, ...]:
+        """Open operations whole, ended ones short: every client asks for them all the time."""
+        ended = {o.id: o for o in self._kept.operations if o.ended}
+        self._short = {name: self._short.get(name) or o.shortened() for name, o in ended.items()}
+        return tuple(self._short.get(o.id, o) for o in self._kept.operations)
+
+    # --- the begin ---------------------------------------------------------------------------------
+
+    def check_begin(self, b: c.Begin) -> ErrorReply | None:
+        """Why the change cannot begin by this state, if so."""
+        if (refusal := self._runs.fenced(b.lock)) is not None:
+            return refusal
+        if (other := self.open()) is not None:
+            return ErrorReply(
+                "busy",
+                f"{other.id} ({other.title}, stage {other.stage}) is open; one change at a time",
+                f"iotctl ops wait {other.id}",
+                {"operation": other.id, "owner": other.by, "started_ms": other.started_ms},
+            )
+        if b.base_version != self._placement.version:
+            return ErrorReply(
+                "refused",
+                f"the plan was made for table version {b.base_version}, it is {self._placement.version} now",
+                "plan again",
+            )
+        waiting = self._groups.in_recovery()
+        if waiting is not None and waiting.recovery is not None:
+            return ErrorReply(
+                "refused",
+                f"group {waiting.group} is being recovered and not led by {waiting.recovery.head} yet",
+                "try again shortly (`iotctl cluster groups`)",
+            )
+        if b.kind != "remove-node" and self._nodes.is_retired(b.node.incarnation):
+            return ErrorReply(
+                "refused",
+                f"node {b.node.node} returns with a retired incarnation",
+                "give it an empty data directory",
+            )
+        return None
+
+    def begin(self, index: int, b: c.Begin) -> Reply:
+        refusal = self.check_begin(b)
+        if refusal is not None:
+            return refusal
+        ids = self._groups.by_header()
+        created = None
+        if b.created:
+            created = self._groups.create(index, b.node.node, b.created)
+            ids[b.node.node] = created
+            self._nodes.join(b.node)
+        op = self._planned(index, b, ids, created)
+        if op.leaving is not None:
+            op.dissolved_group = ids[op.leaving]
+            if op.options.dead:
+                self._fence(op, op.leaving)
+            else:
+                self._nodes.set_state(op.leaving, "leaving")
+        self._placement.plan(b.table)
+        self._kept.operations = [*self._kept.operations, op][-OPERATIONS_KEPT:]
+        self._audit.note(b.now, b.by, f"begin {op.id}: {op.title}")
+        self._advance(index, op, b.now)
+        return OperationReply(op)
+
+    def _planned(
+        self, index: int, b: c.Begin, ids: dict[NodeId, GroupId], created: GroupId | None
+    ) -> Operation:
+        """The record of what was planned for headers; `ids` are their groups."""
+        members = self._groups.members()
+        after = {m.header: m.after for m in b.members}
+        return Operation(
+            id=f"op-{index}",
+            kind=b.kind,
+            node=b.node.node,
+            by=b.by,
+            started_ms=b.now,
+            base_version=b.base_version,
+            table_version=index,
+            moves=[
+                SlotMove(
+                    m.slots,
+                    ids[m.source],
+                    members[ids[m.source]],
+                    ids[m.target],
+                    after.get(m.target, members[ids[m.target]]),
+                )
+                for m in b.moves
+            ],
+            changes=[GroupChange(ids[m.header], m.joins, m.leaves, m.before, m.after) for m in b.members],
+            options=b.options,
+            created_group=created,
+            created_members=b.created,
+            replaces=b.replaces,
+            meta_ready=b.kind == "rebalance",
+            dead=sorted(self._nodes.dead),
+            stages=[StageSpan(Stage.PLANNED.value, b.now)],
+        )
+
+    # --- evidence ----------------------------------------------------------------------------------
+
+    def evidence(self, index: int, e: c.Evidence) -> Reply:
+        op = self.find(e.operation)
+        if op is None:
+            return ErrorReply("not_found", f"no operation {e.operation}", "iotctl ops list")
+        if isinstance(e, c.SteerOperation) and e.verb == "cancel" and op.stage in CANCELLED:
+            return OperationReply(op)  # it counted already, and its answer may have been lost
+        if op.ended:
+            if isinstance(e, c.SteerOperation):
+                return ErrorReply("refused", f"{op.id} has ended in stage {op.stage}")
+            return Accepted(index)
+        if isinstance(e, c.FormedBy) and e.group not in self._groups:
+            return ErrorReply("not_found", f"no group {e.group}")
+        is_formed = isinstance(e, c.FormedBy) and op.stage is Stage.FORMAL and e.group not in op.formed
+        if isinstance(e, c.SteerOperation) and e.verb == "dead":
+            refusal = self._amend(op, e.node)
+        else:
+            refusal = changes.record(op, e)
+        if refusal is not None:
+            return refusal
+        if isinstance(e, c.SteerOperation) and e.verb not in ("lease", "unlease"):
+            self._audit.note(e.now, e.by, " ".join(filter(None, (e.verb, op.id, e.node, e.report))))
+        if isinstance(e, c.FormedBy) and is_formed:
+            self._groups.form(e.group, e.members)
+        self._advance(index, op, e.now)
+        return OperationReply(op) if isinstance(e, c.SteerOperation) else Accepted(index)
+
+    def _fence(self, op: Operation, node: NodeId) -> None:
+        """The node is gone for good."""
+        if node in op.dead:
+            return  # an earlier operation gave it up
+        op.dead.append(node)
+        op.fenced.append(node)
+        self._nodes.retire(node)
+
+    def _amend(self, op: Operation, node: NodeId) -> ErrorReply | None:
+        """`node` died during `op`: it leaves the required sets, if every group can do without it."""
+        if node not in self._nodes:
+            return ErrorReply("not_found", f"no node {node}", "iotctl cluster nodes")
+        if node in op.dead:
+            return None
+        dead = self._nodes.dead | {node}
+        now = self._groups.members()
+        left = {n for members in now.values() for n in members if n not in self._nodes}
+        groups = [(group, members, dead | left) for group, members in now.items()]
+        groups += [(change.group, change.after, dead) for change in op.changes]
+        for group, members, lost in groups:
+            gone = [n for n in members if n in lost]
+            if 2 * len(gone) >= len(members):
+                return ErrorReply(
+                    "refused",
+                    f"group {group} ({', '.join(members)}) would have no quorum without {', '.join(gone)}",
+                    f"start {', '.join(gone)}",
+                )
+        self._fence(op, node)
+        return None
+
+    # --- stages ------------------------------------------------------------------------------------
+
+    def _advance(self, index: int, op: Operation, now: int) -> None:
+        for stage in changes.advance(op, now):
+            self._audit.note(now, "", f"{op.id} ({op.title}) enters {stage}")
+            if stage is Stage.OPEN:
+                self._switch_table(index, op)
+            elif stage is Stage.DONE:
+                self._finish(op)
+            elif stage is Stage.CANCELLED:
+                self._undo(op)
+
+    def _switch_table(self, index: int, op: Operation) -> None:
+        self._placement.switch(index)
+        if op.created_group and op.node not in op.dead:
+            self._nodes.set_state(op.node, "active")
+        if op.dissolved_group:
+            self._groups.dissolve(op.dissolved_group)
+
+    def _finish(self, op: Operation) -> None:
+        if op.dissolved_group:
+            self._groups.remove(op.dissolved_group)
+        if op.leaving is not None:
+            self._nodes.leave(op.leaving)
+
+    def _undo(self, op: Operation) -> None:
+        self._placement.cancel()
+        for node in op.fenced:
+            self._nodes.revive(node)
+        if op.leaving is not None and op.leaving not in op.dead:
+            self._nodes.set_state(op.leaving, "active")
+        if op.created_group:
+            self._groups.remove(op.created_group)
+            self._nodes.forget(op.node)

@@ -1,0 +1,47 @@
+"""Which partition table is in force: who has which slots.
+
+Versions never go back, and equal versions are equal tables. A change brings the next table. That is in
+force with the entry that enters OPEN: before it no gaining group could accept a write, and a change that is
+cancelled leaves the table untouched.
+"""
+
+from typing import Protocol
+
+from nodeagent.partition.table import PartitionTable, TableWire
+
+
+class Kept(Protocol):
+    """The part of the image that is changed here."""
+
+    table: TableWire | None
+    next_table: TableWire | None
+
+
+class Placement:
+    def __init__(self, kept: Kept) -> None:
+        self.table = PartitionTable.from_wire(kept.table) if kept.table else None
+        self._kept = kept
+
+    @property
+    def version(self) -> int:
+        return self.table.version if self.table is not None else 0
+
+    def put(self, index: int, table: TableWire) -> PartitionTable:
+        """In force from the entry at `index` on."""
+        stamped = PartitionTable.from_wire(table).stamped(index)
+        assert stamped.version > self.version, (stamped.version, self.version)
+        self.table = stamped
+        self._kept.table = stamped.to_wire()
+        return stamped
+
+    def plan(self, table: TableWire) -> None:
+        """The table that the open operation brings."""
+        self._kept.next_table = PartitionTable.from_wire(table).to_wire()
+
+    def switch(self, index: int) -> None:
+        assert self._kept.next_table is not None
+        self.put(index, self._kept.next_table)
+        self._kept.next_table = None
+
+    def cancel(self) -> None:
+        self._kept.next_table = None
