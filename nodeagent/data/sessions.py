@@ -14,6 +14,7 @@ from typing import Self
 
 import msgspec
 
+from nodeagent.data.packing import Places, packed, unpacked
 from nodeagent.model import limits
 from nodeagent.model.operation import Ranges
 from nodeagent.partition.ranges import from_slots, to_slots
@@ -22,22 +23,6 @@ FORMAT = 2
 """Of a `Table`. Format 1 is `Exported`: it begins with a list, which no number does."""
 
 _FORMAT_1 = 0x92
-
-Places = dict[str, int]
-"""Sessions in a fixed order, each with its place. One that grows keeps the places it gave out."""
-
-
-class Packed(msgspec.Struct, array_like=True):
-    """What sessions wrote in one slot, by their places. The same content always gives the same bytes."""
-
-    runs: list[int]
-    """Places of the sessions that wrote: how many to leave out, how many follow, and so on."""
-
-    floors: list[int]
-    """Of these sessions, in their order."""
-
-    above: dict[int, list[int]]
-    """place -> sequences seen above the floor, ascending, less the floor"""
 
 
 class Table(msgspec.Struct, array_like=True, frozen=True):
@@ -49,7 +34,7 @@ class Table(msgspec.Struct, array_like=True, frozen=True):
     """Where they are known."""
 
     seen: dict[int, bytes]
-    """slot -> `Packed`"""
+    """slot -> `packing.Packed`"""
 
 
 class Seen(msgspec.Struct, array_like=True):
@@ -77,14 +62,10 @@ class Image(msgspec.Struct):
     """Format 1: of own sessions and guests."""
 
     packed: dict[int, bytes] = {}
-    """slot -> `Packed`, of own sessions."""
+    """slot -> `packing.Packed`, of own sessions."""
 
     tables: list[Table] = []
     """Guests."""
-
-
-_pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder(Packed).decode
 
 
 class InSlot:
@@ -157,46 +138,6 @@ class InSlot:
             assert self._packed is not None and self._places is not None
             self._floors, self._above = unpacked(self._packed, list(self._places))
         return self._floors
-
-
-def packed(floors: dict[str, int], above: dict[str, set[int]], places: Places) -> bytes:
-    """Each session has a place."""
-    if len(floors) == len(places):
-        runs, values = [0, len(places)], [floors[session] for session in places]
-    else:
-        ordered = sorted((places[session], floor) for session, floor in floors.items())
-        runs, values = _runs([place for place, _ in ordered]), [floor for _, floor in ordered]
-    over = {
-        places[s]: [n - floors[s] for n in sorted(above[s])] for s in sorted(above, key=places.__getitem__)
-    }
-    return _pack(Packed(runs, values, over))
-
-
-def _runs(places: list[int]) -> list[int]:
-    runs: list[int] = []
-    end = 0
-    for place in places:
-        if place == end and runs:
-            runs[-1] += 1
-        else:
-            runs += [place - end, 1]
-        end = place + 1
-    return runs
-
-
-def unpacked(data: bytes, sessions: list[str]) -> tuple[dict[str, int], dict[str, set[int]]]:
-    """What was packed by the places in `sessions`."""
-    content = _unpack(data)
-    floors: dict[str, int] = {}
-    place, taken = 0, 0
-    for skipped, length in zip(content.runs[::2], content.runs[1::2], strict=True):
-        place += skipped
-        floors.update(
-            zip(sessions[place : place + length], content.floors[taken : taken + length], strict=True)
-        )
-        place, taken = place + length, taken + length
-    above = {sessions[p]: {floors[sessions[p]] + n for n in over} for p, over in content.above.items()}
-    return floors, above
 
 
 class _Book:
@@ -296,7 +237,7 @@ class Sessions:
             floors, above = self._content(slot)
             if floors:
                 seen[slot] = packed(floors, above, places)
-        return _pack(Table(FORMAT, sessions, from_slots(wanted), seen))
+        return msgspec.msgpack.encode(Table(FORMAT, sessions, from_slots(wanted), seen))
 
     def admit(self, exported: Iterable[bytes], slots: set[int]) -> None:
         """Take over the sessions of `slots` from their previous groups."""

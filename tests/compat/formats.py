@@ -15,6 +15,7 @@ from iotctl.playbook import model as playbook
 from nodeagent.data import commands as data
 from nodeagent.data import sessions
 from nodeagent.data.checkpoint import Checkpoint
+from nodeagent.data.packing import Packed
 from nodeagent.host.replica import Saved
 from nodeagent.log.identity import LogFile, NodeFile
 from nodeagent.log.index import Start
@@ -45,7 +46,7 @@ FORMATS: Mapping[str, Any] = {
     "log.start": Start,
     "data.command": data.Command,
     "data.checkpoint": Checkpoint,
-    "data.sessions": sessions.Packed,
+    "data.sessions": Packed,
     "data.session-table": sessions.Table,
     "data.session-table-1": sessions.Exported,
     "meta.command": meta.Command,
