@@ -87,6 +87,14 @@ class Compactions:
         self.under_way: list[Compacting] = []
         """In the order of the log."""
 
+    def add(self, c: Compacting) -> None:
+        self.under_way.append(c)
+
+    def end(self, *over: Compacting) -> None:
+        """They had their effect, or have none."""
+        gone = set(map(id, over))
+        self.under_way = [c for c in self.under_way if id(c) not in gone]
+
     def of(self, job: CompactFiles) -> Compacting | None:
         return next((c for c in self.under_way if c.job == job), None)
 

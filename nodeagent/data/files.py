@@ -61,12 +61,16 @@ class Files:
 
     def replace(self, inputs: Iterable[FileMeta], files: list[FileMeta], key: Key) -> None:
         """What compactions do: `inputs` leave, `files` come."""
-        self.doomed += self.manifest.replace([f.name for f in inputs], files)
+        self.doom(self.manifest.replace([f.name for f in inputs], files))
         self.settle(key)
         self.prune()
 
+    def doom(self, files: Iterable[FileMeta]) -> None:
+        """They go when a durable checkpoint is without them."""
+        self.doomed += files
+
     def unlink(self, files: Iterable[FileMeta | None]) -> None:
-        """Those that no checkpoint will name."""
+        """They go at once: no checkpoint names them, or their slot was released."""
         unnamed = tuple(f for f in files if f is not None)
         if unnamed:
             self._jobs.append(DeleteFiles(self._group, unnamed))
@@ -94,7 +98,7 @@ class Files:
         cuts = self.tombstones.cuts(*key)
         if cuts:
             gone = compaction.expired(self.manifest.of_partition(*key), cuts, self._compactions.pinned(key))
-            self.doomed += self.manifest.remove(f.name for f in gone)
+            self.doom(self.manifest.remove(f.name for f in gone))
 
     def prune(self) -> None:
         """Forget deletes that mask nothing any more: no older file, no row in memory, nothing to arrive."""

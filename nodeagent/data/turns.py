@@ -48,7 +48,7 @@ class Turns:
             return
         key = (command.partition, command.table)
         deletes = dict.fromkeys([*self._files.tombstones.of(*key), *self._adoptions.deletes_of(key)])
-        self._compactions.under_way.append(Compacting(index, command, schema, list(deletes)))
+        self._compactions.add(Compacting(index, command, schema, list(deletes)))
         self.take()
 
     def park(self, index: int, command: Park) -> None:
@@ -58,16 +58,15 @@ class Turns:
         What a compaction logged before names as an input is parked after it, if it is there then: whether the
         compaction takes it away is known only when its turn has come, at each member's own pace.
         """
-        under_way = self._compactions.under_way
         if self._compactions.is_input(command.name):
-            under_way.append(Compacting(index, command, command.schema, []))
+            self._compactions.add(Compacting(index, command, command.schema, []))
             return
-        merge = next((c for c in under_way if c.index == command.close), None)
+        merge = next((c for c in self._compactions.under_way if c.index == command.close), None)
         if merge is not None:
             return self._park_merge(merge, command.why)
         is_parked = self._closes.park(command)
         if not is_parked and command.name in self._files.manifest:
-            under_way.append(Compacting(index, command, command.schema, []))
+            self._compactions.add(Compacting(index, command, command.schema, []))
             self.take()
 
     def _park_merge(self, c: Compacting, why: str) -> None:
@@ -87,7 +86,7 @@ class Turns:
             if c.job is None and self._is_next(c):
                 inputs = compaction.find_inputs(self._files.manifest, c)
                 if not inputs:
-                    self._compactions.under_way.remove(c)
+                    self._compactions.end(c)
                     self._files.settle(c.key)
                     continue
                 self._begin(c, inputs)
@@ -111,18 +110,17 @@ class Turns:
             if made is not None and self._is_parked_by_now(made.name):
                 self._files.unlink([made])
             return
-        self._compactions.under_way.remove(c)
+        self._compactions.end(c)
         files = [made] if made is not None else []
         if c.gone:
-            self._files.doomed += files
+            self._files.doom(files)
             self.take()
         else:
             self._replace(job.unit.inputs, files, c.key)
 
     def on_copied(self, outcome: Outcome, made: FileMeta | None) -> None:
         """A member's file that ends several compactions at once is durable, or nothing was left for it."""
-        over = set(map(id, outcome.steps))
-        self._compactions.under_way = [c for c in self._compactions.under_way if id(c) not in over]
+        self._compactions.end(*outcome.steps)
         self._replace(outcome.inputs, [made] if made is not None else [], outcome.steps[0].key)
 
     def wants(self, job: CompactFiles) -> bool:
@@ -132,7 +130,7 @@ class Turns:
         if c is None:
             return False
         if c.gone:
-            self._compactions.under_way.remove(c)
+            self._compactions.end(c)
             return False
         over = next((o for o in self.outcomes(job) if self._has_expired(o)), None)
         if over is not None:
