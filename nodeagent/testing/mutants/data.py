@@ -140,7 +140,7 @@ MUTANTS = (
     Mutant(
         "a file that is still to be made was there",
         "data/state.py",
-        "if not (self.recovered and 0 <= logged_at(name) <= self.applied) or name in self.manifest:",
-        "if not (self.recovered and 0 <= logged_at(name)) or name in self.manifest:",
+        "if not (self.rows.recovered and 0 <= logged_at(name) <= self.applied)",
+        "if not (self.rows.recovered and 0 <= logged_at(name))",
     ),
 )

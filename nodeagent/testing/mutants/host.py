@@ -208,13 +208,13 @@ MUTANTS = (
     Mutant(
         "what others have merged is waited for without end",
         "host/data_replica.py",
-        "if failing.wants_substitute(is_input=self.state.is_input(failing.spec.name)):",
+        "if failing.wants_substitute(is_input=self.state.compactions.is_input(failing.spec.name)):",
         "if False:",
     ),
     Mutant(
         "what a logged merge needs is parked",
         "host/data_replica.py",
-        "if failing.is_foreign and self.state.is_input(failing.spec.name):",
+        "if failing.is_foreign and self.state.compactions.is_input(failing.spec.name):",
         "if False:",
     ),
 )

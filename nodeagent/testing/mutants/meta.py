@@ -137,7 +137,7 @@ MUTANTS = (
     ),
     Mutant(
         "a rolling restart takes over what a person drained",
-        "meta/state.py",
+        "meta/nodes.py",
         "is_ours = d.draining and d.for_restart and (record.for_restart or not record.draining)",
         "is_ours = d.draining and d.for_restart",
     ),
