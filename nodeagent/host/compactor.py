@@ -14,11 +14,14 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from nodeagent.data import commands, compaction
 from nodeagent.data.compaction import Key
+from nodeagent.host.context import Context
 from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.peers import Peers
+from nodeagent.host.replicas import Replicas
+from nodeagent.host.writer import FileWriter
 from nodeagent.model.errors import LogCorrupt, Overloaded
 from nodeagent.model.files import FileMeta, Order, Tombstone
 from nodeagent.model.ids import GroupId, NodeId, PartitionKey
@@ -34,9 +37,6 @@ from nodeagent.model.limits import (
 )
 from nodeagent.model.requests import CheckFiles, ErrorReply, FilesChecked, Reply
 from nodeagent.partition.ranges import from_slots, to_slots
-
-if TYPE_CHECKING:
-    from nodeagent.host.host import Host
 
 CHECK_AGAIN_MS = 10_000
 """After a check that failed, before the next of the same files."""
@@ -76,10 +76,17 @@ class _Look:
 class Compactor:
     """See the module. Nothing here is lost with the process but how long deletes have waited."""
 
-    def __init__(self, host: "Host") -> None:
-        self.host = host
-        self._look_at = host.desk.now
-        self._expire_at = host.desk.now
+    def __init__(self, context: Context, replicas: Replicas, peers: Peers, writer: FileWriter) -> None:
+        self._node = context.node
+        self._config = context.config
+        self._desk = context.desk
+        self._clocks = context.clocks
+        self._replicas = replicas
+        self._cluster = replicas.cluster
+        self._peers = peers
+        self._writer = writer
+        self._look_at = context.desk.now
+        self._expire_at = context.desk.now
         self._looks: dict[GroupId, _Look] = {}
         """What is not over."""
 
@@ -98,12 +105,12 @@ class Compactor:
 
     def keep(self) -> None:
         """Called now and then."""
-        now, config = self.host.desk.now, self.host.config
+        now, config = self._desk.now, self._config
         if now >= self._look_at:
             self._look_at = now + config.compact_every_ms
             self._looks = {
                 r.group: _Look(len(r.state.files.changed), self._moving(r.group))
-                for r in self.host.data.values()
+                for r in self._replicas.data.values()
                 if r.leads and r.state.files.changed
             }
         for replica in self._led() if self._looks else ():
@@ -122,7 +129,7 @@ class Compactor:
         """Replicas here that lead, have seen all earlier leaders logged, and wait for no entry of ours."""
         return [
             r
-            for r in self.host.data.values()
+            for r in self._replicas.data.values()
             if r.leads and r.state.rows.recovered and r.seen >= r.led_from and not self._is_waiting(r)
         ]
 
@@ -132,7 +139,7 @@ class Compactor:
 
     def _moving(self, group: GroupId) -> set[int]:
         """Slots of the open operation."""
-        op = self.host.meta.operations.open()
+        op = self._cluster.meta.operations.open()
         moves = op.moves if op is not None else ()
         return set[int]().union(*(to_slots(m.slots) for m in moves if group in (m.source, m.target)))
 
@@ -140,13 +147,13 @@ class Compactor:
 
     def _files_min(self) -> int:
         """How many files make a run now. A change that waits for somebody puts nothing off."""
-        config, op = self.host.config, self.host.meta.operations.open()
+        config, op = self._config, self._cluster.meta.operations.open()
         if op is None or op.state() != "running":
             return config.compact_files_min
         return max(config.compact_files_min, config.compact_files_min_in_change)
 
     def _compact(self, replica: DataReplica, look: _Look) -> None:
-        now = self.host.desk.now
+        now = self._desk.now
         if replica.group in self._checking or now < replica.compared_at + COMPARE_QUIET_MS:
             return
         stuck = min(len(replica.stuck), COMPACTIONS_MAX)  # they keep no other from being merged
@@ -158,7 +165,7 @@ class Compactor:
 
     def _choose(self, replica: DataReplica, look: _Look, room: int) -> Runs:
         """What to compact now, of where something changed; what has nothing to compact is forgotten."""
-        state, group, now = replica.state, replica.group, self.host.desk.now
+        state, group, now = replica.state, replica.group, self._desk.now
         files_min = self._files_min()
         look.left = min(look.left, len(state.files.changed))
         under_way = {c.key for c in state.compactions.under_way}
@@ -185,11 +192,11 @@ class Compactor:
     ) -> tuple[Sequence[FileMeta], bool]:
         """What to compact there now, if anything; and whether there is nothing until something changes."""
         state, group = replica.state, replica.group
-        full_min = self.host.config.compact_files_min
+        full_min = self._config.compact_files_min
         files = state.files.manifest.of_partition(*key)
         if files and (files[0].slot in moving or not state.adoptions.is_settled(files[0].slot)):
             return (), False
-        low = self.host.desk.space.is_low  # then only what makes room: the end of rows that were deleted
+        low = self._desk.space.is_low  # then only what makes room: the end of rows that were deleted
         hopeful = next((f for f in files if f.parked and self._is_hopeful(group, (f,))), None)
         if hopeful is not None and not low:
             return (() if self._trials.get((group, hopeful.name), True) is None else (hopeful,)), False
@@ -209,16 +216,16 @@ class Compactor:
         if not masking:
             self._masked_since.pop((group, key), None)
             return False, False
-        waited = self.host.desk.now - self._masked_since.setdefault((group, key), self.host.desk.now)
-        return True, len(masking) > DELETES_KEPT_MAX or waited >= self.host.config.compact_deletes_ms
+        waited = self._desk.now - self._masked_since.setdefault((group, key), self._desk.now)
+        return True, len(masking) > DELETES_KEPT_MAX or waited >= self._config.compact_deletes_ms
 
     def _check(self, replica: DataReplica, runs: Runs) -> None:
         """Have every member that is up hash the inputs, then go on with those that are good everywhere."""
-        me, now, desk = self.host.node, self.host.desk.now, self.host.desk
+        me, now, desk = self._node, self._desk.now, self._desk
         group, term = replica.group, replica.raft.term
         files = [f for run in runs.values() for f in run]
-        recent = now - UP_TIMEOUTS * self.host.config.raft.election_timeout_ms
-        up = [n for n in replica.raft.log.config.members if n != me and self.host.heard.get(n, 0) > recent]
+        recent = now - UP_TIMEOUTS * self._config.raft.election_timeout_ms
+        up = [n for n in replica.raft.log.config.members if n != me and self._peers.heard.get(n, 0) > recent]
         found: dict[NodeId, dict[str, str]] = {}
         heard = 0
         self._checking.add(group)
@@ -230,7 +237,7 @@ class Compactor:
                 found[node] = dict(reply.found) if isinstance(reply, FilesChecked | FilesHashed) else {}
             if heard > len(up):
                 self._checking.discard(group)
-                if self.host.data.get(group) is replica and replica.leads and replica.raft.term == term:
+                if self._replicas.data.get(group) is replica and replica.leads and replica.raft.term == term:
                     self._propose(replica, self._good(replica, runs, found))
 
         request = CheckFiles(group, from_slots(f.slot for f in files), tuple(f.name for f in files))
@@ -248,16 +255,16 @@ class Compactor:
             if damaged:
                 node, name = damaged[0]
                 replica.damaged[key] = f"{name} on {node} is damaged or missing and keeps files apart"
-                self.host.desk.note("compaction_waits", group=replica.group, node=node, file=name)
+                self._desk.note("compaction_waits", group=replica.group, node=node, file=name)
             if bad:
-                self._not_before[replica.group, key] = self.host.desk.now + CHECK_AGAIN_MS
+                self._not_before[replica.group, key] = self._desk.now + CHECK_AGAIN_MS
             else:
                 self._not_before.pop((replica.group, key), None)
                 good[key] = run
         return good
 
     def _propose(self, replica: DataReplica, runs: Runs) -> None:
-        state, meta = replica.state, self.host.meta
+        state, meta = replica.state, self._cluster.meta
         moving = self._moving(replica.group)
         batch: list[bytes] = []
         for (partition, table), run in runs.items():
@@ -274,7 +281,7 @@ class Compactor:
             if wanted is not None and (used is None or used.version < wanted.version):
                 batch.append(commands.encode(commands.UseSchema(wanted)))
             inputs = tuple((f.name, f.xxh3) for f in run)
-            writer = self.host.writer.named
+            writer = self._writer.named
             compact = commands.Compact(run[0].slot, partition, table, inputs, parked=parked, writer=writer)
             batch.append(commands.encode(compact))
         self._log(replica, batch)
@@ -297,7 +304,7 @@ class Compactor:
             if isinstance(result, Failed) and (result.code == Overloaded.code or result.found):
                 del self._trials[name]  # that may pass
                 key = replica.group, (file.partition, file.table)
-                self._not_before[key] = self.host.desk.now + CHECK_AGAIN_MS
+                self._not_before[key] = self._desk.now + CHECK_AGAIN_MS
             else:
                 self._trials[name] = not isinstance(result, Failed)
 
@@ -312,7 +319,7 @@ class Compactor:
 
     def _that_expire(self, replica: DataReplica) -> list[PartitionKey]:
         """Partitions of storage groups that have a table with a TTL, in files or memory."""
-        groups = {name[0] for name, schema in self.host.meta.tables.schemas.items() if schema.ttl_ms}
+        groups = {name[0] for name, schema in self._cluster.meta.tables.schemas.items() if schema.ttl_ms}
         found = dict[PartitionKey, None]()
         for storage_group in sorted(groups):
             found |= dict.fromkeys(replica.state.files.manifest.partitions(storage_group))
@@ -325,11 +332,11 @@ class Compactor:
         One that was taken back deletes nothing more: this node may be cut off from the meta group and lead
         here all the same. So rows count as expired by the time at which the TTLs were asked for.
         """
-        meta = self.host.meta_replica
-        if meta is None or not any(schema.ttl_ms for schema in self.host.meta.tables.schemas.values()):
+        meta = self._cluster.meta_replica
+        if meta is None or not any(schema.ttl_ms for schema in self._cluster.meta.tables.schemas.values()):
             self._unlooked = {}
             return
-        asked = {r.group: self.host.clocks.passed(r.raft.log.config.voters) for r in self._led()}
+        asked = {r.group: self._clocks.passed(r.raft.log.config.voters) for r in self._led()}
 
         def confirmed() -> None:
             self._unlooked = {
@@ -346,7 +353,7 @@ class Compactor:
         While those disagree, or too few are heard, no row is past anything. Some partitions at a time.
         """
         unlooked, asked = self._unlooked.get(replica.group, (None, 0))
-        passed = self.host.clocks.passed(replica.raft.log.config.voters) if unlooked else None
+        passed = self._clocks.passed(replica.raft.log.config.voters) if unlooked else None
         if not unlooked or passed is None:
             self._unlooked.pop(replica.group, None)
             return
@@ -374,7 +381,7 @@ class Compactor:
             return []
         found = []
         for table in sorted({*ages, *(held.tables() if held is not None else ())}):
-            schema = self.host.meta.tables.schemas.get((partition.storage_group, table))
+            schema = self._cluster.meta.tables.schemas.get((partition.storage_group, table))
             if schema is None or not schema.ttl_ms:
                 continue
             cut = compaction.cut_off(schema.ttl_ms, passed)

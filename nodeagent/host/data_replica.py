@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from math import isqrt
@@ -71,6 +72,21 @@ def _may_adopt(data: bytes) -> bool:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Helpers:
+    """What the data replicas of a node turn to."""
+
+    config: NodeConfig
+    new_id: Callable[[], str]
+    is_source: Callable[[str, GroupId, NodeId], bool]
+    """Whether slots of the group are copied from the node in the operation."""
+
+    copy: Callable[["DataReplica", Sequence[CloseSpec], Copied], None]
+    """Brings a file that another member has made."""
+
+    writer: FileWriter
+
+
 class DataReplica(Replica):
     """Runs the state's jobs one after the other per kind, retrying what fails.
 
@@ -84,19 +100,15 @@ class DataReplica(Replica):
         desk: Desk,
         outbox: Outbox,
         state: DataState,
-        config: NodeConfig,
-        new_id: Callable[[], str],
-        is_source: Callable[[str, GroupId, NodeId], bool],
-        copy: Callable[["DataReplica", Sequence[CloseSpec], Copied], None],
-        writer: FileWriter,
+        helpers: Helpers,
     ) -> None:
         super().__init__(group, raft, desk, outbox)
-        self._writer = writer
-        self._copy = copy
+        self._writer = helpers.writer
+        self._copy = helpers.copy
         self.state = state
-        self.config = config
-        self._new_id = new_id
-        self._is_source = is_source
+        self.config = helpers.config
+        self._new_id = helpers.new_id
+        self._is_source = helpers.is_source
         self.freshness = Freshness(desk, self.read, lambda: self.seen)
         self._closing = (0, 0)
         """(term, index) of the last `CloseFile` we proposed; no other before it is applied."""

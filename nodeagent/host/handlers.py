@@ -12,7 +12,6 @@ from nodeagent.host.admission import check_status
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.evidence import unfit
 from nodeagent.host.meta_replica import MetaReplica
-from nodeagent.host.operations import check_silent, plan_begin, plan_give_up, plan_without
 from nodeagent.host.session_parts import sealed_part
 from nodeagent.meta import commands as meta
 from nodeagent.meta.state import MetaState
@@ -63,20 +62,20 @@ class Handlers:
             return self._check_status(token, request)
         if self.host.admission.refused:
             return desk.refuse(token, "refused", self.host.admission.refused)
-        if self.host.outcast:
-            return desk.refuse(token, "unavailable", self.host.outcast, "ask another node")
+        if self.host.own_standing.outcast:
+            return desk.refuse(token, "unavailable", self.host.own_standing.outcast, "ask another node")
         if isinstance(request, Data):
             if isinstance(request, q.ProbeGroup) and request.group == META:
-                return self._probe(token, self.host.meta_replica)
+                return self._probe(token, self.host.cluster.meta_replica)
             return self._to_data(token, request)
         if isinstance(request, Meta):
             return self._to_meta(token, request)
         if isinstance(request, q.SetHolds):
-            return desk.reply(token, self.host.operations.hold(request.points) or q.Accepted())
+            return desk.reply(token, self.host.operations.hold_points.set(request.points) or q.Accepted())
         if isinstance(request, q.PullUnit):
-            op = self.host.meta.operations.open()
+            op = self.host.cluster.meta.operations.open()
             fits = op if op is not None and op.id == request.operation else None
-            return self.host.mover.order(fits, request.group, request.slots, token)
+            return self.host.operations.mover.order(fits, request.group, request.slots, token)
         if isinstance(request, q.OfShell):
             return desk.refuse(token, "invalid_input", "the shell answers this request")
         assert_never(request)
@@ -84,17 +83,24 @@ class Handlers:
     def _check_status(self, token: int, request: q.CheckStatus) -> None:
         host = self.host
         self.host.desk.reply(
-            token, check_status(host.config, host.incarnation, host.meta, not host.admission.refused, request)
+            token,
+            check_status(
+                host.context.config,
+                host.context.incarnation,
+                host.cluster.meta,
+                not host.admission.refused,
+                request,
+            ),
         )
 
     # --- meta --------------------------------------------------------------------------------------
 
     def _to_meta(self, token: int, request: Meta) -> None:
         host = self.host
-        replica = host.meta_replica
-        if META in host.damaged:
+        replica = host.cluster.meta_replica
+        if META in host.replicas.damaged:
             return self._refuse_blind(token)
-        if replica is None or not host.meta.cluster_id:
+        if replica is None or not host.cluster.meta.cluster_id:
             why = ", ".join(host.admission.waiting_for)
             return host.desk.refuse(
                 token,
@@ -138,7 +144,7 @@ class Handlers:
         request: Leading,
     ) -> None:
         desk = self.host.desk
-        now = self.host.record_now
+        now = self.host.cluster.record_now
         match request:
             case q.PutSchema():
                 refusal = check_schema(self.host, request)
@@ -146,7 +152,7 @@ class Handlers:
                     return desk.reply(token, refusal)
                 replica.propose([meta.encode(meta.PutSchema(now, request.schema, request.ttl_ms))], token)
             case q.DropTable():
-                if (request.storage_group, request.table) not in self.host.meta.tables.schemas:
+                if (request.storage_group, request.table) not in self.host.cluster.meta.tables.schemas:
                     return desk.refuse(token, "not_found", "there is no such table", "iotctl data schema")
                 drop_table = meta.DropTable(now, request.storage_group, request.table, request.version)
                 replica.propose([meta.encode(drop_table)], token)
@@ -154,7 +160,7 @@ class Handlers:
                 evidence = evidence_at(now, request.command)
                 if evidence is None:
                     return desk.refuse(token, "invalid_input", "what is forwarded is no evidence")
-                why = unfit(self.host.meta, meta.decode(evidence))
+                why = unfit(self.host.cluster.meta, meta.decode(evidence))
                 if why:
                     return desk.refuse(token, "invalid_input", why)
                 replica.propose([evidence], token)
@@ -162,10 +168,10 @@ class Handlers:
                 self._steer(token, replica, request)
             case q.Drain():
                 # Here too: replicas of an older version do not look at it when they apply the entry.
-                refusal = self.host.meta.runs.fenced(request.lock)
+                refusal = self.host.cluster.meta.runs.fenced(request.lock)
                 if refusal is not None:
                     return desk.reply(token, refusal)
-                for_restart = request.for_restart and self.host.level >= Feature.REASONS
+                for_restart = request.for_restart and self.host.cluster.level >= Feature.REASONS
                 drain = meta.SetDraining(
                     now, request.node, request.draining, request.by, request.lock, for_restart
                 )
@@ -178,7 +184,7 @@ class Handlers:
                 raised = meta.RaiseLevel(now, request.level, request.by, request.lock, writer)
                 replica.propose([meta.encode(raised)], token)
             case q.GiveUp():
-                given_up = plan_give_up(self.host, request)
+                given_up = self.host.changes.give_up(request)
                 if not isinstance(given_up, meta.GiveUp):
                     return desk.reply(token, given_up)
                 replica.propose([meta.encode(given_up)], token)
@@ -211,21 +217,21 @@ class Handlers:
 
     def _begin(self, token: int, replica: MetaReplica, request: q.BeginChange) -> None:
         """Plan, then ask every group for a read index before anything is proposed."""
-        planned = plan_begin(self.host, request)
+        planned = self.host.changes.begin(request)
         if not isinstance(planned, meta.Begin):
             return self.host.desk.reply(token, planned)
         leaves = request.node if request.kind == "remove-node" else request.replaces
 
         def still() -> q.ErrorReply | None:
             # A group may have answered because the node that is to be fenced is back.
-            return check_silent(self.host, leaves) if request.options.dead else None
+            return self.host.changes.check_silent(leaves) if request.options.dead else None
 
-        Probes(self.host, token, replica, planned, groups_of(planned, self.host.meta), still).start()
+        Probes(self.host, token, replica, planned, groups_of(planned, self.host.cluster.meta), still).start()
         return None
 
     def _steer(self, token: int, replica: MetaReplica, request: q.Steer) -> None:
         command = meta.SteerOperation(
-            self.host.record_now,
+            self.host.cluster.record_now,
             request.operation,
             request.verb,
             request.by,
@@ -238,38 +244,39 @@ class Handlers:
         if request.verb != "dead":
             replica.propose([meta.encode(command)], token)
             return
-        affected = plan_without(self.host, request.operation, request.node)
+        affected = self.host.changes.without(request.operation, request.node)
         if isinstance(affected, q.ErrorReply):
             return self.host.desk.reply(token, affected)
         node = request.node if affected else ""
 
         def still() -> q.ErrorReply | None:
-            return check_silent(self.host, node) if node else None
+            return self.host.changes.check_silent(node) if node else None
 
         Probes(self.host, token, replica, command, affected, still).start()
         return None
 
     def _refuse_blind(self, token: int) -> None:
         host = self.host
-        what = f"{host.node} serves no requests: its meta group is damaged: {host.damaged[META]}"
+        damage = host.replicas.damaged[META]
+        what = f"{host.context.node} serves no requests: its meta group is damaged: {damage}"
         host.desk.refuse(token, "unavailable", what, "ask another node")
 
     # --- data --------------------------------------------------------------------------------------
 
     def _to_data(self, token: int, request: Data) -> None:
         host = self.host
-        if META in host.damaged:
+        if META in host.replicas.damaged:
             # Without tables, slots and schemas it can answer nothing, and would refuse what is right.
             return self._refuse_blind(token)
-        replica = host.data.get(request.group)
+        replica = host.replicas.data.get(request.group)
         if replica is None:
-            damage = host.damaged.get(request.group)
-            if damage and request.group not in host.unsettled:
+            damage = host.replicas.damaged.get(request.group)
+            if damage and request.group not in host.replicas.unsettled:
                 return host.desk.refuse(token, "log_corrupt", damage, "nodeagent log check DIR")
             return host.desk.refuse(
                 token,
                 "unavailable",
-                f"{host.node} holds no replica of group {request.group}",
+                f"{host.context.node} holds no replica of group {request.group}",
                 "refresh the partition table",
             )
         if replica.stopped:
@@ -280,34 +287,34 @@ class Handlers:
         match request:
             case q.Write():
                 replica.used(request.session)
-                writes.on_write(host, replica, token, request)
+                writes.on_write(host.cluster, replica, token, request)
             case q.DeleteRows():
                 replica.used(request.session)
-                writes.on_delete(host, replica, token, request)
+                writes.on_delete(host.cluster, replica, token, request)
             case q.Propose():
                 payloads = request.payloads or (b"",)
                 replica.propose([data.encode(data.Opaque(p)) for p in payloads], token)
             case q.OpenSession():
                 self._open_session(token, replica)
             case q.ScanRows():
-                reads.on_scan(host, replica, token, request)
+                reads.on_scan(host.cluster, replica, token, request)
             case q.ListPartitions():
-                reads.on_list(host, replica, token, request)
+                reads.on_list(host.cluster, replica, token, request)
             case q.GetManifest():
-                reads.on_manifest(host, replica, token, request)
+                reads.on_manifest(host.cluster, replica, token, request)
             case q.GetWriteRates():
                 rates = replica.state.writes.rates.bytes_per_s(host.desk.now)
                 host.desk.reply(token, q.WriteRatesReply(tuple(rates.items())))
             case q.CloseAll():
-                reads.on_close_all(host, replica, token, request)
+                reads.on_close_all(host.cluster, replica, token, request)
             case q.CheckFiles():
-                reads.on_check(host, replica, token, request)
+                reads.on_check(host.cluster, replica, token, request)
             case q.RepairFile():
                 host.repairs.start(token, replica, request)
             case q.ExportFiles():
-                reads.on_export(host, replica, token, request, host.new_id())
+                reads.on_export(host.cluster, replica, token, request, host.context.new_id())
             case q.OpenSource():
-                reads.on_open_source(host, replica, token, request, host.new_id())
+                reads.on_open_source(host.cluster, replica, token, request, host.context.new_id())
             case q.GetSealedSessions(wait=True):
                 sealed = host.desk.guarded(token, type(request).__name__, self._sealed_sessions)
                 host.seal_waits.add(replica, request.operation, partial(sealed, token, replica, request))
@@ -341,13 +348,13 @@ class Handlers:
 
 def _refuse_stopped(host: "Host", token: int, replica: DataReplica | MetaReplica) -> None:
     """Its state ends before an entry that others have applied."""
-    what = f"the replica of {replica.group} on {host.node} is {replica.stopped}"
+    what = f"the replica of {replica.group} on {host.context.node} is {replica.stopped}"
     host.desk.refuse(token, "unavailable", what, "ask another member; upgrade this node")
 
 
 def _check_bounds(host: "Host", request: q.Request) -> q.ErrorReply | None:
     """Slots are expanded and numbers counted with later: refuse what no honest client sends."""
-    settings = host.meta.image.settings
+    settings = host.cluster.meta.image.settings
     slots = getattr(request, "slots", ())
     limit = settings.slots if settings is not None else 0
     if slots and (any(not 0 <= a < b <= limit for a, b in slots) or sum(b - a for a, b in slots) > limit):
@@ -407,8 +414,8 @@ class Probes:
     def _ask(self, group: GroupId, node: NodeId) -> None:
         if self.ended or group not in self.waiting:
             return
-        own = self.host.data.get(group)
-        if node == self.host.node and own is not None:  # a recovered group may have no other member
+        own = self.host.replicas.data.get(group)
+        if node == self.host.context.node and own is not None:  # a recovered group may have no other member
             own.read(
                 lambda: self._on_reply(group, node, q.Accepted()),
                 lambda why: self._on_reply(group, node, q.ErrorReply("unavailable", why)),
@@ -478,16 +485,16 @@ def evidence_at(now: int, command: bytes) -> bytes | None:
 
 def check_raise(host: "Host", request: q.RaiseLevel) -> q.ErrorReply | None:
     """Why the cluster's feature level cannot be raised now, if so."""
-    refusal = host.meta.runs.fenced(request.lock)
+    refusal = host.cluster.meta.runs.fenced(request.lock)
     if refusal is not None:
         return refusal
-    limit_ms = host.config.raft.election_timeout_ms
+    limit_ms = host.context.config.raft.election_timeout_ms
 
     def is_silent(node: NodeId) -> bool:
-        return host.desk.now - host.heard.get(node, -(1 << 62)) > limit_ms
+        return host.desk.now - host.peers.heard.get(node, -(1 << 62)) > limit_ms
 
     try:
-        host.levels.check_raise(request.level, host.meta.image, is_silent)
+        host.peers.levels.check_raise(request.level, host.cluster.meta.image, is_silent)
     except Refused as error:
         return q.ErrorReply(error.code, error.what, error.next_step)
     return None
@@ -495,8 +502,8 @@ def check_raise(host: "Host", request: q.RaiseLevel) -> q.ErrorReply | None:
 
 def check_schema(host: "Host", request: q.PutSchema) -> q.ErrorReply | None:
     schema = request.schema
-    known = host.meta.tables.schemas.get((schema.storage_group, schema.table))
-    if known is None and len(host.meta.tables.schemas) >= TABLES_MAX:
+    known = host.cluster.meta.tables.schemas.get((schema.storage_group, schema.table))
+    if known is None and len(host.cluster.meta.tables.schemas) >= TABLES_MAX:
         return q.ErrorReply("overloaded", f"the cluster has {TABLES_MAX} tables")
     if request.ttl_ms is not None and not 0 <= request.ttl_ms <= TTL_MS_MAX:
         return q.ErrorReply("invalid_input", f"a TTL is 0 (none) to {TTL_MS_MAX} ms")
@@ -514,24 +521,24 @@ def _owners(table: PartitionTable) -> tuple[tuple[int, int, NodeId], ...]:
 
 
 def runs_view(host: "Host", run: str) -> q.RunsReply:
-    image = host.meta.image
+    image = host.cluster.meta.image
     return q.RunsReply(image.lock, tuple(r if r.id == run else replace(r, entries=[]) for r in image.runs))
 
 
 def operation_view(host: "Host", operation: str) -> q.Reply:
-    found = host.meta.operations.find(operation)
+    found = host.cluster.meta.operations.find(operation)
     if found is None:
         return q.ErrorReply("not_found", f"no operation {operation}", "iotctl ops list")
     return q.OperationReply(found)
 
 
 def meta_view(host: "Host", replica: MetaReplica) -> q.MetaView:
-    image = host.meta.image
-    table = host.meta.placement.table
+    image = host.cluster.meta.image
+    table = host.cluster.meta.placement.table
     assert image.settings is not None and table is not None
     config: Config = replica.raft.log.config
     return q.MetaView(
-        node=host.node,
+        node=host.context.node,
         applied=image.applied,
         cluster_id=image.cluster_id,
         settings=image.settings,
@@ -541,7 +548,7 @@ def meta_view(host: "Host", replica: MetaReplica) -> q.MetaView:
         owners=_owners(table),
         groups=tuple(image.groups.values()),
         schemas=tuple(s for s in image.schemas if not s.dropped),
-        operations=host.meta.operations.listed(),
+        operations=host.cluster.meta.operations.listed(),
         leader=replica.raft.leader,
         term=replica.raft.term,
         voters=config.voters,

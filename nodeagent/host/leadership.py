@@ -6,14 +6,12 @@ Nothing here is needed for safety; every hand-over is Raft's own (thesis 3.10) t
 and was just heard, so that it costs no election timeout.
 """
 
-from typing import TYPE_CHECKING
-
+from nodeagent.host.context import Context
+from nodeagent.host.peers import Peers
 from nodeagent.host.replica import Replica
+from nodeagent.host.replicas import Replicas
 from nodeagent.model.ids import META, GroupId, NodeId, header_of
 from nodeagent.raft.progress import ProgressState
-
-if TYPE_CHECKING:
-    from nodeagent.host.host import Host
 
 PREFER_HEADER_MS = 3_000
 RETRY_MS = 10_000
@@ -27,9 +25,14 @@ SHORT_MS = 60_000
 class Leadership:
     """`prefer` now and then, `give_away` while draining, `hand_over` before the node stops."""
 
-    def __init__(self, host: "Host") -> None:
-        self._host = host
-        self._prefer_at = host.desk.now + PREFER_HEADER_MS
+    def __init__(self, context: Context, replicas: Replicas, peers: Peers) -> None:
+        self._node = context.node
+        self._desk = context.desk
+        self._random = context.random
+        self._replicas = replicas
+        self._cluster = replicas.cluster
+        self._peers = peers
+        self._prefer_at = context.desk.now + PREFER_HEADER_MS
         self._led_before: set[GroupId] = set()
         self._short_at: dict[NodeId, int] = {}
         """When a voter of a group that is led here was seen last to be short of room."""
@@ -45,34 +48,32 @@ class Leadership:
     @property
     def shunned(self) -> bool:
         """Whether this node should lead nothing. One whose meta group stopped knows of no new table."""
-        meta = self._host.meta_replica
-        return (
-            self._stopping or self._is_draining(self._host.node) or (meta is not None and bool(meta.stopped))
-        )
+        meta = self._cluster.meta_replica
+        return self._stopping or self._is_draining(self._node) or (meta is not None and bool(meta.stopped))
 
     def timeout_share(self, group: GroupId) -> float:
         """For an election timeout in [t, 2t): the header tends to be first. A shunned node is last, in
         [2t, 3t): it leads only what nobody else can."""
-        value = self._host.random.random()
+        value = self._random.random()
         if self.shunned:
             return 1.0 + value
         if group == META:
             return value
-        is_first = header_of(group) == self._host.node and not self._host.desk.space.is_low
+        is_first = header_of(group) == self._node and not self._desk.space.is_low
         return value * 0.3 if is_first else 0.4 + value * 0.6
 
     def keep(self) -> None:
         """Called at every housekeeping."""
         if self._stopping:
             return  # `hand_over` does it
-        now = self._host.desk.now
-        led = {r.group for r in self._host.replicas() if r.leads}
+        now = self._desk.now
+        led = {r.group for r in self._replicas if r.leads}
         self._asked_at = {k: at for k, at in self._asked_at.items() if k[0] in led and now - at < RETRY_MS}
         self._look_for_short(now)
         self._leave_to_sources()
         if self.shunned:
             self._give_away()
-        elif self._host.desk.space.is_low:
+        elif self._desk.space.is_low:
             self._leave_to_room()
         elif now >= self._prefer_at:
             self._prefer_at = now + PREFER_HEADER_MS
@@ -86,7 +87,7 @@ class Leadership:
         """
         self._stopping = True
         busy = False
-        for replica in self._host.replicas():
+        for replica in self._replicas:
             if not replica.leads:
                 continue
             if self._led_in.setdefault(replica.group, replica.raft.term) != replica.raft.term:
@@ -99,20 +100,20 @@ class Leadership:
         return busy
 
     def _give_away(self) -> None:
-        for replica in self._host.replicas():
+        for replica in self._replicas:
             if replica.leads:
                 self._give(replica)
 
     def _look_for_short(self, now: int) -> None:
         self._short_at = {n: at for n, at in self._short_at.items() if now - at < SHORT_MS}
-        for replica in self._host.data.values():
+        for replica in self._replicas.data.values():
             if replica.leads:
                 self._short_at |= dict.fromkeys(replica.raft.short_of_room(), now)
 
     def _leave_to_room(self) -> None:
         """Hand over each group that would take rows elsewhere: most of its voters have room, and one of those
         can lead it. Where no majority has room another leader would refuse rows as well."""
-        for replica in self._host.data.values():
+        for replica in self._replicas.data.values():
             if not replica.leads:
                 continue
             most_have_room = (
@@ -125,7 +126,7 @@ class Leadership:
     def _leave_to_sources(self) -> None:
         """Hand over each group with a member that needs a snapshot and holds files of sealed slots that are
         not here: it gets one from a leader that holds them too, or waits until the change is over."""
-        for replica in self._host.data.values():
+        for replica in self._replicas.data.values():
             if not replica.leads or not any(s.hollow for s in replica.state.slots.sealed.values()):
                 continue
             progress = replica.raft.status().progress
@@ -137,7 +138,7 @@ class Leadership:
             others = (v for v in replica.raft.log.config.voters if v not in waiting)
             target = next((v for v in others if replica.lacks_files_of(v) and self._fits(replica, v)), None)
             if waiting and target is not None and replica.raft.can_change():
-                self._host.desk.note("handing_over", group=replica.group, to=target)
+                self._desk.note("handing_over", group=replica.group, to=target)
                 self.transfer(replica, target)
 
     def _prefer_headers(self) -> None:
@@ -146,11 +147,11 @@ class Leadership:
         Not what was not led the last time already: it may just have been taken over from a header that is
         stopping and was heard a moment ago.
         """
-        led = {g for g, r in self._host.data.items() if r.leads}
+        led = {g for g, r in self._replicas.data.items() if r.leads}
         for group in sorted(led & self._led_before):
             header = header_of(group)
-            replica = self._host.data[group]
-            may_lead = header != self._host.node and header not in self._short_at
+            replica = self._replicas.data[group]
+            may_lead = header != self._node and header not in self._short_at
             if may_lead and self._fits(replica, header) and replica.raft.can_change():
                 self.transfer(replica, header)
         self._led_before = led
@@ -160,20 +161,19 @@ class Leadership:
         if target is None or not replica.raft.can_change():
             return False
         self.transfer(replica, target)
-        self._host.desk.note("handing_over", group=replica.group, to=target)
+        self._desk.note("handing_over", group=replica.group, to=target)
         return True
 
     def transfer(self, replica: Replica, target: NodeId) -> None:
         """As `Raft.transfer`."""
-        replica.raft.transfer(target, self._host.desk.now)
-        self._asked_at[replica.group, target] = self._host.desk.now
+        replica.raft.transfer(target, self._desk.now)
+        self._asked_at[replica.group, target] = self._desk.now
 
     def is_at_hand(self, replica: Replica, node: NodeId) -> bool:
         """Whether `node` is caught up, was just heard, and was not asked in vain to take over."""
-        host = self._host
-        if node == host.node:
+        if node == self._node:
             return replica.leads
-        heard = host.desk.now - host.heard.get(node, -PREFER_HEADER_MS)
+        heard = self._desk.now - self._peers.heard.get(node, -PREFER_HEADER_MS)
         asked = (replica.group, node) in self._asked_at
         return heard < PREFER_HEADER_MS and not asked and replica.raft.caught_up(node)
 
@@ -182,14 +182,14 @@ class Leadership:
         voters = sorted(replica.raft.log.config.voters)
         if replica.group != META:
             voters.sort(key=lambda v: (not replica.raft.has_room(v), v != header_of(replica.group)))
-        return next((v for v in voters if v != self._host.node and self._fits(replica, v)), None)
+        return next((v for v in voters if v != self._node and self._fits(replica, v)), None)
 
     def _fits(self, replica: Replica, node: NodeId) -> bool:
-        op = self._host.meta.operations.open()
+        op = self._cluster.meta.operations.open()
         leaving = op is not None and op.leaving == node
         votes = node in replica.raft.log.config.voters
         return votes and not leaving and not self._is_draining(node) and self.is_at_hand(replica, node)
 
     def _is_draining(self, node: NodeId) -> bool:
-        record = self._host.meta.image.nodes.get(node)
+        record = self._cluster.meta.image.nodes.get(node)
         return record is not None and record.draining

@@ -61,7 +61,7 @@ class _Pull:
 
 
 class Mover:
-    """Pulls of this node. `replicas` and `report` are the host's."""
+    """Pulls of this node. `replicas` are its data groups'; `report` hands evidence to the meta leader."""
 
     def __init__(
         self,

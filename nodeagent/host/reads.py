@@ -13,9 +13,10 @@ from heapq import merge as merge_sorted
 
 import msgspec
 
+from nodeagent.host.cluster import Cluster
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.failing import PASSED
-from nodeagent.host.writes import Cluster, moved, not_leader
+from nodeagent.host.writes import moved, not_leader
 from nodeagent.model import limits, requests
 from nodeagent.model.errors import InvalidInput
 from nodeagent.model.files import Cursor, FileMeta, PageSpec, PulledSlot, ScanSpec, Tombstone
@@ -48,51 +49,51 @@ from nodeagent.table.paging import row_bytes
 from nodeagent.table.scan import check_same_columns, check_scan
 
 
-def on_scan(host: Cluster, replica: DataReplica, token: int, s: requests.ScanRows) -> None:
+def on_scan(cluster: Cluster, replica: DataReplica, token: int, s: requests.ScanRows) -> None:
     """What the table does not have is refused here: the TsFile reader would call the file corrupt."""
-    known = host.meta.tables.schemas.get((s.storage_group, s.spec.schema.table))
+    known = cluster.meta.tables.schemas.get((s.storage_group, s.spec.schema.table))
     try:
         check_scan(s.spec)
         if known is not None:
             check_same_columns(s.spec.schema, known)
     except InvalidInput as error:
-        return host.desk.refuse(token, error.code, error.what, error.next_step)
+        return cluster.desk.refuse(token, error.code, error.what, error.next_step)
     if s.operation:
-        return _scan_source(host, replica, token, s)
-    return _with_level(host, replica, token, s.read, lambda: _scan_owned(host, replica, token, s))
+        return _scan_source(cluster, replica, token, s)
+    return _with_level(cluster, replica, token, s.read, lambda: _scan_owned(cluster, replica, token, s))
 
 
 def _with_level(
-    host: Cluster, replica: DataReplica, token: int, level: str, then: Callable[[], None]
+    cluster: Cluster, replica: DataReplica, token: int, level: str, then: Callable[[], None]
 ) -> None:
     """strong: read index. mid, weak: what this replica has, if it is whole; mid, if that is no older than
     `staleness_max_ms`. Their answers carry its age.
     """
-    then = host.desk.guarded(token, "a read", then)
+    then = cluster.desk.guarded(token, "a read", then)
     if level == "strong":
-        replica.read(then, lambda why: host.desk.refuse(token, "unavailable", why))
+        replica.read(then, lambda why: cluster.desk.refuse(token, "unavailable", why))
     elif not replica.state.rows.recovered:
-        host.desk.refuse(token, "unavailable", f"group {replica.group} is still recovering on this node")
+        cluster.desk.refuse(token, "unavailable", f"group {replica.group} is still recovering on this node")
     elif level == "mid":
         bound_ms = replica.config.staleness_max_ms
-        refuse = partial(_refuse_stale, host, replica, token)
-        replica.freshness.within(bound_ms, lambda: _with_age(host, replica, token, then), refuse)
+        refuse = partial(_refuse_stale, cluster, replica, token)
+        replica.freshness.within(bound_ms, lambda: _with_age(cluster, replica, token, then), refuse)
     elif level == "weak":
-        _with_age(host, replica, token, then)
+        _with_age(cluster, replica, token, then)
     else:
-        host.desk.refuse(token, "invalid_input", f"read level {level!r}", "use strong, mid or weak")
+        cluster.desk.refuse(token, "invalid_input", f"read level {level!r}", "use strong, mid or weak")
 
 
-def _refuse_stale(host: Cluster, replica: DataReplica, token: int, age_ms: int) -> None:
+def _refuse_stale(cluster: Cluster, replica: DataReplica, token: int, age_ms: int) -> None:
     bound_ms = replica.config.staleness_max_ms
     age = f"confirmed it {age_ms} ms ago" if age_ms >= 0 else "has not confirmed it since it was started"
     what = f"the replica of {replica.group} on {replica.raft.node} may be stale: a leader {age}; "
     what += f"mid allows {bound_ms} ms"
     helps = "ask another member, or read weak: its answers carry their age"
-    host.desk.reply(token, ErrorReply("unavailable", what, helps, {"age_ms": age_ms}))
+    cluster.desk.reply(token, ErrorReply("unavailable", what, helps, {"age_ms": age_ms}))
 
 
-def _with_age(host: Cluster, replica: DataReplica, token: int, then: Callable[[], None]) -> None:
+def _with_age(cluster: Cluster, replica: DataReplica, token: int, then: Callable[[], None]) -> None:
     """Whatever `then` answers carries the age of what this replica holds now."""
     age_ms = replica.freshness.age_ms
 
@@ -100,36 +101,36 @@ def _with_age(host: Cluster, replica: DataReplica, token: int, then: Callable[[]
         is_answer = isinstance(reply, RowsScanned | PartitionsListed)
         return msgspec.structs.replace(reply, age_ms=age_ms) if is_answer else reply
 
-    host.desk.amend(token, aged)
+    cluster.desk.amend(token, aged)
     then()
 
 
 def _scan_owned(
-    host: Cluster,
+    cluster: Cluster,
     replica: DataReplica,
     token: int,
     s: requests.ScanRows,
     partitions_max: int = 0,
 ) -> None:
     wanted = set(to_slots(s.slots))
-    refusal = _not_whole(host, replica, wanted)
+    refusal = _not_whole(cluster, replica, wanted)
     if refusal is not None:
-        return host.desk.reply(token, refusal)
+        return cluster.desk.reply(token, refusal)
     slots = wanted or replica.state.slots.open
-    handover, tombstones = _elsewhere(host, replica, slots)
-    version = host.meta.placement.version
+    handover, tombstones = _elsewhere(cluster, replica, slots)
+    version = cluster.meta.placement.version
 
     def answer(ipc: bytes, rows: int, end: Cursor | None) -> RowsScanned:
         return RowsScanned(ipc, rows, _place(end), version, handover, tombstones, next=end)
 
     def again(fewer: int) -> None:
-        _scan_owned(host, replica, token, s, fewer)
+        _scan_owned(cluster, replica, token, s, fewer)
 
-    return _scan(host, replica, token, s, slots, answer, again, partitions_max)
+    return _scan(cluster, replica, token, s, slots, answer, again, partitions_max)
 
 
 def _scan_source(
-    host: Cluster,
+    cluster: Cluster,
     replica: DataReplica,
     token: int,
     s: requests.ScanRows,
@@ -137,17 +138,17 @@ def _scan_source(
 ) -> None:
     wanted = set(to_slots(s.slots))
     if not replica.state.sealed_whole(s.operation, wanted):
-        return host.desk.refuse(
+        return cluster.desk.refuse(
             token, "moved", f"group {replica.group} holds no sealed slots of {s.operation} here"
         )
 
     def answer(ipc: bytes, rows: int, end: Cursor | None) -> RowsScanned:
-        return RowsScanned(ipc, rows, _place(end), host.meta.placement.version, next=end)
+        return RowsScanned(ipc, rows, _place(end), cluster.meta.placement.version, next=end)
 
     def again(fewer: int) -> None:
-        _scan_source(host, replica, token, s, fewer)
+        _scan_source(cluster, replica, token, s, fewer)
 
-    return _scan(host, replica, token, s, wanted, answer, again, partitions_max)
+    return _scan(cluster, replica, token, s, wanted, answer, again, partitions_max)
 
 
 def _place(end: Cursor | None) -> int:
@@ -175,7 +176,7 @@ class _Plan:
 
 
 def _scan(
-    host: Cluster,
+    cluster: Cluster,
     replica: DataReplica,
     token: int,
     s: requests.ScanRows,
@@ -188,21 +189,21 @@ def _scan(
     start = s.after if s.after is not None else Cursor(s.cursor)
     plan = _plan(replica, s, slots, start, partitions_max or limits.PAGE_PARTITIONS)
     if not plan.partitions:
-        return host.desk.reply(token, answer(b"", 0, plan.end))
+        return cluster.desk.reply(token, answer(b"", 0, plan.end))
 
     def done(result: JobResult) -> None:
         if not isinstance(result, Scanned):
-            return host.desk.reply(token, job_error(result))
+            return cluster.desk.reply(token, job_error(result))
         if result.over:
             return again(plan.partitions // 2)
         end = plan.end if result.after is None else Cursor(plan.position, result.after)
         if end is not None and s.until is not None and end.position > s.until.position:
             end = None  # it took all up to there
         if s.after is None and end is not None and end.key is not None:
-            return host.desk.refuse(
+            return cluster.desk.refuse(
                 token, "refused", "a partition is larger than a page", "read with this version's iotctl"
             )
-        return host.desk.reply(token, answer(result.ipc, result.rows, end))
+        return cluster.desk.reply(token, answer(result.ipc, result.rows, end))
 
     page = PageSpec(None, None, limits.PAGE_BYTES, s.limit, plan.partitions > 1)
     if plan.alone:
@@ -218,7 +219,7 @@ def _scan(
         page,
         _is_heavy(plan.files, s),
     )
-    return replica.read_files(job, plan.files, host.desk.guarded(token, "a scan", done))
+    return replica.read_files(job, plan.files, cluster.desk.guarded(token, "a scan", done))
 
 
 def _plan(
@@ -310,26 +311,26 @@ def _parts(
     )
 
 
-def _not_whole(host: Cluster, replica: DataReplica, wanted: set[int]) -> ErrorReply | None:
+def _not_whole(cluster: Cluster, replica: DataReplica, wanted: set[int]) -> ErrorReply | None:
     """Why this replica cannot say what there is of the slots it is asked for; None when it can: all are open,
     and the meta state here says where older rows of arriving ones are."""
     absent = wanted - replica.state.slots.open
     if absent:
-        return moved(host, min(absent), waiting=True)
-    if any(host.meta.operations.find(op) is None for op in replica.state.slots.arriving):
+        return moved(cluster, min(absent), waiting=True)
+    if any(cluster.meta.operations.find(op) is None for op in replica.state.slots.arriving):
         return ErrorReply("unavailable", f"{replica.raft.node} lags behind the meta group")
     return None
 
 
 def _elsewhere(
-    host: Cluster, replica: DataReplica, slots: set[int]
+    cluster: Cluster, replica: DataReplica, slots: set[int]
 ) -> tuple[tuple[Handover, ...], tuple[Tombstone, ...]]:
     """Slots of `slots` whose older rows are with previous holders, and our deletes for them: those since they
     were opened here. An older one is of a time when the slot was here before; those rows are newer."""
     out = []
     opened: dict[int, int] = {}
     for operation, arrival in replica.state.slots.arriving.items():
-        op = host.meta.operations.find(operation)
+        op = cluster.meta.operations.find(operation)
         here = arrival.slots & slots
         if not here:
             continue
@@ -344,41 +345,41 @@ def _elsewhere(
     mine = tuple(
         t
         for t in replica.state.files.tombstones
-        if (index := opened.get(_slot_of(host, replica, t.partition))) is not None and (index,) < t.order
+        if (index := opened.get(_slot_of(cluster, replica, t.partition))) is not None and (index,) < t.order
     )
     return tuple(out), mine
 
 
-def _slot_of(host: Cluster, replica: DataReplica, partition: PartitionKey) -> int:
+def _slot_of(cluster: Cluster, replica: DataReplica, partition: PartitionKey) -> int:
     """The slot of a partition, whether it has rows here or not."""
     held = replica.state.files.manifest.slot_of(partition)
     if held is None:
         held = replica.state.rows.slot_of.get(partition)
-    return _slot(host, partition) if held is None else held
+    return _slot(cluster, partition) if held is None else held
 
 
-def _slot(host: Cluster, partition: PartitionKey) -> int:
-    settings = host.meta.image.settings
+def _slot(cluster: Cluster, partition: PartitionKey) -> int:
+    settings = cluster.meta.image.settings
     assert settings is not None
     return slot_of(partition.storage_group, partition.time_partition, partition.shard, settings)
 
 
-def on_list(host: Cluster, replica: DataReplica, token: int, request: requests.ListPartitions) -> None:
+def on_list(cluster: Cluster, replica: DataReplica, token: int, request: requests.ListPartitions) -> None:
     def answer() -> None:
-        refusal = _not_whole(host, replica, set(to_slots(request.slots)))
+        refusal = _not_whole(cluster, replica, set(to_slots(request.slots)))
         if refusal is not None:
-            return host.desk.reply(token, refusal)
+            return cluster.desk.reply(token, refusal)
         infos, end = _list(replica, request)
         if end is not None and not request.paged:
-            return host.desk.refuse(
+            return cluster.desk.refuse(
                 token, "refused", "the list is longer than a page", "read with this version's iotctl"
             )
-        handover, _ = _elsewhere(host, replica, replica.state.slots.open)
-        return host.desk.reply(
-            token, PartitionsListed(infos, handover, host.meta.placement.version, next=end)
+        handover, _ = _elsewhere(cluster, replica, replica.state.slots.open)
+        return cluster.desk.reply(
+            token, PartitionsListed(infos, handover, cluster.meta.placement.version, next=end)
         )
 
-    _with_level(host, replica, token, request.read, answer)
+    _with_level(cluster, replica, token, request.read, answer)
 
 
 _ListPlace = tuple[PartitionKey, str]
@@ -478,12 +479,12 @@ def _open(replica: DataReplica, slots: Ranges) -> Set[int]:
     return open_ & set(to_slots(slots)) if slots else open_
 
 
-def on_manifest(host: Cluster, replica: DataReplica, token: int, request: requests.GetManifest) -> None:
+def on_manifest(cluster: Cluster, replica: DataReplica, token: int, request: requests.GetManifest) -> None:
     state = replica.state
     pending = sum(p.count for p in state.rows.memtable.partitions().values()) + len(state.adoptions.waiting)
     pending += len(state.compactions.under_way)
     files, following = _page_of_files(replica, request)
-    host.desk.reply(
+    cluster.desk.reply(
         token,
         ManifestReply(
             replica.group,
@@ -513,33 +514,33 @@ def _page_of_files(
     return tuple(files), None
 
 
-def on_close_all(host: Cluster, replica: DataReplica, token: int, request: requests.CloseAll) -> None:
+def on_close_all(cluster: Cluster, replica: DataReplica, token: int, request: requests.CloseAll) -> None:
     if not replica.leads:
-        return host.desk.reply(token, not_leader(replica))
+        return cluster.desk.reply(token, not_leader(replica))
     wanted = set(to_slots(request.slots)) if request.slots else replica.state.slots.open
     keys = sorted(k for k, slot in replica.state.rows.slot_of.items() if slot in wanted)
-    replica.compared_at = host.desk.now  # who pins a cut compares what was closed up to it
+    replica.compared_at = cluster.desk.now  # who pins a cut compares what was closed up to it
     return replica.close(keys, token)
 
 
-def on_check(host: Cluster, replica: DataReplica, token: int, request: requests.CheckFiles) -> None:
+def on_check(cluster: Cluster, replica: DataReplica, token: int, request: requests.CheckFiles) -> None:
     if request.names:
         files = _named(replica, request.slots, request.names)
     else:
-        replica.compared_at = host.desk.now
+        replica.compared_at = cluster.desk.now
         files = files_of(replica, request.slots)
 
     def done(result: JobResult) -> None:
         if isinstance(result, FilesHashed):
-            host.desk.reply(token, FilesChecked(files, result.found))
+            cluster.desk.reply(token, FilesChecked(files, result.found))
         else:
-            host.desk.reply(token, job_error(result))
+            cluster.desk.reply(token, job_error(result))
 
-    replica.read_files(HashFiles(replica.group, files), files, host.desk.guarded(token, "a check", done))
+    replica.read_files(HashFiles(replica.group, files), files, cluster.desk.guarded(token, "a check", done))
 
 
 def on_export(
-    host: Cluster, replica: DataReplica, token: int, request: requests.ExportFiles, snapshot: str
+    cluster: Cluster, replica: DataReplica, token: int, request: requests.ExportFiles, snapshot: str
 ) -> None:
     """Offer the replica's files of open slots, or any by name; the snapshot ends by age."""
     if request.names:
@@ -547,30 +548,30 @@ def on_export(
         if len(found) < len(request.names):
             has_passed = all(replica.state.has_passed(n) for n in request.names if n not in found)
             what = "not all of these files are in this manifest"
-            return host.desk.reply(token, ErrorReply("not_found", what, details={PASSED: has_passed}))
+            return cluster.desk.reply(token, ErrorReply("not_found", what, details={PASSED: has_passed}))
         files = tuple(found.values())
     else:
-        replica.compared_at = host.desk.now
+        replica.compared_at = cluster.desk.now
         files = files_of(replica, request.slots)
-    _offer(host, replica, token, snapshot, files, _by_slot(replica, files, set(to_slots(request.slots))))
+    _offer(cluster, replica, token, snapshot, files, _by_slot(replica, files, set(to_slots(request.slots))))
 
 
 def on_open_source(
-    host: Cluster, replica: DataReplica, token: int, request: requests.OpenSource, snapshot: str
+    cluster: Cluster, replica: DataReplica, token: int, request: requests.OpenSource, snapshot: str
 ) -> None:
     """Offer sealed slots to a new member, once every file of them is made here."""
     state = replica.state
     sealed = state.slots.sealed.get(request.operation)
     wanted = set(to_slots(request.slots))
     if sealed is None or sealed.hollow or not wanted <= sealed.slots:
-        return host.desk.refuse(
+        return cluster.desk.refuse(
             token, "moved", f"group {replica.group} has not sealed these slots for {request.operation} here"
         )
     if not state.sealed_ready(request.operation):
-        return host.desk.refuse(token, "overloaded", "files of the sealed slots are still being made")
+        return cluster.desk.refuse(token, "overloaded", "files of the sealed slots are still being made")
     pulled = source_slots(replica, wanted)
     files = tuple(f for s in pulled for f in s.files)
-    return _offer(host, replica, token, snapshot, files, pulled)
+    return _offer(cluster, replica, token, snapshot, files, pulled)
 
 
 def source_slots(replica: DataReplica, slots: set[int]) -> tuple[PulledSlot, ...]:
@@ -606,7 +607,7 @@ def masks(delete: Tombstone, files: list[FileMeta]) -> bool:
 
 
 def _offer(
-    host: Cluster,
+    cluster: Cluster,
     replica: DataReplica,
     token: int,
     snapshot: str,
@@ -617,12 +618,12 @@ def _offer(
 
     def done(result: JobResult) -> None:
         if isinstance(result, Failed):
-            host.desk.reply(token, job_error(result))
+            cluster.desk.reply(token, job_error(result))
         else:
-            host.desk.reply(token, SourceOpened(node, snapshot, slots))
+            cluster.desk.reply(token, SourceOpened(node, snapshot, slots))
 
     job = MakeSnapshot(snapshot, replica.group, files)
-    replica.read_files(job, files, host.desk.guarded(token, "an offer", done))
+    replica.read_files(job, files, cluster.desk.guarded(token, "an offer", done))
 
 
 def job_error(result: JobResult) -> ErrorReply:

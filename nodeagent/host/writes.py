@@ -4,14 +4,11 @@ The check that counts is at apply; this one gives a clear error early and keeps 
 to a slot out of its log.
 """
 
-from typing import Protocol
-
 import pyarrow as pa
 
 from nodeagent.data import commands
+from nodeagent.host.cluster import Cluster
 from nodeagent.host.data_replica import DataReplica
-from nodeagent.host.desk import Desk
-from nodeagent.meta.state import MetaState
 from nodeagent.model import limits, requests
 from nodeagent.model.errors import InvalidInput, NodeAgentError
 from nodeagent.model.files import ScanSpec
@@ -25,15 +22,6 @@ from nodeagent.table import arrow
 from nodeagent.table.scan import check_scan
 
 
-class Cluster(Protocol):
-    """What handlers see of the host."""
-
-    desk: Desk
-
-    @property
-    def meta(self) -> MetaState: ...
-
-
 def not_leader(replica: DataReplica) -> ErrorReply:
     leader = replica.raft.leader
     return ErrorReply(
@@ -44,11 +32,11 @@ def not_leader(replica: DataReplica) -> ErrorReply:
     )
 
 
-def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write) -> None:
-    desk = host.desk
+def on_write(cluster: Cluster, replica: DataReplica, token: int, w: requests.Write) -> None:
+    desk = cluster.desk
     if not replica.leads:
         return desk.reply(token, not_leader(replica))
-    refusal = _check_place(host, w.slot, w.partition) or _owned(host, replica, w.slot)
+    refusal = _check_place(cluster, w.slot, w.partition) or _owned(cluster, replica, w.slot)
     if refusal is not None:
         return desk.reply(token, refusal)
     if len(w.ipc) > limits.WRITE_BYTES_MAX:
@@ -64,11 +52,11 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
         what = f"{held} bytes of rows wait for their files"
         refusal = ErrorReply("overloaded", what, "write more slowly", {"at_work": replica.closes})
         return desk.later(limits.PRESSED_REFUSAL_MS, lambda: desk.reply(token, refusal))
-    schema = _schema(host, w)
+    schema = _schema(cluster, w)
     if isinstance(schema, ErrorReply):
         return desk.reply(token, schema)
     try:
-        command = _command(host, w, schema)
+        command = _command(cluster, w, schema)
     except NodeAgentError as error:
         return desk.reply(token, ErrorReply(error.code, error.what, error.next_step))
     desk.space.spend(len(command.ipc))
@@ -76,9 +64,9 @@ def on_write(host: Cluster, replica: DataReplica, token: int, w: requests.Write)
     return None
 
 
-def _schema(host: Cluster, w: requests.Write | requests.DeleteRows) -> TableSchema | ErrorReply:
+def _schema(cluster: Cluster, w: requests.Write | requests.DeleteRows) -> TableSchema | ErrorReply:
     """The newest that is known here, no older than what the client made it by."""
-    schema = host.meta.tables.schemas.get((w.partition.storage_group, w.table))
+    schema = cluster.meta.tables.schemas.get((w.partition.storage_group, w.table))
     is_new = schema is not None and schema.version >= w.schema_version
     # A dropped table that was made anew has a later version, so then it is this node that is behind.
     if schema is not None and is_new and schema.dropped and isinstance(w, requests.Write):
@@ -104,8 +92,8 @@ def _propose(
     replica.propose(batch, token)
 
 
-def _command(host: Cluster, w: requests.Write, schema: TableSchema) -> commands.WriteRows:
-    settings = host.meta.image.settings
+def _command(cluster: Cluster, w: requests.Write, schema: TableSchema) -> commands.WriteRows:
+    settings = cluster.meta.image.settings
     assert settings is not None
     check_fileable(schema)
     given = arrow.decode(w.ipc)
@@ -141,8 +129,8 @@ def _is_exact(given: pa.Schema, wanted: pa.Schema) -> bool:
     return all(types.get(field.name) == field.type for field in given)
 
 
-def _check_place(host: Cluster, slot: int, partition: PartitionKey) -> ErrorReply | None:
-    settings = host.meta.image.settings
+def _check_place(cluster: Cluster, slot: int, partition: PartitionKey) -> ErrorReply | None:
+    settings = cluster.meta.image.settings
     if settings is None:
         return ErrorReply("unavailable", "this node does not know the cluster yet")
     if not 0 <= partition.shard < settings.shards:
@@ -153,38 +141,38 @@ def _check_place(host: Cluster, slot: int, partition: PartitionKey) -> ErrorRepl
     return ErrorReply("invalid_input", f"partition {partition} is slot {right}, not {slot}")
 
 
-def _owned(host: Cluster, replica: DataReplica, slot: int) -> ErrorReply | None:
+def _owned(cluster: Cluster, replica: DataReplica, slot: int) -> ErrorReply | None:
     """By the log's tail the write would have no effect: say so without logging it."""
     refusal = replica.state.writes.check_slot(slot)
     if refusal is None:
         return None
-    return moved(host, slot, waiting=bool(refusal.details["wait"]) or replica.state.applied == 0)
+    return moved(cluster, slot, waiting=bool(refusal.details["wait"]) or replica.state.applied == 0)
 
 
-def moved(host: Cluster, slot: int, *, waiting: bool) -> ErrorReply:
-    table = host.meta.placement.table
+def moved(cluster: Cluster, slot: int, *, waiting: bool) -> ErrorReply:
+    table = cluster.meta.placement.table
     header = table.route(slot) if table is not None and 0 <= slot < table.slots else None
     return ErrorReply(
         "moved",
         f"slot {slot} is not open here",
         "refresh the partition table",
-        {"slot": slot, "header": header, "table_version": host.meta.placement.version, "wait": waiting},
+        {"slot": slot, "header": header, "table_version": cluster.meta.placement.version, "wait": waiting},
     )
 
 
-def on_delete(host: Cluster, replica: DataReplica, token: int, d: requests.DeleteRows) -> None:
+def on_delete(cluster: Cluster, replica: DataReplica, token: int, d: requests.DeleteRows) -> None:
     if not replica.leads:
-        return host.desk.reply(token, not_leader(replica))
-    refusal = _check_place(host, d.slot, d.partition) or _owned(host, replica, d.slot)
+        return cluster.desk.reply(token, not_leader(replica))
+    refusal = _check_place(cluster, d.slot, d.partition) or _owned(cluster, replica, d.slot)
     if refusal is not None:
-        return host.desk.reply(token, refusal)
-    schema = _schema(host, d)
+        return cluster.desk.reply(token, refusal)
+    schema = _schema(cluster, d)
     if isinstance(schema, ErrorReply):
-        return host.desk.reply(token, schema)
+        return cluster.desk.reply(token, schema)
     try:
         check_scan(ScanSpec(schema, time_from=d.time_from, time_to=d.time_to, tags=d.tags))
     except InvalidInput as error:
-        return host.desk.refuse(token, error.code, error.what, error.next_step)
+        return cluster.desk.refuse(token, error.code, error.what, error.next_step)
     command = commands.DeleteRange(
         d.session,
         d.sequence,

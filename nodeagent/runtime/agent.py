@@ -151,7 +151,7 @@ class Agent:
 
     def status(self) -> NodeStatus:
         """The host's own, with what only the shell knows."""
-        status = self._host.node_status(self._clock.now(), self._clock.wall())
+        status = self._host.status.of_node(self._clock.now(), self._clock.wall())
         return msgspec.structs.replace(
             status,
             disk_free_bytes=self.opened.data.free_bytes(),
@@ -167,10 +167,10 @@ class Agent:
         """What this agent noted since its start, and what the meta group decided."""
         most = max(0, min(asked.limit, EVENTS_REPLY_MAX))
         own = [e for e in self.notes.recent if e.time_ms >= asked.since_ms]
-        audit = [a for a in self._host.audit if a[0] >= asked.since_ms]
+        audit = [a for a in self._host.cluster.audit if a[0] >= asked.since_ms]
         return EventsReply(
             self.opened.config.node,
-            self._host.meta_applied,
+            self._host.cluster.applied,
             tuple(own[len(own) - min(most, len(own)) :]),
             tuple(audit[len(audit) - min(most, len(audit)) :]),
         )
@@ -280,19 +280,20 @@ class Agent:
 
     def _keep_starts(self) -> None:
         """What a later start must know: that this directory is an older copy, and which starts were seen."""
-        opened, host = self.opened, self._host
-        if host.older_copy and not opened.identity.damaged:
+        opened, starts = self.opened, self._host.peers.starts
+        older = self._host.own_standing.older_copy
+        if older and not opened.identity.damaged:
             with contextlib.suppress(OSError):  # a full disk: again at the next tick
-                opened.identity = mark_damaged(opened.home, opened.identity, host.older_copy)
-        if not host.starts.is_saved:
-            host.starts.is_saved = True
-            newest = dict(host.starts.newest)
+                opened.identity = mark_damaged(opened.home, opened.identity, older)
+        if not starts.is_saved:
+            starts.is_saved = True
+            newest = dict(starts.newest)
 
             def save() -> None:
                 try:
                     save_starts(opened.home, newest)
                 except OSError:
-                    host.starts.is_saved = False
+                    starts.is_saved = False
 
             self._jobs.in_background(save)
 
@@ -304,30 +305,34 @@ class Agent:
         return self._auto.bytes_per_s
 
     def _open_host(self, opened: Opened, now: int, wall: int) -> HostPort:
-        from nodeagent.host.host import Host
+        from nodeagent.host.context import Life
+        from nodeagent.host.opening import Held, open_host
 
         damaged = [msgspec.structs.replace(damage, message=damage.text) for damage in opened.damaged]
-        host = Host.open(
+        life = Life(
             opened.config,
             opened.identity.incarnation,
-            opened.groups,
-            damaged,
             fresh_random(),
             now,
             wall,
-            opened.storage.staging.operations(),
-            start=opened.identity.start,
+            opened.identity.start,
+            writer=tsfile_library(),
+        )
+        held = Held(
+            opened.groups,
+            damaged,
+            staged=opened.storage.staging.operations(),
             holding=opened.holding,
             starts=opened.starts,
             left=opened.left,
-            writer=tsfile_library(),
         )
+        host = open_host(life, held)
         if self._holds is not None:
-            host.operations.may_hold = True
-            refusal = host.operations.hold(self._holds)
+            host.operations.hold_points.may_set = True
+            refusal = host.operations.hold_points.set(self._holds)
             if refusal is not None:
                 raise InvalidInput(refusal.what, next_step=refusal.next_step)
-        self._rate = lambda: host.mover.rate_bytes_per_s
+        self._rate = lambda: host.operations.mover.rate_bytes_per_s
         self._operation_of = partial(_joins_by, host, opened.config.node)
         return host
 
@@ -455,7 +460,7 @@ def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 
 
 def _joins_by(host: "Host", node: NodeId, group: GroupId) -> str:
-    operation = host.meta.operations.open()
+    operation = host.cluster.meta.operations.open()
     if operation is None:
         return ""
     joins = any(c.group == group and c.joins == node for c in operation.changes)

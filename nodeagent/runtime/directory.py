@@ -3,7 +3,7 @@
     LOCK         held by the running agent
     node.yaml    settings
     node.id      node, incarnation, log and start (`log.identity`)
-    peers.seen   the newest starts of other nodes (`host.starts`)
+    peers.seen   the newest starts of other nodes (`host/starts.py`)
     tls/         ca.pem node.pem node.key
     log/         the log of all groups, and log.id, which names the directory it belongs to
     data/        files, checkpoints, snapshots, staging, quarantine

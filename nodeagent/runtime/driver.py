@@ -179,13 +179,13 @@ class Driver:
             "node",
             self._node,
             self._identity.incarnation,
-            host.cluster_id,
-            host.table_version,
+            host.cluster.id,
+            host.cluster.table_version,
             self._identity.start,
             self._identity.nonces,
-            host.level,
-            host.levels.own.oldest,
-            host.levels.own.newest,
+            host.cluster.level,
+            host.peers.levels.own.oldest,
+            host.peers.levels.own.newest,
             OLDEST_PROTOCOL,
         )
 
@@ -199,8 +199,8 @@ class Driver:
             )
         if hello.role != "node":
             return
-        self._host.levels.meet(hello.incarnation, hello.levels)
-        why = self._host.starts.meet(hello.incarnation, hello.name, hello.start, hello.nonces)
+        self._host.peers.levels.meet(hello.incarnation, hello.levels)
+        why = self._host.peers.starts.meet(hello.incarnation, hello.name, hello.start, hello.nonces)
         if why:
             replace = f"iotctl cluster replace-node {hello.name} NEW"
             raise Forbidden(why, next_step=replace, older=hello.incarnation)
@@ -209,7 +209,7 @@ class Driver:
         """Of a peer that says it is a node; people need only their certificate."""
         if peer.role != "node":
             return Standing.MEMBER
-        self._host.starts.meet(peer.incarnation, peer.name, peer.start, peer.nonces)
+        self._host.peers.starts.meet(peer.incarnation, peer.name, peer.start, peer.nonces)
         standing = self._host.standing(peer.name, peer.incarnation, self._clock.now())
         if standing is Standing.UNKNOWN:
             self._wake()  # members may have to be asked about it
@@ -361,8 +361,8 @@ class Driver:
 
     def _follow_addresses(self) -> None:
         """The host makes a new mapping when one changes."""
-        if self._addresses is not self._host.addresses:
-            self._addresses = self._host.addresses
+        if self._addresses is not self._host.peers.addresses:
+            self._addresses = self._host.peers.addresses
             self._peers.update(self._addresses)
 
     def _arm(self) -> None:

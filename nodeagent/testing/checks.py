@@ -30,7 +30,7 @@ class Tables:
         """By (node, life). Tables are never changed, so that only another one is looked at."""
 
     def __call__(self, node: SimNode, effects: Effects) -> None:
-        table, key = node.host.meta.placement.table, (node.node, node.life)
+        table, key = node.host.cluster.meta.placement.table, (node.node, node.life)
         before = self._table_of.get(key)
         if table is None or table is before:
             return
@@ -56,7 +56,7 @@ class Changes:
         """Incarnations, as of index `_applied`."""
 
     def __call__(self, node: SimNode, effects: Effects) -> None:
-        state = node.host.meta
+        state = node.host.cluster.meta
         if state.applied <= self._applied or not state.image.nodes:
             return
         self._applied = state.applied
@@ -98,7 +98,7 @@ class Changes:
 def check_converged(sim: Sim[SimNode]) -> None:
     """L3, L4: groups are the ring's derivation, replicas hold equal files, nothing is left over."""
     nodes = [n for n in sim.nodes.values() if n.alive]
-    state = max((n.host.meta for n in nodes), key=lambda m: m.applied)
+    state = max((n.host.cluster.meta for n in nodes), key=lambda m: m.applied)
     assert state.placement.table is not None and state.image.settings is not None
     assert state.operations.open() is None, state.operations.open()
     for header in state.placement.table.ring.names:
@@ -106,14 +106,16 @@ def check_converged(sim: Sim[SimNode]) -> None:
         assert record is not None, f"L4: no group headed by {header}"
         expected = state.placement.table.ring.members(header, state.image.settings.replicas)
         assert set(record.members) == set(expected), (record, expected)
-        replicas = [sim.nodes[m].host.data[record.group] for m in expected]
+        replicas = [sim.nodes[m].host.replicas.data[record.group] for m in expected]
         _check_group(record.group, replicas, set(expected))
         owned = set(to_slots(state.placement.table.slots_of(header)))
         wrong = {r.raft.node: r.state.slots.open ^ owned for r in replicas if r.state.slots.open != owned}
         assert not wrong, f"L4: {record.group}: open and not owned, or owned and not open: {wrong}"
     for node in (sim.nodes[n] for n in state.image.nodes):
         wanted = {g.group for g in state.image.groups.values() if node.node in g.members}
-        assert set(node.host.data) == wanted, f"L4: {node.node} has {sorted(node.host.data)}, not {wanted}"
+        assert set(node.host.replicas.data) == wanted, (
+            f"L4: {node.node} has {sorted(node.host.replicas.data)}, not {wanted}"
+        )
     check_clean(sim, (SNAPSHOT, LINKED, QUARANTINED))
 
 
@@ -134,14 +136,14 @@ def _check_group(group: str, replicas: list[DataReplica], members: set[str]) -> 
 def check_clean(sim: Sim[SimNode], kinds: Collection[str] = ()) -> None:
     """L3, L4: the disks of all members hold what their manifests name, byte by byte, and nothing else; their
     checkpoints name the same. Leftovers of these `kinds` are let pass."""
-    state = max((n.host.meta for n in sim.nodes.values() if n.alive), key=lambda m: m.applied)
+    state = max((n.host.cluster.meta for n in sim.nodes.values() if n.alive), key=lambda m: m.applied)
     for node in (sim.nodes[n] for n in state.image.nodes):
         _check_disk(node, kinds)
 
 
 def _check_disk(node: SimNode, kinds: Collection[str]) -> None:
-    assert node.lossy or not node.host.damaged, f"{node.node}: {node.host.damaged}"
-    manifests = {g: r.state.files.manifest.files() for g, r in node.host.data.items()}
+    assert node.lossy or not node.host.replicas.damaged, f"{node.node}: {node.host.replicas.damaged}"
+    manifests = {g: r.state.files.manifest.files() for g, r in node.host.replicas.data.items()}
     found = leftovers(node.disk, {**manifests, META: []}, beside=(LOG_DIR, ID_FILE))
     left = [f"{f.path} ({f.kind})" for f in found if f.kind not in kinds]
     assert not left, f"L4: {node.node} keeps {left[:4]}"

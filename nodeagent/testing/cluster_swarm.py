@@ -117,13 +117,13 @@ class ClusterSwarm(RandomOps):
         return node
 
     def _led(self, rng: random.Random) -> tuple[Machine, Replica] | None:
-        found = [(n, r) for n in self.sim.nodes.values() if n.alive for r in n.host.replicas() if r.leads]
+        found = [(n, r) for n in self.sim.nodes.values() if n.alive for r in n.host.replicas if r.leads]
         return rng.choice(found) if found else None
 
     def newest(self) -> MetaState:
         """As the node that was furthest had it: those that live now may all be behind, or be none."""
         ran = (n for n in self.sim.nodes.values() if n.life and not n.gone)
-        return max((n.host.meta for n in ran), key=lambda m: m.applied)
+        return max((n.host.cluster.meta for n in ran), key=lambda m: m.applied)
 
     def newcomer(self) -> str:
         """Its seeds are the members by who leads: all others may have started again and lag, and one whose
@@ -132,7 +132,7 @@ class ClusterSwarm(RandomOps):
         return super().newcomer()
 
     def _is_led(self) -> bool:
-        replicas = (n.host.meta_replica for n in self.sim.nodes.values() if n.alive)
+        replicas = (n.host.cluster.meta_replica for n in self.sim.nodes.values() if n.alive)
         return any(
             r is not None and r.leads and r.seen == r.raft.commit == r.raft.log.last_index for r in replicas
         )
@@ -236,7 +236,7 @@ class ClusterSwarm(RandomOps):
         node.start()
         self.until(lambda: bool(node.identity.damaged), f"{victim} knows that its directory is an older copy")
         self._maybe_burst(node)
-        assert node.identity.damaged and not list(node.host.replicas()), f"{victim} takes part again"
+        assert node.identity.damaged and not list(node.host.replicas), f"{victim} takes part again"
         return self._replaced(node, new)
 
     def departed(self) -> list[SimNode]:
@@ -270,8 +270,8 @@ class ClusterSwarm(RandomOps):
 
     def _is_known(self, node: SimNode) -> bool:
         """Whether all that hold a group with it have heard of its last start."""
-        peers = {p for r in node.host.replicas() for p in r.raft.log.config.members} - {node.node}
-        heard = (self.sim.nodes[p].host.starts.newest.get(node.incarnation) for p in peers)
+        peers = {p for r in node.host.replicas for p in r.raft.log.config.members} - {node.node}
+        heard = (self.sim.nodes[p].host.peers.starts.newest.get(node.incarnation) for p in peers)
         return all(start is not None and start.number == node.identity.start for start in heard)
 
     def _maybe_burst(self, spoiled: SimNode) -> None:
@@ -293,8 +293,8 @@ class ClusterSwarm(RandomOps):
 
     def _spoil(self, node: SimNode) -> None:
         rng = self.sim.rng
-        groups = [layout.group_dir(g) for g in node.host.data]
-        checkpoints = [layout.checkpoint_path(g) for g in (*node.host.data, META)]
+        groups = [layout.group_dir(g) for g in node.host.replicas.data]
+        checkpoints = [layout.checkpoint_path(g) for g in (*node.host.replicas.data, META)]
         logs = node.segments()
         if rng.random() < 0.5:
             node.lose(rng.choice([LOG_DIR, ID_FILE, layout.GROUPS, *logs, *groups, *checkpoints]))

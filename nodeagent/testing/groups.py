@@ -114,12 +114,6 @@ class Groups:
         self._busy: set[GroupId] = set()
         """Being made or removed."""
 
-    def replica(self, group: GroupId) -> TallyReplica | None:
-        return self.data.get(group)
-
-    def replicas(self) -> Iterable[TallyReplica]:
-        return self.data.values()
-
     # --- what is there -----------------------------------------------------------------------------
 
     def reopen(self, group: GroupId, found: GroupLog, payload: bytes | None) -> None:
@@ -309,6 +303,17 @@ class GroupNode(Machine):
         self.founded.discard(group)
         self.host.remove(group)
         self.wake()
+
+    # --- what runs in it ---------------------------------------------------------------------------
+
+    def replicas(self) -> Iterable[TallyReplica]:
+        return self.host.data.values()
+
+    def replica(self, group: GroupId) -> TallyReplica | None:
+        return self.host.data.get(group)
+
+    def damage(self, group: GroupId) -> str:
+        return self.host.damaged.get(group, "")
 
     # --- arrivals ----------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from typing import Any, get_args
 
 import msgspec
 
-from nodeagent.host.replica import Replica
 from nodeagent.model.errors import InvalidInput, NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.testing import disk
@@ -224,7 +223,7 @@ class Transfer(_OfOne, frozen=True):
     to: NodeId
 
     def hit(self, sim: Sim[Any], machine: Machine) -> None:
-        replica: Replica | None = machine.host.replica(self.group)
+        replica = machine.replica(self.group)
         if replica is None or not replica.leads:
             return
         try:

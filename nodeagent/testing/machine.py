@@ -6,18 +6,18 @@ once a turn. What runs inside it is the subclass's: a whole `Host` (`node`) or R
 
 import errno
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from nodeagent.host.desk import Effects
-from nodeagent.host.replica import INSTALL_KEEP_MS
+from nodeagent.host.replica import INSTALL_KEEP_MS, Replica
 from nodeagent.log import Log, LogSettings, NoSpace, Recovered
 from nodeagent.log.identity import LOG_DIR, LOG_ID_FILE, NodeFile, begin_start, known_identity
 from nodeagent.log.replay import list_segments, path_of
 from nodeagent.model.disk import Disk
 from nodeagent.model.entries import LogOp
 from nodeagent.model.errors import Damaged, Overloaded, Unavailable
-from nodeagent.model.ids import NodeId
+from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.jobs import CompactFiles, Failed, InstallSnapshot, Job, JobResult, StageFiles
 from nodeagent.model.limits import SEGMENT_SHARE
 from nodeagent.model.raft_messages import Routed
@@ -422,12 +422,24 @@ class Machine:
 
         self.sim.call(self.node, target, request, then)
 
+    # --- what runs in it ---------------------------------------------------------------------------
+
+    def replicas(self) -> Iterable[Replica]:
+        raise NotImplementedError
+
+    def replica(self, group: GroupId) -> Replica | None:
+        raise NotImplementedError
+
+    def damage(self, group: GroupId) -> str:
+        """Why the group does not run, "" when nothing is in the way."""
+        raise NotImplementedError
+
     # --- arrivals ----------------------------------------------------------------------------------
 
     def arrive(self, sender: NodeId, messages: list[Routed]) -> None:
         self.sim.events += len(messages) - 1  # each message is one
         for routed in messages:
-            replica = self.host.replica(routed.group)
+            replica = self.replica(routed.group)
             role = replica.raft.role if replica is not None else "no replica"
             self.sim.seen["message", f"{type(routed.message).__name__} at {role}"] += 1
         self.on_raft(sender, messages)

@@ -123,7 +123,7 @@ def _victim(scenario: Scenario, op: Operation, role: str) -> str:
         g: n.node
         for n in scenario.sim.nodes.values()
         if n.alive
-        for g, r in [*n.host.data.items(), (META, n.host.meta_replica)]
+        for g, r in [*n.host.replicas.data.items(), (META, n.host.cluster.meta_replica)]
         if r is not None and r.leads
     }
     match role:

@@ -16,7 +16,7 @@ from unittest import mock
 
 from nodeagent.host.replica import Replica
 from nodeagent.log.identity import ID_FILE, LOG_DIR
-from nodeagent.model.ids import NodeId
+from nodeagent.model.ids import META, GroupId, NodeId
 from nodeagent.model.jobs import Job
 from nodeagent.storage import layout
 from nodeagent.testing.disk import ENDLESS_BYTES, SECTOR_BYTES
@@ -353,7 +353,9 @@ class Nemesis:
         if node is None or not self._may_spoil(node.node):
             return
         places = node.segments()
-        places += [path(g) for g in node.host.data for path in (layout.checkpoint_path, layout.delta_path)]
+        places += [
+            path(g) for g in _data_groups(node) for path in (layout.checkpoint_path, layout.delta_path)
+        ]
         places = [p for p in places if node.disk.exists(p) and node.disk.written(p)]
         if places:
             path = self.rng.choice(places)
@@ -381,7 +383,9 @@ class Nemesis:
             return
         logs = node.segments()
         choices = [LOG_DIR, ID_FILE, layout.GROUPS, self.rng.choice(logs)]
-        choices += [path(g) for g in node.host.data for path in (layout.group_dir, layout.checkpoint_path)]
+        choices += [
+            path(g) for g in _data_groups(node) for path in (layout.group_dir, layout.checkpoint_path)
+        ]
         self._do("lose", Lose(node.node, self.rng.choice(choices), self._back()))
 
     def _transfer(self) -> None:
@@ -418,6 +422,10 @@ class Nemesis:
             return
         ahead = self.rng.choice([-3_600_000, -20_000, 5_000, 60_000, 3_600_000])
         self._do("jump", Jump(node.node, ahead, self.rng.randint(1, 8 * self._timeout_ms)))
+
+
+def _data_groups(node: Machine) -> list[GroupId]:
+    return [r.group for r in node.replicas() if r.group != META]
 
 
 def _call(member: str) -> tuple[str, str]:

@@ -1,15 +1,17 @@
 """A whole node of a simulated cluster: the real `Host` inside a `Machine`."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from nodeagent.data.checkpoint import decode_checkpoint
+from nodeagent.host.context import Life
 from nodeagent.host.found import fault_of, is_traceless, lost_meta, unsaid
 from nodeagent.host.host import Host
-from nodeagent.host.replica import Saved
+from nodeagent.host.opening import Held, open_host
+from nodeagent.host.replica import Replica, Saved
 from nodeagent.log import Damage, NoSpace, Recovered
 from nodeagent.log.identity import mark_damaged
 from nodeagent.model.config import ClusterSettings, NodeConfig, RaftSettings, Seed
@@ -48,27 +50,30 @@ class SimNode(Machine):
         faults = [f for g, (log, payload) in groups.items() if (f := fault_of(g, log, payload, owner))]
         assert self.lossy or not (damaged or faults), (self.node, damaged, faults)
         self._sweep({} if damaged else groups, owner)
-        self.host = Host.open(
+        life = Life(
             self.config,
             self.incarnation,
-            groups,
-            damaged,
             random.Random(self.sim.rng.getrandbits(64)),
             self.now,
             self.wall,
-            self.storage.staging.operations(),
-            start=start,
-            holding=holding,
-            starts=self.host.starts.newest if self.life > 1 and hasattr(self, "host") else {},
-            left=recovered.left,
-            levels=self.build.levels,
-            writer=self.build.writer,
+            start,
+            self.build.levels,
+            self.build.writer,
         )
-        unexplained = self.host.damaged.keys() - set(self.host.unsettled)
-        assert self.lossy or recovered.damaged or not unexplained, self.host.damaged
-        self.host.operations.may_hold = True
-        self.host.operations.hold(self.holds)
-        self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(self.host.data)}")
+        held = Held(
+            groups,
+            damaged,
+            staged=self.storage.staging.operations(),
+            holding=holding,
+            starts=self.host.peers.starts.newest if self.life > 1 and hasattr(self, "host") else {},
+            left=recovered.left,
+        )
+        self.host = open_host(life, held)
+        unexplained = self.host.replicas.damaged.keys() - set(self.host.replicas.unsettled)
+        assert self.lossy or recovered.damaged or not unexplained, self.host.replicas.damaged
+        self.host.operations.hold_points.may_set = True
+        self.host.operations.hold_points.set(self.holds)
+        self.sim.tell(f"{self.node} starts, life {self.life}, groups {sorted(self.host.replicas.data)}")
 
     def _found(self, recovered: Recovered) -> "tuple[dict[str, tuple[_Found, bytes | None]], list[Damage]]":
         out: dict[str, tuple[_Found, bytes | None]] = {}
@@ -115,6 +120,17 @@ class SimNode(Machine):
         files = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state).files
         return sorted(files, key=lambda f: f.name)
 
+    # --- what runs in it ---------------------------------------------------------------------------
+
+    def replicas(self) -> Iterable[Replica]:
+        return self.host.replicas
+
+    def replica(self, group: GroupId) -> Replica | None:
+        return self.host.replicas.of(group)
+
+    def damage(self, group: GroupId) -> str:
+        return self.host.replicas.damaged.get(group, "")
+
     # --- arrivals ----------------------------------------------------------------------------------
 
     def _standing(self, peer: NodeId) -> Standing:
@@ -123,10 +139,10 @@ class SimNode(Machine):
         if source is None:
             return Standing.MEMBER
         own = source.identity
-        self.host.starts.meet(source.incarnation, peer, own.start, own.nonces)
-        self.host.levels.meet(source.incarnation, source.build.levels)
+        self.host.peers.starts.meet(source.incarnation, peer, own.start, own.nonces)
+        self.host.peers.levels.meet(source.incarnation, source.build.levels)
         standing = self.host.standing(peer, source.incarnation, self.now)
-        is_retired = source.incarnation in self.host.meta.image.retired
+        is_retired = source.incarnation in self.host.cluster.meta.image.retired
         assert not (is_retired and standing is Standing.MEMBER), f"S13: {peer} is heard again"
         if standing is Standing.UNKNOWN:
             self.sim.unknown += 1
@@ -139,7 +155,7 @@ class SimNode(Machine):
             why = f"the incarnation of {sender} was retired"
             self.sim.carry(self.node, sender, lambda n: n.host.on_retired(why, n.now))
         elif standing is Standing.OLDER:
-            older = self.host.starts.older[self.sim.nodes[sender].incarnation]
+            older = self.host.peers.starts.older[self.sim.nodes[sender].incarnation]
             self.sim.carry(self.node, sender, lambda n: n.on_older_copy(older))
         elif standing is Standing.MEMBER:
             self.host.on_raft(sender, messages, self.now)
@@ -165,7 +181,7 @@ class SimNode(Machine):
             answer(ErrorReply("unavailable", f"{peer} is not known here"))
             return
         if isinstance(request, GetStatus):
-            answer(self.host.node_status(self.now, self.wall))
+            answer(self.host.status.of_node(self.now, self.wall))
             return
         if isinstance(request, FetchChunk):
             data = self.storage.read_chunk(request.snapshot, request.name, request.offset, request.length)

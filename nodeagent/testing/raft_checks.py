@@ -101,7 +101,7 @@ class RaftSafety:
     def config_of(self, group: GroupId) -> Config:
         """As a leader has it that knows all that was committed; nobody's when none that lives does."""
         known = len(self.committed.get(group, ())) - 1
-        found = (r for n in self._sim.nodes.values() if n.alive and (r := n.host.replica(group)) and r.leads)
+        found = (r for n in self._sim.nodes.values() if n.alive and (r := n.replica(group)) and r.leads)
         return next((r.raft.log.config for r in found if r.raft.commit >= known), Config())
 
     def was_led(self, group: GroupId) -> bool:
@@ -113,7 +113,7 @@ class RaftSafety:
         for peer, messages in effects.sends:
             for routed in messages:
                 self._promise(node, peer, routed.group, routed.message)
-        for replica in node.host.replicas():
+        for replica in node.replicas():
             mark = _mark(replica)
             if marks.get(replica.group) == mark or (node.node, replica.group) in self._outside:
                 continue
@@ -180,7 +180,7 @@ class RaftSafety:
                 self._acknowledged[node.node, group] = max(
                     (term, index), self._acknowledged.get((node.node, group), (0, 0))
                 )
-                replica = node.host.replica(group)
+                replica = node.replica(group)
                 if replica is not None and replica.raft.term == term:
                     known = replica.raft.log.term(index)
                     held = known is None or node.durable.holds(group, index, known)

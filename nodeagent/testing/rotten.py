@@ -35,7 +35,7 @@ def spoil(node: SimNode, rng: random.Random) -> FileMeta | None:
     """Make one file of the node's replicas unreadable; None if it has none."""
     found = [
         (path, f)
-        for group, replica in sorted(node.host.data.items())
+        for group, replica in sorted(node.host.replicas.data.items())
         for f in replica.state.files.manifest.files()
         if node.disk.exists(path := layout.file_path(group, f.slot, f.name))
     ]

@@ -198,7 +198,9 @@ class Scenario:
 
     def begun_as(self, request: q.BeginChange) -> str:
         """The name of the change that it began; "" when no node that lives knows of one."""
-        records = [op for n in self.sim.nodes.values() if n.alive for op in n.host.meta.image.operations]
+        records = [
+            op for n in self.sim.nodes.values() if n.alive for op in n.host.cluster.meta.image.operations
+        ]
         wanted = (request.kind, request.node)
         return next(
             (op.id for op in records if (op.kind, op.node) == wanted and op_number(op.id) > self.begun_after),
@@ -287,7 +289,7 @@ class Scenario:
 
     def _note_stage(self, node: SimNode, effects: Effects) -> None:
         """Count each stage that an operation is in, for `coverage`."""
-        operations = node.host.meta.image.operations
+        operations = node.host.cluster.meta.image.operations
         op = operations[-1] if operations else None
         if op is not None and (op.id, op.stage) not in self._stages:
             self._stages.add((op.id, op.stage))
@@ -300,9 +302,9 @@ class Scenario:
     def record(self, operation: str) -> Operation | None:
         """As the node that is furthest has it."""
         found = [
-            (n.host.meta.applied, op)
+            (n.host.cluster.meta.applied, op)
             for n in self.sim.nodes.values()
-            if n.alive and (op := n.host.meta.operations.find(operation)) is not None
+            if n.alive and (op := n.host.cluster.meta.operations.find(operation)) is not None
         ]
         return max(found, key=lambda f: f[0])[1] if found else None
 
@@ -311,7 +313,7 @@ class Scenario:
         for node in self.sim.nodes.values():
             node.holds = points
             if node.alive:
-                assert node.host.operations.hold(points) is None
+                assert node.host.operations.hold_points.set(points) is None
                 node.wake()
 
     def kill(self, node: str, back_after_ms: int, *, power: bool) -> None:
@@ -339,7 +341,7 @@ class Scenario:
         heirs = []
         lost: set[tuple[str, int, int]] = set()
         for group, left in meta.recovery.lost(nodes).items():
-            said = {n: self.sim.nodes[n].host.node_status(0, 0).groups for n in left}
+            said = {n: self.sim.nodes[n].host.status.of_node(0, 0).groups for n in left}
             heirs.append(heir_of(group, {n: next(g for g in said[n] if g.group == group) for n in left}))
             lost |= self._lost(group, self.sim.nodes[heirs[-1].head], list(nodes))
         gone = self.history.lose(sorted(lost))
@@ -348,7 +350,7 @@ class Scenario:
 
     def _lost(self, group: str, head: SimNode, dead: list[str]) -> set[tuple[str, int, int]]:
         """Writes of `group` that were applied by some of `dead` and that `head` does not hold."""
-        replica = head.host.data[group]
+        replica = head.host.replicas.data[group]
         log = replica.raft.log
         lost: set[tuple[str, int, int]] = set()
         for index, entry in self.safety.forget(group, log, dead).items():
@@ -368,7 +370,7 @@ class Scenario:
 
     def recovered(self) -> bool:
         """Whether every group that was given up is led again, as everybody who lives knows."""
-        alive = [n.host.meta for n in self.sim.nodes.values() if n.alive]
+        alive = [n.host.cluster.meta for n in self.sim.nodes.values() if n.alive]
         return not any(g.recovery for m in alive for g in m.image.groups.values())
 
     def harass(self, names: list[str], operation: str) -> None:
@@ -475,7 +477,7 @@ class Scenario:
 
     def newest(self) -> MetaState:
         """As the living node that is furthest has it."""
-        return max((n.host.meta for n in self.sim.nodes.values() if n.alive), key=lambda m: m.applied)
+        return max((n.host.cluster.meta for n in self.sim.nodes.values() if n.alive), key=lambda m: m.applied)
 
     def quiet(self) -> None:
         """Stop the writers, close what is open, and wait until all replicas stand still."""
@@ -503,7 +505,7 @@ class Scenario:
             and not r.state.slots.sealed
             and r.seen == r.raft.log.last_index == r.raft.commit
             for n in self._members()
-            for r in n.host.data.values()
+            for r in n.host.replicas.data.values()
         )
 
     def read_everything(self) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import msgspec
 
 from nodeagent.host.desk import Effects
-from nodeagent.host.replica import Replica
 from nodeagent.model.errors import InvalidInput
 from nodeagent.model.operation import Operation
 from nodeagent.testing.cluster_script import ClusterScript
@@ -52,10 +51,10 @@ class Story:
                 self.lines.append(f"{self._sim.now:>8} {where}: {now}{more}")
 
     def _group(self, machine: Machine) -> Iterator[tuple[str, str, str]]:
-        replica: Replica | None = machine.host.replica(self._name)
+        replica = machine.replica(self._name)
         where = machine.node
         if replica is None:
-            why = machine.host.damaged.get(self._name)
+            why = machine.damage(self._name)
             yield where, f"life {machine.life}, {f'damaged: {why}' if why else 'no replica'}", ""
             return
         raft = replica.raft
@@ -74,7 +73,7 @@ class Story:
 
     def _slot(self, machine: Machine) -> Iterator[tuple[str, str, str]]:
         slot = int(self._name)
-        for group, replica in machine.host.data.items():
+        for group, replica in machine.host.replicas.data.items():
             slots = replica.state.slots
             words = ["open"] if slot in slots.open else []
             words += [f"sealed by {op}" for op, s in slots.sealed.items() if slot in s.slots]
@@ -84,7 +83,7 @@ class Story:
                 yield where, ", ".join(words) or "not here", f" (applied {replica.seen})"
 
     def _operation(self, machine: Machine) -> Iterator[tuple[str, str, str]]:
-        op: Operation | None = machine.host.meta.operations.find(self._name)
+        op: Operation | None = machine.host.cluster.meta.operations.find(self._name)
         if op is None:
             return
         words = [f"{op.title} {op.stage}"]
@@ -95,7 +94,7 @@ class Story:
         words += [f"copies {', '.join(copies)}"] if copies else []
         for name in ("meta_ready", "group_ready", "paused", "migrate_go", "signed_off", "release_go"):
             words += [name] if getattr(op, name) else []
-        yield machine.node, "; ".join(words), f" (applied {machine.host.meta.applied})"
+        yield machine.node, "; ".join(words), f" (applied {machine.host.cluster.meta.applied})"
 
 
 def tell(run: str, seed: int, what: str, name: str, lines: int = LINES) -> tuple[list[str], str]:

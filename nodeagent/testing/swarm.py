@@ -315,7 +315,7 @@ class Swarm:
         for event, _ in effects.notes:
             if event != "role":
                 self.odd[event] += 1
-        for replica in node.host.replicas():
+        for replica in node.replicas():
             key = (node.node, node.life, replica.group)
             log, seen = replica.raft.log, replica.seen
             self.odd["suffix cut off"] += log.last_index < self._last.get(key, 0)

@@ -87,7 +87,7 @@ class UpgradeSwarm(ClusterSwarm):
         self._all_up()
         self.request(q.RaiseLevel(Feature.FILE_WRITER, "sim"), Accepted)
         self.until(
-            lambda: all(n.alive and n.host.level == Feature.FILE_WRITER for n in self._members()),
+            lambda: all(n.alive and n.host.cluster.level == Feature.FILE_WRITER for n in self._members()),
             "every node has the new feature level",
         )
         self._check_level()

@@ -1,7 +1,5 @@
 """No turn of the loop does more than its budget, and nothing is left undone."""
 
-import random
-
 import msgspec
 
 from nodeagent.data import commands
@@ -21,6 +19,7 @@ from nodeagent.model.limits import (
     COMPACT_KEYS_PER_TURN,
     COMPACTIONS_MAX,
 )
+from tests.host.opened import opened
 from tests.host.test_compactor import Node
 from tests.host.test_host import CONFIG
 
@@ -35,39 +34,39 @@ def leading() -> Host:
         saved = Saved(Base(1, 0, Config(("a",))), encode_checkpoint(state.checkpoint()))
         log = GroupLog(saved.base, HardState(1), [])
         groups[group] = (log, msgspec.msgpack.encode(saved))
-    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0)
+    host = opened(CONFIG, groups)
     for now in range(0, 4_000, 100):
         host.tick(now, now)
         while not host.idle:
             persist = host.take().persist
             if persist is not None:
                 host.on_persisted(persist[0], now)
-    assert all(host.data[g].leads for g in GROUPS)
+    assert all(host.replicas.data[g].leads for g in GROUPS)
     return host
 
 
 def turns(host: Host, payload: bytes, count: int) -> list[dict[str, int]]:
     """Per turn how many of `count` entries for each group were applied."""
     for group in GROUPS:
-        host.data[group].propose([payload] * count)
+        host.replicas.data[group].propose([payload] * count)
     persist = host.take().persist
     assert persist is not None
     host.on_persisted(persist[0], 4_000)
     found = []
     while not host.idle:
-        before = {g: host.data[g].seen for g in GROUPS}
+        before = {g: host.replicas.data[g].seen for g in GROUPS}
         effects = host.take()
         assert effects.applied <= APPLY_ENTRIES_PER_TURN
-        found.append({g: host.data[g].seen - before[g] for g in GROUPS})
+        found.append({g: host.replicas.data[g].seen - before[g] for g in GROUPS})
     return found
 
 
 def test_a_backlog_is_applied_over_several_turns() -> None:
     """In entries; no group waits for the whole backlog of another, and all is applied in the end."""
     host = leading()
-    seen = {g: host.data[g].seen for g in GROUPS}
+    seen = {g: host.replicas.data[g].seen for g in GROUPS}
     found = turns(host, commands.encode(commands.Opaque(b"x")), 3 * APPLY_ENTRIES_PER_TURN)
-    assert {g: host.data[g].seen - seen[g] for g in GROUPS} == dict.fromkeys(
+    assert {g: host.replicas.data[g].seen - seen[g] for g in GROUPS} == dict.fromkeys(
         GROUPS, 3 * APPLY_ENTRIES_PER_TURN
     )
     assert 6 <= sum(1 for f in found if any(f.values())) <= 8
@@ -77,7 +76,7 @@ def test_a_backlog_is_applied_over_several_turns() -> None:
 def test_entries_that_left_the_log_are_freed_some_at_a_time() -> None:
     host = leading()
     turns(host, commands.encode(commands.Opaque(b"x")), 3 * FREED_MIN)
-    replica = host.data[GROUPS[0]]
+    replica = host.replicas.data[GROUPS[0]]
     replica._purge(replica.raft.commit)
     left = [len(replica._purged)]
     while left[-1]:

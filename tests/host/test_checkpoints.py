@@ -1,13 +1,10 @@
 """How often a replica saves its state."""
 
-import random
-
 import msgspec
 import pytest
 
 from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.host.found import fault_of, unsaid
-from nodeagent.host.host import Host
 from nodeagent.host.replica import SNAPSHOT_KEEPS, Saved, _Offered
 from nodeagent.log import GroupLog
 from nodeagent.model.entries import Base, Config, HardState, Rebase
@@ -27,6 +24,7 @@ from nodeagent.model.jobs import (
 )
 from nodeagent.model.limits import LOG_KEEP_MS_MAX
 from nodeagent.storage.checkpoint import with_files
+from tests.host.opened import opened
 from tests.host.test_closing import opened_session, write_row
 from tests.host.test_compactor import GOOD, GROUP, Node, P, output
 from tests.host.test_host import CONFIG
@@ -185,7 +183,7 @@ def state_from(log: GroupLog, payload: bytes) -> bytes:
     """The state of a node that starts with these, when all is applied again."""
     assert not fault_of(GROUP, log, payload, ME)
     node = Node.__new__(Node)
-    node.host = Host.open(CONFIG, "i", {GROUP: (log, payload)}, (), random.Random(1), 0, 0)
+    node.host = opened(CONFIG, {GROUP: (log, payload)})
     node.jobs, node.replies, node.logged, node.calls, node.notes = [], [], [], [], []
     node.not_durable, node.now = None, 0
     node.pass_ms(3_000)

@@ -7,6 +7,8 @@ import pytest
 
 from nodeagent.host.clocks import Clocks
 from nodeagent.host.desk import Desk
+from nodeagent.host.hold_points import HoldPoints
+from nodeagent.host.meta_steps import MetaSteps
 from nodeagent.model.limits import CLOCK_SKEW_MAX_MS
 from tests.host.test_host import leads_alone
 
@@ -67,17 +69,20 @@ def test_a_leader_s_own_clock_neither_dates_records_nor_ends_a_hold(monkeypatch:
     """It goes by what the voters' clocks say together, and waits while they say nothing."""
     host = leads_alone()
     host.desk.wall = 1_000 + DAYS
-    monkeypatch.setattr(host.clocks, "record", lambda voters: 1_000)
-    assert host.record_now == 1_000
+    monkeypatch.setattr(host.context.clocks, "record", lambda voters: 1_000)
+    assert host.cluster.record_now == 1_000
     over: list[object] = []
-    monkeypatch.setattr(host.operations, "report", over.append)
+    reports = cast(Any, SimpleNamespace(report=over.append))
+    steps = MetaSteps(host.context, host.cluster, host.leadership, reports, HoldPoints())
+    leads = host.cluster.meta_replica
+    assert leads is not None
     held = SimpleNamespace(
         id="op-1", is_held=True, held_since_ms=1_000, options=SimpleNamespace(hold_release_ms=10)
     )
     for passed in (None, 1_009):
-        monkeypatch.setattr(host.clocks, "passed", lambda voters, passed=passed: passed)
-        host.operations._watch_hold(cast(Any, held))
+        monkeypatch.setattr(host.context.clocks, "passed", lambda voters, passed=passed: passed)
+        steps._watch_hold(leads, cast(Any, held))
         assert not over
-    monkeypatch.setattr(host.clocks, "passed", lambda voters: 1_010)
-    host.operations._watch_hold(cast(Any, held))
+    monkeypatch.setattr(host.context.clocks, "passed", lambda voters: 1_010)
+    steps._watch_hold(leads, cast(Any, held))
     assert len(over) == 1

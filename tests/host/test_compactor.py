@@ -1,6 +1,5 @@
 """What a leader does for its files, one step after the other, on a node that is alone in its group."""
 
-import random
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -11,7 +10,6 @@ from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.state import initial
 from nodeagent.host.data_replica import Copied, DataReplica
 from nodeagent.host.failing import PARK_TRIES, UNMET_TRIES, Answers
-from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import GroupLog
 from nodeagent.model.entries import Base, Config, HardState, LogOp
@@ -53,6 +51,7 @@ from nodeagent.model.requests import (
 )
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.table.manifest import Manifest
+from tests.host.opened import opened
 from tests.host.test_host import CONFIG
 
 GROUP = "a.1"
@@ -76,8 +75,8 @@ class Node:
         saved = Saved(Base(1, 0, ALONE), encode_checkpoint(state.checkpoint()))
         log = GroupLog(Base(1, 0, ALONE), HardState(1), [])
         groups = {GROUP: (log, msgspec.msgpack.encode(saved))}
-        self.host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0)
-        self.host.meta.image.operations = [change] if change else []
+        self.host = opened(CONFIG, groups)
+        self.host.cluster.meta.image.operations = [change] if change else []
         self.jobs: list[tuple[int, Job]] = []
         self.replies: list[Reply] = []
         self.logged: list[LogOp] = []
@@ -92,7 +91,7 @@ class Node:
 
     @property
     def replica(self) -> DataReplica:
-        return self.host.data[GROUP]
+        return self.host.replicas.data[GROUP]
 
     def take(self) -> None:
         while not self.host.idle or self.host.deadline() <= self.now:
@@ -208,7 +207,7 @@ def test_a_damaged_input_is_named_and_nothing_is_logged() -> None:
     node = Node()
     for found in ("missing", "0" * 31 + "f"):
         node.finish(HashFiles, FilesHashed(((FILES[0].name, found), (FILES[1].name, FILES[1].xxh3))))
-        (status,) = [g for g in node.host.node_status(node.now, node.now).groups if g.group == GROUP]
+        (status,) = [g for g in node.host.status.of_node(node.now, node.now).groups if g.group == GROUP]
         assert FILES[0].name in status.error and "on a" in status.error
         assert status.hint == "iotctl verify --repair"
         node.pass_ms(12_000)
@@ -228,7 +227,7 @@ def test_a_copy_that_is_damaged_on_another_member_keeps_the_files_apart(
     def hashed(reply: Reply) -> None:
         """The next check, and what b says to it."""
         for _ in range(12):
-            node.host.heard["b"] = node.now
+            node.host.peers.heard["b"] = node.now
             node.pass_ms(1_000 if not node.under_way(HashFiles) else 0)
         ((number, to, request),) = [c for c in node.calls if isinstance(c[2], CheckFiles)]
         node.calls.clear()
@@ -461,7 +460,7 @@ def test_a_check_of_named_files_does_not_look_at_the_others(monkeypatch: pytest.
     """Each compaction has a few hashed by every member: with a hundred thousand files in the group, to go
     through them all would hold up the loop each time."""
     node = Node()
-    node.host.meta.image.settings = CONFIG.cluster
+    node.host.cluster.meta.image.settings = CONFIG.cluster
     node.jobs.clear()
     for look in ("files", "unsorted", "of_slot"):
         monkeypatch.delattr(Manifest, look)
@@ -603,7 +602,7 @@ def test_a_stopped_replica_unlinks_no_copy() -> None:
 
 
 def hint_of(node: Node) -> str:
-    return next(g.hint for g in node.host.node_status(node.now, node.now).groups if g.group == GROUP)
+    return next(g.hint for g in node.host.status.of_node(node.now, node.now).groups if g.group == GROUP)
 
 
 def test_what_a_read_found_damaged_is_told_until_it_is_mended() -> None:

@@ -37,7 +37,7 @@ class Lacking(Node):
 
     def fetch(self, count: int = 1) -> None:
         for _ in range(count):
-            self.host.copies.fetch(self.host.data[GROUP], (SPEC,), self._take)
+            self.host.copies.fetch(self.host.replicas.data[GROUP], (SPEC,), self._take)
 
     def _take(self, made: FileMeta | None, answers: Answers) -> None:
         self.got.append(made)
@@ -90,7 +90,9 @@ def test_one_that_had_the_file_says_so() -> None:
     got: list[Answers] = []
     had = ErrorReply("not_found", "merged by now", details={PASSED: True})
     for specs in ((merged, SPEC), (SPEC, merged)):
-        node.host.copies.fetch(node.host.data[GROUP], specs, lambda made, answers: got.append(answers))
+        node.host.copies.fetch(
+            node.host.replicas.data[GROUP], specs, lambda made, answers: got.append(answers)
+        )
         for _ in range(4):
             asked = node.calls()
             ((_, _, request),) = asked
@@ -116,7 +118,7 @@ def test_what_comes_while_another_state_is_installed_is_not_put_in_place() -> No
     node = Lacking()
     node.fetch()
     node.answer(node.calls(), OPENED)
-    node.host.data[GROUP]._installing = "5a"
+    node.host.replicas.data[GROUP]._installing = "5a"
     node.finish(StageFiles, FilesStaged(("g",), (), 10))
     assert [type(job) for _, job in node.jobs] == [DropStaging] and node.got == [None]
 
@@ -135,7 +137,7 @@ def test_a_source_whose_copy_is_damaged_is_told_to_look_at_it() -> None:
     node.asked.clear()
     node.finish(StageFiles, msgspec.structs.replace(spoiled, suspects=(("b", "g"),)))
     for failed in (Failed("not_found", "f: not what it was", "f"), Failed("unavailable", "no contact")):
-        node.host.data[GROUP]._on_pulled("c", "5a", failed)
+        node.host.replicas.data[GROUP]._on_pulled("c", "5a", failed)
     node.take()
     told = [(to, request.names) for _, to, request in node.asked if isinstance(request, CheckFiles)]
     assert told == [("b", ("g",)), ("c", ("f",))]

@@ -22,7 +22,7 @@ def host() -> Any:
     state = MetaState()
     put, drop = c.PutSchema(1, SCHEMA), c.DropTable(1, "root.a", "m", 1)
     state.apply(1, [Entry(1, EntryKind.COMMAND, c.encode(x)) for x in (put, drop)])
-    return SimpleNamespace(meta=state)
+    return SimpleNamespace(meta=state, cluster=SimpleNamespace(meta=state))
 
 
 def test_writes_are_refused_and_deletes_are_not(host: Any) -> None:

@@ -1,6 +1,5 @@
 """What a host does with what it finds on its disk and with requests no honest peer sends."""
 
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -14,12 +13,14 @@ from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.compaction import cut_off
 from nodeagent.data.state import initial
 from nodeagent.host.admission import check_status
+from nodeagent.host.bootstrap import AGAIN_MS, Bootstrap
 from nodeagent.host.desk import Desk, To
 from nodeagent.host.found import lost_meta
+from nodeagent.host.group_steps import GroupSteps
 from nodeagent.host.handlers import Probes, evidence_at
-from nodeagent.host.host import DRIVE_MS, HOUSEKEEPING_MS, Host
-from nodeagent.host.operations import REFUSED_AGAIN_MS, REPORT_AGAIN_MS, Operations
+from nodeagent.host.host import DRIVE_MS, Host
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
+from nodeagent.host.reports import REFUSED_AGAIN_MS, REPORT_AGAIN_MS
 from nodeagent.host.session_parts import SEAL_WAIT_MS
 from nodeagent.log import Damage, GroupLog
 from nodeagent.meta import commands as meta
@@ -90,6 +91,7 @@ from nodeagent.raft.state import Role
 from nodeagent.scaling import membership
 from nodeagent.testing.node import configs
 from nodeagent.wire.codec import encode_raft
+from tests.host.opened import opened
 
 CONFIG = configs(["a", "b", "c"], ClusterSettings("t", slots=10), 3)[0]
 MEMBERS = Config(("a", "b", "c"))
@@ -108,20 +110,20 @@ def checkpoint() -> bytes:
 
 def open_host(term: int, *damaged: Damage, saved: bool = True) -> Host:
     groups = {"a.1": (found(term), checkpoint() if saved else None)}
-    return Host.open(CONFIG, "i", groups, damaged, random.Random(1), 0, 0)
+    return opened(CONFIG, groups, damaged)
 
 
 def test_damage_of_an_unknown_group_stops_every_group() -> None:
     """It may have been any group's promise, so none votes or acknowledges."""
     host = open_host(1, Damage(1, 0, "", 0, 0, "unreadable"))
-    assert not host.data and set(host.damaged) == {META, "a.1"}
+    assert not host.replicas.data and set(host.replicas.damaged) == {META, "a.1"}
 
 
 def test_news_of_a_commit_waits_in_data_groups_only() -> None:
     """Every node acts on what the meta group says: there 30 ms a record would make each change slower."""
-    host = Host.open(CONFIG, "i", {}, (), random.Random(1), 0, 0)
+    host = opened(CONFIG, {})
     empty = RaftLog(Base(0, 0, Config()), [])
-    waits = {g: host._raft(g, empty, HardState(), 0).settings.commit_news_ms for g in (META, "a.1")}
+    waits = {g: host.builder.raft(g, empty, HardState(), 0).settings.commit_news_ms for g in (META, "a.1")}
     assert waits == {META: 0, "a.1": CONFIG.raft.commit_news_ms} and waits["a.1"] > 0
 
 
@@ -137,7 +139,7 @@ def settled_host(
     saved = Saved(Base(5, 1, MEMBERS), MetaState(image).encode(), group=META, owner=ME)
     meta_log = GroupLog(Base(5, 1, MEMBERS), HardState(1), list(logged))
     both = {META: (meta_log, msgspec.msgpack.encode(saved)), **groups}
-    return Host.open(CONFIG, "i", both, (), random.Random(1), 0, 0, start=3, holding=holding, left=left)
+    return opened(CONFIG, both, start=3, holding=holding, left=left or {})
 
 
 def jobs_of(host: Host) -> list[Job]:
@@ -157,11 +159,11 @@ def test_what_was_joined_for_a_change_that_was_cancelled_goes(members: Any, stay
     """Unless it became a member all the same."""
     record = GroupRecord("a.1", "b", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     host = settled_host({"a.1": (found(1), checkpoint())}, record)
-    assert "a.1" in host.data
-    host.meta.image.groups["a.1"] = msgspec.structs.replace(record, members=members)
-    host._joined = {"a.1": "op-9"}
-    host._sync_groups()
-    assert ("a.1" in host.data) == stays
+    assert "a.1" in host.replicas.data
+    host.cluster.meta.image.groups["a.1"] = msgspec.structs.replace(record, members=members)
+    host.lifecycle._joined = {"a.1": "op-9"}
+    host.lifecycle.sync()
+    assert ("a.1" in host.replicas.data) == stays
 
 
 @pytest.mark.parametrize("payload,holding", [(used(), ()), (None, ("a.1",)), (checkpoint(), ("a.1",))])
@@ -170,9 +172,9 @@ def test_data_that_the_log_knows_nothing_of_is_kept_and_damaged(payload: bytes |
     anew from its first members, and nothing of it is removed."""
     groups = {"a.1": (found(0), payload)}
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
-    alone = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0, holding=holding)
+    alone = opened(CONFIG, groups, holding=holding)
     for host in (alone, settled_host(groups, member, holding=holding)):
-        assert "the log knows nothing of" in host.damaged["a.1"] and not host.data
+        assert "the log knows nothing of" in host.replicas.damaged["a.1"] and not host.replicas.data
         host.tick(10_000, 0)
         assert not jobs_of(host)
 
@@ -184,8 +186,8 @@ def test_data_that_the_log_forgot_goes_when_the_meta_state_says_so(payload: byte
     gone = GroupRecord("a.1", "a", members, MEMBERS.voters, ((0, 5),))
     for records in ([gone], []):
         host = settled_host({"a.1": (found(0), payload)}, *records, holding=("a.1",))
-        assert jobs_of(host) == [RemoveGroup("a.1")] and not host.damaged and not host.data
-    assert set(open_host(1).data) == {"a.1"}
+        assert jobs_of(host) == [RemoveGroup("a.1")] and not host.replicas.damaged and not host.replicas.data
+    assert set(open_host(1).replicas.data) == {"a.1"}
 
 
 def test_no_group_goes_after_a_start_before_the_meta_state_is_as_new_as_its_log() -> None:
@@ -195,7 +197,7 @@ def test_no_group_goes_after_a_start_before_the_meta_state_is_as_new_as_its_log(
     for commit in (5, 6):
         host.on_raft("b", [Routed(META, Heartbeat(1, commit))], 10)
         assert host.take().persist is None
-        assert set(host.data) == {"a.1"} and host.meta.applied == commit
+        assert set(host.replicas.data) == {"a.1"} and host.cluster.meta.applied == commit
     host.on_raft("b", [Routed(META, Heartbeat(1, 7))], 10)
     persist = host.take().persist
     assert persist is not None and persist[1] == [Forget("a.1")], "the group is gone"
@@ -207,20 +209,20 @@ def test_a_group_whose_making_was_cut_short_is_made_again() -> None:
     for payload in (checkpoint(), None):
         host = settled_host({"a.1": (found(0), payload)}, member)
         (job,) = jobs_of(host)
-        assert isinstance(job, SaveCheckpoint) and job.group == "a.1" and not host.damaged
+        assert isinstance(job, SaveCheckpoint) and job.group == "a.1" and not host.replicas.damaged
 
 
 def test_a_log_without_its_checkpoint_is_damage() -> None:
     """A data group's is written before its first record; the meta group's before its log is purged."""
-    assert "is missing" in open_host(1, saved=False).damaged["a.1"]
+    assert "is missing" in open_host(1, saved=False).replicas.damaged["a.1"]
     joining = GroupLog(Base(0, 0, Config()), HardState(1), [])
-    host = Host.open(CONFIG, "i", {"a.1": (joining, None)}, (), random.Random(1), 0, 0)
-    assert "is missing" in host.damaged["a.1"], "it met a term before it got a state"
+    host = opened(CONFIG, {"a.1": (joining, None)})
+    assert "is missing" in host.replicas.damaged["a.1"], "it met a term before it got a state"
     meta_log = GroupLog(Base(5, 1, MEMBERS), HardState(1), [])
-    host = Host.open(CONFIG, "i", {META: (meta_log, None)}, (), random.Random(1), 0, 0)
-    assert "is missing" in host.damaged[META] and host.meta_replica is None
+    host = opened(CONFIG, {META: (meta_log, None)})
+    assert "is missing" in host.replicas.damaged[META] and host.cluster.meta_replica is None
     whole = GroupLog(Base(0, 0, MEMBERS), HardState(1), [])
-    assert not Host.open(CONFIG, "i", {META: (whole, None)}, (), random.Random(1), 0, 0).damaged
+    assert not opened(CONFIG, {META: (whole, None)}).replicas.damaged
 
 
 @pytest.mark.parametrize(
@@ -242,9 +244,9 @@ def test_a_checkpoint_of_another_node_time_or_group_is_damage(
     fitting = Saved(Base(2, 1, MEMBERS), encode_checkpoint(state.checkpoint()), group="a.1", owner=ME)
     foreign = msgspec.structs.replace(fitting, base=Base(base, 1, MEMBERS), group=group, owner=owner)
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
-    assert "a.1" in settled_host({"a.1": (log, msgspec.msgpack.encode(fitting))}, member).data
+    assert "a.1" in settled_host({"a.1": (log, msgspec.msgpack.encode(fitting))}, member).replicas.data
     host = settled_host({"a.1": (log, msgspec.msgpack.encode(foreign))}, member)
-    assert why in host.damaged["a.1"] and not host.data and not jobs_of(host)
+    assert why in host.replicas.damaged["a.1"] and not host.replicas.data and not jobs_of(host)
 
 
 @pytest.mark.parametrize(
@@ -268,9 +270,13 @@ def test_a_meta_checkpoint_of_another_node_cluster_or_release_is_damage(
         "a.1": (found(1), checkpoint()),
         "b.1": (found(0), None),
     }
-    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0, start=3)
-    assert why in host.damaged[META] and host.meta_replica is None and host.state() == "damaged"
-    assert host.data["a.1"].raft.passive
+    host = opened(CONFIG, groups, start=3)
+    assert (
+        why in host.replicas.damaged[META]
+        and host.cluster.meta_replica is None
+        and host.status.state() == "damaged"
+    )
+    assert host.replicas.data["a.1"].raft.passive
     host.tick(60_000, 0)
     effects = host.take()
     assert not effects.jobs and not effects.calls
@@ -284,8 +290,10 @@ def test_a_meta_group_that_the_log_knows_nothing_of_is_damage_beside_data() -> N
         assert not lost_meta(groups | {META: (found(1), None)}, ())
         assert lost_meta(groups | {META: (found(0), None)}, ()), "its directory alone is no log"
     assert lost_meta(blank, ["a.1"]) and not lost_meta(blank, ()) and not lost_meta({}, ())
-    host = Host.open(CONFIG, "i", {META: (found(0), checkpoint())}, (), random.Random(1), 0, 0)
-    assert "knows nothing of the meta group" in host.damaged[META] and host.state() == "damaged"
+    host = opened(CONFIG, {META: (found(0), checkpoint())})
+    assert (
+        "knows nothing of the meta group" in host.replicas.damaged[META] and host.status.state() == "damaged"
+    )
     host.tick(10_000, 0)
     assert not host.take().calls, "it asks nobody to be taken in"
 
@@ -293,10 +301,10 @@ def test_a_meta_group_that_the_log_knows_nothing_of_is_damage_beside_data() -> N
 def test_a_node_without_its_meta_state_leads_nothing_and_sends_clients_elsewhere() -> None:
     """It votes and follows in its data groups, whose slots it cannot know."""
     groups = {"a.1": (found(1), checkpoint())}
-    host = Host.open(CONFIG, "i", groups, [Damage(0, 0, META, 0, 0, "bad")], random.Random(1), 0, 0)
+    host = opened(CONFIG, groups, [Damage(0, 0, META, 0, 0, "bad")])
     host.tick(60_000, 0)
     host.take()
-    assert host.data["a.1"].raft.role is Role.FOLLOWER
+    assert host.replicas.data["a.1"].raft.role is Role.FOLLOWER
     requests: list[Request] = [GetMeta(), ListPartitions("a.1", slots=((0, 5),)), OpenSession("a.1")]
     for token, request in enumerate(requests):
         host.on_request(token, request, 60_000, 0)
@@ -310,7 +318,7 @@ def test_nothing_is_saved_or_installed_before_the_log_knows_of_a_replica() -> No
     host = settled_host({}, member)
     effects = host.take()
     host.on_job(effects.jobs[0][0], Done(), 1)
-    replica = host.data["a.1"]
+    replica = host.replicas.data["a.1"]
     replica.changed()
     persist = host.take().persist
     assert persist is not None
@@ -327,7 +335,7 @@ def test_nothing_is_saved_before_the_log_knows_of_a_replica_and_then_it_is() -> 
     member = GroupRecord("a.1", "a", MEMBERS.voters, MEMBERS.voters, ((0, 5),))
     host = settled_host({}, member)
     host.on_job(host.take().jobs[0][0], Done(), 1)
-    host.data["a.1"].changed()
+    host.replicas.data["a.1"].changed()
     persist = host.take().persist
     assert persist is not None
     host.on_persisted(persist[0], 20_001)
@@ -340,7 +348,7 @@ def test_what_was_applied_before_an_entry_that_stops_the_group_is_answered(
 ) -> None:
     """Its writer need not send it again; of those behind it nobody knows."""
     host = leads_alone()
-    replica = host.data["a.1"]
+    replica = host.replicas.data["a.1"]
 
     def fails(*_: object) -> None:
         raise EntryFailed(6, "unknown", [(5, Accepted(5))])
@@ -357,8 +365,8 @@ def test_entries_of_the_log_that_goes_are_not_applied_to_a_state_that_was_instal
     """Until the log begins durably where the new state ends, what is committed may be of the old one."""
     opaque = Entry(1, EntryKind.COMMAND, data.encode(data.Opaque(b"x")))
     groups = {"a.1": (GroupLog(Base(1, 0, MEMBERS), HardState(1), [opaque] * 3), checkpoint())}
-    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0)
-    replica = host.data["a.1"]
+    host = opened(CONFIG, groups)
+    replica = host.replicas.data["a.1"]
     host.on_raft("b", [Routed("a.1", SnapshotOffer(1, Base(9, 1, MEMBERS), "5" * 32))], 10)
     ((number, _),) = [(n, j) for n, j in host.take().jobs if isinstance(j, InstallSnapshot)]
     later = initial("a.1", ((0, 5),))
@@ -400,14 +408,14 @@ def test_a_node_remembers_its_promises_to_a_group_that_it_leaves() -> None:
     persist = host.take().persist
     assert persist is not None
     assert persist[1][0] == SetHard("a.1", memory) and isinstance(persist[1][1], Rebase)
-    assert host.data["a.1"].raft.hard == memory
+    assert host.replicas.data["a.1"].raft.hard == memory
 
 
 def leaves_group(record: GroupRecord | None) -> tuple[Host, int]:
     """Node a removes its replica of a.1: the number of the job that removes its files."""
     host = settled_host({"a.1": (found(1), checkpoint())}, *([record] if record else []))
     persist = host.take().persist
-    assert persist is not None and not host.data
+    assert persist is not None and not host.replicas.data
     host.on_persisted(persist[0], 1)
     ((number, job),) = host.take().jobs
     assert job == RemoveGroup("a.1")
@@ -417,8 +425,8 @@ def leaves_group(record: GroupRecord | None) -> tuple[Host, int]:
 def test_no_meta_checkpoint_says_that_a_group_is_gone_before_its_files_are() -> None:
     """A restart from it would take what is left of the directory for data that the log has lost."""
     host, number = leaves_group(None)
-    assert host.meta_replica is not None
-    host.meta_replica.changed()
+    assert host.cluster.meta_replica is not None
+    host.cluster.meta_replica.changed()
     for now in range(200, 60_000, 200):
         host.tick(now, 0)
         assert not [j for j in jobs_of(host) if isinstance(j, SaveCheckpoint)]
@@ -432,8 +440,10 @@ def test_a_group_that_comes_back_is_made_when_its_last_files_are_gone() -> None:
     """Else the removal would take the new replica's first checkpoint, which its log goes on from."""
     members = ("b", "c", "d")
     host, number = leaves_group(GroupRecord("a.1", "a", members, MEMBERS.voters, ((0, 5),)))
-    host.meta.image.groups["a.1"] = GroupRecord("a.1", "a", (*members, "a"), MEMBERS.voters, ((0, 5),))
-    host._on_meta()
+    host.cluster.meta.image.groups["a.1"] = GroupRecord(
+        "a.1", "a", (*members, "a"), MEMBERS.voters, ((0, 5),)
+    )
+    host.on_meta()
     assert not jobs_of(host)
     host.on_job(number, Done(), 2)
     (job,) = jobs_of(host)
@@ -444,7 +454,7 @@ def test_a_group_that_comes_back_is_made_when_its_last_files_are_gone() -> None:
 def test_no_read_is_answered_before_the_rows_are_back_in_memory(level: str) -> None:
     """After a restart a part of them is still in the log; no age would tell that they are missing."""
     host = leads_alone()
-    host.data["a.1"].state.rows.recovered_to = 99
+    host.replicas.data["a.1"].state.rows.recovered_to = 99
     requests: list[Request] = [ScanRows("a.1", "g", SPEC, level), ListPartitions("a.1", read=level)]
     for token, request in enumerate(requests):
         host.on_request(token, request, 3_000, 3_000)
@@ -455,7 +465,7 @@ def test_no_read_is_answered_before_the_rows_are_back_in_memory(level: str) -> N
 def test_who_proposed_is_answered_for_its_own_entry_alone() -> None:
     """Another leader's entry in the same place acknowledges nothing, and who loses the lead does not know."""
     host = leads_alone()
-    replica = host.data["a.1"]
+    replica = host.replicas.data["a.1"]
     replica._tokens = {5: (1, [7]), 6: (1, [8])}
     replica._answer(5, [Entry(2, EntryKind.COMMAND, b"")], [(5, Accepted(5))])
     reply = run_out(host)[7]
@@ -472,8 +482,8 @@ def test_a_checkpoint_before_a_leader_is_heard_purges_nothing() -> None:
     state.apply(2, [opaque] * 3, 0)
     payload = msgspec.msgpack.encode(Saved(Base(1, 0, MEMBERS), encode_checkpoint(state.checkpoint())))
     log = GroupLog(Base(1, 0, MEMBERS), HardState(1), [opaque] * 3)
-    host = Host.open(CONFIG, "i", {"a.1": (log, payload)}, (), random.Random(1), 0, 0)
-    replica = host.data["a.1"]
+    host = opened(CONFIG, {"a.1": (log, payload)})
+    replica = host.replicas.data["a.1"]
     replica.changed()
     host.tick(1_000, 0)
     saves = [n for n, j in host.take().jobs if isinstance(j, SaveCheckpoint)]
@@ -487,10 +497,10 @@ def test_a_snapshot_half_fetched_by_an_earlier_life_goes_unless_it_is_fetched_ag
     """Its leader may offer it once more, so it has some time. What an operation staged is not its affair."""
     groups = {"a.1": (found(1), checkpoint())}
     areas = (install_area("s1"), install_area("s2"), "op-3")
-    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0, areas)
+    host = opened(CONFIG, groups, staged=areas)
     host.tick(INSTALL_KEEP_MS - 1, 0)
     assert not [j for _, j in host.take().jobs if isinstance(j, DropStaging)]
-    host.data["a.1"]._installing = "s2"
+    host.replicas.data["a.1"]._installing = "s2"
     host.tick(INSTALL_KEEP_MS + 1, 0)
     assert [j for _, j in host.take().jobs if isinstance(j, DropStaging)] == [DropStaging(install_area("s1"))]
 
@@ -498,12 +508,12 @@ def test_a_snapshot_half_fetched_by_an_earlier_life_goes_unless_it_is_fetched_ag
 def test_a_snapshot_that_is_offered_again_keeps_its_area() -> None:
     """Also when the disk refused to remove it at first."""
     groups = {"a.1": (found(1), checkpoint())}
-    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0, (install_area("s1"),))
+    host = opened(CONFIG, groups, staged=(install_area("s1"),))
     host.tick(INSTALL_KEEP_MS, 0)
     ((number, _),) = [(n, j) for n, j in host.take().jobs if isinstance(j, DropStaging)]
     host.on_job(number, Failed("unavailable", "io"), INSTALL_KEEP_MS)
     assert host.desk.unremoved
-    host.data["a.1"]._installing = "s1"
+    host.replicas.data["a.1"]._installing = "s1"
     host.tick(INSTALL_KEEP_MS + 5_000, 0)
     assert not [j for _, j in host.take().jobs if isinstance(j, DropStaging)] and not host.desk.unremoved
 
@@ -578,12 +588,12 @@ def test_slots_named_many_times_are_refused_before_they_are_expanded() -> None:
 def test_a_node_that_reads_of_its_own_retirement_serves_nobody() -> None:
     """What others send it still arrives, so it may learn this before any of them refuses it."""
     host = open_host(1)
-    host.meta.image.retired.append("i")
+    host.cluster.meta.image.retired.append("i")
     host.on_request(7, GetMeta(), 0, 0)
     (_, reply) = host.take().replies[0]
     assert isinstance(reply, ErrorReply) and reply.code == "unavailable" and "retired" in reply.what
-    host.meta.image.retired.remove("i")  # the removal was cancelled
-    assert not host.outcast
+    host.cluster.meta.image.retired.remove("i")  # the removal was cancelled
+    assert not host.own_standing.outcast
 
 
 COLUMNS = (Column("d", "STRING", True), Column("v", "DOUBLE", False))
@@ -604,7 +614,7 @@ COLUMNS = (Column("d", "STRING", True), Column("v", "DOUBLE", False))
 def test_a_scan_for_what_the_table_does_not_have_costs_no_file(spec: ScanSpec) -> None:
     """The TsFile package raises on such names, and its process is replaced after every error."""
     host = open_host(1)
-    host.meta.tables.schemas["g", "t"] = TableSchema("g", "t", 1, COLUMNS)
+    host.cluster.meta.tables.schemas["g", "t"] = TableSchema("g", "t", 1, COLUMNS)
     host.take()
     host.on_request(7, ScanRows("a.1", "g", spec, "weak"), 0, 0)
     did = host.take()
@@ -612,20 +622,18 @@ def test_a_scan_for_what_the_table_does_not_have_costs_no_file(spec: ScanSpec) -
     assert token == 7 and isinstance(reply, ErrorReply) and reply.code == "invalid_input" and not did.jobs
 
 
-def test_a_first_leader_founds_the_cluster_when_the_seeds_have_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_first_leader_founds_the_cluster_when_the_seeds_have_answered() -> None:
     """It looks for that again and again, with one timer."""
-    host, founded = Host.open(CONFIG, "i", {}, (), random.Random(1), 0, 0), []
-    monkeypatch.setattr(host, "_on_meta", lambda: founded.append(host.desk.now))
-    monkeypatch.setattr(host, "meta_replica", SimpleNamespace(leads=True))
-    monkeypatch.setattr(host.admission, "ask_again", lambda: False)
+    host, looked = opened(CONFIG, {}), []
+    cluster: Any = SimpleNamespace(meta_replica=SimpleNamespace())
+    silent: Any = SimpleNamespace(ask_again=lambda: False)
+    bootstrap = Bootstrap(host.context, cluster, silent, lambda: looked.append(host.desk.now))
     for _ in range(2):
-        host._maybe_bootstrap()
-        host._maybe_bootstrap()
-        host.desk.now += HOUSEKEEPING_MS
+        bootstrap.propose()
+        bootstrap.propose()
+        host.desk.now += AGAIN_MS
         host.desk.fire()
-    assert founded == [HOUSEKEEPING_MS, 2 * HOUSEKEEPING_MS]
+    assert looked == [AGAIN_MS, 2 * AGAIN_MS]
 
 
 @pytest.mark.parametrize("incarnation,member,known", [("i-a", True, False), ("other", False, True)])
@@ -655,16 +663,18 @@ def test_the_next_step_of_a_change_follows_the_entry_it_waits_for() -> None:
     """Slots stand closed between the steps: the host goes on when the entry is applied, not at a tick."""
     raft = SimpleNamespace(term=2, change=lambda config, now: 7)
     replica: Any = SimpleNamespace(group="a.1", raft=raft, seen=4, propose=lambda batch: 5)
-    host: Any = SimpleNamespace(node="a", desk=Desk(0, 0), data={"a.1": replica})
-    operations = Operations(host)
-    operations._propose(replica, [b"seal", b"open"])
-    assert not operations.is_due()
+    context: Any = SimpleNamespace(node="a", desk=Desk(0, 0))
+    replicas: Any = SimpleNamespace(cluster=None, data={"a.1": replica})
+    unused: Any = None
+    steps = GroupSteps(context, replicas, unused, unused, unused, unused, unused)
+    steps.propose(replica, [b"seal", b"open"])
+    assert not steps.is_due()
     replica.seen = 6
-    assert operations.is_due() and not operations.is_due()
-    operations._reconfigure(replica, membership.Change(MEMBERS))
-    assert not operations.is_due()
+    assert steps.is_due() and not steps.is_due()
+    steps._reconfigure(replica, membership.Change(MEMBERS))
+    assert not steps.is_due()
     replica.seen = 7
-    assert operations.is_due() and not operations.is_due()
+    assert steps.is_due() and not steps.is_due()
 
 
 def test_the_host_drives_between_two_ticks_when_a_step_is_due() -> None:
@@ -684,11 +694,11 @@ def test_the_host_drives_between_two_ticks_when_a_step_is_due() -> None:
 @pytest.mark.parametrize("may_hold", [False, True])
 def test_hold_points_are_refused_by_an_agent_not_started_for_tests(may_hold: bool) -> None:
     host = open_host(1)
-    host.operations.may_hold = may_hold
+    host.operations.hold_points.may_set = may_hold
     host.handlers.on_request(1, SetHolds(("after:OPEN",)))
     _, reply = host.take().replies[0]
     assert isinstance(reply, Accepted if may_hold else ErrorReply)
-    assert host.operations.holds == (frozenset({"after:OPEN"}) if may_hold else frozenset())
+    assert host.operations.hold_points.points == (frozenset({"after:OPEN"}) if may_hold else frozenset())
     host.handlers.on_request(2, SetHolds(("after:LUNCH",)))
     _, unknown = host.take().replies[0]
     assert isinstance(unknown, ErrorReply)
@@ -697,10 +707,10 @@ def test_hold_points_are_refused_by_an_agent_not_started_for_tests(may_hold: boo
 def test_a_node_that_left_is_named_as_a_peer_no_longer() -> None:
     """Metrics go by this: an alert on its silence would never end."""
     host = open_host(1)
-    host.heard = {"b": 0, "gone": 0}
-    assert set(host.node_status(5, 0).heard_ms) == {"b", "gone"}, "who is a member is not known yet"
-    host.meta.image.nodes = {n: NodeRecord(n, "h", 1, 1, "i", 0) for n in ("a", "b")}
-    assert host.node_status(5, 0).heard_ms == {"b": 5}
+    host.peers.heard = {"b": 0, "gone": 0}
+    assert set(host.status.of_node(5, 0).heard_ms) == {"b", "gone"}, "who is a member is not known yet"
+    host.cluster.meta.image.nodes = {n: NodeRecord(n, "h", 1, 1, "i", 0) for n in ("a", "b")}
+    assert host.status.of_node(5, 0).heard_ms == {"b": 5}
 
 
 def test_an_exception_in_one_request_ends_that_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -736,11 +746,11 @@ def leads_alone() -> Host:
         META: (GroupLog(Base(5, 1, alone), HardState(1), []), msgspec.msgpack.encode(meta)),
         "a.1": (GroupLog(Base(1, 0, alone), HardState(1), []), msgspec.msgpack.encode(saved)),
     }
-    host = Host.open(CONFIG, "i", groups, (), random.Random(1), 0, 0)
+    host = opened(CONFIG, groups)
     for now in range(0, 3_000, 50):
         host.tick(now, now)
         run_out(host, now)
-    assert all(r.leads for r in host.replicas())
+    assert all(r.leads for r in host.replicas)
     return host
 
 
@@ -775,10 +785,10 @@ def test_the_meta_group_is_changed_by_its_leader_alone() -> None:
 def test_a_node_that_is_heard_is_not_called_dead() -> None:
     """The change goes on with it, and who asked is told why."""
     host = leads_alone()
-    host.meta.image.nodes["b"] = NodeRecord("b", "h", 1, 1, "i-b", 0)
+    host.cluster.meta.image.nodes["b"] = NodeRecord("b", "h", 1, 1, "i-b", 0)
     op = Operation("op-9", "add-node", "b", "me", 0, 1, 9, [], [], Options(), Stage.FORMAL)
-    host.meta.image.operations.append(op)
-    host.heard["b"] = 3_000
+    host.cluster.meta.image.operations.append(op)
+    host.peers.heard["b"] = 3_000
     host.on_request(1, Steer("op-9", "dead", "me", node="b"), 3_000, 0)
     (reply,) = run_out(host).values()
     assert isinstance(reply, ErrorReply) and "b" in reply.what, reply
@@ -796,7 +806,7 @@ def test_sessions_of_a_seal_are_waited_for_when_asked_so() -> None:
     host.on_request(1, OpenSession("a.1"), 3_000, 0)
     opened = run_out(host)[1]
     assert isinstance(opened, SessionOpened)
-    host.meta.tables.schemas["g", "t"] = SPEC.schema
+    host.cluster.meta.tables.schemas["g", "t"] = SPEC.schema
     place = PartitionKey("g", 2, 0)
     slot = slot_of("g", 2, 0, CONFIG.cluster)
     write = DeleteRows("a.1", slot, place, "t", opened.session, 1, 0, (), 0, 1)
@@ -807,7 +817,7 @@ def test_sessions_of_a_seal_are_waited_for_when_asked_so() -> None:
     host.on_request(5, GetSealedSessions("op-9", "a.1", 0), 3_000, 0)
     replies = run_out(host)
     assert list(replies) == [5] and isinstance(replies[5], ErrorReply) and replies[5].code == "not_found"
-    host.data["a.1"].propose([data.encode(data.Seal("op-9", 1, ((0, 5),)))])
+    host.replicas.data["a.1"].propose([data.encode(data.Seal("op-9", 1, ((0, 5),)))])
     replies = run_out(host)
     assert list(replies) == [3] and isinstance(replies[3], SealedSessions)
     host.tick(3_000 + SEAL_WAIT_MS, 0)
@@ -819,13 +829,13 @@ def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pyt
     """The leader of a data group may be cut off from the meta group, which took the TTL back meanwhile. Rows
     that were past it when it was asked for are, later ones are not."""
     host = leads_alone()
-    replica, now = host.data["a.1"], [10_000]
+    replica, now = host.replicas.data["a.1"], [10_000]
     asked: list[tuple[Callable[[], None], Callable[[str], None]]] = []
     proposed: list[bytes] = []
-    assert host.meta_replica is not None
-    monkeypatch.setattr(host.meta_replica, "read", lambda then, fail: asked.append((then, fail)))
+    assert host.cluster.meta_replica is not None
+    monkeypatch.setattr(host.cluster.meta_replica, "read", lambda then, fail: asked.append((then, fail)))
     monkeypatch.setattr(replica, "propose", proposed.extend)
-    monkeypatch.setattr(host.clocks, "passed", lambda _: now[0])
+    monkeypatch.setattr(host.context.clocks, "passed", lambda _: now[0])
     place = PartitionKey("g", 2, 0)
     file = FileMeta(
         "00002-000000000001-0000.tsfile", 2, place, "t", (1,), 10, "f" * 32, 1, 0, 19_000, (1, 1, 1)
@@ -834,7 +844,7 @@ def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pyt
     host.compactor._expire_at = 0
     host.compactor.keep()
     assert not asked, "no table has a TTL"
-    host.meta.tables.schemas["g", "t"] = msgspec.structs.replace(SPEC.schema, ttl_ms=1_000)
+    host.cluster.meta.tables.schemas["g", "t"] = msgspec.structs.replace(SPEC.schema, ttl_ms=1_000)
     host.compactor._expire_at = 0
     host.compactor.keep()
     asked.pop()[1]("no quorum")
@@ -855,8 +865,8 @@ def test_rows_expire_by_a_ttl_that_the_meta_group_has_confirmed(monkeypatch: pyt
 def test_evidence_that_does_not_fit_is_refused_before_it_is_logged() -> None:
     """Every member would apply it."""
     host = leads_alone()
-    assert host.meta_replica is not None
-    last = host.meta_replica.raft.log.last_index
+    assert host.cluster.meta_replica is not None
+    last = host.cluster.meta_replica.raft.log.last_index
     bad = (
         meta.encode(meta.LedAgain(0, "x.1", "op-1")),
         meta.encode(meta.SetDraining(0, "a", True, "me")),
@@ -867,13 +877,13 @@ def test_evidence_that_does_not_fit_is_refused_before_it_is_logged() -> None:
         host.on_request(token, Forward(command), 3_000, 3_000)
         reply = run_out(host)[token]
         assert isinstance(reply, ErrorReply) and reply.code == "invalid_input"
-    assert host.meta_replica.raft.log.last_index == last
+    assert host.cluster.meta_replica.raft.log.last_index == last
 
 
 def test_evidence_goes_to_every_new_meta_leader_at_once() -> None:
     """Slots stand closed until it is in the record, and what the leader before got may be lost with it."""
     host = settled_host({})
-    report = partial(host.operations.report, meta.LedAgain(0, "a.1", "op-1"))
+    report = partial(host.operations.reports.report, meta.LedAgain(0, "a.1", "op-1"))
 
     def asked(now: int) -> list[To]:
         host.desk.now = now
@@ -958,9 +968,9 @@ def test_an_exception_when_a_change_is_looked_at_again_ends_that_request() -> No
     def fails() -> None:
         raise KeyError("a bug")
 
-    assert host.meta_replica is not None
+    assert host.cluster.meta_replica is not None
     begin = meta.SteerOperation(0, "op-1", "resume", "me")
-    Probes(host, 1, host.meta_replica, begin, {"a.1": ("a",)}, fails).start()
+    Probes(host, 1, host.cluster.meta_replica, begin, {"a.1": ("a",)}, fails).start()
     reply = run_out(host)[1]
     assert isinstance(reply, ErrorReply) and reply.code == "error" and host.requests_failed == 1
 
@@ -995,11 +1005,11 @@ def test_an_entry_that_fits_no_frame_is_refused_by_name() -> None:
     host.on_request(1, Propose("a.1", (bytes(ENTRY_BYTES_MAX),)), 0, 0)
     (_, reply) = host.take().replies[0]
     assert isinstance(reply, ErrorReply) and reply.code == "invalid_input" and "limit" in reply.what
-    last = host.data["a.1"].raft.log.last_index
-    assert host.data["a.1"].propose([bytes(ENTRY_BYTES_MAX + 1)]) is None
-    assert host.data["a.1"].raft.log.last_index == last
+    last = host.replicas.data["a.1"].raft.log.last_index
+    assert host.replicas.data["a.1"].propose([bytes(ENTRY_BYTES_MAX + 1)]) is None
+    assert host.replicas.data["a.1"].raft.log.last_index == last
     assert "entry_refused" in [event for event, _ in host.take().notes]
-    leader = leads_alone().data["a.1"]
+    leader = leads_alone().replicas.data["a.1"]
     last = leader.raft.log.last_index
     assert leader.propose([b"x", bytes(ENTRY_BYTES_MAX + 1)]) is None, "behind a good one"
     assert leader.raft.log.last_index == last

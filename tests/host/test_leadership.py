@@ -8,6 +8,7 @@ import pytest
 
 from nodeagent.data.slots import Sealed
 from nodeagent.host.leadership import PREFER_HEADER_MS, SHORT_MS, Leadership
+from nodeagent.host.replicas import Replicas
 from nodeagent.model.operation import Operation, Options, SlotMove, Stage
 from nodeagent.raft import PeerStatus
 from nodeagent.raft.progress import ProgressState
@@ -39,23 +40,17 @@ class World:
         self.replica = replica = SimpleNamespace(
             group=group, leads=True, raft=raft, state=state, lacks_files_of=lambda n: n in self.sources
         )
-        self.host = SimpleNamespace(
-            node="a",
-            desk=SimpleNamespace(now=0, space=SimpleNamespace(is_low=low), note=lambda *_, **__: None),
-            heard={"b": 0, "c": 0},
-            data={group: replica},
-            meta=SimpleNamespace(
-                operations=SimpleNamespace(open=lambda: None), image=SimpleNamespace(nodes={})
-            ),
-            meta_replica=None,
-            replicas=lambda: [replica],
-            random=random.Random(1),
-        )
-        self.leadership = Leadership(cast(Any, self.host))
+        self.desk = SimpleNamespace(now=0, space=SimpleNamespace(is_low=low), note=lambda *_, **__: None)
+        meta = SimpleNamespace(open_operation=lambda: None, image=SimpleNamespace(nodes={}))
+        replicas: Any = Replicas(cast(Any, SimpleNamespace(meta=meta, meta_replica=None)))
+        replicas.data[group] = replica
+        self.heard = {"b": 0, "c": 0}
+        context = SimpleNamespace(node="a", desk=self.desk, random=random.Random(1))
+        self.leadership = Leadership(cast(Any, context), replicas, cast(Any, self))
 
     def keep(self, *, after_ms: int = 0) -> list[str]:
-        self.host.desk.now += after_ms
-        self.host.heard = dict.fromkeys(self.host.heard, self.host.desk.now)
+        self.desk.now += after_ms
+        self.heard = dict.fromkeys(self.heard, self.desk.now)
         self.leadership.keep()
         return self.asked
 
@@ -79,7 +74,7 @@ def test_a_group_is_left_to_one_that_said_it_has_room_where_most_have(
 
 def test_one_with_room_that_is_not_at_hand_is_waited_for() -> None:
     world = World("a.1", low=True, b=SILENT, c=ROOM)
-    del world.host.heard["c"]
+    del world.heard["c"]
     assert world.keep() == []
 
 
@@ -89,7 +84,7 @@ def test_a_header_that_was_short_of_room_is_preferred_when_that_is_long_ago() ->
     for _ in range(3):
         world.keep(after_ms=PREFER_HEADER_MS)
     world.said["b"] = ROOM
-    while world.host.desk.now + PREFER_HEADER_MS < SHORT_MS:
+    while world.desk.now + PREFER_HEADER_MS < SHORT_MS:
         assert world.keep(after_ms=PREFER_HEADER_MS) == []
     for _ in range(6):
         world.keep(after_ms=PREFER_HEADER_MS)
@@ -141,11 +136,11 @@ def test_a_group_is_left_to_a_source_only_by_its_leader_and_when_it_may_be_hande
 def test_files_are_lacking_of_the_sources_of_what_is_sealed_without_them() -> None:
     """A source of slots that are sealed with their files here, and no source at all, can be given a state."""
     host = leads_alone()
-    replica = host.data["a.1"]
+    replica = host.replicas.data["a.1"]
     for number, (hollow, source) in enumerate([(True, "b"), (False, "c")], start=8):
         slots = ((number, number + 1),)
         moves = [SlotMove(slots, "a.1", ("a", source), "d.1", ("d",))]
-        host.meta.image.operations.append(
+        host.cluster.meta.image.operations.append(
             Operation(f"op-{number}", "rebalance", "", "me", 0, 1, 2, moves, [], Options(), Stage.MOVING)
         )
         replica.state.slots.sealed[f"op-{number}"] = Sealed({number}, 9, b"", hollow)

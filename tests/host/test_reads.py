@@ -231,9 +231,8 @@ def test_a_list_is_refused_unless_all_slots_that_it_is_asked_for_are_open(holder
     def listed(*slots: tuple[int, int]) -> Reply:
         holder.token += 1
         request = ListPartitions(GROUP, "", "", "weak", paged=True, slots=slots)
-        reads.on_list(
-            node.host, node.replica, holder.token, request
-        )  # past the check against the cluster's slots
+        # Past the check against the cluster's slots.
+        reads.on_list(node.host.cluster, node.replica, holder.token, request)
         node.take()
         return node.replies[-1]
 

@@ -1,7 +1,5 @@
 """Repairs as a host sees them: what is refused, and what must be durable before the answer."""
 
-import random
-
 import msgspec
 import pytest
 
@@ -9,7 +7,6 @@ from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.state import initial
 from nodeagent.host import repairs
 from nodeagent.host.desk import To
-from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import Damage
 from nodeagent.model.entries import Base, Config
@@ -37,6 +34,7 @@ from nodeagent.model.requests import (
     Reply,
     Request,
 )
+from tests.host.opened import opened
 from tests.host.test_host import CONFIG, found
 
 GROUP = "a.1"
@@ -54,7 +52,7 @@ class Node:
         state.files.manifest.add([MINE])
         saved = Saved(Base(1, 0, Config(("a", "b", "c"))), encode_checkpoint(state.checkpoint()))
         groups = {GROUP: (found(1), msgspec.msgpack.encode(saved))}
-        self.host = Host.open(CONFIG, "i", groups, damaged, random.Random(1), 0, 0)
+        self.host = opened(CONFIG, groups, damaged)
         self.jobs: list[tuple[int, Job]] = []
         self.replies: list[tuple[int, Reply]] = []
         self.asked: list[tuple[int, To, Request]] = []
@@ -100,7 +98,7 @@ class Node:
 
     @property
     def row(self) -> FileMeta | None:
-        return self.host.data[GROUP].state.files.manifest.get("f")
+        return self.host.replicas.data[GROUP].state.files.manifest.get("f")
 
 
 def test_a_forged_row_is_replaced_and_saved_before_the_answer() -> None:
@@ -114,14 +112,14 @@ def test_a_forged_row_is_replaced_and_saved_before_the_answer() -> None:
     assert isinstance(saved, SaveCheckpoint)
     assert saved.changes is not None and saved.changes.files == (FORGED_AWAY,)
     assert node.replies == [(7, FileRepaired("quarantine/x"))]
-    manifest = node.host.data[GROUP].state.files.manifest
+    manifest = node.host.replicas.data[GROUP].state.files.manifest
     assert (manifest.nbytes, manifest.rows) == (11, 5)
 
 
 def test_a_checkpoint_already_on_its_way_does_not_count() -> None:
     """It was made of the state before the repair."""
     node = Node()
-    replica = node.host.data[GROUP]
+    replica = node.host.replicas.data[GROUP]
     replica.unsaved = 1
     replica.maybe_checkpoint(force=True)
     node.take()
@@ -161,7 +159,7 @@ def test_refused_while_the_replica_installs() -> None:
     """Its files are about to be others; also when the install began while the file was pulled."""
     node = Node()
     node.ask()
-    node.host.data[GROUP]._installing = "5b"
+    node.host.replicas.data[GROUP]._installing = "5b"
     node.finish(StageFiles, STAGED)
     assert node.refused()[0] == "refused" and not [j for _, j in node.jobs if isinstance(j, ReplaceFile)]
     node.replies.clear()
@@ -198,7 +196,7 @@ def test_a_replica_that_goes_answers_who_waits() -> None:
     node.ask()
     node.finish(StageFiles, STAGED)
     node.finish(ReplaceFile, FileReplaced(""))
-    node.host.data[GROUP].abandon()
+    node.host.replicas.data[GROUP].abandon()
     node.take()
     assert node.refused()[0] == "outcome_unknown"
     assert not [j for _, j in node.jobs if isinstance(j, InstallSnapshot)]
@@ -213,7 +211,7 @@ def test_the_next_repair_waits_until_the_area_of_the_last_is_gone() -> None:
     assert node.replies == [(7, FileRepaired(""))]
     node.replies.clear()
     node.finish(DropStaging, Failed("unavailable", "Input/output error"))
-    assert node.host.node_status(10, 0).unremoved == {f"staging/repair-{GROUP}": "Input/output error"}
+    assert node.host.status.of_node(10, 0).unremoved == {f"staging/repair-{GROUP}": "Input/output error"}
     node.ask(token=8)
     assert node.refused()[0] == "busy"
     node.replies.clear()
@@ -222,7 +220,7 @@ def test_the_next_repair_waits_until_the_area_of_the_last_is_gone() -> None:
     node.finish(DropStaging, Done())
     node.ask(token=9)
     assert [type(j) for _, j in node.jobs] == [StageFiles] and not node.replies
-    assert not node.host.node_status(10, 0).unremoved
+    assert not node.host.status.of_node(10, 0).unremoved
 
 
 def broken(*args: object) -> None:
@@ -243,7 +241,7 @@ def test_an_exception_in_a_part_of_a_repair_ends_that_repair(
         if part == "replaced":
             patched.setattr(repairs, "_name", broken)
         if part == "saved":
-            patched.setattr(node.host.data[GROUP], "maybe_checkpoint", broken)
+            patched.setattr(node.host.replicas.data[GROUP], "maybe_checkpoint", broken)
         if part != "staged":
             node.finish(ReplaceFile, FileReplaced(""))
     code, what = node.refused()
@@ -264,6 +262,6 @@ def test_a_manifest_that_is_half_changed_ends_the_node(monkeypatch: pytest.Monke
     node = Node()
     node.ask()
     node.finish(StageFiles, STAGED)
-    monkeypatch.setattr(node.host.data[GROUP].state.files.manifest, "add", broken)
+    monkeypatch.setattr(node.host.replicas.data[GROUP].state.files.manifest, "add", broken)
     with pytest.raises(InvariantBroken):
         node.finish(ReplaceFile, FileReplaced(""))

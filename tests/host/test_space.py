@@ -64,8 +64,8 @@ def test_a_group_goes_on_without_a_minority(voters: int, most: int) -> None:
 
 def refused_write(host: Host, answered: int = 3_000) -> ErrorReply:
     """The refusal that comes at that time and no earlier."""
-    open_ = host.data["a.1"].state.slots.open
-    settings = host.meta.image.settings
+    open_ = host.replicas.data["a.1"].state.slots.open
+    settings = host.cluster.meta.image.settings
     assert settings is not None
     slot, key = next(
         (slot, key)
@@ -114,7 +114,7 @@ def test_a_follower_without_room_takes_small_entries_and_no_snapshot() -> None:
         host.on_disk(free, TOTAL, 0)
         entry = Entry(1, int(EntryKind.COMMAND), random.Random(1).randbytes(size))
         host.on_raft("b", [Routed("a.1", AppendRequest(1, 1, 0, 1, [entry]))], 0)
-        assert (host.data["a.1"].raft.log.last_index == 2) is is_taken
+        assert (host.replicas.data["a.1"].raft.log.last_index == 2) is is_taken
     offer = SnapshotOffer(1, msgspec.structs.replace(base, index=9), "5" * 32)
     for free, is_taken in ((LOW - 1, False), (TOTAL, True)):
         host = open_host(1)

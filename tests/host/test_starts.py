@@ -1,12 +1,10 @@
 """Older copies of a node's directory: who notices them, and what a node does that learns it is one."""
 
-import random
-
 import msgspec
 import pytest
 
-from nodeagent.host.host import QUIET_MS, Host
-from nodeagent.host.operations import LISTENED_TIMEOUTS, SILENT_TIMEOUTS, check_silent
+from nodeagent.host.changes import LISTENED_TIMEOUTS, SILENT_TIMEOUTS
+from nodeagent.host.host import QUIET_MS
 from nodeagent.host.replica import Saved
 from nodeagent.host.starts import Start, Starts
 from nodeagent.log import GroupLog
@@ -19,6 +17,7 @@ from nodeagent.model.raft_messages import AppendReply, Routed, VoteReply, VoteRe
 from nodeagent.model.requests import ErrorReply, GetMeta, GroupRecord, NodeRecord
 from nodeagent.model.standing import Standing
 from nodeagent.raft.progress import FORGOT_MS, Progress
+from tests.host.opened import opened
 from tests.host.test_host import CONFIG, ME, MEMBERS, checkpoint, found, settled_host
 
 
@@ -55,10 +54,10 @@ def test_a_node_of_an_older_copy_is_not_heard() -> None:
     nodes = {n: NodeRecord(n, n, 1, 2, f"inc-{n}", 0) for n in "abc"}
     saved = MetaState(Image(cluster_id="c", applied=5, nodes=nodes))
     host = settled_host({})
-    assert host.meta_replica is not None
-    host.meta_replica.state = saved
+    assert host.cluster.meta_replica is not None
+    host.cluster.meta_replica.state = saved
     assert host.standing("b", "inc-b", 1) is Standing.MEMBER
-    host.starts.older["inc-b"] = "why"
+    host.peers.starts.older["inc-b"] = "why"
     assert (
         host.standing("b", "inc-b", 1) is Standing.OLDER and host.standing("c", "inc-c", 1) is Standing.MEMBER
     )
@@ -74,7 +73,7 @@ def test_a_node_that_learns_it_is_an_older_copy_stops_and_says_so() -> None:
     host.tick(60_000, 60_000)
     effects = host.take()
     assert [t for t, _ in effects.replies] == [7] and not effects.sends and not effects.jobs
-    assert set(host.damaged) == {META, "a.1"} and host.state() == "damaged"
+    assert set(host.replicas.damaged) == {META, "a.1"} and host.status.state() == "damaged"
     host.on_raft("b", [Routed(g, VoteRequest(9, 99, 9, False, False)) for g in (META, "a.1")], 60_001)
     assert not host.take().sends
     host.on_request(8, GetMeta(), 60_002, 0)
@@ -91,14 +90,14 @@ def test_a_group_that_is_being_made_does_not_run_on_an_older_copy() -> None:
     host.on_job(number, CheckpointSaved(""), 2)
     host.tick(60_000, 60_000)
     effects = host.take()
-    assert not host.data and effects.persist is None and not effects.sends
+    assert not host.replicas.data and effects.persist is None and not effects.sends
 
 
 @pytest.mark.parametrize("start,waits", [(1, False), (2, True)])
 def test_no_vote_is_given_before_the_peers_had_time_to_speak(start: int, waits: bool) -> None:
     """A first start has nothing to have forgotten."""
     log = {"a.1": (found(1), checkpoint())}
-    host = Host.open(CONFIG, "i", log, (), random.Random(1), 0, 0, start=start)
+    host = opened(CONFIG, log, start=start)
     vote = Routed("a.1", VoteRequest(2, 9, 1, False, False))
 
     def granted(now: int) -> bool:
@@ -134,9 +133,9 @@ def test_a_leader_stops_hearing_a_follower_that_forgot() -> None:
     state = MetaState(image).encode()
     payload = msgspec.msgpack.encode(Saved(Base(5, 1, MEMBERS), state, group=META, owner=ME))
     log = GroupLog(Base(5, 1, MEMBERS), HardState(1), [])
-    host = Host.open(CONFIG, "i", {META: (log, payload)}, (), random.Random(1), 0, 0)
-    assert host.meta_replica is not None
-    raft = host.meta_replica.raft
+    host = opened(CONFIG, {META: (log, payload)})
+    assert host.cluster.meta_replica is not None
+    raft = host.cluster.meta_replica.raft
     now = 10_000
     host.tick(now, 0)
     for pre in (True, False):
@@ -147,7 +146,7 @@ def test_a_leader_stops_hearing_a_follower_that_forgot() -> None:
         term = raft.term + 1 if pre else raft.term
         host.on_raft("b", [Routed(META, VoteReply(term, True, pre))], now)
     effects = host.take()
-    assert host.meta_replica is not None and host.meta_replica.leads
+    assert host.cluster.meta_replica is not None and host.cluster.meta_replica.leads
     last = raft.log.last_index
     host.on_raft("b", [Routed(META, AppendReply(raft.term, True, last))], now)
     late = now + FORGOT_MS + 1
@@ -155,20 +154,21 @@ def test_a_leader_stops_hearing_a_follower_that_forgot() -> None:
     host.on_raft("c", [Routed(META, AppendReply(raft.term, True, last))], late)
     host.on_raft("b", [Routed(META, AppendReply(raft.term, False, last, 5, 1))], late)
     host.tick(late + 1, 0)
-    assert set(host.starts.older) == {"inc-b"} and "meta there lacks entries" in host.starts.older["inc-b"]
+    older = host.peers.starts.older
+    assert set(older) == {"inc-b"} and "meta there lacks entries" in older["inc-b"]
 
 
 def test_a_leader_that_has_just_begun_to_listen_calls_nobody_dead() -> None:
     """Followers do not hear one another: what it never heard may live."""
     host = settled_host({})
-    assert host.meta_replica is not None
+    assert host.cluster.meta_replica is not None
     timeout_ms = CONFIG.raft.election_timeout_ms
     host.desk.now = now = 100 * timeout_ms
-    host.meta_replica.led_since = now - LISTENED_TIMEOUTS * timeout_ms + 1
-    refusal = check_silent(host, "b")
+    host.cluster.meta_replica.led_since = now - LISTENED_TIMEOUTS * timeout_ms + 1
+    refusal = host.changes.check_silent("b")
     assert refusal is not None and "b is not known to be dead" in refusal.what
-    host.meta_replica.led_since -= 1
-    assert check_silent(host, "b") is None
-    host.heard["b"] = now - SILENT_TIMEOUTS * timeout_ms + 1
-    refusal = check_silent(host, "b")
+    host.cluster.meta_replica.led_since -= 1
+    assert host.changes.check_silent("b") is None
+    host.peers.heard["b"] = now - SILENT_TIMEOUTS * timeout_ms + 1
+    refusal = host.changes.check_silent("b")
     assert refusal is not None and "b is not dead" in refusal.what

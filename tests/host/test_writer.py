@@ -29,7 +29,7 @@ def spec(writer: str) -> CloseSpec:
 def at_level(node: Node, level: int) -> Node:
     node.host.writer.own = OWN
     node.host.writer._is_current = lambda: True
-    node.host.meta.image.cluster_id, node.host.meta.image.level = "c", level
+    node.host.cluster.meta.image.cluster_id, node.host.cluster.meta.image.level = "c", level
     return node
 
 
@@ -188,7 +188,7 @@ def test_an_entry_that_names_no_library_means_the_one_from_before(monkeypatch: p
     node, _ = node_with_a_foreign_close(monkeypatch, Answers(), writer="")
     assert node.under_way(CloseFiles), "nobody said which"
     node = at_level(node_with_a_row(), Feature.FILE_WRITER)
-    node.host.meta.image.unnamed_writer = OTHER
+    node.host.cluster.meta.image.unnamed_writer = OTHER
     node.replica.propose([c.encode(c.CloseFile(((3, P),)))])
     node.pass_ms(1_000)
     assert not node.under_way(CloseFiles)
@@ -199,7 +199,7 @@ def test_before_the_meta_state_is_current_nothing_is_made(monkeypatch: pytest.Mo
     may have lost its majority, and rows that are in memory hold their log."""
     node = node_with_a_row()
     node.host.writer.own = OWN
-    monkeypatch.setattr(type(node.host), "is_current", False)
+    monkeypatch.setattr(type(node.host.cluster), "is_current", False)
     node.replica.propose([c.encode(c.CloseFile(((3, P),)))])
     node.pass_ms(20_000)
     assert not node.under_way(CloseFiles) and not node.replica.trouble

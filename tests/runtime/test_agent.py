@@ -7,9 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Coroutine, Mapping
+from collections.abc import Collection, Coroutine
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -70,15 +72,16 @@ class ScriptedHost:
     """Keeps each request until its batch is durable, then answers with the batch number."""
 
     def __init__(self) -> None:
-        self.addresses: Mapping[NodeId, tuple[str, int]] = {}
-        self.cluster_id = "cluster"
-        self.table_version = 3
+        audit = [(1, "me", "begin op-1"), (2, "", "op-1 enters SEALED")]
+        self.cluster: Any = SimpleNamespace(id="cluster", table_version=3, level=0, applied=7, audit=audit)
+        self.starts = Starts({})
+        self.peers: Any = SimpleNamespace(
+            addresses={}, starts=self.starts, levels=PeerLevels("node1", SPOKEN)
+        )
+        self.own_standing: Any = SimpleNamespace(older_copy="")
+        self.status: Any = SimpleNamespace(of_node=self.status_at)
         self.retired = {"old"}
         self.unknown: set[str] = set()
-        self.starts = Starts({})
-        self.levels = PeerLevels("node1", SPOKEN)
-        self.level = 0
-        self.older_copy = ""
         self.no_room = ""
         self.requests_failed = 0
         self.effects = Effects()
@@ -134,7 +137,7 @@ class ScriptedHost:
         self.events.append(f"reply {call} {reply.code if isinstance(reply, ErrorReply) else 'ok'}")
 
     def on_older_copy(self, why: str, now: int) -> None:
-        self.older_copy = why
+        self.own_standing.older_copy = why
 
     def on_retired(self, why: str, now: int) -> None:
         self.events.append(f"retired: {why}")
@@ -148,14 +151,6 @@ class ScriptedHost:
     def tick(self, now: int, wall: int) -> None:
         pass
 
-    @property
-    def audit(self) -> list[tuple[int, str, str]]:
-        return [(1, "me", "begin op-1"), (2, "", "op-1 enters SEALED")]
-
-    @property
-    def meta_applied(self) -> int:
-        return 7
-
     def hand_over(self, now: int) -> bool:
         self.events.append("hand over")
         self.leads_left -= 1
@@ -168,9 +163,9 @@ class ScriptedHost:
         effects, self.effects = self.effects, Effects()
         return effects
 
-    def node_status(self, now: int, wall: int) -> NodeStatus:
+    def status_at(self, now: int, wall: int) -> NodeStatus:
         self.statuses += 1
-        return NodeStatus("node1", "i", self.cluster_id, "c", "1", "active", wall, wall, 3, (), {})
+        return NodeStatus("node1", "i", self.cluster.id, "c", "1", "active", wall, wall, 3, (), {})
 
 
 def prepare(

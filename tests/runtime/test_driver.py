@@ -95,7 +95,7 @@ def test_a_deadline_that_came_nearer_is_kept() -> None:
         due = 1000 + 3_600_000
         ticks = 0
         idle = True
-        addresses: dict[str, tuple[str, int]] = {}
+        peers = SimpleNamespace(addresses={})
 
         def take(self) -> Effects:
             return Effects()

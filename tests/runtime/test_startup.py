@@ -1,13 +1,11 @@
 """What a start removes: files that no manifest names, where nothing is missing that might name them."""
 
-import random
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from nodeagent.host.found import is_blank
-from nodeagent.host.host import Host
 from nodeagent.host.replica import Saved
 from nodeagent.log import Damage, GroupLog, NoSpace
 from nodeagent.log.identity import mark_damaged
@@ -16,6 +14,7 @@ from nodeagent.model.ids import META, GroupId
 from nodeagent.runtime.startup import GroupState, _sweep, open_directory
 from nodeagent.storage import layout
 from nodeagent.testing.batches import append
+from tests.host.opened import opened
 from tests.host.test_host import CONFIG, ME, found, used
 
 
@@ -79,8 +78,8 @@ def test_a_checkpoint_of_another_release_keeps_its_files_and_stops_no_other() ->
     assert swept(groups)[-1] == {"a.1"}
     assert not is_blank(payload)
     for log in (found(1), found(0)):
-        host = Host.open(CONFIG, "i", groups | {"b.1": (log, payload)}, (), random.Random(1), 0, 0)
-        assert set(host.data) == {"a.1"} and "b.1" in host.damaged
+        host = opened(CONFIG, groups | {"b.1": (log, payload)})
+        assert set(host.replicas.data) == {"a.1"} and "b.1" in host.replicas.damaged
 
 
 def _named(group: GroupId, payload: bytes | None) -> bytes | None:

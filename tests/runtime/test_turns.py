@@ -117,7 +117,7 @@ import sys
 
 import pyarrow as pa
 
-import nodeagent.host.host
+import nodeagent.host.opening
 import nodeagent.runtime.agent
 from nodeagent.storage.pandas_free import forbid_pandas
 

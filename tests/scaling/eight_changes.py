@@ -62,7 +62,7 @@ class Cluster:
     def look(self) -> None:
         state = self.meta.state
         raft: Any = SimpleNamespace(leader="a", term=1, log=SimpleNamespace(config=Config(("a",))))
-        host: Any = SimpleNamespace(node="a", meta=state)
+        host: Any = SimpleNamespace(context=SimpleNamespace(node="a"), cluster=SimpleNamespace(meta=state))
         view = meta_view(host, SimpleNamespace(raft=raft))  # type: ignore[arg-type]
         self.largest.see("meta_reply", len(encode_reply(1, view)))
         self.largest.see("meta_checkpoint", len(state.encode()))

@@ -41,10 +41,10 @@ def test_an_old_meta_checkpoint_removes_no_group_at_a_start() -> None:
     operation = scenario.change("add-node", newcomer)
     scenario.finish(operation)
     for node in [n for n in scenario.sim.nodes.values() if n.alive]:
-        before = set(node.host.data)
+        before = set(node.host.replicas.data)
         node.stop(power=False)
         node.start()
-        assert set(node.host.data) >= before, node.node  # and what it was about to remove
+        assert set(node.host.replicas.data) >= before, node.node  # and what it was about to remove
     scenario.sim.pause(5_000)
     for node in scenario.sim.nodes.values():
         node.disk.faults.clear()
@@ -59,7 +59,9 @@ def test_a_newcomer_that_missed_the_cancel_starts_afresh() -> None:
     node = scenario.sim.nodes[newcomer]
     node.start()
     operation = scenario.change("add-node", newcomer)
-    scenario.until(lambda: any(not r.state.slots.open for r in node.host.data.values()), "it has joined")
+    scenario.until(
+        lambda: any(not r.state.slots.open for r in node.host.replicas.data.values()), "it has joined"
+    )
     others = [n for n in scenario.sim.nodes if n != newcomer]
     scenario.sim.faults.cut |= {(n, newcomer) for n in others}
     scenario.request(q.Steer(operation, "cancel", "sim"), OperationReply)
@@ -81,7 +83,9 @@ def test_slots_are_closed_for_less_than_an_election(seed: int) -> None:
     scenario.until(lambda: scenario.stage(operation) == "SEALED", "slots are sealed")
     record = scenario.record(operation)
     assert record is not None and record.created_group is not None
-    replicas = [n.host.data.get(record.created_group) for n in scenario.sim.nodes.values() if n.alive]
+    replicas = [
+        n.host.replicas.data.get(record.created_group) for n in scenario.sim.nodes.values() if n.alive
+    ]
     assert any(r is not None and r.leads for r in replicas)
     sealed_at = scenario.sim.now
     scenario.until(lambda: scenario.stage(operation) not in ("SEALED", "OPEN"), "slots are open")
@@ -112,8 +116,8 @@ def test_a_new_leader_sends_no_state_older_than_the_log_it_inherited(seed: int) 
     scenario.until(
         lambda: any(
             node.alive
-            and group in node.host.data
-            and second in node.host.data[group].raft.log.config.learners
+            and group in node.host.replicas.data
+            and second in node.host.replicas.data[group].raft.log.config.learners
             for node in scenario.sim.nodes.values()
         ),
         "the second newcomer learns",
@@ -135,7 +139,9 @@ def test_a_member_away_for_longer_than_its_snapshot_gets_another() -> None:
     node.start()
     scenario.sim.faults.job_ms = (100, 400)
     operation = scenario.change("add-node", newcomer)
-    scenario.until(lambda: any(r.installing for r in node.host.data.values()), "it installs a snapshot")
+    scenario.until(
+        lambda: any(r.installing for r in node.host.replicas.data.values()), "it installs a snapshot"
+    )
     scenario.kill(newcomer, 4 * SNAPSHOT_TTL_MS, power=True)
     scenario.sim.pause(4 * SNAPSHOT_TTL_MS)
     scenario.sim.faults.job_ms = (1, 10)
@@ -148,20 +154,21 @@ def test_a_new_leader_brings_back_a_member_it_needs_though_its_log_no_longer_rea
     """Two of three are up and one lags behind what the other has purged: nothing can be committed, not even
     the entry a new leader begins with, before the other has sent its state."""
     scenario = formed(seed)
-    group = next(g for g in scenario.sim.nodes["node1"].host.data if g.startswith("node1."))
+    group = next(g for g in scenario.sim.nodes["node1"].host.replicas.data if g.startswith("node1."))
     members = {n: scenario.sim.nodes[n] for n in ("node1", "node2", "node3")}
-    leader = next(n for n, node in members.items() if node.host.data[group].leads)
+    leader = next(n for n, node in members.items() if node.host.replicas.data[group].leads)
     lagging, other = [n for n in members if n != leader]
-    end = members[lagging].host.data[group].raft.log.last_index
+    end = members[lagging].host.replicas.data[group].raft.log.last_index
     members[lagging].stop(power=False)
     scenario.until(
-        lambda: members[other].host.data[group].raft.log.base.index > end + 10, "the others purge their logs"
+        lambda: members[other].host.replicas.data[group].raft.log.base.index > end + 10,
+        "the others purge their logs",
     )
     members[leader].stop(power=True)
     members[lagging].start()
 
     def leads() -> bool:
-        replica = members[other].host.data[group]
+        replica = members[other].host.replicas.data[group]
         return replica.leads and replica.seen > replica.led_from
 
     scenario.until(leads, "the two go on", 20_000)
@@ -189,8 +196,8 @@ def test_a_dead_node_is_removed_and_what_returns_of_it_is_not_heard(seed: int) -
     back = scenario.sim.nodes["node2"]
     back.start()
     scenario.sim.pause(5_000)
-    assert back.host.meta_replica is not None
-    assert not any(r.leads for r in (*back.host.data.values(), back.host.meta_replica))
+    assert back.host.cluster.meta_replica is not None
+    assert not any(r.leads for r in (*back.host.replicas.data.values(), back.host.cluster.meta_replica))
     back.stop(power=False)
     finish_all(scenario)
 
@@ -310,8 +317,8 @@ def test_a_death_for_good_amends_the_operation_and_is_cleared_by_the_next(stage:
 def test_a_rebalance_that_moves_nothing_or_names_a_node_is_refused() -> None:
     """The meta leader checks what it is asked for; the cluster then goes on to carry out a good one."""
     scenario = formed(3)
-    leader = next(n for n in scenario.sim.nodes.values() if n.alive and n.host.meta_replica.leads)  # type: ignore[union-attr]
-    table = leader.host.meta.placement.table
+    leader = next(n for n in scenario.sim.nodes.values() if n.alive and n.host.cluster.meta_replica.leads)  # type: ignore[union-attr]
+    table = leader.host.cluster.meta.placement.table
     assert table is not None
     first, second = table.ring.names[:2]
     own = table.slots_of(first)
@@ -337,7 +344,9 @@ def test_a_rebalance_that_moves_nothing_or_names_a_node_is_refused() -> None:
     scenario.quiet()
     check_converged(scenario.sim)
     scenario.read_everything()
-    newest = max((n.host.meta for n in scenario.sim.nodes.values() if n.alive), key=lambda m: m.applied)
+    newest = max(
+        (n.host.cluster.meta for n in scenario.sim.nodes.values() if n.alive), key=lambda m: m.applied
+    )
     assert newest.placement.table is not None and newest.placement.table.route(some[0][0]) == second
 
 
@@ -352,10 +361,13 @@ def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
     scenario.until(lambda: not compacting(scenario), "what was begun is done")
     scenario.until(lambda: bool(_forgeable(scenario)), "a follower has files")
     victim, group, mine = _forgeable(scenario)[0]
-    replica = victim.host.data[group]
-    source = next(n for n in sim.nodes.values() if n is not victim and n.alive and group in n.host.data)
+    replica = victim.host.replicas.data[group]
+    source = next(
+        n for n in sim.nodes.values() if n is not victim and n.alive and group in n.host.replicas.data
+    )
     scenario.until(
-        lambda: mine in source.host.data[group].state.files.manifest.files(), "the source has made it too"
+        lambda: mine in source.host.replicas.data[group].state.files.manifest.files(),
+        "the source has made it too",
     )
     path = layout.file_path(group, mine.slot, mine.name)
     victim.disk.flip(path, mine.size // 2)
@@ -389,7 +401,7 @@ def test_a_forged_file_is_repaired_across_a_power_cut(cut: int) -> None:
     victim.disk.cut_power_at = None
     victim.stop(power=True)
     victim.start()
-    assert victim.host.data[group].state.files.manifest.get(mine.name) == mine
+    assert victim.host.replicas.data[group].state.files.manifest.get(mine.name) == mine
     assert victim.storage.files.hash(group, mine) == mine.xxh3
     directory = layout.quarantine_dir(group)
     assert [victim.disk.read(f"{directory}/{n}") for n in victim.disk.listdir(directory)] == [forged]
@@ -403,7 +415,7 @@ def _forgeable(scenario: Scenario) -> list[tuple[SimNode, str, FileMeta]]:
         (node, group, file)
         for node in scenario.sim.nodes.values()
         if node.alive
-        for group, replica in node.host.data.items()
+        for group, replica in node.host.replicas.data.items()
         if not replica.leads
         for file in replica.state.files.manifest.files()
         if file.slot in replica.state.slots.open and file.partition.storage_group in scenario.storage_groups
@@ -413,7 +425,7 @@ def _forgeable(scenario: Scenario) -> list[tuple[SimNode, str, FileMeta]]:
 def compacted_after(scenario: Scenario, now: int) -> None:
     """Nothing is compacted before then, as while somebody compares files."""
     for node in scenario.sim.nodes.values():
-        for replica in node.host.data.values() if node.alive else ():
+        for replica in node.host.replicas.data.values() if node.alive else ():
             replica.compared_at = now
 
 
@@ -423,7 +435,7 @@ def compacting(scenario: Scenario, slots: set[int] | None = None) -> list[tuple[
         (node.node, group)
         for node in scenario.sim.nodes.values()
         if node.alive
-        for group, replica in node.host.data.items()
+        for group, replica in node.host.replicas.data.items()
         if any(slots is None or c.command.slot in slots for c in replica.state.compactions.under_way)
     ]
 
@@ -478,15 +490,19 @@ def test_no_good_copy_goes_while_a_damaged_one_is_left() -> None:
     victim.disk.flip(path, file.size // 2)
 
     def trouble() -> str:
-        led = (n.host.data[group] for n in scenario.sim.nodes.values() if n.alive and group in n.host.data)
+        led = (
+            n.host.replicas.data[group]
+            for n in scenario.sim.nodes.values()
+            if n.alive and group in n.host.replicas.data
+        )
         return next((r.trouble for r in led if r.leads), "")
 
     scenario.until(lambda: file.name in trouble(), "the leader names it")
     assert victim.node in trouble()
     scenario.sim.pause(15_000)
     for node in scenario.sim.nodes.values():
-        if node.alive and group in node.host.data:
-            assert file.name in node.host.data[group].state.files.manifest, "still there"
+        if node.alive and group in node.host.replicas.data:
+            assert file.name in node.host.replicas.data[group].state.files.manifest, "still there"
     victim.disk.write_atomic(path, good)
     scenario.until(lambda: not trouble(), "the leader is content")
     finish_all(scenario)
@@ -502,7 +518,7 @@ def test_a_copy_that_goes_bad_after_the_check_holds_up_its_own_files_alone() -> 
 
     def begun() -> bool:
         for node in scenario.sim.nodes.values():
-            for group, replica in node.host.data.items() if node.alive else ():
+            for group, replica in node.host.replicas.data.items() if node.alive else ():
                 for c in replica.state.compactions.under_way:
                     if not replica.leads and c.job is not None:
                         found.append((node, group, c.job.unit.inputs[0], c.job.unit.spec.name))
@@ -512,19 +528,19 @@ def test_a_copy_that_goes_bad_after_the_check_holds_up_its_own_files_alone() -> 
     scenario.until(begun, "a follower compacts")
     victim, group, file, output = found[0]
     victim.disk.flip(layout.file_path(group, file.slot, file.name), file.size // 2)
-    scenario.until(lambda: output in victim.host.data[group].stuck, "it fails")
-    before = len(victim.host.data[group].state.files.manifest)
+    scenario.until(lambda: output in victim.host.replicas.data[group].stuck, "it fails")
+    before = len(victim.host.replicas.data[group].state.files.manifest)
     victim.stop(power=True)
     victim.start()
-    scenario.until(lambda: output in victim.host.data[group].stuck, "it fails again")
+    scenario.until(lambda: output in victim.host.replicas.data[group].stuck, "it fails again")
     assert before
     scenario.sim.pause(8_000)
-    state = victim.host.data[group].state
+    state = victim.host.replicas.data[group].state
     assert file.name in state.files.manifest and output not in state.files.manifest
     assert {
         c.key for c in state.compactions.under_way if c.job is not None and c.job.unit.spec.name in output
     }
-    scenario.until(lambda: not victim.host.data[group].stuck, "it is done")
+    scenario.until(lambda: not victim.host.replicas.data[group].stuck, "it is done")
     finish_all(scenario)
 
 
@@ -578,7 +594,7 @@ def test_groups_that_lost_their_majority_go_on_with_what_their_survivors_hold(
         node.start()
     sim.pause(6_000)
     for node in scenario.dead:
-        assert node.host.outcast and node.host.state() == "removed"
+        assert node.host.own_standing.outcast and node.host.status.state() == "removed"
         node.stop(power=False)
     finish_all(scenario)
 
@@ -625,7 +641,7 @@ def test_a_delete_of_a_slot_s_earlier_stay_hides_nothing_while_the_slot_comes_ba
     states = [
         r.state
         for n in scenario.sim.nodes.values()
-        for g, r in (n.host.data.items() if n.alive else ())
+        for g, r in (n.host.replicas.data.items() if n.alive else ())
         if g.startswith(f"{home}.")
     ]
     scenario.until(lambda: all(s.slots.arriving_by(slot) == operation for s in states), "the slot is back")

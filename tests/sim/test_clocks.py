@@ -34,13 +34,13 @@ def test_a_cut_off_replica_refuses_mid_reads_and_tells_its_age() -> None:
     scenario.sim.pause(3_000)
     groups = leaders(scenario)
     group, leader = next((g, n) for g, n in sorted(groups.items()) if g != META)
-    cut_off = next(n for n in alive(scenario) if group in n.host.data and n.node != leader)
+    cut_off = next(n for n in alive(scenario) if group in n.host.replicas.data and n.node != leader)
     others = set(scenario.sim.nodes) - {cut_off.node}
     scenario.sim.faults.cut |= {(n, cut_off.node) for n in others} | {(cut_off.node, n) for n in others}
     cut_off.clock = WallClock(-60 * DAY_MS)
     cut_at = scenario.sim.now
     ages = {"mid": [], "weak": []}  # type: dict[str, list[int]]
-    slots = sorted(cut_off.host.data[group].state.slots.open)
+    slots = sorted(cut_off.host.replicas.data[group].state.slots.open)
 
     def look(level: str) -> Reply:
         got: list[Reply] = []
@@ -91,14 +91,14 @@ def test_one_clock_ahead_is_named_and_expires_nothing() -> None:
     for _ in range(20):
         scenario.sim.pause(TTL_MS // 10)
         oldest = WALL_START_MS + scenario.sim.now - TTL_MS
-        replicas = [r for n in alive(scenario) for r in n.host.data.values()]
+        replicas = [r for n in alive(scenario) for r in n.host.replicas.data.values()]
         cuts = [t for r in replicas for t in r.state.files.tombstones if t.expiry]
         assert all(t.time_to < oldest for t in cuts), cuts
-    said = [n.host.node_status(scenario.sim.now, n.wall).clock_skew_ms for n in alive(scenario)]
+    said = [n.host.status.of_node(scenario.sim.now, n.wall).clock_skew_ms for n in alive(scenario)]
     assert any(abs(s.get(wrong.node, 0) - 60 * DAY_MS) < TTL_MS for s in said), said
     wrong.clock = WallClock()
     scenario.sim.pause(TTL_MS)
-    assert not any(n.host.skewed for n in alive(scenario))
+    assert not any(n.host.peers.skewed for n in alive(scenario))
     finish_all(scenario)
 
 

@@ -68,17 +68,17 @@ class Plant:
 
     def led(self) -> bool:
         """Whether every group has a leader that can commit."""
-        led = {r.group for n in self.nodes if n.alive for r in n.host.replicas() if r.raft.can_change()}
+        led = {r.group for n in self.nodes if n.alive for r in n.host.replicas if r.raft.can_change()}
         return led >= {META, *self.scenario.newest().image.groups}
 
     def led_by(self, node: SimNode) -> set[str]:
-        return {g for g, r in node.host.data.items() if r.leads}
+        return {g for g, r in node.host.replicas.data.items() if r.leads}
 
     def terms(self) -> int:
         """Grows with every change of a data group's leader."""
         groups: dict[str, int] = {}
         for node in self.nodes:
-            for group, replica in node.host.data.items():
+            for group, replica in node.host.replicas.data.items():
                 groups[group] = max(groups.get(group, 0), replica.raft.term)
         return sum(groups.values())
 
@@ -158,8 +158,8 @@ def test_nodes_start_without_one_byte_left(seed: int) -> None:
         node.start()
         plant.fill(0)
         plant.sim.pause(2_000)
-        assert node.alive and not node.damaged and not node.host.damaged
-    assert not any(n.host.starts.older or n.host.older_copy for n in plant.nodes)
+        assert node.alive and not node.damaged and not node.host.replicas.damaged
+    assert not any(n.host.peers.starts.older or n.host.own_standing.older_copy for n in plant.nodes)
     plant.goes_on()
 
 
@@ -174,7 +174,9 @@ def test_one_full_node_stops_nobody_else(seed: int) -> None:
         plant.sim.pause(200)
         rooms.append(victim.host.desk.space.room)  # its own log may give a little back meanwhile
     assert Room.FULL in rooms and Room.ENOUGH not in rooms
-    others = [(n, r) for n in plant.nodes if n is not victim for r in n.host.data.values() if r.leads]
+    others = [
+        (n, r) for n in plant.nodes if n is not victim for r in n.host.replicas.data.values() if r.leads
+    ]
     refusals = [n.host.desk.space.refusal(r.raft.short_of_room(), 3) for n, r in others]
     assert others and not any(refusals), refusals
     assert any(victim.node in r.raft.short_of_room() for _, r in others)

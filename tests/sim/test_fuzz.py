@@ -46,7 +46,7 @@ class Fuzz:
         self.rng = random.Random(seed)
         self.sim = self.scenario.sim
         self.nodes = [n for n in self.sim.nodes.values() if n.alive]
-        self.groups = sorted({g for n in self.nodes for g in n.host.data})
+        self.groups = sorted({g for n in self.nodes for g in n.host.replicas.data})
         self.outcomes: Counter[str] = Counter()
         words = (
             *self.groups,
@@ -64,7 +64,7 @@ class Fuzz:
 
     def leader(self, group: str) -> SimNode:
         def leading() -> list[SimNode]:
-            return [n for n in self.nodes if (r := n.host.replica(group)) is not None and r.leads]
+            return [n for n in self.nodes if (r := n.host.replicas.of(group)) is not None and r.leads]
 
         assert self.sim.run(lambda: bool(leading()), 10_000), f"nobody leads {group}"
         return leading()[0]
@@ -78,15 +78,15 @@ class Fuzz:
 
     def good(self) -> list[Request]:
         """One good request of every kind, or several."""
-        settings = self.nodes[0].host.meta.image.settings
+        settings = self.nodes[0].host.cluster.meta.image.settings
         assert settings is not None
         schema = schema_of("root.g0")
         key = PartitionKey("root.g0", 0, 0)
         slot = slot_of(key.storage_group, key.time_partition, key.shard, settings)
-        group = next(g for g in self.groups if slot in self.leader(g).host.data[g].state.slots.open)
+        group = next(g for g in self.groups if slot in self.leader(g).host.replicas.data[g].state.slots.open)
         session = self.sessions[group]
         ipc = arrow.encode(pa.table({"time": [1, 2], "device": ["a", None], "v": [1, 2]}))
-        operations = self.nodes[0].host.meta.image.operations
+        operations = self.nodes[0].host.cluster.meta.image.operations
         op = operations[-1].id if operations else "op-9"
         file = FileMeta("f", slot, key, schema.table, (5,), 9, "0" * 32, 1, 0, 1, (1, 1, 1))
         evidence: tuple[meta.Command, ...] = (
@@ -148,7 +148,7 @@ class Fuzz:
             codec.encode_reply(1, reply)
             if isinstance(request, q.SetHolds):  # or operations would wait for a test that is not there
                 for node in self.nodes:
-                    node.host.operations.hold(())
+                    node.host.operations.hold_points.set(())
 
         return answered
 
@@ -159,7 +159,7 @@ class Fuzz:
                 self.scenario.until(lambda g=group: self._commits(g), f"{group} commits", 20_000)  # type: ignore[misc]
             self.scenario.until(lambda: self._commits(META), "the meta group commits", 20_000)
             for node in self.nodes:
-                assert node.alive and not node.host.damaged
+                assert node.alive and not node.host.replicas.damaged
                 node.stop(power=False)
             for node in self.nodes:
                 node.start()
@@ -168,7 +168,7 @@ class Fuzz:
         got: list[Reply] = []
         request: Request = q.PutSchema(schema_of("root.g0")) if group == META else q.OpenSession(group)
         for node in self.nodes:
-            replica = node.host.replica(group)
+            replica = node.host.replicas.of(group)
             if replica is not None and replica.leads:
                 node.serve(CLIENT, request, got.append)
         return self.sim.run(lambda: bool(got), 1_000) and isinstance(

@@ -36,7 +36,7 @@ class Ends:
 
     def _look(self, node: SimNode, group: str) -> None:
         """Status names the group, and asks nobody to replace the node for it."""
-        told = [g for g in node.host.node_status(0, 0).groups if g.group == group and g.state == "damaged"]
+        told = [g for g in node.host.status.of_node(0, 0).groups if g.group == group and g.state == "damaged"]
         assert all("wait until" in g.hint for g in told), told
         self.waited += len(told)
 
@@ -55,8 +55,8 @@ def test_what_is_left_of_a_group_that_a_node_left_goes_by_itself(seed: int, halv
     scenario.sim.pause(3_000)
     assert ends.waited
     for node, group in ends.left:
-        assert not node.host.damaged, (node.node, node.host.damaged)
-        assert group not in node.storage.groups() or group in node.host.data
+        assert not node.host.replicas.damaged, (node.node, node.host.replicas.damaged)
+        assert group not in node.storage.groups() or group in node.host.replicas.data
     scenario.quiet()
     check_converged(scenario.sim)
 
@@ -73,5 +73,5 @@ def test_what_somebody_put_beside_the_groups_stays() -> None:
         node.disk.write_atomic(path, b"rows")
     scenario.until(lambda: node.alive, "node2 is back")
     scenario.sim.pause(10_000)
-    assert not node.host.damaged
+    assert not node.host.replicas.damaged
     assert all(node.disk.read(path) == b"rows" for path in aside)

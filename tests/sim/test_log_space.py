@@ -15,7 +15,7 @@ KEEP_MS = 40_000
 
 def leaders(scenario: Scenario) -> list[DataReplica]:
     nodes = scenario.sim.nodes.values()
-    return [r for n in nodes if n.alive for r in n.host.data.values() if r.leads]
+    return [r for n in nodes if n.alive for r in n.host.replicas.data.values() if r.leads]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -58,4 +58,4 @@ def test_a_dead_follower_pins_the_log_of_an_idle_group_for_a_while_only(
 
 
 def status_of(node: SimNode) -> tuple[GroupStatus, ...]:
-    return node.host.node_status(node.sim.now, node.wall).groups
+    return node.host.status.of_node(node.sim.now, node.wall).groups

@@ -36,7 +36,7 @@ def take_away(scenario: Scenario, name: str, parts: tuple[str, ...]) -> set[str]
     node = scenario.sim.nodes[name]
     if node.alive:
         node.stop(power=False)
-    group = max(node.host.data, key=lambda g: len(node.host.data[g].state.files.manifest))
+    group = max(node.host.replicas.data, key=lambda g: len(node.host.replicas.data[g].state.files.manifest))
     node.lose(
         *(part.format(group=f"{layout.GROUPS}/{group}", meta=f"{layout.GROUPS}/meta") for part in parts)
     )
@@ -94,14 +94,14 @@ def test_a_group_without_its_checkpoint_is_damaged_and_the_others_run(
     victim = "node2"
     left = take_away(scenario, victim, parts)
     node = scenario.sim.nodes[victim]
-    damaged = set(node.host.damaged)
-    assert node.alive and damaged and damaged.isdisjoint(node.host.data)
+    damaged = set(node.host.replicas.damaged)
+    assert node.alive and damaged and damaged.isdisjoint(node.host.replicas.data)
     assert {f for f in left if f.partition("/")[0] in damaged} <= files_of(node)
     if "meta" in damaged:
-        assert node.host.state() == "damaged"
-        assert not any(r.leads for r in node.host.replicas())
+        assert node.host.status.state() == "damaged"
+        assert not any(r.leads for r in node.host.replicas)
     else:
-        assert node.host.data, "groups that are whole run"
+        assert node.host.replicas.data, "groups that are whole run"
     replace(scenario, victim)
 
 
@@ -156,14 +156,16 @@ def test_a_node_that_went_back_in_time_votes_for_nothing_and_is_replaced(
     for good, and `replace-node` heals."""
     scenario, node = rolled_back(seed, "node2", while_running=while_running)
     scenario.until(
-        lambda: bool(node.host.older_copy), "it learns that its directory is an older copy", 40_000
+        lambda: bool(node.host.own_standing.older_copy),
+        "it learns that its directory is an older copy",
+        40_000,
     )
-    assert not list(node.host.replicas()) and node.host.state() == "damaged"
-    assert "runs on an older copy of its directory" in node.host.node_status(0, 0).why
+    assert not list(node.host.replicas) and node.host.status.state() == "damaged"
+    assert "runs on an older copy of its directory" in node.host.status.of_node(0, 0).why
     node.stop(power=True)
     node.start()
     scenario.sim.pause(RUN_MS)
-    assert not list(node.host.replicas()) and node.host.state() == "damaged", "also after a restart"
+    assert not list(node.host.replicas) and node.host.status.state() == "damaged", "also after a restart"
     replace(scenario, "node2")
 
 
@@ -197,7 +199,7 @@ def test_an_older_checkpoint_is_noticed_or_replays_to_the_same(seed: int) -> Non
         put_back(node, group, older)
     left = files_of(node)
     node.start()
-    damaged = set(node.host.damaged)
+    damaged = set(node.host.replicas.damaged)
     assert {f for f in left if f.partition("/")[0] in damaged} <= files_of(node)
     if damaged:
         replace(scenario, "node2")

@@ -19,7 +19,7 @@ def formed(seed: int) -> Scenario:
 
 
 def terms(scenario: Scenario) -> list[int]:
-    return sorted(r.raft.term for n in scenario.sim.nodes.values() if n.alive for r in n.host.replicas())
+    return sorted(r.raft.term for n in scenario.sim.nodes.values() if n.alive for r in n.host.replicas)
 
 
 def test_a_node_that_is_no_member_neither_steers_nor_reads_nor_speaks_raft() -> None:
@@ -29,7 +29,7 @@ def test_a_node_that_is_no_member_neither_steers_nor_reads_nor_speaks_raft() -> 
     node = sim.nodes["node1"]
     sim.nodes[stranger].start()
     sim.pause(500)
-    group = sorted(node.host.data)[0]
+    group = sorted(node.host.replicas.data)[0]
     before = terms(scenario)
     messages: list[RaftMessage] = [Heartbeat(1 << 40, 0), VoteRequest(1 << 40, 1 << 40, 1 << 40, False, True)]
     node.on_raft(stranger, [Routed(g, m) for g in (META, group) for m in messages])
@@ -54,12 +54,12 @@ def test_a_node_that_was_down_hears_a_leader_it_does_not_know() -> None:
     scenario.change("add-node", newcomer)
 
     def leader() -> str:
-        return next((n.node for n in sim.nodes.values() if n.alive and n.host.meta_replica.leads), "")  # type: ignore[union-attr]
+        return next((n.node for n in sim.nodes.values() if n.alive and n.host.cluster.meta_replica.leads), "")  # type: ignore[union-attr]
 
     def led_by_the_newcomer() -> bool:
         node = sim.nodes.get(leader())
         if node is not None and node.node != newcomer:
-            raft = node.host.meta_replica.raft  # type: ignore[union-attr]
+            raft = node.host.cluster.meta_replica.raft  # type: ignore[union-attr]
             if newcomer in raft.log.config.voters and raft.caught_up(newcomer):
                 with suppress(Refused):  # it is under way
                     raft.transfer(newcomer, sim.now)
@@ -68,8 +68,8 @@ def test_a_node_that_was_down_hears_a_leader_it_does_not_know() -> None:
 
     scenario.until(led_by_the_newcomer, "the newcomer leads the meta group")
     behind.start()
-    assert newcomer not in behind.host.meta.image.nodes
-    scenario.until(lambda: newcomer in behind.host.meta.image.nodes, "the node catches up", 5_000)
+    assert newcomer not in behind.host.cluster.meta.image.nodes
+    scenario.until(lambda: newcomer in behind.host.cluster.meta.image.nodes, "the node catches up", 5_000)
 
 
 def test_a_newcomer_s_vote_counts_though_no_state_names_it_yet() -> None:
@@ -87,9 +87,11 @@ def test_a_newcomer_s_vote_counts_though_no_state_names_it_yet() -> None:
     started = [sim.nodes[n] for n in ("node1", "node2", newcomer)]
     for node in started:
         node.start()
-        assert newcomer not in node.host.meta.image.nodes or node.node == newcomer
+        assert newcomer not in node.host.cluster.meta.image.nodes or node.node == newcomer
 
     def leads() -> bool:
-        return any(n.host.meta_replica is not None and n.host.meta_replica.leads for n in started)
+        return any(
+            n.host.cluster.meta_replica is not None and n.host.cluster.meta_replica.leads for n in started
+        )
 
     scenario.until(leads, "three of five voters elect a leader", 10_000)

@@ -45,7 +45,7 @@ class Absence:
 
     def others(self) -> list[DataReplica]:
         nodes = [n for n in self.scenario.sim.nodes.values() if n.alive and n is not self.victim]
-        return [n.host.data[self.group] for n in nodes if self.group in n.host.data]
+        return [n.host.replicas.data[self.group] for n in nodes if self.group in n.host.replicas.data]
 
     def merged_into(self, name: str) -> str:
         """What the log has the file merged into; "" when that is not logged yet."""
@@ -64,7 +64,7 @@ class Absence:
 
     @property
     def replica(self) -> DataReplica:
-        return self.victim.host.data[self.group]
+        return self.victim.host.replicas.data[self.group]
 
 
 @pytest.mark.parametrize(

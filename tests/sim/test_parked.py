@@ -62,13 +62,16 @@ def alive(scenario: Scenario) -> list[SimNode]:
 
 
 def troubles(node: SimNode) -> str:
-    return " ".join(r.trouble for r in node.host.data.values())
+    return " ".join(r.trouble for r in node.host.replicas.data.values())
 
 
 def parked(scenario: Scenario) -> dict[str, set[str]]:
     """Per live node, what it has parked."""
     nodes = [n for n in scenario.sim.nodes.values() if n.alive]
-    return {n.node: {f for r in n.host.data.values() for f in r.state.files.manifest.parked} for n in nodes}
+    return {
+        n.node: {f for r in n.host.replicas.data.values() for f in r.state.files.manifest.parked}
+        for n in nodes
+    }
 
 
 def test_rows_that_no_file_takes_are_parked_and_move_with_their_slots(poison: None) -> None:
@@ -86,7 +89,9 @@ def test_rows_that_no_file_takes_are_parked_and_move_with_their_slots(poison: No
     scenario.quiet()
     check_converged(scenario.sim)
     scenario.read_everything()
-    troubles = {r.trouble for n in scenario.sim.nodes.values() if n.alive for r in n.host.data.values()}
+    troubles = {
+        r.trouble for n in scenario.sim.nodes.values() if n.alive for r in n.host.replicas.data.values()
+    }
     assert any("not these rows" in t and "time partition" in t for t in troubles), troubles
 
 
@@ -103,12 +108,12 @@ def test_what_one_member_cannot_make_comes_from_another(library: Library) -> Non
     scenario.sim.nodes[newcomer].start()
     scenario.finish(scenario.change("add-node", newcomer))
     scenario.sim.pause(60_000)
-    assert library.failed and any(r.leads for r in victim.host.data.values())
+    assert library.failed and any(r.leads for r in victim.host.replicas.data.values())
     scenario.quiet()
     check_converged(scenario.sim)
     assert not any(parked(scenario).values())
-    assert any(f.clean for r in victim.host.data.values() for f in r.state.files.manifest.files())
-    assert all(not r.failing and not r.stuck for r in victim.host.data.values())
+    assert any(f.clean for r in victim.host.replicas.data.values() for f in r.state.files.manifest.files())
+    assert all(not r.failing and not r.stuck for r in victim.host.replicas.data.values())
     assert "another member" in troubles(victim)
     scenario.read_everything()
 
@@ -129,9 +134,14 @@ def test_a_merge_that_fails_everywhere_is_parked(library: Library) -> None:
     scenario.quiet()
     check_converged(scenario.sim)
     scenario.read_everything()
-    files = [f for n in alive(scenario) for r in n.host.data.values() for f in r.state.files.manifest.files()]
+    files = [
+        f
+        for n in alive(scenario)
+        for r in n.host.replicas.data.values()
+        for f in r.state.files.manifest.files()
+    ]
     assert any(f.parked and f.clean for f in files)
-    assert all(not r.stuck for n in alive(scenario) for r in n.host.data.values())
+    assert all(not r.stuck for n in alive(scenario) for r in n.host.replicas.data.values())
 
 
 @pytest.mark.long

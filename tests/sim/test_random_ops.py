@@ -27,7 +27,7 @@ def formed(seed: int) -> RandomOps:
 
 
 def files_of(node: SimNode) -> dict[str, tuple[FileMeta, ...]]:
-    return {g: r.state.files.manifest.files() for g, r in node.host.data.items()}
+    return {g: r.state.files.manifest.files() for g, r in node.host.replicas.data.items()}
 
 
 def test_every_kind_of_leftover_is_seen() -> None:

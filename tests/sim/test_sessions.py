@@ -86,8 +86,8 @@ def test_a_retry_over_a_moved_slot_is_a_duplicate(
         scenario.kill(scenario.newcomers[0], 300, power=True)
     elif killed == "leader":
         source = record.losing[0]
-        alive = [n for n in scenario.sim.nodes.values() if n.alive and source in n.host.data]
-        scenario.kill(next(n.node for n in alive if n.host.data[source].leads), 300, power=True)
+        alive = [n for n in scenario.sim.nodes.values() if n.alive and source in n.host.replicas.data]
+        scenario.kill(next(n.node for n in alive if n.host.replicas.data[source].leads), 300, power=True)
     scenario.finish(operation)
     client.view.refresh()
     scenario.sim.pause(1000)

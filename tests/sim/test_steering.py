@@ -27,7 +27,7 @@ def leaders(scenario: Scenario) -> dict[str, str]:
     """group -> the living node that leads it by the highest term."""
     found: dict[str, tuple[int, str]] = {}
     for node in scenario.sim.nodes.values():
-        for replica in node.host.replicas() if node.alive else ():
+        for replica in node.host.replicas if node.alive else ():
             if replica.leads:
                 found[replica.group] = max(found.get(replica.group, (0, "")), (replica.raft.term, node.node))
     return {g: n for g, (_, n) in found.items()}
@@ -38,7 +38,7 @@ def led_by(scenario: Scenario, node: str) -> set[str]:
 
 
 def operation(scenario: Scenario, name: str) -> Operation:
-    states = [n.host.meta for n in scenario.sim.nodes.values() if n.alive]
+    states = [n.host.cluster.meta for n in scenario.sim.nodes.values() if n.alive]
     found = max(states, key=lambda m: m.applied).operations.find(name)
     assert found is not None
     return found
@@ -60,7 +60,7 @@ def test_a_drained_node_leads_nothing_until_it_is_undrained(seed: int) -> None:
     for _ in range(SETTLE_MS // HAND_OVER_POLL_MS):
         scenario.sim.pause(HAND_OVER_POLL_MS)
         assert not led_by(scenario, node)
-    assert scenario.sim.nodes[node].host.state() == "draining"
+    assert scenario.sim.nodes[node].host.status.state() == "draining"
     scenario.request(q.Drain(node, False, "sim"), Accepted)
     scenario.until(lambda: own <= led_by(scenario, node), "its group comes back", SETTLE_MS)
     scenario.quiet()
@@ -74,7 +74,7 @@ def with_a_stalled_successor(seed: int) -> tuple[Scenario, str, str, str]:
     scenario.form()
     scenario.sim.pause(SETTLE_MS)
     header, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
-    voters = scenario.sim.nodes[header].host.data[group].raft.log.config.voters
+    voters = scenario.sim.nodes[header].host.replicas.data[group].raft.log.config.voters
     stalled = min(v for v in voters if v != header)
     scenario.sim.faults.stalled.add(stalled)
     return scenario, header, group, stalled
@@ -106,11 +106,11 @@ def test_a_node_does_not_stop_while_the_only_one_it_can_ask_takes_over() -> None
     led = leaders(scenario)
     header, group = next((n, g) for g, n in sorted(led.items()) if g != META and n != led[META])
     host = scenario.sim.nodes[header].host
-    other, *more = (v for v in host.data[group].raft.log.config.voters if v != header)
+    other, *more = (v for v in host.replicas.data[group].raft.log.config.voters if v != header)
     for third in more:
         scenario.request(q.Drain(third, True, "sim"), Accepted)
-    scenario.until(lambda: host.data[group].raft.can_change(), "its log is committed")
-    host.leadership.transfer(host.data[group], other)
+    scenario.until(lambda: host.replicas.data[group].raft.can_change(), "its log is committed")
+    host.leadership.transfer(host.replicas.data[group], other)
     assert host.hand_over(scenario.sim.now)
 
 
@@ -120,7 +120,7 @@ def test_a_hand_over_whose_first_word_is_lost_goes_on() -> None:
     scenario.sim.faults.stalled.clear()
     host = scenario.sim.nodes[header].host
     scenario.sim.faults.cut.add((header, other))
-    host.leadership.transfer(host.data[group], other)
+    host.leadership.transfer(host.replicas.data[group], other)
     scenario.sim.nodes[header].wake()
     scenario.sim.pause(30)
     scenario.sim.faults.cut.clear()
@@ -132,13 +132,13 @@ def test_writes_are_taken_while_nobody_can_take_over(seed: int) -> None:
     """A hand-over refuses them while it is tried, so it is not tried all the time."""
     scenario, header, group, stalled = with_a_stalled_successor(seed)
     host = scenario.sim.nodes[header].host
-    for third in set(host.data[group].raft.log.config.voters) - {header, stalled}:
+    for third in set(host.replicas.data[group].raft.log.config.voters) - {header, stalled}:
         scenario.request(q.Drain(third, True, "sim"), Accepted)
     scenario.request(q.Drain(header, True, "sim"), Accepted)
     taken = 0
     for _ in range(1_000):
         scenario.sim.pause(15)
-        taken += host.data[group].leads and host.data[group].raft.can_change()
+        taken += host.replicas.data[group].leads and host.replicas.data[group].raft.can_change()
     assert taken > 750
     scenario.sim.faults.heal()
     scenario.kill(stalled, 100, power=True)
@@ -149,7 +149,7 @@ def test_who_took_over_before_is_asked_at_once_the_next_time() -> None:
     scenario = formed(1)
     header, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
     _, *others = sorted(
-        scenario.sim.nodes[header].host.data[group].raft.log.config.voters, key=lambda v: v != header
+        scenario.sim.nodes[header].host.replicas.data[group].raft.log.config.voters, key=lambda v: v != header
     )
     for other in others[1:]:
         scenario.request(q.Drain(other, True, "sim"), Accepted)
@@ -167,7 +167,7 @@ def test_who_was_not_heard_for_a_while_is_not_asked() -> None:
     scenario.sim.pause(SETTLE_MS)
     header, group = next((n, g) for g, n in sorted(leaders(scenario).items()) if g != META)
     host = scenario.sim.nodes[header].host
-    replica = host.data[group]
+    replica = host.replicas.data[group]
     gone = min(v for v in replica.raft.log.config.voters if v != header)
     assert host.leadership.is_at_hand(replica, gone)
     scenario.sim.nodes[gone].stop(power=False)
@@ -179,7 +179,7 @@ def test_whoever_asks_a_leader_that_hands_over_is_sent_to_the_next_one() -> None
     """A refusal would be the last word: a client takes it for what the cluster thinks of its request."""
     scenario = formed(1)
     node = scenario.sim.nodes[leaders(scenario)[META]]
-    replica = node.host.meta_replica
+    replica = node.host.cluster.meta_replica
     assert replica is not None
     heir = next(v for v in replica.raft.log.config.voters if v != node.node)
     node.host.leadership.transfer(replica, heir)
@@ -216,14 +216,14 @@ def test_a_planned_stop_costs_no_election_timeout(seed: int) -> None:
         assert scenario.sim.now - began < 1_000
     taken = leaders(scenario)
     assert set(taken) >= led and not led_by(scenario, node)
-    terms = {g: scenario.sim.nodes[n].host.replica(g).raft.term for g, n in taken.items()}  # type: ignore[union-attr]
+    terms = {g: scenario.sim.nodes[n].host.replicas.of(g).raft.term for g, n in taken.items()}  # type: ignore[union-attr]
     scenario.sim.nodes[node].stop(power=False)
     for _ in range(SETTLE_MS // HAND_OVER_POLL_MS):
         scenario.sim.pause(HAND_OVER_POLL_MS)
         now = leaders(scenario)
         assert {g: now.get(g) for g in led} == {g: taken[g] for g in led}
         for group in led:
-            replica = scenario.sim.nodes[now[group]].host.replica(group)
+            replica = scenario.sim.nodes[now[group]].host.replicas.of(group)
             assert replica is not None and replica.raft.term == terms[group]
             assert replica.raft.can_change(), "handing over to a node that is gone stops writes"
     scenario.sim.nodes[node].start()
@@ -276,7 +276,7 @@ def test_a_lock_that_nobody_renews_lapses_and_one_that_is_renewed_does_not() -> 
         return reply
 
     def is_held() -> bool:
-        alive = [n.host.meta for n in scenario.sim.nodes.values() if n.alive]
+        alive = [n.host.cluster.meta for n in scenario.sim.nodes.values() if n.alive]
         return max(alive, key=lambda m: m.applied).image.lock is not None
 
     first = take("ann").lock

@@ -44,7 +44,7 @@ class Releases:
 
 
 def replicas(scenario: Scenario, group: str) -> dict[str, Replica]:
-    found = ((n.node, n.host.replica(group)) for n in scenario.sim.nodes.values() if n.alive)
+    found = ((n.node, n.host.replicas.of(group)) for n in scenario.sim.nodes.values() if n.alive)
     return {node: replica for node, replica in found if replica is not None}
 
 
@@ -63,7 +63,9 @@ def stopped(scenario: Scenario, group: str) -> dict[str, str]:
 
 
 def a_group(scenario: Scenario) -> str:
-    return next(g for n in scenario.sim.nodes.values() if n.alive for g, r in n.host.data.items() if r.leads)
+    return next(
+        g for n in scenario.sim.nodes.values() if n.alive for g, r in n.host.replicas.data.items() if r.leads
+    )
 
 
 def test_a_group_stops_by_name_and_goes_on_with_the_next_release(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +76,7 @@ def test_a_group_stops_by_name_and_goes_on_with_the_next_release(monkeypatch: py
     members = set(replicas(scenario, group))
     index = log_unknown(scenario, group, UNKNOWN)
     scenario.until(lambda: set(stopped(scenario, group)) == members, "every member has stopped")
-    others = {g for n in scenario.sim.nodes.values() if n.alive for g in n.host.data} - {group}
+    others = {g for n in scenario.sim.nodes.values() if n.alive for g in n.host.replicas.data} - {group}
     before = {g: max(r.seen for r in replicas(scenario, g).values()) for g in others}
     for name in sorted(members):
         node = scenario.sim.nodes[name]
@@ -85,7 +87,9 @@ def test_a_group_stops_by_name_and_goes_on_with_the_next_release(monkeypatch: py
     assert all(f"entry {index}," in why for why in stopped(scenario, group).values())
     assert not any(r.leads for r in replicas(scenario, group).values())
     assert any(max(r.seen for r in replicas(scenario, g).values()) > before[g] for g in others)
-    status = [g for g in scenario.sim.nodes[min(members)].host.node_status(0, 0).groups if g.group == group]
+    status = [
+        g for g in scenario.sim.nodes[min(members)].host.status.of_node(0, 0).groups if g.group == group
+    ]
     assert status[0].state == "stopped" and "upgrade" in status[0].hint and str(index) in status[0].error
     for name in sorted(members):
         releases.upgrade(scenario.sim.nodes[name])
@@ -108,7 +112,7 @@ def test_members_of_the_next_release_go_on_with_the_old_ones_as_followers(
     node = scenario.sim.nodes[newer]
     node.stop(power=True)
     node.start()
-    replica = node.host.data[group]
+    replica = node.host.replicas.data[group]
     scenario.until(lambda: replica.leads and replica.seen > index + 20, "rows are acknowledged again")
     assert set(stopped(scenario, group)) == old
     for name in sorted(old):

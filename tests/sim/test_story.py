@@ -28,7 +28,7 @@ def test_the_story_of_a_group_has_every_change_of_a_leader() -> None:
 def test_the_stories_of_an_operation_and_of_a_slot_that_it_moved() -> None:
     scenario = Scenario(1)
     scenario.run()
-    operations = next(n for n in scenario.sim.nodes.values() if n.alive).host.meta.image.operations
+    operations = next(n for n in scenario.sim.nodes.values() if n.alive).host.cluster.meta.image.operations
     removal = next(o for o in operations if o.kind == "remove-node")
     move = removal.moves[0]
     again = Scenario(1)

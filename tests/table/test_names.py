@@ -129,7 +129,7 @@ def test_what_no_file_can_hold_is_known_of_old_tables_too(schema: TableSchema) -
 
 def test_the_meta_leader_asks_the_same_rule() -> None:
     """`PutSchema` of any client is refused with the rule's own words."""
-    host = SimpleNamespace(meta=MetaState())
+    host = SimpleNamespace(cluster=SimpleNamespace(meta=MetaState()))
     nameless = TableSchema("root.a", "m", 1, (TAG, Column("", "DOUBLE", False)))
     refused = check_request(host, PutSchema(nameless))  # type: ignore[arg-type]
     assert isinstance(refused, ErrorReply) and refused.code == InvalidName.code, refused

@@ -105,7 +105,7 @@ def _drawn(life: int) -> float:
 
 
 class Member:
-    """A node: what `RaftSafety` asks of a machine, of its host and of a replica."""
+    """A node: what `RaftSafety` asks of a machine and of a replica."""
 
     __slots__ = (
         "_name",
@@ -177,10 +177,6 @@ class Member:
         self._start(self.raft.clock)
 
     # What `RaftSafety` asks.
-
-    @property
-    def host(self) -> Self:
-        return self
 
     @property
     def durable(self) -> Self:
@@ -503,7 +499,7 @@ class RaftWorld:
         self._touch(node).raft.room = Room.ENOUGH
 
     def _forget(self, node: NodeId) -> None:
-        """As `Host._remove`, and the replica is there again at once. What is under way stays so."""
+        """As `host.lifecycle` does, and the replica is there again at once. What is under way stays so."""
         member = self._touch(node)
         member.disk = GroupLog(Base(0, 0, Config()), member.raft.memory(), [])
         member.crash()

@@ -12,8 +12,8 @@ MUTANTS = (
     ),
     Mutant(
         "an old meta state removes groups after a start",
-        "host/host.py",
-        "self.meta.applied >= min(self._meta_known, replica.raft.log.last_index)",
+        "host/cluster.py",
+        "self.meta.applied >= min(self.known_to, replica.raft.log.last_index)",
         "True",
     ),
     Mutant(
@@ -140,7 +140,7 @@ MUTANTS = (
     ),
     Mutant(
         "a node forgets what it promised to a group that it leaves",
-        "host/host.py",
+        "host/lifecycle.py",
         "            forget = Forget(group, memory)\n",
         "            pass\n",
         breaks="S13",

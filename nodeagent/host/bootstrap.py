@@ -1,0 +1,48 @@
+"""The first entry of a new meta group: its first leader makes the cluster with it."""
+
+from collections.abc import Callable
+
+from nodeagent.host.admission import Admission, first_ring
+from nodeagent.host.cluster import Cluster
+from nodeagent.host.context import Context
+from nodeagent.meta import commands as meta
+from nodeagent.partition.table import initial_table
+
+AGAIN_MS = 200
+"""Until a leader that lacks the incarnation of a seed looks again."""
+
+
+class Bootstrap:
+    """`again` comes to `propose` once more if it is still due."""
+
+    def __init__(
+        self, context: Context, cluster: Cluster, admission: Admission, again: Callable[[], None]
+    ) -> None:
+        self._context = context
+        self._cluster = cluster
+        self._admission = admission
+        self._again = again
+        self._is_waiting = False
+
+    @property
+    def is_due(self) -> bool:
+        return self._cluster.is_led_here and not self._cluster.id
+
+    def propose(self) -> None:
+        context, replica = self._context, self._cluster.meta_replica
+        assert replica is not None
+        if not self._admission.ask_again():
+            if not self._is_waiting:
+                self._is_waiting = True
+                context.desk.later(AGAIN_MS, self._waited)
+            return
+        settings = context.config.cluster
+        table = initial_table(first_ring(context.config), settings.slots)
+        nodes = self._admission.records()
+        level = context.levels.common(nodes)
+        command = meta.Bootstrap(context.desk.wall, context.new_id(), settings, nodes, table.to_wire(), level)
+        replica.propose([meta.encode(command)])
+
+    def _waited(self) -> None:
+        self._is_waiting = False
+        self._again()

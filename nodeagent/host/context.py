@@ -1,0 +1,57 @@
+"""What a host is started with, and what its parts share."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nodeagent.host.clocks import Clocks
+from nodeagent.host.desk import Desk
+from nodeagent.host.levels import PeerLevels
+from nodeagent.host.outbox import Outbox
+from nodeagent.model.config import NodeConfig
+from nodeagent.model.features import SPOKEN, Levels
+from nodeagent.model.ids import NodeId, Owner
+
+if TYPE_CHECKING:
+    import random
+
+CLOCK_TIMEOUTS = 5
+"""What a member's clock said so many election timeouts ago does not count any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One run of a node on its directory; `now` and `wall` are the times at its start."""
+
+    config: NodeConfig
+    incarnation: str
+    rng: "random.Random"
+    now: int
+    wall: int
+    start: int = 0
+    """Number of this start of the node, counted from 1; 0 where nobody counts."""
+
+    levels: Levels = SPOKEN
+    """Feature levels that this node speaks."""
+
+    writer: str = ""
+    """The library, with its version, that makes its files."""
+
+
+class Context:
+    """The parts of a host work for one node: they share its configuration, its desk and outbox, the clocks
+    and levels of its peers, and its randomness."""
+
+    def __init__(self, life: Life) -> None:
+        config = life.config
+        self.config = config
+        self.node: NodeId = config.node
+        self.incarnation = life.incarnation
+        self.random = life.rng
+        self.desk = Desk(life.now, life.wall, Owner(config.node, life.incarnation, life.start))
+        self.outbox = Outbox()
+        self.clocks = Clocks(config.node, self.desk, CLOCK_TIMEOUTS * config.raft.election_timeout_ms)
+        self.levels = PeerLevels(config.node, life.levels)
+
+    def new_id(self) -> str:
+        """An opaque id for a snapshot or a cluster."""
+        return f"{self.random.getrandbits(128):032x}"

@@ -1,0 +1,196 @@
+"""The steps of the open operation in the data groups led here."""
+
+from functools import partial
+
+from nodeagent.data import commands as data
+from nodeagent.data.state import DataState
+from nodeagent.host.context import Context
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.leadership import Leadership
+from nodeagent.host.lifecycle import Lifecycle
+from nodeagent.host.mover import Mover
+from nodeagent.host.replicas import Replicas
+from nodeagent.host.reports import Reports
+from nodeagent.host.session_parts import SessionParts
+from nodeagent.host.writer import FileWriter
+from nodeagent.meta import commands as meta
+from nodeagent.meta.nodes import DEAD
+from nodeagent.meta.state import MetaState
+from nodeagent.model.entries import Config
+from nodeagent.model.errors import NodeAgentError, Refused
+from nodeagent.model.ids import GroupId
+from nodeagent.model.operation import Operation, Stage
+from nodeagent.scaling import groups, membership
+
+
+class GroupSteps:
+    """One step of every group per call; nothing is remembered but what was last proposed."""
+
+    def __init__(
+        self,
+        context: Context,
+        replicas: Replicas,
+        lifecycle: Lifecycle,
+        leadership: Leadership,
+        mover: Mover,
+        reports: Reports,
+        writer: FileWriter,
+    ) -> None:
+        self._node = context.node
+        self._desk = context.desk
+        self._replicas = replicas
+        self._cluster = replicas.cluster
+        self._lifecycle = lifecycle
+        self._leadership = leadership
+        self._mover = mover
+        self._reports = reports
+        self._writer = writer
+        self._parts = SessionParts(context.node, context.desk, replicas.data, self.propose)
+        self._proposed: dict[GroupId, tuple[int, int]] = {}
+        """group -> (term, index) of the last command proposed; no other before it is applied"""
+
+        self._awaited: dict[GroupId, tuple[int, int]] = {}
+        """Those of `_proposed`, and configs, that were not seen applied yet."""
+
+    def begin(self, op: Operation | None) -> None:
+        """Sessions are fetched for the open operation alone, while it needs some."""
+        self._parts.begin(op.id if op is not None and op.stage in (Stage.SEALED, Stage.OPEN) else "")
+
+    def drive(self, op: Operation) -> set[GroupId]:
+        """Returns the groups whose `Adopt` this node must compose and for which it lacks descriptions."""
+        self._report_ready(op)
+        wanted: set[GroupId] = set()
+        for replica in self._replicas.data.values():
+            if replica.leads:
+                self._drive_group(op, replica, wanted)
+        return wanted
+
+    def _report_ready(self, op: Operation) -> None:
+        """Of which groups this node can be a source, and which it can join."""
+        states = {g: r.state for g, r in self._replicas.data.items() if r.state.rows.recovered}
+        now = self._cluster.record_now
+        for report in groups.sources_due(op, self._node, states, now):
+            self._reports.report(report.command)
+        for report in groups.joins_due(op, self._node, self._lifecycle.joined(op.id), now):
+            self._reports.report(report.command)
+
+    def recover(self) -> None:
+        """Groups that lost their majority and were given up: this node may be the one to go on with.
+
+        The log itself tells whether it was done: its last config is the recovery's, or of a later operation.
+        """
+        for group, record in self._cluster.meta.image.groups.items():
+            replica = self._replicas.data.get(group)
+            if record.recovery is None or replica is None or replica.installing or replica.rebasing:
+                continue
+            recovery = record.recovery
+            done = groups.op_number(replica.raft.log.config.operation) >= groups.op_number(recovery.operation)
+            if done and replica.leads and replica.raft.can_change():
+                self._reports.report(meta.LedAgain(self._cluster.record_now, group, recovery.operation))
+            elif not done and recovery.head == self._node:
+                config = Config(record.members, (), recovery.operation)
+                try:
+                    replica.raft.force(config, recovery.term, self._desk.now)
+                except Refused as error:  # a lost leader is heard for an election timeout longer
+                    self._desk.note("recover_later", group=group, why=error.what)
+                else:
+                    self._desk.note(
+                        "recovered", group=group, term=replica.raft.term, first=replica.raft.log.last_index
+                    )
+
+    def is_due(self) -> bool:
+        """Whether an entry that `drive` logged was applied since the last call, or sessions came: the next
+        step waits for it.
+
+        Slots stand closed between these steps, so they do not wait for the clock.
+        """
+        came = self._parts.have_come()
+        if not self._awaited:
+            return came
+        due = [g for g, at in self._awaited.items() if self._has_applied(g, at)]
+        for group in due:
+            del self._awaited[group]
+        return came or bool(due)
+
+    def _has_applied(self, group: GroupId, proposed: tuple[int, int]) -> bool:
+        replica = self._replicas.data.get(group)
+        return replica is None or (replica.raft.term, replica.seen) >= proposed
+
+    def _drive_group(self, op: Operation, replica: DataReplica, wanted: set[GroupId]) -> None:
+        term, index = self._proposed.get(replica.group, (0, 0))
+        if (term == replica.raft.term and replica.seen < index) or not replica.state.rows.recovered:
+            return
+        if not replica.raft.can_change() or replica.seen < replica.led_from:
+            return
+        nodes = self._cluster.meta.image.nodes
+        look = groups.Look(
+            group=replica.group,
+            me=self._node,
+            state=replica.state,
+            config=replica.raft.log.config,
+            caught_up=partial(self._leadership.is_at_hand, replica),
+            incarnations={n: r.incarnation for n, r in nodes.items()},
+            gone=lambda n: n not in nodes or nodes[n].state == DEAD,
+            now=self._cluster.record_now,
+            writer=self._writer.named,
+            level=self._cluster.level,
+        )
+        for action in groups.due(op, look):
+            self._act(op, replica, action, wanted)
+
+    def _act(self, op: Operation, replica: DataReplica, action: groups.Action, wanted: set[GroupId]) -> None:
+        match action:
+            case groups.Log():
+                self.propose(replica, [data.encode(action.command)])
+            case groups.Reconfigure():
+                self._reconfigure(replica, action.step)
+            case groups.Report():
+                self._reports.report(action.command)
+            case groups.FetchAhead():
+                self._parts.fetch_ahead(replica, action)
+            case groups.TakeParts():
+                self._parts.take(replica, action)
+            case groups.AdoptNow():
+                if self._mover.lacks(op, replica.group):
+                    wanted.add(replica.group)
+                    return
+                open_index = replica.state.slots.arriving[op.id].index
+                adopt = self._mover.adopt_commands(op, replica.group, open_index)
+                self.propose(replica, [*schemas_due(self._cluster.meta, replica.state, adopt), *adopt])
+
+    def propose(self, replica: DataReplica, batch: list[bytes]) -> bool:
+        """Log entries whose application the group's next step waits for; False: refused."""
+        first = replica.propose(batch)
+        if first is None:
+            return False
+        at = (replica.raft.term, first + len(batch) - 1)
+        self._proposed[replica.group] = self._awaited[replica.group] = at
+        return True
+
+    def _reconfigure(self, replica: DataReplica, step: membership.Change | membership.Transfer) -> None:
+        try:
+            if isinstance(step, membership.Transfer):
+                self._leadership.transfer(replica, step.target)
+            else:
+                index = replica.raft.change(step.config, self._desk.now)
+                self._awaited[replica.group] = (replica.raft.term, index)
+        except NodeAgentError as error:
+            self._desk.note("reconfigure_later", group=replica.group, why=error.what)
+
+
+def schemas_due(known: MetaState, state: DataState, adopt: list[bytes]) -> list[bytes]:
+    """`UseSchema` for every table with files to adopt that the group knows less of than this node. So no
+    file of the group has a column that its schema in use lacks: what is made of it would lack it too."""
+    tables = {
+        (item.meta.partition.storage_group, item.meta.table)
+        for entry in adopt
+        if isinstance(command := data.decode(entry), data.Adopt)
+        for item in command.files
+    }
+    wanted = [known.tables.schemas[name] for name in sorted(tables & set(known.tables.schemas))]
+    return [
+        data.encode(data.UseSchema(schema))
+        for schema in wanted
+        if (used := state.schemas.get((schema.storage_group, schema.table))) is None
+        or used.version < schema.version
+    ]

@@ -1,0 +1,216 @@
+"""Makes and removes the replicas of this node, so that they are what the meta state says, and only that."""
+
+from collections.abc import Callable, Collection
+
+import msgspec
+
+from nodeagent.data.checkpoint import encode_checkpoint
+from nodeagent.data.state import DataState, initial
+from nodeagent.host.builder import ReplicaBuilder
+from nodeagent.host.context import Context
+from nodeagent.host.own_standing import OwnStanding
+from nodeagent.host.replica import INSTALL_KEEP_MS, Replica, Saved
+from nodeagent.host.replicas import Replicas
+from nodeagent.meta.state import MetaState
+from nodeagent.model.entries import Base, Config, Forget, HardState
+from nodeagent.model.ids import META, GroupId, header_of
+from nodeagent.model.jobs import DropStaging, Failed, JobResult, RemoveGroup, SaveCheckpoint
+from nodeagent.model.operation import Operation
+from nodeagent.raft.log import RaftLog
+
+CREATE_AGAIN_MS = 1_000
+
+
+class Lifecycle:
+    """`on_meta` looks at the meta state once more: what was under way here is over."""
+
+    def __init__(
+        self,
+        context: Context,
+        replicas: Replicas,
+        builder: ReplicaBuilder,
+        own_standing: OwnStanding,
+        on_meta: Callable[[], None],
+    ) -> None:
+        self._node = context.node
+        self._desk = context.desk
+        self._outbox = context.outbox
+        self._levels = context.levels
+        self._replicas = replicas
+        self._cluster = replicas.cluster
+        self._builder = builder
+        self._own_standing = own_standing
+        self._on_meta = on_meta
+        self._creating: set[GroupId] = set()
+        self._removing: set[GroupId] = set()
+        self.left: dict[GroupId, HardState] = {}
+        """What the log remembers of groups that this node left."""
+
+        self._joined: dict[GroupId, str] = {}
+        """Groups this node is joining, and for which operation."""
+
+    @property
+    def is_removing(self) -> bool:
+        """Whether files of a removed replica may still be there."""
+        return bool(self._removing)
+
+    def joined(self, operation: str) -> set[GroupId]:
+        """Replicas here that were made to join their group by `operation`."""
+        return {g for g, op in self._joined.items() if op == operation and g in self._replicas.data}
+
+    # --- making ------------------------------------------------------------------------------------
+
+    def create_meta(self, config: Config) -> None:
+        log = RaftLog(Base(0, 0, config), [])
+        state = MetaState(levels=self._levels.own)
+        self._found(self._builder.meta(log, self.left.pop(META, HardState()), state))
+
+    def _create_data(self, group: GroupId, config: Config, state: DataState) -> None:
+        """The first slots are in no log entry, so the checkpoint comes before the first promise."""
+        base = Base(state.applied, 0, config, checkpoint=1)
+        saved = Saved(base, encode_checkpoint(state.checkpoint()), group=group, owner=self._desk.owner)
+        self._creating.add(group)
+
+        def created(result: JobResult) -> None:
+            self._creating.discard(group)
+            if self._own_standing.older_copy:
+                return  # the group may have been here before
+            if isinstance(result, Failed):
+                self._desk.later(CREATE_AGAIN_MS, self._on_meta)
+                return
+            hard = self.left.pop(group, HardState())
+            replica = self._builder.data(group, RaftLog(base, []), hard, state, base.index)
+            replica.number = replica.number_needed = base.checkpoint
+            self._found(replica)
+            if self._node == header_of(group):
+                replica.raft.hurry(self._desk.now)
+            self._on_meta()
+
+        self._desk.job(SaveCheckpoint(group, msgspec.msgpack.encode(saved)), created)
+
+    def _found(self, replica: Replica) -> None:
+        """Write the first records of a replica just made into the log."""
+
+        def founded() -> None:
+            replica.founding = False
+
+        replica.founding = True
+        self._outbox.persist(replica.group, replica.first_records(), founded)
+
+    # --- the meta state says -----------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Create and remove replicas so that they are what the meta state says."""
+        if not self._cluster.is_current:
+            return
+        data, groups = self._replicas.data, self._cluster.meta.image.groups
+        op = self._cluster.meta.operations.open()
+        joining = self._joining(op)
+        needed = joining | self._giving(op)
+        self._settle_unlogged(op, joining, needed)
+        self._create_missing(joining)
+        for group, operation in list(self._joined.items()):
+            replaced = op is None or op.id != operation or group not in joining
+            known = groups.get(group)
+            if replaced and group in data and (known is None or self._node not in known.members):
+                self._remove(group)  # what it got was for an operation that was cancelled
+        self._joined = {g: op.id for g in joining} if op is not None else {}
+        for group in joining & set(data):
+            sealed = data[group].state.slots.sealed
+            is_ready = op is not None and (group, self._node) in op.joined  # what it promised must stay
+            if not is_ready and any(s.hollow and name != self._joined[group] for name, s in sealed.items()):
+                self._remove(group)  # the same, when the cancel came while this node was down
+        for group in list(data):
+            current = groups.get(group)
+            if current is None or (self._node not in current.members and group not in needed):
+                self._remove(group)
+        for group in self.left.keys() - groups.keys():  # gone for good: no group has its id again
+            del self.left[group]
+            self._outbox.persist(group, [Forget(group)])
+
+    def _joining(self, op: Operation | None) -> set[GroupId]:
+        """Groups that this node is to join now."""
+        if op is None or op.stage in ("PLANNED", "CANCELLING"):
+            return set()
+        return {c.group for c in op.changes if c.joins == self._node}
+
+    def _giving(self, op: Operation | None) -> set[GroupId]:
+        """Groups of which the open operation needs what this node has from before."""
+        if op is None:
+            return set()
+        members = {c.group for c in op.changes if self._node in c.before}
+        return members | {m.source for m in op.moves if self._node in m.source_members}
+
+    def _create_missing(self, joining: Collection[GroupId]) -> None:
+        replicas = self._replicas
+        for group, record in self._cluster.meta.image.groups.items():
+            if (
+                group in replicas.data
+                or group in replicas.damaged
+                or group in self._creating | self._removing
+            ):
+                continue
+            if self._node in record.members and self._node in record.initial_members:
+                slots = initial(group, record.initial_slots)
+                self._create_data(group, Config(record.initial_members), slots)
+            elif group in joining or self._node in record.members:
+                self._create_data(group, Config(), DataState(group))
+
+    def _settle_unlogged(
+        self, op: Operation | None, joining: Collection[GroupId], needed: Collection[GroupId]
+    ) -> None:
+        """What the log knows nothing of goes when the committed meta state says that this node has no part in
+        the group. If it has, an empty directory is made use of; one with data stays damaged."""
+        replicas = self._replicas
+        for group, blank in list(replicas.unlogged.items()):
+            record = self._cluster.meta.image.groups.get(group)
+            promised = op is not None and (group, self._node) in op.joined
+            is_member = record is not None and self._node in record.members
+            if is_member or promised or (group in needed and group not in joining):
+                if blank:
+                    del replicas.unlogged[group]
+                continue
+            del replicas.unlogged[group]
+            replicas.damaged.pop(group, None)
+            self._removing.add(group)
+            self._remove_files(group)
+
+    # --- removing ----------------------------------------------------------------------------------
+
+    def _remove(self, group: GroupId) -> None:
+        replica = self._replicas.data.pop(group)
+        self._removing.add(group)  # not again before its files are gone
+        self._outbox.forget(group)
+        forget = Forget(group)
+        if group in self._cluster.meta.image.groups:
+            memory = self.left[group] = replica.raft.memory()
+            forget = Forget(group, memory)
+        # The log first: a log without a checkpoint would look like damage.
+        self._outbox.persist(group, [forget], lambda: replica.remove(lambda: self._remove_files(group)))
+        replica.abandon()
+        self._desk.note("replica_removed", group=group)
+
+    def _remove_files(self, group: GroupId) -> None:
+        def gone() -> None:
+            self._removing.discard(group)
+            self._on_meta()
+
+        self._desk.remove(RemoveGroup(group), gone)
+
+    def drop_install_later(self, area: str) -> None:
+        """A snapshot half fetched by an earlier life goes, unless its leader offered it again."""
+
+        def is_unused() -> bool:
+            return not any(r.is_installing(area) for r in self._replicas)
+
+        self._desk.later(INSTALL_KEEP_MS, lambda: self._desk.remove(DropStaging(area), still=is_unused))
+
+    def stop_all(self, why: str) -> None:
+        """No replica runs any more; what is on disk stays as it is."""
+        stopped = list(self._replicas)
+        self._replicas.damaged |= dict.fromkeys([META, *(r.group for r in stopped)], why)
+        self._cluster.meta_replica = None
+        self._replicas.data.clear()
+        for replica in stopped:
+            self._outbox.forget(replica.group)
+            replica.abandon()

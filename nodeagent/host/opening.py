@@ -1,0 +1,138 @@
+"""Makes a host of what the log and the checkpoints of a directory hold."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from nodeagent.data.checkpoint import decode_checkpoint
+from nodeagent.data.state import DataState
+from nodeagent.host.context import Life
+from nodeagent.host.found import Found, Lost, fault_of, foreign, is_blank, is_traceless
+from nodeagent.host.host import Host
+from nodeagent.host.outbox import Outbox
+from nodeagent.host.replica import Saved
+from nodeagent.host.replicas import Replicas
+from nodeagent.host.starts import Start, Starts
+from nodeagent.meta.state import MetaState
+from nodeagent.model.entries import HardState, Rebase
+from nodeagent.model.errors import EntryFailed
+from nodeagent.model.ids import META, GroupId, Owner
+from nodeagent.model.jobs import INSTALL
+from nodeagent.raft.log import RaftLog
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a directory held when the node was started."""
+
+    groups: Mapping[GroupId, tuple[Found, bytes | None]] = field(default_factory=dict)
+    """Log and checkpoint payload of every group on this disk."""
+
+    damaged: Sequence[Lost] = ()
+    """Such groups do not run: they neither vote nor acknowledge."""
+
+    staged: Sequence[str] = ()
+    """Staging areas that an earlier life has left."""
+
+    holding: Collection[GroupId] = ()
+    """Groups with files on this disk."""
+
+    starts: Mapping[str, Start] = field(default_factory=dict)
+    """The newest starts of other nodes that were seen, by incarnation."""
+
+    left: Mapping[GroupId, HardState] = field(default_factory=dict)
+    """What the log remembers of groups that this node left."""
+
+
+def open_host(life: Life, held: Held) -> Host:
+    host = Host(life)
+    host.peers.starts = Starts(held.starts)
+    host.lifecycle.left = dict(held.left)
+    replicas, damaged = host.replicas, held.damaged
+    replicas.damaged = {d.group: d.message for d in damaged if d.group}
+    anybody = next((d.message for d in damaged if not d.group), None)
+    if anybody is not None:  # it may be any of them
+        replicas.damaged = dict.fromkeys({META, *held.groups}, anybody) | replicas.damaged
+    _compare(replicas, held, host.desk.owner)
+    if META in held.groups and META not in replicas.damaged:
+        _reopen_meta(host, *held.groups[META])
+    for group in sorted(set(held.groups) - {META} - set(replicas.damaged) - set(replicas.unlogged)):
+        _reopen_data(host, group, *held.groups[group])
+    if host.cluster.meta_replica is not None:
+        host.admission.stop()
+        host.on_meta()
+    if META not in replicas.damaged:
+        host.admission.start()
+    for area in held.staged:
+        if area.startswith(INSTALL):
+            host.lifecycle.drop_install_later(area)
+    return host
+
+
+def _compare(replicas: Replicas, held: Held, me: Owner) -> None:
+    """Find what does not belong together. A directory of a group that the log knows nothing of is what a
+    creation or a removal has left that was cut short, or the log was lost: the meta state tells, when it
+    is current (`Lifecycle.sync`)."""
+    for group, (found, payload) in held.groups.items():
+        fault = fault_of(group, found, payload, me)
+        if fault:
+            replicas.damaged.setdefault(group, fault)
+        elif group != META and group not in replicas.damaged and is_traceless(found):
+            replicas.unlogged[group] = is_blank(payload) and group not in held.holding
+    replicas.damaged |= {
+        g: f"data/groups/{g} holds data that the log knows nothing of"
+        for g, blank in replicas.unlogged.items()
+        if not blank
+    }
+
+
+def _reopen_meta(host: Host, found: Found, payload: bytes | None) -> None:
+    saved = msgspec.msgpack.decode(payload, type=Saved) if payload else None
+    levels = host.peers.levels.own
+    try:
+        state = MetaState.decode(saved.state, levels) if saved else MetaState(levels=levels)
+    except Exception as error:  # its bytes are whole: whatever is raised, another release wrote them
+        host.replicas.damaged[META] = foreign(META, error)
+        return
+    log = _open_log(host.outbox, META, found, saved)
+    host.cluster.known_to = log.last_index
+    replica = host.builder.meta(log, found.hard, state)
+    if saved is not None:
+        replica.number = replica.number_needed = saved.base.checkpoint
+
+
+def _reopen_data(host: Host, group: GroupId, found: Found, payload: bytes | None) -> None:
+    assert payload is not None, group  # else it is damaged
+    saved = msgspec.msgpack.decode(payload, type=Saved)
+    log = _open_log(host.outbox, group, found, saved)
+    try:
+        state = DataState.restore(decode_checkpoint(saved.state), log.base.index)
+    except Exception as error:  # as in `_reopen_meta`
+        host.replicas.damaged[group] = foreign(group, error)
+        return
+    failed: EntryFailed | None = None
+    known = min(state.rows.recovered_to, log.last_index)
+    if (
+        known > log.base.index and not saved.sent
+    ):  # committed for sure: rows return without waiting for a leader
+        entries = log.slice(log.first_index, known, 1 << 62)
+        try:
+            state.apply(log.first_index, entries, host.desk.now)
+        except EntryFailed as error:
+            failed = error
+    replica = host.builder.data(group, log, found.hard, state, max(state.rows.delivered, log.base.index))
+    replica.number = replica.number_needed = saved.base.checkpoint
+    if failed is not None:
+        replica.stop(failed.index, failed.why)
+
+
+def _open_log(outbox: Outbox, group: GroupId, found: Found, saved: Saved | None) -> RaftLog:
+    base = found.base
+    if saved is not None and saved.base.index == base.index:
+        base = saved.base  # also when nothing of the group reached the log yet
+    log = RaftLog(base, found.entries)
+    if saved is not None and saved.base.index > base.index:
+        kept = log.reset(saved.base)
+        outbox.persist(group, [Rebase(group, saved.base, kept)])
+    return log

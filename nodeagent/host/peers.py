@@ -1,0 +1,84 @@
+"""The other nodes, as this one knows them: where they are, when they were heard, and whether they count."""
+
+from nodeagent.host.admission import status_question
+from nodeagent.host.context import Context
+from nodeagent.host.members import Members
+from nodeagent.host.replicas import Replicas
+from nodeagent.host.starts import Starts, older_sentence
+from nodeagent.model.ids import NodeId
+from nodeagent.model.standing import Standing
+
+
+class Peers:
+    """See the module. `starts` are the newest that were seen."""
+
+    def __init__(self, context: Context, replicas: Replicas) -> None:
+        self._config = context.config
+        self._node = context.node
+        self._desk = context.desk
+        self._clocks = context.clocks
+        self.levels = context.levels
+        self._replicas = replicas
+        self._cluster = cluster = replicas.cluster
+        self.addresses: dict[NodeId, tuple[str, int]] = {}
+        """Those of every node that this one may have to reach; a new mapping when one changes."""
+
+        self.heard: dict[NodeId, int] = {}
+        """When a peer's last frame came (ms)."""
+
+        self.starts = Starts({})
+        self.skewed: dict[NodeId, int] = {}
+        """Voters of groups led here whose clocks are wrong, in ms ahead of the others'."""
+
+        self._members = Members(
+            self._desk,
+            context.random,
+            image=lambda: cluster.meta.image,
+            named=self._named,
+            known=lambda: self.addresses,
+            question=status_question(context.config, context.incarnation),
+        )
+
+    def standing(self, node: NodeId, incarnation: str) -> Standing:
+        standing = self._members.standing(node, incarnation)
+        is_older = standing is Standing.MEMBER and incarnation in self.starts.older
+        return Standing.OLDER if is_older else standing
+
+    def _named(self) -> set[NodeId]:
+        """Members by name alone, where the meta state does not know them (`members.standing`)."""
+        seeds = set() if self._cluster.id else {s.node for s in self._config.seeds}
+        meta = self._cluster.meta_replica
+        return seeds | set(meta.raft.log.config.members if meta else ())
+
+    def update_addresses(self) -> None:
+        """The seeds' while the meta state names no node."""
+        addresses = {s.node: (s.host, s.port) for s in self._config.seeds}
+        nodes = self._cluster.meta.image.nodes
+        if nodes:
+            addresses = {n.node: (n.host, n.port) for n in nodes.values()}
+        addresses.pop(self._node, None)
+        self.addresses = addresses
+
+    def watch_clocks(self) -> None:
+        """Name every voter whose clock is wrong, of the groups led here: nothing of those goes by its age."""
+        skewed: dict[NodeId, int] = {}
+        for replica in self._replicas:
+            if replica.leads:
+                skewed |= self._clocks.skewed(replica.raft.log.config.voters)
+        for node in skewed.keys() - self.skewed.keys():
+            self._desk.note("clock_skew", node=node, ahead_ms=skewed[node])
+        self.skewed = skewed
+
+    def look_for_older(self) -> None:
+        """Followers that forgot what they acknowledged are not heard any more, which they are told."""
+        nodes = self._cluster.meta.image.nodes
+        members = {n.incarnation for n in nodes.values()}
+        self.starts.prune(members)
+        self.levels.prune(members)
+        for replica in self._replicas:
+            for node in replica.raft.forgetful():
+                record = nodes.get(node)
+                if record is not None and record.incarnation not in self.starts.older:
+                    evidence = f"{replica.group} there lacks entries that it acknowledged to {self._node}"
+                    self.starts.older[record.incarnation] = why = older_sentence(node, evidence)
+                    self._desk.note("older_copy", node=node, why=why)

@@ -1,0 +1,65 @@
+"""Evidence of this node for the meta group."""
+
+from functools import partial
+
+import msgspec
+
+from nodeagent.host.cluster import Cluster
+from nodeagent.host.hold_points import HoldPoints
+from nodeagent.meta import commands as meta
+from nodeagent.model.ids import NodeId
+from nodeagent.model.requests import ErrorReply, Forward, Reply
+from nodeagent.scaling import holds
+
+REPORT_AGAIN_MS = 500
+REFUSED_AGAIN_MS = 100
+"""After a leader did not take a report."""
+
+REPORTED_MAX = 4096
+"""Reports that are remembered; behind that all are handed over once more."""
+
+
+class Reports:
+    """Remembers what was handed over last, and to whom; nothing is lost with it but time."""
+
+    def __init__(self, cluster: Cluster, hold_points: HoldPoints) -> None:
+        self._desk = cluster.desk
+        self._cluster = cluster
+        self._hold_points = hold_points
+        self._reported: dict[str, tuple[int, NodeId, int]] = {}
+        """report -> (when it was last handed over, to which leader, of which term)"""
+
+    def report(self, command: meta.Command) -> None:
+        """Hand evidence to the meta leader, until the record shows it: to each leader at once, for what went
+        to the one before may be lost (slots stand closed until then), and to the same one every
+        `REPORT_AGAIN_MS`."""
+        op = self._cluster.meta.operations.open()
+        if op is not None and holds.is_kept_back(op, command, self._hold_points.points):
+            return
+        replica = self._cluster.meta_replica
+        if replica is None or replica.raft.leader is None:
+            return
+        leader, term = replica.raft.leader, replica.raft.term
+        key = _key(command)
+        when, *last = self._reported.get(key, (0, "", 0))
+        if last == [leader, term] and self._desk.now - when < REPORT_AGAIN_MS:
+            return
+        if len(self._reported) > REPORTED_MAX:
+            self._reported.clear()
+        self._reported[key] = (self._desk.now, leader, term)
+        if replica.leads:
+            replica.propose([meta.encode(command)])
+        else:
+            self._desk.call(leader, Forward(meta.encode(command)), partial(self._on_handed, key))
+
+    def _on_handed(self, key: str, reply: Reply) -> None:
+        """A leader that lags behind its predecessor, or is not reached yet, takes it a moment later."""
+        if isinstance(reply, ErrorReply) and key in self._reported:
+            _, leader, term = self._reported[key]
+            self._reported[key] = (self._desk.now + REFUSED_AGAIN_MS - REPORT_AGAIN_MS, leader, term)
+
+
+def _key(command: meta.Command) -> str:
+    """Equal for repetitions of one report (they differ in the time only)."""
+    copy = msgspec.structs.replace(command, now=0)
+    return f"{type(copy).__name__}:{msgspec.msgpack.encode(copy).hex()[:512]}"
