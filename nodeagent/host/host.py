@@ -14,14 +14,17 @@ from nodeagent.host.admission import Admission
 from nodeagent.host.bootstrap import Bootstrap
 from nodeagent.host.budget import Budget
 from nodeagent.host.builder import ReplicaBuilder
-from nodeagent.host.changes import Changes
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.compactor import Compactor
 from nodeagent.host.context import Context, Life
 from nodeagent.host.copies import Copies
 from nodeagent.host.data_replica import Helpers
 from nodeagent.host.desk import Effects
-from nodeagent.host.handlers import Handlers
+from nodeagent.host.handlers.data import DataRequests
+from nodeagent.host.handlers.dispatch import Handlers
+from nodeagent.host.handlers.leading import MetaLeader
+from nodeagent.host.handlers.meta import MetaRequests
+from nodeagent.host.handlers.node import NodeRequests
 from nodeagent.host.leadership import Leadership
 from nodeagent.host.lifecycle import Lifecycle
 from nodeagent.host.operations import Operations
@@ -83,9 +86,15 @@ class Host:
         self.operations = Operations(context, self.replicas, self.lifecycle, self.leadership, self.writer)
         self.compactor = Compactor(context, self.replicas, self.peers, self.writer)
         self.seal_waits = SealWaits(desk)
-        self.repairs = Repairs(desk, areas)
-        self.changes = Changes(context, cluster, self.peers)
-        self.handlers = Handlers(self)
+        leader = MetaLeader(context, self.replicas, self.peers, self.writer)
+        self.handlers = Handlers(
+            desk,
+            self.admission,
+            self.own_standing,
+            MetaRequests(context, self.replicas, self.admission, leader),
+            DataRequests(context, self.replicas, Repairs(desk, areas), self.seal_waits),
+            NodeRequests(context, cluster, self.admission, self.operations),
+        )
         self.status = Status(context, self.replicas, self.admission, self.own_standing, self.peers)
         quiet_ms = min(QUIET_MS, config.raft.election_timeout_ms * 2 // 3) if life.start > 1 else 0
         self._votes_from = life.now + quiet_ms

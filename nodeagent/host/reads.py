@@ -16,7 +16,7 @@ import msgspec
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.failing import PASSED
-from nodeagent.host.writes import moved, not_leader
+from nodeagent.host.handlers.refusals import job_error, moved, not_leader
 from nodeagent.model import limits, requests
 from nodeagent.model.errors import InvalidInput
 from nodeagent.model.files import Cursor, FileMeta, PageSpec, PulledSlot, ScanSpec, Tombstone
@@ -624,9 +624,3 @@ def _offer(
 
     job = MakeSnapshot(snapshot, replica.group, files)
     replica.read_files(job, files, cluster.desk.guarded(token, "an offer", done))
-
-
-def job_error(result: JobResult) -> ErrorReply:
-    if isinstance(result, Failed):
-        return ErrorReply(result.code, result.what)
-    return ErrorReply("error", f"unexpected result {type(result).__name__}")

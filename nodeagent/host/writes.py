@@ -9,6 +9,7 @@ import pyarrow as pa
 from nodeagent.data import commands
 from nodeagent.host.cluster import Cluster
 from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.handlers.refusals import moved, not_leader
 from nodeagent.model import limits, requests
 from nodeagent.model.errors import InvalidInput, NodeAgentError
 from nodeagent.model.files import ScanSpec
@@ -20,16 +21,6 @@ from nodeagent.partition.hash import slot_of
 from nodeagent.partition.rows import check_rows
 from nodeagent.table import arrow
 from nodeagent.table.scan import check_scan
-
-
-def not_leader(replica: DataReplica) -> ErrorReply:
-    leader = replica.raft.leader
-    return ErrorReply(
-        "not_leader",
-        f"this node does not lead group {replica.group}",
-        f"ask {leader}" if leader else "retry shortly",
-        {"leader": leader, "group": replica.group},
-    )
 
 
 def on_write(cluster: Cluster, replica: DataReplica, token: int, w: requests.Write) -> None:
@@ -147,17 +138,6 @@ def _owned(cluster: Cluster, replica: DataReplica, slot: int) -> ErrorReply | No
     if refusal is None:
         return None
     return moved(cluster, slot, waiting=bool(refusal.details["wait"]) or replica.state.applied == 0)
-
-
-def moved(cluster: Cluster, slot: int, *, waiting: bool) -> ErrorReply:
-    table = cluster.meta.placement.table
-    header = table.route(slot) if table is not None and 0 <= slot < table.slots else None
-    return ErrorReply(
-        "moved",
-        f"slot {slot} is not open here",
-        "refresh the partition table",
-        {"slot": slot, "header": header, "table_version": cluster.meta.placement.version, "wait": waiting},
-    )
 
 
 def on_delete(cluster: Cluster, replica: DataReplica, token: int, d: requests.DeleteRows) -> None:

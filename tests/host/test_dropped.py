@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from nodeagent.host import handlers, writes
+from nodeagent.host import writes
+from nodeagent.host.handlers.leading import check_schema, evidence_at
 from nodeagent.meta import commands as c
 from nodeagent.meta.state import MetaState
 from nodeagent.model import requests as q
@@ -18,29 +19,29 @@ KEY = PartitionKey("root.a", 0, 0)
 
 
 @pytest.fixture
-def host() -> Any:
+def cluster() -> Any:
     state = MetaState()
     put, drop = c.PutSchema(1, SCHEMA), c.DropTable(1, "root.a", "m", 1)
     state.apply(1, [Entry(1, EntryKind.COMMAND, c.encode(x)) for x in (put, drop)])
-    return SimpleNamespace(meta=state, cluster=SimpleNamespace(meta=state))
+    return SimpleNamespace(meta=state)
 
 
-def test_writes_are_refused_and_deletes_are_not(host: Any) -> None:
+def test_writes_are_refused_and_deletes_are_not(cluster: Any) -> None:
     """By the leader, before it costs a log entry: rows that came meanwhile can still be deleted."""
     write = q.Write("a.1", 1, KEY, "m", 1, "s", 1, 0, 1, b"")
-    refused = writes._schema(host, write)
+    refused = writes._schema(cluster, write)
     assert isinstance(refused, q.ErrorReply) and refused.code == "invalid_input" and "dropped" in refused.what
-    newer = writes._schema(host, q.Write("a.1", 1, KEY, "m", 2, "s", 1, 0, 1, b""))
+    newer = writes._schema(cluster, q.Write("a.1", 1, KEY, "m", 2, "s", 1, 0, 1, b""))
     assert isinstance(newer, q.ErrorReply) and newer.code == "overloaded", "it was made anew: ask again"
     delete = q.DeleteRows("a.1", 1, KEY, "m", "s", 1, 0, (), 0, 1, 1)
-    assert isinstance(writes._schema(host, delete), TableSchema)
+    assert isinstance(writes._schema(cluster, delete), TableSchema)
 
 
-def test_only_people_log_it(host: Any) -> None:
+def test_only_people_log_it(cluster: Any) -> None:
     """It is no evidence that a node may forward."""
-    assert handlers.evidence_at(1, c.encode(c.DropTable(1, "root.a", "m", 1))) is None
+    assert evidence_at(1, c.encode(c.DropTable(1, "root.a", "m", 1))) is None
 
 
-def test_a_table_of_that_name_is_made_under_the_rule_for_known_ones(host: Any) -> None:
+def test_a_table_of_that_name_is_made_under_the_rule_for_known_ones(cluster: Any) -> None:
     """Not counted twice, and with the names it had."""
-    assert handlers.check_schema(host, q.PutSchema(SCHEMA)) is None
+    assert check_schema(cluster.meta, q.PutSchema(SCHEMA)) is None

@@ -17,7 +17,8 @@ from nodeagent.host.bootstrap import AGAIN_MS, Bootstrap
 from nodeagent.host.desk import Desk, To
 from nodeagent.host.found import lost_meta
 from nodeagent.host.group_steps import GroupSteps
-from nodeagent.host.handlers import Probes, evidence_at
+from nodeagent.host.handlers.leading import evidence_at
+from nodeagent.host.handlers.probes import Probes
 from nodeagent.host.host import DRIVE_MS, Host
 from nodeagent.host.replica import INSTALL_KEEP_MS, Saved
 from nodeagent.host.reports import REFUSED_AGAIN_MS, REPORT_AGAIN_MS
@@ -720,7 +721,7 @@ def test_an_exception_in_one_request_ends_that_request(monkeypatch: pytest.Monke
     def fails(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr("nodeagent.host.handlers.check_status", fails)
+    monkeypatch.setattr("nodeagent.host.handlers.node.check_status", fails)
     monkeypatch.setattr("nodeagent.host.reads.files_of", fails)
     question = CheckStatus("b", "i", "h", 1, 2, CONFIG.cluster, (), False)
     requests: list[Request] = [question, GetManifest("a.1")]
@@ -939,9 +940,9 @@ def test_mid_is_refused_by_a_replica_that_no_leader_confirms() -> None:
         (ListPartitions("a.1", paged=True), "reads._list"),
         (ScanRows("a.1", "g", SPEC), "reads._plan"),
         (ScanRows("a.1", "g", SPEC, "weak"), "reads._plan"),
-        (GetMeta(strong=True), "handlers.meta_view"),
-        (GetRuns(), "handlers.runs_view"),
-        (GetOperation("op-1"), "handlers.operation_view"),
+        (GetMeta(strong=True), "handlers.meta.meta_view"),
+        (GetRuns(), "handlers.meta.runs_view"),
+        (GetOperation("op-1"), "handlers.meta.operation_view"),
     ],
 )
 def test_an_exception_behind_a_read_index_or_a_job_ends_that_request(
@@ -970,7 +971,8 @@ def test_an_exception_when_a_change_is_looked_at_again_ends_that_request() -> No
 
     assert host.cluster.meta_replica is not None
     begin = meta.SteerOperation(0, "op-1", "resume", "me")
-    Probes(host, 1, host.cluster.meta_replica, begin, {"a.1": ("a",)}, fails).start()
+    leading = host.cluster.meta_replica
+    Probes(host.context, host.replicas, 1, leading, begin, {"a.1": ("a",)}, fails).start()
     reply = run_out(host)[1]
     assert isinstance(reply, ErrorReply) and reply.code == "error" and host.requests_failed == 1
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from nodeagent.host.changes import LISTENED_TIMEOUTS, SILENT_TIMEOUTS
+from nodeagent.host.handlers.changes import LISTENED_TIMEOUTS, SILENT_TIMEOUTS, Changes
 from nodeagent.host.host import QUIET_MS
 from nodeagent.host.replica import Saved
 from nodeagent.host.starts import Start, Starts
@@ -162,13 +162,14 @@ def test_a_leader_that_has_just_begun_to_listen_calls_nobody_dead() -> None:
     """Followers do not hear one another: what it never heard may live."""
     host = settled_host({})
     assert host.cluster.meta_replica is not None
+    changes = Changes(host.context, host.cluster, host.peers)
     timeout_ms = CONFIG.raft.election_timeout_ms
     host.desk.now = now = 100 * timeout_ms
     host.cluster.meta_replica.led_since = now - LISTENED_TIMEOUTS * timeout_ms + 1
-    refusal = host.changes.check_silent("b")
+    refusal = changes.check_silent("b")
     assert refusal is not None and "b is not known to be dead" in refusal.what
     host.cluster.meta_replica.led_since -= 1
-    assert host.changes.check_silent("b") is None
+    assert changes.check_silent("b") is None
     host.peers.heard["b"] = now - SILENT_TIMEOUTS * timeout_ms + 1
-    refusal = host.changes.check_silent("b")
+    refusal = changes.check_silent("b")
     assert refusal is not None and "b is not dead" in refusal.what

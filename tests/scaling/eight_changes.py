@@ -13,7 +13,7 @@ from nodeagent.data import commands as data
 from nodeagent.data.checkpoint import encode_checkpoint
 from nodeagent.data.handover import part_of, seal_result
 from nodeagent.data.state import DataState, initial
-from nodeagent.host.handlers import meta_view
+from nodeagent.host.handlers.views import meta_view
 from nodeagent.meta import commands as c
 from nodeagent.model.entries import Config, Entry, EntryKind
 from nodeagent.model.ids import GroupId
@@ -62,8 +62,7 @@ class Cluster:
     def look(self) -> None:
         state = self.meta.state
         raft: Any = SimpleNamespace(leader="a", term=1, log=SimpleNamespace(config=Config(("a",))))
-        host: Any = SimpleNamespace(context=SimpleNamespace(node="a"), cluster=SimpleNamespace(meta=state))
-        view = meta_view(host, SimpleNamespace(raft=raft))  # type: ignore[arg-type]
+        view = meta_view("a", SimpleNamespace(raft=raft, state=state))  # type: ignore[arg-type]
         self.largest.see("meta_reply", len(encode_reply(1, view)))
         self.largest.see("meta_checkpoint", len(state.encode()))
 

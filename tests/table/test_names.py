@@ -1,12 +1,10 @@
 """The one rule for names and schemas, and the one for values."""
 
-from types import SimpleNamespace
-
 import msgspec
 import pyarrow as pa
 import pytest
 
-from nodeagent.host.handlers import check_schema as check_request
+from nodeagent.host.handlers.leading import check_schema as check_request
 from nodeagent.meta.state import MetaState
 from nodeagent.model import names
 from nodeagent.model.errors import InvalidInput, InvalidName
@@ -129,11 +127,11 @@ def test_what_no_file_can_hold_is_known_of_old_tables_too(schema: TableSchema) -
 
 def test_the_meta_leader_asks_the_same_rule() -> None:
     """`PutSchema` of any client is refused with the rule's own words."""
-    host = SimpleNamespace(cluster=SimpleNamespace(meta=MetaState()))
+    state = MetaState()
     nameless = TableSchema("root.a", "m", 1, (TAG, Column("", "DOUBLE", False)))
-    refused = check_request(host, PutSchema(nameless))  # type: ignore[arg-type]
+    refused = check_request(state, PutSchema(nameless))
     assert isinstance(refused, ErrorReply) and refused.code == InvalidName.code, refused
-    assert check_request(host, PutSchema(SCHEMA)) is None  # type: ignore[arg-type]
+    assert check_request(state, PutSchema(SCHEMA)) is None
 
 
 def test_a_nameless_column_is_no_schema() -> None:

@@ -52,7 +52,7 @@ def sample(count: int, seed: int = SAMPLE_SEED) -> list[Mutant]:
 
 def _of_room(room: str) -> Iterator[Mutant]:
     root = Path(nodeagent.__file__).parent
-    for path in sorted((root / room).glob("*.py")):
+    for path in sorted((root / room).rglob("*.py")):
         yield from mutants_of(str(path.relative_to(root)), path.read_text())
 
 

@@ -1,0 +1,1 @@
+"""Answers to requests, by subject: `dispatch` deals them out to `meta`, `data` and `node`."""

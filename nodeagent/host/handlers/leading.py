@@ -1,0 +1,203 @@
+"""What the leader of the meta group answers: it checks what it is asked for, and proposes the entry."""
+
+from msgspec.structs import replace
+
+from nodeagent.host.context import Context
+from nodeagent.host.evidence import unfit
+from nodeagent.host.handlers.changes import Changes
+from nodeagent.host.handlers.probes import Probes, groups_of
+from nodeagent.host.meta_replica import MetaReplica
+from nodeagent.host.peers import Peers
+from nodeagent.host.replicas import Replicas
+from nodeagent.host.writer import FileWriter
+from nodeagent.meta import commands as meta
+from nodeagent.meta.state import MetaState
+from nodeagent.model import names
+from nodeagent.model import requests as q
+from nodeagent.model.decoding import UNDECODABLE
+from nodeagent.model.errors import InvalidInput, Refused
+from nodeagent.model.features import Feature
+from nodeagent.model.ids import NodeId
+from nodeagent.model.limits import LOCK_TTL_MS_MAX, TABLES_MAX, TTL_MS_MAX
+
+Entry = (q.PutSchema | q.DropTable | q.Drain | q.RaiseLevel | q.GiveUp) | (
+    q.TakeLock | q.DropLock | q.RecordRun
+)
+"""What becomes an entry at once, or is refused."""
+
+Leading = Entry | q.BeginChange | q.Steer | q.Forward
+
+
+class MetaLeader:
+    """`writer` names the library of this node, by which a raised level goes."""
+
+    def __init__(self, context: Context, replicas: Replicas, peers: Peers, writer: FileWriter) -> None:
+        self._context = context
+        self._desk = context.desk
+        self._replicas = replicas
+        self._cluster = replicas.cluster
+        self._peers = peers
+        self._writer = writer
+        self._changes = Changes(context, replicas.cluster, peers)
+
+    def answer(self, token: int, replica: MetaReplica, request: Leading) -> None:
+        match request:
+            case q.BeginChange():
+                self._begin(token, replica, request)
+            case q.Steer():
+                self._steer(token, replica, request)
+            case q.Forward():
+                self._forward(token, replica, request)
+            case _:
+                entry = self._entry(request)
+                if isinstance(entry, q.ErrorReply):
+                    self._desk.reply(token, entry)
+                else:
+                    replica.propose([meta.encode(entry)], token)
+
+    def _entry(self, request: Entry) -> meta.Command | q.ErrorReply:
+        """The entry, or why there is none."""
+        now = self._cluster.record_now
+        match request:
+            case q.PutSchema():
+                refusal = check_schema(self._cluster.meta, request)
+                return refusal or meta.PutSchema(now, request.schema, request.ttl_ms)
+            case q.DropTable():
+                if (request.storage_group, request.table) not in self._cluster.meta.tables.schemas:
+                    return q.ErrorReply("not_found", "there is no such table", "iotctl data schema")
+                return meta.DropTable(now, request.storage_group, request.table, request.version)
+            case q.Drain():
+                return self._drain(now, request)
+            case q.RaiseLevel():
+                raised = meta.RaiseLevel(now, request.level, request.by, request.lock, self._writer.own)
+                return self._check_raise(request) or raised
+            case q.GiveUp():
+                return self._changes.give_up(request)
+            case q.TakeLock():
+                if not 0 < request.ttl_ms <= LOCK_TTL_MS_MAX or not request.owner:
+                    what = f"a lock has an owner and lasts 1 to {LOCK_TTL_MS_MAX} ms"
+                    return q.ErrorReply("invalid_input", what)
+                return meta.TakeLock(
+                    now, request.owner, request.what, request.by, request.ttl_ms, request.serial
+                )
+            case q.DropLock():
+                return meta.DropLock(now, request.serial, request.by, request.outcome)
+            case q.RecordRun():
+                return meta.RecordRun(
+                    now,
+                    request.run,
+                    request.name,
+                    request.number,
+                    request.entry,
+                    request.serial,
+                    request.by,
+                    request.ended,
+                )
+
+    def _drain(self, now: int, request: q.Drain) -> meta.SetDraining | q.ErrorReply:
+        # Here too: replicas of an older version do not look at it when they apply the entry.
+        refusal = self._cluster.meta.runs.fenced(request.lock)
+        if refusal is not None:
+            return refusal
+        for_restart = request.for_restart and self._cluster.level >= Feature.REASONS
+        return meta.SetDraining(now, request.node, request.draining, request.by, request.lock, for_restart)
+
+    def _check_raise(self, request: q.RaiseLevel) -> q.ErrorReply | None:
+        """Why the cluster's feature level cannot be raised now, if so."""
+        refusal = self._cluster.meta.runs.fenced(request.lock)
+        if refusal is not None:
+            return refusal
+        limit_ms = self._context.config.raft.election_timeout_ms
+
+        def is_silent(node: NodeId) -> bool:
+            return self._desk.now - self._peers.heard.get(node, -(1 << 62)) > limit_ms
+
+        try:
+            self._context.levels.check_raise(request.level, self._cluster.meta.image, is_silent)
+        except Refused as error:
+            return q.ErrorReply(error.code, error.what, error.next_step)
+        return None
+
+    def _forward(self, token: int, replica: MetaReplica, request: q.Forward) -> None:
+        evidence = evidence_at(self._cluster.record_now, request.command)
+        if evidence is None:
+            return self._desk.refuse(token, "invalid_input", "what is forwarded is no evidence")
+        why = unfit(self._cluster.meta, meta.decode(evidence))
+        if why:
+            return self._desk.refuse(token, "invalid_input", why)
+        replica.propose([evidence], token)
+        return None
+
+    def _begin(self, token: int, replica: MetaReplica, request: q.BeginChange) -> None:
+        """CHECKED: plan, then ask every group for a read index before anything is proposed."""
+        planned = self._changes.begin(request)
+        if not isinstance(planned, meta.Begin):
+            return self._desk.reply(token, planned)
+        leaves = request.node if request.kind == "remove-node" else request.replaces
+
+        def still() -> q.ErrorReply | None:
+            # A group may have answered because the node that is to be fenced is back.
+            return self._changes.check_silent(leaves) if request.options.dead else None
+
+        groups = groups_of(planned, self._cluster.meta)
+        return Probes(self._context, self._replicas, token, replica, planned, groups, still).start()
+
+    def _steer(self, token: int, replica: MetaReplica, request: q.Steer) -> None:
+        command = meta.SteerOperation(
+            self._cluster.record_now,
+            request.operation,
+            request.verb,
+            request.by,
+            request.owner,
+            request.ttl_ms,
+            request.rate_bytes_per_s,
+            request.report,
+            request.node,
+        )
+        if request.verb != "dead":
+            replica.propose([meta.encode(command)], token)
+            return None
+        affected = self._changes.without(request.operation, request.node)
+        if isinstance(affected, q.ErrorReply):
+            return self._desk.reply(token, affected)
+        node = request.node if affected else ""
+
+        def still() -> q.ErrorReply | None:
+            return self._changes.check_silent(node) if node else None
+
+        return Probes(self._context, self._replicas, token, replica, command, affected, still).start()
+
+
+def evidence_at(now: int, command: bytes) -> bytes | None:
+    """What a node reports, with the leader's time in it: times of a record are compared with each other and
+    with the leader's clock. None for what is no evidence: every member applies what is logged, so nothing is
+    logged that cannot be decoded, and what people ask for is checked elsewhere.
+    """
+    try:
+        decoded = meta.decode(command)
+    except UNDECODABLE:
+        return None
+    people = meta.Bootstrap | meta.PutSchema | meta.SetDraining | meta.GiveUp | meta.Begin
+    people |= (
+        meta.RaiseLevel
+        | meta.DropTable
+        | meta.TakeLock
+        | meta.DropLock
+        | meta.RecordRun
+        | meta.SteerOperation
+    )
+    return None if isinstance(decoded, people) else meta.encode(replace(decoded, now=now))
+
+
+def check_schema(state: MetaState, request: q.PutSchema) -> q.ErrorReply | None:
+    schema = request.schema
+    known = state.tables.schemas.get((schema.storage_group, schema.table))
+    if known is None and len(state.tables.schemas) >= TABLES_MAX:
+        return q.ErrorReply("overloaded", f"the cluster has {TABLES_MAX} tables")
+    if request.ttl_ms is not None and not 0 <= request.ttl_ms <= TTL_MS_MAX:
+        return q.ErrorReply("invalid_input", f"a TTL is 0 (none) to {TTL_MS_MAX} ms")
+    try:
+        names.check_schema(schema, known)
+    except InvalidInput as error:
+        return q.ErrorReply(error.code, error.what, error.next_step)
+    return None

@@ -1,0 +1,80 @@
+"""What a replica of the meta group answers. Changes of its state are answered by its leader (`leading`)."""
+
+from collections.abc import Callable
+
+from nodeagent.host.admission import Admission
+from nodeagent.host.context import Context
+from nodeagent.host.handlers.leading import Leading, MetaLeader
+from nodeagent.host.handlers.probes import answer_probe
+from nodeagent.host.handlers.refusals import blind, stopped
+from nodeagent.host.handlers.views import meta_view, operation_view, runs_view
+from nodeagent.host.meta_replica import MetaReplica
+from nodeagent.host.replicas import Replicas
+from nodeagent.model import requests as q
+from nodeagent.model.ids import META
+
+Meta = q.GetMeta | q.GetRuns | q.GetOperation | Leading
+
+
+class MetaRequests:
+    def __init__(
+        self, context: Context, replicas: Replicas, admission: Admission, leader: MetaLeader
+    ) -> None:
+        self._node = context.node
+        self._desk = context.desk
+        self._replicas = replicas
+        self._cluster = replicas.cluster
+        self._admission = admission
+        self._leader = leader
+
+    def answer(self, token: int, request: Meta) -> None:
+        replica = self._cluster.meta_replica
+        if META in self._replicas.damaged:
+            return self._desk.reply(token, blind(self._node, self._replicas.damaged[META]))
+        if replica is None or not self._cluster.id:
+            why = ", ".join(self._admission.waiting_for)
+            return self._desk.refuse(
+                token,
+                "unavailable",
+                f"the cluster is not formed yet{': waiting for ' + why if why else ''}",
+                "start the other seeds",
+            )
+        if replica.stopped:
+            return self._desk.reply(token, stopped(self._node, replica))
+        match request:
+            case q.GetMeta(strong=False):
+                return self._desk.reply(token, meta_view(self._node, replica))
+            case q.GetMeta():
+                return self._read(token, replica, "GetMeta", lambda: meta_view(self._node, replica))
+            case q.GetRuns(run=run):
+                return self._read(token, replica, "GetRuns", lambda: runs_view(replica.state, run))
+            case q.GetOperation(operation=name):
+                return self._read(token, replica, "GetOperation", lambda: operation_view(replica.state, name))
+            case _:
+                return self._change(token, replica, request)
+
+    def _read(self, token: int, replica: MetaReplica, what: str, answer: Callable[[], q.Reply]) -> None:
+        """Answer when this state is as new as everything acknowledged before."""
+        desk = self._desk
+        then = desk.guarded(token, what, lambda: desk.reply(token, answer()))
+        replica.read(then, lambda why: desk.refuse(token, "unavailable", why))
+
+    def _change(self, token: int, replica: MetaReplica, request: Leading) -> None:
+        if replica.leads:
+            return self._leader.answer(token, replica, request)
+        leader = replica.raft.leader
+        return self._desk.reply(
+            token,
+            q.ErrorReply(
+                "not_leader",
+                "this node does not lead the meta group",
+                f"ask {leader}" if leader else "retry shortly",
+                {"leader": leader, "group": META},
+            ),
+        )
+
+    def probe(self, token: int) -> None:
+        replica = self._cluster.meta_replica
+        if replica is None:
+            return self._desk.refuse(token, "unavailable", "no such group here")
+        return answer_probe(self._desk, token, replica)

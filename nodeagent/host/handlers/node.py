@@ -1,0 +1,35 @@
+"""What a node answers for itself."""
+
+from nodeagent.host.admission import Admission, check_status
+from nodeagent.host.cluster import Cluster
+from nodeagent.host.context import Context
+from nodeagent.host.operations import Operations
+from nodeagent.model import requests as q
+
+Node = q.SetHolds | q.PullUnit
+
+
+class NodeRequests:
+    def __init__(
+        self, context: Context, cluster: Cluster, admission: Admission, operations: Operations
+    ) -> None:
+        self._context = context
+        self._cluster = cluster
+        self._admission = admission
+        self._operations = operations
+
+    def check_status(self, token: int, request: q.CheckStatus) -> None:
+        """Answered in any state: who asks wants to know that."""
+        context, is_ready = self._context, not self._admission.refused
+        reply = check_status(context.config, context.incarnation, self._cluster.meta, is_ready, request)
+        context.desk.reply(token, reply)
+
+    def answer(self, token: int, request: Node) -> None:
+        match request:
+            case q.SetHolds():
+                refusal = self._operations.hold_points.set(request.points)
+                self._context.desk.reply(token, refusal or q.Accepted())
+            case q.PullUnit():
+                op = self._cluster.meta.operations.open()
+                fits = op if op is not None and op.id == request.operation else None
+                self._operations.mover.order(fits, request.group, request.slots, token)

@@ -1,0 +1,108 @@
+"""Before a change is logged, every group that it affects must have a leader that a majority follows."""
+
+from collections.abc import Callable, Mapping
+
+from nodeagent.host.context import Context
+from nodeagent.host.desk import Desk
+from nodeagent.host.meta_replica import MetaReplica
+from nodeagent.host.replica import Replica
+from nodeagent.host.replicas import Replicas
+from nodeagent.meta import commands as meta
+from nodeagent.meta.state import MetaState
+from nodeagent.model import requests as q
+from nodeagent.model.ids import GroupId, NodeId
+
+
+def answer_probe(desk: Desk, token: int, replica: Replica) -> None:
+    """Whether the replica's group has such a leader."""
+    replica.read(lambda: desk.reply(token, q.Accepted()), lambda why: desk.refuse(token, "unavailable", why))
+
+
+class Probes:
+    """Asks the members of every affected group for a read index, each until one of the group has it; proposes
+    the command if every group answers in time, and nothing has come between (`still`)."""
+
+    WITHIN_MS = 1_500
+    """Clients wait for an answer at least 2 s."""
+
+    AGAIN_MS = 100
+
+    def __init__(
+        self,
+        context: Context,
+        replicas: Replicas,
+        token: int,
+        replica: MetaReplica,
+        command: meta.Begin | meta.SteerOperation,
+        groups: Mapping[GroupId, tuple[NodeId, ...]],
+        still: Callable[[], q.ErrorReply | None],
+    ) -> None:
+        self._node = context.node
+        self._desk = context.desk
+        self._replicas = replicas
+        self.token = token
+        self.replica = replica
+        self.command = command
+        self.waiting = dict(groups)
+        self.still = still
+        self.why: dict[GroupId, str] = {}
+        self.ended = False
+
+    def start(self) -> None:
+        if not self.waiting:
+            return self._finish()
+        self._desk.later(self.WITHIN_MS, self._finish)
+        for group, members in list(self.waiting.items()):
+            for node in members:
+                self._ask(group, node)
+        return None
+
+    def _ask(self, group: GroupId, node: NodeId) -> None:
+        if self.ended or group not in self.waiting:
+            return
+        own = self._replicas.data.get(group)
+        if node == self._node and own is not None:  # a recovered group may have no other member
+            own.read(
+                lambda: self._on_reply(group, node, q.Accepted()),
+                lambda why: self._on_reply(group, node, q.ErrorReply("unavailable", why)),
+            )
+            return
+        self._desk.call(node, q.ProbeGroup(group), lambda r: self._on_reply(group, node, r))
+
+    def _on_reply(self, group: GroupId, node: NodeId, reply: q.Reply) -> None:
+        if isinstance(reply, q.ErrorReply):
+            self.why.setdefault(group, reply.what)
+            self._desk.later(self.AGAIN_MS, lambda: self._ask(group, node))
+            return
+        self.waiting.pop(group, None)
+        if not self.waiting:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self.ended:
+            return None
+        self.ended = True
+        if self.waiting:
+            lost = "; ".join(f"{g}: {self.why.get(g, 'nobody answers')}" for g in sorted(self.waiting))
+            return self._desk.refuse(
+                self.token,
+                "refused",
+                f"nothing was changed: no live quorum in {lost}",
+                "start the missing nodes (`iotctl cluster status`); gone for ever, and no change is open: "
+                "iotctl cluster recover NODE...",
+            )
+        return self._desk.guarded(self.token, "a change", self._propose)()
+
+    def _propose(self) -> None:
+        refusal = self.still()
+        if refusal is not None:
+            return self._desk.reply(self.token, refusal)
+        self.replica.propose([meta.encode(self.command)], self.token)
+        return None
+
+
+def groups_of(begin: meta.Begin, state: MetaState) -> dict[GroupId, tuple[NodeId, ...]]:
+    """Groups that give or take slots or change members, with who is in them today."""
+    headers = {m.source for m in begin.moves} | {m.target for m in begin.moves}
+    headers |= {m.header for m in begin.members}
+    return {g.group: g.members for g in state.image.groups.values() if g.header in headers}

@@ -1,0 +1,56 @@
+"""The meta group's state, as people and clients are told of it."""
+
+from functools import lru_cache
+
+from msgspec.structs import replace
+
+from nodeagent.host.meta_replica import MetaReplica
+from nodeagent.meta.state import MetaState
+from nodeagent.model import requests as q
+from nodeagent.model.entries import Config
+from nodeagent.model.ids import NodeId
+from nodeagent.partition.table import PartitionTable
+
+
+@lru_cache(maxsize=4)
+def _owners(table: PartitionTable) -> tuple[tuple[int, int, NodeId], ...]:
+    """Everybody who waits for something asks for the same table again and again."""
+    return tuple(sorted((a, b, h) for h in table.ring.names for a, b in table.slots_of(h)))
+
+
+def runs_view(state: MetaState, run: str) -> q.RunsReply:
+    """The entries are those of one run."""
+    image = state.image
+    return q.RunsReply(image.lock, tuple(r if r.id == run else replace(r, entries=[]) for r in image.runs))
+
+
+def operation_view(state: MetaState, operation: str) -> q.Reply:
+    found = state.operations.find(operation)
+    if found is None:
+        return q.ErrorReply("not_found", f"no operation {operation}", "iotctl ops list")
+    return q.OperationReply(found)
+
+
+def meta_view(node: NodeId, replica: MetaReplica) -> q.MetaView:
+    state = replica.state
+    image, table = state.image, state.placement.table
+    assert image.settings is not None and table is not None
+    config: Config = replica.raft.log.config
+    return q.MetaView(
+        node=node,
+        applied=image.applied,
+        cluster_id=image.cluster_id,
+        settings=image.settings,
+        nodes=tuple(image.nodes.values()),
+        table_version=table.version,
+        ring=table.ring.names,
+        owners=_owners(table),
+        groups=tuple(image.groups.values()),
+        schemas=tuple(s for s in image.schemas if not s.dropped),
+        operations=state.operations.listed(),
+        leader=replica.raft.leader,
+        term=replica.raft.term,
+        voters=config.voters,
+        learners=config.learners,
+        level=image.level,
+    )
