@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from nodeagent.data import commands as data
 from nodeagent.host.data_replica import DataReplica
 from nodeagent.host.desk import Desk
-from nodeagent.host.reads import source_slots
+from nodeagent.host.sources import source_slots
 from nodeagent.host.space import GO_ON
 from nodeagent.host.suspects import have_checked
 from nodeagent.meta import commands as meta

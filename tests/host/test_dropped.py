@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodeagent.host import writes
+from nodeagent.host.handlers import writes
 from nodeagent.host.handlers.leading import check_schema, evidence_at
 from nodeagent.meta import commands as c
 from nodeagent.meta.state import MetaState

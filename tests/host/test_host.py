@@ -722,7 +722,7 @@ def test_an_exception_in_one_request_ends_that_request(monkeypatch: pytest.Monke
         raise KeyError("a bug")
 
     monkeypatch.setattr("nodeagent.host.handlers.node.check_status", fails)
-    monkeypatch.setattr("nodeagent.host.reads.files_of", fails)
+    monkeypatch.setattr("nodeagent.host.handlers.files.files_of", fails)
     question = CheckStatus("b", "i", "h", 1, 2, CONFIG.cluster, (), False)
     requests: list[Request] = [question, GetManifest("a.1")]
     for token, request in enumerate(requests, 1):
@@ -935,11 +935,11 @@ def test_mid_is_refused_by_a_replica_that_no_leader_confirms() -> None:
 @pytest.mark.parametrize(
     "request_,breaks",
     [
-        (CheckFiles("a.1"), "reads.FilesChecked"),
-        (ExportFiles("a.1", ()), "reads.SourceOpened"),
-        (ListPartitions("a.1", paged=True), "reads._list"),
-        (ScanRows("a.1", "g", SPEC), "reads._plan"),
-        (ScanRows("a.1", "g", SPEC, "weak"), "reads._plan"),
+        (CheckFiles("a.1"), "handlers.files.FilesChecked"),
+        (ExportFiles("a.1", ()), "handlers.files.SourceOpened"),
+        (ListPartitions("a.1", paged=True), "handlers.lists._list"),
+        (ScanRows("a.1", "g", SPEC), "handlers.scans._plan"),
+        (ScanRows("a.1", "g", SPEC, "weak"), "handlers.scans._plan"),
         (GetMeta(strong=True), "handlers.meta.meta_view"),
         (GetRuns(), "handlers.meta.runs_view"),
         (GetOperation("op-1"), "handlers.meta.operation_view"),

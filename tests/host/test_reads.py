@@ -12,7 +12,7 @@ import pytest
 
 from nodeagent.client.cluster import Cluster
 from nodeagent.client.manifests import joined
-from nodeagent.host import reads
+from nodeagent.host.handlers import lists, scans, whole
 from nodeagent.model import limits
 from nodeagent.model.files import CloseSpec, Cursor, FileMeta, RowKey, ScanSpec, Tombstone
 from nodeagent.model.ids import PartitionKey
@@ -232,7 +232,7 @@ def test_a_list_is_refused_unless_all_slots_that_it_is_asked_for_are_open(holder
         holder.token += 1
         request = ListPartitions(GROUP, "", "", "weak", paged=True, slots=slots)
         # Past the check against the cluster's slots.
-        reads.on_list(node.host.cluster, node.replica, holder.token, request)
+        lists.on_list(node.host.cluster, node.replica, holder.token, request)
         node.take()
         return node.replies[-1]
 
@@ -322,10 +322,10 @@ def test_a_large_read_does_not_go_where_small_ones_are() -> None:
     """Heavy is what opens many bytes; the first rows, or a short time of a long file, are light."""
     big = FileMeta("f", 3, PartitionKey("sg", 0, 0), "t", (1,), 1 << 26, "0" * 32, 10**7, 0, 10**7, (1, 1, 1))
     ask = ScanRows(GROUP, "sg", ScanSpec(SCHEMA), after=Cursor())
-    assert reads._is_heavy([big], ask)
-    assert not reads._is_heavy([big], msgspec.structs.replace(ask, limit=10))
+    assert scans._is_heavy([big], ask)
+    assert not scans._is_heavy([big], msgspec.structs.replace(ask, limit=10))
     short = msgspec.structs.replace(ask.spec, time_from=5, time_to=1000)
-    assert not reads._is_heavy([big], msgspec.structs.replace(ask, spec=short))
+    assert not scans._is_heavy([big], msgspec.structs.replace(ask, spec=short))
 
 
 def test_deletes_of_an_earlier_stay_of_a_slot_mask_nothing_of_its_previous_holder(
@@ -341,6 +341,6 @@ def test_deletes_of_an_earlier_stay_of_a_slot_mask_nothing_of_its_previous_holde
     slots = SimpleNamespace(arriving={"op-9": arrival})
     state = SimpleNamespace(slots=slots, files=SimpleNamespace(tombstones=[old, new, other]))
     replica: Any = SimpleNamespace(group=GROUP, state=state)
-    monkeypatch.setattr(reads, "_slot_of", lambda *_: SLOT)
-    handover, mine = reads._elsewhere(host, replica, {SLOT})
+    monkeypatch.setattr(whole, "_slot_of", lambda *_: SLOT)
+    handover, mine = whole.elsewhere(host, replica, {SLOT})
     assert mine == (new,) and [h.source for h in handover] == ["b.1"]

@@ -3,9 +3,9 @@
 from functools import partial
 
 from nodeagent.data import commands
-from nodeagent.host import reads, writes
 from nodeagent.host.context import Context
 from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.handlers import files, lists, scans, writes
 from nodeagent.host.handlers.probes import answer_probe
 from nodeagent.host.handlers.refusals import blind, not_leader, stopped
 from nodeagent.host.repairs import Repairs
@@ -67,24 +67,24 @@ class DataRequests:
             case q.OpenSession():
                 self._open_session(token, replica)
             case q.ScanRows():
-                reads.on_scan(cluster, replica, token, request)
+                scans.on_scan(cluster, replica, token, request)
             case q.ListPartitions():
-                reads.on_list(cluster, replica, token, request)
+                lists.on_list(cluster, replica, token, request)
             case q.GetManifest():
-                reads.on_manifest(cluster, replica, token, request)
+                files.on_manifest(self._desk, replica, token, request)
             case q.GetWriteRates():
                 rates = replica.state.writes.rates.bytes_per_s(self._desk.now)
                 self._desk.reply(token, q.WriteRatesReply(tuple(rates.items())))
             case q.CloseAll():
-                reads.on_close_all(cluster, replica, token, request)
+                files.on_close_all(self._desk, replica, token, request)
             case q.CheckFiles():
-                reads.on_check(cluster, replica, token, request)
+                files.on_check(self._desk, replica, token, request)
             case q.RepairFile():
                 self._repairs.start(token, replica, request)
             case q.ExportFiles():
-                reads.on_export(cluster, replica, token, request, new_id())
+                files.on_export(self._desk, replica, token, request, new_id())
             case q.OpenSource():
-                reads.on_open_source(cluster, replica, token, request, new_id())
+                files.on_open_source(self._desk, replica, token, request, new_id())
             case q.GetSealedSessions(wait=True):
                 sealed = self._desk.guarded(token, type(request).__name__, self._sealed_sessions)
                 answer = partial(sealed, token, replica, request)

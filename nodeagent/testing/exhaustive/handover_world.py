@@ -135,7 +135,7 @@ def _spoilt(pulled: Pulled) -> Pulled:
 
 
 def _pulled(state: DataState, slot: int) -> PulledSlot:
-    """As `host.reads`: deletes that mask nothing are forgotten by some members and not by others."""
+    """As `host.sources`: deletes that mask nothing are forgotten by some members and not by others."""
     files = state.files.manifest.of_slot(slot)
     deletes = state.files.tombstones.of(_partition(slot), "t")
     return PulledSlot(slot, files, tuple(t for t in deletes if any(t.masks(f) for f in files)))

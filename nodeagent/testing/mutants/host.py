@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "a scan leaves deletes out",
-        "host/reads.py",
+        "host/handlers/scans.py",
         "plan.tombstones = dead",
         "plan.tombstones = ()",
     ),
@@ -147,7 +147,7 @@ MUTANTS = (
     ),
     Mutant(
         "a page ends behind the place that the reader named",
-        "host/reads.py",
+        "host/handlers/scans.py",
         "        if end is not None and s.until is not None and end.position > s.until.position:",
         "        if end is not None and s.until is not None and end.position < s.until.position:",
     ),

@@ -1,0 +1,153 @@
+"""Files of one data group: its manifest, their hashes, and copies offered to others."""
+
+from collections.abc import Iterable, Set
+
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.desk import Desk
+from nodeagent.host.failing import PASSED
+from nodeagent.host.handlers.refusals import job_error, not_leader
+from nodeagent.host.sources import by_slot, source_slots
+from nodeagent.model import limits, requests
+from nodeagent.model.files import FileMeta, PulledSlot
+from nodeagent.model.jobs import Failed, FilesHashed, HashFiles, JobResult, MakeSnapshot
+from nodeagent.model.operation import Ranges
+from nodeagent.model.requests import ErrorReply, FilesChecked, ManifestReply, SourceOpened
+from nodeagent.partition.ranges import to_slots
+
+
+def files_of(replica: DataReplica, slots: Ranges) -> tuple[FileMeta, ...]:
+    """Files of open slots (of `slots`, when given), by slot and name."""
+    state = replica.state
+    return tuple(f for slot in sorted(_open(replica, slots)) for f in state.files.manifest.of_slot(slot))
+
+
+def _named(replica: DataReplica, slots: Ranges, names: Iterable[str]) -> tuple[FileMeta, ...]:
+    """Those of `files_of` with these names: every compaction asks for a few, of perhaps very many. Without
+    slots they may be of any: a copy for which a pull suspects this replica is of slots that left."""
+    get = replica.state.files.manifest.get
+    found = [f for name in sorted(set(names)) if (f := get(name)) is not None]
+    if not slots:
+        return tuple(found)
+    wanted = _open(replica, slots)
+    return tuple(f for f in found if f.slot in wanted)
+
+
+def _open(replica: DataReplica, slots: Ranges) -> Set[int]:
+    """The open slots (of `slots`, when given)."""
+    open_ = replica.state.slots.open
+    return open_ & set(to_slots(slots)) if slots else open_
+
+
+def on_manifest(desk: Desk, replica: DataReplica, token: int, request: requests.GetManifest) -> None:
+    state = replica.state
+    pending = sum(p.count for p in state.rows.memtable.partitions().values()) + len(state.adoptions.waiting)
+    pending += len(state.compactions.under_way)
+    files, following = _page_of_files(replica, request)
+    desk.reply(
+        token,
+        ManifestReply(
+            replica.group,
+            replica.raft.node,
+            state.rows.delivered,
+            state.materialised,
+            pending,
+            files,
+            damaged=replica.damaged_files(),
+            next=following,
+            at_work=replica.at_work,
+        ),
+    )
+
+
+def _page_of_files(
+    replica: DataReplica, request: requests.GetManifest
+) -> tuple[tuple[FileMeta, ...], int | None]:
+    """(the files, the slot at which the next page begins)"""
+    if request.first is None:
+        return files_of(replica, request.slots), None
+    files: list[FileMeta] = []
+    for slot in sorted(s for s in _open(replica, request.slots) if s >= request.first):
+        if len(files) >= limits.MANIFEST_FILES:
+            return tuple(files), slot
+        files += replica.state.files.manifest.of_slot(slot)
+    return tuple(files), None
+
+
+def on_close_all(desk: Desk, replica: DataReplica, token: int, request: requests.CloseAll) -> None:
+    if not replica.leads:
+        return desk.reply(token, not_leader(replica))
+    wanted = set(to_slots(request.slots)) if request.slots else replica.state.slots.open
+    keys = sorted(k for k, slot in replica.state.rows.slot_of.items() if slot in wanted)
+    replica.compared_at = desk.now  # who pins a cut compares what was closed up to it
+    return replica.close(keys, token)
+
+
+def on_check(desk: Desk, replica: DataReplica, token: int, request: requests.CheckFiles) -> None:
+    if request.names:
+        files = _named(replica, request.slots, request.names)
+    else:
+        replica.compared_at = desk.now
+        files = files_of(replica, request.slots)
+
+    def done(result: JobResult) -> None:
+        if isinstance(result, FilesHashed):
+            desk.reply(token, FilesChecked(files, result.found))
+        else:
+            desk.reply(token, job_error(result))
+
+    replica.read_files(HashFiles(replica.group, files), files, desk.guarded(token, "a check", done))
+
+
+def on_export(
+    desk: Desk, replica: DataReplica, token: int, request: requests.ExportFiles, snapshot: str
+) -> None:
+    """Offer the replica's files of open slots, or any by name; the snapshot ends by age."""
+    if request.names:
+        found = {n: f for n in request.names if (f := replica.state.files.manifest.get(n)) is not None}
+        if len(found) < len(request.names):
+            has_passed = all(replica.state.has_passed(n) for n in request.names if n not in found)
+            what = "not all of these files are in this manifest"
+            return desk.reply(token, ErrorReply("not_found", what, details={PASSED: has_passed}))
+        files = tuple(found.values())
+    else:
+        replica.compared_at = desk.now
+        files = files_of(replica, request.slots)
+    _offer(desk, replica, token, snapshot, files, by_slot(replica, files, set(to_slots(request.slots))))
+
+
+def on_open_source(
+    desk: Desk, replica: DataReplica, token: int, request: requests.OpenSource, snapshot: str
+) -> None:
+    """Offer sealed slots to a new member, once every file of them is made here."""
+    state = replica.state
+    sealed = state.slots.sealed.get(request.operation)
+    wanted = set(to_slots(request.slots))
+    if sealed is None or sealed.hollow or not wanted <= sealed.slots:
+        return desk.refuse(
+            token, "moved", f"group {replica.group} has not sealed these slots for {request.operation} here"
+        )
+    if not state.sealed_ready(request.operation):
+        return desk.refuse(token, "overloaded", "files of the sealed slots are still being made")
+    pulled = source_slots(replica, wanted)
+    files = tuple(f for s in pulled for f in s.files)
+    return _offer(desk, replica, token, snapshot, files, pulled)
+
+
+def _offer(
+    desk: Desk,
+    replica: DataReplica,
+    token: int,
+    snapshot: str,
+    files: tuple[FileMeta, ...],
+    slots: tuple[PulledSlot, ...],
+) -> None:
+    node = replica.raft.node
+
+    def done(result: JobResult) -> None:
+        if isinstance(result, Failed):
+            desk.reply(token, job_error(result))
+        else:
+            desk.reply(token, SourceOpened(node, snapshot, slots))
+
+    job = MakeSnapshot(snapshot, replica.group, files)
+    replica.read_files(job, files, desk.guarded(token, "an offer", done))

@@ -1,0 +1,50 @@
+"""How new what a replica answers with has to be: strong, mid or weak."""
+
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+
+from nodeagent.host.data_replica import DataReplica
+from nodeagent.host.desk import Desk
+from nodeagent.model.requests import ErrorReply, PartitionsListed, Reply, RowsScanned
+
+
+def with_level(desk: Desk, replica: DataReplica, token: int, level: str, then: Callable[[], None]) -> None:
+    """strong: read index. mid, weak: what this replica has, if it is whole; mid, if that is no older than
+    `staleness_max_ms`. Their answers carry its age.
+    """
+    then = desk.guarded(token, "a read", then)
+    if level == "strong":
+        replica.read(then, lambda why: desk.refuse(token, "unavailable", why))
+    elif not replica.state.rows.recovered:
+        desk.refuse(token, "unavailable", f"group {replica.group} is still recovering on this node")
+    elif level == "mid":
+        bound_ms = replica.config.staleness_max_ms
+        refuse = partial(_refuse_stale, desk, replica, token)
+        replica.freshness.within(bound_ms, lambda: _with_age(desk, replica, token, then), refuse)
+    elif level == "weak":
+        _with_age(desk, replica, token, then)
+    else:
+        desk.refuse(token, "invalid_input", f"read level {level!r}", "use strong, mid or weak")
+
+
+def _refuse_stale(desk: Desk, replica: DataReplica, token: int, age_ms: int) -> None:
+    bound_ms = replica.config.staleness_max_ms
+    age = f"confirmed it {age_ms} ms ago" if age_ms >= 0 else "has not confirmed it since it was started"
+    what = f"the replica of {replica.group} on {replica.raft.node} may be stale: a leader {age}; "
+    what += f"mid allows {bound_ms} ms"
+    helps = "ask another member, or read weak: its answers carry their age"
+    desk.reply(token, ErrorReply("unavailable", what, helps, {"age_ms": age_ms}))
+
+
+def _with_age(desk: Desk, replica: DataReplica, token: int, then: Callable[[], None]) -> None:
+    """Whatever `then` answers carries the age of what this replica holds now."""
+    age_ms = replica.freshness.age_ms
+
+    def aged(reply: Reply) -> Reply:
+        is_answer = isinstance(reply, RowsScanned | PartitionsListed)
+        return msgspec.structs.replace(reply, age_ms=age_ms) if is_answer else reply
+
+    desk.amend(token, aged)
+    then()
