@@ -1,0 +1,99 @@
+"""Sizes that keep a class, a module and a function readable, and code that is written twice.
+
+What is over a limit says why in its docstring: "Over the limit of 25 methods because ...". A block that
+stands in two places is listed in `TWICE` with the reason.
+"""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted(p for room in ("nodeagent", "iotctl") for p in (ROOT / room).rglob("*.py"))
+
+METHODS_MAX = 25
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+PARAMETERS_MAX = 8
+
+BLOCK_LINES = 6
+BLOCK_CHARS_MIN = 100
+"""A shorter block of six lines is brackets and keywords."""
+
+TWICE: dict[frozenset[str], str] = {}
+"""Files that share a block -> why it stands twice."""
+
+
+def excused(node: ast.AST, limit: int, of: str) -> bool:
+    assert isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    words = " ".join((ast.get_docstring(node) or "").lower().split())
+    return f"over the limit of {limit} {of} because" in words
+
+
+def over_limits(path: Path) -> Iterator[str]:
+    text = path.read_text()
+    tree = ast.parse(text)
+    lines = text.count("\n")
+    if lines > MODULE_LINES_MAX and not excused(tree, MODULE_LINES_MAX, "lines"):
+        yield f"{lines} lines"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            methods = sum(isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) for n in node.body)
+            if methods > METHODS_MAX and not excused(node, METHODS_MAX, "methods"):
+                yield f"class {node.name}: {methods} methods"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            lines = node.end_lineno - node.lineno + 1
+            if lines > FUNCTION_LINES_MAX and not excused(node, FUNCTION_LINES_MAX, "lines"):
+                yield f"{node.name}(): {lines} lines"
+            names = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            count = len(names) - (names[:1] in (["self"], ["cls"]))
+            if count > PARAMETERS_MAX and not excused(node, PARAMETERS_MAX, "parameters"):
+                yield f"{node.name}(): {count} parameters"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_classes_modules_and_functions_stay_within_their_limits(path: Path) -> None:
+    assert not list(over_limits(path))
+
+
+def code_lines(path: Path) -> list[tuple[int, str]]:
+    """(number, text) of the lines that are neither blank, comment, docstring nor import."""
+    text = path.read_text()
+    left_out = set[int]()
+    for node in ast.walk(ast.parse(text)):
+        is_text = (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        )
+        if is_text or isinstance(node, ast.Import | ast.ImportFrom):
+            assert isinstance(node, ast.Expr | ast.Import | ast.ImportFrom) and node.end_lineno is not None
+            left_out |= set(range(node.lineno, node.end_lineno + 1))
+    stripped = ((n, line.split("  # ")[0].strip()) for n, line in enumerate(text.split("\n"), 1))
+    return [(n, s) for n, s in stripped if s and not s.startswith("#") and n not in left_out]
+
+
+def blocks_that_stand_twice() -> dict[frozenset[str], str]:
+    """Files that share a block of `BLOCK_LINES` lines of code -> where the first one stands."""
+    places: defaultdict[tuple[str, ...], list[tuple[str, int]]] = defaultdict(list)
+    for path in FILES:
+        lines = code_lines(path)
+        for i in range(len(lines) - BLOCK_LINES + 1):
+            block = tuple(text for _, text in lines[i : i + BLOCK_LINES])
+            if sum(map(len, block)) >= BLOCK_CHARS_MIN:
+                places[block].append((str(path.relative_to(ROOT)), lines[i][0]))
+    found: dict[frozenset[str], str] = {}
+    for where in places.values():
+        if len(where) > 1:
+            found.setdefault(frozenset(f for f, _ in where), ", ".join(f"{f}:{n}" for f, n in where))
+    return found
+
+
+def test_no_block_of_code_stands_twice_without_a_reason() -> None:
+    found = blocks_that_stand_twice()
+    assert {files: where for files, where in found.items() if files not in TWICE} == {}
+    assert set(TWICE) - set(found) == set(), "these stand once now: take them off the list"
