@@ -1,8 +1,8 @@
-"""The state machine of one data group: what its log entries mean.
+"""The state machine of one data group: it gives the group's log entries their meaning.
 
-`commands` are the entries; `state` applies them, `checkpoint` is what is saved of it. `writes` says which
-writes count: `slots` tell who may write what, `sessions` make one that is sent again count once. `rows` are
-those in no file yet; `closing` turns them into `files`, `compaction` and `turns` many files into one.
-`handover` and `adoption` take slots, their sessions and their files from group to group. Applying reads
-nothing outside the group's own log and state.
+`commands` defines the entries, `state` applies them, `checkpoint` defines what is saved of the state.
+`writes` decides which writes take effect: `slots` records which slots the group may write, `sessions` makes a
+retried write take effect once. `rows` holds the rows that are in no file yet; `closing` turns them into
+`files`; `compaction` and `turns` merge many files into one. `handover` and `adoption` move slots, with their
+sessions and files, from group to group. Applying an entry reads nothing but the group's own log and state.
 """

@@ -1,7 +1,8 @@
-"""Files of slots that came from another group, on their way into the manifest.
+"""Puts files of slots that came from another group into the manifest.
 
-An `Adopt` names them; a job puts them in place. What the log decides never waits for that: a slot counts as
-adopted with the entry, its deletes are known from then on, and only what needs the files waits for them.
+An `Adopt` entry names the files; a job puts them in place. Decisions of the log never wait for that job: the
+slots count as adopted, and the deletes that come with them apply, from the entry on. Only work that needs the
+files waits for them.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ class Adopting:
     index: int
     command: Adopt
     gone: set[int] = field(default_factory=set)
-    """Slots released since, as in `closing.Pending`."""
+    """Slots released since the entry, as in `closing.Pending`."""
 
     @property
     def slots(self) -> set[int]:
@@ -31,11 +32,11 @@ class Adopting:
 
 
 class Adoptions:
-    """Those of one group that are logged and whose files are not in place yet."""
+    """The logged adoptions of one group whose files are not in place yet."""
 
     def __init__(self, group: GroupId, jobs: list[Job], slots: Slots, files: Files) -> None:
         self.waiting: list[Adopting] = []
-        """In the order of the log."""
+        """In log order."""
 
         self._group = group
         self._jobs = jobs
@@ -46,16 +47,16 @@ class Adoptions:
         if command.operation in self._slots.ended or command.operation not in self._slots.arriving:
             return
         if self._unadopted(command.operation).isdisjoint(expand(command.slots)):
-            return  # sent again; by now its files may have been compacted
+            return  # a retry: the files may have been compacted since
         self.wait_for(Adopting(index, command))
 
     def wait_for(self, adopting: Adopting) -> None:
-        """Have its files put in place."""
+        """Request the job that puts the files in place."""
         self.waiting.append(adopting)
         self._jobs.append(AdoptFiles(adopting.command.operation, self._group, adopting.command.files))
 
     def on_adopted(self, job: AdoptFiles) -> bool:
-        """The files of an `Adopt` are in place under their new names; whether it waited for them."""
+        """Record that the job put its files in place; return whether an adoption waited for them."""
         adopted = next((a for a in self.waiting if a.command.files == job.files), None)
         if adopted is None:
             return False
@@ -67,22 +68,22 @@ class Adoptions:
         return True
 
     def is_settled(self, slot: int) -> bool:
-        """Whether the slot is open by the log so far and nothing older is still to be adopted for it."""
+        """Whether the log so far opened the slot and adopted all of its older files."""
         if slot not in self._slots.open:
             return False
         operation = self._slots.arriving_by(slot)
         return operation is None or slot not in self._unadopted(operation)
 
     def holds_back(self, slot: int, index: int) -> bool:
-        """Whether files of the slot that an entry before `index` named are still to come."""
+        """Whether files of the slot, named by an entry before `index`, are not in place yet."""
         return any(a.index < index and slot in a.slots for a in self.waiting)
 
     def concern(self, slots: set[int]) -> bool:
-        """Whether files of one of these slots are still to come."""
+        """Whether files of any of these slots are not in place yet."""
         return any(not slots.isdisjoint(a.slots) for a in self.waiting)
 
     def deletes_of(self, key: Key) -> Iterator[Tombstone]:
-        """Deletes of the table and partition that come with the files."""
+        """Deletes of the table and partition that the waiting files bring along."""
         return (t for a in self.waiting for t in a.command.tombstones if (t.partition, t.table) == key)
 
     def release(self, slots: set[int]) -> None:
@@ -90,7 +91,6 @@ class Adoptions:
             adopting.gone |= slots
 
     def _unadopted(self, operation: str) -> set[int]:
-        """Slots of the operation without an `Adopt` in the log so far. (When files are in place is no
-        matter of the log.)"""
+        """Slots of the operation that no `Adopt` in the log covers yet, whether or not files are in place."""
         adopted = [a.slots for a in self.waiting if a.command.operation == operation]
         return self._slots.arriving[operation].slots.difference(*adopted)

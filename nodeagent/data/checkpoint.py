@@ -1,6 +1,6 @@
-"""What is saved of a data group, and how it is read again.
+"""The saved form of a data group's state, and how it is read back.
 
-Names, types and defaults of the fields are what lies on disks: they stay (`tests/compat`).
+Names, types and defaults of the fields are the on-disk format: they never change (`tests/compat`).
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from nodeagent.model.schema import TableSchema
 
 
 class Checkpoint(msgspec.Struct):
-    """The state at `applied`, without the rows that are still in the log."""
+    """The state at log index `applied`, without the rows that are still in the log."""
 
     group: GroupId
     applied: int
@@ -31,30 +31,34 @@ class Checkpoint(msgspec.Struct):
     tombstones: list[Tombstone]
     files: list[FileMeta]
     closed_through: list[tuple[PartitionKey, int]]
+    """As `Rows.closed_through`."""
+
     refused: list[int]
-    """Writes in the kept log that had no effect."""
+    """Log indexes of the writes in the retained log that had no effect."""
 
     pending: list[tuple[int, bytes, list[TableSchema], set[int]]]
-    """(index, entry, schemas then in use, slots released since) of closes whose files are not made."""
+    """(log index, entry, schemas in use at that index, slots released since) of each close whose files are
+    not all made."""
 
     adopting: list[tuple[int, bytes, set[int]]]
-    """(index, entry, slots released since)"""
+    """(log index, entry, slots released since) of each adoption whose files are not in place."""
 
     compacting: list[tuple[int, bytes, TableSchema, list[Tombstone]]] = []
-    """(index, entry, schema and deletes of that instant)"""
+    """(log index, entry, schema and deletes at that index) of each compaction that has not ended."""
 
     unfiled: list[tuple[int, PartitionKey, int]] = []
-    """What is left of `pending`: (index of the close, partition, number of its first unit). A release that
-    filed whole closes has saved none: there all of a pending close is left."""
+    """The partitions of `pending` closes that are not filed: (log index of the close, partition, number of
+    its first unit). Empty in a checkpoint of a release that filed whole closes: there every partition of a
+    pending close is left."""
 
     parked: list[tuple[int, str, str]] = []
-    """(index of a pending close, name of the TsFile that is not to be made, why)"""
+    """(log index of a pending close, name of the TsFile that must not be made, reason)"""
 
     staged: dict[str, dict[GroupId, dict[int, Part]]] = {}
-    """As in `handover.Staged`."""
+    """As `handover.Staged.parts`."""
 
     substitutes: list[str] = []
-    """As in `Files.substitutes`."""
+    """As `Files.substitutes`."""
 
     def put_closes(self, pending: Iterable[Pending]) -> None:
         for p in pending:
@@ -86,7 +90,7 @@ class Checkpoint(msgspec.Struct):
         return made
 
     def put_compactions(self, under_way: Iterable[Compacting]) -> None:
-        """Without those whose slots were released: no job of them runs after a restart."""
+        """Save the compactions, except those of released slots: no job of theirs runs after a restart."""
         self.compacting += [
             (c.index, commands.encode(c.command), c.schema, c.tombstones) for c in under_way if not c.gone
         ]

@@ -1,13 +1,13 @@
-"""From memtable to files.
+"""Turns rows in memory into files.
 
-A `CloseFile` entry freezes the rows that precede it; the files are made later, by a worker, from
-exactly those rows. Until then the frozen rows are read from memory and their log is pinned, so a
-worker that dies or a full disk costs only time: the same units are simply asked for again.
+A `CloseFile` entry freezes the rows that precede it; a worker makes the files later, from exactly those rows.
+Until then reads take the frozen rows from memory and the log that holds them is pinned, so a worker that dies
+or a full disk costs only time: the same units are requested again.
 
-Files enter the manifest partition by partition, and of one partition in the order of the closes: what cannot
-be made holds back its own partition and no other. The way out is to *park* the unit: the leader, which saw it
-fail again and again, on all members as far as it can tell, logs that the rows are filed as Arrow, which takes
-any. Every member then makes that file, also one that has made the TsFile meanwhile (`compaction.job_of`).
+Files enter the manifest per partition, in the order of the closes: a file that cannot be made holds back its
+own partition and no other. To end that, the leader *parks* the unit: after repeated failures, on all members
+as far as it can tell, it logs a `Park`, which stores the rows as Arrow. Arrow accepts any rows. Every member
+then makes the Arrow file, including a member that has already made the TsFile (`compaction.job_of`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,35 +28,35 @@ Deletes = Callable[[PartitionKey, str], Sequence[Tombstone]]
 
 
 class Part(msgspec.Struct):
-    """What a close has of one partition: a unit per table, by table name."""
+    """The units of a close in one partition: one per table, in order of table name."""
 
     first: int | None
-    """Number of the first unit in the close: names go on from there. None in what a release that filed whole
-    closes has saved: counted again."""
+    """Number of the first unit within the close; file names are numbered from it. None in a checkpoint of a
+    release that filed whole closes: it is then counted from the units."""
 
     units: tuple[CloseUnit, ...] = ()
-    """None before the rows are back in memory after a restart."""
+    """Empty after a restart until the rows are back in memory."""
 
 
 class Pending(msgspec.Struct):
-    """A close with files that are not in the manifest yet."""
+    """A close whose files are not all in the manifest yet."""
 
     index: int
     command: CloseFile
     parts: dict[PartitionKey, Part]
-    """The partitions not filed yet, in the order of the command."""
+    """The partitions whose files are not in the manifest yet, in the order of the command."""
 
     schemas: list[TableSchema]
     """In use when the close was applied."""
 
     gone: set[int] = set()
-    """Slots released since: what is made of them is deleted, even if they have come back meanwhile."""
+    """Slots released since the close: their files are deleted, even if the slots have come back."""
 
     parked: dict[str, str] = {}
-    """TsFiles of it that are not to be made, by name, and why (`commands.Park`)."""
+    """Name of each TsFile of the close that must not be made -> reason (`commands.Park`)."""
 
     made: dict[str, FileMeta | None] = {}
-    """Files that are durable and not in the manifest, by name; None where no row was left."""
+    """Files that are durable but not in the manifest, by name; None if no row was left for the file."""
 
     @property
     def units(self) -> tuple[CloseUnit, ...]:
@@ -64,19 +64,19 @@ class Pending(msgspec.Struct):
 
     @property
     def first_index(self) -> int:
-        """Oldest log index any of its rows came with."""
+        """Log index of its oldest row."""
         return min((u.batches[0].order[0] for u in self.units), default=self.index)
 
     @property
     def is_frozen(self) -> bool:
-        """Whether its rows are in memory, as they are not at once after a restart."""
+        """Whether its rows are in memory; after a restart they are not until the log is replayed."""
         return any(part.units for part in self.parts.values())
 
     def is_made(self, partition: PartitionKey) -> bool:
         return all(u.spec.name in self.made for u in self.parts[partition].units)
 
     def on_made(self, unit: CloseUnit, file: FileMeta | None) -> None:
-        """The unit's file is durable. One that is filed already came twice."""
+        """Record that the unit's file is durable; without effect if its partition is filed already."""
         if any(u.spec.name == unit.spec.name for u in self._of(unit.spec.partition)):
             assert file is None or (file.name, file.order) == (unit.spec.name, unit.spec.order), (
                 file,
@@ -85,7 +85,7 @@ class Pending(msgspec.Struct):
             self.made[unit.spec.name] = file
 
     def park(self, name: str, why: str) -> CloseUnit | None:
-        """File the unit as Arrow; what is to be made now, None if it is no unit of what is left."""
+        """File the unit as Arrow; return the unit to make now, None if no such unit is left."""
         unit = next((u for u in self.units if u.spec.name == name), None)
         if unit is None:
             return None
@@ -95,7 +95,7 @@ class Pending(msgspec.Struct):
         return parked
 
     def file(self, partition: PartitionKey) -> list[FileMeta]:
-        """Take the partition out; its new manifest rows."""
+        """Remove the partition; return its new manifest rows."""
         files = (self.made.pop(u.spec.name) for u in self.parts.pop(partition).units)
         return [f for f in files if f is not None]
 
@@ -113,14 +113,14 @@ def plan(
     firsts: Mapping[PartitionKey, int | None],
     parked: Mapping[str, str],
 ) -> Pending:
-    """Units of one `CloseFile`: what they hold follows from the log up to the entry alone (law 6).
+    """Plan the units of one `CloseFile`: their rows depend on the log up to the entry alone (law 6).
 
-    Deletes after it are left out, since a replica that recovers knows of them already.
+    Deletes logged after the entry are left out explicitly: a recovering replica already has them.
 
     Args:
-        deletes: of a partition and table, in the order they came.
-        firsts: of a close that was filed in part before a restart, `Part.first` of what is left.
-        parked: of one before a restart, as `Pending.parked`.
+        deletes: gives the deletes of a partition and table, in log order.
+        firsts: `Part.first` of the partitions left, for a close that was partly filed before a restart.
+        parked: `Pending.parked` from before a restart.
     """
     parts: dict[PartitionKey, Part] = {}
     count = 0
@@ -159,7 +159,7 @@ def _unit(spec: CloseSpec, batches: tuple[MemBatch, ...], deletes: Sequence[Tomb
 
 
 class Closes:
-    """The closes of one group with files that are not in the manifest yet."""
+    """The closes of one group whose files are not all in the manifest yet."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class Closes:
         compactions: Compactions,
     ) -> None:
         self.pending: list[Pending] = []
-        """In the order of the log."""
+        """In log order."""
 
         self._group = group
         self._jobs = jobs
@@ -188,9 +188,9 @@ class Closes:
             self._jobs.append(CloseFiles(self._group, pending.units))
 
     def close_again(self, index: int) -> None:
-        """A close of the checkpoint whose files were not made: its rows are back in the memtable.
+        """Repeat a close of the checkpoint whose files were not made: its rows are back in the memtable.
 
-        It closes with the schemas of its own time: another column list would give other bytes (law 6).
+        It uses the schemas saved with the close: another column list would give other bytes (law 6).
         """
         at = next((i for i, p in enumerate(self.pending) if p.index == index), None)
         if at is None:
@@ -210,7 +210,7 @@ class Closes:
     def _freeze(
         self, index: int, partitions: Iterable[tuple[int, PartitionKey]]
     ) -> list[tuple[int, PartitionKey, Tables]]:
-        """What of these partitions is frozen by the close at `index`."""
+        """Freeze the rows of these partitions for the close at `index`; skip partitions without rows."""
         frozen = []
         for slot, partition in partitions:
             fresh = self._rows.memtable.freeze(partition, index)
@@ -219,21 +219,21 @@ class Closes:
         return frozen
 
     def on_closed(self, job: CloseFiles, files: Sequence[FileMeta | None]) -> None:
-        """The files `job` asked for are durable."""
+        """Record that the files of `job` are durable."""
         closes = {p.index: p for p in self.pending}
         for unit, file in zip(job.units, files, strict=True):
             pending = closes.get(unit.spec.order[0])
             if pending is None:
                 continue
             if unit.spec.name in pending.parked:
-                self._files.unlink([file])  # made while it was parked: nobody names it
+                self._files.unlink([file])  # made while the unit was parked: no manifest names it
             else:
                 pending.on_made(unit, file)
         self._file_made()
 
     def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
-        """Of a job that failed, the units to be tried again: what was released since is done with, and what
-        has expired, which no other member holds any more either."""
+        """Units of a failed job to retry. Not retried: units of slots released since, and units whose rows
+        have all expired (no other member holds their files any more either)."""
         closes = {p.index: p for p in self.pending}
         wanted = []
         for unit in job.units:
@@ -249,7 +249,7 @@ class Closes:
         return tuple(wanted)
 
     def park(self, command: Park) -> bool:
-        """File the unit as Arrow; whether it is one of a close under way."""
+        """File the unit as Arrow; return whether it is a unit of a pending close."""
         pending = next((p for p in self.pending if p.index == command.close), None)
         made = pending.made.pop(command.name, None) if pending is not None else None
         unit = pending.park(command.name, command.why) if pending is not None else None
@@ -264,20 +264,20 @@ class Closes:
             pending.gone |= slots
 
     def holds_back(self, partition: PartitionKey, index: int) -> bool:
-        """Whether files of the partition that an entry before `index` asked for are still to come."""
+        """Whether files of the partition, requested by an entry before `index`, are not filed yet."""
         return any(p.index < index and partition in p.parts for p in self.pending)
 
     def names(self) -> set[str]:
-        """Of the files to come."""
+        """Names of the files that are still to be made."""
         return {u.spec.name for p in self.pending for u in p.units}
 
     def _file_made(self) -> None:
-        """Per partition in the order of the closes, so that dropping rows up to one never drops those of an
-        earlier one."""
+        """Move durable files into the manifest, per partition in the order of the closes: dropping the rows
+        of a close must never drop rows of an earlier close."""
         behind: set[PartitionKey] = set()
         for pending in self.pending:
             if not pending.is_frozen:
-                break  # the log has not come to it again; nor to what follows it
+                break  # the replay has not reached this close, nor any later close
             for partition in list(pending.parts):
                 if partition not in behind and pending.is_made(partition):
                     self._files.keep(pending.file(partition), pending.gone)
@@ -288,8 +288,8 @@ class Closes:
         self._files.prune()
 
     def _is_past(self, unit: CloseUnit) -> bool:
-        """Whether the unit's file would go at once: a cut-off logged since hides all of it, and no compaction
-        logged before the cut-off names it."""
+        """Whether the unit's file would be deleted at once: a later cut-off covers all of its rows, and no
+        compaction logged before the cut-off takes the file as an input."""
         spec = unit.spec
         table = spec.schema.table
         cuts = [t for t in self._files.tombstones.cuts(spec.partition, table) if spec.order < t.order]

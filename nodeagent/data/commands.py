@@ -1,4 +1,9 @@
-"""Commands of a data group, as its log carries them."""
+"""The commands of a data group, as its log stores them.
+
+Fields and tags are the stored format: they never change (`tests/compat`). Times are in milliseconds. The
+group's leader proposes every command. `operation` is the id of a change (`model.operation`) and
+`table_version` the version of the partition table that this change was planned to bring.
+"""
 
 import msgspec
 
@@ -10,41 +15,50 @@ from nodeagent.model.schema import TableSchema
 
 
 class WriteRows(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """Rows of one table of one partition, validated by the leader before it proposed them."""
+    """Rows of one table and one partition, which the leader validated before it proposed them."""
 
     session: str
     sequence: int
+    """Number of the write among those of the session to this slot, from 1."""
+
     settled: int
+    """Acknowledged through: the client never retries this sequence or an earlier one."""
+
     slot: int
     partition: PartitionKey
     table: str
     schema_version: int
     rows: int
+    """Their number."""
+
     time_min: int
     time_max: int
     ipc: memoryview
-    """Once decoded it lies in the entry: rows in memory, whose entry the log still has, are held once."""
+    """The rows as an Arrow IPC stream. Once decoded it is a view of the entry's bytes, so that rows in
+    memory whose entry is still in the log are held once."""
 
 
 class OpenSession(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """The session's id is made of the group and this entry's index and term, so it is never used twice."""
+    """Open a session. Its id consists of the group and this entry's index and term, so it is never reused."""
 
 
 class ExpireSessions(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """Forget sessions that were not used for `NodeConfig.session_ttl_ms`."""
+
     sessions: tuple[str, ...]
 
 
 class UseSchema(msgspec.Struct, array_like=True, frozen=True, tag=4):
-    """From here on the group may hold rows of this version of the table."""
+    """From this entry on the group may hold rows of this version of the table."""
 
     schema: TableSchema
 
 
 class CloseFile(msgspec.Struct, array_like=True, frozen=True, tag=5):
-    """Every row of these partitions that precedes this entry goes into files.
+    """Store every row of these partitions that precedes this entry in files.
 
-    One file per table; names and column lists follow from this entry's index and the schemas in
-    use, so they are the same on every member.
+    There is one file per table; names and column lists follow from this entry's index and the schemas in use,
+    so they are the same on every member.
     """
 
     partitions: tuple[tuple[int, PartitionKey], ...]
@@ -52,13 +66,21 @@ class CloseFile(msgspec.Struct, array_like=True, frozen=True, tag=5):
 
     compression: str = "ZSTD"
     memory_threshold: int = 1 << 40
+    """Bytes that the TsFile library may buffer before it flushes a chunk group."""
+
     format_version: int = 1
     writer: str = ""
-    """Library and version that make the files: another may make other bytes, so a member that has another
-    takes them from one that made them. "" from a leader below level `FILE_WRITER`."""
+    """TsFile library, with its version, that makes the files. Another library may write other bytes, so a
+    member that has another library copies the files from a member that made them. "" from a leader below the
+    level of `Feature.FILE_WRITER`."""
 
 
 class DeleteRange(msgspec.Struct, array_like=True, frozen=True, tag=6):
+    """Delete the rows in [time_from, time_to] whose tags equal `tags`; () matches every row.
+
+    `session`, `sequence` and `settled` as in `WriteRows`.
+    """
+
     session: str
     sequence: int
     settled: int
@@ -71,7 +93,7 @@ class DeleteRange(msgspec.Struct, array_like=True, frozen=True, tag=6):
 
 
 class Seal(msgspec.Struct, array_like=True, frozen=True, tag=7):
-    """From here on the group accepts no write for these slots."""
+    """From this entry on the group accepts no write for these slots; they move to other groups."""
 
     operation: str
     table_version: int
@@ -81,16 +103,16 @@ class Seal(msgspec.Struct, array_like=True, frozen=True, tag=7):
 
 
 class Unseal(msgspec.Struct, array_like=True, frozen=True, tag=8):
-    """The operation was cancelled; a later `Seal` of it has no effect."""
+    """The operation was cancelled: reopen the slots it sealed. A later `Seal` of it has no effect."""
 
     operation: str
     table_version: int
 
 
 class Open(msgspec.Struct, array_like=True, frozen=True, tag=9):
-    """The group owns these slots now. `results` are those of every losing group of the slots.
+    """From this entry on the group owns these slots. `results` has the seal of every group that loses them.
 
-    Without effect unless all their parts precede it in the log (`OpenSessions`).
+    It has no effect unless all session parts that `results` names precede it in the log (`OpenSessions`).
     """
 
     operation: str
@@ -100,7 +122,7 @@ class Open(msgspec.Struct, array_like=True, frozen=True, tag=9):
 
 
 class Adopt(msgspec.Struct, array_like=True, frozen=True, tag=10):
-    """Staged files of previous holders enter the manifest, older than everything since `Open`."""
+    """Put staged files of the previous group into the manifest, as older than everything since `Open`."""
 
     operation: str
     slots: Ranges
@@ -109,30 +131,30 @@ class Adopt(msgspec.Struct, array_like=True, frozen=True, tag=10):
 
 
 class Release(msgspec.Struct, array_like=True, frozen=True, tag=11):
-    """The copies are proved: forget the sealed slots of this operation and their files."""
+    """The copies are verified: forget the slots that this operation sealed, and their files."""
 
     operation: str
     table_version: int
 
 
 class Opaque(msgspec.Struct, array_like=True, frozen=True, tag=12):
-    """Bytes that only the log sees."""
+    """Bytes that the state ignores (`requests.Propose`)."""
 
     payload: bytes
 
 
 class Compact(msgspec.Struct, array_like=True, frozen=True, tag=13):
-    """Files of one table of one partition, neighbours in age, become one (`data.compaction`).
+    """Merge files of one table and one partition, neighbours in age, into one (`data.compaction`).
 
-    It has no effect unless the slot is open and settled here, and all inputs are in the manifest when
-    everything logged before this entry is.
+    It has no effect unless the slot is open here, with all of its older files adopted, and all inputs are in
+    the manifest once everything logged before this entry is.
     """
 
     slot: int
     partition: PartitionKey
     table: str
     inputs: tuple[tuple[str, str], ...]
-    """(name, XXH3-128), oldest first."""
+    """(file name, XXH3-128 as 32 hex digits), oldest first."""
 
     compression: str = "ZSTD"
     memory_threshold: int = 1 << 40
@@ -145,10 +167,9 @@ class Compact(msgspec.Struct, array_like=True, frozen=True, tag=13):
 
 
 class Expire(msgspec.Struct, array_like=True, frozen=True, tag=14):
-    """Rows of the table logged before this entry with a time before `before` (ms) are gone.
+    """Delete the rows of the table that precede this entry and have a time before `before`: their TTL ended.
 
-    `passed` is the time that the clocks of a majority of the voters had passed when it was proposed (ms;
-    0 from a leader that did not say). A cut-off after it has no effect; nobody looks at a clock again.
+    Applying the entry reads no clock: a `before` that is later than `passed` has no effect.
     """
 
     slot: int
@@ -156,10 +177,12 @@ class Expire(msgspec.Struct, array_like=True, frozen=True, tag=14):
     table: str
     before: int
     passed: int = 0
+    """A time that the clocks of a majority of the voters had passed when the leader proposed the entry; 0
+    from a leader of a release that does not set it: not checked."""
 
 
 class OpenSessions(msgspec.Struct, array_like=True, frozen=True, tag=15):
-    """Part `part` of the sessions that `source` sealed for `operation`, for the `Open` that follows."""
+    """Part `part` (from 0) of the session table that `source` sealed for `operation`; the `Open` follows."""
 
     operation: str
     source: GroupId
@@ -168,24 +191,24 @@ class OpenSessions(msgspec.Struct, array_like=True, frozen=True, tag=15):
 
 
 class Park(msgspec.Struct, array_like=True, frozen=True, tag=16):
-    """Rows of a close or a merge that fail to become a TsFile again and again are filed as Arrow instead.
+    """Store rows of a close or a compaction as Arrow, after they repeatedly failed to become a TsFile.
 
-    It has no effect where a compaction logged before it took the file `name` as an input.
+    It has no effect if a compaction logged before it merged the file `name`.
     """
 
     slot: int
     partition: PartitionKey
     schema: TableSchema
-    """As of the close or the compaction."""
+    """The schema in use at the close or the compaction."""
 
     close: int
-    """Index of that entry."""
+    """Log index of the close or the compaction."""
 
     name: str
-    """Of the TsFile that is not made."""
+    """Name of the TsFile that must not be made."""
 
     why: str
-    """The error on the leader."""
+    """The error that the leader got."""
 
     @property
     def table(self) -> str:
@@ -212,7 +235,7 @@ Command = (
 )
 
 _FIELDS_OF_ROWS = 0x90 + 1 + len(WriteRows.__struct_fields__)
-"""The first byte of `WriteRows`, as msgpack: an array of its tag and so many fields."""
+"""The first byte of an encoded `WriteRows`: a msgpack array of the tag and all fields."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -223,11 +246,11 @@ def encode(command: Command) -> bytes:
 
 
 def batch_of(index: int, w: WriteRows) -> MemBatch:
-    """The rows of the entry with that index, where they lie in it."""
+    """The rows of the entry at `index`, as a part of the entry's bytes."""
     entry = w.ipc.obj
     if isinstance(entry, bytes) and entry[0] == _FIELDS_OF_ROWS:
-        return MemBatch((index,), entry, len(entry) - len(w.ipc))  # the last field
-    return MemBatch((index,), bytes(w.ipc))  # a release that puts more behind them
+        return MemBatch((index,), entry, len(entry) - len(w.ipc))  # `ipc` is the last field
+    return MemBatch((index,), bytes(w.ipc))  # from a release with more fields after `ipc`
 
 
 def decode(data: bytes) -> Command:

@@ -1,20 +1,21 @@
-"""Many files of one table and partition made into one: what to merge, and when it takes effect.
+"""Merges many files of one table and partition into one: what to merge, and when it takes effect.
 
-    leader     `pick` chooses neighbours in age; the host has every member that is up hash them, so that no
-               good copy goes while a damaged one is left, and proposes `Compact`
-    apply      every member notes it as `Compacting`, with the deletes and the schema of that instant
-    its turn   when all that was logged before it is in the manifest: are the inputs there? Else it is over
+    leader     `pick_small` and `pick_masked` choose neighbours in age; the host has every member that is up
+               hash them, so that no good copy is deleted while a damaged one remains, and proposes `Compact`
+    apply      every member records a `Compacting`, with the deletes and the schema at that log index
+    turn       once everything logged before it is in the manifest: if an input is missing, it ends here
     job        a worker checks the inputs' hashes, merges them and makes the output (law 6)
-    the end    the output takes the inputs' place in the manifest, and when a durable checkpoint says so and
-               nobody reads them, the inputs are unlinked
+    end        the output replaces the inputs in the manifest; once a durable checkpoint omits the inputs and
+               no read uses them, they are unlinked
 
-Turns are taken per (partition, table), so that a member that cannot read an input holds up nothing else. It
-keeps the compaction, tries again, and until then its manifest counts as not materialised. A `Seal` does not
-void what was logged before it: the slot is no source here before the compaction is done. A `Release` does.
+Turns are taken per (partition, table), so that a member that cannot read an input delays nothing else. That
+member retains the compaction and retries it; until it succeeds, its manifest counts as not materialised. A
+`Seal` does not cancel what was logged before it: here the slot is no copy source until the compaction is
+done. A `Release` cancels it.
 
-The output has the order of its newest input. That is right because the inputs are neighbours: whatever is
-older or newer than one of them and not among them is so for all. Deletes logged before the entry are carried
-out in it (`FileMeta.clean`), so that they end.
+The output has the order of its newest input. That is right because the inputs are neighbours: any other file
+is older than all of them or newer than all of them. The output carries out the deletes logged before the
+entry (`FileMeta.clean`), so that they can be dropped.
 """
 
 from collections.abc import Container, Sequence
@@ -35,26 +36,27 @@ Key = tuple[PartitionKey, str]
 """(partition, table)"""
 
 OUTCOMES_MAX = 16
-"""Of one compaction, that others are asked for. They hold the last one, or one close to it."""
+"""Outcomes of one compaction that other members are asked for, the latest ones: a member that has applied
+more holds the last outcome or one shortly before it."""
 
 SIZE_FLOOR = 4 * KIB
-"""Smaller files count as this large: their own overhead outweighs their rows."""
+"""Bytes that a smaller file counts for: its own overhead outweighs its rows."""
 
 
 class Compacting(msgspec.Struct):
-    """A `Compact` that is logged and not over; or a `Park` of rows that are a TsFile here already."""
+    """A logged `Compact` that has not ended, or a `Park` of rows that are already a TsFile here."""
 
     index: int
     command: Compact | Park
     schema: TableSchema
     tombstones: list[Tombstone]
-    """Those of the table and partition logged before it."""
+    """The deletes of the table and partition that precede it in the log."""
 
     job: CompactFiles | None = None
-    """Since its turn came."""
+    """Set when its turn comes."""
 
     gone: bool = False
-    """The slot was released while the job ran: what it makes is deleted."""
+    """The slot was released while the job ran: the output is deleted."""
 
     @property
     def key(self) -> Key:
@@ -62,13 +64,13 @@ class Compacting(msgspec.Struct):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its inputs, oldest first."""
+        """Names of its inputs, oldest first."""
         command = self.command
         return (command.name,) if isinstance(command, Park) else tuple(name for name, _ in command.inputs)
 
     @property
     def output(self) -> str:
-        """Name of the file that it makes."""
+        """Name of its output."""
         if isinstance(self.command, Park):
             return parked_name(self.command.name)
         name = f"{self.command.slot:05d}-{self.index:012d}-0000.tsfile"
@@ -80,18 +82,18 @@ class Compacting(msgspec.Struct):
 
 
 class Compactions:
-    """Those of one group that are logged and not over. As long as one is, its inputs are pinned: a cut-off
-    that was logged later must find its output."""
+    """The logged compactions of one group that have not ended. Until a compaction ends, its inputs are
+    pinned: a cut-off that was logged later must apply to its output."""
 
     def __init__(self) -> None:
         self.under_way: list[Compacting] = []
-        """In the order of the log."""
+        """In log order."""
 
     def add(self, c: Compacting) -> None:
         self.under_way.append(c)
 
     def end(self, *over: Compacting) -> None:
-        """They had their effect, or have none."""
+        """Remove compactions that took effect or cannot take effect."""
         gone = set(map(id, over))
         self.under_way = [c for c in self.under_way if id(c) not in gone]
 
@@ -99,11 +101,11 @@ class Compactions:
         return next((c for c in self.under_way if c.job == job), None)
 
     def is_input(self, name: str) -> bool:
-        """Whether a compaction that is logged and not over takes the file in, once it is there."""
+        """Whether a compaction that has not ended has the file, which may not exist yet, as an input."""
         return any(name in c.names for c in self.under_way if not c.gone)
 
     def pinned(self, key: Key) -> dict[str, int]:
-        """Inputs of the table and partition, each with the index of the earliest that takes it in."""
+        """Inputs of the table and partition: name -> log index of the earliest compaction that takes it."""
         waiting = reversed([c for c in self.under_way if c.key == key and not c.gone])
         return {name: c.index for c in waiting for name in c.names}
 
@@ -111,7 +113,7 @@ class Compactions:
         return {c.output for c in self.under_way}
 
     def release(self, slots: set[int]) -> None:
-        """Those of the slots are over; one whose job runs is kept until that ends."""
+        """Cancel the compactions of these slots; a compaction whose job runs stays until the job ends."""
         for c in self.under_way:
             c.gone = c.gone or c.command.slot in slots
         self.under_way = [c for c in self.under_way if not c.gone or c.job is not None]
@@ -119,8 +121,9 @@ class Compactions:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a compaction on members that are ahead: its output, or that of a later one which took it
-    in. Where such a file is, `steps` had their effect; here it takes the place of `inputs` (law 6)."""
+    """A file that ended a compaction on members that have applied more: its output, or that of a later
+    compaction that merged its output. On those members all `steps` took effect; here the file replaces
+    `inputs` (law 6)."""
 
     spec: CloseSpec
     steps: tuple[Compacting, ...]
@@ -128,56 +131,56 @@ class Outcome:
 
 
 def outcomes_of(c: Compacting, alike: Sequence[Compacting], files: Sequence[FileMeta]) -> list[Outcome]:
-    """Those of a compaction whose turn came, the furthest first.
+    """The outcomes of a compaction whose turn came, the latest first.
 
     Args:
-        alike: those under way in its table and partition for which all is in place that was logged before
-            them, in the order of the log; `c` is the first.
-        files: of its table and partition, in the order of their age.
+        alike: the compactions of its table and partition that have not ended and for which everything logged
+            before them is in the manifest, in log order; `c` is the first.
+        files: of its table and partition, oldest first.
     """
     assert c.job is not None
     makers = {d.output: d for d in alike}
-    heirs, theirs = [c], {c.output}
+    later, outputs = [c], {c.output}
     for d in alike:
-        if not theirs.isdisjoint(d.names):
-            heirs.append(d)
-            theirs.add(d.output)
-    found = []
-    for heir in heirs[: -OUTCOMES_MAX - 1 : -1]:
-        steps = [heir]
+        if not outputs.isdisjoint(d.names):
+            later.append(d)
+            outputs.add(d.output)
+    outcomes = []
+    for last in later[: -OUTCOMES_MAX - 1 : -1]:
+        steps = [last]
         for step in steps:
             made_before = (makers[name] for name in step.names if name in makers)
-            steps += [d for d in made_before if d.index < step.index]  # so that it ends, whatever is logged
+            steps += [d for d in made_before if d.index < step.index]  # terminates, whatever is logged
         made = {step.output for step in steps}
         inputs = neighbours(files, {name for step in steps for name in step.names} - made)
         if inputs:
             order = inputs[-1].order
-            spec = msgspec.structs.replace(c.job.unit.spec, name=heir.output, order=order, parked=heir.parked)
-            found.append(Outcome(spec, tuple(steps), inputs))
-    return found
+            spec = msgspec.structs.replace(c.job.unit.spec, name=last.output, order=order, parked=last.parked)
+            outcomes.append(Outcome(spec, tuple(steps), inputs))
+    return outcomes
 
 
 def neighbours(files: Sequence[FileMeta], names: set[str]) -> tuple[FileMeta, ...]:
-    """The files called so, if all are there and next to each other; else none."""
+    """The files of these names, if all are in `files` and adjacent; else ()."""
     at = [i for i, f in enumerate(files) if f.name in names]
     is_run = bool(at) and at[-1] - at[0] + 1 == len(at) == len(names)
     return tuple(files[at[0] : at[-1] + 1]) if is_run else ()
 
 
 def find_inputs(manifest: Manifest, c: Compacting) -> tuple[FileMeta, ...]:
-    """The files it names, if they are there and neighbours in age; else none."""
+    """The inputs of `c`, if all are in the manifest and neighbours in age; else ()."""
     files = manifest.of_partition(*c.key)
-    wanted = list(c.names)
-    first = next((i for i, f in enumerate(files) if f.name == wanted[0]), 0)
-    found = files[first : first + len(wanted)]
-    return found if [f.name for f in found] == wanted else ()
+    names = list(c.names)
+    first = next((i for i, f in enumerate(files) if f.name == names[0]), 0)
+    inputs = files[first : first + len(names)]
+    return inputs if [f.name for f in inputs] == names else ()
 
 
 def job_of(
     group: GroupId, c: Compacting, inputs: Sequence[FileMeta], substitutes: Container[str] = ()
 ) -> CompactFiles:
-    """What is made follows from the log alone. The hashes are the log's and not those of this manifest,
-    but for those of `substitutes`: they have the rows that the log says, in other bytes."""
+    """The job of a compaction; its output depends on the log alone. The expected hashes are those of the log,
+    not of this manifest, except for `substitutes`, which have the same rows in other bytes."""
     if isinstance(c.command, Park):
         return _parking(group, c.command, inputs[0])
     hashes = dict(c.command.inputs)
@@ -204,14 +207,15 @@ def job_of(
 def trial_of(
     group: GroupId, file: FileMeta, schema: TableSchema, tombstones: Sequence[Tombstone]
 ) -> CompactFiles:
-    """To see whether the parked `file` can be a TsFile by now: the work of a compaction, for nothing."""
+    """A compaction whose output is discarded: it shows whether the parked `file` can become a TsFile now."""
     command = Compact(file.slot, file.partition, file.table, ((file.name, file.xxh3),))
     job = job_of(group, Compacting(0, command, schema, list(tombstones)), (file,))
     return msgspec.structs.replace(job, is_trial=True)
 
 
 def _parking(group: GroupId, command: Park, file: FileMeta) -> CompactFiles:
-    """The Arrow file that members make which could not make this TsFile: the same rows, so the same bytes."""
+    """The job that makes the Arrow file from a TsFile that other members could not make: the same rows, so
+    the same bytes."""
     spec = CloseSpec(
         name=parked_name(file.name),
         slot=file.slot,
@@ -226,10 +230,11 @@ def _parking(group: GroupId, command: Park, file: FileMeta) -> CompactFiles:
 def expired(
     files: Sequence[FileMeta], cuts: Sequence[Tombstone], pinned: dict[str, int]
 ) -> tuple[FileMeta, ...]:
-    """Files wholly behind a cut-off.
+    """Files wholly before a cut-off.
 
-    `pinned` are inputs of compactions under way with the index of the earliest: a cut-off logged after that
-    must find the output, on every member, however far each of them is.
+    Args:
+        pinned: input of a compaction that has not ended -> log index of the earliest such compaction. A
+            cut-off logged after that applies to the output instead, on every member, however far it is.
     """
 
     def behind(file: FileMeta, cut: Tombstone) -> bool:
@@ -243,30 +248,31 @@ def expired(
 
 
 def weight_of(file: FileMeta) -> int:
-    """Bytes the file counts for: a worker holds the rows of all inputs, however small the files made them."""
+    """Bytes that the file counts for: a worker holds the rows of all inputs, however well they compress."""
     return max(file.size, file.rows * COMPACT_ROW_BYTES)
 
 
 def pick_small(files: Sequence[FileMeta], files_min: int, full_min: int | None = None) -> Sequence[FileMeta]:
-    """Neighbours in age worth merging, of files given oldest first; none if there are none.
+    """Neighbours in age worth merging, from files given oldest first; () if there are none.
 
-    From the newest on, an older file joins while it is no larger than all newer ones together. So a row is
-    rewritten only into a file at least twice as large: a number of times that grows with the logarithm of
-    the size, up to `COMPACT_BYTES_MAX`.
+    From the newest file backwards, an older file joins while it is no larger than all newer files together.
+    So a row is rewritten only into a file at least twice as large: the number of rewrites grows with the
+    logarithm of the file size, up to `COMPACT_BYTES_MAX`.
 
     Args:
-        files_min: how many make a run.
-        full_min: how many do when one more would pass `COMPACT_BYTES_MAX`: such a run cannot grow.
+        files_min: files that a run needs.
+        full_min: files that a run needs if one more would pass `COMPACT_BYTES_MAX`, so that it cannot grow;
+            by default `files_min`.
     """
     full_min = full_min or files_min
-    if len(files) < min(files_min, full_min):  # nearly everywhere
+    if len(files) < min(files_min, full_min):  # the usual case
         return ()
     return next(filter(None, (_pick_small(alike, files_min, full_min) for alike in _alike(files))), ())
 
 
 def _alike(files: Sequence[FileMeta]) -> list[Sequence[FileMeta]]:
-    """Neighbours that are all parked or all TsFiles, the newest first. They are not merged with each other:
-    rows that become no TsFile do not become one with others, and would make these Arrow too."""
+    """Runs of neighbours that are all parked or all TsFiles, the newest run first. The two kinds are not
+    merged: parked rows would prevent the output from being a TsFile, and it would be Arrow as a whole."""
     alike: list[Sequence[FileMeta]] = [tuple(fs) for _, fs in groupby(files, lambda f: bool(f.parked))]
     return alike[::-1]
 
@@ -288,12 +294,12 @@ def _pick_small(files: Sequence[FileMeta], files_min: int, full_min: int) -> Seq
 
 
 def deletes_on(files: Sequence[FileMeta], tombstones: Sequence[Tombstone]) -> list[Tombstone]:
-    """Range deletes that rewriting the files would end. What expires ends by itself."""
+    """Range deletes that a rewrite of the files would make superfluous. TTL cut-offs need no rewrite."""
     return [t for t in tombstones if not t.expiry and any(t.masks(f) for f in files)]
 
 
 def pick_masked(files: Sequence[FileMeta], tombstones: Sequence[Tombstone]) -> Sequence[FileMeta]:
-    """The oldest neighbours that range deletes mask, of files given oldest first."""
+    """The oldest run of neighbours that range deletes mask, from files given oldest first."""
     run: list[FileMeta] = []
     for file in files:
         hit = any(not t.expiry and t.masks(file) for t in tombstones)
@@ -308,7 +314,8 @@ def pick_masked(files: Sequence[FileMeta], tombstones: Sequence[Tombstone]) -> S
 
 
 def cut_off(ttl_ms: int, passed_ms: int) -> int:
-    """Rows before this time are past the TTL. It moves in steps, so that few entries say so."""
+    """The time (ms) before which rows are past the TTL. It moves in steps of `ttl_ms` / `EXPIRY_STEPS`, so
+    that few entries are logged for it."""
     step = max(ttl_ms // EXPIRY_STEPS, 1)
     return (passed_ms - ttl_ms) // step * step
 
@@ -316,11 +323,11 @@ def cut_off(ttl_ms: int, passed_ms: int) -> int:
 def needs_expiry(
     before: int, ages: Sequence[tuple[Order, int, int]], tombstones: Sequence[Tombstone]
 ) -> bool:
-    """Whether rows before `before` would still be read.
+    """Whether rows with a time before `before` (ms) are still visible.
 
     Args:
-        ages: (order, first time, last time) of every file and batch of the table and partition.
-        tombstones: of the same.
+        ages: (order, first time, last time) of every file and batch of a table and partition.
+        tombstones: of the same table and partition.
     """
     cuts = [t for t in tombstones if t.expiry]
     return any(

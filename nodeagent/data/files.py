@@ -1,8 +1,8 @@
-"""Which files a group has, and which of them go.
+"""The files of a group, and which of them are removed.
 
-A file that enters the manifest wholly behind a cut-off leaves it again at once. What left is unlinked by the
-host when a durable checkpoint is without it; what no manifest named, or went with its slot, by a job. A
-delete is kept as long as it masks something.
+A file that enters the manifest wholly before a cut-off leaves it at once. A file that left the manifest is
+unlinked by the host once a durable checkpoint omits it; a file that no manifest named, or whose slot was
+released, is unlinked by a job. A delete is retained as long as it masks something.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,16 +33,17 @@ class Files:
         self.manifest = Manifest()
         self.tombstones = tombstones
         self.substitutes: set[str] = set()
-        """Files made here with another library than their entry names, so with other bytes than elsewhere.
-        What the log has of the other members by then takes each of them away."""
+        """Names of files made here with another TsFile library than their entry names, so with other bytes
+        than on other members. No member compares them: the other members have merged these files already, or
+        a compaction in the log will."""
 
         self.doomed: list[FileMeta] = []
-        """Files that left the manifest since the host looked. The log would name them again as inputs after a
-        restart, so they are unlinked only when a durable checkpoint is without them."""
+        """Pending delete: files that left the manifest since the host last took this list. After a restart
+        the log would name them as inputs again, so they are unlinked once a durable checkpoint omits them."""
 
         self.changed: dict[Key, None] = {}
-        """Where files or deletes came since a leader looked for what to compact, the longest waiting
-        first."""
+        """Partitions and tables whose files or deletes changed since a leader last looked there for files to
+        compact, the longest waiting first."""
 
         self._group = group
         self._jobs = jobs
@@ -51,7 +52,7 @@ class Files:
         self._compactions = compactions
 
     def keep(self, files: Iterable[FileMeta], gone: set[int]) -> None:
-        """Into the manifest; but files of slots released while they were being made or adopted go."""
+        """Add files to the manifest; unlink files of slots released while they were made or adopted."""
         files = tuple(files)
         kept = [f for f in files if f.slot not in gone]
         self.manifest.add(kept)
@@ -60,23 +61,23 @@ class Files:
         self.unlink(f for f in files if f.slot in gone)
 
     def replace(self, inputs: Iterable[FileMeta], files: list[FileMeta], key: Key) -> None:
-        """What compactions do: `inputs` leave, `files` come."""
+        """Replace `inputs` by `files` in the manifest, as a compaction does."""
         self.doom(self.manifest.replace([f.name for f in inputs], files))
         self.settle(key)
         self.prune()
 
     def doom(self, files: Iterable[FileMeta]) -> None:
-        """They go when a durable checkpoint is without them."""
+        """Mark files as pending delete: they are unlinked once a durable checkpoint omits them."""
         self.doomed += files
 
     def unlink(self, files: Iterable[FileMeta | None]) -> None:
-        """They go at once: no checkpoint names them, or their slot was released."""
+        """Unlink files at once: no checkpoint names them, or their slot was released."""
         unnamed = tuple(f for f in files if f is not None)
         if unnamed:
             self._jobs.append(DeleteFiles(self._group, unnamed))
 
     def release(self, slots: set[int]) -> None:
-        """What the slots have goes with them."""
+        """Remove the files and deletes of these slots."""
         gone = tuple(f for slot in sorted(slots) for f in self.manifest.remove_slot(slot))
         for partition in {f.partition for f in gone}:
             self.tombstones.drop(partition)
@@ -92,7 +93,7 @@ class Files:
         self.prune()
 
     def settle(self, key: Key) -> None:
-        """Files of the table and partition came: those that expired meanwhile go again."""
+        """Remove those files of the table and partition that have expired; called when files came."""
         self.changed[key] = None
         self.tombstones.touched(*key)
         cuts = self.tombstones.cuts(*key)
@@ -101,7 +102,7 @@ class Files:
             self.doom(self.manifest.remove(f.name for f in gone))
 
     def prune(self) -> None:
-        """Forget deletes that mask nothing any more: no older file, no row in memory, nothing to arrive."""
+        """Drop deletes that mask nothing any more: no older file, no row in memory, nothing to be adopted."""
         if not self.tombstones or self._slots.arriving or not self._rows.recovered:
             return
         self.tombstones.prune(self._still_masking)

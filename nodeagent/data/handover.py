@@ -1,8 +1,9 @@
-"""Slots that leave a group or come to it, and their sessions, which go ahead of the files.
+"""Slot migration: slots that leave a group or come to it, with their sessions, which precede the files.
 
-The sealed group keeps its table until it releases the slots. The meta group records a digest of each part
-(`SealResult.parts`); the gaining group's leader asks a member of the sealed group for the parts and logs
-them (`OpenSessions`) ahead of its `Open`, which has no effect before all of them are in the log.
+The sealed group retains its session table until it releases the slots. The meta group records a digest of
+each part of the table (`SealResult.parts`). The leader of the gaining group fetches the parts from a member
+of the sealed group and logs them (`OpenSessions`) before its `Open`, which has no effect until all of them
+are in the log.
 """
 
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from nodeagent.model.operation import SealResult
 
 
 def part_of(table: bytes, number: int) -> bytes:
-    """Empty past the end."""
+    """Part `number` (from 0) of an exported session table; empty past the end."""
     start = number * SESSIONS_PART_BYTES
     return table[start : start + SESSIONS_PART_BYTES]
 
@@ -31,38 +32,41 @@ def digest(part: bytes) -> str:
 
 
 def seal_result(group: GroupId, index: int, table: bytes) -> SealResult:
-    """What the meta group is told of a seal at `index`."""
+    """The record for the meta group of a seal at log index `index` with the exported session `table`."""
     parts = range(0, len(table), SESSIONS_PART_BYTES)
     return SealResult(group, index, parts=tuple(digest(part_of(table, i)) for i, _ in enumerate(parts)))
 
 
 class Part(msgspec.Struct, array_like=True, frozen=True):
+    """A logged part of a session table."""
+
     digest: str
     data: bytes
 
 
 class Staged(msgspec.Struct):
-    """Parts that are in the log of a gaining group and whose `Open` is not."""
+    """Parts that are in the log of a gaining group while their `Open` is not."""
 
     parts: dict[str, dict[GroupId, dict[int, Part]]] = {}
-    """operation -> sealed group -> number"""
+    """operation -> sealed group -> part number -> part"""
 
     def add(self, c: OpenSessions) -> None:
         of_operation = self.parts.setdefault(c.operation, {})
         of_operation.setdefault(c.source, {})[c.part] = Part(digest(c.data), c.data)
 
     def lacking(self, operation: str, results: Iterable[SealResult]) -> list[tuple[GroupId, int, str]]:
-        """(sealed group, number, digest) of each part that is still to be logged."""
+        """(sealed group, part number, digest) of each part that is not logged yet."""
         have = self.parts.get(operation, {})
         return [
-            (result.group, number, wanted)
+            (result.group, number, expected)
             for result in results
-            for number, wanted in enumerate(result.parts)
-            if (part := have.get(result.group, {}).get(number)) is None or part.digest != wanted
+            for number, expected in enumerate(result.parts)
+            if (part := have.get(result.group, {}).get(number)) is None or part.digest != expected
         ]
 
     def tables(self, operation: str, results: Iterable[SealResult]) -> list[bytes]:
-        """Whole tables, of which none is lacking. A result of the first release brings its own."""
+        """The whole session tables; no part may be lacking. A result of the first release has the table
+        itself."""
         have = self.parts.get(operation, {})
         whole = (
             b"".join(have[r.group][number].data for number in range(len(r.parts))) if r.parts else r.sessions
@@ -75,7 +79,7 @@ class Staged(msgspec.Struct):
 
 
 class Handover:
-    """Seals slots and takes the seal back; opens slots that others sealed."""
+    """Seals and unseals slots of this group; opens slots that other groups sealed."""
 
     def __init__(self, slots: Slots, sessions: Sessions, staged: Staged, rows: Rows, closes: Closes) -> None:
         self.staged = staged
@@ -89,7 +93,7 @@ class Handover:
         if not self._slots.seal(command.operation, command.slots, index, exported):
             return
         moved = self._slots.sealed[command.operation].slots
-        self._sessions.forget(moved)  # the table has them, also for an `Unseal`
+        self._sessions.forget(moved)  # the exported table has them; `unseal` takes them from it
         self._closes.close(index, CloseFile(self._rows.of_slots(moved), writer=command.writer))
 
     def unseal(self, command: Unseal) -> None:

@@ -1,26 +1,25 @@
-"""What sessions wrote in one slot, in a byte or two for each of them.
+"""A compact encoding of what sessions wrote in one slot: a byte or two per session.
 
-Sessions stand in a fixed order and are named by their place in it. The same content always gives the same
-bytes.
+Sessions have a fixed order and are identified by their place in it. Equal content gives equal bytes.
 """
 
 import msgspec
 
 Places = dict[str, int]
-"""Sessions in a fixed order, each with its place. One that grows keeps the places it gave out."""
+"""Session -> its place in a fixed order. A session that is added does not change the other places."""
 
 
 class Packed(msgspec.Struct, array_like=True):
-    """What sessions wrote in one slot, by their places."""
+    """What sessions wrote in one slot. A session's floor is the sequence up to which all are applied."""
 
     runs: list[int]
-    """Places of the sessions that wrote: how many to leave out, how many follow, and so on."""
+    """Places of the sessions that wrote, as run lengths: how many to skip, how many follow, and so on."""
 
     floors: list[int]
-    """Of these sessions, in their order."""
+    """The floor of each of these sessions, in order of place."""
 
     above: dict[int, list[int]]
-    """place -> sequences seen above the floor, ascending, less the floor"""
+    """place -> sequences applied above the floor, ascending, minus the floor"""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -28,7 +27,7 @@ _decode = msgspec.msgpack.Decoder(Packed).decode
 
 
 def packed(floors: dict[str, int], above: dict[str, set[int]], places: Places) -> bytes:
-    """Each session has a place."""
+    """The encoding of floors and of sequences above them; every session must have a place."""
     if len(floors) == len(places):
         runs, values = [0, len(places)], [floors[session] for session in places]
     else:
@@ -53,7 +52,7 @@ def _runs(places: list[int]) -> list[int]:
 
 
 def unpacked(data: bytes, sessions: list[str]) -> tuple[dict[str, int], dict[str, set[int]]]:
-    """What was packed by the places in `sessions`."""
+    """The (floors, above) that were packed with the places that `sessions` lists in order."""
     content = _decode(data)
     floors: dict[str, int] = {}
     place, taken = 0, 0

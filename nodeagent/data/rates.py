@@ -1,8 +1,8 @@
-"""How fast each slot is written: acknowledged bytes, older ones counting less.
+"""How fast each slot is written: acknowledged bytes with an exponential decay.
 
-After one half-life a byte counts half. Not part of the state that replicas agree on: every member counts
-what it applies, by its own clock, and a restart begins at nothing. Counts are linear: what a slot's previous
-group still remembers and what its new group has counted since add up to the rate of a slot that stayed.
+After one half-life a byte counts half. The rates are not part of the replicated state: every member counts
+what it applies, by its own clock, and starts at 0 after a restart. Counts are linear: the count that a slot's
+previous group still remembers and the count of its new group add up to the rate of a slot that stayed.
 """
 
 from dataclasses import dataclass, field
@@ -12,18 +12,18 @@ from nodeagent.model.limits import WRITE_RATES_MAX
 HALF_LIFE_MS = 600_000
 LN2 = 0.6931471805599453
 REBASE_HALF_LIVES = 32
-"""Then counts are written anew as of now, before their scale outgrows a float."""
+"""After this many half-lives the counts are scaled to the present, before they outgrow a float."""
 
 
 @dataclass(slots=True)
 class WriteRates:
-    """`counts[slot]` is the sum of bytes * 2 ** (their age at `since_ms`, in half-lives, negated)."""
+    """`counts[slot]` is the sum of bytes * 2 ** (half-lives from `since_ms` to the write) over its writes."""
 
     since_ms: int = 0
     counts: dict[int, float] = field(default_factory=dict)
 
     def add(self, slot: int, nbytes: int, now_ms: int) -> None:
-        """Count one acknowledged write; past `WRITE_RATES_MAX` slots the slowest half is forgotten."""
+        """Count one acknowledged write; past `WRITE_RATES_MAX` slots, forget the slower half."""
         if not self.counts:
             self.since_ms = now_ms
         elif now_ms - self.since_ms > REBASE_HALF_LIVES * HALF_LIFE_MS:
@@ -37,7 +37,7 @@ class WriteRates:
             self.counts = {s: self.counts[s] for s in fastest[: WRITE_RATES_MAX // 2]}
 
     def bytes_per_s(self, now_ms: int) -> dict[int, float]:
-        """By slot, those that a single byte in a half-life would explain left out."""
+        """The rate of each slot, without slots that count for less than one byte."""
         scale = 2.0 ** ((self.since_ms - now_ms) / HALF_LIFE_MS)
         return {
             slot: count * scale * LN2 * 1000 / HALF_LIFE_MS

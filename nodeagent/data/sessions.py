@@ -1,12 +1,12 @@
-"""Sessions: a write that is sent again counts once, also in another group after a hand-over.
+"""Sessions: a retried write takes effect once, also in another group after a slot migration.
 
-A session is opened by a log entry and known to the group that opened it, for every slot. A slot that moves
-brings the sessions of its old group along as *guests*: one `Table` for all slots that moved together,
-valid for those slots alone. What was seen is kept per (session, slot) that was written: a floor below which
-everything is a duplicate, and a bounded set above it.
+A log entry opens a session; the group that opened it knows it for every slot. A slot that moves brings the
+sessions of its old group along as *guests*: one `Table` for all slots that moved together, valid for those
+slots only. Applied sequences are stored per (session, slot) with writes: a floor, up to which every sequence
+is a duplicate, and a bounded set above it.
 
-Cost follows the slots and sessions with writes. What a slot's sessions wrote lies there packed (a byte or
-two for each) until one of them writes, and is packed again by the checkpoint after the last write.
+The cost grows with the slots and sessions that have writes. The sequences of a slot are stored packed (a byte
+or two per session) until one of its sessions writes; the next checkpoint packs them again.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,25 +20,25 @@ from nodeagent.model.operation import Ranges
 from nodeagent.partition.ranges import from_slots, to_slots
 
 FORMAT = 2
-"""Of a `Table`. Format 1 is `Exported`: it begins with a list, which no number does."""
+"""Of a `Table`. Format 1 is `Exported`, which begins with a list, not with the number of its format."""
 
 _FORMAT_1 = 0x92
 
 
 class Table(msgspec.Struct, array_like=True, frozen=True):
-    """Sessions of sealed slots, as they travel from group to group and lie in checkpoints."""
+    """The sessions of sealed slots, as sent from group to group and stored in checkpoints."""
 
     format: int
     sessions: list[str]
     slots: Ranges
-    """Where they are known."""
+    """The slots for which the sessions are known."""
 
     seen: dict[int, bytes]
-    """slot -> `packing.Packed`"""
+    """slot -> applied sequences, as an encoded `packing.Packed`"""
 
 
 class Seen(msgspec.Struct, array_like=True):
-    """In format 1: all <= `floor` are seen, and those in `above`."""
+    """Format 1: the sequences up to `floor` and those in `above` are applied."""
 
     floor: int = 0
     above: set[int] = set()
@@ -52,29 +52,31 @@ class Exported(msgspec.Struct, array_like=True):
 
 
 class Image(msgspec.Struct):
-    """All sessions of a group, as a checkpoint has them."""
+    """All sessions of a group, as stored in a checkpoint."""
 
     own: list[str] = []
+    """Sessions that this group opened."""
+
     guests: dict[str, set[int]] = {}
-    """Format 1: session -> slots it came with."""
+    """Format 1: session -> slots that it came with."""
 
     seen: dict[int, dict[str, Seen]] = {}
-    """Format 1: of own sessions and guests."""
+    """Format 1: slot -> session -> applied sequences, of own sessions and guests."""
 
     packed: dict[int, bytes] = {}
-    """slot -> `packing.Packed`, of own sessions."""
+    """slot -> applied sequences of own sessions, as an encoded `packing.Packed`."""
 
     tables: list[Table] = []
-    """Guests."""
+    """The guests."""
 
 
 class InSlot:
-    """What some sessions wrote in one slot: as dictionaries, packed, or both when they agree."""
+    """What some sessions wrote in one slot: as dictionaries, packed, or both if they agree."""
 
     __slots__ = ("_above", "_floors", "_packed", "_places")
 
     def __init__(self, packed: bytes | None = None, places: Places | None = None) -> None:
-        """Empty, or what was packed by `places`."""
+        """Empty, or what was packed with `places`."""
         self._floors: dict[str, int] | None = None if packed is not None else {}
         self._above: dict[str, set[int]] = {}
         self._packed = packed
@@ -87,7 +89,7 @@ class InSlot:
         return made
 
     def content(self) -> tuple[dict[str, int], dict[str, set[int]]]:
-        """(session -> floor, session -> what was seen above it); not to be changed."""
+        """(session -> floor, session -> sequences applied above it); the caller must not change them."""
         return self._open(), self._above
 
     def floor(self, session: str) -> int:
@@ -97,7 +99,7 @@ class InSlot:
         return sequence <= self.floor(session) or sequence in self._above.get(session, ())
 
     def take(self, session: str, sequence: int, settled: int) -> bool:
-        """Note a write; whether it is new. The client asks never again about sequences <= `settled`."""
+        """Record a write; return whether it is new. The client never retries sequences <= `settled`."""
         floors = self._open()
         self._packed = None
         floor = max(floors.get(session, 0), settled)
@@ -117,13 +119,13 @@ class InSlot:
         return is_new
 
     def pack(self, places: Places) -> bytes:
-        """Of the sessions in `places`. Others have expired and are forgotten."""
+        """Encode what the sessions in `places` wrote. Other sessions have expired and are forgotten."""
         if self._packed is None or self._places is not places:
             floors = self._open()
             if not floors.keys() <= places.keys():
                 self._forget(floors.keys() - places.keys())
             self._packed, self._places = packed(floors, self._above, places), places
-        else:  # nothing was written since the last time
+        else:  # nothing was written since it was last packed
             self._floors, self._above = None, {}
         return self._packed
 
@@ -141,7 +143,7 @@ class InSlot:
 
 
 class _Book:
-    """Sessions that are known for the same slots (own ones for all), and what they wrote in each."""
+    """Sessions that are known for the same slots (own sessions for all slots), and their writes per slot."""
 
     __slots__ = ("places", "seen", "slots")
 
@@ -153,7 +155,7 @@ class _Book:
         self.seen = {slot: InSlot(data, self.places) for slot, data in (seen or {}).items()}
 
     def expire(self, gone: set[str]) -> None:
-        """What they wrote goes when it is packed next: names are never used again."""
+        """Forget sessions. What they wrote is removed at the next packing: their names are never reused."""
         if not gone.isdisjoint(self.places):
             left = [session for session in self.places if session not in gone]
             self.places = {session: place for place, session in enumerate(left)}
@@ -162,7 +164,7 @@ class _Book:
         return {slot: self.seen[slot].pack(self.places) for slot in sorted(self.seen)}
 
     def content(self, slot: int) -> tuple[dict[str, int], dict[str, set[int]]]:
-        """Of the sessions that have not expired."""
+        """As `InSlot.content`, of the sessions that have not expired."""
         if slot not in self.seen:
             return {}, {}
         floors, above = self.seen[slot].content()
@@ -175,22 +177,22 @@ class _Book:
 
 
 class Sessions:
-    """All sessions of one group. Bounded by `SESSIONS_PER_GROUP_MAX` and `SESSION_WINDOW`."""
+    """All sessions of one group, bounded by `SESSIONS_PER_GROUP_MAX` and `SESSION_WINDOW`."""
 
     def __init__(self) -> None:
         self._own = _Book(())
         self._guests: dict[int, _Book] = {}
-        """slot -> the book it came with"""
+        """slot -> the book that came with it"""
 
     def open(self, session: str) -> bool:
-        """Whether there was room."""
+        """Open a session; return whether there was room."""
         if len(self._own.places) >= limits.SESSIONS_PER_GROUP_MAX:
             return False
         self._own.places.setdefault(session, len(self._own.places))
         return True
 
     def known(self) -> set[str]:
-        """Own ones and guests."""
+        """Own sessions and guests."""
         return {session for book in (self._own, *self._books()) for session in book.places}
 
     def expire(self, sessions: Iterable[str]) -> None:
@@ -203,7 +205,7 @@ class Sessions:
         return self._book(session, slot) is not None
 
     def floor(self, session: str, slot: int) -> int:
-        """All its sequences up to this one are duplicates."""
+        """The sequence up to which every write of the session to the slot is a duplicate."""
         seen = self._seen(session, slot)
         return seen.floor(session) if seen is not None else 0
 
@@ -212,7 +214,7 @@ class Sessions:
         return seen is not None and seen.has(session, sequence)
 
     def take(self, session: str, slot: int, sequence: int, settled: int) -> bool:
-        """Note a write of a session that is known; whether it is new (`InSlot.take`)."""
+        """Record a write of a known session; return whether it is new (`InSlot.take`)."""
         book = self._book(session, slot)
         assert book is not None, (session, slot)
         seen = book.seen.get(slot)
@@ -221,13 +223,13 @@ class Sessions:
         return seen.take(session, sequence, settled)
 
     def written(self) -> set[int]:
-        """Slots in which a session wrote something."""
+        """Slots that any session wrote."""
         return {slot for book in (self._own, *self._books()) for slot in book.seen}
 
-    # --- hand-over -----------------------------------------------------------------------------------
+    # --- slot migration ------------------------------------------------------------------------------
 
     def export(self, slots: Collection[int]) -> bytes:
-        """What the gaining groups of `slots` must know. Every member makes the same bytes."""
+        """Encode what the gaining groups of `slots` must know. Every member makes the same bytes."""
         wanted = sorted(slots)
         books = [self._own, *{id(b): b for s in wanted if (b := self._guests.get(s)) is not None}.values()]
         sessions = sorted({session for book in books for session in book.places})
@@ -253,7 +255,7 @@ class Sessions:
             self._guests.update(dict.fromkeys(brought, book))
 
     def forget(self, slots: Iterable[int]) -> None:
-        """The slots were released."""
+        """Forget what is known for these slots: they leave the group."""
         for slot in slots:
             self._own.seen.pop(slot, None)
             book = self._guests.pop(slot, None)
@@ -295,14 +297,14 @@ class Sessions:
             if own:
                 self._own.seen[slot] = _of_format_1(own)
 
-    # --- where it is -----------------------------------------------------------------------------------
+    # --- look-up ---------------------------------------------------------------------------------------
 
     def _books(self) -> list[_Book]:
         return list({id(book): book for book in self._guests.values()}.values())
 
     def _book(self, session: str, slot: int) -> _Book | None:
-        """A session that left with the slot and came back with it is a guest here: what it wrote elsewhere
-        is known with the slot."""
+        """The book that knows the session for the slot. A session that left with the slot and came back with
+        it is a guest: its table includes what it wrote in the other group."""
         book = self._guests.get(slot)
         if book is not None and session in book.places:
             return book
@@ -322,8 +324,8 @@ class Sessions:
 
 
 def tables(exported: Iterable[bytes], slots: set[int]) -> list[Table]:
-    """The tables of the groups that `slots` come from. Those of format 1 do not tell which slots they know:
-    they become one for all."""
+    """The tables of the groups that `slots` come from. A table of format 1 does not name its slots, so all
+    tables of format 1 become one table for all `slots`."""
     given = list(exported)
     old = [msgspec.msgpack.decode(e, type=Exported) for e in given if e[0] == _FORMAT_1]
     out = [msgspec.msgpack.decode(e, type=Table) for e in given if e[0] != _FORMAT_1]
@@ -337,7 +339,7 @@ def tables(exported: Iterable[bytes], slots: set[int]) -> list[Table]:
 
 
 def _converted(sessions: list[str], seen: dict[int, dict[str, Seen]], slots: list[int]) -> Table:
-    """Of format 1, without what it says of sessions it does not list."""
+    """A table of format 1 in the present format, without writes of sessions that it does not list."""
     places = {session: place for place, session in enumerate(sessions)}
     packed_seen = {}
     for slot, per_session in sorted(seen.items()):

@@ -1,11 +1,11 @@
-"""Which slots a group may write, and where the others stand in a hand-over.
+"""Which slots a group may write, and the state of slots that migrate.
 
     (unknown) --Open--> open --Seal--> sealed --Release--> (unknown)
                           ^              |
                           +---Unseal-----+
 
-An operation that was cancelled or released is remembered, so that a late duplicate of one of its
-commands has no effect; a cancelled one is remembered even when its seal was never seen.
+An operation that was cancelled or released is remembered, so that a late duplicate of any of its commands has
+no effect. A cancelled operation is remembered even if its seal was never applied.
 """
 
 import msgspec
@@ -15,6 +15,7 @@ from nodeagent.model.operation import Ranges
 from nodeagent.partition.ranges import to_slots
 
 ENDED_KEPT = 1024
+"""Ended operations that a group remembers."""
 
 
 class Sealed(msgspec.Struct):
@@ -22,9 +23,14 @@ class Sealed(msgspec.Struct):
 
     slots: set[int]
     index: int
+    """Log index of the seal."""
+
     sessions: bytes
+    """The exported session table of these slots (`Sessions.export`)."""
+
     hollow: bool = False
-    """This member joined after the seal was planned and was given no files of these slots."""
+    """Metadata-only seal: this member joined after the seal was planned and received no files of these
+    slots."""
 
 
 class Arriving(msgspec.Struct):
@@ -32,7 +38,10 @@ class Arriving(msgspec.Struct):
 
     slots: set[int]
     index: int
+    """Log index of the `Open`."""
+
     sources: list[GroupId]
+    """The groups that the slots come from."""
 
 
 def expand(ranges: Ranges) -> set[int]:
@@ -44,7 +53,7 @@ class Slots(msgspec.Struct):
     sealed: dict[str, Sealed] = msgspec.field(default_factory=dict)
     arriving: dict[str, Arriving] = msgspec.field(default_factory=dict)
     ended: dict[str, str] = msgspec.field(default_factory=dict)
-    """operation -> `cancelled` or `released`, newest last, bounded by `ENDED_KEPT`"""
+    """operation -> `cancelled`, `adopted` or `released`, newest last, bounded by `ENDED_KEPT`"""
 
     def sealed_by(self, slot: int) -> str | None:
         return next((op for op, s in self.sealed.items() if slot in s.slots), None)
@@ -53,12 +62,12 @@ class Slots(msgspec.Struct):
         return next((op for op, a in self.arriving.items() if slot in a.slots), None)
 
     def sources(self, operations: set[str]) -> set[int]:
-        """Slots that left with one of `operations` and are kept only as a source of copies."""
+        """Slots that left with any of `operations` and are retained only as a source of copies."""
         sealed = (self.sealed[op].slots for op in operations if op in self.sealed)
         return set[int]().union(*sealed) - self.open
 
     def without_files(self, operations: set[str]) -> "Slots":
-        """As sent to a new member: it learns of the seals of `operations`, but not their files."""
+        """The slots as sent to a new member, which gets the seals of `operations` without their files."""
         sealed = {
             op: Sealed(s.slots, s.index, s.sessions, s.hollow or op in operations)
             for op, s in self.sealed.items()
@@ -66,7 +75,7 @@ class Slots(msgspec.Struct):
         return Slots(self.open, sealed, self.arriving, self.ended)
 
     def seal(self, operation: str, slots: Ranges, index: int, sessions: bytes) -> bool:
-        """Whether it had an effect."""
+        """Seal those of `slots` that are open; return whether the command had an effect."""
         if operation in self.ended or operation in self.sealed:
             return False
         moved = expand(slots) & self.open
@@ -102,7 +111,7 @@ class Slots(msgspec.Struct):
             self._end(operation, "adopted")
 
     def release(self, operation: str) -> set[int]:
-        """Slots to forget. What was still to be adopted for them is not waited for any more."""
+        """End the operation; return the slots to forget. No adoption is awaited for them any more."""
         self._end(operation, "released")
         sealed = self.sealed.pop(operation, None)
         gone = sealed.slots - self.open if sealed else set[int]()
@@ -114,8 +123,8 @@ class Slots(msgspec.Struct):
         return gone
 
     def settled(self) -> set[str]:
-        """Operations that are over here. One that took slots and gave others has two ends: a member that
-        lags may release what it gave while it still waits for the files of what it took."""
+        """Operations that have ended here. An operation that gave slots and took others ends twice: a member
+        that lags may release the slots it gave while it waits for files of the slots it took."""
         return set(self.ended) - set(self.arriving)
 
     def _end(self, operation: str, how: str) -> None:

@@ -1,15 +1,15 @@
 """One data group's state: a pure function of its log.
 
-`apply` takes committed entries in order and returns what each answers. Slow work (closing, adopting,
-deleting files) leaves as jobs; the state changes when their results come back, which is why every
-state has two indexes: `applied` and `materialised` (all file-making entries up to it are done).
+`apply` takes committed entries in order and returns the reply to each. Slow work (closing, adopting, deleting
+files) is emitted as jobs; the state changes when their results come back. That is why a state has two log
+indexes: `applied`, and `materialised`, up to which all entries that make files have their files.
 
-What an entry does is up to the part that it concerns. What takes all parts together is here: who gets an
-entry or a result, the two indexes, when sealed slots are a source of copies, which files are named, and
-checkpoints.
+Each entry is carried out by the part that it concerns. This module does what needs all parts: it passes
+entries and results to the parts, computes the two indexes, decides when sealed slots are a source of copies
+and which files are named, and makes checkpoints.
 
 Invariants:
-    a write has an effect only when its slot is open by the log prefix before it;
+    a write takes effect only if its slot is open by the log prefix before it;
     no row leaves memory before the file that holds it is durable and in the manifest;
     the log is needed from `base() + 1` on, and from no earlier index.
 """
@@ -40,12 +40,12 @@ from nodeagent.model.requests import Accepted, Reply
 from nodeagent.model.schema import Schemas
 
 INITIAL_INDEX = 1
-"""Where the log of a new group begins. The first slots are in no entry, so index 1 stands for them: a
-member that joins with nothing can never be served from the log alone, it needs a checkpoint."""
+"""Log index at which a new group begins. No entry names its first slots, so index 1 stands for them: a member
+that joins without data cannot be served from the log alone and needs a checkpoint."""
 
 
 class DataState:
-    """See the module. The parts know those that were made before them, never this."""
+    """See the module. A part refers only to parts that were made before it, never to the `DataState`."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class DataState:
         self.group = group
         self.applied = applied
         self.jobs: list[Job] = []
-        """Work for the host, which numbers and runs it. All parts add to the list: it is emptied, never
-        replaced."""
+        """Work for the host, which numbers and runs it. All parts share the list: empty it, never replace
+        it."""
 
         self.slots = slots or Slots()
         self.sessions = sessions or Sessions()
@@ -82,10 +82,13 @@ class DataState:
     # --- applying ----------------------------------------------------------------------------------
 
     def apply(self, first: int, entries: list[Entry], now: int) -> list[tuple[int, Reply]]:
-        """Apply committed entries from index `first`; the answers, by index.
+        """Apply committed entries from log index `first`; return (log index, reply) of each command.
+
+        Args:
+            now: monotonic time (ms) of this node, for ages in memory and rates only.
 
         Raises:
-            EntryFailed: an entry cannot be applied. The state may not be used or saved any more.
+            EntryFailed: an entry cannot be applied. The state must not be used or saved any more.
         """
         replies: list[tuple[int, Reply]] = []
         index = first
@@ -102,13 +105,13 @@ class DataState:
                     self._news |= not isinstance(command, commands.WriteRows)
                     replies.append((index, self._apply(index, entry.term, command, now)))
         except MemoryError:
-            raise  # it passes
-        except Exception as error:  # whatever it is, it comes again with the entry
+            raise  # transient: a retry may succeed
+        except Exception as error:  # applying is deterministic: the entry would fail at every retry
             raise EntryFailed.of(index, error, replies) from error
         return replies
 
     def take_news(self) -> bool:
-        """Whether anything but rows was applied since the last call."""
+        """Return whether anything but rows was applied since the last call."""
         news, self._news = self._news, False
         return news
 
@@ -160,7 +163,7 @@ class DataState:
         self.files.release(gone)
 
     def _recover(self, index: int, entry: Entry, now: int) -> None:
-        """Give a row that the checkpoint does not hold back to the memtable."""
+        """Replay an entry whose rows the checkpoint does not hold: give them back to the memtable."""
         if entry.kind != EntryKind.COMMAND or index in self.writes.refused:
             return
         command = commands.decode(entry.data)
@@ -172,18 +175,18 @@ class DataState:
     # --- results of jobs ---------------------------------------------------------------------------
 
     def on_closed(self, job: CloseFiles, files: tuple[FileMeta | None, ...]) -> None:
-        """The files `job` asked for are durable."""
+        """Record that the files of `job` are durable."""
         self.closes.on_closed(job, files)
         self.turns.take()
 
     def still_wanted(self, job: CloseFiles) -> tuple[CloseUnit, ...]:
-        """Of a job that failed, the units to be tried again."""
+        """Units of a failed job to retry."""
         wanted = self.closes.still_wanted(job)
         self.turns.take()
         return wanted
 
     def on_adopted(self, job: AdoptFiles) -> None:
-        """The files of an `Adopt` are in place under their new names."""
+        """Record that the files of an `Adopt` are in place under their new names."""
         if self.adoptions.on_adopted(job):
             self.turns.take()
 
@@ -191,18 +194,19 @@ class DataState:
 
     @property
     def materialised(self) -> int:
+        """Log index up to which every entry that makes files has its files in the manifest."""
         waiting = [p.index for p in self.closes.pending] + [a.index for a in self.adoptions.waiting]
         waiting += [c.index for c in self.compactions.under_way if not c.gone]
         return min(waiting, default=self.applied + 1) - 1
 
     def base(self) -> int:
-        """The log is needed from the next index on."""
+        """Log index up to which the log is not needed any more."""
         needed = [p.first_index for p in self.closes.pending] + [a.index for a in self.adoptions.waiting]
         needed.append(self.rows.memtable.first_index() or self.applied + 1)
         return min(min(needed) - 1, self.applied)
 
     def sealed_ready(self, operation: str) -> bool:
-        """Whether this member applied the seal and made every file of the sealed slots."""
+        """Whether this member applied the operation's seal and made every file of the sealed slots."""
         sealed = self.slots.sealed.get(operation)
         if sealed is None or not self.sealed_whole(operation, sealed.slots):
             return False
@@ -211,9 +215,9 @@ class DataState:
         return not any(u.spec.slot in sealed.slots for p in self.closes.pending for u in p.units)
 
     def sealed_whole(self, operation: str, slots: set[int]) -> bool:
-        """Whether files and memory together are everything that was written to these sealed slots.
+        """Whether files and memory together hold everything that was written to these sealed slots.
 
-        They are not while files that an earlier operation brought are still to be put in place here.
+        They do not while files that an earlier operation brought are not in place here.
         """
         sealed = self.slots.sealed.get(operation)
         if sealed is None or sealed.hollow or not self.rows.recovered or not slots <= sealed.slots:
@@ -223,9 +227,11 @@ class DataState:
         return not self.adoptions.concern(slots)
 
     def checkpoint(self, without: set[str] | None = None, *, with_files: bool = True) -> Checkpoint:
-        """The state to save; for a new member without the files that operations in `without` sealed.
+        """The state to save.
 
-        `with_files=False` leaves the files to the caller that stores it: they are most of it.
+        Args:
+            without: operations whose sealed slots' files are left out, for a checkpoint sent to a new member.
+            with_files: False leaves the files to the caller that stores the checkpoint: they are most of it.
         """
         operations = without or set()
         sources = self.slots.sources(operations)
@@ -264,14 +270,15 @@ class DataState:
         return name not in self._coming()
 
     def _coming(self) -> set[str]:
-        """Files that closes and compactions are still to make."""
+        """Names of files that closes and compactions are still to make."""
         return self.closes.names() | self.compactions.outputs()
 
     def superseded(self, old: "DataState", left: Iterable[FileMeta] = ()) -> tuple[FileMeta, ...]:
-        """Files of the state this one replaced, of its closes that waited for an earlier one, and of those
-        that `left` its manifest and are not unlinked yet, that will never be named here.
+        """Files of the replaced state `old` that no manifest of this state will ever name.
 
-        None when this state is older: then the log after it makes files of the same names again.
+        They come from the manifest of `old`, from its closes that waited for an earlier close, and from
+        `left`: files that left its manifest and are not unlinked yet. () if this state is older than `old`:
+        then the log after this state makes files of the same names again.
         """
         if self.applied < old.applied:
             return ()
@@ -279,7 +286,7 @@ class DataState:
         return self.never_named((*old.files.manifest.files(), *unnamed, *left))
 
     def never_named(self, files: Iterable[FileMeta]) -> tuple[FileMeta, ...]:
-        """Those that the manifest does not name, nor will by anything that is applied and not over."""
+        """Those of `files` that the manifest does not name, nor will due to any applied entry."""
         made_by = {(p.index, partition) for p in self.closes.pending for partition in p.parts}
         made_by |= {(c.index, c.command.partition) for c in self.compactions.under_way}
         coming = {f.meta.name for a in self.adoptions.waiting for f in a.command.files}
@@ -294,7 +301,7 @@ class DataState:
 
     @classmethod
     def restore(cls, saved: Checkpoint, base: int) -> "DataState":
-        """State at `saved.applied`; rows come back as the log after `base` is applied again."""
+        """The state at `saved.applied`; its rows come back as the log after `base` is replayed."""
         state = cls(
             saved.group,
             saved.applied,
@@ -319,5 +326,5 @@ class DataState:
 
 
 def initial(group: GroupId, slots: Ranges) -> DataState:
-    """State of a group that the meta log created owning `slots`, as of `INITIAL_INDEX`."""
+    """State at `INITIAL_INDEX` of a group that the meta log created as the owner of `slots`."""
     return DataState(group, INITIAL_INDEX, Slots(expand(slots)))

@@ -8,8 +8,8 @@ from nodeagent.model.ids import PartitionKey
 
 
 class Tombstones:
-    """Iterated by partition and table, each in the order they came. What masks nothing any more is looked for
-    only where something changed since (`touched`), so that the cost follows the change and not the number."""
+    """Iterates by partition and table, in log order within each. `prune` checks only tables and partitions
+    that changed (`touched`), so that its cost grows with the change, not with the number of deletes."""
 
     def __init__(self, tombstones: Iterable[Tombstone] = ()) -> None:
         self._deletes: dict[PartitionKey, dict[str, list[Tombstone]]] = {}
@@ -25,11 +25,11 @@ class Tombstones:
         return self._count
 
     def of(self, partition: PartitionKey, table: str) -> Sequence[Tombstone]:
-        """In the order they came; not to be changed."""
+        """In log order; the caller must not change the result."""
         return self._deletes.get(partition, {}).get(table, ())
 
     def cuts(self, partition: PartitionKey, table: str) -> list[Tombstone]:
-        """Those that expire rows, up to a time."""
+        """TTL cut-offs of the table and partition."""
         return [t for t in self.of(partition, table) if t.expiry]
 
     def of_partition(self, partition: PartitionKey) -> tuple[Tombstone, ...]:
@@ -42,7 +42,7 @@ class Tombstones:
         self._touched.add((tombstone.partition, tombstone.table))
 
     def add_older(self, tombstones: Iterable[Tombstone]) -> None:
-        """Those that came with a slot, before all that is here; what is here already is not added again."""
+        """Add deletes that came with a slot before those that are here, without duplicates."""
         older: dict[Key, list[Tombstone]] = {}
         for t in tombstones:
             older.setdefault((t.partition, t.table), []).append(t)
@@ -56,12 +56,12 @@ class Tombstones:
         return [t for t in deletes if t not in known]
 
     def touched(self, partition: PartitionKey, table: str | None = None) -> None:
-        """Files or rows there changed: its deletes may mask nothing any more."""
+        """Note that files or rows changed, so that deletes there may mask nothing any more."""
         for name in self._deletes.get(partition, ()) if table is None else (table,):
             self._touched.add((partition, name))
 
     def prune(self, keep: Callable[[PartitionKey, str, Sequence[Tombstone]], list[Tombstone]]) -> None:
-        """Where something was touched, `keep` tells which deletes stay."""
+        """Retain, of each touched partition and table, the deletes that `keep` returns."""
         touched, self._touched = self._touched, set()
         for key in touched:
             deletes = self.of(*key)
@@ -70,7 +70,7 @@ class Tombstones:
         self._touched.clear()
 
     def drop(self, partition: PartitionKey) -> None:
-        """The partition left with its slot."""
+        """Drop the deletes of a partition that left with its slot."""
         self._count -= len(self.of_partition(partition))
         self._deletes.pop(partition, None)
 

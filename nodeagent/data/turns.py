@@ -1,8 +1,8 @@
-"""When a logged compaction begins, and how it ends (`data.compaction` has what is made).
+"""When a logged compaction begins, and how it ends (`data.compaction` defines its output).
 
-Its turn comes when everything logged before it that may concern its files is in the manifest. It is over when
-its output is there, or another member's file that took the output in, or when nobody needs either any more.
-Whenever files came into the manifest, the next in turn begin (`take`).
+Its turn comes when everything logged before it that may concern its files is in the manifest. It ends when
+its output is in the manifest, or another member's file that merged the output, or when neither is needed any
+more. Whenever files enter the manifest, `take` begins the compactions whose turn has come.
 """
 
 from collections.abc import Iterable
@@ -52,11 +52,11 @@ class Turns:
         self.take()
 
     def park(self, index: int, command: Park) -> None:
-        """Rows that fail to become a TsFile become an Arrow file, also where they are a TsFile already: what
-        one member can make and another cannot would differ for ever.
+        """Store rows that fail to become a TsFile as an Arrow file, also on a member that already has the
+        TsFile: otherwise the members would differ permanently.
 
-        What a compaction logged before names as an input is parked after it, if it is there then: whether the
-        compaction takes it away is known only when its turn has come, at each member's own pace.
+        An input of a compaction logged earlier is parked after that compaction, if the file still exists:
+        whether the compaction merges it is known only when its turn has come, which differs per member.
         """
         if self._compactions.is_input(command.name):
             self._compactions.add(Compacting(index, command, command.schema, []))
@@ -70,7 +70,7 @@ class Turns:
             self.take()
 
     def _park_merge(self, c: Compacting, why: str) -> None:
-        """Its output is made as Arrow; what the job of before still makes is deleted (`on_compacted`)."""
+        """Make the output as Arrow; `on_compacted` deletes what the present job still makes."""
         if c.gone or not isinstance(c.command, Compact) or c.command.parked:
             return
         c.command = msgspec.structs.replace(c.command, parked=why)
@@ -97,14 +97,14 @@ class Turns:
         self._jobs.append(c.job)
 
     def _is_next(self, c: Compacting) -> bool:
-        """Whether everything logged before it that may concern its files is in the manifest."""
+        """Whether everything logged before `c` that may concern its files is in the manifest."""
         is_held = self._closes.holds_back(c.command.partition, c.index)
         return not (is_held or self._adoptions.holds_back(c.command.slot, c.index))
 
     # --- the end -----------------------------------------------------------------------------------
 
     def on_compacted(self, job: CompactFiles, made: FileMeta | None) -> None:
-        """The file `job` asked for is durable, or nothing was left for it."""
+        """Record that the file of `job` is durable, or (None) that no row was left for it."""
         c = self._compactions.of(job)
         if c is None:
             if made is not None and self._is_parked_by_now(made.name):
@@ -119,13 +119,14 @@ class Turns:
             self._replace(job.unit.inputs, files, c.key)
 
     def on_copied(self, outcome: Outcome, made: FileMeta | None) -> None:
-        """A member's file that ends several compactions at once is durable, or nothing was left for it."""
+        """Record that a member's file that ends several compactions at once is durable, or (None) that no row
+        was left for it."""
         self._compactions.end(*outcome.steps)
         self._replace(outcome.inputs, [made] if made is not None else [], outcome.steps[0].key)
 
     def wants(self, job: CompactFiles) -> bool:
-        """Whether a compaction that failed is to be tried again; if not it is over: its slot was released, or
-        its inputs have expired, and then no other member holds its output any more either."""
+        """Whether to retry a failed compaction. If not, it has ended: its slot was released, or its inputs
+        have expired, and then no other member holds its output any more either."""
         c = self._compactions.of(job)
         if c is None:
             return False
@@ -138,7 +139,7 @@ class Turns:
         return over is None
 
     def outcomes(self, job: CompactFiles) -> list[Outcome]:
-        """Files of members that are ahead which would end the compaction here, the furthest first."""
+        """Files of members that have applied more which would end the compaction here, the latest first."""
         c = self._compactions.of(job)
         if c is None or c.gone:
             return []
@@ -152,14 +153,14 @@ class Turns:
         self.take()
 
     def _is_parked_by_now(self, name: str) -> bool:
-        """Whether this TsFile is named nowhere, because its rows were parked while it was made."""
+        """Whether no manifest names this TsFile because its rows were parked while it was made."""
         instead = parked_name(name)
         coming = (c.output for c in self._compactions.under_way if c.job is not None)
         return name not in self._files.manifest and (instead in self._files.manifest or instead in coming)
 
     def _has_expired(self, outcome: Outcome) -> bool:
-        """Whether no other member holds the outcome any more, nor what a later compaction made of it: that
-        one, where it was logged before the cut-off, had its effect."""
+        """Whether no other member holds the outcome any more, nor the output of a later compaction of it,
+        which took effect if it was logged before the cut-off."""
         steps = set(map(id, outcome.steps))
         names = {name for c in outcome.steps for name in (*c.names, c.output)}
         others = (c for c in self._compactions.under_way if id(c) not in steps)
