@@ -1,8 +1,8 @@
-"""Which writes and deletes of the log count.
+"""Which writes and deletes of the log take effect.
 
-One counts when its slot is open by the log before it and its session is known there and has not sent it
-before; a write also needs its table to be in use at its version. Writes that do not count are remembered as
-long as the log keeps them (`refused`): after a restart they must not count either.
+A write or delete takes effect if its slot is open by the log before it, its session is known there, and its
+sequence is new; a write also needs its table to be in use at its version. Writes without effect are
+remembered as long as the log retains them (`refused`): after a restart they must not take effect either.
 """
 
 from nodeagent.data import commands
@@ -21,16 +21,16 @@ TIME_MIN = -(1 << 63)
 
 
 class Writes:
-    """Checks what clients send by the state before it, and lets in what counts."""
+    """Checks each write and delete against the state before it, and applies those that take effect."""
 
     def __init__(
         self, group: GroupId, slots: Slots, sessions: Sessions, schemas: Schemas, rows: Rows, files: Files
     ) -> None:
         self.refused: set[int] = set()
-        """Writes in the kept log that had no effect."""
+        """Log indexes of the writes in the retained log that had no effect."""
 
         self.rates = WriteRates()
-        """Of this process alone: neither in the log nor in a checkpoint."""
+        """Counted by this process alone: neither in the log nor in a checkpoint."""
 
         self._group = group
         self._slots = slots
@@ -40,13 +40,16 @@ class Writes:
         self._files = files
 
     def check_slot(self, slot: int) -> ErrorReply | None:
-        """Why a write to `slot` has no effect by the state as it is, if so."""
+        """Why a write to `slot` has no effect in the present state; None if it has."""
         if slot in self._slots.open:
             return None
         waiting = self._slots.sealed_by(slot) is not None
         return ErrorReply(
             "moved",
-            f"slot {slot} is not open in group {self._group}",
+            f"group {self._group} takes no writes for slot {slot}: the slot is not open there",
+            "wait for the slot migration to end, then retry"
+            if waiting
+            else "read the partition table again and retry at the slot's owner",
             details={"slot": slot, "wait": waiting},
         )
 
@@ -55,7 +58,12 @@ class Writes:
         if refusal is None:
             schema = self._schemas.get((w.partition.storage_group, w.table))
             if schema is None or schema.version < w.schema_version:
-                refusal = ErrorReply("schema_mismatch", f"table {w.table} is not in use at this version")
+                in_use = f"version {schema.version}" if schema is not None else "no version"
+                refusal = ErrorReply(
+                    "schema_mismatch",
+                    f"group {self._group} uses {in_use} of table {w.table}, the rows need {w.schema_version}",
+                    "retry the write",
+                )
         if refusal is not None:
             self.refused.add(index)
             return refusal
@@ -77,18 +85,25 @@ class Writes:
 
     def expire(self, index: int, e: commands.Expire) -> Reply:
         if e.passed and e.before > e.passed:
-            return ErrorReply("refused", f"the cut-off {e.before} lies after {e.passed}: in the future")
+            return ErrorReply(
+                "refused",
+                f"no rows of table {e.table} expired: the cut-off {e.before} ms is later than {e.passed} ms, "
+                "the time of a majority of the clocks",
+                "compare the clocks of the nodes",
+            )
         if self.check_slot(e.slot) is None:
             cut = Tombstone((index,), e.partition, e.table, (), TIME_MIN, e.before - 1, expiry=True)
             self._files.expire(cut)
         return Accepted(index)
 
     def open_session(self, index: int, term: int) -> Reply:
-        # The term too: after a recovery (`Raft.force`) indexes that the lost nodes gave out come again.
+        # The term too: after a force recovery (`Raft.force`) log indexes of the lost nodes are used again.
         session = f"{self._group}:{index}.{term}"
         if not self._sessions.open(session):
             return ErrorReply(
-                "overloaded", f"group {self._group} has {limits.SESSIONS_PER_GROUP_MAX} sessions"
+                "overloaded",
+                f"group {self._group} opened no session: it has {limits.SESSIONS_PER_GROUP_MAX}, the limit",
+                "end clients that are not needed and retry after `session_ttl_ms`",
             )
         return SessionOpened(session)
 
@@ -99,15 +114,22 @@ class Writes:
             self._schemas[key] = schema
 
     def forget_refused(self, base: int) -> None:
-        """The log is not needed up to `base`: nothing of it comes again."""
+        """Forget refused writes up to log index `base`: the log is not needed up to there."""
         self.refused = {i for i in self.refused if i > base}
 
     def _check_session(self, session: str, slot: int, sequence: int, settled: int) -> ErrorReply | None:
         if not self._sessions.knows(session, slot):
-            return ErrorReply("session_expired", f"session {session} is not known to group {self._group}")
+            return ErrorReply(
+                "session_expired",
+                f"group {self._group} does not know session {session}: it expired after disuse",
+                "open a new session",
+            )
         floor = max(self._sessions.floor(session, slot), settled)
         if sequence > floor + limits.SESSION_WINDOW:
             return ErrorReply(
-                "overloaded", f"sequence {sequence} is more than {limits.SESSION_WINDOW} past {floor}"
+                "overloaded",
+                f"session {session} has too many unanswered writes to slot {slot}: "
+                f"sequence {sequence} is more than {limits.SESSION_WINDOW} past {floor}",
+                "wait for answers, then retry",
             )
         return None
