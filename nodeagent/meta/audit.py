@@ -1,17 +1,19 @@
-"""Who did what in the cluster, the newest lines of it, for people. Nothing is decided by it."""
+"""The newest lines of the cluster's audit log: who did what. It informs operators; no code decides by it."""
 
 from typing import Protocol
 
 from nodeagent.model.operation import cut_text
 
 AUDIT_KEPT = 4096
+"""Lines of the audit log that are retained."""
+
 WHO_CHARS = 100
 AUDIT_CHARS = 500
-"""Of one line of the audit log."""
+"""Characters of one line of the audit log."""
 
 
 class Kept(Protocol):
-    """The part of the image that is changed here."""
+    """The fields of the image that this module changes."""
 
     audit: list[tuple[int, str, str]]
 

@@ -1,7 +1,7 @@
-"""How an operation goes from stage to stage; docs/internals/scaling.md describes the stages.
+"""How an operation proceeds from stage to stage; docs/internals/scaling.md describes the stages.
 
-Evidence is recorded as sets: a command that arrives twice, late or from an old leader changes
-nothing. The entry that completes a stage's evidence is the one that leaves the stage.
+Progress reports are recorded as sets: a report that arrives twice, late or from an old leader changes
+nothing. The entry with the last report that a stage needs also leaves the stage.
 """
 
 import msgspec
@@ -24,7 +24,7 @@ from nodeagent.partition.ranges import SlotRanges, subtract, union
 
 
 def record(op: Operation, evidence: c.Evidence) -> ErrorReply | None:
-    """Note `evidence`; a refusal when an operator asks for what this stage does not allow."""
+    """Record a progress report; return a refusal if an operator asks for what the stage does not allow."""
     match evidence:
         case c.MetaReady():
             op.meta_ready = True
@@ -65,7 +65,7 @@ def _add(into: list[str], value: str, allowed: bool) -> None:
 
 
 def _copied(op: Operation, copy: CopyRecord) -> None:
-    """A new incarnation of a node voids what its old one recorded."""
+    """Record a copy; it voids copies that an earlier incarnation of the same node recorded."""
     same = [r for r in op.copies if (r.target, r.node) == (copy.target, copy.node)]
     if any(r.incarnation == copy.incarnation and r.slots == copy.slots for r in same):
         return
@@ -92,7 +92,7 @@ def _steer(op: Operation, s: c.SteerOperation) -> ErrorReply | None:
             if op.stage not in PAUSABLE:
                 return ErrorReply(
                     "refused",
-                    f"{op.id} is in stage {op.stage}: a pause could hold nothing back any more",
+                    f"{op.id} cannot be paused in stage {op.stage}: nothing is left that a pause holds back",
                     f"iotctl ops wait {op.id}",
                 )
             op.paused = True
@@ -102,13 +102,15 @@ def _steer(op: Operation, s: c.SteerOperation) -> ErrorReply | None:
             if op.stage not in (Stage.PLANNED, Stage.SEALED):
                 return ErrorReply(
                     "refused",
-                    f"{op.id} is in stage {op.stage}: slots are open in their new groups, it can only go on",
-                    "plan the reverse change when it is done",
+                    f"{op.id} cannot be cancelled in stage {op.stage}: slots are open in their new groups",
+                    f"plan the reverse change once it is done: iotctl ops wait {op.id}",
                 )
             _enter(op, Stage.CANCELLING, s.now, f"cancelled by {s.by}")
         case "lease":
             if op.lease is not None and op.lease.owner != s.owner and op.lease.ttl_ms:
-                return ErrorReply("busy", f"{op.lease.owner} holds the lease of {op.id}", "try again in 30 s")
+                return ErrorReply(
+                    "busy", f"{s.owner} got no lease of {op.id}: {op.lease.owner} holds it", "retry in 30 s"
+                )
             serial = op.lease.serial + 1 if op.lease else 1
             op.lease = Lease(s.owner, serial, s.ttl_ms)
         case "unlease":
@@ -119,7 +121,11 @@ def _steer(op: Operation, s: c.SteerOperation) -> ErrorReply | None:
             if s.rate_bytes_per_s >= 0:
                 op.options = _with_rate(op, s.rate_bytes_per_s)
         case _:
-            return ErrorReply("invalid_input", f"unknown verb {s.verb!r}")
+            return ErrorReply(
+                "invalid_input",
+                f"{op.id} was not changed: this release does not know the verb {s.verb!r}",
+                "upgrade the cluster, or use an iotctl of its release",
+            )
     return None
 
 
@@ -128,7 +134,7 @@ def _with_rate(op: Operation, rate: int) -> Options:
 
 
 def advance(op: Operation, now: int) -> list[Stage]:
-    """Leave every stage whose evidence is complete; the stages entered, in order."""
+    """Leave every stage whose progress reports are complete; return the stages entered, in order."""
     entered = []
     while (following := _following(op)) is not None:
         _enter(op, following[0], now, following[1])
@@ -168,7 +174,7 @@ def _enter(op: Operation, stage: Stage, now: int, evidence: str) -> None:
 
 
 def let_go(op: Operation) -> None:
-    """Forget evidence of stages that are over, but for what later ones and people ask for."""
+    """Drop progress reports of stages that have ended, except what later stages and operators need."""
     if op.stage not in (Stage.PLANNED, Stage.SEALED, Stage.OPEN):
         op.sealed = {group: SealResult(group, result.index) for group, result in op.sealed.items()}
     if op.stage in (Stage.RELEASED, *ENDED):
@@ -179,7 +185,7 @@ def let_go(op: Operation) -> None:
 
 
 def _by_member(copies: list[CopyRecord]) -> list[CopyRecord]:
-    """One record of all that a member copied; digests were compared."""
+    """One record per member for everything it copied; without digests, which were compared before."""
     parts: dict[tuple[str, str, str], list[CopyRecord]] = {}
     for copy in copies:
         parts.setdefault((copy.target, copy.node, copy.incarnation), []).append(copy)
@@ -197,7 +203,7 @@ def _by_member(copies: list[CopyRecord]) -> list[CopyRecord]:
 
 
 def affected(op: Operation) -> set[str]:
-    """Groups that existed before and have something to undo on cancel."""
+    """Groups that existed before the operation and have something to undo if it is cancelled."""
     return set(op.losing) | {g.group for g in op.changes}
 
 
@@ -215,11 +221,12 @@ def missing(op: Operation, target: str, node: str, incarnation: str) -> SlotRang
 
 
 def copies_disagree(op: Operation, target: str) -> str:
-    """Members of `target` whose copies of the same slots differ in content; "" when none do. Those that were
-    given up do not count: that is how an operator goes on without the wrong one.
+    """Why the release must wait: the members of `target` whose copies of the same slots differ; "" if none
+    do.
 
-    Which that is the copies do not tell: a member that was a holder keeps its own, and the newcomer took its
-    from one of them, so that two that agree may have one source.
+    Nodes that were declared dead do not count: an operator continues by declaring the wrong member dead. The
+    copies do not show which member is wrong: a previous holder uses its own files and the newcomer copied
+    from one of them, so two members that agree may have one source.
     """
     members = op.required(target)
     digests: dict[SlotRanges, dict[str, str]] = {}

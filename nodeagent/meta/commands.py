@@ -1,6 +1,8 @@
-"""Commands of the meta group. `now` is the wall clock of the leader that proposes, for records only.
+"""The commands of the meta group, as its log stores them.
 
-Tags and names of fields are what the log holds: they stay when a class is renamed (`tests/compat`).
+The meta leader proposes each command, for itself, for a client's request or for a group's leader that sent it
+(`requests.Forward`). Times are in milliseconds. `by` names the operator or program that asked, for the audit
+log. Tags and field names are the stored format: they stay when a class is renamed (`tests/compat`).
 """
 
 import msgspec
@@ -16,28 +18,32 @@ from nodeagent.partition.table import TableWire
 
 class _Command(msgspec.Struct, frozen=True, omit_defaults=True):
     now: int
+    """Wall clock of the proposing leader, for records only."""
 
 
 class Bootstrap(_Command, frozen=True, tag="Bootstrap"):
-    """The first entry. Later ones have no effect."""
+    """Create the cluster: the first command. It has no effect if the cluster exists."""
 
     cluster_id: str
     settings: ClusterSettings
     nodes: tuple[NodeRecord, ...]
     table: TableWire
     level: int = FIRST
-    """The highest feature level that all of them speak."""
+    """The highest feature level that all `nodes` speak."""
 
 
 class PutSchema(_Command, frozen=True, tag="PutSchema"):
-    """Create the table or add columns; never changes a column's type. `ttl_ms` None leaves the TTL."""
+    """Create a table or add columns to it; the type of a column never changes.
+
+    `ttl_ms` (ms; 0 for none) sets the TTL, None leaves it unchanged.
+    """
 
     schema: TableSchema
     ttl_ms: int | None = None
 
 
 class DropTable(_Command, frozen=True, tag="DropTable"):
-    """As `requests.DropTable`."""
+    """Drop a table, if it is at `version`; see `requests.DropTable`."""
 
     storage_group: str
     table: str
@@ -45,20 +51,22 @@ class DropTable(_Command, frozen=True, tag="DropTable"):
 
 
 class SetDraining(_Command, frozen=True, tag="SetDraining"):
-    """Whether `node` is kept from leading groups."""
+    """Start (`draining`) or end the drain of `node`: while it drains, it should lead no group."""
 
     node: NodeId
     draining: bool
     by: str
     lock: int = 0
-    """Serial of the lock its sender works under, 0 for none; without effect when that is not held."""
+    """Serial of the cluster lock that the sender holds, 0 for none. The command has no effect if that lock is
+    not held any more."""
 
     for_restart: bool = False
     """As in `requests.NodeRecord`."""
 
 
 class RaiseLevel(_Command, frozen=True, tag="RaiseLevel"):
-    """From here on the cluster is at feature level `level`; without effect if it is there already."""
+    """From this entry on the cluster is at feature level `level`; it has no effect if the level is as
+    high."""
 
     level: int
     by: str
@@ -66,11 +74,11 @@ class RaiseLevel(_Command, frozen=True, tag="RaiseLevel"):
     """As in `SetDraining`."""
 
     unnamed_writer: str = ""
-    """As in `image.Image`."""
+    """As in `image.Image`; set by the meta leader."""
 
 
 class GiveUp(_Command, frozen=True, tag="GiveUp"):
-    """As `requests.GiveUp`; what is lost is checked again when the entry is applied."""
+    """Force recovery, as `requests.GiveUp`; applying the entry checks again which groups are lost."""
 
     nodes: tuple[NodeId, ...]
     heirs: tuple[Heir, ...]
@@ -79,27 +87,29 @@ class GiveUp(_Command, frozen=True, tag="GiveUp"):
 
 
 class TakeLock(_Command, frozen=True, tag="TakeLock"):
-    """The cluster's lock for `owner`, who renews it with the same command; see `runs.Lock`."""
+    """Take the cluster lock for `owner`, or renew it; see `runs.Lock`."""
 
     owner: str
     what: str
     by: str
     ttl_ms: int
     serial: int = 0
-    """When it is renewed."""
+    """Serial of the lock to renew; 0 takes it."""
 
 
 class DropLock(_Command, frozen=True, tag="DropLock"):
-    """`outcome` is for people. `renewed`: only if nobody renewed it since that entry."""
+    """Release the cluster lock `serial`; `outcome` goes to the audit log."""
 
     serial: int
     by: str
     outcome: str
     renewed: int = 0
+    """Log index: the command has no effect if the lock was renewed after it; 0 for no condition. Set by the
+    meta leader when the lock lapses."""
 
 
 class RecordRun(_Command, frozen=True, tag="RecordRun"):
-    """Entry `number` (from 0) of a run; `serial` is that of the lock its writer holds."""
+    """Store entry `number` (from 0) of a run; `serial` is that of the cluster lock that the writer holds."""
 
     run: str
     name: str
@@ -111,14 +121,14 @@ class RecordRun(_Command, frozen=True, tag="RecordRun"):
 
 
 class LedAgain(_Command, frozen=True, tag="LedAgain"):
-    """The recovery `operation` of `group` is committed there."""
+    """The force recovery `operation` of `group` is completed: its leader committed an entry."""
 
     group: GroupId
     operation: str
 
 
 class PlannedMove(msgspec.Struct, frozen=True):
-    """Slots that change headers; groups are looked up when the entry is applied."""
+    """Slots that move between groups, given by group owner; applying the entry looks up the groups."""
 
     slots: Ranges
     source: NodeId
@@ -126,6 +136,8 @@ class PlannedMove(msgspec.Struct, frozen=True):
 
 
 class PlannedMembers(msgspec.Struct, frozen=True):
+    """The members of one group before and after a change; the group is given by its owner `header`."""
+
     header: NodeId
     joins: NodeId | None
     leaves: NodeId | None
@@ -134,65 +146,75 @@ class PlannedMembers(msgspec.Struct, frozen=True):
 
 
 class Begin(_Command, frozen=True, tag="Begin"):
-    """One change, planned by the leader against table `base_version`; `node` is nameless for a rebalance."""
+    """Begin one change, which the meta leader planned against version `base_version` of the table.
+
+    It is refused if the table has another version when the entry is applied.
+    """
 
     kind: str
+    """add-node, remove-node, replace-node or rebalance."""
+
     node: NodeRecord
+    """The node that joins or leaves; its name is "" for a rebalance."""
     by: str
     base_version: int
     table: TableWire
     moves: tuple[PlannedMove, ...]
     members: tuple[PlannedMembers, ...]
     created: tuple[NodeId, ...]
-    """Members of the new group (add), else ()."""
+    """Members of the new group (add-node, replace-node), else ()."""
 
     options: Options
     replaces: NodeId = ""
-    """replace-node: whose place on the ring `node` takes."""
+    """replace-node: the node whose place on the ring `node` takes."""
 
     lock: int = 0
     """As in `SetDraining`."""
 
 
 class _Evidence(_Command, frozen=True):
+    """A progress report on an operation; it has no effect if the operation has ended."""
+
     operation: str
 
 
 class MetaReady(_Evidence, frozen=True, tag="MetaReady"):
-    """add: the newcomer follows the meta log. remove: the leaver has no meta vote."""
+    """add-node: the newcomer follows the meta log. remove-node: the leaver has no vote in the meta group."""
 
 
 class GroupReady(_Evidence, frozen=True, tag="GroupReady"):
-    """The group made for the newcomer has a leader, which committed in its term.
+    """The group that was created for the newcomer has a leader, which committed an entry in its term.
 
-    Slots are not sealed before: between seal and open nobody takes writes for them, and that is no time to
-    wait for an election.
+    No slot is sealed before: between seal and open no group takes writes for it, and that pause must not
+    include an election.
     """
 
     group: GroupId
 
 
 class SealedBy(_Evidence, frozen=True, tag="SealedBy"):
+    """A losing group committed its `Seal`."""
+
     result: SealResult
 
 
 class UnsealedBy(_Evidence, frozen=True, tag="UnsealedBy"):
-    """The group logged `Unseal` and has no learner of the operation left."""
+    """The group committed its `Unseal` and has no learner of the operation left."""
 
     group: GroupId
 
 
 class SourceReady(_Evidence, frozen=True, tag="SourceReady"):
-    """`node` applied the seal of `group` and all files of the sealed slots are made there."""
+    """`node` applied the seal of `group` and made all files of the sealed slots."""
 
     group: GroupId
     node: NodeId
 
 
 class JoinReady(_Evidence, frozen=True, tag="JoinReady"):
-    """`node` has made its replica of `group` for this operation.
+    """`node` created its replica of `group` for this operation.
 
-    What a replica of an earlier membership acknowledged must not count: that one may yet be removed.
+    What a replica of an earlier membership acknowledged does not count: that replica may still be removed.
     """
 
     group: GroupId
@@ -200,50 +222,63 @@ class JoinReady(_Evidence, frozen=True, tag="JoinReady"):
 
 
 class OpenedBy(_Evidence, frozen=True, tag="OpenedBy"):
+    """A gaining group committed its `Open` at log index `index`."""
+
     group: GroupId
     index: int
 
 
 class FormedBy(_Evidence, frozen=True, tag="FormedBy"):
-    """The group's committed membership is that of the new ring, or as near as its dead members allow."""
+    """The group's committed membership is that of the new ring, or as near to it as its dead members
+    allow."""
 
     group: GroupId
     index: int
+    """Log index of the membership."""
+
     members: tuple[NodeId, ...]
 
 
 class Copied(_Evidence, frozen=True, tag="Copied"):
+    """A node holds a verified, durable copy of some slots."""
+
     record: CopyRecord
 
 
 class AdoptedBy(_Evidence, frozen=True, tag="AdoptedBy"):
+    """A gaining group adopted all of its slots, as of log index `index`."""
+
     group: GroupId
     index: int
 
 
 class ReleasedBy(_Evidence, frozen=True, tag="ReleasedBy"):
+    """A losing group released its slots, as of log index `index`."""
+
     group: GroupId
     index: int
 
 
 class SteerOperation(_Evidence, frozen=True, tag="SteerOperation"):
-    """What an operator says of an open operation; verbs as in `requests.Steer`."""
+    """Control an open operation; fields as in `requests.Steer`."""
 
     verb: str
     by: str
     owner: str = ""
     ttl_ms: int = 0
     rate_bytes_per_s: int = -1
+    """-1 leaves the rate unchanged."""
+
     report: str = ""
     node: NodeId = ""
 
 
 class ReportError(_Evidence, frozen=True, tag="ReportError"):
-    """Why an operation does not go on, for people."""
+    """Why an operation makes no progress, for operators; "" clears the error."""
 
     what: str
     group: GroupId = ""
-    """That it concerns (`Feature.REASONS`)."""
+    """The data group that the error concerns (since `Feature.REASONS`), else ""."""
 
 
 Command = (

@@ -1,5 +1,5 @@
-"""The data groups and who their members are. A group's id has the index of the entry that made it, so that
-none is used twice.
+"""The data groups and their members. The id of a group contains the meta log index of the entry that created
+it, so that no id is used twice.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from nodeagent.partition.recovery import lost_groups
 
 
 class Kept(Protocol):
-    """The part of the image that is changed here."""
+    """The fields of the image that this module changes."""
 
     groups: dict[GroupId, GroupRecord]
 
@@ -30,11 +30,11 @@ class Groups:
         return {g.group: g.members for g in self._kept.groups.values()}
 
     def by_header(self) -> dict[NodeId, GroupId]:
-        """Those that are not being dissolved: a node heads one of them at most."""
+        """Groups by owner, without those being dissolved: a node owns at most one of the others."""
         return {g.header: g.group for g in self._kept.groups.values() if not g.dissolving}
 
     def of(self, header: NodeId) -> GroupRecord | None:
-        """The living group that `header` heads."""
+        """The group that `header` owns, unless it is being dissolved."""
         return next((g for g in self._kept.groups.values() if g.header == header and not g.dissolving), None)
 
     def create(self, index: int, header: NodeId, members: tuple[NodeId, ...], slots: Ranges = ()) -> GroupId:
@@ -43,11 +43,11 @@ class Groups:
         return group
 
     def form(self, group: GroupId, members: tuple[NodeId, ...]) -> None:
-        """These are its members from now on."""
+        """Record the members that the group has from this entry on."""
         self._kept.groups[group] = replace(self._kept.groups[group], members=members)
 
     def dissolve(self, group: GroupId) -> None:
-        """Its slots are open elsewhere. It stays until what it has is copied."""
+        """Mark a group whose slots are open in other groups; it stays until its rows are copied."""
         self._kept.groups[group] = replace(self._kept.groups[group], dissolving=True)
 
     def remove(self, group: GroupId) -> None:
@@ -56,19 +56,19 @@ class Groups:
     # --- lost majorities ---------------------------------------------------------------------------
 
     def lost(self, living: Collection[NodeId]) -> dict[GroupId, tuple[NodeId, ...]]:
-        """Of each group that has no majority among `living`: who is left."""
+        """Each group without a majority among `living`, with its living members."""
         return lost_groups(self._kept.groups.values(), living)
 
     def in_recovery(self) -> GroupRecord | None:
-        """One that goes on without its majority and is not led again yet."""
+        """A group whose force recovery is not completed; None if there is none."""
         return next((g for g in self._kept.groups.values() if g.recovery is not None), None)
 
     def recover(self, group: GroupId, members: tuple[NodeId, ...], recovery: Recovery) -> None:
-        """It goes on with these members."""
+        """Begin the force recovery of the group with these members."""
         self._kept.groups[group] = replace(self._kept.groups[group], members=members, recovery=recovery)
 
     def led_again(self, group: GroupId, operation: str) -> GroupRecord | None:
-        """The group whose recovery that was; None when it is over already."""
+        """Complete the group's force recovery; return its record before, None if it was completed already."""
         record = self._kept.groups.get(group)
         if record is None or record.recovery is None or record.recovery.operation != operation:
             return None

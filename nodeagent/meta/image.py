@@ -1,8 +1,7 @@
 """The whole meta state, as it is saved and sent.
 
-Names, types and defaults of the fields are what lies on disks: they stay (`tests/compat`). A field is
-changed by one class alone, which knows of the image only the fields that are its own (`Kept`); everybody
-may read.
+Names, types and defaults of the fields are the stored format: they never change (`tests/compat`). Each field
+is changed by exactly one class, whose `Kept` protocol declares the fields that it owns; any code may read.
 """
 
 import msgspec
@@ -18,22 +17,28 @@ from nodeagent.partition.table import TableWire
 
 
 class Image(msgspec.Struct):
-    """The whole state at `applied`."""
+    """The whole state at meta log index `applied`."""
 
     applied: int = 0
     cluster_id: str = ""
+    """Empty before `Bootstrap`."""
+
     settings: ClusterSettings | None = None
     nodes: dict[NodeId, NodeRecord] = {}
     retired: list[str] = []
+    """Incarnations that may never return."""
+
     table: TableWire | None = None
     next_table: TableWire | None = None
-    """Of the open operation, until it enters OPEN."""
+    """The table that the open operation brings, until the operation enters OPEN."""
 
     groups: dict[GroupId, GroupRecord] = {}
     schemas: list[TableSchema] = []
     operations: list[Operation] = []
+    """Oldest first; at most one, the last, has not ended."""
+
     audit: list[tuple[int, str, str]] = []
-    """(ms, who, what)"""
+    """(wall clock in ms, who, what), oldest first."""
 
     lock: Lock | None = None
     runs: list[Run] = []
@@ -43,4 +48,5 @@ class Image(msgspec.Struct):
     """The cluster's feature level."""
 
     unnamed_writer: str = ""
-    """That made the files of entries which name none: of the leader when `Feature.FILE_WRITER` came."""
+    """The TsFile library that made the files of entries that name none: that of the leader which raised the
+    level to `Feature.FILE_WRITER`."""

@@ -1,4 +1,4 @@
-"""The cluster's feature level: it rises, by an entry, and only to one that this node speaks."""
+"""The cluster's feature level. An entry raises it; a node refuses a level that its release does not speak."""
 
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from nodeagent.model.requests import Accepted, Reply
 
 
 class Kept(Protocol):
-    """The part of the image that is changed here."""
+    """The fields of the image that this module changes."""
 
     level: int
     unnamed_writer: str
@@ -26,7 +26,7 @@ class FeatureLevel:
         self._audit = audit
 
     def begin(self, level: int) -> None:
-        """The level of a new cluster."""
+        """Set the level of a new cluster."""
         check_level(self._spoken, level)
         self._kept.level = level
 
@@ -43,6 +43,6 @@ class FeatureLevel:
 
 
 def check_level(spoken: Levels, level: int) -> None:
-    """Raises `Refused` if the cluster is at a level that is none of `spoken`."""
+    """Raise `Refused` if the cluster's `level` is not among the levels `spoken`."""
     if why := features.refusal("this node", spoken, level):
         raise Refused(why, next_step=features.advice(spoken, level))

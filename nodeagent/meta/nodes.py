@@ -1,8 +1,8 @@
 """The nodes on the ring.
 
-One that is gone for good is retired: what runs under its incarnation is heard by nobody from then on. A
-retired incarnation never returns, unless the change that gave it up is taken back before anything was
-decided without it.
+A node that is permanently lost is retired: from then on the other nodes ignore what runs under its
+incarnation. A retired incarnation never returns, unless the change that fenced it is cancelled before
+anything was decided without the node.
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ from nodeagent.model.ids import NodeId
 from nodeagent.model.requests import Accepted, ErrorReply, NodeRecord, Reply
 
 DEAD = "dead"
-"""State of a node that is gone for good and still on the ring."""
+"""State of a node that is permanently lost and still on the ring."""
 
 
 class Kept(Protocol):
-    """The part of the image that is changed here."""
+    """The fields of the image that this module changes."""
 
     nodes: dict[NodeId, NodeRecord]
     retired: list[str]
@@ -48,13 +48,15 @@ class Nodes:
         return incarnation in self._kept.retired
 
     def begin(self, nodes: Iterable[NodeRecord]) -> None:
-        """Those of a new cluster."""
+        """Set the nodes of a new cluster."""
         self._kept.nodes = {n.node: n for n in nodes}
 
     def drain(self, index: int, d: c.SetDraining) -> Reply:
         record = self._kept.nodes.get(d.node)
         if record is None:
-            return ErrorReply("not_found", f"no node {d.node} in the cluster", "iotctl cluster nodes")
+            verb = "drain" if d.draining else "undrain"
+            what = f"cannot {verb} {d.node}: the cluster has no node {d.node}"
+            return ErrorReply("not_found", what, "iotctl cluster nodes")
         if (refusal := self._runs.fenced(d.lock)) is not None:
             return refusal
         is_ours = d.draining and d.for_restart and (record.for_restart or not record.draining)
@@ -74,16 +76,16 @@ class Nodes:
         self._kept.retired.append(self._kept.nodes[node].incarnation)
 
     def revive(self, node: NodeId) -> None:
-        """Nothing was decided without it yet, so it may speak again."""
+        """Take the retirement back: nothing was decided without the node yet."""
         self._kept.retired.remove(self._kept.nodes[node].incarnation)
         self.set_state(node, "active")
 
     def leave(self, node: NodeId) -> None:
-        """It is off the ring, and does not come back under this incarnation."""
+        """Remove a node that is off the ring; it never returns under this incarnation."""
         gone = self._kept.nodes.pop(node)
         if gone.incarnation not in self._kept.retired:
             self._kept.retired.append(gone.incarnation)
 
     def forget(self, node: NodeId) -> None:
-        """It never came onto the ring."""
+        """Remove a node that never came onto the ring."""
         self._kept.nodes.pop(node)

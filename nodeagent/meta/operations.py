@@ -1,7 +1,7 @@
-"""Changes of the cluster: at most one is open (`changes` says how it goes from stage to stage).
+"""Changes of the cluster: at most one is open (`changes` defines how it proceeds from stage to stage).
 
-What a stage means for nodes, groups and the table happens with the entry that enters it: at OPEN the next
-table is in force, at DONE what leaves is gone, and CANCELLED takes back what the begin did.
+The entry that enters a stage also changes nodes, groups and the table: OPEN puts the next table in force,
+DONE removes the node and the group that leave, and CANCELLED undoes what the begin did.
 """
 
 from typing import Protocol
@@ -18,11 +18,12 @@ from nodeagent.model.operation import GroupChange, Operation, SlotMove, Stage, S
 from nodeagent.model.requests import Accepted, ErrorReply, OperationReply, Reply
 
 OPERATIONS_KEPT = 64
+"""Records of operations that are retained, the newest ones."""
 CANCELLED = (Stage.CANCELLING, Stage.CANCELLED)
 
 
 class Kept(Protocol):
-    """The part of the image that is changed here."""
+    """The fields of the image that this module changes."""
 
     operations: list[Operation]
 
@@ -38,7 +39,7 @@ class Operations:
         self._runs = runs
         self._audit = audit
         self._short: dict[str, Operation] = {}
-        """Records of ended operations as they are listed."""
+        """The short records of ended operations, by id."""
 
     def find(self, name: str) -> Operation | None:
         return next((o for o in self._kept.operations if o.id == name), None)
@@ -47,7 +48,7 @@ class Operations:
         return next((o for o in self._kept.operations if not o.ended), None)
 
     def listed(self) -> tuple[Operation, ...]:
-        """Open operations whole, ended ones short: every client asks for them all the time."""
+        """Open operations with whole records, ended ones with short records: every client polls this list."""
         ended = {o.id: o for o in self._kept.operations if o.ended}
         self._short = {name: self._short.get(name) or o.shortened() for name, o in ended.items()}
         return tuple(self._short.get(o.id, o) for o in self._kept.operations)
@@ -55,34 +56,37 @@ class Operations:
     # --- the begin ---------------------------------------------------------------------------------
 
     def check_begin(self, b: c.Begin) -> ErrorReply | None:
-        """Why the change cannot begin by this state, if so."""
+        """Why the change cannot begin in this state; None if it can."""
         if (refusal := self._runs.fenced(b.lock)) is not None:
             return refusal
         if (other := self.open()) is not None:
             return ErrorReply(
                 "busy",
-                f"{other.id} ({other.title}, stage {other.stage}) is open; one change at a time",
+                f"the change was not begun: {other.id} ({other.title}, stage {other.stage}) is open, "
+                "and one change runs at a time",
                 f"iotctl ops wait {other.id}",
                 {"operation": other.id, "owner": other.by, "started_ms": other.started_ms},
             )
         if b.base_version != self._placement.version:
             return ErrorReply(
                 "refused",
-                f"the plan was made for table version {b.base_version}, it is {self._placement.version} now",
+                f"the change was not begun: it was planned for table version {b.base_version}, "
+                f"the version is {self._placement.version} now",
                 "plan again",
             )
         waiting = self._groups.in_recovery()
         if waiting is not None and waiting.recovery is not None:
             return ErrorReply(
                 "refused",
-                f"group {waiting.group} is being recovered and not led by {waiting.recovery.head} yet",
-                "try again shortly (`iotctl cluster groups`)",
+                f"the change was not begun: group {waiting.group} is being recovered, "
+                f"{waiting.recovery.head} does not lead it yet",
+                "wait for its leader (`iotctl cluster groups`), then retry",
             )
         if b.kind != "remove-node" and self._nodes.is_retired(b.node.incarnation):
             return ErrorReply(
                 "refused",
-                f"node {b.node.node} returns with a retired incarnation",
-                "give it an empty data directory",
+                f"the change was not begun: the incarnation of {b.node.node} was retired from this cluster",
+                f"give {b.node.node} an empty data directory, start it, and retry",
             )
         return None
 
@@ -112,7 +116,7 @@ class Operations:
     def _planned(
         self, index: int, b: c.Begin, ids: dict[NodeId, GroupId], created: GroupId | None
     ) -> Operation:
-        """The record of what was planned for headers; `ids` are their groups."""
+        """The record of a change that was planned by group owner; `ids` maps owners to groups."""
         members = self._groups.members()
         after = {m.header: m.after for m in b.members}
         return Operation(
@@ -143,20 +147,22 @@ class Operations:
             stages=[StageSpan(Stage.PLANNED.value, b.now)],
         )
 
-    # --- evidence ----------------------------------------------------------------------------------
+    # --- progress reports --------------------------------------------------------------------------
 
     def evidence(self, index: int, e: c.Evidence) -> Reply:
         op = self.find(e.operation)
         if op is None:
-            return ErrorReply("not_found", f"no operation {e.operation}", "iotctl ops list")
+            return ErrorReply("not_found", f"there is no operation {e.operation}", "iotctl ops list")
         if isinstance(e, c.SteerOperation) and e.verb == "cancel" and op.stage in CANCELLED:
-            return OperationReply(op)  # it counted already, and its answer may have been lost
+            return OperationReply(op)  # a retry: the reply to the first cancel may have been lost
         if op.ended:
             if isinstance(e, c.SteerOperation):
-                return ErrorReply("refused", f"{op.id} has ended in stage {op.stage}")
+                what = f"{op.id} was not changed: it has ended in stage {op.stage}"
+                return ErrorReply("refused", what, "iotctl ops list")
             return Accepted(index)
         if isinstance(e, c.FormedBy) and e.group not in self._groups:
-            return ErrorReply("not_found", f"no group {e.group}")
+            what = f"the report that {e.group} was formed has no effect: there is no group {e.group}"
+            return ErrorReply("not_found", what, "iotctl cluster groups")
         is_formed = isinstance(e, c.FormedBy) and op.stage is Stage.FORMAL and e.group not in op.formed
         if isinstance(e, c.SteerOperation) and e.verb == "dead":
             refusal = self._amend(op, e.node)
@@ -172,17 +178,19 @@ class Operations:
         return OperationReply(op) if isinstance(e, c.SteerOperation) else Accepted(index)
 
     def _fence(self, op: Operation, node: NodeId) -> None:
-        """The node is gone for good."""
+        """Retire a node that is permanently lost."""
         if node in op.dead:
-            return  # an earlier operation gave it up
+            return  # an earlier operation fenced it
         op.dead.append(node)
         op.fenced.append(node)
         self._nodes.retire(node)
 
     def _amend(self, op: Operation, node: NodeId) -> ErrorReply | None:
-        """`node` died during `op`: it leaves the required sets, if every group can do without it."""
+        """Declare `node` dead during `op`: nothing is required of it any more, if every group retains a
+        quorum without it."""
         if node not in self._nodes:
-            return ErrorReply("not_found", f"no node {node}", "iotctl cluster nodes")
+            what = f"no node was declared dead: the cluster has no node {node}"
+            return ErrorReply("not_found", what, "iotctl cluster nodes")
         if node in op.dead:
             return None
         dead = self._nodes.dead | {node}
@@ -195,8 +203,9 @@ class Operations:
             if 2 * len(gone) >= len(members):
                 return ErrorReply(
                     "refused",
-                    f"group {group} ({', '.join(members)}) would have no quorum without {', '.join(gone)}",
-                    f"start {', '.join(gone)}",
+                    f"{node} was not declared dead: group {group} ({', '.join(members)}) would have "
+                    f"no quorum without {', '.join(gone)}",
+                    f"start {' or '.join(gone)}",
                 )
         self._fence(op, node)
         return None

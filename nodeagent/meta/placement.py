@@ -1,8 +1,8 @@
-"""Which partition table is in force: who has which slots.
+"""The partition table in force: which group owns which slots.
 
-Versions never go back, and equal versions are equal tables. A change brings the next table. That is in
-force with the entry that enters OPEN: before it no gaining group could accept a write, and a change that is
-cancelled leaves the table untouched.
+Versions never decrease, and equal versions are equal tables. A change brings the next table, which is in
+force from the entry that enters OPEN: before that entry no gaining group could accept a write, and a change
+that is cancelled leaves the table as it is.
 """
 
 from typing import Protocol
@@ -11,7 +11,7 @@ from nodeagent.partition.table import PartitionTable, TableWire
 
 
 class Kept(Protocol):
-    """The part of the image that is changed here."""
+    """The fields of the image that this module changes."""
 
     table: TableWire | None
     next_table: TableWire | None
@@ -27,7 +27,7 @@ class Placement:
         return self.table.version if self.table is not None else 0
 
     def put(self, index: int, table: TableWire) -> PartitionTable:
-        """In force from the entry at `index` on."""
+        """Put the table in force from the entry at `index` on, which becomes its version."""
         stamped = PartitionTable.from_wire(table).stamped(index)
         assert stamped.version > self.version, (stamped.version, self.version)
         self.table = stamped
@@ -35,7 +35,7 @@ class Placement:
         return stamped
 
     def plan(self, table: TableWire) -> None:
-        """The table that the open operation brings."""
+        """Store the table that the open operation brings."""
         self._kept.next_table = PartitionTable.from_wire(table).to_wire()
 
     def switch(self, index: int) -> None:

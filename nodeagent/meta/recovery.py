@@ -1,8 +1,8 @@
-"""Groups that lost their majority for good go on from a member that is left, with what that one has.
+"""Force recovery: a group that permanently lost its majority continues from one living member's data.
 
-The nodes that are given up are retired: nobody hears them if they come back with what was lost. It is done
-outside of changes and by the table that was looked at, with one survivor for each lost group and for no
-other.
+The lost nodes are retired: if they come back, the other nodes ignore them. A force recovery needs that no
+change is open and that the table is the one the caller read, and it names one recovery leader for each lost
+group and for no other group.
 """
 
 from collections.abc import Collection
@@ -28,31 +28,34 @@ class LostMajorities:
         self._audit = audit
 
     def lost(self, nodes: Collection[NodeId]) -> dict[GroupId, tuple[NodeId, ...]]:
-        """Of each group that has no living majority once `nodes` are dead too: who is left."""
+        """Each group without a living majority once `nodes` are dead too, with its living members."""
         return self._groups.lost(self._nodes.living - set(nodes))
 
     def check(self, g: c.GiveUp) -> ErrorReply | None:
-        """Why these nodes cannot be given up with these groups, if so."""
+        """Why this force recovery cannot begin; None if it can."""
         if (op := self._operations.open()) is not None:
             return ErrorReply(
                 "refused",
-                f"{op.id} ({op.title}, stage {op.stage}) is open: recover works outside of changes",
+                f"no group was recovered: {op.id} ({op.title}, stage {op.stage}) is open, "
+                "and recover needs that no change is open",
                 f"iotctl ops show {op.id}",
             )
         if g.table_version != self._placement.version:
             return ErrorReply(
                 "refused",
-                f"the look was at table version {g.table_version}, it is {self._placement.version} now",
-                "look again",
+                f"no group was recovered: the request was made for table version {g.table_version}, "
+                f"the version is {self._placement.version} now",
+                "run `iotctl cluster recover` again",
             )
         unknown = next((n for n in g.nodes if n not in self._nodes), None)
         if unknown is not None or not g.nodes:
-            return ErrorReply("not_found", f"no node {unknown or ''}".rstrip(), "iotctl cluster nodes")
+            why = f"the cluster has no node {unknown}" if unknown is not None else "no lost node is named"
+            return ErrorReply("not_found", f"no group was recovered: {why}", "iotctl cluster nodes")
         lost = self.lost(g.nodes)
         if not lost:
             return ErrorReply(
                 "refused",
-                f"no group lost its majority by {', '.join(g.nodes)}",
+                f"no group was recovered: no group lost its majority with {', '.join(g.nodes)}",
                 "iotctl cluster remove-node NODE --dead",
             )
         return self._check_heirs(g, lost)
@@ -63,18 +66,20 @@ class LostMajorities:
             if not survivors:
                 return ErrorReply(
                     "refused",
-                    f"nobody is left of group {group}: its rows are gone",
+                    f"no group was recovered: group {group} has no living member, its rows are lost",
                     f"start {' or '.join(self._groups.members()[group])}",
                 )
             if group not in heirs or heirs[group].head not in survivors:
                 return ErrorReply(
                     "refused",
-                    f"group {group} needs one of {', '.join(survivors)} to go on with",
-                    "look again",
+                    f"no group was recovered: group {group} needs one of {', '.join(survivors)} "
+                    "as recovery leader",
+                    "run `iotctl cluster recover` again",
                 )
         extra = next((h for h in heirs if h not in lost), None)
         if extra is not None:
-            return ErrorReply("refused", f"group {extra} has not lost its majority", "look again")
+            what = f"no group was recovered: group {extra} has not lost its majority"
+            return ErrorReply("refused", what, "run `iotctl cluster recover` again")
         return None
 
     def give_up(self, index: int, g: c.GiveUp) -> Reply:

@@ -1,9 +1,9 @@
-"""The cluster's lock and the records of runs.
+"""The cluster lock and the records of runs.
 
 Invariants:
-    one owner holds the lock; a later owner's serial is greater than every earlier one's;
-    an entry is recorded once, at its number, and only by who holds the lock;
-    what is done under a lock has no effect once that is lost.
+    at most one owner holds the lock; the serial of a later owner is greater than every earlier serial;
+    an entry is recorded once, at its number, and only by the owner of the lock;
+    a command sent under a lock has no effect once that lock is lost.
 """
 
 from typing import Protocol
@@ -18,21 +18,21 @@ from nodeagent.model.runs import Lock, Run
 
 
 class Kept(Protocol):
-    """The part of the image that is changed here."""
+    """The fields of the image that this module changes."""
 
     lock: Lock | None
     runs: list[Run]
 
 
 class Runs:
-    """The lock, and what runs under it."""
+    """The cluster lock, and the runs that were recorded under it."""
 
     def __init__(self, kept: Kept, audit: Audit) -> None:
         self._kept = kept
         self._audit = audit
 
     def take(self, index: int, t: c.TakeLock) -> Reply:
-        """The lock as it is held now, by a new owner or renewed by the same one."""
+        """Give the lock to a new owner, or renew it for its owner; reply with the lock."""
         held = self._kept.lock
         if t.serial and (held is None or held.serial != t.serial):
             return lost(t.serial)
@@ -47,21 +47,22 @@ class Runs:
         return LockReply(lock)
 
     def drop(self, index: int, d: c.DropLock) -> Reply:
-        """Give the lock up, unless it is another's or gone already."""
+        """Release the lock `d.serial`, if it is held."""
         held = self._kept.lock
         if held is None or held.serial != d.serial or d.renewed not in (0, held.renewed):
-            return ErrorReply("not_found", f"lock {d.serial} is not held", "iotctl ops list")
+            what = f"no lock was released: lock {d.serial} is not held"
+            return ErrorReply("not_found", what, "iotctl ops list")
         self._kept.lock = None
         self._audit.note(d.now, d.by, f"lock {d.serial} of {held.owner} given up: {d.outcome}")
         return Accepted(index)
 
     def fenced(self, serial: int) -> ErrorReply | None:
-        """Why what was sent under the lock `serial` (0: under none) must have no effect, if so."""
+        """Why a command sent under the lock `serial` (0: under none) must have no effect; None if it may."""
         held = self._kept.lock
         return lost(serial) if serial and (held is None or held.serial != serial) else None
 
     def record(self, index: int, r: c.RecordRun) -> Reply:
-        """Append one entry; the same one again changes nothing."""
+        """Append one entry to the record of a run; a retry changes nothing."""
         if self._kept.lock is None or self._kept.lock.serial != r.serial:
             return lost(r.serial)
         known = next((run for run in self._kept.runs if run.id == r.run), None)
@@ -69,10 +70,16 @@ class Runs:
         if r.number < len(run.entries) and run.entries[r.number] == r.entry:
             return Accepted(index)
         if r.number != len(run.entries):
-            what = f"run {r.run} has {len(run.entries)} entries: another process went on with it"
+            what = (
+                f"entry {r.number} of run {r.run} was not recorded: the run has {len(run.entries)} entries, "
+                "another process continued it"
+            )
             return ErrorReply("refused", what, "iotctl playbook run FILE --resume", {"lost": True})
         if sum(map(len, run.entries)) + len(r.entry) > RUN_BYTES_MAX:
-            return ErrorReply("refused", f"the record of run {r.run} is full")
+            what = (
+                f"entry {r.number} of run {r.run} was not recorded: its record may have {RUN_BYTES_MAX} bytes"
+            )
+            return ErrorReply("refused", what, "split the playbook into smaller runs")
         if known is None:
             self._kept.runs = [*_fewer(self._kept.runs), run]
         run.entries.append(r.entry)
@@ -84,7 +91,7 @@ def busy(held: Lock) -> ErrorReply:
     return ErrorReply(
         "busy",
         f"{held.owner} holds the lock of the cluster: {held.what}",
-        f"wait for its end; if that process is gone: iotctl ops unlock {held.serial}",
+        f"wait until it ends; if that process no longer runs: iotctl ops unlock {held.serial}",
         {"owner": held.owner, "by": held.by, "started_ms": held.since_ms, "lock": held.serial},
     )
 
@@ -92,14 +99,15 @@ def busy(held: Lock) -> ErrorReply:
 def lost(serial: int) -> ErrorReply:
     return ErrorReply(
         "refused",
-        f"the lock {serial} of the cluster is not held any more: it lapsed or was taken away",
-        "look what was done (`iotctl cluster events`), then run the command again",
+        f"the command had no effect: the cluster lock {serial} is not held any more, "
+        "it lapsed or was taken away",
+        "see what was done (`iotctl cluster events`), then run the command again",
         {"lost": True},
     )
 
 
 def _fewer(runs: list[Run]) -> list[Run]:
-    """With room for one more: an ended one goes first, the oldest of them."""
+    """`runs` with room for one more: without the oldest ended run, or without the oldest of all."""
     if len(runs) < RUNS_KEPT:
         return runs
     gone = next((run for run in runs if run.ended), runs[0])

@@ -1,6 +1,6 @@
-"""The meta state and how entries change it. Pure: the same log gives the same state everywhere.
+"""The meta state and how entries change it. Pure: the same log gives the same state on every node.
 
-Each part has its fields of the image and their rules; here is which of them an entry concerns.
+Each part owns some fields of the image and their rules; this module passes each entry to its part.
 """
 
 import msgspec
@@ -25,12 +25,12 @@ from nodeagent.model.requests import Accepted, ErrorReply, Reply
 
 
 class MetaState:
-    """See the module. The parts know those that were made before them, never this."""
+    """See the module. A part refers only to parts that were made before it, never to the `MetaState`."""
 
     def __init__(self, image: Image | None = None, levels: Levels = features.SPOKEN) -> None:
         self.image = image or Image()
         self.levels = levels
-        """Feature levels that this node speaks: it applies nothing of another."""
+        """Feature levels that this node speaks: it applies no entry of another level."""
 
         self.audit = Audit(self.image)
         self.runs = Runs(self.image, self.audit)
@@ -53,10 +53,10 @@ class MetaState:
         return self.image.cluster_id
 
     def apply(self, first: int, entries: list[Entry]) -> list[tuple[int, Reply]]:
-        """Apply committed entries from index `first`; the answers, by index.
+        """Apply committed entries from log index `first`; return (log index, reply) of each command.
 
         Raises:
-            EntryFailed: an entry cannot be applied. The state may not be used or saved any more.
+            EntryFailed: an entry cannot be applied. The state must not be used or saved any more.
         """
         replies: list[tuple[int, Reply]] = []
         for index, entry in enumerate(entries, first):
@@ -66,8 +66,8 @@ class MetaState:
                 if entry.kind == EntryKind.COMMAND:
                     replies.append((index, self._apply(index, commands.decode(entry.data))))
             except MemoryError:
-                raise  # it passes
-            except Exception as error:  # whatever it is, it comes again with the entry
+                raise  # transient: a retry may succeed
+            except Exception as error:  # applying is deterministic: the entry would fail at every retry
                 raise EntryFailed.of(index, error, replies) from error
         return replies
 
@@ -100,7 +100,8 @@ class MetaState:
 
     def _bootstrap(self, index: int, b: commands.Bootstrap) -> Reply:
         if self.image.cluster_id:
-            return ErrorReply("refused", f"cluster {self.image.cluster_id} exists already")
+            what = f"no cluster was created: cluster {self.image.cluster_id} exists already"
+            return ErrorReply("refused", what, "iotctl cluster status")
         self.level.begin(b.level)
         self.image.cluster_id = b.cluster_id
         self.image.settings = b.settings
@@ -117,9 +118,9 @@ class MetaState:
 
     @classmethod
     def decode(cls, payload: bytes, levels: Levels = features.SPOKEN) -> "MetaState":
-        """Raises `Refused` if the cluster is at a feature level that is none of `levels`."""
+        """The state of an `encode`; raise `Refused` if its feature level is not among `levels`."""
         image = msgspec.msgpack.decode(payload, type=Image)
         check_level(levels, image.level)
         for op in image.operations:
-            changes.let_go(op)  # the first release kept all evidence
+            changes.let_go(op)  # the first release stored all progress reports
         return cls(image, levels)

@@ -1,7 +1,7 @@
 """The tables of the cluster, each with its newest schema.
 
-Columns are added, never changed or taken away. A table that was dropped keeps its columns: files with them
-may be there yet, and one of its name that is made later has them again.
+Columns are added, never changed or removed. A dropped table retains its columns: files with them may still
+exist, and a table of the same name that is created later has them too.
 """
 
 from typing import Protocol
@@ -11,11 +11,11 @@ import msgspec
 from nodeagent.meta import commands as c
 from nodeagent.meta.audit import Audit
 from nodeagent.model.requests import Accepted, ErrorReply, Reply, SchemaInForce
-from nodeagent.model.schema import Schemas, TableSchema
+from nodeagent.model.schema import Column, Schemas, TableSchema
 
 
 class Kept(Protocol):
-    """The part of the image that is changed here."""
+    """The fields of the image that this module changes."""
 
     schemas: list[TableSchema]
 
@@ -43,10 +43,14 @@ class Tables:
         name = f"{d.storage_group}.{d.table}"
         known = self.schemas.get((d.storage_group, d.table))
         if known is None:
-            return ErrorReply("not_found", f"there is no table {name}", "iotctl data schema")
+            what = f"no table was dropped: there is no table {name}"
+            return ErrorReply("not_found", what, "iotctl data schema")
         if known.version != d.version:
-            what = f"table {name} was changed meanwhile: version {known.version}, not {d.version}"
-            return ErrorReply("refused", what, "look again: iotctl data schema")
+            what = (
+                f"table {name} was not dropped: it was changed since, to version {known.version} "
+                f"from {d.version}"
+            )
+            return ErrorReply("refused", what, "check the table (`iotctl data schema`), then drop it again")
         if not known.dropped:
             self._set(msgspec.structs.replace(known, dropped=True, ttl_ms=0))
             self._audit.note(d.now, "schema", f"table {name} dropped")
@@ -57,29 +61,34 @@ class Tables:
         self._kept.schemas = list(self.schemas.values())
 
 
+def _kind(column: Column) -> str:
+    return f"{'tag ' if column.tag else ''}{column.type}"
+
+
 def merge_schema(known: TableSchema | None, wanted: TableSchema) -> TableSchema | ErrorReply:
-    """The table with `wanted`'s columns added: `known` itself when there is nothing new. One that was dropped
-    is there again, with the columns it had."""
+    """The table with the columns of `wanted` added: `known` itself if there is nothing new. A table that was
+    dropped exists again, with the columns it had."""
     if known is None:
         return msgspec.structs.replace(wanted, version=1, ttl_ms=0)
     columns = {c.name: c for c in known.columns}
-    was = " (it was dropped; its columns are kept)" if known.dropped else ""
+    place = f"table {known.storage_group}.{known.table} was not changed"
+    was = " (the table was dropped; its columns are retained)" if known.dropped else ""
     fresh = []
     for column in wanted.columns:
         have = columns.get(column.name)
         if have is None and column.tag:
             return ErrorReply(
                 "schema_mismatch",
-                f"table {known.storage_group}.{known.table}: tag {column.name} cannot be added later{was}",
+                f"{place}: tag {column.name} cannot be added to an existing table{was}",
+                "add it as a field, or create a new table",
             )
         if have is None:
             fresh.append(column)
         elif have != column:
             return ErrorReply(
                 "schema_mismatch",
-                f"table {known.storage_group}.{known.table}: column {column.name} is "
-                f"{'tag ' if have.tag else ''}{have.type}, not {'tag ' if column.tag else ''}{column.type}"
-                f"{was}",
+                f"{place}: column {column.name} is {_kind(have)}, not {_kind(column)}{was}",
+                "use the column's type, or another name for the column",
             )
     if not fresh and not known.dropped:
         return known

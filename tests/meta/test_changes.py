@@ -784,7 +784,7 @@ def test_a_dropped_table_takes_no_rows_and_keeps_its_columns() -> None:
     assert MetaState.decode(state.encode()).tables.schemas == state.tables.schemas
     for columns in ((tag, Column("v", "STRING", False)), (Column("e", "STRING", True), v)):
         refused = put(*columns)
-        assert isinstance(refused, ErrorReply) and "its columns are kept" in refused.what
+        assert isinstance(refused, ErrorReply) and "its columns are retained" in refused.what
     made = put(tag, w)
     assert isinstance(made, SchemaInForce)
     assert (made.schema.version, made.schema.dropped, made.schema.columns) == (2, False, (tag, v, w))

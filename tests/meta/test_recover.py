@@ -91,14 +91,14 @@ def test_nothing_else_begins_before_every_group_is_led_again_and_then_the_dead_g
 @pytest.mark.parametrize(
     ("nodes", "heads", "text"),
     [
-        ("", {}, "no node"),
+        ("", {}, "no lost node is named"),
         ("bz", BC, "no node z"),
-        ("b", {}, "no group lost its majority by b"),
+        ("b", {}, "no group lost its majority with b"),
         ("bc", {"a": "a"}, "needs one of d"),
         ("bc", {"a": "b", "b": "d"}, "needs one of a"),
         ("bc", {"a": "d", "b": "d"}, "needs one of a"),
         ("bc", {**BC, "d": "e"}, "has not lost its majority"),
-        ("abc", {"b": "d", "f": "f"}, "nobody is left of group a"),
+        ("abc", {"b": "d", "f": "f"}, "has no living member"),
     ],
 )
 def test_refused_by_the_state(meta: Meta, nodes: str, heads: dict[str, str], text: str) -> None:
