@@ -124,7 +124,7 @@ def _steer(op: Operation, s: c.SteerOperation) -> ErrorReply | None:
             return ErrorReply(
                 "invalid_input",
                 f"{op.id} was not changed: this release does not know the verb {s.verb!r}",
-                "upgrade the cluster, or use an iotctl of its release",
+                "upgrade the cluster (`iotctl cluster upgrade`), or use the release that it runs",
             )
     return None
 

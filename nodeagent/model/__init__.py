@@ -1,4 +1,4 @@
-"""Values every room shares: ids, entries, commands, messages, errors, settings, limits.
+"""Values that several packages exchange: ids, entries, messages, requests, errors, settings, limits.
 
-Nothing here acts. A type lives here when two rooms exchange it.
+This package has no behaviour beyond its values. A type belongs here if two packages exchange it.
 """

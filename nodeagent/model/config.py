@@ -1,4 +1,4 @@
-"""Settings: those of the cluster (fixed when it is created) and those of one node."""
+"""Settings of the cluster, which are fixed when it is created, and settings of one node."""
 
 import msgspec
 
@@ -6,16 +6,22 @@ WEEK_MS = 604_800_000
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """Chosen once at bootstrap; a node that holds other values is refused."""
+    """Chosen once at bootstrap; a node that is configured with other values is refused."""
 
     name: str
     replicas: int = 3
+    """Members of each data group, as far as there are nodes."""
+
     slots: int = 10_000
     shards: int = 8
+    """Shards that the devices of a time partition are spread over."""
+
     time_partition_interval_ms: int = WEEK_MS
     meta_voters: int = 5
+    """Voters of the meta group, as far as there are nodes."""
+
     hash_mode: str = "murmur3"
-    """`murmur3` (textbook) or `legacy` (repeats errors of IoTDB's Java code, for imports)."""
+    """`murmur3` (standard MurmurHash3) or `legacy` (repeats errors of IoTDB's Java code, for imports)."""
 
 
 class RaftSettings(msgspec.Struct, frozen=True):
@@ -24,11 +30,11 @@ class RaftSettings(msgspec.Struct, frozen=True):
     heartbeat_ms: int = 150
     election_timeout_ms: int = 1500
     commit_news_ms: int = 30
-    """So long followers of a data group may learn of a commit later than they could; 0 tells them at once."""
+    """Delay after which followers of a data group learn of a commit, if no append tells them; 0: none."""
 
 
 class Seed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One of a new cluster's first nodes; `weight` is its share of the slots."""
+    """One of a new cluster's first nodes; `weight` is its share of the slots relative to the others."""
 
     node: str
     host: str
@@ -37,7 +43,7 @@ class Seed(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeConfig(msgspec.Struct, frozen=True):
-    """`node.yaml` in a node's directory."""
+    """The settings in `node.yaml` in a node's directory."""
 
     node: str
     host: str
@@ -51,32 +57,43 @@ class NodeConfig(msgspec.Struct, frozen=True):
     tls: bool = True
     raft: RaftSettings = RaftSettings()
     memtable_bytes_max: int = 64 * 1024 * 1024
-    """Rows of one data group kept in memory before the leader closes the largest partitions."""
+    """Bytes of rows of one data group in memory past which the leader closes the largest partitions."""
 
     partition_bytes_max: int = 8 * 1024 * 1024
+    """Bytes of rows of one partition in memory past which the leader closes it."""
+
     log_bytes_max: int = 512 * 1024 * 1024
+    """Bytes of log of one data group past which the leader closes partitions, so that it can be purged."""
+
     segment_bytes: int = 64 * 1024 * 1024
+    """Bytes of one segment of the log."""
+
     idle_close_ms: int = 10_000
-    """A partition without writes for this long is closed."""
+    """The leader closes a partition without writes for this long."""
 
     compact_files_min: int = 4
-    """So many small files in a row are made into one."""
+    """Small files, neighbours in age, that are merged into one."""
 
     compact_files_min_in_change: int = 8
-    """The same while nodes or slots move; ended or waiting changes do not count."""
+    """The same while a change moves nodes or slots; a change that waits or has ended does not count."""
 
     compact_every_ms: int = 2_000
     """How often a leader looks for files to compact."""
 
     compact_deletes_ms: int = 600_000
-    """Files that a range delete masks are rewritten after this long, however few they are."""
+    """After this time files that a range delete masks are rewritten, however few they are."""
 
     expire_every_ms: int = 60_000
     """How often a leader looks for rows past their table's TTL."""
 
     staleness_max_ms: int = 10_000
-    """A replica answers `mid` reads while a leader confirmed what it holds no longer ago than this."""
+    """A replica answers bounded reads (`mid`) if a leader confirmed its state no longer ago than this."""
 
     session_ttl_ms: int = 3_600_000
+    """A session that is not used for this long expires."""
+
     snapshot_ttl_ms: int = 600_000
+    """An offered snapshot that is not read for this long is dropped."""
+
     worker_timeout_ms: int = 120_000
+    """A worker process that takes longer for one job is killed."""

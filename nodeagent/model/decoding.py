@@ -1,7 +1,7 @@
-"""What goes wrong when bytes are decoded."""
+"""The errors of decoding bytes."""
 
 import msgspec
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Raised by `msgspec` for bytes that are not what they should be. For text that is not UTF-8, and for what is
-nested too deep, it has no errors of its own."""
+"""The errors that `msgspec` raises for invalid bytes. It has no errors of its own for text that is not UTF-8
+and for values that are nested too deep."""

@@ -1,8 +1,8 @@
-"""The disk as the pure-minded rooms see it: one root directory, relative posix paths.
+"""The disk as a protocol: one root directory and relative POSIX paths.
 
-The log and the storage room speak only to this protocol; `RealDisk` answers with system calls and
-`SimDisk` with a model that can lose power. Nothing here is asynchronous and no call is made from two
-threads at once for the same file.
+The packages `log` and `storage` use the disk only through this protocol; `RealDisk` implements it with system
+calls and `SimDisk` with a model that can lose power. No call is asynchronous, and no two threads call at once
+for the same file.
 
 Errors: every call raises `OSError` with the errno the system would give (ENOENT, EEXIST, ENOSPC, EIO,
 EXDEV...). A path that leaves the root is a `ValueError`.
@@ -11,7 +11,7 @@ Durability, the same promise as a POSIX file system and no more:
 
 - bytes are durable after `File.sync` on that file, a file's length too;
 - a name (create, rename, link, unlink, mkdirs) is durable after `sync_dir` on the directory that holds it;
-- `write_atomic` alone is durable when it returns.
+- only the effect of `write_atomic` is durable when the call returns.
 """
 
 from collections.abc import Sequence
@@ -46,15 +46,15 @@ class File(Protocol):
         ...
 
     def pwritev(self, offset: int, parts: Sequence[Buffer]) -> None:
-        """Write all parts one after the other from `offset`."""
+        """Write all parts, one behind the other, from `offset` on."""
         ...
 
     def zero_fill(self, offset: int, length: int) -> None:
-        """Write zeros, so that a later `sync` of this region carries no metadata."""
+        """Write zeros, so that a later `sync` of this region writes no metadata."""
         ...
 
     def sync(self) -> None:
-        """fdatasync. After an error nothing may be assumed about what is durable."""
+        """fdatasync. After an error the caller may not assume that anything is durable."""
         ...
 
     def truncate(self, size: int) -> None: ...
@@ -72,11 +72,11 @@ class Disk(Protocol):
     """All paths are relative to the root; "" is the root itself."""
 
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
-        """Open for reading and writing. `create` makes a missing file and keeps an existing one."""
+        """Open for reading and writing. `create` makes a missing file and leaves an existing one as it is."""
         ...
 
     def create(self, path: str) -> File:
-        """Make a new file and open it; an existing one is `FileExistsError`."""
+        """Make a new file and open it; `FileExistsError` if the file exists."""
         ...
 
     def read(self, path: str) -> bytes:
@@ -88,11 +88,11 @@ class Disk(Protocol):
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Replaces `new` if it is there."""
+        """Rename `old`; replaces `new` if it exists."""
         ...
 
     def link(self, old: str, new: str) -> None:
-        """Hard link. `FileExistsError` if `new` exists; EXDEV where the system cannot."""
+        """Make a hard link. `FileExistsError` if `new` exists; EXDEV if the system cannot link there."""
         ...
 
     def unlink(self, path: str) -> None: ...
@@ -102,7 +102,7 @@ class Disk(Protocol):
         ...
 
     def rmtree(self, path: str) -> None:
-        """Remove the directory and all below it. A missing one is no error."""
+        """Remove the directory and everything below it. A missing directory is no error."""
         ...
 
     def listdir(self, path: str) -> list[str]:

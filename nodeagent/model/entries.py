@@ -13,8 +13,13 @@ from nodeagent.model.ids import GroupId, NodeId
 
 class EntryKind(IntEnum):
     NOOP = 0
+    """The first entry of a leader's term."""
+
     CONFIG = 1
+    """A membership (`Config`)."""
+
     COMMAND = 2
+    """A command for the group's state (`data.commands`, `meta.commands`)."""
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -26,20 +31,22 @@ class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class HardState(msgspec.Struct, array_like=True, frozen=True):
-    """What must be durable before any reply that promises it. `vote` is "" for none."""
+    """What must be durable before any reply that promises it."""
 
     term: int = 0
     vote: NodeId = ""
+    """The candidate that got the node's vote in `term`; "" for none."""
+
     held: tuple[int, int] = (0, 0)
-    """(term, index): the node votes for no candidate whose log ends before. It is where its log ended when it
-    left the group, the greatest if it left more than once, and the leader's term and commit index when it
-    began with an empty log; (0, 0) for a founder that never left."""
+    """(term, index): the node votes for no candidate whose log ends before this position. It is the end of
+    the node's log when it left the group, the greatest if it left more than once, or the leader's term and
+    commit index when the node began with an empty log; (0, 0) for a founder that never left."""
 
 
 class Config(msgspec.Struct, frozen=True):
-    """Members of one group. A member is in exactly one of the two tuples; order is ring order.
+    """The members of one group, in ring order. A member is in exactly one of the two tuples.
 
-    `operation` names the change that made it ("" for the first one).
+    `operation` is the id of the change that made this membership; "" for the first membership.
     """
 
     voters: tuple[NodeId, ...] = ()
@@ -56,7 +63,7 @@ class Config(msgspec.Struct, frozen=True):
 
 
 class Base(msgspec.Struct, array_like=True, frozen=True):
-    """Where a group's log begins: everything up to `index` is in the checkpoint.
+    """Where a group's log begins: everything up to `index`, an entry of `term`, is in the checkpoint.
 
     `config` is the membership as of `index`.
     """
@@ -65,16 +72,16 @@ class Base(msgspec.Struct, array_like=True, frozen=True):
     term: int
     config: Config
     checkpoint: int = 0
-    """A group's checkpoints on a node are counted. In a checkpoint: its number; 0 where nobody counted it,
-    because it was made for a peer or by an earlier release. In the log: the least number that the log goes on
-    from, as files were removed that older ones need; 0 for any."""
+    """The checkpoints of a group on a node are numbered from 1. In a checkpoint: its number; 0 if it was made
+    for a peer or by a release that did not number them. In the log: the least number of a checkpoint that the
+    log can continue from, because files that older checkpoints need were removed; 0 for any."""
 
 
-# What the log is asked to make durable. One list of these is one atomic batch.
+# Operations that the log makes durable. One list of them is one atomic batch.
 
 
 class Append(msgspec.Struct, tag="append", frozen=True):
-    """Entries from `first`; whatever the log holds from `first` on is replaced."""
+    """Store entries from index `first` on; they replace whatever the log holds from there on."""
 
     group: GroupId
     first: int
@@ -82,15 +89,17 @@ class Append(msgspec.Struct, tag="append", frozen=True):
 
 
 class SetHard(msgspec.Struct, tag="hard", frozen=True):
+    """Store the hard state of `group`."""
+
     group: GroupId
     hard: HardState
 
 
 class Rebase(msgspec.Struct, tag="rebase", frozen=True):
-    """The log of `group` now begins at `base`.
+    """Let the log of `group` begin at `base`, and drop the entries up to `base.index`.
 
-    Entries up to `base.index` are forgotten. `keep_suffix` tells whether the entries after it stay
-    (a purge) or go (a snapshot was installed that they do not continue).
+    `keep_suffix` retains the entries after it (a purge); else they are dropped too (a snapshot was installed
+    that they do not continue).
     """
 
     group: GroupId
@@ -99,10 +108,10 @@ class Rebase(msgspec.Struct, tag="rebase", frozen=True):
 
 
 class Forget(msgspec.Struct, tag="forget", frozen=True):
-    """The replica is gone; its records may be reclaimed.
+    """The replica was removed; its records may be reclaimed.
 
-    `memory` stays: the node may be made a member again, and must not vote against what it promised. None when
-    the group itself is gone.
+    `memory` is retained: the node may become a member again, and must not vote against what it promised. None
+    if the group itself was removed.
     """
 
     group: GroupId

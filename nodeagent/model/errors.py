@@ -8,19 +8,19 @@
     │   │   └── FrameError    the peer does not speak our protocol
     │   ├── NotFound
     │   ├── NotLeader         carries the leader, when known
-    │   ├── Moved             the slot is elsewhere, sealed or not open yet
+    │   ├── Moved             the slot is in another group, sealed or not open yet
     │   ├── SessionExpired
     │   ├── Overloaded        a named limit was reached; retry later
     │   ├── Refused           a precondition does not hold; nothing changed
     │   ├── Busy              another change is open
     │   └── Forbidden         identity, role, cluster or incarnation
-    ├── Unavailable           no quorum or no contact; a read or a command not yet sent
+    ├── Unavailable           no quorum or no contact; a read, or a command that was not sent
     ├── OutcomeUnknown        it may or may not have happened
     └── Damaged               stored bytes do not match their checksum
         ├── LogCorrupt
         └── FileCorrupt
 
-A definite error is never used where the outcome may be otherwise (law 10).
+A definite error is never used if the outcome may differ (law 10).
 """
 
 from collections.abc import Sequence
@@ -28,17 +28,17 @@ from typing import Any
 
 
 class NodeAgentError(Exception):
-    """Base of all our errors.
+    """Base of all errors of this project.
 
     Args:
-        what: what did or did not happen, with the place.
+        what: what did or did not happen, and where.
         next_step: the command or action that helps.
-        details: machine-readable facts (a leader's name, a group id).
+        details: facts for programs (a leader's name, a group id).
     """
 
     code = "error"
     connected = True
-    """False: a client has no connection to the node, or one of them refused the other at the hello."""
+    """False if a client has no connection to the node, or if either of the two refused the other's hello."""
 
     def __init__(self, what: str, *, next_step: str = "", **details: Any) -> None:
         super().__init__(what)
@@ -70,9 +70,9 @@ class FrameError(InvalidInput):
 
 
 class InvariantBroken(Exception):
-    """State may be half changed: the process must end, and start again from what is durable.
+    """State may be half changed: the process must end and restart from what is durable.
 
-    No `NodeAgentError`: code that isolates the failure of one request lets it pass.
+    This is no `NodeAgentError`, so that code which isolates the failure of one request does not catch it.
     """
 
 
@@ -81,13 +81,14 @@ class NotFound(Definite):
 
 
 class NotLeader(Definite):
-    """`details["leader"]` names the leader when it is known."""
+    """`details["leader"]` is the leader's name, if it is known."""
 
     code = "not_leader"
 
 
 class Moved(Definite):
-    """`details`: `slot`, `header` (owner by our table), `table_version`, `wait` (sealed, not yet open)."""
+    """`details`: `slot`, `header` (group owner by the node's table), `table_version` of that table, `wait`
+    (true if the slot is sealed and not open elsewhere yet)."""
 
     code = "moved"
 
@@ -97,7 +98,7 @@ class SessionExpired(Definite):
 
 
 class Overloaded(Definite):
-    """`details["at_work"]` is true when the node is making room meanwhile; earlier versions do not tell."""
+    """`details["at_work"]` is true if the node is making room; releases before 0.2.0 do not set it."""
 
     code = "overloaded"
 
@@ -115,12 +116,12 @@ class Forbidden(Definite):
 
 
 class EntryFailed(Exception):
-    """A committed entry that this release cannot apply. It answers nobody: it stops its group on this node.
+    """A committed entry that this release cannot apply. It stops its group on this node; no client gets it.
 
     Args:
-        index: of the entry; the state may have taken part of it and is not to be saved.
+        index: log index of the entry. The state may have applied a part of it and must not be saved.
         why: the error, in words for an operator.
-        replies: (index, answer) of the entries before it that were applied in the same turn.
+        replies: (log index, reply) of the entries before it that were applied in the same turn.
     """
 
     def __init__(self, index: int, why: str, replies: Sequence[tuple[int, Any]] = ()) -> None:
@@ -141,7 +142,7 @@ class EntryFailed(Exception):
 
 
 def retired_sentence(incarnation: str, node: str) -> str:
-    """Why `node` under this incarnation is neither heard nor serves."""
+    """Why other nodes ignore `node` under this incarnation, and why it does not serve."""
     return f"incarnation {incarnation} of {node} was retired from this cluster"
 
 
@@ -158,13 +159,14 @@ class Damaged(NodeAgentError):
 
 
 class LogCorrupt(Damaged):
-    """`details`: `segment`, `offset`, `groups` (group -> first and last index that may be lost)."""
+    """`details`: `segment`, `offset` (bytes), `groups` (group -> first and last log index that may be
+    lost)."""
 
     code = "log_corrupt"
 
 
 class FileCorrupt(Damaged):
-    """`details`: `file`, `expected`, `found`."""
+    """`details`: `file`, and the hashes `expected` and `found`."""
 
     code = "file_corrupt"
 

@@ -1,11 +1,11 @@
 """Feature levels: what all nodes of a cluster have agreed to log, send and store.
 
-A node reads what any level up to its newest allows. It logs, sends and stores what a level added only when
-the cluster is at that level: until then other nodes may be of the release before, and any may go back to it.
-One entry of the meta group raises the level, once every node speaks the new one; the level never falls.
+A node reads what any level up to its newest allows. It logs, sends and stores what a level added only once
+the cluster is at that level: until then other nodes may run the previous release, and any node may go back to
+it. An entry of the meta group raises the level once every node speaks the new level; the level never falls.
 
-What is logged, sent or stored anew gets a member of `Feature`, unless nodes of the release before can ignore
-it without harm (a field of a status).
+Each addition to what is logged, sent or stored gets a member of `Feature`, unless nodes of the previous
+release can ignore it without harm (a field of a status).
 """
 
 from enum import IntEnum
@@ -13,21 +13,21 @@ from enum import IntEnum
 import msgspec
 
 FIRST = 1
-"""Of the releases that name no level."""
+"""The level of releases that name no level (0.1.0)."""
 
 
 class Feature(IntEnum):
-    """What was added, with the level that added it."""
+    """Each addition, with the level that added it."""
 
     FILE_WRITER = 2
-    """Entries that make TsFiles name the library that their bytes depend on."""
+    """Entries that make TsFiles name the TsFile library that their bytes depend on."""
 
     REASONS = 2
-    """A drain says whether a rolling restart wants it, the error of an operation which group it concerns."""
+    """A drain says whether a rolling restart asked for it; the error of an operation names its group."""
 
 
 class Levels(msgspec.Struct, frozen=True):
-    """The levels that a release speaks, both included."""
+    """The levels that a release speaks, from `oldest` to `newest`, both included."""
 
     oldest: int
     newest: int
@@ -40,7 +40,7 @@ class Levels(msgspec.Struct, frozen=True):
 
 
 SPOKEN = Levels(FIRST, max(Feature, default=FIRST))
-"""By this release."""
+"""The levels that this release speaks."""
 
 
 def refusal(node: str, levels: Levels, level: int) -> str:

@@ -1,4 +1,4 @@
-"""What a manifest says of one TsFile, and what is asked of the storage room."""
+"""One TsFile as a manifest describes it, and the parameters of file jobs and scans."""
 
 from typing import Annotated
 
@@ -11,13 +11,13 @@ from nodeagent.model.limits import PAGE_BYTES
 from nodeagent.model.schema import TableSchema
 
 Order = tuple[int, ...]
-"""Age of rows, compared like a tuple: a file's is the log index of its `CloseFile`; an adopted file's
-is (index of the `Open`, *its order in the old group); a memtable batch's is (its entry's index,).
-Larger is newer."""
+"""Age of rows, compared as a tuple; larger is newer. For a file it is (log index of its `CloseFile`,), for an
+adopted file (log index of the `Open`, *its order in the old group), for a batch in memory (log index of its
+entry,)."""
 
 
 TSFILE, PARKED = ".tsfile", ".arrow"
-"""How names of files end. Rows are parked as Arrow where they cannot become a TsFile."""
+"""Endings of file names. Rows that cannot become a TsFile are parked as Arrow."""
 
 
 class FileMeta(msgspec.Struct, frozen=True, gc=False):
@@ -29,48 +29,52 @@ class FileMeta(msgspec.Struct, frozen=True, gc=False):
     table: str
     order: Order
     size: int
+    """Bytes."""
+
     xxh3: str
     """XXH3-128 of the bytes, 32 hex digits."""
 
     rows: int
     time_min: int
     time_max: int
+    """First and last time of the rows (ms, inclusive)."""
+
     logical: tuple[int, int, int]
     """(non-null values, sum 1, sum 2) of the value hashes, sums mod 2^64 (`table.checksum`)."""
 
     clean: Order = ()
-    """Of a compacted file: rows that deletes of an older order mask are not in it any more."""
+    """Of a compacted file: it has no rows that deletes of an older order mask."""
 
     parked: str = ""
-    """Why the rows are no TsFile, in the words of the leader that found it. "" for a TsFile."""
+    """Why the rows are not a TsFile, in the words of the leader that parked them; "" for a TsFile."""
 
     @property
     def place(self) -> tuple[int, PartitionKey, str, Order]:
-        """What the log says of the file of this name, whatever its bytes are."""
+        """What the log determines about the file of this name, whatever its bytes are."""
         return self.slot, self.partition, self.table, self.order
 
 
 def parked_name(name: str) -> str:
-    """What the file is called that holds the rows of the TsFile `name` when they are parked."""
+    """Name of the Arrow file that holds the rows of the TsFile `name` once they are parked."""
     return name.removesuffix(TSFILE) + PARKED
 
 
 def tsfile_name(name: str) -> str:
-    """What the TsFile is called whose rows are parked as `name`."""
+    """Name of the TsFile whose rows are parked as `name`."""
     return name.removesuffix(PARKED) + TSFILE
 
 
 def logged_at(name: str) -> int:
-    """Index in a file's name: of the entry that made it, or of the `Open` before it was adopted; -1 if there
-    is none."""
+    """Log index in a file's name: of the entry that made it or, for an adopted file, of the `Open` before;
+    -1 if the name has none."""
     _, _, rest = name.partition("-")
     index = rest.partition("-")[0]
     return int(index) if index.isascii() and index.isdigit() else -1
 
 
 class Tombstone(msgspec.Struct, frozen=True, gc=False):
-    """A range delete: masks rows of `table` with an older order, in [time_from, time_to], whose tags
-    equal `tags` where given."""
+    """A range delete: it masks rows of `table` with an older order and a time in [time_from, time_to] (ms)
+    whose tags equal `tags`, as far as given."""
 
     order: Order
     partition: PartitionKey
@@ -79,10 +83,10 @@ class Tombstone(msgspec.Struct, frozen=True, gc=False):
     time_from: int
     time_to: int
     expiry: bool = False
-    """By TTL and not by a client: a file wholly behind it goes at once."""
+    """A TTL cut-off, not a client's delete: a file wholly before it is removed at once."""
 
     def masks(self, file: FileMeta) -> bool:
-        """Whether rows it deletes may be in the file."""
+        """Whether the file may have rows that this delete masks."""
         return (
             file.order < self.order
             and file.clean < self.order
@@ -94,7 +98,7 @@ class Tombstone(msgspec.Struct, frozen=True, gc=False):
 
 
 class CloseSpec(msgspec.Struct, frozen=True):
-    """Everything the bytes of one TsFile depend on, besides the rows (law 6)."""
+    """Everything that the bytes of one TsFile depend on, besides the rows (law 6)."""
 
     name: str
     slot: int
@@ -103,17 +107,20 @@ class CloseSpec(msgspec.Struct, frozen=True):
     schema: TableSchema
     compression: str = "ZSTD"
     memory_threshold: int = 1 << 40
+    """Bytes that the TsFile library may buffer before it flushes a chunk group."""
+
     format_version: int = 1
     writer: str = ""
-    """The library that makes it; "" for any, and for Arrow."""
+    """The TsFile library that must make it; "" for any library, and for Arrow."""
+
     parked: str = ""
-    """As `FileMeta.parked`; the name ends accordingly."""
+    """As `FileMeta.parked`; the name ends with `PARKED` if it is set."""
 
 
 class ScanSpec(msgspec.Struct, frozen=True):
-    """Which rows of one table of one partition are wanted.
+    """The rows of one table to read: times in [time_from, time_to] (ms) whose tags equal `tags`.
 
-    `fields` None means all; times are inclusive; `tags` are equalities.
+    `fields` None reads all fields.
     """
 
     schema: TableSchema
@@ -124,12 +131,12 @@ class ScanSpec(msgspec.Struct, frozen=True):
 
 
 Tags = tuple[str | None, ...]
-"""One value per tag of the table, in schema order: they name a device."""
+"""One value per tag of the table, in schema order; together they identify a device."""
 
 
 class RowKey(msgspec.Struct, array_like=True, frozen=True):
-    """A place in the rows of one table of one partition, sorted by (tags, time): behind the row of that key,
-    whether there is one or not."""
+    """A place in the rows of one table and one partition, sorted by (tags, time): the place behind the row of
+    this key, whether such a row exists or not."""
 
     tags: Tags
     time: Time
@@ -138,8 +145,9 @@ class RowKey(msgspec.Struct, array_like=True, frozen=True):
 class Cursor(msgspec.Struct, array_like=True, frozen=True):
     """A place in the rows of one table that a group holds, partition by partition.
 
-    `position` orders the partitions; those before it are read. In the one at it rows up to `key` are read, no
-    row where that is None. It means the same on every replica, whatever files come, go or are merged.
+    Partitions before `position` (`PartitionKey.position`) are read. In the partition at `position`, rows up
+    to `key` are read; None: no row. The place is the same on every replica, whichever files are added,
+    removed or merged.
     """
 
     position: Annotated[int, Meta(ge=0, le=INT64_MAX)] = 0
@@ -147,10 +155,10 @@ class Cursor(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PageSpec(msgspec.Struct, array_like=True, frozen=True):
-    """Which page of a scan is wanted: the rows behind `after` up to `until`, included, as many as fit
-    `bytes_max` in Arrow form. With `rows_max` no rows are wanted behind the first so many.
+    """One page of a scan: the rows behind `after` up to and including `until`, as many as fit `bytes_max` (in
+    Arrow form) and, unless it is 0, `rows_max`.
 
-    `whole`: the rows are those of several partitions, which `after` cannot tell apart: all, or none.
+    `whole`: the rows are of several partitions, whose rows `after` cannot tell apart: return all or none.
     """
 
     after: RowKey | None = None
@@ -161,7 +169,7 @@ class PageSpec(msgspec.Struct, array_like=True, frozen=True):
 
 
 class FileRef(msgspec.Struct, frozen=True):
-    """A file some node offers under an opaque snapshot id; `name` is inside that snapshot."""
+    """A file that `node` offers under an opaque snapshot id; `name` is its name inside that snapshot."""
 
     node: NodeId
     snapshot: str
@@ -171,7 +179,7 @@ class FileRef(msgspec.Struct, frozen=True):
 
 
 class PulledSlot(msgspec.Struct, frozen=True):
-    """One slot as a source describes it at its seal."""
+    """One slot as a copy source describes it, as of its seal."""
 
     slot: int
     files: tuple[FileMeta, ...]
@@ -179,7 +187,7 @@ class PulledSlot(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a file lives on this node."""
+    """Where a file is stored on this node."""
 
     group: GroupId
     slot: int

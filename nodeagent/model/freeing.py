@@ -1,7 +1,7 @@
-"""Objects that nobody needs any more, freed some at a time.
+"""Frees unused objects in small portions.
 
-A close of many small writes and the purge of the log behind it let go of tens of thousands of objects each.
-To free them takes a microsecond apiece, and the loop stands still meanwhile.
+A close of many small writes, and the purge of the log behind it, each drop tens of thousands of objects.
+Freeing an object takes a microsecond, during which the event loop stands still.
 """
 
 from collections import deque
@@ -9,11 +9,11 @@ from typing import Any
 
 FREED_MIN = 512
 FREED_SHARE = 16
-"""At a time so many, or that part of all there are: however many come, they do not pile up."""
+"""Each call frees `FREED_MIN` objects or one in `FREED_SHARE`, whichever is more: so they never pile up."""
 
 
 class ToFree:
-    """Lists whose items are of no more use."""
+    """Lists whose items are not used any more."""
 
     def __init__(self) -> None:
         self._lists: deque[list[Any]] = deque()
@@ -23,13 +23,13 @@ class ToFree:
         return self._count
 
     def add(self, items: list[Any]) -> None:
-        """Take the list, which nobody else may hold."""
+        """Take over the list; the caller must hold the only reference to it."""
         if items:
             self._lists.append(items)
             self._count += len(items)
 
     def free(self) -> None:
-        """Let go of some of those that came first; called again and again."""
+        """Free a portion, of the oldest lists first; called at every tick."""
         left = max(FREED_MIN, self._count // FREED_SHARE)
         while self._lists and left:
             items = self._lists[0]

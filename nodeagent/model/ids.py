@@ -1,8 +1,8 @@
 """Names of nodes, groups and partitions.
 
-A node id is a short lower-case name (`node1`). A group id is `meta` or `<header>.<created>`, where
-*header* is the node that heads the data group and *created* the meta index that made it, so that an
-id is never reused.
+A node id is a short lower-case name (`node1`). A group id is `meta` or `<header>.<created>`: *header* is the
+node that owns the data group and *created* the meta log index of the entry that created it, so that an id is
+never reused.
 """
 
 import re
@@ -19,13 +19,13 @@ META: GroupId = "meta"
 
 _TIME_OFFSET = 1 << 40
 _SHARD_BITS = 20
-"""Places of partitions: a time partition is within 41 bits with its sign, a shard within 20."""
+"""Bits of a partition's position: a time partition fits 41 bits with its sign, a shard 20."""
 
 _NODE = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
 def check_node_id(name: str) -> NodeId:
-    """Return `name` when it can name a node, else raise `InvalidName`."""
+    """Return `name` if a node may have it, else raise `InvalidName`."""
     if not _NODE.fullmatch(name):
         raise InvalidName(
             f"node name {name!r} is not allowed",
@@ -35,7 +35,7 @@ def check_node_id(name: str) -> NodeId:
 
 
 def data_group(header: NodeId, created: int) -> GroupId:
-    """Id of the data group that `header` heads since meta index `created`."""
+    """Id of the data group that `header` owns since meta log index `created`."""
     return f"{header}.{created}"
 
 
@@ -46,7 +46,7 @@ def is_group(name: str) -> bool:
 
 
 def header_of(group: GroupId) -> NodeId:
-    """The node that heads a data group."""
+    """The group owner: the node that a data group is named after."""
     return group.partition(".")[0]
 
 
@@ -59,19 +59,19 @@ class PartitionKey(msgspec.Struct, array_like=True, frozen=True, order=True, gc=
 
     @property
     def position(self) -> int:
-        """Ascending with the partitions of one storage group, positive, within 63 bits."""
+        """A positive number of at most 63 bits that orders the partitions of one storage group."""
         return (((self.time_partition + _TIME_OFFSET) << _SHARD_BITS) | self.shard) + 1
 
     @classmethod
     def at(cls, storage_group: str, position: int) -> Self:
-        """The partition at a position of the storage group."""
+        """The partition of the storage group at that `position`."""
         time, shard = divmod(position - 1, 1 << _SHARD_BITS)
         return cls(storage_group, time - _TIME_OFFSET, shard)
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose a stored thing is: a node, the incarnation of its directory, and the start of the agent, counted
-    from 1, in which it was written. "" and 0 where that was not said."""
+    """Who wrote stored data: a node, the incarnation of its directory, and the number of the agent's start,
+    counted from 1. "" and 0 if it is not known."""
 
     node: NodeId = ""
     incarnation: str = ""

@@ -1,7 +1,7 @@
-"""Slow work a pure room asks for, and what came of it.
+"""Jobs: slow work that pure code requests, and the results of that work.
 
-`host` emits a job with a number; the shell runs it (disk thread, worker process, network) and feeds
-the matching result back as an event. A job may run twice (crash, retry): each is idempotent.
+`host` emits a numbered job; the shell runs it (disk thread, worker process, network) and feeds the result
+back as an event. A job may run twice (crash, retry), so each job is idempotent.
 """
 
 import msgspec
@@ -20,16 +20,18 @@ from nodeagent.model.ids import GroupId, NodeId
 
 
 class MemBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One write entry's rows of one table as an Arrow IPC stream, with its age.
+    """The rows of one write entry as an Arrow IPC stream, with their age.
 
-    They lie in what brought them: the log's entry, or a message. A `memoryview` of them would be two objects
-    more for each full garbage collection to visit, and a node has a hundred thousand batches in memory.
+    The stream is `data[start:end]`, where `data` is the log entry or the message that brought the rows. A
+    stored `memoryview` would add two objects per batch to each full garbage collection, and a node has a
+    hundred thousand batches in memory.
     """
 
     order: Order
     data: bytes
     start: int = 0
     end: int | None = None
+    """None for the end of `data`."""
 
     @property
     def ipc(self) -> memoryview:
@@ -41,7 +43,7 @@ class MemBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class CloseUnit(msgspec.Struct, frozen=True):
-    """One TsFile to make: the batches in log order, and the range deletes that fell between them."""
+    """One TsFile to make from rows: the batches in log order, and the range deletes logged between them."""
 
     spec: CloseSpec
     batches: tuple[MemBatch, ...]
@@ -49,14 +51,17 @@ class CloseUnit(msgspec.Struct, frozen=True):
 
 
 class CloseFiles(msgspec.Struct, frozen=True):
-    """Make each unit's file durable under its name in the group."""
+    """Make the file of each unit durable under its name in the group. The result is `FilesClosed`."""
 
     group: GroupId
     units: tuple[CloseUnit, ...]
 
 
 class CompactUnit(msgspec.Struct, frozen=True):
-    """One TsFile to make from files, oldest first, each checked against its meta before it is opened."""
+    """One TsFile to make from `inputs`, oldest first; each input is checked against its hash before use.
+
+    `clean` and `tombstones`: the deletes to carry out, and the `FileMeta.clean` of the output.
+    """
 
     spec: CloseSpec
     clean: Order
@@ -65,9 +70,9 @@ class CompactUnit(msgspec.Struct, frozen=True):
 
 
 class CompactFiles(msgspec.Struct, frozen=True):
-    """Make the unit's file durable under its name in the group; the inputs stay. Answered `FilesClosed`.
+    """Make the unit's file durable under its name in the group; the inputs stay. The result is `FilesClosed`.
 
-    `is_trial`: only to see whether it can be made; nothing is kept.
+    `is_trial`: only test whether the file can be made; discard it.
     """
 
     group: GroupId
@@ -76,24 +81,28 @@ class CompactFiles(msgspec.Struct, frozen=True):
 
 
 class FilesClosed(msgspec.Struct, frozen=True):
-    """In the order of the units; None where no row was left after deletes."""
+    """The files in the order of the units; None for a unit without a row left after deletes."""
 
     files: tuple[FileMeta | None, ...]
 
 
 class FileChanges(msgspec.Struct, frozen=True):
-    """The files of a checkpoint, whose payload names none."""
+    """The files of a checkpoint whose payload names none."""
 
     base: str
-    """The whole checkpoint that `files` and `gone` go on from, as `CheckpointSaved` named it; "" when `files`
-    are all."""
+    """Name (`CheckpointSaved.base`) of the whole checkpoint that this one differs from; "" if `files` are all
+    files."""
 
     files: tuple[FileMeta, ...]
+    """Files that `base` does not have."""
+
     gone: tuple[str, ...] = ()
+    """Names of files that only `base` has."""
 
 
 class SaveCheckpoint(msgspec.Struct, frozen=True):
-    """Replace the group's checkpoint atomically. Without `changes` the payload is all of it."""
+    """Replace the group's checkpoint atomically; without `changes` the payload is the whole checkpoint. The
+    result is `CheckpointSaved`."""
 
     group: GroupId
     payload: bytes
@@ -101,7 +110,8 @@ class SaveCheckpoint(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """One page: merge files and memory batches, apply deletes, keep the newest value per cell."""
+    """Read one page: merge files and batches, apply deletes, take the newest value of each cell. The result
+    is `Scanned`."""
 
     group: GroupId
     spec: ScanSpec
@@ -110,12 +120,15 @@ class Scan(msgspec.Struct, frozen=True):
     tombstones: tuple[Tombstone, ...]
     page: PageSpec = PageSpec()
     heavy: bool = False
-    """It may take long: others do not wait for it."""
+    """The scan may take long: other scans do not wait for it."""
 
 
 class Scanned(msgspec.Struct, frozen=True):
-    """An Arrow IPC stream sorted by (tags, time); the next page begins at `after`, None behind the last.
-    `over`: a page of several partitions that is too large as a whole; it has no rows."""
+    """One page of rows, as an Arrow IPC stream sorted by (tags, time).
+
+    The next page begins at `after`; None if this is the last page. `over`: the page spans several partitions
+    and is too large as a whole; it has no rows.
+    """
 
     ipc: bytes
     rows: int
@@ -124,22 +137,25 @@ class Scanned(msgspec.Struct, frozen=True):
 
 
 class MakeSnapshot(msgspec.Struct, frozen=True):
-    """Hard-link the files all-or-nothing under an opaque id; `payload` is kept beside them."""
+    """Hard-link the files, all or none, under an opaque id; `payload` is stored beside them."""
 
     snapshot: str
     group: GroupId
     files: tuple[FileMeta, ...]
     payload: bytes = b""
     is_state: bool = False
-    """The payload is that of a checkpoint without files: these go into it."""
+    """The payload is a checkpoint without files; add `files` to it."""
 
 
 class DropSnapshot(msgspec.Struct, frozen=True):
+    """Remove the snapshot with its links."""
+
     snapshot: str
 
 
 class InstallSnapshot(msgspec.Struct, frozen=True):
-    """Pull checkpoint and files of `snapshot` from `source`, verify, and put them in place."""
+    """Pull the checkpoint and the files of `snapshot` from `source`, verify them, and put them in place. The
+    result is `Installed`."""
 
     group: GroupId
     source: NodeId
@@ -152,16 +168,18 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 class StagedFile(msgspec.Struct, frozen=True):
-    """A file wanted in staging; sources are tried in turn."""
+    """A file to stage; its sources are tried in turn."""
 
     meta: FileMeta
     sources: tuple[FileRef, ...]
     local: GroupId | None = None
-    """This node holds it as a member of that group under `meta.name`: link it, after a hash check."""
+    """A group of which this node is a member and holds the file under `meta.name`: check its hash and link it
+    instead of pulling it."""
 
 
 class StageFiles(msgspec.Struct, frozen=True):
-    """Fetch previous-holder files into the staging area of `group` under `operation`."""
+    """Fetch files of previous holders into the staging area of `group` under `operation`. The result is
+    `FilesStaged`."""
 
     operation: str
     group: GroupId
@@ -169,28 +187,33 @@ class StageFiles(msgspec.Struct, frozen=True):
 
 
 REPAIR, INSTALL = "repair-", "install-"
-"""How staging areas of repairs and of snapshots begin; no operation is called so."""
+"""Prefixes of the staging areas of repairs and of snapshots; no operation id begins with them."""
 
 
 def install_area(snapshot: str) -> str:
-    """Where the files of a snapshot arrive."""
+    """The staging area for the files of a snapshot."""
     return f"{INSTALL}{snapshot}"
 
 
 def repair_area(group: GroupId) -> str:
-    """Where a repair of the group stages its file; there is one at a time."""
+    """The staging area for the file of a repair of the group; one repair runs at a time."""
     return f"{REPAIR}{group}"
 
 
 class FilesStaged(msgspec.Struct, frozen=True):
-    """Names that are durable and verified, and those that are not with the reason."""
+    """The files that are durable and verified (`names`), and those that are not (`failed`)."""
 
     names: tuple[str, ...]
     failed: tuple[tuple[str, str], ...]
+    """(name, reason)"""
+
     bytes_received: int
     refetched: int = 0
+    """Files that arrived damaged and were fetched from another source."""
+
     suspects: tuple[tuple[NodeId, str], ...] = ()
-    """Copies that came whole and are other than the manifest says: who holds it ("": this node), its name."""
+    """(holder, file name) of copies that arrived whole but differ from the manifest; holder "" is this
+    node."""
 
 
 class Adoption(msgspec.Struct, array_like=True, frozen=True):
@@ -201,7 +224,7 @@ class Adoption(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AdoptFiles(msgspec.Struct, frozen=True):
-    """Move staged files under their new names into the group."""
+    """Move staged files into the group under their new names."""
 
     operation: str
     group: GroupId
@@ -209,45 +232,55 @@ class AdoptFiles(msgspec.Struct, frozen=True):
 
 
 class DeleteFiles(msgspec.Struct, frozen=True):
+    """Unlink these files of the group."""
+
     group: GroupId
     files: tuple[FileMeta, ...]
 
 
 class DropStaging(msgspec.Struct, frozen=True):
+    """Remove the staging area of the operation (or repair, or snapshot)."""
+
     operation: str
 
 
 class RemoveGroup(msgspec.Struct, frozen=True):
+    """Remove the directory of the group."""
+
     group: GroupId
 
 
 Removal = DropSnapshot | DropStaging | RemoveGroup
-"""Jobs after which a directory is gone. One that fails may have removed a part of it."""
+"""Jobs that remove a directory. A job that fails may have removed a part of it."""
 
 
 class HashFiles(msgspec.Struct, frozen=True):
-    """Re-read every byte."""
+    """Read every byte of these files and hash it. The result is `FilesHashed`."""
 
     group: GroupId
     files: tuple[FileMeta, ...]
 
 
 class FilesHashed(msgspec.Struct, frozen=True):
-    """Per file what was found: 32 hex digits, "missing", or "unreadable" where the disk gives no bytes."""
+    """(file name, hash) of each file; the hash is 32 hex digits, "missing", or "unreadable" if the disk
+    returns no bytes."""
 
     found: tuple[tuple[str, str], ...]
 
 
 class ReplaceFile(msgspec.Struct, frozen=True):
-    """Put the file in the group's `repair_area` in the place of a damaged or missing one of its name."""
+    """Replace a damaged or missing file by the file of its name in the group's `repair_area`. The result is
+    `FileReplaced`."""
 
     group: GroupId
     meta: FileMeta
 
 
 class FileReplaced(msgspec.Struct, frozen=True):
-    """Where the damaged file is now, "" when there was none or the place holds the right bytes already.
-    `left`: why the group's `repair_area` is still there, "" when it is gone."""
+    """Where the damaged file was moved; "" if there was none or the right bytes were already in place.
+
+    `left`: why the group's `repair_area` could not be removed; "" if it was removed.
+    """
 
     quarantined: str
     left: str = ""
@@ -258,14 +291,17 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class CheckpointSaved(msgspec.Struct, frozen=True):
-    """`base` names the whole checkpoint that is on disk now."""
+    """`base` names the whole checkpoint that is on disk."""
 
     base: str
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """`code` is that of the error (`model.errors`). `file` is the one that was found damaged (of an install:
-    one of the source's), `found` what its bytes hash to, where it was that."""
+    """The job failed with the error `code` (`model.errors`).
+
+    `file` is the file that was damaged, if that was the reason (for an install: a file of the source), and
+    `found` the hash of its bytes.
+    """
 
     code: str
     what: str

@@ -1,12 +1,12 @@
-"""What storage groups, tables and columns may be called, and which schemas can be filed.
+"""Which names storage groups, tables and columns may have, and which schemas can become files.
 
-The client asks before it sends, the leader before it logs, and the leader of the meta group before it
-creates a table. Names are stored in lower case, as TsFile has them; code that takes names from people lowers
+The client checks before it sends, the leader before it logs, and the leader of the meta group before it
+creates a table. Names are stored in lower case, as in TsFile; code that takes names from operators lowers
 them first. The limits were measured with the TsFile library (`tests/storage/test_accepted.py`): it ends a
-name at a NUL, takes no empty one, and cannot read back a field whose name has 1 500 bytes.
+name at a NUL, accepts no empty name, and cannot read back a field whose name has 1 500 bytes.
 
-A table made by an earlier release may have a name that is refused today. It is served as long as its rows
-can be filed: only names that are new are checked in full (`check_schema`), others by `check_fileable`.
+A table created by an earlier release may have a name that is refused today. It is served as long as its rows
+can become files: only new names are checked in full (`check_schema`), other names by `check_fileable`.
 """
 
 from collections.abc import Iterable
@@ -17,19 +17,19 @@ from nodeagent.model.limits import COLUMNS_MAX, NAME_BYTES_MAX
 from nodeagent.model.schema import TYPES, TableSchema
 
 TIME = "time"
-"""The time column of every table; no other is called so."""
+"""Name of the time column of every table; no other column may have it."""
 
 _WORD = "letters and digits of any script, '_' and '-', in parts joined by single dots"
 _COLUMN = "printable text without blanks at its ends, and not beginning with '$', '.' or '['"
 _RESERVED = ("$", ".", "[")
-"""`$` begins our own columns; Arrow takes the other two for a path to a nested field."""
+"""`$` begins internal columns; Arrow reads the other two as a path to a nested field."""
 
 
 def check_storage_group(name: str) -> str:
-    """Return `name` if a storage group may be called so: `root.plant`.
+    """Return `name` if a storage group may have it (`root.plant`).
 
     Raises:
-        InvalidName: it may not; the error has the rule.
+        InvalidName: it may not; the error states the rule.
     """
     return _check_path("storage group", name)
 
@@ -43,17 +43,20 @@ def check_column(name: str) -> str:
     """As `check_storage_group`, for a tag or field."""
     _check_text("column", name, _COLUMN)
     if name == TIME:
-        raise InvalidName(f"a column cannot be named {TIME!r}: that is the time column")
+        raise InvalidName(
+            f"a column cannot be named {TIME!r}: that is the time column",
+            next_step="give the column another name",
+        )
     if not name.isprintable() or name != name.strip() or name.startswith(_RESERVED):
         raise _refused("column", name, _COLUMN)
     return name
 
 
 def check_columns(names: Iterable[str]) -> None:
-    """Check every name, and that no two are one name to a reader that does not look at case.
+    """Check every name, and that no two names are equal to a reader that ignores case.
 
     Raises:
-        InvalidName: a name or a pair that is not allowed.
+        InvalidName: a name or a pair of names is not allowed.
     """
     for name in (names := tuple(names)):
         check_column(name)
@@ -61,27 +64,29 @@ def check_columns(names: Iterable[str]) -> None:
 
 
 def check_apart(names: Iterable[str]) -> None:
-    """Spark compares names by their upper case and then by their lower: `ı` and `i` are one to it.
+    """Check that no two names differ only in case, as Spark compares them: it lowers the upper case of a
+    name, so that `ı` and `i` are equal.
 
     Raises:
-        InvalidName: two names that differ in case alone.
+        InvalidName: two names differ only in case.
     """
-    seen: dict[str, str] = {}
+    known: dict[str, str] = {}
     for name in names:
-        twin = seen.setdefault(name.upper().casefold(), name)
+        twin = known.setdefault(name.upper().casefold(), name)
         if twin is not name:
             raise InvalidName(
-                f"columns {twin!r} and {name!r} are one name",
-                next_step="rename one: names that differ in case alone are the same",
+                f"columns {twin!r} and {name!r} have the same name: they differ in case alone",
+                next_step="rename either of them",
             )
 
 
 def check_schema(schema: TableSchema, known: TableSchema | None = None) -> None:
-    """Whether the table may be created, or `known` be extended to it.
+    """Check that the table may be created, or `known` be extended to it.
 
     Raises:
-        InvalidName: a name that is not in `known` and is not allowed.
-        InvalidInput: a type that there is not, a tag that is not STRING, no column or too many.
+        InvalidName: a name is not in `known` and not allowed.
+        InvalidInput: a type does not exist, a tag is not STRING, a column is given twice, or there are no
+            columns or too many.
     """
     if known is None:
         check_storage_group(schema.storage_group)
@@ -90,40 +95,51 @@ def check_schema(schema: TableSchema, known: TableSchema | None = None) -> None:
     before = {c.name for c in known.columns} if known is not None else set[str]()
     names = [*before, *(c.name for c in schema.columns if c.name not in before)]
     if not 0 < len(names) <= COLUMNS_MAX:
-        raise InvalidInput(f"{place} would have {len(names)} columns; 1 to {COLUMNS_MAX} are allowed")
+        raise InvalidInput(
+            f"{place} would have {len(names)} columns; 1 to {COLUMNS_MAX} are allowed",
+            next_step="use several tables" if names else "give at least one column",
+        )
     for column in schema.columns:
         if column.type not in TYPES:
             types = ", ".join(TYPES)
-            raise InvalidInput(f"{place}: column {column.name!r} is {column.type!r}; types are {types}")
+            raise InvalidInput(
+                f"{place}: column {column.name!r} has the type {column.type!r}, which does not exist",
+                next_step=f"use one of the types {types}",
+            )
         if column.tag and column.type != "STRING":
-            raise InvalidInput(f"{place}: tag {column.name!r} is {column.type}; tags are STRING")
+            raise InvalidInput(
+                f"{place}: tag {column.name!r} is {column.type}; a tag must be STRING",
+                next_step="make it a STRING, or a field",
+            )
     for name in names[len(before) :]:
         check_column(name)
     if len({c.name for c in schema.columns}) < len(schema.columns):
-        raise InvalidInput(f"{place}: a column is given twice")
+        raise InvalidInput(f"{place}: a column is given twice", next_step="give each column once")
     if len(names) > len(before):
         check_apart(names)
 
 
 @lru_cache(maxsize=1024)
 def check_fileable(schema: TableSchema) -> None:
-    """Whether rows of the table can become a TsFile, whichever release created it.
+    """Check that rows of the table can become a TsFile, whichever release created the table.
 
     Raises:
-        InvalidName: they cannot; the table or the column is named.
+        InvalidName: they cannot; the error names the table or the column.
     """
     where = f"rows of {schema.storage_group}.{schema.table} cannot be stored"
     next_step = "write to a new table whose columns all have a name (`iotctl data schema`)"
     if not schema.table or "\0" in schema.table or not schema.columns:
-        raise InvalidName(f"{where}: the table has no proper name or no column", next_step=next_step)
+        raise InvalidName(f"{where}: the table has no valid name or no column", next_step=next_step)
     for column in schema.columns:
         size = 0 if column.tag else len(column.name.encode())
         if not column.name or "\0" in column.name or size > _FIELD_BYTES_MAX:
-            raise InvalidName(f"{where}: no file can have column {_shown(column.name)}", next_step=next_step)
+            what = f"{where}: no TsFile can have a column named {_shown(column.name)}"
+            raise InvalidName(what, next_step=next_step)
 
 
 _FIELD_BYTES_MAX = 1000
-"""Of a field's name, which earlier releases did not bound: with 1 500 a file cannot be read back."""
+"""Bytes of a field's name that a TsFile surely can read back; it cannot with 1 500. Release 0.1.0 had no
+bound."""
 
 
 def _check_path(kind: str, name: str) -> str:

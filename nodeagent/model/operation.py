@@ -1,6 +1,6 @@
-"""The record of one change of the cluster (add-node, remove-node, rebalance) as the meta group keeps it.
+"""The record of one change of the cluster (add-node, remove-node, replace-node, rebalance) in the meta group.
 
-Slots are given as ranges [start, end). A group carries only its own slots.
+Slots are given as ranges [start, end). Times are in milliseconds, by the wall clock of the meta leader.
 """
 
 from enum import StrEnum
@@ -13,7 +13,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class Stage(StrEnum):
-    """The work in progress; docs/internals/scaling.md has a table of it."""
+    """The stage of a change; docs/internals/scaling.md describes what happens in each stage."""
 
     PLANNED = "PLANNED"
     SEALED = "SEALED"
@@ -28,7 +28,7 @@ class Stage(StrEnum):
 
 ENDED = (Stage.DONE, Stage.CANCELLED)
 PAUSABLE = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING)
-"""Up to here a pause still holds something back: the pulls of MOVING and the step to RELEASED."""
+"""Stages in which a pause has an effect: it holds back the pulls of MOVING and the step to RELEASED."""
 
 NEXT: dict[Stage, tuple[Stage, ...]] = {
     Stage.PLANNED: (Stage.SEALED, Stage.CANCELLING),
@@ -41,11 +41,11 @@ NEXT: dict[Stage, tuple[Stage, ...]] = {
     Stage.DONE: (),
     Stage.CANCELLED: (),
 }
-"""Legal transitions; `docs/internals/scaling.md` draws the same picture."""
+"""The allowed transitions, as docs/internals/scaling.md draws them."""
 
 
 class SlotMove(msgspec.Struct, frozen=True):
-    """Slots that leave one group for another, with both member lists written out."""
+    """Slots that move from one group to another, with the members of both."""
 
     slots: Ranges
     source: GroupId
@@ -55,7 +55,7 @@ class SlotMove(msgspec.Struct, frozen=True):
 
 
 class GroupChange(msgspec.Struct, frozen=True):
-    """A group of the new ring whose members change. One node joins, one leaves (either may be None)."""
+    """A group of the new ring whose members change: `joins` comes, `leaves` goes (either may be None)."""
 
     group: GroupId
     joins: NodeId | None
@@ -65,36 +65,50 @@ class GroupChange(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What the operator asked for."""
+    """What the operator asked for when the change began."""
 
     verify: bool = False
+    """Release the previous copies only after a sign-off."""
+
     depth: str = "content"
+    """How deep the verification compares (`iotctl --depth`)."""
+
     no_migrate: bool = False
+    """Start no copy before the operator says so (`Steer`, verb `go`)."""
+
     hold_release_ms: int = 0
+    """Retain the previous copies for this long after all slots are adopted; 0 does not hold them."""
+
     rate_bytes_per_s: int = 0
-    """0: as fast as the agents judge right."""
+    """Rate at which a node pulls files; 0 lets the agents choose."""
 
     dead: bool = False
-    """The node that leaves is gone for good."""
+    """The node that leaves is permanently lost."""
 
 
 class StageSpan(msgspec.Struct):
+    """When an operation was in a stage, and what let it leave the stage."""
+
     name: str
     entered_ms: int
     left_ms: int = 0
+    """0 while the operation is in the stage."""
+
     evidence: list[str] = []
 
 
 class SealResult(msgspec.Struct, frozen=True):
-    """What a losing group committed: the seal's log index, and which sessions go with the moved slots."""
+    """The seal of a losing group: its log index, and the session table that goes with the sealed slots."""
 
     group: GroupId
     index: int
+    """In the log of `group`."""
+
     sessions: bytes = b""
-    """The table itself, from members of the first release, which has no `parts`."""
+    """The session table itself, from a member of a release that sets no `parts`."""
 
     parts: tuple[str, ...] = ()
-    """XXH3-128 of each part of the table, which goes from group to group."""
+    """XXH3-128 of each part of the session table, which one group sends to the other."""
 
 
 class CopyRecord(msgspec.Struct, frozen=True):
@@ -105,15 +119,19 @@ class CopyRecord(msgspec.Struct, frozen=True):
     incarnation: str
     slots: Ranges
     digest: str
-    """XXH3-128 over the slots' (slot, staged name, size, hash): equal on every member."""
+    """XXH3-128 over (slot, staged name, size, hash) of all files: equal on every member."""
 
     files: int
     bytes_received: int
     refetched: int = 0
+    """Files that arrived damaged and were fetched from another source."""
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """While it lives the agents leave the order of pulls to its owner."""
+    """While the lease is held, its owner decides the order of pulls; else the agents do.
+
+    It ends when it is not renewed for `ttl_ms`. `serial` grows with each renewal and each owner.
+    """
 
     owner: str
     serial: int
@@ -122,7 +140,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 EVIDENCE_CHARS = 100
 ERROR_CHARS = 500
-"""Of each text in a short record of an operation."""
+"""Characters of the texts in a short record of an operation."""
 
 _KEPT_IN_SHORT = (
     *("id", "kind", "node", "started_ms", "base_version", "table_version", "options", "stage"),
@@ -135,9 +153,10 @@ def cut_text(text: str, chars: int) -> str:
 
 
 class Operation(msgspec.Struct):
-    """One change. `id` is `op-<meta index>`; evidence is kept as sets, never as counters.
+    """One change. `id` is `op-<meta log index>`; progress reports are stored as sets, never as counters.
 
-    `node` is the one that comes or leaves; "" for a rebalance, which moves slots and changes no members.
+    `node` is the node that joins or leaves; "" for a rebalance, which moves slots and changes no members.
+    `kind` is add-node, remove-node, replace-node or rebalance.
     """
 
     id: str
@@ -155,38 +174,45 @@ class Operation(msgspec.Struct):
     created_members: tuple[NodeId, ...] = ()
     dissolved_group: GroupId | None = None
     replaces: NodeId = ""
-    """replace-node: who leaves; `node` takes its place on the ring."""
+    """replace-node: the node that leaves; `node` takes its place on the ring."""
 
     dead: list[NodeId] = []
-    """Nodes that are gone for good: fenced, and nothing is expected of them."""
+    """Nodes that are permanently lost: they are fenced, and the operation requires nothing of them."""
 
     fenced: list[NodeId] = []
-    """Those of `dead` whom this operation gave up. The others an earlier one did: they lack its copies."""
+    """Those of `dead` that this operation fenced; an earlier operation fenced the others."""
 
     sealed: dict[str, SealResult] = {}
+    """Losing group -> its seal."""
+
     unsealed: list[str] = []
     sources_ready: list[tuple[str, str]] = []
-    """(group, node): the node applied the seal and its files are made."""
+    """(group, node): the node applied the group's seal and made the files of the sealed slots."""
 
     joined: list[tuple[str, str]] = []
-    """(group, node): the node made its replica of the group for this operation and will keep it."""
+    """(group, node): the node created its replica of the group for this operation and will retain it."""
 
     opened: list[str] = []
     formed: list[str] = []
     copies: list[CopyRecord] = []
     adopted: list[str] = []
     released: list[str] = []
+    """`unsealed`, `opened`, `formed`, `adopted` and `released` list the groups that reported that step."""
+
     migrate_go: bool = False
     signed_off: bool = False
     release_go: bool = False
+    """The operator said go, signed off, or ended the hold of the release (`Steer`)."""
+
     held_since_ms: int = 0
-    """When `waiting_release` began, by the wall clock of the meta leader of then."""
+    """When the state `waiting_release` began; 0 before."""
 
     paused: bool = False
-    """No pull of MOVING starts and MOVING is not left; every other stage goes on."""
+    """No pull of MOVING starts and MOVING is not left; every other stage continues."""
 
     meta_ready: bool = False
-    """The newcomer follows the meta log / the leaver's meta vote is replaced; at once for a rebalance."""
+    """add-node: the newcomer follows the meta log. remove-node: the leaver has no vote in the meta group. Set
+    from the begin for a rebalance."""
 
     group_ready: bool = False
     """The created group has a leader."""
@@ -195,13 +221,14 @@ class Operation(msgspec.Struct):
     stages: list[StageSpan] = []
     last_error: str = ""
     moved_slots: int = 0
-    """How many slots move, in a short record, which lists no moves, members and copies; 0 in a whole one."""
+    """Number of slots that move; set in a short record, which lists no moves, members and copies, 0 in a
+    whole record."""
 
     copied_bytes: int = 0
-    """What copies received over the network, in a short record."""
+    """Bytes that copies received over the network; set in a short record."""
 
     error_group: GroupId = ""
-    """Data group that `last_error` is about."""
+    """The data group that `last_error` concerns (since `Feature.REASONS`); "" if it concerns none."""
 
     @property
     def ended(self) -> bool:
@@ -212,7 +239,7 @@ class Operation(msgspec.Struct):
         return self.moved_slots > 0
 
     def shortened(self) -> "Operation":
-        """A line of history: who did what, when, and how it ended."""
+        """The short record of an ended operation: who did what, when, and how it ended."""
         spans = [
             StageSpan(s.name, s.entered_ms, s.left_ms, [cut_text(e, EVIDENCE_CHARS) for e in s.evidence])
             for s in self.stages
@@ -231,17 +258,17 @@ class Operation(msgspec.Struct):
 
     @property
     def title(self) -> str:
-        """For people: `add-node node6`, `rebalance`."""
+        """For operators: `add-node node6`, `rebalance`."""
         return f"{self.kind} {self.node}".rstrip()
 
     @property
     def joining(self) -> NodeId | None:
-        """Who comes into the cluster."""
+        """The node that joins the cluster."""
         return self.node if self.kind in ("add-node", "replace-node") else None
 
     @property
     def leaving(self) -> NodeId | None:
-        """Who leaves the cluster."""
+        """The node that leaves the cluster."""
         return {"remove-node": self.node, "replace-node": self.replaces}.get(self.kind)
 
     def required(self, target: GroupId) -> set[NodeId]:
@@ -277,7 +304,8 @@ class Operation(msgspec.Struct):
 
     @property
     def is_held(self) -> bool:
-        """Whether everything is adopted and approved, and --hold-release alone keeps the previous copies."""
+        """Whether all slots are adopted and signed off, and only --hold-release retains the previous
+        copies."""
         if self.stage is not Stage.MOVING or not set(self.adopted) >= set(self.gaining):
             return False
         unsigned = self.options.verify and not self.signed_off

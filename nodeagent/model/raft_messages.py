@@ -1,6 +1,6 @@
-"""What Raft peers tell each other. Every message carries the sender's term (thesis figure 3.1).
+"""Messages between Raft peers. Every message has the sender's term (thesis figure 3.1).
 
-The group travels beside the message, the sender is the authenticated peer.
+The group is sent beside the message (`Routed`); the sender is the authenticated peer.
 """
 
 import msgspec
@@ -14,12 +14,12 @@ class _Message(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AppendRequest(_Message, tag=1, frozen=True):
-    """Entries that follow (`prev_index`, `prev_term`). Empty `entries` is a probe or a commit notice.
+    """Entries that follow (`prev_index`, `prev_term`). Empty `entries` are a probe or a commit notice.
 
-    `read` is the leader's newest read round (0 for none): the reply echoes it (ReadIndex).
-    `addition` tells one membership of the follower from the next: 0 when it was a member at the start of
-    the term, else the index of the config that brought it in. Its answers carry it, so that a late one of
-    a replica that was removed does not count for the one that came after it.
+    `read` is the leader's newest read round (0 for none); the reply echoes it (ReadIndex).
+    `addition` identifies the follower's membership: 0 if it was a member at the start of the term, else the
+    log index of the config that added it. Replies echo it, so that a late reply of a removed replica does not
+    count for the replica that was added after it.
     """
 
     prev_index: Count
@@ -31,11 +31,11 @@ class AppendRequest(_Message, tag=1, frozen=True):
 
 
 class AppendReply(_Message, tag=2, frozen=True):
-    """Answer to `AppendRequest`.
+    """Reply to `AppendRequest`.
 
-    Accepted: `match` is the last index of the request that is durable here.
-    Rejected: `match` echoes the request's `prev_index`; (`hint_index`, `hint_term`) is the highest
-    position of this log that could match, so that the leader skips a whole term per round.
+    Accepted: `match` is the last log index of the request that is durable on the follower. Rejected: `match`
+    echoes the request's `prev_index`; (`hint_index`, `hint_term`) is the highest position of the follower's
+    log that could match, so that the leader skips a whole term per round.
     """
 
     accepted: bool
@@ -47,7 +47,7 @@ class AppendReply(_Message, tag=2, frozen=True):
 
 
 class Heartbeat(_Message, tag=3, frozen=True):
-    """`commit` is clipped to what the leader knows the follower holds."""
+    """Heartbeat of a leader; `commit` is at most the last index that the leader knows the follower holds."""
 
     commit: Count
     read: Count = 0
@@ -55,8 +55,8 @@ class Heartbeat(_Message, tag=3, frozen=True):
 
 
 class HeartbeatReply(_Message, tag=4, frozen=True):
-    """`wall` is the sender's wall clock (ms), 0 when it says nothing of it: see `host.clocks`. `room`:
-    what its disk has room for (`model.space.Room`)."""
+    """Reply to `Heartbeat`. `wall` is the sender's wall clock (ms), 0 if it is not given (`host.clocks`).
+    `room` is the room on the sender's disk (`model.space.Room`)."""
 
     read: Count = 0
     wall: Time = 0
@@ -64,7 +64,7 @@ class HeartbeatReply(_Message, tag=4, frozen=True):
 
 
 class VoteRequest(_Message, tag=5, frozen=True):
-    """`pre`: a pre-vote for `term`, which the candidate has not entered yet.
+    """Request for a vote. `pre`: a pre-vote for `term`, which the candidate has not entered yet.
 
     `transfer`: the leader asked for this election, so leader stickiness does not apply.
     """
@@ -76,20 +76,20 @@ class VoteRequest(_Message, tag=5, frozen=True):
 
 
 class VoteReply(_Message, tag=6, frozen=True):
-    """A granted pre-vote carries the candidate's term, a refusal the voter's own."""
+    """Reply to `VoteRequest`. A granted pre-vote has the candidate's term, a refusal the voter's own term."""
 
     granted: bool
     pre: bool
 
 
 class TimeoutNow(_Message, tag=7, frozen=True):
-    """The leader hands over: campaign at once."""
+    """The leader transfers its leadership: the receiver campaigns at once."""
 
 
 class SnapshotOffer(_Message, tag=8, frozen=True):
-    """The entries the follower needs are purged; pull checkpoint `snapshot` from the sender.
+    """The entries that the follower needs are purged; it must pull checkpoint `snapshot` from the sender.
 
-    After the install the follower's log begins at `base`.
+    Once it is installed, the follower's log begins at `base`.
     """
 
     base: Base
@@ -98,12 +98,14 @@ class SnapshotOffer(_Message, tag=8, frozen=True):
 
 
 class ReadRequest(_Message, tag=9, frozen=True):
-    """A follower asks the leader for a read index; `read` is the follower's own number."""
+    """A follower asks the leader for a read index; `read` is the follower's own number for the request."""
 
     read: Count
 
 
 class ReadReply(_Message, tag=10, frozen=True):
+    """Reply to `ReadRequest` number `read`: the read index `index`, if `ok`."""
+
     read: Count
     index: Count
     ok: bool

@@ -1,4 +1,4 @@
-"""Tables as Apache TsFile's table model has them: one time column, TAG columns, FIELD columns."""
+"""Tables in the table model of Apache TsFile: one time column, TAG columns and FIELD columns."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ class Column(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TableSchema(msgspec.Struct, frozen=True):
-    """One version of one table. Columns are only ever added; `version` grows with each change.
+    """One version of one table. Columns are only added; `version`, from 1, grows with each change of columns.
 
     Arrow form: `time: int64` (milliseconds), then the columns in this order.
     """
@@ -24,11 +24,11 @@ class TableSchema(msgspec.Struct, frozen=True):
     version: int
     columns: tuple[Column, ...]
     ttl_ms: int = 0
-    """Rows older than this go; 0 keeps them for ever. No matter of `version`, which is about columns."""
+    """Rows older than this are deleted; 0 retains them without limit. It does not change `version`."""
 
     dropped: bool = False
-    """Nothing is written to it and nobody is shown it. Its columns are kept: files with them may be there
-    yet, and a table of this name made later has them again."""
+    """The table accepts no rows and no read shows it. Its columns are retained: files with them may still
+    exist, and a table of the same name that is created later has them too."""
 
     @property
     def tags(self) -> tuple[str, ...]:

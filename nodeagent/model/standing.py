@@ -1,4 +1,4 @@
-"""What a node with a valid certificate is to the node it speaks to (`host.members` decides)."""
+"""The membership status of a peer with a valid certificate (`host.members` decides it)."""
 
 from enum import Enum
 
@@ -6,10 +6,10 @@ from enum import Enum
 class Standing(Enum):
     MEMBER = "member"
     UNKNOWN = "unknown"
-    """It may ask `CheckStatus`, nothing else. It may be a member all the same, so this is no final answer."""
+    """The peer may send `CheckStatus`, nothing else. It may be a member that this node does not know yet."""
 
     RETIRED = "retired"
-    """Its incarnation was given up: it is refused for good."""
+    """The peer's incarnation was retired: it is refused permanently."""
 
     OLDER = "older"
-    """It runs on an older copy of its directory (`host.starts`): refused until it is replaced."""
+    """The peer runs on an older copy of its directory (`host.starts`): it is refused until it is replaced."""

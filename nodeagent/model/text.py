@@ -1,4 +1,4 @@
-"""Text from data, names and peers, as a person may see it."""
+"""Makes text from data, names and peers safe to show in a terminal."""
 
 import re
 
@@ -10,9 +10,9 @@ _UNSAFE = re.compile(
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""`text` with control characters written as in Python (`\x1b`), except those of `keep`.
+    r"""`text` with control characters escaped as in Python (`\x1b`), except those in `keep`.
 
-    What it returns moves no cursor, starts no escape sequence, and can be encoded.
+    The result moves no cursor, starts no escape sequence, and can be encoded.
     """
     return _UNSAFE.sub(lambda m: m[0] if m[0] in keep else _escaped(m[0]), text)
 
@@ -22,9 +22,9 @@ def is_printable(text: str, *, keep: str = "") -> bool:
 
 
 def printable_json(text: str) -> str:
-    r"""JSON text that means the same: what its encoder left unescaped is written as `\u009b`.
+    r"""Equivalent JSON text: control characters that its encoder left unescaped are written as `\u009b`.
 
-    Outside of strings JSON has no such character but the line end.
+    Outside of strings the only such character in JSON is the line end.
     """
     return _UNSAFE.sub(lambda m: m[0] if m[0] == "\n" else f"\\u{ord(m[0]):04x}", text)
 

@@ -1,9 +1,10 @@
 """Requests between clients and nodes, and between nodes, with their replies.
 
-Every request gets exactly one reply: its own kind, or `ErrorReply`. The frame carries a number that
-pairs them; the sender's identity is that of its certificate.
+Every request gets exactly one reply: its own kind, or `ErrorReply`. A number in the frame pairs the two; the
+sender's identity is that of its certificate. Times are in milliseconds, sizes in bytes.
 
-Tags and names of fields are what is sent: they stay when a class is renamed (`tests/compat`).
+Tags and field names are the format that is sent: they stay when a class is renamed (`tests/compat`). A field
+with a default was added later, or is optional: "earlier releases" are those before 0.2.0.
 """
 
 from nodeagent.model.requests.files import (
@@ -249,7 +250,7 @@ Request = (
     | DropTable
 )
 OfShell = GetStatus | GetEvents | FetchChunk
-"""What the agent's shell answers: it changes nothing, and only the shell knows it."""
+"""Requests that the agent's shell answers itself: they change nothing and need what only the shell knows."""
 
 Reply = (
     StatusChecked

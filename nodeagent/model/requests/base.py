@@ -1,4 +1,4 @@
-"""What all messages have in common, and what is said of each request beside its fields."""
+"""The base of all messages, and the traits of each request: who may send it and how it is retried."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -6,7 +6,7 @@ from enum import Enum
 import msgspec
 
 READER, ADMIN, NODE, GUEST = "reader", "admin", "node", "guest"
-"""A person or program that only reads; a person; a member of the cluster; a node that is none (yet)."""
+"""Roles: a client that only reads; an operator; a member of the cluster; a node that is no member (yet)."""
 
 READERS = frozenset({READER, ADMIN, NODE})
 MEMBERS = frozenset({ADMIN, NODE})
@@ -16,33 +16,34 @@ GUESTS = frozenset({NODE, GUEST})
 
 
 class Repeat(Enum):
-    """What a client does when it cannot know whether a request was carried out."""
+    """Whether a client retries a request when it does not know whether the request was carried out."""
 
     FREELY = "freely"
-    """Ask again, wherever: it changes nothing, or the same once more."""
+    """Retry at any node: the request changes nothing, or a repeat has the same result."""
 
     UNLESS_FAILED = "unless failed"
-    """Ask again when an answer is missing; a node that fails with it leaves open what it did."""
+    """Retry if no reply arrived, but not if a node replied that it failed: it may have carried out a part."""
 
     NEVER = "never"
+    """Never retry: report that the outcome is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """How a request is treated, whatever it asks for."""
+    """How requests of one kind are treated."""
 
     by: frozenset[str]
-    """The roles that may ask it."""
+    """The roles that may send it."""
 
     repeat: Repeat = Repeat.FREELY
     is_queued: bool = False
-    """It takes its turn among those of its peer: a slow read."""
+    """A slow read: it waits for earlier requests of this sort from the same peer."""
 
     is_long: bool = False
-    """The answer comes when work is done that a second request would only repeat."""
+    """The reply comes after long work, which a second request would only repeat."""
 
     is_bulk: bool = False
-    """Its answer is large: it has a connection of its own, so that no small one waits behind it."""
+    """The reply is large: the request uses a separate connection, so that no small reply waits behind it."""
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):

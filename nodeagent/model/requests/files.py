@@ -1,4 +1,4 @@
-"""Files of a data group, compared, repaired, and moved between nodes."""
+"""Requests about the files of a data group: compare, repair, and move them between nodes."""
 
 from typing import Annotated, ClassVar
 
@@ -14,8 +14,11 @@ from nodeagent.model.requests.base import ADMINS, MEMBERS, NODES, READERS, Messa
 
 
 class GetManifest(Message, frozen=True, tag="GetManifest"):
-    """The replica's files at its materialised index: whole slots from `first` on, as many as make
-    `limits.MANIFEST_FILES` files. None: all at once, as earlier versions ask."""
+    """List the replica's files at its materialised index, a page at a time; () as `slots` lists all slots.
+
+    A page has whole slots from slot `first` on, until it has `limits.MANIFEST_FILES` files. None lists all
+    files at once, as earlier releases request them.
+    """
 
     traits: ClassVar = Traits(READERS)
 
@@ -25,11 +28,11 @@ class GetManifest(Message, frozen=True, tag="GetManifest"):
 
 
 class DamagedFile(msgspec.Struct, frozen=True):
-    """A file of this replica that a read, a compaction or a check found to be other than its manifest says.
+    """A file of the replica that differs from its manifest, as a read, a compaction or a check noticed.
 
-    `found` is what its bytes hash to, `missing` or `unreadable`. A compaction that cannot be done for it is
-    named by the file it was to make, `output`, and all that it was to merge, `inputs`: the other members may
-    have only the output.
+    `expected` is the hash in the manifest; `found` is the hash of the bytes, `missing` or `unreadable`. If
+    the file blocks a compaction, `output` names the file it should make and `inputs` all files it should
+    merge: the other members may have only the output.
     """
 
     file: str
@@ -46,21 +49,22 @@ class ManifestReply(Message, frozen=True, tag="ManifestReply"):
     applied: int
     materialised: int
     pending: int
-    """What is logged and not in files yet: closes, adoptions and compactions, plus unclosed batches."""
+    """Number of closes, adoptions and compactions that are logged but not in files, plus unclosed batches."""
 
     files: tuple[FileMeta, ...]
     damaged: tuple[DamagedFile, ...] = ()
     next: int | None = None
-    """The slot at which the next page begins, None behind the last. A merge stays within a slot, so pages
-    that were read one after the other have every row once."""
+    """The slot at which the next page begins; None if this is the last page. A compaction stays within a
+    slot, so that consecutive pages have every row once."""
 
     at_work: bool = False
-    """Whether files of what is pending are being made, or wait for a worker that makes others, and none
-    fails. Earlier versions do not tell."""
+    """Whether pending files are being made, or wait for a worker that makes other files, and none fails.
+    Earlier releases do not set it."""
 
 
 class CloseAll(Message, frozen=True, tag="CloseAll"):
-    """The leader closes every open partition (of the given slots); answered when it applied that."""
+    """Let the leader close every open partition of `slots` (() for all); the reply comes once it applied the
+    close."""
 
     traits: ClassVar = Traits(MEMBERS, is_long=True)
 
@@ -69,8 +73,10 @@ class CloseAll(Message, frozen=True, tag="CloseAll"):
 
 
 class CheckFiles(Message, frozen=True, tag="CheckFiles"):
-    """Re-read and hash the replica's files of these slots; of them only `names`, when given. With names alone
-    those of slots that left the group are hashed too, as long as it keeps them."""
+    """Read and hash the replica's files of these slots, or of them only `names`, if given.
+
+    Given only names, it also hashes files of slots that left the group, as long as the replica retains them.
+    """
 
     traits: ClassVar = Traits(READERS, is_queued=True)
 
@@ -80,16 +86,18 @@ class CheckFiles(Message, frozen=True, tag="CheckFiles"):
 
 
 class FilesChecked(Message, frozen=True, tag="FilesChecked"):
+    """The files as the manifest has them, and what their bytes hash to (`jobs.FilesHashed`)."""
+
     files: tuple[FileMeta, ...]
     found: tuple[tuple[str, str], ...]
 
 
 class RepairFile(Message, frozen=True, tag="RepairFile"):
-    """Admins only: make this replica hold `wanted`, which a majority of the group holds; `sources` are copies
-    in snapshots those replicas offer (`ExportFiles`).
+    """Make this replica hold the file `wanted`, which a majority of the group holds.
 
-    Name, slot, partition, table and order must be those of a file in the replica's manifest. What lay there
-    goes to quarantine, never away. Repeating it changes nothing.
+    `sources` are copies in snapshots that those replicas offer (`ExportFiles`). Name, slot, partition, table
+    and order must be those of a file in the replica's manifest. The file that was in its place is
+    quarantined, never deleted. A repeat changes nothing.
     """
 
     traits: ClassVar = Traits(ADMINS)
@@ -100,17 +108,17 @@ class RepairFile(Message, frozen=True, tag="RepairFile"):
 
 
 class FileRepaired(Message, frozen=True, tag="FileRepaired"):
-    """`quarantined`: where the damaged file is kept, below the node's data directory; "" when there was none.
+    """The file is in place, and the manifest that names it is saved.
 
-    The file is in place and the manifest that names it saved.
+    `quarantined`: path of the damaged file below the node's data directory; "" if there was none.
     """
 
     quarantined: str
 
 
 class ExportFiles(Message, frozen=True, tag="ExportFiles"):
-    """Make a hard-link snapshot of the replica's files of these slots, or of those called `names`, to be
-    fetched by chunks."""
+    """Make a hard-link snapshot of the replica's files of these slots, or of those in `names`, to fetch them
+    by chunks (`FetchChunk`). The reply is `SourceOpened`."""
 
     traits: ClassVar = Traits(MEMBERS)
 
@@ -120,7 +128,8 @@ class ExportFiles(Message, frozen=True, tag="ExportFiles"):
 
 
 class OpenSource(Message, frozen=True, tag="OpenSource"):
-    """A new member asks a previous holder for sealed slots of an operation."""
+    """Offer the sealed slots of an operation as a snapshot; a member of the gaining group sends it to a
+    previous holder."""
 
     traits: ClassVar = Traits(MEMBERS, is_long=True)
 
@@ -130,14 +139,20 @@ class OpenSource(Message, frozen=True, tag="OpenSource"):
 
 
 class SourceOpened(Message, frozen=True, tag="SourceOpened"):
+    """`node` offers the files of these slots under the id `snapshot`, until it is not read for
+    `NodeConfig.snapshot_ttl_ms`."""
+
     node: NodeId
     snapshot: str
     slots: tuple[PulledSlot, ...]
 
 
 class GetSealedSessions(Message, frozen=True, tag="GetSealedSessions"):
-    """A gaining group's leader asks any member of a sealed group for a part of the sessions that go with the
-    slots; `not_found` from one that has not applied the seal, with `wait` only after `SEAL_WAIT_MS`."""
+    """Fetch part `part` (from 0) of the session table that `group` sealed for the operation.
+
+    The leader of the gaining group sends it to any member of the sealed group. `not_found` from a member that
+    has not applied the seal: at once, or with `wait` after `SEAL_WAIT_MS`.
+    """
 
     traits: ClassVar = Traits(NODES)
 
@@ -152,7 +167,8 @@ class SealedSessions(Message, frozen=True, tag="SealedSessions"):
 
 
 class FetchChunk(Message, frozen=True, tag="FetchChunk"):
-    """Bytes of a file of a snapshot. A missing file is `not_found`, never an empty chunk."""
+    """Read `length` bytes at `offset` of a file of a snapshot. `not_found` if there is no such file; the
+    reply is never an empty chunk instead."""
 
     traits: ClassVar = Traits(MEMBERS, is_bulk=True)
 
@@ -163,12 +179,15 @@ class FetchChunk(Message, frozen=True, tag="FetchChunk"):
 
 
 class Chunk(Message, frozen=True, tag="Chunk"):
+    """Bytes of a file, whose whole size is `size`."""
+
     data: bytes
     size: int
 
 
 class PullUnit(Message, frozen=True, tag="PullUnit"):
-    """Whoever holds the operation's lease orders a target node to pull some slots now."""
+    """Let a member of the gaining group `group` pull these slots now; the holder of the operation's lease
+    sends it. The reply comes once the slots are copied."""
 
     traits: ClassVar = Traits(MEMBERS, is_long=True)
 
@@ -178,4 +197,6 @@ class PullUnit(Message, frozen=True, tag="PullUnit"):
 
 
 class UnitPulled(Message, frozen=True, tag="UnitPulled"):
+    """The record of the copy, which is verified and durable."""
+
     copy: CopyRecord

@@ -1,4 +1,4 @@
-"""Metadata: what the meta group knows, and what its leader changes."""
+"""Requests about the meta group: read its state, and change nodes, tables, the level and lost groups."""
 
 from typing import ClassVar
 
@@ -14,25 +14,34 @@ from nodeagent.model.schema import TableSchema
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
+    """A node of the cluster."""
+
     node: NodeId
     host: str
     port: int
     http_port: int
     incarnation: str
+    """Random id of the node's data directory."""
+
     position: int
+    """Place on the ring, in [0, 2^64)."""
+
     weight: float = 1.0
+    """Share of the slots relative to the other nodes; above 0."""
+
     state: str = "active"
+    """`joining`, `active`, `leaving` or `dead`."""
+
     draining: bool = False
-    """It should lead no group, until undrained; its slots stay."""
+    """The node should lead no group until it is undrained; its slots stay."""
 
     for_restart: bool = False
-    """It drains as a rolling restart is to stop it, and nobody else wants it to (`Feature.REASONS`)."""
+    """The node drains only because a rolling restart will stop it (since `Feature.REASONS`)."""
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """A group whose majority was given up: `head` is to lead it from `term` on, with those that live.
-
-    Config entries of a group name the operation they belong to; that of the recovery is `operation`.
+    """A force recovery in progress: the recovery leader `head` leads the group from `term` on, with the
+    living members. The config entry that it logs has `operation` as its operation.
     """
 
     head: NodeId
@@ -41,11 +50,11 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class GroupRecord(msgspec.Struct, frozen=True):
-    """A data group that exists. `members` is the ring's derivation (or the last one, when dissolving), less
-    those it lost for ever.
+    """A data group that exists; `header` is the group owner.
 
-    A replica is created with `initial_members` and `initial_slots`, what the entry that made the
-    group says; a node that joins later starts empty.
+    `members` follow from the ring (from the previous ring while the group is `dissolving`), without members
+    that are permanently lost. The first replicas are created with `initial_members` and `initial_slots`, as
+    the entry that created the group has them; a node that joins later starts empty.
     """
 
     group: GroupId
@@ -55,11 +64,11 @@ class GroupRecord(msgspec.Struct, frozen=True):
     initial_slots: Ranges = ()
     dissolving: bool = False
     recovery: Recovery | None = None
-    """Until a leader of the group reports that it took place."""
+    """Set until a leader of the group reports that the force recovery is completed."""
 
 
 class GetMeta(Message, frozen=True, tag="GetMeta"):
-    """`strong` waits for a read index of the meta group."""
+    """Read the meta state of the node; `strong` first waits for a read index of the meta group."""
 
     traits: ClassVar = Traits(READERS)
 
@@ -67,9 +76,10 @@ class GetMeta(Message, frozen=True, tag="GetMeta"):
 
 
 class MetaView(Message, frozen=True, tag="MetaView"):
-    """The meta state as of `applied` on the answering node. `owners`: (start, end, header).
+    """The meta state as of meta log index `applied` on the answering node.
 
-    `operations` has open ones whole and ended ones short, newest last; see `GetOperation`.
+    `owners`: (first slot, end slot, group owner). `operations`: open operations with whole records, ended
+    ones with short records, newest last; see `GetOperation`.
     """
 
     node: NodeId
@@ -92,9 +102,9 @@ class MetaView(Message, frozen=True, tag="MetaView"):
 
 
 class PutSchema(Message, frozen=True, tag="PutSchema"):
-    """Create a table or add columns; answered with the schema in force.
+    """Create a table or add columns; the reply is the schema in force.
 
-    `ttl_ms` sets the table's TTL, 0 for none; None leaves it as it is (that of `schema` says nothing).
+    `ttl_ms` sets the table's TTL, 0 for none; None leaves it unchanged (`schema.ttl_ms` is ignored).
     """
 
     traits: ClassVar = Traits(MEMBERS, Repeat.UNLESS_FAILED)
@@ -104,8 +114,11 @@ class PutSchema(Message, frozen=True, tag="PutSchema"):
 
 
 class DropTable(Message, frozen=True, tag="DropTable"):
-    """Write nothing to the table any more and show it to nobody; its rows are deleted by `DeleteRows` before
-    and after. Refused when the table is of another `version`. Again it has no effect."""
+    """Accept no rows for the table any more and hide it from reads.
+
+    The caller deletes its rows by `DeleteRows` before and after. Refused if the table has another `version`.
+    A repeat has no effect.
+    """
 
     traits: ClassVar = Traits(ADMINS, Repeat.UNLESS_FAILED)
 
@@ -119,18 +132,18 @@ class SchemaInForce(Message, frozen=True, tag="SchemaInForce"):
 
 
 class RaiseLevel(Message, frozen=True, tag="RaiseLevel"):
-    """Raise the cluster's feature level to `level`, if every node speaks it. There is no way back."""
+    """Raise the cluster's feature level to `level`, if every node speaks it. The level never falls."""
 
     traits: ClassVar = Traits(ADMINS, Repeat.UNLESS_FAILED)
 
     level: Count
     by: Text
     lock: Count = 0
-    """Serial of the lock its sender works under, 0 for none; refused when that is not held."""
+    """Serial of the cluster lock that the sender holds, 0 for none; refused if that lock is not held."""
 
 
 class Drain(Message, frozen=True, tag="Drain"):
-    """Keep `node` from leading groups, or (`draining` false) let it lead again. `Accepted` when recorded.
+    """Stop `node` from leading groups, or (`draining` false) let it lead again. `Accepted` once recorded.
 
     `lock` as in `BeginChange`, `for_restart` as in `NodeRecord`.
     """
@@ -145,7 +158,8 @@ class Drain(Message, frozen=True, tag="Drain"):
 
 
 class Heir(msgspec.Struct, frozen=True):
-    """Who goes on with a group that lost its majority, and from which term: see `Raft.force`."""
+    """The recovery leader `head` of a group without a majority, and the term that it begins with
+    (`Raft.force`)."""
 
     group: GroupId
     head: NodeId
@@ -153,10 +167,10 @@ class Heir(msgspec.Struct, frozen=True):
 
 
 class GiveUp(Message, frozen=True, tag="GiveUp"):
-    """`nodes` are gone for ever, and with them the majority of the groups in `heirs`, which go on with the
-    members that live. What the lost nodes alone had acknowledged is lost. `Accepted` when recorded.
+    """Force recovery: `nodes` are permanently lost, and so is the majority of the groups in `heirs`, which
+    continue with their living members. Writes that only lost nodes hold are lost. `Accepted` once recorded.
 
-    `table_version` is the one the caller looked at.
+    `table_version` is the version of the table that the caller read; refused if it has changed.
     """
 
     traits: ClassVar = Traits(ADMINS)
@@ -168,7 +182,7 @@ class GiveUp(Message, frozen=True, tag="GiveUp"):
 
 
 class Forward(Message, frozen=True, tag="Forward"):
-    """A node hands the meta leader a meta command (evidence of its groups)."""
+    """A node sends the meta leader an encoded meta command: a progress report of its groups."""
 
     traits: ClassVar = Traits(NODES, Repeat.UNLESS_FAILED)
 

@@ -1,4 +1,4 @@
-"""What any node answers at any time, and the hello."""
+"""Requests that any node answers at any time, and the hello."""
 
 from typing import Annotated, ClassVar
 
@@ -13,7 +13,7 @@ from nodeagent.model.requests.base import GUESTS, MEMBERS, READERS, Message, Tra
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """First frame on every connection, both ways. `cluster_id` is "" while it is not known."""
+    """The first frame on every connection, in both directions. `cluster_id` is "" while it is not known."""
 
     protocol: Count
     role: Name
@@ -22,20 +22,21 @@ class Hello(msgspec.Struct, frozen=True):
     cluster_id: Name = ""
     table_version: Count = 0
     start: Count = 0
-    """Of a node: the number of this start in its directory, counted from 1; 0 for the first release."""
+    """Of a node: the number of this start in its directory, counted from 1; 0 for release 0.1.0."""
 
     nonces: tuple[Name, ...] = ()
-    """Random names of its last starts, this one's last: two copies of a directory count alike."""
+    """Random names of the node's last starts, this start's last: they tell apart two copies of a directory
+    whose starts have the same number."""
 
     level: Count = 0
-    """The cluster's feature level, as far as the sender knows it; 0 if it does not."""
+    """The cluster's feature level; 0 if the sender does not know it."""
 
     oldest_level: Count = FIRST
     newest_level: Count = FIRST
-    """What the sender's release speaks (`features.Levels`)."""
+    """The feature levels that the sender's release speaks (`features.Levels`)."""
 
     oldest_protocol: Count = 0
-    """It speaks all versions from this one to `protocol`; 0: that one alone, as the first release."""
+    """The sender speaks the protocol versions from this one to `protocol`; 0: only `protocol`, as 0.1.0."""
 
     @property
     def levels(self) -> Levels:
@@ -43,7 +44,7 @@ class Hello(msgspec.Struct, frozen=True):
 
 
 class CheckStatus(Message, frozen=True, tag="CheckStatus"):
-    """First start and join: are we configured alike?"""
+    """Compare the configuration of two nodes, at a first start or a join."""
 
     traits: ClassVar = Traits(GUESTS)
 
@@ -58,7 +59,8 @@ class CheckStatus(Message, frozen=True, tag="CheckStatus"):
 
 
 class StatusChecked(Message, frozen=True, tag="StatusChecked"):
-    """`conflicts` names fields that differ. `known`: the cluster knows `node` by another incarnation."""
+    """`conflicts` names the fields that differ. `known`: the cluster has another incarnation of the sender.
+    `ready`: the answering node serves in its cluster, or can form one."""
 
     node: NodeId
     incarnation: str
@@ -68,24 +70,26 @@ class StatusChecked(Message, frozen=True, tag="StatusChecked"):
     ready: bool
     http_port: int = 0
     member: bool = False
-    """The cluster knows `node` by this very incarnation."""
+    """The cluster has the sender under this very incarnation."""
 
     members: tuple[tuple[NodeId, str], ...] = ()
-    """(name, incarnation) of the cluster's nodes, as far as the answering one knows them."""
+    """(name, incarnation) of the cluster's nodes, as far as the answering node knows them."""
 
     applied: int = 0
-    """How far the answering node follows the meta group; nodes of earlier versions do not say."""
+    """Meta log index that the answering node has applied; earlier releases do not set it."""
 
 
 class GetStatus(Message, frozen=True, tag="GetStatus"):
+    """Read the node's status (`NodeStatus`)."""
+
     traits: ClassVar = Traits(READERS)
 
 
 class LogPin(msgspec.Struct, frozen=True):
     """Why a group's log is not purged further.
 
-    `kind`: "follower" (it lacks entries), "snapshot" (one on offer continues there) or "rows" (which are only
-    in memory). `node`: the follower, or the node that the snapshot is for.
+    `kind`: "follower" (it lacks entries), "snapshot" (an offered snapshot continues there) or "rows" (which
+    are only in memory). `node`: the follower, or the node that the snapshot is for.
     """
 
     kind: str
@@ -102,6 +106,8 @@ class LogPin(msgspec.Struct, frozen=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
+    """One replica on the answering node. `commit`, `applied`, `last` and `materialised` are log indexes."""
+
     group: GroupId
     role: str
     leader: NodeId | None
@@ -118,30 +124,34 @@ class GroupStatus(msgspec.Struct, frozen=True):
     memtable_bytes: int = 0
     materialised: int = 0
     compacting: int = 0
-    """Compactions that are logged and not done here."""
+    """Compactions that are logged and have not ended here."""
 
     files_most: int = 0
-    """Files of the time partition that has most of them."""
+    """Number of files of the time partition with the most files."""
 
     lag: dict[str, int] = {}
+    """Of a leader: follower -> entries that it lacks."""
+
     state: str = "running"
     error: str = ""
     hint: str = ""
-    """The command that helps with `error`; "" where the node's log must be looked at."""
+    """The command that helps with `error`; "" if the operator must read the node's log."""
     last_term: int = 0
-    """Of the entry at `last`."""
+    """Term of the entry at `last`."""
 
     log_bytes: int = 0
-    """Entries that the log holds."""
+    """Bytes of the entries in the log."""
 
     log_held_by: str = ""
-    """What keeps the log from being purged, in words."""
+    """Why the log is not purged further, in words."""
 
     log_pin: LogPin | None = None
-    """The same; releases before 0.2.0 say it in words alone."""
+    """The same as a value; earlier releases set only `log_held_by`."""
 
 
 class NodeStatus(Message, frozen=True, tag="NodeStatus"):
+    """The status of the answering node; `cluster` is the cluster's name, `version` the agent's release."""
+
     node: NodeId
     incarnation: str
     cluster_id: str
@@ -150,47 +160,48 @@ class NodeStatus(Message, frozen=True, tag="NodeStatus"):
     state: str
     now_ms: int
     started_ms: int
-    """By the node's clock of now: `now_ms - started_ms` is how long it runs, whatever its clock did."""
+    """Derived from the node's present clock: `now_ms - started_ms` is its uptime, even if the clock was
+    set."""
 
     table_version: int
     groups: tuple[GroupStatus, ...]
     heard_ms: dict[str, int]
-    """Milliseconds since each peer was last heard."""
+    """Milliseconds since the last message of each peer."""
 
     disk_free_bytes: int = 0
     log_bytes: int = 0
     cert_expires_ms: int = 0
     received_bytes: dict[str, int] = {}
-    """File bytes pulled, per operation."""
+    """Operation -> bytes of files pulled for it."""
 
     clock_skew_ms: dict[str, int] = {}
-    """Voters of the groups led here whose wall clocks are further than `CLOCK_SKEW_MAX_MS` from the others':
-    milliseconds ahead of them, negative when behind."""
+    """Voters of groups led here whose wall clocks differ by more than `CLOCK_SKEW_MAX_MS` from the others:
+    milliseconds ahead of them, negative if behind."""
 
     why: str = ""
-    """What a node waits for that does not serve, or why it refuses to; "" for one that serves."""
+    """Why the node does not serve: what it waits for, or why it refuses; "" if it serves."""
 
     room: str = ""
-    """What the disk has room for: enough, low (no rows are taken), full (`model.space.Room`)."""
+    """Room on the disk: enough, low (no rows are accepted) or full (`model.space.Room`)."""
 
     disk_total_bytes: int = 0
     log_segments: int = 0
     log_waits: int = 0
-    """Batches that wait to be written as the disk is full."""
+    """Batches that wait to be written because the disk is full."""
 
     unremoved: dict[str, str] = {}
-    """Directories below `data/` that the disk does not remove, and why. The node goes on trying."""
+    """Directory below `data/` that could not be removed -> reason. The node retries the removal."""
 
     level: int = FIRST
-    """The cluster's feature level as this node knows it; 0 without a cluster."""
+    """The cluster's feature level as this node knows it; 0 if it is in no cluster."""
 
     oldest_level: int = FIRST
     newest_level: int = FIRST
-    """What its release speaks."""
+    """The feature levels that the node's release speaks."""
 
 
 class GetEvents(Message, frozen=True, tag="GetEvents"):
-    """What happened since `since_ms` (wall clock): the newest `limit` of each kind."""
+    """Read the events since `since_ms` (wall clock): the newest `limit` events of each kind."""
 
     traits: ClassVar = Traits(READERS)
 
@@ -199,7 +210,7 @@ class GetEvents(Message, frozen=True, tag="GetEvents"):
 
 
 class NodeEvent(msgspec.Struct, frozen=True):
-    """A notable note of an agent; `group` is "" when it concerns none."""
+    """A notable event of an agent; `group` is "" if it concerns no group."""
 
     time_ms: int
     event: str
@@ -208,7 +219,10 @@ class NodeEvent(msgspec.Struct, frozen=True):
 
 
 class EventsReply(Message, frozen=True, tag="EventsReply"):
-    """`audit`: (ms, who, what) as of `applied` of the meta group. Both oldest first."""
+    """The events of the node, and the cluster's audit log as of meta log index `applied`. Both oldest first.
+
+    `audit`: (wall clock in ms, who, what).
+    """
 
     node: NodeId
     applied: int
@@ -217,7 +231,8 @@ class EventsReply(Message, frozen=True, tag="EventsReply"):
 
 
 class SetHolds(Message, frozen=True, tag="SetHolds"):
-    """Stop operations at these points (`scaling.holds`), on this node; () lets them go on. For tests."""
+    """For tests: stop operations at these failpoints (`scaling.holds`) on this node; () lets them
+    continue."""
 
     traits: ClassVar = Traits(MEMBERS)
 
@@ -225,11 +240,13 @@ class SetHolds(Message, frozen=True, tag="SetHolds"):
 
 
 class Accepted(Message, frozen=True, tag="Accepted"):
+    """The request was carried out; `index` is the log index of its entry, 0 if it has none."""
+
     index: int = 0
 
 
 class ErrorReply(Message, frozen=True, tag="ErrorReply"):
-    """`code` is one of `errors.BY_CODE`; details are JSON-like."""
+    """The request failed. `code` is a key of `errors.BY_CODE`; the other fields as in `NodeAgentError`."""
 
     code: str
     what: str

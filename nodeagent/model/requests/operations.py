@@ -1,4 +1,4 @@
-"""Operations, the cluster's lock, and the records of runs: asked of the meta group's leader."""
+"""Requests to the leader of the meta group about operations, the cluster lock, and the records of runs."""
 
 from typing import ClassVar
 
@@ -9,9 +9,10 @@ from nodeagent.model.runs import Lock, Run
 
 
 class BeginChange(Message, frozen=True, tag="BeginChange"):
-    """`kind`: add-node, remove-node, or rebalance (`node` "", `gains` required).
+    """Begin a change. The reply is `OperationReply`.
 
-    For an add, where the newcomer listens and which disk it has.
+    `kind`: add-node, remove-node, replace-node, or rebalance (`node` is "" and `gains` required). For a node
+    that joins: `host`, `port` and `http_port` are its addresses, `incarnation` is that of its directory.
     """
 
     traits: ClassVar = Traits(MEMBERS, Repeat.NEVER)
@@ -27,24 +28,31 @@ class BeginChange(Message, frozen=True, tag="BeginChange"):
     incarnation: Name = ""
     weight: Weight = 1.0
     table_version: Count = 0
-    """The version the caller planned for; 0 skips the check."""
+    """Version of the table that the caller planned for; refused if it has changed, 0 skips the check."""
 
     gains: tuple[tuple[Name, Slots], ...] = ()
-    """Slots each group (by header) gains, as the caller planned and showed them; () lets the leader plan."""
+    """(group owner, slots that its group gains), as the caller planned and showed them; () lets the leader
+    plan."""
 
     replaces: Name = ""
-    """replace-node: whose place on the ring `node` takes."""
+    """replace-node: the node whose place on the ring `node` takes."""
 
     lock: Count = 0
-    """Serial of the cluster's lock; refused when it is not held any more. 0 works without it."""
+    """Serial of the cluster lock that the sender holds; refused if that lock is not held. 0 for none."""
 
 
 class Steer(Message, frozen=True, tag="Steer"):
-    """Act on an open operation.
+    """Control an open operation.
 
-    `verb`: go (migrate), sign-off, release, pause, resume, cancel, lease, unlease, set, dead.
-    `dead`: `node` died during the operation and will not return.
+    `verb` is one of:
 
+    - go: start the copies of an operation with `Options.no_migrate`;
+    - sign-off: approve the verified copies; `report` goes to the audit log;
+    - release: end the hold of `Options.hold_release_ms`;
+    - pause, resume, cancel: as named;
+    - lease, unlease: take or renew for `ttl_ms`, or release, the lease of `owner` on the order of pulls;
+    - set: change the rate to `rate_bytes_per_s`;
+    - dead: `node` died during the operation and will not return.
     """
 
     traits: ClassVar = Traits(MEMBERS, Repeat.UNLESS_FAILED)
@@ -60,7 +68,7 @@ class Steer(Message, frozen=True, tag="Steer"):
 
 
 class GetOperation(Message, frozen=True, tag="GetOperation"):
-    """The whole record of an operation, open or ended; `not_found` when it is not kept any more."""
+    """Read the whole record of an operation, open or ended; `not_found` if it is not retained any more."""
 
     traits: ClassVar = Traits(READERS)
 
@@ -68,14 +76,16 @@ class GetOperation(Message, frozen=True, tag="GetOperation"):
 
 
 class OperationReply(Message, frozen=True, tag="OperationReply"):
+    """The operation, after the request was carried out."""
+
     operation: Operation
 
 
 class TakeLock(Message, frozen=True, tag="TakeLock"):
-    """The cluster's lock, for `ttl_ms` from the last time its owner asked; `serial` when it is renewed.
+    """Take the cluster lock for `ttl_ms`, or renew the lock `serial` for as long.
 
-    `owner` names the process for people (user@host, pid) and is no other's. Answered by `LockReply`, `busy`
-    when another holds it, `refused` when what is to be renewed is lost.
+    `owner` identifies the process (user@host, pid) and is unique. The reply is `LockReply`, `busy` if another
+    owner holds the lock, or `refused` if the lock to renew is lost.
     """
 
     traits: ClassVar = Traits(ADMINS)
@@ -88,7 +98,8 @@ class TakeLock(Message, frozen=True, tag="TakeLock"):
 
 
 class DropLock(Message, frozen=True, tag="DropLock"):
-    """Give the lock up, also another's; `outcome` goes to the audit log. `not_found` when it is not held."""
+    """Release the cluster lock `serial`, whoever holds it; `outcome` goes to the audit log. `not_found` if it
+    is not held."""
 
     traits: ClassVar = Traits(ADMINS)
 
@@ -102,7 +113,10 @@ class LockReply(Message, frozen=True, tag="LockReply"):
 
 
 class RecordRun(Message, frozen=True, tag="RecordRun"):
-    """Entry `number` of a run's record, counted from 0; may be sent twice. `serial` is of the lock held."""
+    """Store entry `number` (from 0) of the record of a run; a repeat has no effect.
+
+    `serial` is that of the cluster lock that the sender holds. `ended` marks the last entry.
+    """
 
     traits: ClassVar = Traits(ADMINS)
 
@@ -116,7 +130,7 @@ class RecordRun(Message, frozen=True, tag="RecordRun"):
 
 
 class GetRuns(Message, frozen=True, tag="GetRuns"):
-    """The lock and the runs, newest last; entries only of the run that is named."""
+    """Read the cluster lock and the runs, newest last; entries only of the run with the id `run`."""
 
     traits: ClassVar = Traits(READERS)
 

@@ -1,4 +1,4 @@
-"""Rows of a data group, written, deleted, and read."""
+"""Requests to write, delete and read rows of a data group."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from nodeagent.model.requests.base import MEMBERS, READERS, Message, Repeat, Tra
 
 
 class ProbeGroup(Message, frozen=True, tag="ProbeGroup"):
-    """Does the group have a live quorum? `Accepted` after a read index, else `unavailable`."""
+    """Test whether the group has a live quorum: `Accepted` after a read index, else `unavailable`."""
 
     traits: ClassVar = Traits(READERS)
 
@@ -20,20 +20,24 @@ class ProbeGroup(Message, frozen=True, tag="ProbeGroup"):
 
 
 class OpenSession(Message, frozen=True, tag="OpenSession"):
+    """Open a session of the group, for writes to any of its slots. The reply is `SessionOpened`."""
+
     traits: ClassVar = Traits(MEMBERS)
 
     group: Name
 
 
 class SessionOpened(Message, frozen=True, tag="SessionOpened"):
+    """The id of the session; it expires if not used for `NodeConfig.session_ttl_ms`."""
+
     session: str
 
 
 class Write(Message, frozen=True, tag="Write"):
-    """Rows of one table of one partition, as an Arrow IPC stream.
+    """Write rows of one table and one partition, given as an Arrow IPC stream. The reply is `Written`.
 
-    `sequence` counts the session's writes to this slot from 1; all sequences <= `settled` are over
-    for the client and need not be remembered.
+    `sequence` counts the session's writes to this slot from 1. `settled` is acknowledged through: the client
+    never retries this sequence or an earlier one, so that the group need not remember them.
     """
 
     traits: ClassVar = Traits(MEMBERS, Repeat.NEVER)
@@ -51,12 +55,15 @@ class Write(Message, frozen=True, tag="Write"):
 
 
 class Written(Message, frozen=True, tag="Written"):
+    """The write is applied at log index `index`; or, with `duplicate`, it was applied before (`index` 0)."""
+
     index: int
     duplicate: bool = False
 
 
 class DeleteRows(Message, frozen=True, tag="DeleteRows"):
-    """Range delete in one partition; session, sequence and schema version as in `Write`."""
+    """Delete rows of one table and one partition with a time in [time_from, time_to] (ms) whose tags equal
+    `tags`, as far as given. The other fields as in `Write`. The reply is `Written`."""
 
     traits: ClassVar = Traits(MEMBERS, Repeat.NEVER)
 
@@ -74,7 +81,7 @@ class DeleteRows(Message, frozen=True, tag="DeleteRows"):
 
 
 class Propose(Message, frozen=True, tag="Propose"):
-    """Bare proposals that only the log sees: what a benchmark of the log itself needs."""
+    """Log payloads that the state ignores, for a benchmark of the log itself."""
 
     traits: ClassVar = Traits(MEMBERS, Repeat.NEVER)
 
@@ -83,7 +90,7 @@ class Propose(Message, frozen=True, tag="Propose"):
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """These slots' older rows are still with their previous holders."""
+    """Slots whose older rows are still in their previous group `source`, with these `members`."""
 
     operation: str
     slots: Ranges
@@ -92,12 +99,14 @@ class Handover(msgspec.Struct, frozen=True):
 
 
 class ScanRows(Message, frozen=True, tag="ScanRows"):
-    """One page of the rows of one table in one group, partition by partition, each in the order (tags, time).
+    """Read one page of the rows of one table in one group: partition by partition, each sorted by (tags,
+    time).
 
-    The page begins at `after` and ends at `until`, or where it is full. Readers of earlier versions give
-    none, and continue with `cursor`, a place between two partitions. With `limit` only the first so many rows
-    of each partition are wanted, and of each page. `operation` reads sealed slots of that operation from a
-    previous holder (`slots` is required).
+    The page begins behind `after` and ends at `until` or when it is full. Readers of earlier releases set
+    neither and continue with `cursor`, a place between two partitions. `limit`, unless 0, is the largest
+    number of rows to read of each partition and of each page. `read` is the consistency: `strong`, `mid`
+    (bounded) or `weak`. `operation` reads slots that this operation sealed from a previous holder; it needs
+    `slots`.
     """
 
     traits: ClassVar = Traits(READERS, is_queued=True, is_bulk=True)
@@ -115,8 +124,11 @@ class ScanRows(Message, frozen=True, tag="ScanRows"):
 
 
 class RowsScanned(Message, frozen=True, tag="RowsScanned"):
-    """`tombstones` and `handover` concern slots whose older rows are elsewhere. The next page begins at
-    `next`, None behind the last; `cursor` is the same place where it is between two partitions, else 0.
+    """One page of rows, as an Arrow IPC stream.
+
+    `handover` lists slots whose older rows are still in their previous group, `tombstones` the deletes to
+    apply to those rows. The next page begins at `next`, None if this is the last page; `cursor` is the same
+    place if it is between two partitions, else 0.
     """
 
     ipc: bytes
@@ -126,17 +138,17 @@ class RowsScanned(Message, frozen=True, tag="RowsScanned"):
     handover: tuple[Handover, ...] = ()
     tombstones: tuple[Tombstone, ...] = ()
     age_ms: int = -1
-    """Of a mid or weak read: everything acknowledged so long before it began is in the answer. -1 when no
-    leader confirmed it yet, and with a strong read, which has no age."""
+    """Of a bounded or weak read: the page has everything that was acknowledged this long before the read
+    began. -1 if no leader has confirmed the replica's state yet, and for a strong read."""
     next: Cursor | None = None
 
 
 class ListPartitions(Message, frozen=True, tag="ListPartitions"):
-    """What a group holds; rows are exact where `exact`, else an upper bound.
+    """List the partitions that a group holds.
 
-    With `paged` one page of it, behind `after`, a (partition, table) that the page before ended with. Readers
-    of earlier versions ask for all of it. A list does not say what it leaves out: it is refused unless all of
-    `slots` are open. Readers of earlier versions name none.
+    With `paged`, list one page, behind the (partition, table) `after` that ended the page before; readers of
+    earlier releases request the whole list. The request is refused unless all of `slots` are open, because a
+    list does not show what it leaves out; readers of earlier releases name no slots.
     """
 
     traits: ClassVar = Traits(READERS, is_queued=True)
@@ -151,6 +163,8 @@ class ListPartitions(Message, frozen=True, tag="ListPartitions"):
 
 
 class PartitionInfo(msgspec.Struct, frozen=True):
+    """One table of one partition. `rows` is an upper bound unless `exact`; times in ms, inclusive."""
+
     partition: PartitionKey
     slot: int
     table: str
@@ -162,17 +176,19 @@ class PartitionInfo(msgspec.Struct, frozen=True):
 
 
 class PartitionsListed(Message, frozen=True, tag="PartitionsListed"):
+    """The partitions of the group, or one page of them; `handover` as in `RowsScanned`."""
+
     partitions: tuple[PartitionInfo, ...]
     handover: tuple[Handover, ...] = ()
     table_version: int = 0
     age_ms: int = -1
     """As in `RowsScanned`."""
     next: tuple[PartitionKey, str] | None = None
-    """Where the next page begins, None behind the last."""
+    """The place behind which the next page begins; None if this is the last page."""
 
 
 class GetWriteRates(Message, frozen=True, tag="GetWriteRates"):
-    """How fast the group's slots are written, as this member counted it; the leader's count is the best."""
+    """Read how fast the group's slots are written, as this member counts; the leader counts best."""
 
     traits: ClassVar = Traits(READERS)
 
@@ -180,7 +196,7 @@ class GetWriteRates(Message, frozen=True, tag="GetWriteRates"):
 
 
 class WriteRatesReply(Message, frozen=True, tag="WriteRatesReply"):
-    """(slot, bytes per second). Slots that left the group are named too, until their count has faded: the
-    rate of a slot is the sum over all groups."""
+    """(slot, bytes per second). Slots that left the group are listed until their count has decayed: the rate
+    of a slot is the sum over all groups."""
 
     rates: tuple[tuple[int, float], ...]
