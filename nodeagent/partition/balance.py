@@ -1,12 +1,12 @@
 """Which slots move: minimal, deterministic, weighted.
 
-A load is slots / weight, weights scaled so that the smallest is 1. A table is balanced when the largest
-and the smallest load differ by at most 1; `windows` gives each node the counts that guarantee it, and
-`targets` the counts inside them that are reached with the fewest moves. Recorded bytes of slots decide
+A load is slots / weight, with weights scaled so that the smallest is 1. A table is balanced if the largest
+and the smallest load differ by at most 1; `windows` gives each node the range of counts that guarantees this,
+and `targets` the counts inside these ranges that need the fewest moves. The recorded bytes of slots decide
 only *which* slots move, never how many.
 
-`move_slots_to_new` and `retrieve_slots_round_robin` are the balancers of old IoTDB, kept for comparison
-and for imports; ours never leaves a difference above 1 (theirs reaches 4 at 6 and 7 nodes).
+`move_slots_to_new` and `retrieve_slots_round_robin` are the balancers of old IoTDB, for comparison and for
+imports; this module's balancer never leaves a difference above 1 (IoTDB's reach 4 at 6 and 7 nodes).
 """
 
 import heapq
@@ -23,14 +23,14 @@ SlotArray = npt.NDArray[np.int64]
 
 
 def scaled_weights(weights: Sequence[float]) -> list[Fraction]:
-    """Weights over their minimum, exactly as written in decimal."""
+    """Weights divided by their minimum, exactly as written in decimal."""
     exact = [Fraction(repr(float(w))) for w in weights]
     low = min(exact)
     return [w / low for w in exact]
 
 
 def windows(weights: Sequence[float], slots: int) -> list[tuple[int, int]]:
-    """Per node the least and most slots it may own (inclusive).
+    """The least and the most slots that each node may own (inclusive).
 
     With L the largest level such that sum(ceil(w L)) <= slots, node i gets [ceil(w L), floor(w (L + 1))]:
     every choice inside is balanced, and some choice has the sum `slots`. With equal weights that is
@@ -53,10 +53,11 @@ def windows(weights: Sequence[float], slots: int) -> list[tuple[int, int]]:
 
 
 def targets(counts: Sequence[int], weights: Sequence[float]) -> list[int]:
-    """Slots each node shall own; a node of weight 0 is leaving and gets none.
+    """The number of slots that each node should own; a node of weight 0 leaves and gets none.
 
-    Among the counts inside `windows` it is the one nearest to `counts` (fewest slots move); what is then
-    still free goes to (or comes from) the least (most) loaded, first in order on a tie.
+    Of all counts inside `windows`, these are the nearest to `counts` (fewest slots move); slots that are then
+    left over go to the least loaded nodes, or missing slots come from the most loaded nodes, the first in
+    order on a tie.
     """
     staying = [i for i, w in enumerate(weights) if w > 0]
     bounds = dict(zip(staying, windows([weights[i] for i in staying], sum(counts)), strict=True))
@@ -81,10 +82,10 @@ def _has_room(goal: int, bounds: tuple[int, int], sign: int) -> bool:
 
 
 def lower_bound_slots(counts: Sequence[int], weights: Sequence[float]) -> int:
-    """Fewest slots that any way to a balanced table moves.
+    """The fewest slots that must move to make the table balanced.
 
-    What nodes must give (above their window, or all of it when leaving) and what they must get (below
-    it), whichever is more.
+    It is the larger of what nodes must give (slots above their window, or all slots of a node that leaves)
+    and what nodes must get (slots below their window).
     """
     staying = [i for i, w in enumerate(weights) if w > 0]
     bounds = dict(zip(staying, windows([weights[i] for i in staying], sum(counts)), strict=True))
@@ -94,19 +95,19 @@ def lower_bound_slots(counts: Sequence[int], weights: Sequence[float]) -> int:
 
 
 def spread(counts: Sequence[int], weights: Sequence[float]) -> float:
-    """Largest minus smallest load; a balanced table has at most 1."""
+    """Largest minus smallest load; at most 1 in a balanced table."""
     loads = [c / float(w) for c, w in zip(counts, scaled_weights(weights), strict=True)]
     return round(max(loads) - min(loads), 6)
 
 
 def balanced(owners: OwnerIndex, weights: Sequence[float], slot_bytes: ByteArray | None = None) -> OwnerIndex:
-    """Owners after the fewest moves to a balanced table.
+    """The owners after the fewest moves to a balanced table.
 
     Args:
         owners: per slot an index into `weights`.
-        weights: 0 for a node that is leaving.
-        slot_bytes: one replica's bytes of each slot. Given, givers part with a fair share of their bytes
-            and takers are filled evenly; else the last slots of each giver go, in runs.
+        weights: 0 for a node that leaves.
+        slot_bytes: one replica's bytes of each slot. If given, givers give a fair share of their bytes and
+            takers are filled evenly; else each giver gives its last slots, in runs.
     """
     counts = np.bincount(owners, minlength=len(weights))
     goal = np.array(targets(counts.tolist(), weights))
@@ -129,7 +130,7 @@ def balanced(owners: OwnerIndex, weights: Sequence[float], slot_bytes: ByteArray
 
 
 def _pick(owners: OwnerIndex, counts: SlotArray, goal: SlotArray, slot_bytes: ByteArray | None) -> SlotArray:
-    """The slots that leave their owner, givers in order, each giver's ascending."""
+    """The slots that leave their owner: giver by giver in order, each giver's slots ascending."""
     held = np.split(np.argsort(owners, kind="stable"), np.cumsum(counts)[:-1])
     parts: list[SlotArray] = []
     share = _Share()
@@ -143,10 +144,10 @@ def _pick(owners: OwnerIndex, counts: SlotArray, goal: SlotArray, slot_bytes: By
 
 
 class _Share:
-    """Lets each giver part with its fair share of non-empty slots and bytes.
+    """Picks from each giver its fair share of non-empty slots and bytes.
 
-    What rounding leaves over is carried to the next giver: a thousand givers of one slot each still hand
-    the newcomer its share.
+    The rounding error is carried to the next giver, so that a thousand givers of one slot each still give the
+    newcomer its share.
     """
 
     def __init__(self) -> None:
@@ -166,7 +167,7 @@ class _Share:
         return np.sort(np.concatenate((chosen, rest)))
 
     def _nearest(self, full: SlotArray, take: int, slot_bytes: ByteArray) -> SlotArray:
-        """`take` slots, each the nearest in size to what is still due per slot."""
+        """`take` slots, each the nearest in size to the bytes still due per slot."""
         by_size = full[np.lexsort((full, slot_bytes[full]))].tolist()
         sizes = slot_bytes[by_size].tolist() if by_size else []
         due, chosen = self.bytes_due, []
@@ -188,7 +189,7 @@ def _deal(
     weights: Sequence[float],
     slot_bytes: ByteArray,
 ) -> None:
-    """Give each slot, largest first, to the taker with the fewest bytes per weight; lowers `takers`."""
+    """Give each slot, largest first, to the taker with the fewest bytes per weight; counts `takers` down."""
     heap = [(load[i] / weights[i], i) for i in takers]
     heapq.heapify(heap)
     for slot in slots.tolist():
@@ -200,10 +201,10 @@ def _deal(
 
 
 def move_slots_to_new(groups: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
-    """Old IoTDB's balancer for an added node: (slots left to each old group, slots of the new one).
+    """Old IoTDB's balancer for an added node: (slots left to each old group, slots of the new group).
 
-    The mean is slots // nodes; each group above it gives its last slots, the new group takes them all and
-    with them every remainder (5 -> 6 at 10 000 slots: 1 670 move, 1 666 would do).
+    The mean is slots // nodes; each group above it gives its last slots, and the new group takes them all,
+    including every remainder (5 -> 6 nodes at 10 000 slots: 1 670 move, 1 666 would be enough).
     """
     mean = sum(map(len, groups)) // (len(groups) + 1)
     kept = [list(g[:mean]) if len(g) > mean else list(g) for g in groups]
@@ -211,6 +212,6 @@ def move_slots_to_new(groups: Sequence[Sequence[int]]) -> tuple[list[list[int]],
 
 
 def retrieve_slots_round_robin(removed: Sequence[int], groups: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Old IoTDB's balancer for a removed node: its i-th slot goes to ring node i mod n, load ignored."""
+    """Old IoTDB's balancer for a removed node: its i-th slot goes to ring node i mod n, whatever the load."""
     n = len(groups)
     return [[*g, *removed[i::n]] for i, g in enumerate(groups)]

@@ -1,9 +1,9 @@
 """A change of the partition table: two tables and everything that follows from them.
 
-Moves and member lists are derived, never stored: a change is its kind, node, R and the two tables.
-The four rules for member lists (pre and formal, add and remove) are those of old IoTDB's two-phase
-change: pre only adds, formal only removes, formal includes pre, and each may be repeated in any order.
-The stages a change goes through are those of its record (`model.operation`).
+Moves and member lists are derived, never stored: a change consists of its kind, node, number of replicas and
+the two tables. The four rules for member lists (pre and formal, add and remove) are those of old IoTDB's
+two-phase change: pre only adds, formal only removes, formal includes pre, and each may be repeated in any
+order. The stages of a change are those of its record (`model.operation`).
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class ChangeKind(StrEnum):
 
 
 class MemberChange(msgspec.Struct, frozen=True):
-    """One data group's members before and after; () is "the group does not exist"."""
+    """The members of one data group (by owner) before and after the change; () if it does not exist."""
 
     group: NodeId
     joins: Members
@@ -48,7 +48,7 @@ class MemberChange(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """Slots that go from one data group to another, both by header."""
+    """Slots that move from one data group to another, both given by group owner."""
 
     slots: SlotRanges
     source: NodeId
@@ -56,6 +56,8 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class ChangeWire(msgspec.Struct, frozen=True):
+    """The serialised form of a change."""
+
     kind: ChangeKind
     node: NodeId
     replicas: int
@@ -65,10 +67,10 @@ class ChangeWire(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`node` is the one added or removed (replace: added), "" for a move.
+    """`node` is the node added or removed (replace: added), "" for a move.
 
-    Invariants: `moves` is exactly the difference of the tables' owners, ordered by (source, target) on
-    the old and new ring; `members` holds the groups that exist before and after and change.
+    Invariants: `moves` is exactly the difference of the tables' owners, ordered by (source, target) on the
+    old and the new ring; `members` has the groups that exist before and after and whose members change.
     """
 
     kind: ChangeKind
@@ -86,23 +88,23 @@ class Change:
 
     @classmethod
     def from_wire(cls, wire: ChangeWire) -> "Change":
-        """Raises `InvalidInput` when a table is broken or the rings do not differ as the kind says."""
+        """Raise `InvalidInput` if a table is invalid or the rings do not differ as the kind says."""
         old, new = PartitionTable.from_wire(wire.old), PartitionTable.from_wire(wire.new)
         return change_between(wire.kind, wire.node, old, new, wire.replicas)
 
     def old_members(self, header: NodeId) -> Members:
-        """Members of a group by the old ring; () for the one that is created."""
+        """Members of a group by the old ring; () for the group that is created."""
         return self.old.ring.members(header, self.replicas) if header in self.old.ring else ()
 
     def new_members(self, header: NodeId) -> Members:
-        """Members of a group by the new ring; () for the one that is dissolved."""
+        """Members of a group by the new ring; () for the group that is dissolved."""
         return self.new.ring.members(header, self.replicas) if header in self.new.ring else ()
 
 
 def change_between(
     kind: ChangeKind, node: NodeId, old: PartitionTable, new: PartitionTable, replicas: int
 ) -> Change:
-    """The change from one table to the other; `InvalidInput` when the rings do not differ as `kind` says."""
+    """The change from `old` to `new`; `InvalidInput` if the rings do not differ as `kind` says."""
     gone = tuple(n.node for n in old.ring.nodes if n not in new.ring.nodes)
     come = tuple(n.node for n in new.ring.nodes if n not in old.ring.nodes)
     expected = {
@@ -112,7 +114,10 @@ def change_between(
         ChangeKind.MOVE: ((), ()),
     }[kind]
     if (gone, come) != expected or len(gone) < (kind is ChangeKind.REPLACE) or old.slots != new.slots:
-        raise InvalidInput(f"the tables do not differ by {kind} {node}".rstrip())
+        what = f"{kind} {node}".rstrip()
+        raise InvalidInput(
+            f"the change was refused: its tables do not differ by `{what}`", next_step="make a new plan"
+        )
     groups = group_changes(old.ring, new.ring, replicas)
     return Change(
         kind,
@@ -142,7 +147,8 @@ def _moves(old: PartitionTable, new: PartitionTable) -> tuple[Move, ...]:
 
 
 def group_changes(old: Ring, new: Ring, replicas: int) -> list[MemberChange]:
-    """Every group whose members differ: changed and created ones in new ring order, then dissolved ones."""
+    """Every group whose members differ: changed and created groups in order of the new ring, then dissolved
+    groups."""
     out: list[MemberChange] = []
     gone = [h for h in old.names if h not in new]
     for header in (*new.names, *gone):
@@ -156,10 +162,10 @@ def group_changes(old: Ring, new: Ring, replicas: int) -> list[MemberChange]:
 
 
 def pre_add(members: Members, new: NodeId, ring: Ring, replicas: int) -> Members:
-    """The group with `new` at its ring place, when that lies inside the group's span; it only adds.
+    """The group with `new` at its place on the ring, if that is inside the group's span; it only adds.
 
     Args:
-        members: header first, in ring order.
+        members: group owner first, in ring order.
         ring: the ring that contains `new`.
     """
     if new in members:
@@ -171,7 +177,7 @@ def pre_add(members: Members, new: NodeId, ring: Ring, replicas: int) -> Members
 
 
 def formal_add(members: Members, new: NodeId, ring: Ring, replicas: int) -> Members:
-    """`pre_add`, then the last member goes when the group has more than `replicas`."""
+    """`pre_add`, without the last member if the group has more than `replicas` members."""
     members = pre_add(members, new, ring, replicas)
     if new not in members or len(members) <= replicas:
         return members
@@ -179,10 +185,10 @@ def formal_add(members: Members, new: NodeId, ring: Ring, replicas: int) -> Memb
 
 
 def pre_remove(members: Members, leaving: NodeId, ring: Ring, replicas: int) -> Members:
-    """The group with the leaver's replacement appended; it only adds.
+    """The group with the replacement of the leaving node appended; it only adds.
 
-    The replacement is the last member by `ring`, which no longer contains the leaver. The group that the
-    leaver heads takes no change: it serves as it is until it is dissolved.
+    The replacement is the last member by `ring`, which does not contain the leaving node any more. The group
+    that the leaving node owns does not change: it serves until it is dissolved.
     """
     if leaving not in members or leaving == members[0]:
         return members
@@ -191,7 +197,7 @@ def pre_remove(members: Members, leaving: NodeId, ring: Ring, replicas: int) -> 
 
 
 def formal_remove(members: Members, leaving: NodeId, ring: Ring, replicas: int) -> Members:
-    """`pre_remove`, then the leaver goes."""
+    """`pre_remove`, without the leaving node."""
     members = pre_remove(members, leaving, ring, replicas)
     if leaving == members[0]:
         return members

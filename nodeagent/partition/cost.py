@@ -1,13 +1,13 @@
-"""Bytes that cross the network in a change, as the system really copies.
+"""Bytes that cross the network in a change, as nodes copy them.
 
-- *Hand-over*: for each slot that moves from group A to group B, every member of B (by the new ring) that
+- *Slot migration*: for each slot that moves from group A to group B, every member of B (by the new ring) that
   is not a member of A (by the old ring) pulls the slot. A member of both links its files locally: 0 bytes.
-- *Catch-up*: a node that joins an existing group pulls the group's checkpoint and the files of the slots
-  the group keeps. Slots the group loses are sealed and stay with the old members; slots it gains come to
-  the joiner by hand-over, like to every other member.
+- *Catch-up*: a node that joins an existing group pulls the group's checkpoint and the files of the slots that
+  the group retains. Slots that the group loses are sealed and stay with the old members; slots that it gains
+  come to the joiner by slot migration, as to every other member.
 
-For one change the sum is exactly its placement bound (`placement_bytes`): each replica byte that is on a
-node after the change and was not before is copied once. Log entries and messages are not counted.
+For one change the sum is exactly its placement bound (`placement_bytes`): each replica byte that is on a node
+after the change and was not before is copied once. Log entries and messages are not counted.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from nodeagent.partition.table import PartitionTable
 
 @dataclass(frozen=True, slots=True)
 class CopyCost:
-    """Bytes; nodes and groups without any are left out."""
+    """Bytes to copy; nodes and groups without any are left out."""
 
     hand_over: dict[NodeId, int]
     """Pulled by each node as a member of gaining groups."""
@@ -33,7 +33,7 @@ class CopyCost:
     """Pulled by each joiner of existing groups."""
 
     group_bytes: dict[NodeId, int]
-    """By group header: what ONE node that joins it pulls in catch-up."""
+    """By group owner: what one node that joins the group pulls in catch-up."""
 
     @property
     def total(self) -> int:
@@ -51,13 +51,16 @@ def bytes_array(slot_bytes: Mapping[int, int], slots: int) -> ByteArray:
     at = np.fromiter(slot_bytes.keys(), np.int64, len(slot_bytes))
     sizes = np.fromiter(slot_bytes.values(), np.int64, len(slot_bytes))
     if at.min() < 0 or at.max() >= slots or sizes.min() < 0:
-        raise InvalidInput(f"slot sizes: a slot is not in [0, {slots}) or a size is negative")
+        raise InvalidInput(
+            f"sizes of slots were refused: a slot is not in [0, {slots}) or a size is negative",
+            next_step="read the partition table and the sizes again",
+        )
     array[at] = sizes
     return array
 
 
 def group_bytes(table: PartitionTable, sizes: ByteArray) -> dict[NodeId, int]:
-    """One replica's bytes of each group, by header."""
+    """One replica's bytes of each group, by group owner."""
     total = np.zeros(len(table.ring), np.int64)
     np.add.at(total, table.owners, sizes)
     return dict(zip(table.ring.names, total.tolist(), strict=True))
@@ -74,6 +77,7 @@ def node_bytes(table: PartitionTable, replicas: int, sizes: ByteArray) -> dict[N
 
 
 def copy_cost(change: Change, sizes: ByteArray) -> CopyCost:
+    """What the change copies; `sizes` are one replica's bytes by slot."""
     upto = np.concatenate(([0], np.cumsum(sizes)))
     hand_over: dict[NodeId, int] = {}
     lost: dict[NodeId, int] = {}
@@ -100,21 +104,21 @@ def _non_zero(sizes: dict[NodeId, int]) -> dict[NodeId, int]:
 
 
 def free_bytes(old: PartitionTable, new: PartitionTable, replicas: int, sizes: ByteArray) -> int:
-    """Fewest bytes copied if replicas could lie on any node, and each node held as much as it does by `new`.
+    """Fewest bytes to copy if replicas could be on any node, with each node as full as it is by `new`.
 
-    What the ring costs is the difference to this: groups that follow from it change members with it.
+    The difference to this is the cost of the ring: the members of groups follow from it and change with it.
     """
     held = node_bytes(old, replicas, sizes)
     return sum(max(0, size - held.get(node, 0)) for node, size in node_bytes(new, replicas, sizes).items())
 
 
 def placement_bytes(old: PartitionTable, new: PartitionTable, replicas: int, sizes: ByteArray) -> int:
-    """Fewest bytes any procedure copies between the two placements.
+    """Fewest bytes that any procedure copies between the two placements.
 
-    Sum over slots of size times the number of nodes that hold it by `new` and did not by `old`. Over
-    several changes in a row their copies may exceed it (a node that joins a group and leaves it again).
+    It is the sum over slots of size times the number of nodes that hold the slot by `new` and not by `old`.
+    Several changes in a row may copy more (a node may join a group and leave it later).
     """
-    # Slots with equal old and new owner share their holders: one step per distinct pair.
+    # Slots with the same old and new owner have the same holders: one step per distinct pair.
     pair = old.owners.astype(np.int64) * len(new.ring) + new.owners
     pairs, inverse = np.unique(pair, return_inverse=True)
     total = np.zeros(pairs.size, np.int64)

@@ -1,15 +1,15 @@
 """(storage group, time partition, shard) -> slot, and tags -> shard.
 
-Correct mode (`murmur3`): MurmurHash3 x64 128 with seed 2333 over
+Standard mode (`murmur3`): MurmurHash3 x64 128 with seed 2333 over
 
     utf8(storage group) ++ time partition (8 bytes, big endian, signed) [++ shard (2 bytes, big endian)]
 
 where the shard is present only in clusters with more than one shard, so that `shards=1` is the exact
 routing of old IoTDB for ASCII names. The slot is |low 32 bits of h1 + h2, as signed| mod slots.
 
-`legacy` mode repeats three errors of the Java original, for data that was placed by them: the length is
-counted in UTF-16 units (a non-ASCII name hashes only a prefix, and may ignore the time partition), tail
-bytes >= 0x80 are sign-extended, and times before 1970 round toward partition 0.
+`legacy` mode repeats three errors of the Java original, for data that was placed with them: the length is
+counted in UTF-16 units (for a non-ASCII name only a prefix is hashed, possibly without the time partition),
+tail bytes >= 0x80 are sign-extended, and times before 1970 round toward partition 0.
 """
 
 import struct
@@ -23,7 +23,7 @@ from nodeagent.model.errors import InvalidInput
 
 SEED = 2333
 SHARD_CACHE_MAX = 65_536
-"""Distinct tag tuples whose shard is remembered."""
+"""Distinct tag tuples whose shard is cached."""
 
 MURMUR3 = "murmur3"
 LEGACY = "legacy"
@@ -49,23 +49,23 @@ def slot_of(storage_group: str, time_partition: int, shard: int, settings: Clust
 
 
 def is_legacy(hash_mode: str) -> bool:
-    """Whether the mode is `legacy`; any mode but the two known ones raises `InvalidInput`."""
+    """Whether the mode is `legacy`; `InvalidInput` if it is neither `legacy` nor `murmur3`."""
     if hash_mode not in (MURMUR3, LEGACY):
         raise InvalidInput(
-            f"hash mode {hash_mode!r} is not known", next_step=f"use {MURMUR3!r} or {LEGACY!r}"
+            f"hash mode {hash_mode!r} does not exist", next_step=f"use {MURMUR3!r} or {LEGACY!r}"
         )
     return hash_mode == LEGACY
 
 
 def time_partition(time_ms: int, interval_ms: int, hash_mode: str = MURMUR3) -> int:
-    """The partition a time falls into: floor(time / interval); `legacy` truncates toward zero."""
+    """The time partition of a time: floor(time / interval); `legacy` truncates toward zero."""
     if is_legacy(hash_mode) and time_ms < 0:
         return -(-time_ms // interval_ms)
     return time_ms // interval_ms
 
 
 def time_span(partition: int, interval_ms: int, hash_mode: str = MURMUR3) -> tuple[int, int]:
-    """First and last time (ms, both inclusive) of a partition; the inverse of `time_partition`."""
+    """First and last time (ms, both inclusive) of a time partition; the inverse of `time_partition`."""
     first, last = partition * interval_ms, (partition + 1) * interval_ms - 1
     if is_legacy(hash_mode) and partition <= 0:
         first = (partition - 1) * interval_ms + 1
@@ -88,9 +88,9 @@ def _tags_hash(tags: tuple[str | None, ...]) -> int:
 def shard_of(tags: Sequence[str | None], shards: int) -> int:
     """The shard of one device (its tag values in schema order).
 
-    Hashed bytes: per tag 0x00 for null, else 0x01, the UTF-8 length (4 bytes, big endian), the value; the
-    first half of MurmurHash3 x64 128, mod `shards`. Trailing nulls are left out, so that a tag column
-    added to a table later moves no existing device.
+    Hashed bytes: per tag 0x00 for null, else 0x01, the UTF-8 length (4 bytes, big endian) and the value. The
+    shard is the first half of MurmurHash3 x64 128, mod `shards`. Trailing nulls are left out, so that a tag
+    column added to a table later moves no existing device.
     """
     if shards <= 1:
         return 0

@@ -1,17 +1,19 @@
-"""Which slots move so that what groups carry (bytes, or bytes written per second) becomes even.
+"""Which slots move so that the loads of groups (bytes, or bytes written per second) become even.
 
-A group's level is the load of its slots over its weight. Even means: no level above `EVEN` times the mean,
-as far as whole slots allow. Steps go from the highest level that has one:
+The level of a group is the load of its slots divided by its weight. Loads are even if no level is above
+`EVEN` times the mean, as far as whole slots allow. Each step is taken from the group with the highest level
+that has a step:
 
-- a *move*: the largest slot that the giver has too much of and the emptiest taker has room for; where only
-  crumbs fit, the slot that leaves the higher level of the pair lowest;
-- a *swap* of two slots, only above `EVEN` and only where no move helps.
+- a *move*: the largest slot that the giver has in excess and the emptiest taker has room for; if only small
+  slots fit, the slot that leaves the higher level of the pair lowest;
+- a *swap* of two slots, only above `EVEN` and only if no move helps.
 
-A *giant* is a slot too large for the taker even alone. It goes only where that leaves less than its group
-would have by giving all the rest away: two giants part, but one stays where it is and the small ones leave.
+A *giant* is a slot that is too large for the taker even alone. It moves only if the level is then lower than
+that of its group after giving all other slots away: two giants are separated, but a single giant stays and
+the small slots leave.
 
-Every step lowers the higher level of its pair, so the search ends. It ends where no group above `AIM` has a
-move and none above `EVEN` has a swap, which depends on nothing but owners and loads: a plan made after a
+Every step lowers the higher level of its pair, so the search ends. It ends when no group above `AIM` has a
+move and no group above `EVEN` has a swap. That depends only on owners and loads, so that a plan made after a
 plan was executed is empty.
 """
 
@@ -26,18 +28,18 @@ from nodeagent.model.limits import SWAP_TAKERS_MAX
 from nodeagent.partition.balance import OwnerIndex
 
 LoadArray = npt.NDArray[np.int64]
-"""Per slot, not negative, in any unit; whole numbers, so that sums do not depend on their order."""
+"""Load per slot, not negative, in any unit; whole numbers, so that sums do not depend on their order."""
 
 EVEN = 1.1
-"""Highest level over the mean up to which nothing has to move."""
+"""The ratio of the highest level to the mean up to which nothing must move."""
 
 AIM = 1.05
-"""What is aimed at once something moves, so that a little growth does not ask for the next plan."""
+"""The ratio to reach once slots move, so that a small growth does not need the next plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """`slot` goes from `giver` to `taker`; in a swap `back` goes the other way."""
+    """`slot` moves from `giver` to `taker`; in a swap `back` moves from `taker` to `giver`."""
 
     giver: int
     taker: int
@@ -46,7 +48,7 @@ class _Step:
 
 
 def max_over_mean(owners: OwnerIndex, weights: Sequence[float], loads: LoadArray) -> float:
-    """The highest level over the mean one; 1.0 where there is no load at all."""
+    """The ratio of the highest level to the mean level; 1.0 if there is no load."""
     total = int(loads.sum())
     if not total:
         return 1.0
@@ -54,14 +56,14 @@ def max_over_mean(owners: OwnerIndex, weights: Sequence[float], loads: LoadArray
 
 
 def fewest_moves(owners: OwnerIndex, weights: Sequence[float], loads: LoadArray, ratio: float = EVEN) -> int:
-    """Slots that any way to a `max_over_mean` of at most `ratio` moves.
+    """The fewest slots that must move for a `max_over_mean` of at most `ratio`.
 
-    Each group above it gives, and gives the fewest slots when it gives its largest ones.
+    Each group above the ratio must give slots; it gives the fewest if it gives its largest.
     """
     held = _held(owners, len(weights), loads)
     limit = ratio * float(loads.sum()) / sum(weights) * np.array(weights)
     count = 0
-    # Half a unit of grace: `ratio` may be the rounded result of these very sums.
+    # Tolerate half a unit: `ratio` may be the rounded result of the same sums.
     for i in np.flatnonzero(held > limit + 0.5).tolist():
         given = np.cumsum(np.sort(loads[owners == i])[::-1])
         count += int(np.searchsorted(given, held[i] - limit[i] - 0.5)) + 1
@@ -71,22 +73,22 @@ def fewest_moves(owners: OwnerIndex, weights: Sequence[float], loads: LoadArray,
 def evened(
     owners: OwnerIndex, weights: Sequence[float], loads: LoadArray, slots_max: int | None = None
 ) -> OwnerIndex:
-    """Owners after few moves to even loads.
+    """The owners after few moves that make loads even.
 
     Args:
         owners: per slot an index into `weights`.
         weights: all above 0.
-        slots_max: so many slots may change their owner; the most useful steps come first.
+        slots_max: number of slots that may change their owner; the most useful steps come first.
     """
     if max_over_mean(owners, weights, loads) <= EVEN:
         return owners.copy()
     search = _Search(owners, weights, loads)
     stuck: set[int] = set()
     beyond: set[int] = set()
-    """Groups whose next step would change more owners than may be."""
+    """Groups whose next step would change more owners than `slots_max`."""
     while True:
         step = search.next_step(stuck)
-        if step is None and stuck > beyond:  # what was stuck need not be any more
+        if step is None and stuck > beyond:  # steps since may have given stuck groups a step
             stuck = set(beyond)
             step = search.next_step(stuck)
         if step is None:
@@ -123,7 +125,8 @@ class _Search:
             held.sort()
 
     def next_step(self, stuck: set[int]) -> _Step | None:
-        """The step of the highest level that has one; groups found to have none are put into `stuck`."""
+        """The step of the group with the highest level that has a step; adds groups without one to
+        `stuck`."""
         for giver in self._givers():
             if giver not in stuck:
                 step = self._move(giver) or self._swap(giver)
@@ -138,7 +141,7 @@ class _Search:
             self._hand_over(step.back, step.taker, step.giver)
 
     def moved_after(self, step: _Step) -> int:
-        """How many slots have another owner than at first once `step` is taken."""
+        """Number of slots whose owner differs from the first owner once `step` is taken."""
         moved = set(self.moved)
         for slot, to in ((step.slot, step.taker), (step.back, step.giver)):
             if slot is not None:
@@ -170,7 +173,7 @@ class _Search:
             return _Step(giver, taker, slots[at][1])
         level = self.held[giver] / self.weights[giver]
         best: tuple[float, int, int, int] | None = None
-        # The smallest slot finds any taker that lowers the pair; for that taker the best slot is then chosen.
+        # The smallest slot reveals any taker that lowers the pair's level; then choose the best slot for it.
         after = (self.held + slots[0][0]) / self.weights
         after[giver] = np.inf
         for i in {taker, int(after.argmin())} - {giver}:
@@ -184,18 +187,18 @@ class _Search:
         return None if best is None else _Step(giver, best[3], best[2])
 
     def _giants(self, giver: int, taker: int) -> float:
-        """The giver's level were it to keep only what is too large for the taker."""
+        """The level of the giver if it retained only slots that are too large for the taker."""
         slots = self.filled[giver]
         at = bisect_right(slots, (int(self.fair[taker]), self.loads.size))
         return float(sum(load for load, _ in slots[at:]) / self.weights[giver])
 
     def _half(self, giver: int, taker: int) -> float:
-        """What the giver had to hand over for both to have one level."""
+        """The load that the giver must give for both groups to have the same level."""
         w, v = self.weights[giver], self.weights[taker]
         return float((self.held[giver] * v - self.held[taker] * w) / (w + v))
 
     def _around(self, group: int, load: float) -> list[tuple[int, int]]:
-        """The group's slots next to `load` in size, below and above."""
+        """The group's slots nearest to `load` in size, below and above."""
         slots = self.filled[group]
         at = bisect_left(slots, (load, -1))
         return slots[max(0, at - 1) : at + 1]

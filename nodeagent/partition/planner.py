@@ -1,7 +1,7 @@
-"""Plan arithmetic: from a table and an intent to the changes that lead there.
+"""Plans the changes that lead from a table to an intended cluster.
 
-Several nodes are planned to one final table, and the changes go towards it one node at a time, so that no
-slot moves twice. New tables carry the provisional version old + 1 (see `table`).
+Several nodes are planned towards one final table, which the changes approach one node at a time, so that no
+slot moves twice. New tables have the provisional version old + 1 (see `table`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ from nodeagent.partition.table import PartitionTable
 
 SlotBytes = Mapping[int, int]
 Places = Callable[[Ring, NodeId], Sequence[NodeId]]
-"""Behind which nodes a newcomer may stand on the ring as it is at its turn."""
+"""(ring at the newcomer's turn, newcomer) -> the nodes behind which it may be placed."""
 
 
 def plan_add(
@@ -72,17 +72,18 @@ def plan_members(
     slot_bytes: SlotBytes | None = None,
     places: Places | None = None,
 ) -> tuple[Change, ...]:
-    """One change per node that comes, per (old, new) of `replaces`, and per node that leaves, in this order.
+    """One change per node that joins, per (old, new) of `replaces`, and per node that leaves, in this order.
 
-    With `after` the newcomers stand behind it in the order given. Without, each takes the one of its `places`
-    (all when None) with the fewest copied bytes at its turn; among equals the widest gap, then the lowest
-    position. A lopsided table also moves slots between nodes that stay: with the last change, when all are
-    there, and never when nodes are replaced, for then some would move twice.
+    With `after` the newcomers are placed behind it in the order given. Without it, each newcomer gets the
+    place, of those that `places` allows (None: all), with the fewest copied bytes at its turn; among equals
+    the widest gap, then the lowest position. An unbalanced table also moves slots between nodes that stay:
+    with the last change, once all nodes have joined, and never if nodes are replaced, because some slots
+    would move twice.
 
     Raises:
-        Refused: a newcomer is on the ring already, no position is free, a node is named twice, or fewer
-            than `replicas` nodes would remain.
-        NotFound: `after` or a leaver is not on the ring.
+        Refused: a newcomer is on the ring already, no position is free, a node is named twice, or fewer than
+            `replicas` nodes would remain.
+        NotFound: `after` or a node that leaves is not on the ring.
     """
     replaces = replaces or {}
     _check_members(table, [n for n, _ in adds], replaces, removes, replicas)
@@ -97,7 +98,8 @@ def plan_members(
         return changes[-1].new if changes else table
 
     def due(at: OwnerIndex) -> OwnerIndex:
-        """The slots that move now: those `at`, or whatever is left with the last change."""
+        """The slots that move with the present change: those `at`, or with the last change all that are
+        left."""
         last = not replaces and len(changes) == len(adds) + len(removes) - 1
         return np.flatnonzero(_indices(current(), names) != final if last else at)
 
@@ -130,30 +132,35 @@ def _check_members(
 ) -> None:
     for node in (*adds, *replaces.values()):
         if node in table.ring:
-            raise Refused(f"node {node} is in the cluster already", next_step="see `iotctl cluster nodes`")
+            raise Refused(
+                f"no plan was made: node {node} is in the cluster already",
+                next_step="see `iotctl cluster nodes`",
+            )
     for node in (*replaces, *removes):
         table.ring.index(node)
     named = [*adds, *replaces, *replaces.values(), *removes]
     if len({*named}) < len(named):
-        raise Refused("a node is named twice", next_step="name each node once")
+        raise Refused("no plan was made: a node is named twice", next_step="name each node once")
     left = len(table.ring) + len(adds) - len(removes)
     if removes and left < max(replicas, 1):
         raise Refused(
-            f"{left} nodes would remain, fewer than the {replicas} replicas", next_step="add nodes first"
+            f"no plan was made: {left} nodes would remain, fewer than the {replicas} replicas",
+            next_step="add nodes first",
         )
 
 
 def plan_replace(table: PartitionTable, old: NodeId, new: NodeId, replicas: int) -> Change:
-    """`new` takes the place, the weight and the slots of `old`; nothing else moves.
+    """`new` takes the place, the weight and the slots of `old`; no other slot moves.
 
     Raises:
         Refused: `new` is on the ring already.
-        NotFound: `old` is not.
+        NotFound: `old` is not on the ring.
     """
     place = table.ring.nodes[table.ring.index(old)]
     if new in table.ring:
         raise Refused(
-            f"{new} is in the cluster already", next_step="replace it by a node with a name of its own"
+            f"{old} was not replaced: {new} is in the cluster already",
+            next_step="give the replacement a name that no node has",
         )
     ring = table.ring.removing(old).adding(RingNode(new, place.position, place.weight))
     moved = table.moved({new: table.slots_of(old)}, ring, table.version + 1)
@@ -167,12 +174,13 @@ def plan_rebalance(
     moves_max: int | None = None,
     loads: LoadArray | None = None,
 ) -> Change | None:
-    """Move slots between the groups there are; None when nothing has to move.
+    """Move slots between the existing groups; None if no slot must move.
 
     Args:
-        slot_bytes: without `loads` they decide which slots move, never how many.
-        moves_max: at most so many slots, the most useful ones.
-        loads: per slot what is to be even among groups (see `loads`); without it their number is.
+        slot_bytes: without `loads` these decide which slots move, never how many.
+        moves_max: the most slots that may move; the most useful slots come first.
+        loads: the load of each slot, to be made even among groups (see `loads`); without it the number of
+            slots is made even.
     """
     now = table.owners.astype(np.int64)
     weights = table.ring.weights
@@ -194,9 +202,9 @@ def plan_rebalance(
 def _most_useful(
     now: OwnerIndex, final: OwnerIndex, weights: Sequence[float], sizes: ByteArray | None, moves_max: int
 ) -> OwnerIndex:
-    """The slots to move when not all may: each from the fullest giver left to its emptiest taker.
+    """The slots to move if not all may move: each from the fullest remaining giver to its emptiest taker.
 
-    Among the slots of one pair those with the fewest bytes go first: each is worth one slot.
+    Of the slots of one pair, those with the fewest bytes move first, as each counts as one slot.
     """
     due = np.flatnonzero(now != final)
     due = due[np.lexsort((due, sizes[due] if sizes is not None else np.zeros(due.size)))]
@@ -241,9 +249,10 @@ def _best_place(
     sizes: ByteArray | None,
     allowed: Sequence[NodeId],
 ) -> NodeId:
-    """The one of `allowed` to stand behind: fewest copied bytes, the widest gap, the lowest position.
+    """The node of `allowed` to place `node` behind: fewest copied bytes, then widest gap, then lowest
+    position.
 
-    Which slots move does not depend on the place, so only what depends on it is summed (`place_bytes`).
+    Which slots move does not depend on the place, so only bytes that depend on it are summed (`place_bytes`).
     """
     ring, nodes = table.ring, table.ring.names
     cost = [0] * len(ring)
@@ -252,7 +261,10 @@ def _best_place(
         cost = place_bytes(ring, _kept_bytes(table, due, sizes), pairs, node, replicas)
     open_places = [i for i in map(ring.index, allowed) if gap_after(ring, nodes[i]) >= 2]
     if not open_places:
-        raise Refused("no ring position is left", next_step="rebuild the cluster with spread positions")
+        raise Refused(
+            f"no plan was made: the ring has no free position for {node}",
+            next_step="rebuild the cluster with evenly spread positions",
+        )
     best = min(open_places, key=lambda i: (cost[i], -gap_after(ring, nodes[i]), i))
     return nodes[best]
 
@@ -269,7 +281,7 @@ def _kept_bytes(table: PartitionTable, due: OwnerIndex, sizes: ByteArray) -> lis
 def _pair_bytes(
     table: PartitionTable, due: OwnerIndex, final: OwnerIndex, names: Sequence[NodeId], sizes: ByteArray
 ) -> dict[tuple[NodeId, NodeId], int]:
-    """Bytes (one replica's) that move, by (source, target)."""
+    """One replica's bytes that move, by (source, target)."""
     code = table.owners[due].astype(np.int64) * len(names) + final[due]
     pairs, inverse = np.unique(code, return_inverse=True)
     total = np.zeros(pairs.size, np.int64)
@@ -287,12 +299,12 @@ def place_bytes(
     """Copied bytes that depend on the place of `node`, for each place "behind ring node p".
 
     Args:
-        kept: per ring node the bytes its group keeps.
-        pairs: bytes that move, by (source, target) header.
+        kept: per ring node the bytes that its group retains.
+        pairs: bytes that move, by (source, target) group owner.
         replicas: at most the length of the ring.
 
-    Behind p, `node` heads a group with the R - 1 nodes after p, which spare the bytes of groups they were
-    in; and it joins the groups of p and the R - 2 nodes before, whose last members go.
+    Behind p, `node` owns a group with the R - 1 nodes after p, which need not copy bytes of groups they were
+    in; and it joins the groups of p and of the R - 2 nodes before p, whose last members leave.
     """
     n = len(ring)
     spared = [0] * n
@@ -303,7 +315,7 @@ def place_bytes(
             for member in old:
                 spared[ring.index(member)] += size
         elif target in ring and ring.members(target, replicas)[-1] in old:
-            # The last member would have linked its files; `node` in its stead pulls them.
+            # The last member would have linked its files; `node`, which replaces it, pulls them.
             joined[ring.index(target)] += size
     return [
         sum(joined[(p - i) % n] for i in range(replicas - 1))

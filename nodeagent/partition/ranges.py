@@ -1,7 +1,7 @@
 """Sets of slots as sorted, disjoint, non-adjacent ranges (start, end exclusive).
 
-The form is canonical: equal sets are equal tuples. numpy is imported by those who list single slots: that
-takes longer than most commands of an operator.
+The form is canonical: equal sets are equal tuples. Only functions that list single slots import numpy,
+because the import takes longer than most commands of an operator.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def contains(ranges: SlotRanges, slot: int) -> bool:
 
 
 def union(*many: SlotRanges) -> SlotRanges:
-    """Any ranges, also overlapping or unsorted ones, in canonical form."""
+    """The union, in canonical form; the arguments may overlap and be unsorted."""
     merged: list[tuple[int, int]] = []
     for a, b in sorted(r for ranges in many for r in ranges if r[0] < r[1]):
         if merged and a <= merged[-1][1]:
@@ -98,7 +98,7 @@ def subtract(left: SlotRanges, right: SlotRanges) -> SlotRanges:
 
 
 def to_bitmap(ranges: SlotRanges, slots: int) -> bytes:
-    """Bit `s` (little-endian bit order) of ceil(slots / 8) bytes is set for each slot `s`."""
+    """ceil(slots / 8) bytes, in which bit `s` (little-endian bit order) is set for each slot `s`."""
     import numpy as np
 
     bits = np.zeros(slots, np.uint8)
@@ -107,7 +107,7 @@ def to_bitmap(ranges: SlotRanges, slots: int) -> bytes:
 
 
 def from_bitmap(bitmap: bytes, slots: int) -> SlotRanges:
-    """Inverse of `to_bitmap`; a wrong length or a bit past `slots` raises `InvalidInput`."""
+    """The inverse of `to_bitmap`; `InvalidInput` for a wrong length or a bit past `slots`."""
     import numpy as np
 
     if len(bitmap) != (slots + 7) // 8:
@@ -119,7 +119,10 @@ def from_bitmap(bitmap: bytes, slots: int) -> SlotRanges:
 
 
 def check_ranges(ranges: SlotRanges, slots: int) -> SlotRanges:
-    """Return `ranges` when canonical and inside [0, slots), else raise `InvalidInput`."""
+    """Return `ranges` if they are canonical and inside [0, slots), else raise `InvalidInput`."""
     if union(ranges) != ranges or (ranges and (ranges[0][0] < 0 or ranges[-1][1] > slots)):
-        raise InvalidInput(f"slot ranges are not sorted, disjoint and inside [0, {slots})")
+        raise InvalidInput(
+            f"slot ranges are not sorted, disjoint and inside [0, {slots})",
+            next_step="sort and merge the ranges",
+        )
     return ranges

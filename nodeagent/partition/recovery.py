@@ -1,4 +1,4 @@
-"""Data groups that lost their majority for ever: which they are, and who goes on with them."""
+"""Force recovery: which data groups permanently lost their majority, and their recovery leaders."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -6,16 +6,18 @@ from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.requests import GroupRecord, GroupStatus, Heir
 
 TERMS_BEYOND = 1_000
-"""The lost nodes may have gone on among themselves; so many elections they will not have held."""
+"""Terms by which the recovery leader goes beyond the newest known term: more than the elections that the lost
+nodes may have held among themselves."""
 
 
 def lost_groups(
     groups: Iterable[GroupRecord], living: Collection[NodeId]
 ) -> dict[GroupId, tuple[NodeId, ...]]:
-    """Groups without a living majority, and who is left of each.
+    """Groups without a living majority, each with its living members.
 
-    Also one whose recovery waits for a head that died meanwhile. A member that left the cluster, and stayed
-    in the stead of one that died before it could join, is none of the living: nobody hears it any more.
+    This includes a group whose recovery waits for a recovery leader that has died. A member that left the
+    cluster and stayed in the group, in place of a node that died before it could join, does not count as
+    living: the other nodes ignore it.
     """
     lost = {}
     for group in groups:
@@ -27,9 +29,9 @@ def lost_groups(
 
 
 def heir_of(group: GroupId, replicas: Mapping[NodeId, GroupStatus]) -> Heir:
-    """The member whose last entry is the last of all, as every living member of the group says of itself.
+    """The recovery leader: the member with the newest last entry, by the status of every living member.
 
-    It then holds every entry that any of them knows to be committed (the argument of Raft's election rule).
+    It holds every entry that any living member knows to be committed (the argument of Raft's election rule).
     """
     head = max(sorted(replicas), key=lambda n: (replicas[n].last_term, replicas[n].last))
     return Heir(group, head, max(r.term for r in replicas.values()) + TERMS_BEYOND)

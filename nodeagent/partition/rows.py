@@ -1,8 +1,8 @@
 """Split an Arrow batch of one table into pieces of one (time partition, shard) each.
 
-All work per row is Arrow or numpy; Python sees only distinct devices (tag tuples), whose hashes are cached.
-A batch has a column `time` (int64, milliseconds, no null). A tag that is in the schema but not in the
-batch counts as null.
+All work per row is done by Arrow or numpy; Python code handles only distinct devices (tag tuples), whose
+hashes are cached. A batch has a column `time` (int64, milliseconds, no null). A tag that is in the schema but
+not in the batch counts as null.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,17 @@ TIME = "time"
 
 _Ints = npt.NDArray[np.int64]
 FEW_ROWS = 64
-"""Up to here numbering the devices would cost more than all else: mostly there is but one."""
+"""Up to this number of rows, try first whether all rows are of one device, as is usual: numbering the devices
+would cost more than all other work."""
 
 _RADIX_MAX = 1 << 40
-"""Tag codes are compacted when their mixed radix would pass this (far below the int64 range)."""
+"""Tag codes are compacted if their mixed radix would pass this (far below the int64 range)."""
 
 
 def split_rows(
     batch: pa.RecordBatch, tags: Sequence[str], settings: ClusterSettings
 ) -> list[tuple[tuple[int, int], pa.RecordBatch]]:
-    """Pieces as ((time partition, shard), rows), ascending; row order inside a piece is kept.
+    """Pieces as ((time partition, shard), rows), ascending; rows inside a piece stay in order.
 
     Args:
         tags: the table's tag columns in schema order.
@@ -64,7 +65,7 @@ def check_rows(
     settings: ClusterSettings,
     span: tuple[int, int],
 ) -> bool:
-    """Whether every row belongs to the key's time partition and shard (its storage group is not looked at).
+    """Whether every row belongs to the key's time partition and shard (its storage group is not checked).
 
     Args:
         span: first and last time of the rows.
@@ -79,7 +80,7 @@ def _times(batch: pa.RecordBatch) -> _Ints:
     index = batch.schema.get_field_index(TIME)
     if index < 0 or batch.schema.field(index).type != pa.int64() or batch.column(index).null_count:
         raise SchemaMismatch(
-            f"rows need one column {TIME!r} of int64 milliseconds without nulls",
+            f"the rows were refused: they need one column {TIME!r} of int64 milliseconds without nulls",
             next_step="cast the time column and drop rows without a time",
         )
     times: _Ints = batch.column(index).to_numpy()
@@ -108,7 +109,7 @@ def _shards(batch: pa.RecordBatch, tags: Sequence[str], shards: int) -> _Ints:
 
 
 def _only_device(batch: pa.RecordBatch, tags: Sequence[str]) -> list[str | None] | None:
-    """The tag values that all rows have; None when they differ."""
+    """The tag values that all rows share; None if they differ."""
     device: list[str | None] = []
     for tag in tags:
         index = batch.schema.get_field_index(tag)
@@ -149,7 +150,7 @@ def _devices(batch: pa.RecordBatch, tags: Sequence[str]) -> tuple[_Ints, _Ints]:
 
 
 def _compact_small(codes: _Ints, radix: int) -> tuple[_Ints, _Ints]:
-    """As np.unique with index and inverse, without sorting: codes are below `radix`."""
+    """As np.unique with index and inverse, but without sorting: all codes are below `radix`."""
     row_of = np.full(radix, -1, np.int64)
     row_of[codes] = np.arange(codes.size)
     present = np.flatnonzero(row_of >= 0)
@@ -159,9 +160,9 @@ def _compact_small(codes: _Ints, radix: int) -> tuple[_Ints, _Ints]:
 
 
 def _codes(column: pa.Array) -> tuple[_Ints, int]:
-    """(a code per row, number of codes); equal values have equal codes, null is 0."""
+    """(code of each row, number of codes); equal values have equal codes, null has code 0."""
     if pa.types.is_dictionary(column.type):
-        # A dictionary from outside may repeat a value or hold a null: code its values, then look up.
+        # A client's dictionary may repeat a value or contain a null: code its values, then look them up.
         values, size = _codes(column.dictionary)
         indices = column.indices
         at: _Ints = indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -1,8 +1,8 @@
-"""The partition table: slot -> header of its data group.
+"""The partition table: slot -> owner of its data group.
 
-`version` is the meta index of the entry that made the table and covers ring and owners only; equal
-versions are equal tables. A planner cannot know it yet and writes the old version + 1; the meta group
-stamps the real one with `stamped`.
+`version` is the meta log index of the entry that put the table in force, and covers ring and owners only;
+equal versions are equal tables. A planner does not know it yet and uses the old version + 1; the meta group
+sets the final version with `stamped`.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class TableWire(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionTable:
-    """Invariant: every slot has exactly one owner, and it is on the ring.
+    """Invariant: every slot has exactly one owner, which is on the ring.
 
     `owners[slot]` is an index into `ring.nodes`; the array is read-only.
     """
@@ -45,7 +45,10 @@ class PartitionTable:
     def __post_init__(self) -> None:
         n = len(self.ring)
         if not 0 < n <= NODES_MAX or not 0 < self.owners.size <= SLOTS_MAX:
-            raise InvalidInput(f"a table of {n} nodes and {self.owners.size} slots is out of bounds")
+            raise InvalidInput(
+                f"a table of {n} nodes and {self.owners.size} slots was refused",
+                next_step=f"use 1 to {NODES_MAX} nodes and 1 to {SLOTS_MAX} slots",
+            )
         assert self.owners.dtype == np.uint16 and int(self.owners.max()) < n
         self.owners.setflags(write=False)
 
@@ -58,7 +61,7 @@ class PartitionTable:
         return hash((self.version, self.ring))
 
     def same_layout(self, other: "PartitionTable") -> bool:
-        """Equal but for the version."""
+        """Whether the two are equal except for the version."""
         return self.ring == other.ring and np.array_equal(self.owners, other.owners)
 
     @property
@@ -66,16 +69,19 @@ class PartitionTable:
         return int(self.owners.size)
 
     def route(self, slot: int) -> NodeId:
-        """Header of the group that owns `slot`; `NotFound` outside [0, slots)."""
+        """Owner of the group that holds `slot`; `NotFound` outside [0, slots)."""
         if not 0 <= slot < self.owners.size:
-            raise NotFound(f"slot {slot} is not in [0, {self.owners.size})")
+            raise NotFound(
+                f"there is no slot {slot}: slots are in [0, {self.owners.size})",
+                next_step="use the cluster's own number of slots",
+            )
         return self.ring.nodes[int(self.owners[slot])].node
 
     def slots_of(self, header: NodeId) -> SlotRanges:
         return from_slots(np.flatnonzero(self.owners == self.ring.index(header)))
 
     def counts(self) -> dict[NodeId, int]:
-        """Slots owned per header, in ring order."""
+        """Number of slots per group owner, in ring order."""
         counts = np.bincount(self.owners, minlength=len(self.ring)).tolist()
         return dict(zip(self.ring.names, counts, strict=True))
 
@@ -87,16 +93,20 @@ class PartitionTable:
         return replace(self, version=version)
 
     def moved(self, moves: Mapping[NodeId, SlotRanges], ring: Ring, version: int) -> "PartitionTable":
-        """The table on `ring` after each header of `moves` gained the slots named with it.
+        """The table on `ring` after each group owner in `moves` gained its slots.
 
-        Every owner that is left must be on `ring`; `InvalidInput` otherwise.
+        Raises:
+            InvalidInput: a slot would have an owner that is not on `ring`.
         """
         at = np.fromiter((ring.index(n) if n in ring else -1 for n in self.ring.names), np.int64)
         owners = at[self.owners]
         for header, ranges in moves.items():
             owners[to_array(check_ranges(ranges, self.slots))] = ring.index(header)
         if (owners < 0).any():
-            raise InvalidInput("slots would be left with an owner that is not on the ring")
+            raise InvalidInput(
+                "the table was refused: some slots would have an owner that is not on the ring",
+                next_step="move all slots of a node that leaves",
+            )
         return PartitionTable(version, ring, owners.astype(np.uint16))
 
     def to_wire(self) -> TableWire:
@@ -107,9 +117,14 @@ class PartitionTable:
 
     @classmethod
     def from_wire(cls, wire: TableWire) -> "PartitionTable":
-        """Raises `InvalidInput` unless each slot is named exactly once."""
+        """Raise `InvalidInput` unless each slot is named exactly once."""
+        next_step = "read the partition table again"
         if len(wire.owned) != len(wire.nodes) or not 0 < wire.slots <= SLOTS_MAX:
-            raise InvalidInput("table: owners and nodes differ in number, or slots out of bounds")
+            raise InvalidInput(
+                f"the table was refused: it has {len(wire.owned)} owners for {len(wire.nodes)} nodes "
+                f"and {wire.slots} slots",
+                next_step=next_step,
+            )
         owners = np.zeros(wire.slots, np.uint16)
         seen = np.zeros(wire.slots, np.uint8)
         for i, ranges in enumerate(wire.owned):
@@ -117,24 +132,25 @@ class PartitionTable:
                 owners[a:b] = i
                 seen[a:b] += 1
                 if (seen[a:b] != 1).any():
-                    raise InvalidInput(f"table: a slot of [{a}, {b}) has two owners")
+                    what = f"the table was refused: a slot in [{a}, {b}) has two owners"
+                    raise InvalidInput(what, next_step=next_step)
         if not seen.all():
-            raise InvalidInput(f"table: slot {int(np.argmin(seen))} has no owner")
+            what = f"the table was refused: slot {int(np.argmin(seen))} has no owner"
+            raise InvalidInput(what, next_step=next_step)
         return cls(wire.version, Ring(wire.nodes), owners)
 
 
 def initial_table(ring: Ring, slots: int, version: int = 0) -> PartitionTable:
-    """Equal runs of slots // n in ring order; the last node takes the remainder (as old IoTDB does).
-
-    With weights that differ, runs by weight.
+    """Each node owns a run of slots // n slots, in ring order; the last node takes the remainder (as in old
+    IoTDB). With weights that differ, the runs follow the weights.
     """
     n = len(ring)
     if n == 0:
-        raise InvalidInput("a table needs at least one node")
+        raise InvalidInput("no table was made: it needs at least one node", next_step="name a node")
     if len(set(ring.weights)) > 1:
         runs = targets([slots, *[0] * (n - 1)], ring.weights)
         return PartitionTable(version, ring, np.repeat(np.arange(n), runs).astype(np.uint16))
-    # With fewer slots than nodes the run length would be 0: the first nodes get one each.
+    # With fewer slots than nodes the run length would be 0: the first nodes get one slot each.
     per = max(1, slots // n)
     owners = np.minimum(np.arange(slots) // per, n - 1).astype(np.uint16)
     return PartitionTable(version, ring, owners)
