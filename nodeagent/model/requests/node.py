@@ -60,7 +60,7 @@ class CheckStatus(Message, frozen=True, tag="CheckStatus"):
 
 class StatusChecked(Message, frozen=True, tag="StatusChecked"):
     """`conflicts` names the fields that differ. `known`: the cluster has another incarnation of the sender.
-    `ready`: the answering node serves in its cluster, or can form one."""
+    `ready`: nothing keeps the answering node from serving."""
 
     node: NodeId
     incarnation: str
