@@ -393,7 +393,7 @@ def test_the_hashes_of_the_inputs_are_those_of_the_log() -> None:
 
 
 @pytest.mark.parametrize("which", ["absent", "apart", "backwards"])
-def test_inputs_that_are_not_there_as_neighbours_void_it(cluster: Cluster, which: str) -> None:
+def test_a_compaction_whose_inputs_are_not_neighbours_has_no_effect(cluster: Cluster, which: str) -> None:
     files = cluster.some_files(4)
     chosen = {
         "absent": [files[0], msgspec.structs.replace(files[1], name="00000-000000000099-0000.tsfile")],
@@ -422,7 +422,7 @@ def test_a_slot_that_is_sealed_or_not_adopted_is_not_compacted(cluster: Cluster)
     )  # though the adopted files are not in place yet
 
 
-def test_a_seal_waits_for_what_was_logged_before_it(cluster: Cluster) -> None:
+def test_a_sealed_slot_is_no_source_before_earlier_compactions_ended(cluster: Cluster) -> None:
     """Else members would give different files away, each as far as it is."""
     state = cluster.leader.state
     cluster.compact(cluster.some_files(3))
@@ -432,7 +432,7 @@ def test_a_seal_waits_for_what_was_logged_before_it(cluster: Cluster) -> None:
     assert state.sealed_ready("op-1") and len(state.files.manifest) == 1
 
 
-def test_a_release_voids_it_and_what_it_still_makes_goes(cluster: Cluster) -> None:
+def test_a_release_cancels_a_compaction_and_deletes_its_output(cluster: Cluster) -> None:
     state = cluster.leader.state
     cluster.compact(cluster.some_files(3))
     job = cluster.leader.jobs.pop()
@@ -445,7 +445,7 @@ def test_a_release_voids_it_and_what_it_still_makes_goes(cluster: Cluster) -> No
     assert state.files.doomed == [out] and not len(state.files.manifest) and not state.compactions.under_way
 
 
-def test_a_compaction_that_fails_holds_up_its_own_files_alone(cluster: Cluster) -> None:
+def test_a_failing_compaction_delays_only_its_own_files(cluster: Cluster) -> None:
     q = PARTITIONS[1]
     stuck, other = cluster.some_files(2), cluster.some_files(2, q)
     cluster.compact(stuck)
@@ -460,7 +460,7 @@ def test_a_compaction_that_fails_holds_up_its_own_files_alone(cluster: Cluster) 
     assert state.materialised == index - 1
 
 
-def test_what_a_park_is_to_make_is_no_file_that_nobody_names(cluster: Cluster) -> None:
+def test_the_arrow_file_of_a_park_counts_as_named(cluster: Cluster) -> None:
     """It has the index of the close or merge that made its input in its name."""
     (file,) = cluster.some_files(1)
     cluster.do(c.Park(0, P, SCHEMA, int(file.name.split("-")[1]), file.name, "no"))
@@ -472,7 +472,7 @@ def test_what_a_park_is_to_make_is_no_file_that_nobody_names(cluster: Cluster) -
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_parked_merge_is_made_as_arrow_and_the_tsfile_that_still_comes_goes(
+def test_a_parked_merge_is_made_as_arrow_and_a_late_tsfile_is_deleted(
     cluster: Cluster, restarted: bool
 ) -> None:
     """Same inputs, age and deletes; in the next life too."""
@@ -502,7 +502,7 @@ def test_a_parked_merge_is_made_as_arrow_and_the_tsfile_that_still_comes_goes(
     assert leader.state.jobs == [DeleteFiles("g.1", (out,))]
 
 
-def test_the_next_of_the_same_files_waits_for_the_one_before(cluster: Cluster) -> None:
+def test_a_compaction_waits_for_an_earlier_one_of_the_same_files(cluster: Cluster) -> None:
     """A member that lags knows the inputs of the second only when the first is done."""
     cluster.compact(cluster.some_files(2))
     cluster.leader.settle()
@@ -519,7 +519,7 @@ def test_the_next_of_the_same_files_waits_for_the_one_before(cluster: Cluster) -
     assert follower.files == cluster.leader.files and len(follower.files) == 1
 
 
-def test_a_crash_before_the_checkpoint_finds_the_inputs_again(cluster: Cluster) -> None:
+def test_a_crash_before_the_checkpoint_finds_the_inputs(cluster: Cluster) -> None:
     """They leave the manifest, not the disk: that is the host's, after the next durable checkpoint."""
     files = cluster.some_files(3)
     saved = cluster.leader.save()
@@ -532,7 +532,7 @@ def test_a_crash_before_the_checkpoint_finds_the_inputs_again(cluster: Cluster) 
     assert cluster.leader.files == output
 
 
-def test_an_installed_state_names_what_may_go(cluster: Cluster) -> None:
+def test_an_installed_state_names_the_files_to_delete(cluster: Cluster) -> None:
     """An output that the new state is yet to make stays; inputs it no longer has go, also those that had
     left the old manifest and were not unlinked."""
     files = cluster.some_files(2)
@@ -547,7 +547,7 @@ def test_an_installed_state_names_what_may_go(cluster: Cluster) -> None:
     assert {f.name for f in done.superseded(old, old.files.doomed)} == {f.name for f in files}
 
 
-def test_a_new_member_is_not_told_to_compact_files_it_was_not_given(cluster: Cluster) -> None:
+def test_a_new_member_compacts_no_files_that_it_did_not_receive(cluster: Cluster) -> None:
     cluster.compact(cluster.some_files(2))
     cluster.do(c.Seal("op-1", 1, ((0, 1),)))
     state = cluster.leader.state
@@ -582,9 +582,7 @@ def test_a_cut_off_after_a_compaction_finds_its_output(cluster: Cluster) -> None
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_close_that_fails_and_has_expired_is_over_unless_a_compaction_names_it(
-    cluster: Cluster, named: bool
-) -> None:
+def test_a_failed_close_that_expired_ends_unless_a_compaction_names_it(cluster: Cluster, named: bool) -> None:
     """Then no other member holds its file any more; but what was logged before the cut-off needs it."""
     files = cluster.some_files(2)
     if named:
@@ -602,7 +600,7 @@ def test_a_close_that_fails_and_has_expired_is_over_unless_a_compaction_names_it
     assert slow.files == cluster.leader.files and len(slow.files) == 1
 
 
-def test_a_merge_that_fails_and_has_expired_is_over(cluster: Cluster) -> None:
+def test_a_failed_merge_that_expired_ends(cluster: Cluster) -> None:
     cluster.compact(cluster.some_files(2))
     cluster.do(c.Expire(0, P, "m", 1))
     leader = cluster.leader
@@ -615,7 +613,7 @@ def test_a_merge_that_fails_and_has_expired_is_over(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("all_past", [False, True])
-def test_a_merge_that_fails_and_has_expired_is_not_over_when_a_later_one_takes_its_output(
+def test_a_failed_merge_that_expired_continues_if_a_later_one_takes_its_output(
     cluster: Cluster, all_past: bool
 ) -> None:
     """That one was logged before the cut-off, so the others carried it out; unless all of it is past."""
@@ -670,7 +668,7 @@ def test_a_cut_off_in_a_sealed_slot_has_no_effect(cluster: Cluster) -> None:
     assert len(cluster.leader.state.files.manifest) == 2 and not cluster.leader.state.files.tombstones
 
 
-def test_adopting_again_does_not_bring_compacted_files_back(cluster: Cluster) -> None:
+def test_a_repeated_adopt_does_not_bring_compacted_files_back(cluster: Cluster) -> None:
     """A new leader may send an `Adopt` again while other units of the operation are still to come."""
     cluster.do(c.Seal("op-1", 1, ((0, 2),)))
     cluster.do(c.Release("op-1", 1))
@@ -704,7 +702,7 @@ def file(i: int, size: int, first: int = 0, last: int = 9, clean: tuple[int, ...
 
 @pytest.mark.parametrize("files_min", [4, 8])
 @pytest.mark.parametrize("seed", range(30))
-def test_files_stay_few_and_rows_are_seldom_rewritten(seed: int, files_min: int) -> None:
+def test_files_stay_few_and_rows_are_rarely_rewritten(seed: int, files_min: int) -> None:
     """Files per table stay under the bound, and the bytes written are a few times the bytes that came."""
     rng = random.Random(seed)
     files: list[FileMeta] = []
@@ -725,7 +723,7 @@ def test_files_stay_few_and_rows_are_seldom_rewritten(seed: int, files_min: int)
     assert rewritten <= 8 * came
 
 
-def test_rows_that_take_no_room_in_files_are_bounded_all_the_same() -> None:
+def test_a_run_of_files_that_compress_to_nothing_is_bounded() -> None:
     """A worker holds the rows of all inputs: twenty million that compress to nothing are several runs."""
     many = [msgspec.structs.replace(file(i, 1_000), rows=1_000_000) for i in range(20)]
     run = compaction.pick_small(many, 2)
@@ -735,7 +733,7 @@ def test_rows_that_take_no_room_in_files_are_bounded_all_the_same() -> None:
     assert masked and sum(f.rows for f in masked) * COMPACT_ROW_BYTES <= COMPACT_BYTES_MAX
 
 
-def test_parked_files_are_merged_with_parked_ones_alone() -> None:
+def test_parked_files_are_merged_only_with_parked_files() -> None:
     """Else what is no TsFile would take its neighbours with it; many small ones would stay for ever."""
     kinds = "tttppptttpt"
     files = [msgspec.structs.replace(file(i, 1_000), parked="no" * (k == "p")) for i, k in enumerate(kinds)]
@@ -757,7 +755,7 @@ def test_a_run_that_cannot_grow_does_not_wait_for_more_files() -> None:
     assert len(compaction.pick_small([*small, file(9, 1_000)], 8, 4)) == 8
 
 
-def test_files_that_deletes_mask_are_rewritten_until_none_does() -> None:
+def test_masked_files_are_rewritten_until_no_delete_masks_them() -> None:
     """What expires ends by itself; a file that was rewritten after the delete is not looked at again."""
     files = [file(1, 10), file(2, 10, 20, 30), file(3, 10), file(9, 10)]
     delete = Tombstone((5,), P, "m", (), 0, 5)
@@ -769,7 +767,7 @@ def test_files_that_deletes_mask_are_rewritten_until_none_does() -> None:
     assert not compaction.deletes_on(files, [expiry]) and not compaction.pick_masked(files, [expiry])
 
 
-def test_cut_offs_move_in_steps_and_are_logged_where_rows_would_be_read() -> None:
+def test_cut_offs_move_in_steps_and_are_logged_if_rows_are_visible() -> None:
     assert compaction.cut_off(32_000, 100_999) == 68_000 == compaction.cut_off(32_000, 100_000)
     assert compaction.cut_off(5, 1_000) == 995
     cut = Tombstone((5,), P, "m", (), -(1 << 63), 9, expiry=True)

@@ -39,7 +39,7 @@ def gaining() -> Group:
     return target
 
 
-def test_the_meta_group_is_told_digests_alone() -> None:
+def test_the_meta_group_gets_only_digests() -> None:
     _, result, parts = sealed()
     assert not result.sessions and result.parts == tuple(handover.digest(p.data) for p in parts)
 
@@ -83,7 +83,7 @@ def ends() -> Iterator[tuple[str, list[c.Command]]]:
 
 
 @pytest.mark.parametrize("how", ["opened", "adopted", "cancelled"])
-def test_nothing_stays_staged_once_the_slots_are_open_or_the_change_is_over(how: str) -> None:
+def test_nothing_stays_staged_once_the_slots_are_open_or_the_change_ended(how: str) -> None:
     """Nor what an old leader logs late."""
     target = gaining()
     for command in dict(ends())[how]:

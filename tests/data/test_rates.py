@@ -40,7 +40,7 @@ def test_years_do_not_overflow_and_old_slots_leave_the_memory() -> None:
     assert rates.bytes_per_s(1000 * HALF_LIFE_MS)[999] > 0
 
 
-def test_memory_is_bounded_and_the_fast_ones_are_kept() -> None:
+def test_memory_is_bounded_and_the_fastest_slots_are_retained() -> None:
     rates = WriteRates()
     rates.add(-1, 10_000, 0)
     for slot in range(WRITE_RATES_MAX):

@@ -95,7 +95,7 @@ def again(sessions: Sessions) -> Sessions:
     return Sessions.restore(image)
 
 
-def test_the_table_of_sealed_slots_is_alike_on_every_member() -> None:
+def test_the_table_of_sealed_slots_is_equal_on_every_member() -> None:
     """One member packed often and restarted, the other never; expired names are in neither's bytes, also
     when such a session comes back as a guest of another slot."""
     rng = random.Random(7)
@@ -178,7 +178,7 @@ def test_a_session_that_wrote_in_every_slot_costs_one_or_two_bytes_there() -> No
     assert max(len(exported), len(image), len(msgspec.msgpack.encode(source.image()))) < 2.5 * 300 * 200
 
 
-def test_a_group_has_room_for_so_many_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_opens_no_session_past_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until one of them ends; what a slot brought along counts elsewhere."""
     monkeypatch.setattr(limits, "SESSIONS_PER_GROUP_MAX", 2)
     sessions = Sessions()

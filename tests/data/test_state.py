@@ -112,7 +112,7 @@ def test_a_write_counts_once(group: Group) -> None:
     assert group.state.rows.memtable.rows == 1
 
 
-def test_after_the_seal_no_write_counts_and_after_a_cancel_it_does_again(group: Group) -> None:
+def test_no_write_counts_after_a_seal_until_it_is_cancelled(group: Group) -> None:
     group.write(sequence=1)
     group.do(c.Seal("op", 1, ((3, 4),)))
     refused = group.write()
@@ -123,14 +123,14 @@ def test_after_the_seal_no_write_counts_and_after_a_cancel_it_does_again(group: 
     assert isinstance(group.write(), Written)
 
 
-def test_a_seal_after_its_cancel_has_no_effect_even_when_it_was_never_seen(group: Group) -> None:
+def test_a_seal_after_its_cancel_has_no_effect_even_if_it_is_the_first(group: Group) -> None:
     group.do(c.Unseal("op", 1))
     group.do(c.Seal("op", 1, ((3, 4),)))
     group.do(c.Open("op", 1, ((20, 21),), ()))
     assert group.state.slots.open == set(range(10)) and not group.state.slots.sealed
 
 
-def test_the_gaining_group_knows_what_the_losing_one_has_seen(group: Group) -> None:
+def test_the_gaining_group_knows_what_the_losing_group_applied(group: Group) -> None:
     group.write(sequence=1)
     group.do(c.Seal("op", 1, ((3, 4),)))
     sealed = group.state.slots.sealed["op"]
@@ -141,7 +141,7 @@ def test_the_gaining_group_knows_what_the_losing_one_has_seen(group: Group) -> N
     assert isinstance(target.write(sequence=2, session=group.session), Written)
 
 
-def test_a_settled_client_is_never_past_the_window(group: Group) -> None:
+def test_a_client_with_acknowledged_writes_is_never_past_the_window(group: Group) -> None:
     group.write(sequence=1)
     far = 3 * SESSION_WINDOW
     assert isinstance(group.write(sequence=far, settled=far - 1), Written)
@@ -150,7 +150,7 @@ def test_a_settled_client_is_never_past_the_window(group: Group) -> None:
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_a_restart_gives_every_unclosed_row_back_and_no_other(group: Group, made: bool) -> None:
+def test_a_restart_gives_back_every_unclosed_row_and_no_other(group: Group, made: bool) -> None:
     group.write()
     group.write(sequence=1)  # a duplicate
     group.close(P)
@@ -163,7 +163,7 @@ def test_a_restart_gives_every_unclosed_row_back_and_no_other(group: Group, made
     assert again.state.files.manifest.files() == group.state.files.manifest.files()
 
 
-def test_a_close_made_after_a_restart_is_the_close_made_before_it(group: Group) -> None:
+def test_a_close_repeated_after_a_restart_makes_the_same_files(group: Group) -> None:
     """Same rows, columns and deletes, though the state has seen a newer schema and a later delete."""
     group.write()
     group.delete()
@@ -195,7 +195,7 @@ def test_names_do_not_depend_on_when_files_are_made(group: Group) -> None:
     assert group.state.files.manifest.files() == slow.state.files.manifest.files()
 
 
-def test_a_close_drops_no_row_of_an_earlier_one(group: Group) -> None:
+def test_a_close_drops_no_row_of_an_earlier_close(group: Group) -> None:
     group.write()
     group.close(P)
     group.write()
@@ -241,7 +241,7 @@ def test_a_partition_that_cannot_be_closed_holds_back_no_other(group: Group) -> 
     assert group.state.base() == group.state.applied and not group.state.closes.pending
 
 
-def test_what_is_left_of_a_close_keeps_its_name_over_a_restart(group: Group) -> None:
+def test_the_rest_of_a_close_has_the_same_names_after_a_restart(group: Group) -> None:
     """The first partition is filed, the second is not: its file is called as on all members."""
     group.write(P)
     group.write(Q)
@@ -270,7 +270,7 @@ def test_a_close_saved_by_a_release_that_filed_whole_closes_is_made(group: Group
     assert units(again.state) == units(group.state)
 
 
-def test_a_close_that_fails_is_not_tried_for_slots_that_left(group: Group) -> None:
+def test_a_failed_close_is_not_retried_for_released_slots(group: Group) -> None:
     """Nobody wants the file: the close is over without it, and the state counts as materialised."""
     group.write(P)
     group.write(Q)
@@ -295,7 +295,7 @@ def only_unit(group: Group) -> CloseUnit:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_parked_unit_is_asked_for_as_arrow(group: Group, restarted: bool) -> None:
+def test_a_parked_unit_is_made_as_arrow(group: Group, restarted: bool) -> None:
     """Same rows, age and number; in the next life too. Then it is a file like any other."""
     group.write(P)
     group.close(P)
@@ -312,7 +312,7 @@ def test_a_parked_unit_is_asked_for_as_arrow(group: Group, restarted: bool) -> N
     assert group.state.rows.memtable.rows == 0 and group.state.base() == group.state.applied
 
 
-def test_a_tsfile_made_while_its_rows_were_parked_goes(group: Group) -> None:
+def test_a_tsfile_made_while_its_rows_were_parked_is_deleted(group: Group) -> None:
     """The job was under way: no manifest will ever name what it made."""
     group.write(P)
     group.close(P)
@@ -329,7 +329,7 @@ def test_a_tsfile_made_while_its_rows_were_parked_goes(group: Group) -> None:
     assert [f.name[-6:] for f in group.state.files.manifest.files()] == [".arrow"]
 
 
-def test_a_tsfile_that_waits_for_an_earlier_close_goes_when_it_is_parked(group: Group) -> None:
+def test_a_tsfile_that_waits_for_an_earlier_close_is_deleted_if_parked(group: Group) -> None:
     """It is made and no manifest names it yet; none ever will."""
     for _ in range(2):
         group.write(P)
@@ -396,7 +396,7 @@ def test_a_member_that_still_adopts_is_no_source(group: Group) -> None:
     assert group.state.sealed_ready("op2")
 
 
-def test_slots_that_others_come_beside_are_whole(group: Group) -> None:
+def test_slots_are_whole_while_other_slots_arrive(group: Group) -> None:
     group.do(c.Open("op", 1, ((20, 21),), ()))
     group.do(adopt(group))
     group.do(c.Seal("op2", 2, ((3, 4),)))
@@ -437,9 +437,7 @@ def test_files_adopted_after_their_slot_was_released_are_deleted(group: Group) -
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_slot_that_left_and_came_back_brings_nothing_of_its_first_stay(
-    group: Group, restarted: bool
-) -> None:
+def test_a_slot_that_came_back_has_nothing_of_its_first_stay(group: Group, restarted: bool) -> None:
     """The close of its seal and an adoption for it end late, when the slot is open here again."""
     group.do(c.Open("op", 1, ((20, 21),), ()))
     late = adopt(group)
@@ -463,7 +461,7 @@ def test_a_slot_that_left_and_came_back_brings_nothing_of_its_first_stay(
     assert deleted == {3, 20}
 
 
-def test_rows_of_a_slot_that_left_do_not_come_back_with_a_close_that_is_made_again(group: Group) -> None:
+def test_a_repeated_close_brings_back_no_rows_of_released_slots(group: Group) -> None:
     """The file of its seal was made, of a close before it not: the log gives back the rows of both."""
     group.write(P)
     group.close(P)
@@ -490,7 +488,7 @@ def test_a_release_forgets_files_sessions_and_deletes_of_its_slots_alone(group: 
     assert group.state.sessions.written() == {4}
 
 
-def test_a_late_release_spares_slots_that_are_open_again(group: Group) -> None:
+def test_a_late_release_leaves_slots_that_are_open_again(group: Group) -> None:
     """A leader with an old view may ask for it after the slots came back (S11)."""
     group.do(c.Seal("op", 1, ((3, 4),)))
     group.do(c.Open("op2", 2, ((3, 4),), ()))
@@ -499,7 +497,7 @@ def test_a_late_release_spares_slots_that_are_open_again(group: Group) -> None:
     assert P in group.state.rows.memtable.partitions() and 3 in group.state.slots.open
 
 
-def test_a_new_member_is_told_of_the_seal_and_given_no_files(group: Group) -> None:
+def test_a_new_member_gets_the_seal_and_no_files(group: Group) -> None:
     group.write()
     group.do(c.Seal("op", 1, ((3, 4),)))
     group.finish()
@@ -508,7 +506,7 @@ def test_a_new_member_is_told_of_the_seal_and_given_no_files(group: Group) -> No
     assert not len(state.files.manifest) and not state.sealed_ready("op") and group.state.sealed_ready("op")
 
 
-def test_a_new_group_begins_where_no_member_can_come_from_nothing() -> None:
+def test_a_new_group_begins_at_an_index_that_needs_a_checkpoint() -> None:
     """The first slots are in no entry: the log alone must not be enough to join."""
     assert initial("g.1", ((0, 1),)).base() > DataState("g.1").base()
 
@@ -537,7 +535,7 @@ def test_every_command_of_an_operation_is_idempotent() -> None:
     assert not slots.open_for("op2", ((7, 9),), 9, [])
 
 
-def test_a_newer_state_says_which_files_of_the_old_one_go() -> None:
+def test_a_newer_state_names_the_old_files_to_delete() -> None:
     """An install: the old files nobody names any more go, those that are yet to be made again stay."""
     old = Group()
     old.open_session()
@@ -572,7 +570,7 @@ def test_a_newer_state_deletes_what_waited_for_an_earlier_close() -> None:
     assert new.state.superseded(old.state) == (waiting,)
 
 
-def test_what_was_released_is_not_settled_while_files_are_still_adopted() -> None:
+def test_an_operation_has_not_ended_while_its_files_are_adopted() -> None:
     """In a rebalance a group gives and takes: staged files stay until the adopted ones are there."""
     slots = Slots(open={1, 2})
     slots.seal("op-1", ((1, 2),), 5, b"")
@@ -583,7 +581,7 @@ def test_what_was_released_is_not_settled_while_files_are_still_adopted() -> Non
     assert slots.settled() == {"op-1"} and slots.open == {2, 7}
 
 
-def test_an_index_that_comes_again_after_a_recovery_names_another_session(group: Group) -> None:
+def test_a_log_index_reused_after_a_recovery_names_another_session(group: Group) -> None:
     """Else two clients would share one, and the writes of one count as repetitions of the other's."""
     replies = [
         DataState("g").apply(1, [Entry(term, int(EntryKind.COMMAND), c.encode(c.OpenSession()))], 0)
@@ -613,7 +611,7 @@ def test_an_entry_that_cannot_be_applied_is_named_with_the_answers_before_it(
 
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536, 70_000])
-def test_rows_in_memory_are_no_copy_of_those_in_the_log(size: int) -> None:
+def test_rows_in_memory_share_the_bytes_of_the_log_entry(size: int) -> None:
     """They lie at the end of their entry, and are no object of the garbage collector's."""
     rows = bytes(i % 251 for i in range(size))
     entry = c.encode(c.WriteRows("s", 1, 0, 3, P, "t", 1, 1, 0, 0, memoryview(rows)))
@@ -625,7 +623,7 @@ def test_rows_in_memory_are_no_copy_of_those_in_the_log(size: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [b"rows", b"\xc4" * 196])
-def test_rows_with_something_behind_them_are_copied(rows: bytes) -> None:
+def test_rows_that_do_not_end_their_entry_are_copied(rows: bytes) -> None:
     """As a later release may file an entry: what follows is no part of them, whatever it looks like."""
     entry = c.encode(c.WriteRows("s", 1, 0, 3, P, "t", 1, 1, 0, 0, memoryview(rows)))
     for more in (b"\x07", b"\xa5later", b"\xc4\xc4" + bytes(196)):

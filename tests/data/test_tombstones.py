@@ -13,7 +13,7 @@ def delete(index: int, partition: PartitionKey, table: str = "t") -> Tombstone:
     return Tombstone((index,), partition, table, (), 0, index)
 
 
-def test_it_holds_what_a_list_would() -> None:
+def test_tombstones_hold_the_same_as_a_list() -> None:
     """Added, added below, pruned and dropped at random; the order within a partition and table stays."""
     for seed in range(30):
         rng = random.Random(seed)
@@ -44,7 +44,7 @@ def test_it_holds_what_a_list_would() -> None:
             assert len(mine) == len(model) == len(list(mine))
 
 
-def test_only_where_something_changed_is_looked_at() -> None:
+def test_a_prune_checks_only_what_changed() -> None:
     """A close of one partition does not look at the deletes of all."""
     deletes = Tombstones(delete(i, p) for i, p in enumerate(PARTITIONS))
     looked: list[PartitionKey] = []

@@ -126,7 +126,7 @@ STAGES = (Stage.PLANNED, Stage.SEALED, Stage.OPEN, Stage.FORMAL, Stage.MOVING, S
 @pytest.mark.parametrize(
     "kind,name", [("add-node", "e"), ("remove-node", "b"), ("replace-node", "b>e"), ("rebalance", "")]
 )
-def test_each_stage_waits_for_all_of_its_evidence(kind: str, name: str) -> None:
+def test_each_stage_waits_for_all_of_its_progress_reports(kind: str, name: str) -> None:
     meta = Meta()
     meta.begin(kind, name)
     for stage in STAGES:
@@ -143,7 +143,7 @@ def test_each_stage_waits_for_all_of_its_evidence(kind: str, name: str) -> None:
     assert meta.op.stage is Stage.DONE
 
 
-def test_evidence_is_forgotten_when_its_stage_is_left() -> None:
+def test_progress_reports_are_dropped_when_their_stage_is_left() -> None:
     """Digests when all have opened, copies when all have adopted; what people ask for stays."""
     meta = Meta()
     meta.begin()
@@ -164,7 +164,7 @@ def test_evidence_is_forgotten_when_its_stage_is_left() -> None:
     assert not meta.op.sources_ready and not meta.op.joined
 
 
-def test_a_record_of_the_first_release_is_read_and_its_tables_are_forgotten() -> None:
+def test_a_record_of_the_first_release_is_read_without_its_tables() -> None:
     """It kept the tables of every seal and every copy, also of changes that were over."""
     meta = Meta()
     meta.begin()
@@ -189,7 +189,7 @@ def test_a_record_of_the_first_release_is_read_and_its_tables_are_forgotten() ->
     assert sum(c.bytes_received for c in read.copies) == 900 and len(read.copies) == 1
 
 
-def test_ended_operations_are_listed_short_and_kept_whole() -> None:
+def test_ended_operations_are_listed_short_and_stored_whole() -> None:
     """The open one is listed as it is; a short one tells its slots, bytes, times and whom it was about."""
     meta = Meta()
     meta.begin()
@@ -248,7 +248,7 @@ def test_a_cancelled_rebalance_leaves_the_table_and_every_node() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_evidence_in_any_order_any_number_of_times_ends_alike(seed: int) -> None:
+def test_progress_reports_in_any_order_and_number_have_the_same_result(seed: int) -> None:
     """Early, late and repeated evidence changes nothing but the moment (law 9)."""
     rng = random.Random(seed)
     meta, plain = Meta(), Meta()
@@ -334,7 +334,7 @@ def test_the_first_report_of_a_seal_counts() -> None:
     assert meta.op.stage is Stage.OPEN and meta.op.sealed[first] == SealResult(first, 9, b"sessions")
 
 
-def test_the_same_node_may_come_again_after_a_cancel_under_a_new_group_id() -> None:
+def test_a_node_may_join_again_after_a_cancel_with_a_new_group_id() -> None:
     meta = Meta()
     meta.begin()
     first = meta.op.created_group
@@ -727,7 +727,7 @@ def test_members_are_what_the_group_says_it_formed() -> None:
     assert meta.state.image.groups[change.group].members == change.before
 
 
-def test_nothing_is_done_under_a_lock_that_is_lost() -> None:
+def test_a_command_under_a_lost_lock_has_no_effect() -> None:
     """A program that slept through the end of its lock sends what it had decided before."""
     meta = Meta()
     taken = meta.do(c.TakeLock(1, "ann@here 1", "add-node e", "ann", 30_000))
@@ -749,7 +749,7 @@ def test_nothing_is_done_under_a_lock_that_is_lost() -> None:
     assert not isinstance(meta.begin(), ErrorReply)
 
 
-def test_a_ttl_is_the_one_that_was_said_last() -> None:
+def test_the_last_ttl_that_was_set_counts() -> None:
     """Also without a new column; who says none keeps it, and 0 takes it away."""
     meta, columns = Meta(), (Column("d", "STRING", True), Column("v", "DOUBLE", False))
     ttls = []

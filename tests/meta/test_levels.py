@@ -20,7 +20,7 @@ def do(state: MetaState, command: c.Command) -> Reply:
     return state.apply(state.applied + 1, [entry])[0][1]
 
 
-def test_it_is_raised_once_and_never_falls() -> None:
+def test_the_level_is_raised_once_and_never_falls() -> None:
     state = MetaState(levels=NEXT)
     assert state.image.level == FIRST
     for level in (FIRST + 1, FIRST + 1, FIRST):
@@ -41,7 +41,7 @@ def test_a_new_cluster_begins_at_the_level_of_its_first_entry() -> None:
         do(MetaState(levels=Levels(FIRST, FIRST)), first)
 
 
-def test_a_node_that_does_not_speak_it_stops_there_and_says_so() -> None:
+def test_a_node_that_does_not_speak_the_level_stops_and_says_why() -> None:
     """The state is as before the entry: nothing of it was applied."""
     state = MetaState()
     with pytest.raises(EntryFailed) as failed:
@@ -63,7 +63,7 @@ def test_a_state_of_another_level_is_refused(levels: Levels, step: str) -> None:
     assert refused.value.next_step.endswith(step)
 
 
-def test_who_lost_the_lock_raises_nothing() -> None:
+def test_a_sender_without_the_lock_does_not_raise_the_level() -> None:
     state = MetaState(levels=NEXT)
     lock = do(state, c.TakeLock(5, "ann", "an upgrade", "ann", 30_000))
     assert isinstance(lock, LockReply)

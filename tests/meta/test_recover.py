@@ -51,7 +51,7 @@ def refused(reply: Reply, text: str) -> None:
     assert isinstance(reply, ErrorReply) and text in f"{reply.what} {reply.next_step}", reply
 
 
-def test_lost_groups_go_on_with_those_that_live_and_the_dead_are_fenced(meta: Meta) -> None:
+def test_lost_groups_continue_with_living_members_and_the_dead_are_fenced(meta: Meta) -> None:
     reply = give_up(meta)
     assert isinstance(reply, Accepted)
     recovery = Recovery("a", 40, f"op-{reply.index}")
@@ -70,7 +70,7 @@ def test_lost_groups_go_on_with_those_that_live_and_the_dead_are_fenced(meta: Me
     assert again.image.groups == meta.state.image.groups
 
 
-def test_nothing_else_begins_before_every_group_is_led_again_and_then_the_dead_go(meta: Meta) -> None:
+def test_no_change_begins_before_every_recovery_is_completed(meta: Meta) -> None:
     """A recovery that was forgotten while its head may still carry it out would be carried out too late."""
     reply = give_up(meta)
     assert isinstance(reply, Accepted)
@@ -101,14 +101,16 @@ def test_nothing_else_begins_before_every_group_is_led_again_and_then_the_dead_g
         ("abc", {"b": "d", "f": "f"}, "has no living member"),
     ],
 )
-def test_refused_by_the_state(meta: Meta, nodes: str, heads: dict[str, str], text: str) -> None:
+def test_a_recovery_that_does_not_fit_the_state_is_refused(
+    meta: Meta, nodes: str, heads: dict[str, str], text: str
+) -> None:
     """Nothing is changed by any of them."""
     before = (dict(meta.state.image.groups), dict(meta.state.image.nodes), list(meta.state.image.retired))
     refused(give_up(meta, nodes, heads), text)
     assert before == (meta.state.image.groups, meta.state.image.nodes, meta.state.image.retired)
 
 
-def test_refused_while_a_change_is_open_and_after_one(meta: Meta) -> None:
+def test_a_recovery_is_refused_during_a_change_and_after_it(meta: Meta) -> None:
     """The members a change is about to give a group are not those that the look was at."""
     looked = meta.state.placement.version
     meta.begin("add-node", "g")
@@ -120,7 +122,7 @@ def test_refused_while_a_change_is_open_and_after_one(meta: Meta) -> None:
     refused(give_up(meta, version=looked + 7), "table version")
 
 
-def test_a_second_recovery_takes_the_place_of_one_whose_head_died() -> None:
+def test_a_second_recovery_replaces_one_whose_leader_died() -> None:
     """R = 7. The two that are left are a majority of three, but the three never came to lead the group."""
     names = "abcdefgh"
     meta = Meta()
@@ -165,7 +167,7 @@ def test_a_member_that_left_the_cluster_is_none_of_the_living(meta: Meta) -> Non
         ("a", "b", None),
     ],
 )
-def test_half_is_no_majority(members: str, dead: str, left: str | None) -> None:
+def test_half_of_the_members_is_no_majority(members: str, dead: str, left: str | None) -> None:
     """With R = 2 one dead member is enough."""
     living = set("abcdefg") - set(dead)
     found = lost_groups([GroupRecord("g", members[0], tuple(members), ())], living)

@@ -51,7 +51,7 @@ def code(reply: Reply) -> str:
     return reply.code if isinstance(reply, ErrorReply) else ""
 
 
-def test_the_audit_tells_once_who_took_the_lock(meta: Meta) -> None:
+def test_the_audit_log_records_once_who_took_the_lock(meta: Meta) -> None:
     """It is renewed every few seconds."""
     lock = meta.taken()
     told = list(meta.state.image.audit)
@@ -70,7 +70,7 @@ def test_one_owner_at_a_time_and_the_refusal_names_it(meta: Meta) -> None:
     assert meta.taken(BOB).serial > lock.serial
 
 
-def test_a_request_that_is_sent_twice_takes_the_same_lock(meta: Meta) -> None:
+def test_a_retried_request_takes_the_same_lock(meta: Meta) -> None:
     assert meta.taken().serial == meta.taken().serial
 
 
@@ -82,7 +82,7 @@ def test_a_renewal_keeps_the_serial_and_a_lapse_seen_before_it_drops_nothing(met
     assert isinstance(meta.drop(lock.serial, renewed.lock.renewed), Accepted)
 
 
-def test_what_lapsed_is_not_renewed(meta: Meta) -> None:
+def test_a_lapsed_lock_is_not_renewed(meta: Meta) -> None:
     """Else an owner that slept would go on without knowing that another was at work meanwhile."""
     lock = meta.taken()
     meta.drop(lock.serial)
@@ -94,7 +94,7 @@ def test_what_lapsed_is_not_renewed(meta: Meta) -> None:
     assert code(meta.take(serial=lock.serial)) == "refused"
 
 
-def test_only_the_lock_of_now_is_given_up(meta: Meta) -> None:
+def test_only_the_present_lock_is_released(meta: Meta) -> None:
     first = meta.taken()
     meta.drop(first.serial)
     second = meta.taken(BOB)
@@ -132,7 +132,7 @@ def test_the_records_are_bounded(meta: Meta) -> None:
     assert code(meta.record(1, b"x", serial, "big")) == "refused"
 
 
-def test_who_took_and_gave_up_the_lock_is_in_the_audit_log(meta: Meta) -> None:
+def test_taking_and_releasing_the_lock_is_in_the_audit_log(meta: Meta) -> None:
     serial = meta.taken().serial
     meta.take(serial=serial)
     meta.drop(serial)

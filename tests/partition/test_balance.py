@@ -153,7 +153,7 @@ def test_bytes_of_a_leaver_are_dealt_evenly() -> None:
 
 
 @pytest.mark.parametrize("old", [5, 100])
-def test_many_givers_of_few_slots_still_hand_over_data(old: int) -> None:
+def test_many_givers_of_few_slots_still_give_data(old: int) -> None:
     """Rounding is carried from giver to giver: the newcomer's non-empty share does not round to 0."""
     owners = owners_of([10] * old)
     sizes = np.zeros(10 * old, np.int64)

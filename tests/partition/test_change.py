@@ -54,7 +54,7 @@ def test_groups_grow_while_there_are_fewer_nodes_than_replicas() -> None:
     }
 
 
-def test_pre_and_formal_add_literally() -> None:
+def test_pre_and_formal_add_by_example() -> None:
     """Pre adds (R + 1 members for a while), formal drops the last, a group outside the span is left alone."""
     ring = initial_ring(FIVE)
     new = ring.adding(RingNode("n6", place_between(ring, "n2")))
@@ -63,7 +63,7 @@ def test_pre_and_formal_add_literally() -> None:
     assert ch.pre_add(("n3", "n4", "n5"), "n6", new, 3) == ("n3", "n4", "n5")
 
 
-def test_pre_and_formal_remove_literally() -> None:
+def test_pre_and_formal_remove_by_example() -> None:
     """Pre appends the replacement, formal takes the leaver out; the leaver's own group takes no change."""
     new = initial_ring(FIVE).removing("n3")
     assert ch.pre_remove(("n2", "n3", "n4"), "n3", new, 3) == ("n2", "n3", "n4", "n5")
@@ -146,7 +146,7 @@ def brute_placement(old: PartitionTable, new: PartitionTable, replicas: int, siz
     )
 
 
-def test_copied_bytes_of_add_6_after_2_by_hand() -> None:
+def test_copied_bytes_of_add_6_after_2_by_example() -> None:
     """One slot of 1 byte each, 5 x 20: hand-over and catch-up add up as the members say."""
     table = table_of(5)
     change = plan_add(table, "n6", "n2", 3, slot_bytes=dict.fromkeys(range(100), 1))

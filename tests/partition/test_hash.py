@@ -40,7 +40,7 @@ def settings(mode: str = "murmur3", shards: int = 1) -> ClusterSettings:
 
 
 @pytest.mark.parametrize(("group", "partition", "slot"), flat(BOTH, CORRECT))
-def test_correct_vectors(group: str, partition: int, slot: int) -> None:
+def test_standard_vectors(group: str, partition: int, slot: int) -> None:
     """The default hash is the textbook one over all bytes of the key."""
     assert slot_of(group, partition, 0, settings()) == slot
 

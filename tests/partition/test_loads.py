@@ -73,7 +73,7 @@ def test_a_second_plan_is_empty(cluster: tuple[OwnerIndex, list[float], ByteArra
 
 @given(clusters(), st.integers(1, 9))
 @settings(max_examples=100, deadline=None)
-def test_limited_plans_end_where_nothing_is_left(
+def test_limited_plans_end_with_nothing_left_to_move(
     cluster: tuple[OwnerIndex, list[float], ByteArray], limit: int
 ) -> None:
     """--max-moves N again and again: never more than N slots, never worse, and an end."""
@@ -141,7 +141,7 @@ def test_many_slots_become_even_with_few_moves(groups: int, slots: int) -> None:
     )
 
 
-def test_a_giant_slot_stays_and_the_rest_gets_even() -> None:
+def test_a_giant_slot_stays_and_the_rest_becomes_even() -> None:
     """Its group gives everything else away; the other groups do not suffer for it."""
     loads = np.full(100, 10, np.int64)
     loads[0] = 2_000
@@ -192,7 +192,7 @@ def test_the_fullest_group_gives_first_and_what_costs_least() -> None:
     assert one.moves[0].slots[0][1] == max(b for a, b in whole.moves[0].slots), "the smallest is the last"
 
 
-def test_a_group_without_a_step_is_looked_at_again() -> None:
+def test_a_group_without_a_step_is_tried_again() -> None:
     """Steps of others make room: with the first look alone this one ends at 1.25, above what is even."""
     loads = np.array([27, 29, 27, 6, 17, 15, 7, 6], np.int64)
     owners = np.array([2, 0, 1, 1, 0, 1, 1, 1])
