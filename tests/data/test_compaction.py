@@ -1,4 +1,4 @@
-"""Compaction and expiry: whatever a member's pace, its restarts and its snapshots, the log decides alone."""
+"""Compaction and expiry depend on the log alone, whatever a member's pace, restarts and snapshots."""
 
 import random
 from collections.abc import Callable
@@ -30,11 +30,11 @@ def digest(*parts: object) -> str:
 
 
 CONTENT: dict[str, object] = {}
-"""Rows by the hash of a file: parked ones are the same whether a member has made a TsFile of them or not."""
+"""File hash -> rows; parked rows are the same whether or not a member has made a TsFile of them."""
 
 
 def made(job: CloseFiles) -> tuple[FileMeta | None, ...]:
-    """What a worker would make: bytes that depend on the unit alone, nothing where all is deleted."""
+    """The output of a worker: its bytes depend on the unit alone; None if all rows are deleted."""
     out: list[FileMeta | None] = []
     for u in job.units:
         times = [
@@ -108,14 +108,14 @@ class Member:
         self.jobs: list[Job] = []
         self.compacted = 0
         self.copied = 0
-        """Files of others that ended several compactions at once."""
+        """Files of other members that ended several compactions at once."""
 
     def save(self) -> tuple[bytes, int]:
         self.saved = encode_checkpoint(self.state.checkpoint()), self.state.base()
         return self.saved
 
     def restore(self, saved: tuple[bytes, int]) -> None:
-        """As after a crash or an install: what was under way is gone."""
+        """Restart as after a crash or an install: running jobs are lost."""
         self.saved = saved
         self.jobs = []
         self.state = DataState.restore(decode_checkpoint(saved[0]), saved[1])
@@ -150,7 +150,7 @@ class Member:
         self.gather()
 
     def fail(self, which: int) -> None:
-        """A worker could not do it; what is still wanted is tried again."""
+        """Fail a job in the worker; the units that are still needed are retried."""
         job = self.jobs.pop(which)
         if isinstance(job, CloseFiles):
             units = self.state.still_wanted(job)
@@ -160,7 +160,8 @@ class Member:
         self.gather()
 
     def copy(self, which: int, others: "list[Member]") -> None:
-        """Damage keeps it from being made: another member's file comes, if one has what became of it."""
+        """Fail a compaction for damage: another member's file replaces it, if a member has an outcome of
+        it."""
         job = self.jobs[which]
         outcomes = self.state.turns.outcomes(job) if isinstance(job, CompactFiles) else []
         held = {f.name: f for m in others for f in m.files}
@@ -224,7 +225,7 @@ class Cluster:
         self.do(c.Compact(f.slot, f.partition, "m", tuple((f.name, f.xxh3) for f in files), parked=parked))
 
     def some_files(self, n: int, p: PartitionKey = P) -> tuple[FileMeta, ...]:
-        """So many files at the leader, each of one row with its own time."""
+        """Make `n` files at the leader, each of one row with its own time."""
         for time in range(n):
             self.write(p, time)
             self.close(p)
@@ -261,10 +262,11 @@ class Cluster:
             case 15 | 16:
                 self.park(rng)
             case _:
-                pass  # no file to merge, or no slot that is sealed
+                pass  # no file to merge, or no sealed slot
 
     def park(self, rng: random.Random) -> None:
-        """A leader, of now or of before, saw a close or a compaction fail that others may have done."""
+        """Park a close or compaction that failed at the present or a former leader; others may have made
+        it."""
         state = self.leader.state
         specs = [u.spec for pending in state.closes.pending for u in pending.units]
         specs += [m.job.unit.spec for m in state.compactions.under_way if m.job is not None]
@@ -281,7 +283,7 @@ class Cluster:
             self.do(c.Park(slot, p, SCHEMA, int(name.split("-")[1]), name, "no"))
 
     def move_in(self, rng: random.Random) -> None:
-        """A slot comes, or the older rows of one that came."""
+        """Open a slot that arrives, or adopt the older rows of a slot that arrived."""
         slots = self.leader.state.slots
         gone = [p for p in PARTITIONS if SLOTS[p] not in slots.open and not slots.sealed_by(SLOTS[p])]
         if slots.arriving:
@@ -350,7 +352,7 @@ def test_members_of_any_pace_end_with_the_same_files(seed: int) -> None:
 
 
 def test_the_random_logs_do_compact() -> None:
-    """Else the test above shows nothing."""
+    """Otherwise the test above shows nothing."""
     done = parked = 0
     for seed in range(10):
         cluster = Cluster(seed)
@@ -385,8 +387,8 @@ def test_the_output_has_the_place_of_its_newest_input(cluster: Cluster) -> None:
 
 
 def test_the_hashes_of_the_inputs_are_those_of_the_log() -> None:
-    """Not those of a member's own manifest, which may be forged or another's: it would merge what the others
-    do not have."""
+    """They do not come from a member's own manifest, which may be wrong: the member would then merge files
+    that the other members do not have."""
     file = FileMeta("f", 0, P, "m", (2,), 1, "0" * 32, 1, 1, 1, (1, 1, 1))
     logged = compaction.Compacting(5, c.Compact(0, P, "m", (("f", "1" * 32),)), SCHEMA, [])
     assert [f.xxh3 for f in compaction.job_of("g.1", logged, (file,)).unit.inputs] == ["1" * 32]
@@ -423,7 +425,7 @@ def test_a_slot_that_is_sealed_or_not_adopted_is_not_compacted(cluster: Cluster)
 
 
 def test_a_sealed_slot_is_no_source_before_earlier_compactions_ended(cluster: Cluster) -> None:
-    """Else members would give different files away, each as far as it is."""
+    """Otherwise members at different indexes would offer different files."""
     state = cluster.leader.state
     cluster.compact(cluster.some_files(3))
     cluster.do(c.Seal("op-1", 1, ((0, 1),)))
@@ -461,7 +463,7 @@ def test_a_failing_compaction_delays_only_its_own_files(cluster: Cluster) -> Non
 
 
 def test_the_arrow_file_of_a_park_counts_as_named(cluster: Cluster) -> None:
-    """It has the index of the close or merge that made its input in its name."""
+    """Its name has the log index of the close or merge that made its input."""
     (file,) = cluster.some_files(1)
     cluster.do(c.Park(0, P, SCHEMA, int(file.name.split("-")[1]), file.name, "no"))
     state = cluster.leader.state
@@ -475,7 +477,7 @@ def test_the_arrow_file_of_a_park_counts_as_named(cluster: Cluster) -> None:
 def test_a_parked_merge_is_made_as_arrow_and_a_late_tsfile_is_deleted(
     cluster: Cluster, restarted: bool
 ) -> None:
-    """Same inputs, age and deletes; in the next life too."""
+    """It has the same inputs, age and deletes, also after a restart."""
     files = cluster.some_files(3)
     cluster.delete(P, 1, 1)
     cluster.compact(files)
@@ -503,7 +505,7 @@ def test_a_parked_merge_is_made_as_arrow_and_a_late_tsfile_is_deleted(
 
 
 def test_a_compaction_waits_for_an_earlier_one_of_the_same_files(cluster: Cluster) -> None:
-    """A member that lags knows the inputs of the second only when the first is done."""
+    """A member that lags has the inputs of the second only once the first has ended."""
     cluster.compact(cluster.some_files(2))
     cluster.leader.settle()
     cluster.write()
@@ -520,7 +522,7 @@ def test_a_compaction_waits_for_an_earlier_one_of_the_same_files(cluster: Cluste
 
 
 def test_a_crash_before_the_checkpoint_finds_the_inputs(cluster: Cluster) -> None:
-    """They leave the manifest, not the disk: that is the host's, after the next durable checkpoint."""
+    """They leave the manifest, not the disk: the host unlinks them after the next durable checkpoint."""
     files = cluster.some_files(3)
     saved = cluster.leader.save()
     cluster.compact(files)
@@ -533,8 +535,8 @@ def test_a_crash_before_the_checkpoint_finds_the_inputs(cluster: Cluster) -> Non
 
 
 def test_an_installed_state_names_the_files_to_delete(cluster: Cluster) -> None:
-    """An output that the new state is yet to make stays; inputs it no longer has go, also those that had
-    left the old manifest and were not unlinked."""
+    """An output that the new state will still make stays; inputs that it no longer has are deleted, also
+    those that had left the old manifest and were not unlinked."""
     files = cluster.some_files(2)
     cluster.compact(files)
     ahead = decode_checkpoint(encode_checkpoint(cluster.leader.state.checkpoint()))
@@ -557,7 +559,7 @@ def test_a_new_member_compacts_no_files_that_it_did_not_receive(cluster: Cluster
 
 
 def test_a_cut_off_hides_old_rows_and_drops_old_files(cluster: Cluster) -> None:
-    """Rows written later are not touched, however old they say they are."""
+    """Rows written after the cut-off stay visible, however old their time is."""
     cluster.some_files(6)
     cluster.do(c.Expire(0, P, "m", 4))
     state = cluster.leader.state
@@ -570,7 +572,8 @@ def test_a_cut_off_hides_old_rows_and_drops_old_files(cluster: Cluster) -> None:
 
 
 def test_a_cut_off_after_a_compaction_finds_its_output(cluster: Cluster) -> None:
-    """One member has merged the old file by then, the other not: both must end alike."""
+    """If one member has merged the old file by then and the other has not, both must end with the same
+    files."""
     cluster.compact(cluster.some_files(3))
     cluster.do(c.Expire(0, P, "m", 2))
     slow, fast = cluster.members[1], cluster.members[2]
@@ -583,7 +586,7 @@ def test_a_cut_off_after_a_compaction_finds_its_output(cluster: Cluster) -> None
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_failed_close_that_expired_ends_unless_a_compaction_names_it(cluster: Cluster, named: bool) -> None:
-    """Then no other member holds its file any more; but what was logged before the cut-off needs it."""
+    """Then no other member holds its file any more, but a compaction logged before the cut-off needs it."""
     files = cluster.some_files(2)
     if named:
         cluster.compact(files)
@@ -616,7 +619,8 @@ def test_a_failed_merge_that_expired_ends(cluster: Cluster) -> None:
 def test_a_failed_merge_that_expired_continues_if_a_later_one_takes_its_output(
     cluster: Cluster, all_past: bool
 ) -> None:
-    """That one was logged before the cut-off, so the others carried it out; unless all of it is past."""
+    """The later one was logged before the cut-off, so other members carried it out, unless all rows
+    expired."""
     files = cluster.some_files(2)
     slow = cluster.members[1]
     slow.settle_closes()
@@ -653,7 +657,8 @@ def test_a_compaction_after_a_cut_off_does_not_find_what_it_dropped(cluster: Clu
 
 
 def test_a_cut_off_in_the_future_has_no_effect(cluster: Cluster) -> None:
-    """It says what time had passed when it was proposed; an entry of a release that said nothing counts."""
+    """The entry names a time that had passed when it was proposed; an entry of 0.1.0 names none and
+    counts."""
     cluster.some_files(2)
     cluster.do(c.Expire(0, P, "m", 9, passed=8))
     assert len(cluster.leader.state.files.manifest) == 2 and not cluster.leader.state.files.tombstones
@@ -669,7 +674,7 @@ def test_a_cut_off_in_a_sealed_slot_has_no_effect(cluster: Cluster) -> None:
 
 
 def test_a_repeated_adopt_does_not_bring_compacted_files_back(cluster: Cluster) -> None:
-    """A new leader may send an `Adopt` again while other units of the operation are still to come."""
+    """A new leader may repeat an `Adopt` while other units of the operation are not logged yet."""
     cluster.do(c.Seal("op-1", 1, ((0, 2),)))
     cluster.do(c.Release("op-1", 1))
     cluster.do(c.Open("op-2", 1, ((0, 2),), ()))
@@ -703,7 +708,7 @@ def file(i: int, size: int, first: int = 0, last: int = 9, clean: tuple[int, ...
 @pytest.mark.parametrize("files_min", [4, 8])
 @pytest.mark.parametrize("seed", range(30))
 def test_files_stay_few_and_rows_are_rarely_rewritten(seed: int, files_min: int) -> None:
-    """Files per table stay under the bound, and the bytes written are a few times the bytes that came."""
+    """Files per table stay under the bound, and the bytes written are a few times the bytes received."""
     rng = random.Random(seed)
     files: list[FileMeta] = []
     came = rewritten = 0
@@ -724,7 +729,8 @@ def test_files_stay_few_and_rows_are_rarely_rewritten(seed: int, files_min: int)
 
 
 def test_a_run_of_files_that_compress_to_nothing_is_bounded() -> None:
-    """A worker holds the rows of all inputs: twenty million that compress to nothing are several runs."""
+    """A worker holds the rows of all inputs: twenty million rows that compress to nothing need several
+    runs."""
     many = [msgspec.structs.replace(file(i, 1_000), rows=1_000_000) for i in range(20)]
     run = compaction.pick_small(many, 2)
     assert run and sum(f.rows for f in run) * COMPACT_ROW_BYTES <= COMPACT_BYTES_MAX
@@ -734,7 +740,7 @@ def test_a_run_of_files_that_compress_to_nothing_is_bounded() -> None:
 
 
 def test_parked_files_are_merged_only_with_parked_files() -> None:
-    """Else what is no TsFile would take its neighbours with it; many small ones would stay for ever."""
+    """Otherwise a parked file would turn its neighbours into Arrow; or many small files would never merge."""
     kinds = "tttppptttpt"
     files = [msgspec.structs.replace(file(i, 1_000), parked="no" * (k == "p")) for i, k in enumerate(kinds)]
     assert compaction.pick_small(files, 3) == tuple(files[6:9])
@@ -747,7 +753,7 @@ def test_parked_files_are_merged_only_with_parked_files() -> None:
 
 
 def test_a_run_that_cannot_grow_does_not_wait_for_more_files() -> None:
-    """Of large files no eight fit into one: in a long change they would stay apart for ever."""
+    """No eight large files fit into one file: without the rule they would stay apart during a long change."""
     large = [file(i, 15 * MIB) for i in range(1, 6)]
     assert len(compaction.pick_small(large, 8, 4)) == 4
     small = [file(i, 1_000) for i in range(1, 8)]
@@ -756,7 +762,8 @@ def test_a_run_that_cannot_grow_does_not_wait_for_more_files() -> None:
 
 
 def test_masked_files_are_rewritten_until_no_delete_masks_them() -> None:
-    """What expires ends by itself; a file that was rewritten after the delete is not looked at again."""
+    """A TTL cut-off needs no rewrite, and a file that was rewritten after the delete is not chosen any
+    more."""
     files = [file(1, 10), file(2, 10, 20, 30), file(3, 10), file(9, 10)]
     delete = Tombstone((5,), P, "m", (), 0, 5)
     assert compaction.deletes_on(files, [delete]) == [delete]

@@ -21,7 +21,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sealed() -> tuple[Group, SealResult, list[c.OpenSessions]]:
-    """A group that sealed slot 3 after one write, what it tells the meta group, and the parts."""
+    """A group that sealed slot 3 after one write, its report to the meta group, and the parts."""
     group = Group()
     group.open_session()
     group.write(sequence=1)
@@ -45,7 +45,7 @@ def test_the_meta_group_gets_only_digests() -> None:
 
 
 def test_an_open_has_no_effect_before_every_part_is_in_the_log() -> None:
-    """Whichever is lacking; in any order, twice, and over a restart of the gaining group."""
+    """Whichever part is lacking, in any order, with repeats, and over a restart of the gaining group."""
     source, result, parts = sealed()
     for lacking in range(len(parts)):
         target = gaining()
@@ -84,7 +84,7 @@ def ends() -> Iterator[tuple[str, list[c.Command]]]:
 
 @pytest.mark.parametrize("how", ["opened", "adopted", "cancelled"])
 def test_nothing_stays_staged_once_the_slots_are_open_or_the_change_ended(how: str) -> None:
-    """Nor what an old leader logs late."""
+    """The same holds for parts that an old leader logs late."""
     target = gaining()
     for command in dict(ends())[how]:
         target.do(command)

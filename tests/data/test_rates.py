@@ -1,4 +1,4 @@
-"""Write rates: what was acknowledged counts, older bytes count less, and a move loses nothing."""
+"""Write rates: acknowledged bytes count, older bytes count less, and a slot migration loses none."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def steady(rates: WriteRates, slot: int, bytes_per_s: int, from_ms: int, until_m
 
 
 def test_a_steady_writer_is_measured() -> None:
-    """100 and 300 bytes per second, long enough: so they are told."""
+    """Slots written at 100 and 300 bytes per second for long enough have these rates."""
     rates = WriteRates()
     for slot, speed in ((1, 100), (2, 300)):
         steady(rates, slot, speed, 0, 8 * HALF_LIFE_MS)
@@ -49,7 +49,7 @@ def test_memory_is_bounded_and_the_fastest_slots_are_retained() -> None:
 
 
 def test_what_two_groups_counted_adds_up_to_a_slot_that_stayed() -> None:
-    """A moved slot: its old group's memory and its new group's count are the whole."""
+    """The counts of a moved slot in its old and its new group add up to its rate."""
     stayed, old, new = WriteRates(), WriteRates(), WriteRates()
     half = 3 * HALF_LIFE_MS
     steady(stayed, 1, 50, 0, 2 * half)
@@ -60,7 +60,7 @@ def test_what_two_groups_counted_adds_up_to_a_slot_that_stayed() -> None:
 
 
 def test_only_acknowledged_writes_count() -> None:
-    """Not a repetition, not a write to a slot that is not open; and a release forgets nothing."""
+    """Duplicates and writes to slots that are not open do not count; a release removes no count."""
     group = Group()
     group.open_session()
     assert isinstance(group.write(P, sequence=1), Written)

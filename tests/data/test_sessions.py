@@ -1,4 +1,4 @@
-"""Sessions against a model that keeps every sequence, over hand-overs, expiry, restarts and format 1."""
+"""Sessions against a model that stores every sequence, over slot migration, expiry, restarts and format 1."""
 
 import random
 
@@ -13,7 +13,7 @@ SLOTS = range(6)
 
 
 class Model:
-    """Per slot who is known and every sequence that counts as seen: what `Sessions` must answer like."""
+    """The model: per slot, the known sessions and every applied sequence. `Sessions` must agree with it."""
 
     def __init__(self) -> None:
         self.own: set[str] = set()
@@ -53,7 +53,7 @@ class Model:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_sessions_answer_like_a_model_that_keeps_everything(seed: int) -> None:
-    """Two groups hand slots to each other while sessions open, write, expire, and the groups restart."""
+    """Two groups exchange slots while sessions open, write and expire, and the groups restart."""
     rng = random.Random(seed)
     real, model = [Sessions(), Sessions()], [Model(), Model()]
     held = [set(SLOTS), set[int]()]
@@ -90,14 +90,14 @@ def test_sessions_answer_like_a_model_that_keeps_everything(seed: int) -> None:
 
 
 def again(sessions: Sessions) -> Sessions:
-    """After a restart."""
+    """The sessions after a restart."""
     image = msgspec.msgpack.decode(msgspec.msgpack.encode(sessions.image()), type=Image)
     return Sessions.restore(image)
 
 
 def test_the_table_of_sealed_slots_is_equal_on_every_member() -> None:
-    """One member packed often and restarted, the other never; expired names are in neither's bytes, also
-    when such a session comes back as a guest of another slot."""
+    """One member packed often and restarted, the other never. Neither's bytes have expired names, even if
+    such a session comes back as a guest of another slot."""
     rng = random.Random(7)
     one, two = Sessions(), Sessions()
     for i in range(20):
@@ -124,7 +124,7 @@ def test_the_table_of_sealed_slots_is_equal_on_every_member() -> None:
 
 
 def test_what_format_1_wrote_is_still_read() -> None:
-    """Of the first release, which listed guests per session and packed nothing: a checkpoint and a table."""
+    """A checkpoint and a table of the first release, which listed guests per session and packed nothing."""
     seen = {3: {"own": Seen(2, {5}), "guest": Seen(7)}, 4: {"own": Seen(1)}}
     image = msgspec.msgpack.decode(
         msgspec.msgpack.encode({"own": {"own"}, "guests": {"guest": {3}, "idle": {3, 4}}, "seen": seen}),
@@ -179,7 +179,7 @@ def test_a_session_that_wrote_in_every_slot_costs_one_or_two_bytes_there() -> No
 
 
 def test_a_group_opens_no_session_past_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until one of them ends; what a slot brought along counts elsewhere."""
+    """There is room again once a session ends; guests count in the group that opened them."""
     monkeypatch.setattr(limits, "SESSIONS_PER_GROUP_MAX", 2)
     sessions = Sessions()
     assert [sessions.open(name) for name in ("a", "b", "c")] == [True, True, False]

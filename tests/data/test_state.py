@@ -30,7 +30,7 @@ def schema(partition: PartitionKey, version: int = 1) -> TableSchema:
 
 
 class Group:
-    """A state with its log; results of jobs come when a test says so."""
+    """A state with its log; a test decides when jobs return their results."""
 
     def __init__(self, state: DataState | None = None) -> None:
         self.state = state or initial("g.1", ((0, 10),))
@@ -65,7 +65,7 @@ class Group:
         self.do(c.CloseFile(tuple((SLOT[p], p) for p in ps)))
 
     def finish(self) -> None:
-        """All jobs are done."""
+        """Complete all jobs."""
         while self.state.jobs:
             job = self.state.jobs.pop(0)
             if isinstance(job, CloseFiles):
@@ -79,7 +79,7 @@ class Group:
                 self.deleted.append(job)
 
     def restart(self, saved: Checkpoint | None = None) -> "Group":
-        """From the checkpoint of now and the log after its base."""
+        """Restart from the present checkpoint and the log after its base."""
         saved = saved or self.state.checkpoint()
         base = self.state.base()
         again = Group(DataState.restore(decode_checkpoint(encode_checkpoint(saved)), base))
@@ -164,7 +164,7 @@ def test_a_restart_gives_back_every_unclosed_row_and_no_other(group: Group, made
 
 
 def test_a_close_repeated_after_a_restart_makes_the_same_files(group: Group) -> None:
-    """Same rows, columns and deletes, though the state has seen a newer schema and a later delete."""
+    """It has the same rows, columns and deletes, although the state has a newer schema and a later delete."""
     group.write()
     group.delete()
     group.write()
@@ -176,7 +176,7 @@ def test_a_close_repeated_after_a_restart_makes_the_same_files(group: Group) -> 
 
 
 def test_names_do_not_depend_on_when_files_are_made(group: Group) -> None:
-    """One member makes the first file before the next write comes, another one after it."""
+    """One member makes the first file before the next write, another member after it."""
     slow = Group()
     slow.open_session()
     for g in (group, slow):
@@ -211,7 +211,7 @@ def test_a_close_drops_no_row_of_an_earlier_close(group: Group) -> None:
 
 
 def finish_units(group: Group, *of: PartitionKey) -> None:
-    """Make the files of these partitions alone; the other units stay jobs."""
+    """Make only the files of these partitions; the other units stay jobs."""
     jobs = list(group.state.jobs)
     group.state.jobs.clear()
     for job in jobs:
@@ -224,7 +224,7 @@ def finish_units(group: Group, *of: PartitionKey) -> None:
 
 
 def test_a_partition_that_cannot_be_closed_holds_back_no_other(group: Group) -> None:
-    """Of one close and of later ones; its own rows stay in memory and in the log, whatever comes after."""
+    """Neither in the same close nor in later closes; its own rows stay in memory and in the log."""
     first = group.state.applied + 1
     group.write(P)
     group.write(Q)
@@ -242,7 +242,7 @@ def test_a_partition_that_cannot_be_closed_holds_back_no_other(group: Group) -> 
 
 
 def test_the_rest_of_a_close_has_the_same_names_after_a_restart(group: Group) -> None:
-    """The first partition is filed, the second is not: its file is called as on all members."""
+    """The first partition is filed, the second is not: its file has the same name as on all members."""
     group.write(P)
     group.write(Q)
     group.write(P)
@@ -260,7 +260,7 @@ def test_the_rest_of_a_close_has_the_same_names_after_a_restart(group: Group) ->
 
 
 def test_a_close_saved_by_a_release_that_filed_whole_closes_is_made(group: Group) -> None:
-    """Its checkpoint says nothing of partitions: all of the close is left."""
+    """Its checkpoint lists no partitions: all partitions of the close are left."""
     group.write(P)
     group.write(Q)
     group.close(P, Q)
@@ -271,7 +271,7 @@ def test_a_close_saved_by_a_release_that_filed_whole_closes_is_made(group: Group
 
 
 def test_a_failed_close_is_not_retried_for_released_slots(group: Group) -> None:
-    """Nobody wants the file: the close is over without it, and the state counts as materialised."""
+    """The file is not needed: the close ends without it, and the state counts as materialised."""
     group.write(P)
     group.write(Q)
     group.close(P, Q)
@@ -296,7 +296,7 @@ def only_unit(group: Group) -> CloseUnit:
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_parked_unit_is_made_as_arrow(group: Group, restarted: bool) -> None:
-    """Same rows, age and number; in the next life too. Then it is a file like any other."""
+    """It has the same rows, age and number, also after a restart. Then it is a file like any other."""
     group.write(P)
     group.close(P)
     unit = only_unit(group)
@@ -313,7 +313,7 @@ def test_a_parked_unit_is_made_as_arrow(group: Group, restarted: bool) -> None:
 
 
 def test_a_tsfile_made_while_its_rows_were_parked_is_deleted(group: Group) -> None:
-    """The job was under way: no manifest will ever name what it made."""
+    """The job was running: no manifest will ever name its output."""
     group.write(P)
     group.close(P)
     unit = only_unit(group)
@@ -330,7 +330,7 @@ def test_a_tsfile_made_while_its_rows_were_parked_is_deleted(group: Group) -> No
 
 
 def test_a_tsfile_that_waits_for_an_earlier_close_is_deleted_if_parked(group: Group) -> None:
-    """It is made and no manifest names it yet; none ever will."""
+    """It is made, but no manifest names it or ever will."""
     for _ in range(2):
         group.write(P)
         group.close(P)
@@ -347,7 +347,7 @@ def test_a_tsfile_that_waits_for_an_earlier_close_is_deleted_if_parked(group: Gr
 
 
 def test_a_member_that_has_the_tsfile_makes_the_arrow_file_of_it(group: Group) -> None:
-    """Only some members failed: in the end all have the same file."""
+    """If only some members failed, all members end with the same file."""
     group.write(P)
     group.close(P)
     unit = only_unit(group)
@@ -368,7 +368,7 @@ def test_a_member_that_has_the_tsfile_makes_the_arrow_file_of_it(group: Group) -
 
 
 def test_what_a_compaction_reads_is_not_parked(group: Group) -> None:
-    """Others may have merged the TsFile already: it has to be made here too."""
+    """Other members may have merged the TsFile already: this member must make it too."""
     for _ in range(2):
         group.write(P)
         group.close(P)
@@ -387,7 +387,7 @@ def adopt(group: Group) -> c.Adopt:
 
 
 def test_a_member_that_still_adopts_is_no_source(group: Group) -> None:
-    """The next operation seals slots whose files of the last one are not in place here yet."""
+    """The next operation seals slots while their files of the previous operation are not in place here."""
     group.do(c.Open("op", 1, ((20, 21),), ()))
     group.do(adopt(group))
     group.do(c.Seal("op2", 2, ((20, 21),)))
@@ -404,7 +404,7 @@ def test_slots_are_whole_while_other_slots_arrive(group: Group) -> None:
 
 
 def test_a_member_that_still_makes_files_of_sealed_slots_is_no_source(group: Group) -> None:
-    """Rows closed by the seal are in no file yet: a copy of the files would be without them."""
+    """Rows closed by the seal are in no file yet: a copy of the files would lack them."""
     group.write(P)
     group.do(c.Seal("op", 1, ((3, 4),)))
     assert group.state.jobs and group.state.sealed_whole("op", {3})
@@ -438,7 +438,7 @@ def test_files_adopted_after_their_slot_was_released_are_deleted(group: Group) -
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_slot_that_came_back_has_nothing_of_its_first_stay(group: Group, restarted: bool) -> None:
-    """The close of its seal and an adoption for it end late, when the slot is open here again."""
+    """The close of its seal and an adoption for it end late, once the slot is open here again."""
     group.do(c.Open("op", 1, ((20, 21),), ()))
     late = adopt(group)
     group.do(late)
@@ -462,7 +462,8 @@ def test_a_slot_that_came_back_has_nothing_of_its_first_stay(group: Group, resta
 
 
 def test_a_repeated_close_brings_back_no_rows_of_released_slots(group: Group) -> None:
-    """The file of its seal was made, of a close before it not: the log gives back the rows of both."""
+    """The file of its seal was made, that of an earlier close was not: the replay gives back the rows of
+    both."""
     group.write(P)
     group.close(P)
     group.write(P)
@@ -489,7 +490,7 @@ def test_a_release_forgets_files_sessions_and_deletes_of_its_slots_alone(group: 
 
 
 def test_a_late_release_leaves_slots_that_are_open_again(group: Group) -> None:
-    """A leader with an old view may ask for it after the slots came back (S11)."""
+    """A leader with an old view may log it after the slots came back (S11)."""
     group.do(c.Seal("op", 1, ((3, 4),)))
     group.do(c.Open("op2", 2, ((3, 4),), ()))
     assert isinstance(group.write(P), Written)
@@ -507,7 +508,7 @@ def test_a_new_member_gets_the_seal_and_no_files(group: Group) -> None:
 
 
 def test_a_new_group_begins_at_an_index_that_needs_a_checkpoint() -> None:
-    """The first slots are in no entry: the log alone must not be enough to join."""
+    """No entry has the first slots: a member must not be able to join from the log alone."""
     assert initial("g.1", ((0, 1),)).base() > DataState("g.1").base()
 
 
@@ -536,7 +537,7 @@ def test_every_command_of_an_operation_is_idempotent() -> None:
 
 
 def test_a_newer_state_names_the_old_files_to_delete() -> None:
-    """An install: the old files nobody names any more go, those that are yet to be made again stay."""
+    """At an install, old files that no manifest will name are deleted; files that will be made again stay."""
     old = Group()
     old.open_session()
     for p in (P, Q):
@@ -553,7 +554,7 @@ def test_a_newer_state_names_the_old_files_to_delete() -> None:
 
 
 def test_a_newer_state_deletes_what_waited_for_an_earlier_close() -> None:
-    """Its file is on the disk and in no manifest: the earlier close met a full disk, then a snapshot came."""
+    """Its file is on the disk but in no manifest: the earlier close met a full disk, then a snapshot came."""
     old = Group()
     old.open_session()
     for p in (P, P):
@@ -571,7 +572,7 @@ def test_a_newer_state_deletes_what_waited_for_an_earlier_close() -> None:
 
 
 def test_an_operation_has_not_ended_while_its_files_are_adopted() -> None:
-    """In a rebalance a group gives and takes: staged files stay until the adopted ones are there."""
+    """In a rebalance a group gives and takes slots: staged files stay until they are adopted."""
     slots = Slots(open={1, 2})
     slots.seal("op-1", ((1, 2),), 5, b"")
     slots.open_for("op-1", ((7, 8),), 6, ["h.1"])
@@ -582,7 +583,8 @@ def test_an_operation_has_not_ended_while_its_files_are_adopted() -> None:
 
 
 def test_a_log_index_reused_after_a_recovery_names_another_session(group: Group) -> None:
-    """Else two clients would share one, and the writes of one count as repetitions of the other's."""
+    """Otherwise two clients would share a session, and writes of one would count as duplicates of the
+    other's."""
     replies = [
         DataState("g").apply(1, [Entry(term, int(EntryKind.COMMAND), c.encode(c.OpenSession()))], 0)
         for term in (3, 1003)
@@ -594,7 +596,7 @@ def test_a_log_index_reused_after_a_recovery_names_another_session(group: Group)
 def test_an_entry_that_cannot_be_applied_is_named_with_the_answers_before_it(
     monkeypatch: pytest.MonkeyPatch, error: Exception | None
 ) -> None:
-    """Whatever is raised, it comes again with the entry: of a later release, or a bug."""
+    """Whatever is raised is raised again at a retry: the entry is of a later release, or there is a bug."""
     state = initial("g.1", ((0, 5),))
     good = Entry(1, EntryKind.COMMAND, c.encode(c.Opaque(b"x")))
     bad = Entry(1, EntryKind.COMMAND, b"\xc1" if error is None else c.encode(c.ExpireSessions(("s",))))
@@ -612,7 +614,7 @@ def test_an_entry_that_cannot_be_applied_is_named_with_the_answers_before_it(
 
 @pytest.mark.parametrize("size", [0, 1, 255, 256, 65_535, 65_536, 70_000])
 def test_rows_in_memory_share_the_bytes_of_the_log_entry(size: int) -> None:
-    """They lie at the end of their entry, and are no object of the garbage collector's."""
+    """They are a slice at the end of their entry, and the garbage collector does not track them."""
     rows = bytes(i % 251 for i in range(size))
     entry = c.encode(c.WriteRows("s", 1, 0, 3, P, "t", 1, 1, 0, 0, memoryview(rows)))
     written = c.decode(entry)
@@ -624,7 +626,8 @@ def test_rows_in_memory_share_the_bytes_of_the_log_entry(size: int) -> None:
 
 @pytest.mark.parametrize("rows", [b"rows", b"\xc4" * 196])
 def test_rows_that_do_not_end_their_entry_are_copied(rows: bytes) -> None:
-    """As a later release may file an entry: what follows is no part of them, whatever it looks like."""
+    """A later release may add fields after them: bytes that follow are no part of the rows, whatever they
+    are."""
     entry = c.encode(c.WriteRows("s", 1, 0, 3, P, "t", 1, 1, 0, 0, memoryview(rows)))
     for more in (b"\x07", b"\xa5later", b"\xc4\xc4" + bytes(196)):
         written = c.decode(bytes([entry[0] + 1]) + entry[1:] + more)

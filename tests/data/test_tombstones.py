@@ -1,4 +1,4 @@
-"""Range deletes by partition and table: the same as a plain list, at the cost of what changed."""
+"""Range deletes by partition and table equal a plain list, at a cost that grows with changes only."""
 
 import random
 
@@ -14,7 +14,7 @@ def delete(index: int, partition: PartitionKey, table: str = "t") -> Tombstone:
 
 
 def test_tombstones_hold_the_same_as_a_list() -> None:
-    """Added, added below, pruned and dropped at random; the order within a partition and table stays."""
+    """Deletes are added, added as older, pruned and dropped at random; their order per table stays."""
     for seed in range(30):
         rng = random.Random(seed)
         mine, model = Tombstones(), list[Tombstone]()
@@ -45,7 +45,7 @@ def test_tombstones_hold_the_same_as_a_list() -> None:
 
 
 def test_a_prune_checks_only_what_changed() -> None:
-    """A close of one partition does not look at the deletes of all."""
+    """A close of one partition does not check the deletes of all partitions."""
     deletes = Tombstones(delete(i, p) for i, p in enumerate(PARTITIONS))
     looked: list[PartitionKey] = []
 

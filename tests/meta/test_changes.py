@@ -1,4 +1,4 @@
-"""An operation's stages: only complete evidence moves it, and no repetition or order matters."""
+"""The stages of an operation: only complete progress reports advance it; repeats and order do not matter."""
 
 import itertools
 import random
@@ -99,7 +99,7 @@ class Meta:
 
 
 def evidence(op: Operation, stage: Stage) -> list[c.Evidence]:
-    """All that `stage` waits for."""
+    """All progress reports that `stage` waits for."""
     match stage:
         case Stage.PLANNED:
             return [c.MetaReady(3, op.id), c.GroupReady(3, op.id, op.created_group or "")]
@@ -144,7 +144,7 @@ def test_each_stage_waits_for_all_of_its_progress_reports(kind: str, name: str) 
 
 
 def test_progress_reports_are_dropped_when_their_stage_is_left() -> None:
-    """Digests when all have opened, copies when all have adopted; what people ask for stays."""
+    """Digests once all groups have opened, copies once all have adopted; what operators ask for stays."""
     meta = Meta()
     meta.begin()
     for stage in STAGES:
@@ -165,7 +165,7 @@ def test_progress_reports_are_dropped_when_their_stage_is_left() -> None:
 
 
 def test_a_record_of_the_first_release_is_read_without_its_tables() -> None:
-    """It kept the tables of every seal and every copy, also of changes that were over."""
+    """That release stored the tables of every seal and every copy, also of changes that had ended."""
     meta = Meta()
     meta.begin()
     for stage in STAGES:
@@ -190,7 +190,7 @@ def test_a_record_of_the_first_release_is_read_without_its_tables() -> None:
 
 
 def test_ended_operations_are_listed_short_and_stored_whole() -> None:
-    """The open one is listed as it is; a short one tells its slots, bytes, times and whom it was about."""
+    """The open operation is listed whole; a short record has its slots, bytes, times and its node."""
     meta = Meta()
     meta.begin()
     for stage in STAGES:
@@ -211,7 +211,7 @@ def test_ended_operations_are_listed_short_and_stored_whole() -> None:
 
 
 def test_a_rebalance_changes_owners_and_nothing_else() -> None:
-    """No stage waits for members; nodes, groups and their members are what they were; the table is new."""
+    """No stage waits for members; nodes, groups and their members do not change; the table does."""
     meta = Meta()
     before = meta.state.encode()
     nodes, groups = dict(meta.state.image.nodes), dict(meta.state.image.groups)
@@ -249,7 +249,7 @@ def test_a_cancelled_rebalance_leaves_the_table_and_every_node() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_progress_reports_in_any_order_and_number_have_the_same_result(seed: int) -> None:
-    """Early, late and repeated evidence changes nothing but the moment (law 9)."""
+    """Early, late and repeated reports change nothing but the time of a step (law 9)."""
     rng = random.Random(seed)
     meta, plain = Meta(), Meta()
     meta.begin()
@@ -304,7 +304,7 @@ def test_a_cancel_counts_until_slots_open_and_never_after(stage: Stage) -> None:
 
 @pytest.mark.parametrize("kind,name", [("add-node", "e"), ("remove-node", "b"), ("rebalance", "")])
 def test_a_cancel_waits_for_every_group_that_has_slots_to_take_back(kind: str, name: str) -> None:
-    """Until the last one has, some slots are sealed: another change must not begin."""
+    """Until the last group has reopened its slots, some are sealed: another change must not begin."""
     meta = Meta()
     meta.begin(kind, name)
     run_to(meta, Stage.SEALED)
@@ -321,7 +321,8 @@ def test_a_cancel_waits_for_every_group_that_has_slots_to_take_back(kind: str, n
 
 
 def test_the_first_report_of_a_seal_counts() -> None:
-    """Gaining groups open with the sessions of that one: a later report must not give others to some."""
+    """All gaining groups must open with the sessions of the same report: a later report must not replace
+    it."""
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.SEALED)
@@ -459,7 +460,7 @@ def test_a_change_that_is_to_wait_with_its_copies_goes_on_when_it_is_told() -> N
 
 
 def test_the_rate_of_a_change_is_what_was_said_last() -> None:
-    """0 is no limit; a command that names no rate leaves it."""
+    """0 sets no limit; a command that names no rate leaves it unchanged."""
     meta = Meta()
     meta.begin(options=Options(rate_bytes_per_s=7))
     for rate, wanted in ((-1, 7), (9, 9), (0, 0)):
@@ -512,7 +513,7 @@ def test_old_copies_wait_for_the_approval_that_was_asked_for(options: Options, v
 
 
 def test_a_pause_keeps_moving_from_ending_and_nothing_before_it() -> None:
-    """Slots are never left closed: every stage up to MOVING is left while paused, MOVING is not."""
+    """A pause never leaves slots closed: every stage up to MOVING is left while paused, MOVING is not."""
     meta = Meta()
     meta.begin()
     assert isinstance(steer(meta, "pause", ""), OperationReply)
@@ -529,7 +530,8 @@ def test_a_pause_keeps_moving_from_ending_and_nothing_before_it() -> None:
 
 
 def test_a_hold_counts_from_when_nothing_else_is_missing() -> None:
-    """Not from the begin: 24 h of hold behind 24 h of copying are still 24 h; a pause does not move it."""
+    """It does not count from the begin: a hold of 24 h after 24 h of copying is still 24 h; a pause does not
+    change it."""
     meta = Meta()
     meta.begin(options=Options(hold_release_ms=100, verify=True))
     run_to(meta, Stage.MOVING)
@@ -546,7 +548,7 @@ def test_a_hold_counts_from_when_nothing_else_is_missing() -> None:
     assert meta.op.stage is Stage.RELEASED
 
 
-def test_a_node_drains_for_a_restart_only_while_nobody_else_wants_it_to() -> None:
+def test_a_node_drains_for_a_restart_only_if_no_operator_drained_it() -> None:
     meta = Meta()
     wanted = []
     for draining, for_restart in [
@@ -563,7 +565,7 @@ def test_a_node_drains_for_a_restart_only_while_nobody_else_wants_it_to() -> Non
 
 
 def test_draining_outlives_an_image_and_a_cancelled_removal() -> None:
-    """It is the node's own state: what a change does to the node meanwhile does not end it."""
+    """Draining is a state of its own: what a change does to the node does not end it."""
     meta = Meta()
     assert isinstance(meta.do(c.SetDraining(5, "b", True, "me")), Accepted)
     meta.do(c.SetDraining(5, "b", True, "me"))
@@ -585,7 +587,7 @@ def steer(meta: Meta, verb: str, owner: str, by: str = "me", report: str = "") -
     return meta.do(c.SteerOperation(7, meta.op.id, verb, by, owner=owner, ttl_ms=1000, report=report))
 
 
-def test_a_lapsed_lease_is_free_again_but_not_one_renewed_meanwhile() -> None:
+def test_a_lapsed_lease_is_free_unless_it_was_renewed() -> None:
     meta = Meta()
     meta.begin()
     steer(meta, "lease", "x")
@@ -607,7 +609,7 @@ def test_an_image_is_the_state() -> None:
     assert again.image == meta.state.image and again.placement.table == meta.state.placement.table
 
 
-def test_evidence_for_what_is_over_changes_nothing() -> None:
+def test_progress_reports_of_an_ended_operation_change_nothing() -> None:
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.DONE)
@@ -620,7 +622,7 @@ def test_evidence_for_what_is_over_changes_nothing() -> None:
     assert after.encode() == before
 
 
-def test_columns_are_only_ever_added() -> None:
+def test_columns_are_only_added() -> None:
     tag, v, w = Column("d", "STRING", True), Column("v", "INT64", False), Column("w", "INT64", False)
     known = merge_schema(None, TableSchema("root", "m", 7, (tag, v)))
     assert isinstance(known, TableSchema) and known.version == 1
@@ -655,7 +657,7 @@ def test_a_cancelled_removal_of_a_dead_node_leaves_no_trace() -> None:
     assert meta.state.image.nodes == before and meta.state.image.retired == []
 
 
-def test_a_replacement_takes_the_place_and_the_slots_of_the_one_it_replaces() -> None:
+def test_a_replacement_takes_the_place_and_the_slots_of_the_old_node() -> None:
     meta = Meta()
     assert meta.state.placement.table is not None
     slots = meta.state.placement.table.slots_of("b")
@@ -686,9 +688,9 @@ def test_one_death_amends_an_operation_and_a_second_that_costs_a_quorum_is_refus
 
 
 @pytest.mark.parametrize("others", [("a",), ("a", "b")])
-def test_a_death_that_costs_a_quorum_beside_a_member_that_left_is_refused(others: tuple[str, ...]) -> None:
-    """That one stayed a voter in the stead of one that died before it joined, and is heard no more. Half of
-    an even number is no quorum."""
+def test_a_death_that_costs_a_quorum_with_a_member_that_left_is_refused(others: tuple[str, ...]) -> None:
+    """The member that left stayed a voter in place of a node that died before it joined, and is ignored. Half
+    of an even number is no quorum."""
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.MOVING)
@@ -700,8 +702,8 @@ def test_a_death_that_costs_a_quorum_beside_a_member_that_left_is_refused(others
     assert meta.op.dead == [] and meta.state.image.retired == []
 
 
-def test_a_cancelled_removal_does_not_bring_back_whom_an_earlier_change_gave_up() -> None:
-    """The earlier change went on without copies of `c`: heard again, it would lack rows."""
+def test_a_cancelled_removal_does_not_revive_nodes_that_an_earlier_change_fenced() -> None:
+    """The earlier change continued without copies of `c`: a revived `c` would lack rows."""
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.MOVING)
@@ -716,8 +718,8 @@ def test_a_cancelled_removal_does_not_bring_back_whom_an_earlier_change_gave_up(
     assert meta.state.image.nodes["c"].state == "dead" and meta.state.image.retired == ["i-c"]
 
 
-def test_members_are_what_the_group_says_it_formed() -> None:
-    """A group whose newcomer died keeps the one that would have left."""
+def test_members_are_those_that_the_group_reported() -> None:
+    """A group whose newcomer died retains the member that would have left."""
     meta = Meta()
     meta.begin()
     run_to(meta, Stage.FORMAL)
@@ -728,7 +730,7 @@ def test_members_are_what_the_group_says_it_formed() -> None:
 
 
 def test_a_command_under_a_lost_lock_has_no_effect() -> None:
-    """A program that slept through the end of its lock sends what it had decided before."""
+    """A program that slept until its lock lapsed sends commands that it had decided on before."""
     meta = Meta()
     taken = meta.do(c.TakeLock(1, "ann@here 1", "add-node e", "ann", 30_000))
     assert isinstance(taken, LockReply)
@@ -750,7 +752,7 @@ def test_a_command_under_a_lost_lock_has_no_effect() -> None:
 
 
 def test_the_last_ttl_that_was_set_counts() -> None:
-    """Also without a new column; who says none keeps it, and 0 takes it away."""
+    """Also without a new column; a request without a TTL leaves it unchanged, and 0 removes it."""
     meta, columns = Meta(), (Column("d", "STRING", True), Column("v", "DOUBLE", False))
     ttls = []
     for said in (5_000, None, 7_000, 7_000, 0):
@@ -759,9 +761,9 @@ def test_the_last_ttl_that_was_set_counts() -> None:
     assert ttls == [5_000, 5_000, 7_000, 7_000, 0]
 
 
-def test_a_dropped_table_takes_no_rows_and_keeps_its_columns() -> None:
-    """Files with them may be there yet: a table of that name has the tags and types it had, and a version
-    that no group has used. Every command counts once, however often it comes."""
+def test_a_dropped_table_accepts_no_rows_and_retains_its_columns() -> None:
+    """Files with its columns may still exist: a new table of that name has the same tags and types, and a
+    version that no group has used. Every command takes effect once, however often it is retried."""
     state, index = MetaState(), 0
     tag, v, w = Column("d", "STRING", True), Column("v", "DOUBLE", False), Column("w", "INT64", False)
 

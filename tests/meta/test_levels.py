@@ -1,4 +1,4 @@
-"""The cluster's feature level: raised by one entry, never lowered, applied only by who speaks it."""
+"""The cluster's feature level: an entry raises it, it never falls, and only nodes that speak it apply it."""
 
 import pytest
 
@@ -55,7 +55,7 @@ def test_a_node_that_does_not_speak_the_level_stops_and_says_why() -> None:
     [(Levels(1, 2), "iotctl cluster upgrade"), (Levels(4, 5), "iotctl cluster finalize-upgrade")],
 )
 def test_a_state_of_another_level_is_refused(levels: Levels, step: str) -> None:
-    """Too new for an old release, and too old for one that left that level behind."""
+    """The level is too new for an old release, or too old for a release that no longer speaks it."""
     state = MetaState(levels=Levels(1, 3))
     do(state, c.RaiseLevel(7, 3, "ann"))
     with pytest.raises(Refused, match=f"feature level 3, this node speaks {levels}") as refused:

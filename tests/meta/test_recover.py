@@ -1,4 +1,4 @@
-"""Giving up nodes with which groups lost their majority: what is refused, what is recorded.
+"""Force recovery of groups that lost their majority: what is refused, what is recorded.
 
 Six nodes a to f, R = 3: the group of each is itself and the next two.
 """
@@ -38,7 +38,7 @@ def heirs(meta: Meta, heads: dict[str, str]) -> tuple[Heir, ...]:
 
 
 BC = {"a": "a", "b": "d"}
-"""Without b and c, the groups of a and b are lost, and who is left of them."""
+"""The groups of a and b, which are lost without b and c, with their recovery leaders."""
 
 
 def give_up(meta: Meta, nodes: Collection[str] = "bc", heads: dict[str, str] = BC, version: int = 0) -> Reply:
@@ -71,7 +71,7 @@ def test_lost_groups_continue_with_living_members_and_the_dead_are_fenced(meta: 
 
 
 def test_no_change_begins_before_every_recovery_is_completed(meta: Meta) -> None:
-    """A recovery that was forgotten while its head may still carry it out would be carried out too late."""
+    """A recovery that was dropped while its leader may still carry it out would be carried out too late."""
     reply = give_up(meta)
     assert isinstance(reply, Accepted)
     refused(meta.begin("remove-node", "b", Options(dead=True)), "is being recovered")
@@ -104,14 +104,14 @@ def test_no_change_begins_before_every_recovery_is_completed(meta: Meta) -> None
 def test_a_recovery_that_does_not_fit_the_state_is_refused(
     meta: Meta, nodes: str, heads: dict[str, str], text: str
 ) -> None:
-    """Nothing is changed by any of them."""
+    """A refused recovery changes nothing."""
     before = (dict(meta.state.image.groups), dict(meta.state.image.nodes), list(meta.state.image.retired))
     refused(give_up(meta, nodes, heads), text)
     assert before == (meta.state.image.groups, meta.state.image.nodes, meta.state.image.retired)
 
 
 def test_a_recovery_is_refused_during_a_change_and_after_it(meta: Meta) -> None:
-    """The members a change is about to give a group are not those that the look was at."""
+    """The members that a group gets by a change are not those that the caller read."""
     looked = meta.state.placement.version
     meta.begin("add-node", "g")
     refused(give_up(meta), "is open")
@@ -123,7 +123,7 @@ def test_a_recovery_is_refused_during_a_change_and_after_it(meta: Meta) -> None:
 
 
 def test_a_second_recovery_replaces_one_whose_leader_died() -> None:
-    """R = 7. The two that are left are a majority of three, but the three never came to lead the group."""
+    """R = 7. The two living members are a majority of three, but those three never led the group."""
     names = "abcdefgh"
     meta = Meta()
     meta.state = MetaState()
@@ -148,7 +148,7 @@ def test_a_second_recovery_replaces_one_whose_leader_died() -> None:
 
 
 def test_a_member_that_left_the_cluster_is_none_of_the_living(meta: Meta) -> None:
-    """It stayed a voter in the stead of one that died before it joined, and is heard no more."""
+    """It stayed a voter in place of a node that died before it joined, and is ignored."""
     group = record(meta, "a")
     left = msgspec.structs.replace(group, members=("a", "c", "gone"))
     meta.state.image.groups[group.group] = left

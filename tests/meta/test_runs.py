@@ -1,4 +1,4 @@
-"""The cluster's lock and the records of runs: one owner, fenced; every entry once, at its place."""
+"""The cluster lock and the records of runs: one fenced owner; every entry is recorded once, at its number."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def code(reply: Reply) -> str:
 
 
 def test_the_audit_log_records_once_who_took_the_lock(meta: Meta) -> None:
-    """It is renewed every few seconds."""
+    """The lock is renewed every few seconds, which the audit log must not show."""
     lock = meta.taken()
     told = list(meta.state.image.audit)
     assert [what for *_, what in told] == [f"lock {lock.serial} taken by {ANN}: a roll"]
@@ -83,7 +83,7 @@ def test_a_renewal_keeps_the_serial_and_a_lapse_seen_before_it_drops_nothing(met
 
 
 def test_a_lapsed_lock_is_not_renewed(meta: Meta) -> None:
-    """Else an owner that slept would go on without knowing that another was at work meanwhile."""
+    """Otherwise an owner that slept would continue without noticing that another owner worked in between."""
     lock = meta.taken()
     meta.drop(lock.serial)
     other = meta.taken(BOB)

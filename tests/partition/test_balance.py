@@ -74,7 +74,7 @@ def test_five_to_six_moves_1666() -> None:
 
 
 def test_last_slots_go_when_sizes_are_unknown() -> None:
-    """As in old IoTDB a giver parts with its last slots, so that ranges stay long."""
+    """As in old IoTDB a giver gives its last slots, so that ranges stay long."""
     after = balanced(owners_of([6, 6]), [1.0] * 3)
     assert np.flatnonzero(after == 2).tolist() == [4, 5, 10, 11]
 
@@ -85,7 +85,7 @@ weights = st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.7, 10.0]), min_size=1,
 @given(weights, st.data())
 @settings(max_examples=200, deadline=None)
 def test_any_table_becomes_balanced_with_the_fewest_moves(w: list[float], data: st.DataObject) -> None:
-    """Any start, any weights, any leavers: loads differ by at most 1, moves equal the bound."""
+    """For any start, weights and leaving nodes, loads differ by at most 1 and moves equal the bound."""
     counts = data.draw(st.lists(st.integers(0, 60), min_size=len(w), max_size=len(w)))
     counts[0] += 1
     leaving = data.draw(st.sets(st.integers(0, len(w) - 1), max_size=len(w) - 1))

@@ -64,7 +64,8 @@ def test_pre_and_formal_add_by_example() -> None:
 
 
 def test_pre_and_formal_remove_by_example() -> None:
-    """Pre appends the replacement, formal takes the leaver out; the leaver's own group takes no change."""
+    """Pre appends the replacement, formal removes the leaving node; the group that it owns does not
+    change."""
     new = initial_ring(FIVE).removing("n3")
     assert ch.pre_remove(("n2", "n3", "n4"), "n3", new, 3) == ("n2", "n3", "n4", "n5")
     assert ch.formal_remove(("n2", "n3", "n4"), "n3", new, 3) == ("n2", "n4", "n5")
@@ -123,7 +124,7 @@ def test_change_whose_rings_do_not_fit_its_kind_is_refused() -> None:
 
 
 def test_refusals_of_the_planner() -> None:
-    """Known newcomer, unknown place or leaver, and a ring that would be smaller than R."""
+    """A newcomer on the ring, an unknown place or leaving node, and a ring that would be smaller than R."""
     table = table_of(4)
     with pytest.raises(Refused):
         plan_add(table, "n1", None, 3)
@@ -147,7 +148,7 @@ def brute_placement(old: PartitionTable, new: PartitionTable, replicas: int, siz
 
 
 def test_copied_bytes_of_add_6_after_2_by_example() -> None:
-    """One slot of 1 byte each, 5 x 20: hand-over and catch-up add up as the members say."""
+    """5 x 20 slots of 1 byte each: slot migration and catch-up add up as the members imply."""
     table = table_of(5)
     change = plan_add(table, "n6", "n2", 3, slot_bytes=dict.fromkeys(range(100), 1))
     gained = {m.source: count(m.slots) for m in change.moves}
@@ -218,13 +219,13 @@ def test_several_adds_move_no_slot_twice() -> None:
 
 
 def test_several_adds_after_a_node_stand_in_the_order_given() -> None:
-    """--after names the place of the first; the others follow it."""
+    """--after names the place of the first node; the others follow it."""
     changes = plan_adds(table_of(3), [("a", 1.0), ("b", 1.0)], "n1", 3)
     assert changes[-1].new.ring.names == ("n1", "a", "b", "n2", "n3")
 
 
 def test_several_removes_move_no_slot_twice() -> None:
-    """8 -> 5 in three changes: only the leavers' slots move, each once."""
+    """8 -> 5 in three changes: only the slots of leaving nodes move, each once."""
     table = table_of(8, 10_000)
     changes = plan_removes(table, ["n2", "n3", "n8"], 3)
     moved = [s for c in changes for m in c.moves for a, b in m.slots for s in range(a, b)]
@@ -240,7 +241,7 @@ def test_weight_two_gets_twice_the_slots() -> None:
 
 
 def test_rebalance_ends_at_a_balanced_table_and_then_has_nothing_to_do() -> None:
-    """The old remainder rule leaves 1428 x 6 + 1432; a few moves put it right."""
+    """The old remainder rule leaves 1428 x 6 + 1432; a few moves balance it."""
     table = table_of(7, 10_000)
     change = plan_rebalance(table, 3)
     assert change is not None and change.kind is ch.ChangeKind.MOVE and not change.members

@@ -41,7 +41,7 @@ def settings(mode: str = "murmur3", shards: int = 1) -> ClusterSettings:
 
 @pytest.mark.parametrize(("group", "partition", "slot"), flat(BOTH, CORRECT))
 def test_standard_vectors(group: str, partition: int, slot: int) -> None:
-    """The default hash is the textbook one over all bytes of the key."""
+    """The default hash is the standard one over all bytes of the key."""
     assert slot_of(group, partition, 0, settings()) == slot
 
 
@@ -69,7 +69,7 @@ def test_slots_are_evenly_used() -> None:
 
 
 def test_unknown_mode_is_refused() -> None:
-    """A mode that is not known never routes anywhere."""
+    """An unknown mode never routes a row."""
     with pytest.raises(InvalidInput, match="md5"):
         slot_of("root.a", 0, 0, settings("md5"))
 

@@ -19,7 +19,7 @@ SMALL = range(200)
 
 @st.composite
 def clusters(draw: st.DrawFn) -> tuple[OwnerIndex, list[float], ByteArray]:
-    """Owners, weights and loads: lopsided, with empty groups, empty slots and sometimes a giant."""
+    """Unbalanced owners, weights and loads, with empty groups, empty slots and sometimes a giant."""
     groups = draw(st.integers(1, 8))
     slots = draw(st.integers(groups, 120))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -54,7 +54,7 @@ def every_table(groups: int, slots: int) -> Iterator[OwnerIndex]:
 @given(clusters(), st.sampled_from(["slots", "slots by bytes", "loads"]))
 @settings(max_examples=300, deadline=None)
 def test_a_second_plan_is_empty(cluster: tuple[OwnerIndex, list[float], ByteArray], strategy: str) -> None:
-    """Whatever the cluster and the strategy: what was executed leaves nothing to plan."""
+    """Whatever the cluster and the strategy, an executed plan leaves nothing to plan."""
     owners, weights, loads = cluster
     table = table_of(owners, weights)
     sizes = dict(enumerate(loads.tolist())) if strategy == "slots by bytes" else None
@@ -76,7 +76,7 @@ def test_a_second_plan_is_empty(cluster: tuple[OwnerIndex, list[float], ByteArra
 def test_limited_plans_end_with_nothing_left_to_move(
     cluster: tuple[OwnerIndex, list[float], ByteArray], limit: int
 ) -> None:
-    """--max-moves N again and again: never more than N slots, never worse, and an end."""
+    """Repeated plans with --max-moves N move at most N slots each, never make loads worse, and end."""
     owners, weights, loads = cluster
     table = table_of(owners, weights)
     for _ in range(4 * owners.size):
@@ -95,8 +95,8 @@ def test_limited_plans_end_with_nothing_left_to_move(
 
 
 def test_small_clusters_come_near_the_optimum_by_brute_force() -> None:
-    """Of 200 clusters of 2 or 3 groups and up to 8 slots, where every slot counts: at least 95 % of those
-    that can be even are, and none ends more than 15 % above the best table there is."""
+    """Of 200 clusters of 2 or 3 groups and up to 8 slots: at least 95 % of those that can be even become
+    even, and none ends more than 15 % above the best possible table."""
     even = reached = 0
     for seed in SMALL:
         owners, weights, loads = small_case(seed)
@@ -142,7 +142,7 @@ def test_many_slots_become_even_with_few_moves(groups: int, slots: int) -> None:
 
 
 def test_a_giant_slot_stays_and_the_rest_becomes_even() -> None:
-    """Its group gives everything else away; the other groups do not suffer for it."""
+    """Its group gives all other slots away; the other groups become even."""
     loads = np.full(100, 10, np.int64)
     loads[0] = 2_000
     owners = np.where(np.arange(100) < 60, 0, 1 + np.arange(100) % 3)
@@ -168,7 +168,7 @@ def test_swaps_reach_what_moves_alone_do_not() -> None:
 
 
 def test_the_best_moves_come_first() -> None:
-    """With a limit the largest slots leave the fullest group, not the first ones."""
+    """With a limit the largest slots leave the fullest group, not the first slots."""
     loads = np.array([1, 1, 50, 60, 1, 1, 1, 1], np.int64)
     owners = np.array([0, 0, 0, 0, 1, 1, 2, 2])
     after = evened(owners, [1.0] * 3, loads, 1)
@@ -193,7 +193,7 @@ def test_the_fullest_group_gives_first_and_what_costs_least() -> None:
 
 
 def test_a_group_without_a_step_is_tried_again() -> None:
-    """Steps of others make room: with the first look alone this one ends at 1.25, above what is even."""
+    """Steps of other groups make room: tried only once, this group would end at 1.25, which is not even."""
     loads = np.array([27, 29, 27, 6, 17, 15, 7, 6], np.int64)
     owners = np.array([2, 0, 1, 1, 0, 1, 1, 1])
     assert max_over_mean(evened(owners, [1.0] * 4, loads), [1.0] * 4, loads) <= AIM
@@ -208,7 +208,7 @@ def test_a_swap_that_is_too_much_does_not_hide_a_move() -> None:
 
 
 def test_a_thousand_groups_in_a_few_seconds() -> None:
-    """A plan is made while somebody waits."""
+    """An operator waits while a plan is made."""
     import time
 
     rng = np.random.default_rng(2)

@@ -14,7 +14,7 @@ FIVE = ["n1", "n2", "n3", "n4", "n5"]
 
 
 def test_groups_wrap_around() -> None:
-    """A group is its header and the next R - 1 nodes clockwise."""
+    """A group consists of its owner and the next R - 1 nodes clockwise."""
     ring = initial_ring(FIVE)
     assert ring.members("n2", 3) == ("n2", "n3", "n4")
     assert ring.members("n5", 3) == ("n5", "n1", "n2")
@@ -28,7 +28,7 @@ def test_more_replicas_than_nodes_is_a_smaller_group() -> None:
 
 
 def test_place_between_is_half_way_also_over_the_end() -> None:
-    """The new position lies in the middle of the gap clockwise of `after`."""
+    """The new position is in the middle of the gap clockwise of `after`."""
     ring = initial_ring(["n1", "n2", "n3", "n4"])
     assert place_between(ring, "n1") == SPAN // 8
     assert place_between(ring, "n4") == SPAN * 7 // 8
@@ -56,7 +56,7 @@ def test_broken_ring_is_refused(nodes: tuple[RingNode, ...]) -> None:
 
 
 def test_an_initial_table_by_weight_is_balanced() -> None:
-    """Weights are shares from the first table on: a rebalance finds nothing to do."""
+    """Weights are shares from the first table on: a rebalance has nothing to do."""
     ring = initial_ring(["a", "b", "c"], [1.0, 2.0, 1.0])
     table = initial_table(ring, 1_002)
     counts = table.counts()

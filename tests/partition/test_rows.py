@@ -1,4 +1,4 @@
-"""Rows are split by (time partition, shard) like a row-by-row reference does it."""
+"""Rows are split by (time partition, shard) as by a row-by-row reference."""
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +56,7 @@ def test_split_equals_row_by_row(rows: list[Row], mode: str, shards: int, dictio
 
 
 def test_tag_missing_from_the_batch_is_null() -> None:
-    """A batch written before a tag column existed goes where its nulls say."""
+    """A batch written before a tag column existed is routed by nulls in that column."""
     settings = ClusterSettings(name="c", time_partition_interval_ms=10)
     rows: list[Row] = [(1, "a", None), (2, "b", None), (3, "c", None)]
     with_nulls = split_rows(batch_of(rows), TAGS, settings)
