@@ -1,4 +1,4 @@
-"""`iotctl apply`: execute a saved plan, or bring the cluster to what `cluster.yaml` says."""
+"""`iotctl apply`: execute a saved plan, or make the cluster match `cluster.yaml`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.options import AcceptLayout, Depth, DryRun, HoldRelease, NoMigrate, Rate, Verify, Wait, Yes
+from iotctl.cli.change_options import ChangeOptions
+from iotctl.cli.option_sets import with_option_sets
+from iotctl.cli.options import DryRun, Yes
 from iotctl.cli.session import Session, session_of
 from iotctl.playbook.traits import Traits, step
 
@@ -20,47 +22,31 @@ def register(app: typer.Typer) -> None:
 
 
 @step(Traits(inspect=lambda look, use: look.apply(use)))
+@with_option_sets
 def apply(
     ctx: typer.Context,
     file: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A plan saved with --out.")] = None,
     allow_remove: Annotated[
         bool, typer.Option("--allow-remove", help="Remove nodes that cluster.yaml does not list.")
     ] = False,
-    accept_layout: AcceptLayout = False,
-    no_migrate: NoMigrate = False,
-    verify: Verify = False,
-    depth: Depth = None,
-    rate: Rate = "auto",
-    hold_release: HoldRelease = None,
-    wait: Wait = True,
+    *,
+    options: ChangeOptions,
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Execute a plan; without one: plan from cluster.yaml, show, ask. Applying twice changes nothing."""
+    """Execute a plan; without PLAN, plan from cluster.yaml, show and ask. A second run changes nothing."""
     from iotctl.change.convergence import spec_plan
-    from iotctl.change.execute import ChangeRequest
-    from iotctl.cli.changes import change_options, execute_plan
-    from iotctl.cli.plan import load_plan
-    from iotctl.errors import RefusedProblem
+    from iotctl.cli.changes import execute_plan
 
     session = session_of(ctx)
     unlisted: list[str] = []
     if file is not None:
-        plan = load_plan(session.cwd / file)
-        if plan.from_spec and plan.leaving and not allow_remove:
-            raise RefusedProblem(
-                f"the plan removes {', '.join(plan.leaving)}; nothing was changed",
-                next=f"iotctl apply {file} --allow-remove",
-            )
+        plan = _saved(session, file, allow_remove=allow_remove)
     else:
         plan, unlisted = spec_plan(
-            session.cluster, session.source, allow_remove=allow_remove, accept_layout=accept_layout
+            session.cluster, session.source, allow_remove=allow_remove, accept_layout=options.accept_layout
         )
-    if unlisted:
-        session.output.warn(f"not in cluster.yaml, left alone without --allow-remove: {', '.join(unlisted)}")
-    for d in plan.differences:
-        where = f"{d.node}: " if d.node else ""
-        session.output.warn(f"{where}{d.what} stays {d.present}, cluster.yaml says {d.wanted}; {d.next}")
+    _warn(session, plan, unlisted)
     if not (plan.has_changes or plan.refusals):
         return _unchanged(session, "no changes")
     if file is not None and (ended := _ended(session, plan)) is not None:
@@ -71,18 +57,35 @@ def apply(
             return 0
         _finish(session, ended)
         return _unchanged(session, "no changes: the plan was carried out before")
-    request = ChangeRequest(
-        by=session.operator,
-        options=change_options(verify, depth, no_migrate, hold_release, rate),
-        wait=wait,
-        wait_s=session.options.timeout_s,
-    )
     steps = "; ".join(
         f"{s.node} takes the place of {s.replaces}" if s.replaces else f"{s.kind} {s.node or 'slots'}"
         for s in plan.steps
     )
     question = f"{steps} ({session.source.name})?"
-    return execute_plan(session, plan, request, question=question, yes=yes, dry_run=dry_run)
+    return execute_plan(session, plan, options.request(session), question=question, yes=yes, dry_run=dry_run)
+
+
+def _saved(session: Session, file: str, *, allow_remove: bool) -> Plan:
+    """Raises `RefusedProblem` for a plan from cluster.yaml that removes nodes without `allow_remove`."""
+    from iotctl.cli.plan import load_plan
+    from iotctl.errors import RefusedProblem
+
+    plan = load_plan(session.cwd / file)
+    if plan.from_spec and plan.leaving and not allow_remove:
+        raise RefusedProblem(
+            f"the plan removes {', '.join(plan.leaving)}; nothing was changed",
+            next=f"iotctl apply {file} --allow-remove",
+        )
+    return plan
+
+
+def _warn(session: Session, plan: Plan, unlisted: list[str]) -> None:
+    """Name the differences between the cluster and `cluster.yaml` that the plan leaves."""
+    if unlisted:
+        session.output.warn(f"not in cluster.yaml, left alone without --allow-remove: {', '.join(unlisted)}")
+    for d in plan.differences:
+        where = f"{d.node}: " if d.node else ""
+        session.output.warn(f"{where}{d.what} stays {d.present}, cluster.yaml says {d.wanted}; {d.next}")
 
 
 def _unchanged(session: Session, said: str) -> int:
@@ -91,8 +94,10 @@ def _unchanged(session: Session, said: str) -> int:
 
 
 def _ended(session: Session, plan: Plan) -> list[Operation] | None:
-    """None unless the plan was carried out before; else the removals of nodes whose agents and lines in
-    cluster.yaml are there still, for nobody waited for their end."""
+    """The removals to finish, if the plan was carried out before; else None.
+
+    No iotctl waited for the end of these removals, so the agents run and cluster.yaml lists the nodes still.
+    """
     from iotctl.observe.layout import table_of
     from iotctl.observe.operations import open_operations, removed_by
     from iotctl.plan.apply import is_carried_out

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iotctl.cli.options import (
-    AcceptLayout,
-    Confirm,
-    Depth,
-    DryRun,
-    HoldRelease,
-    Nodes,
-    NoMigrate,
-    NoWriteSpec,
-    Rate,
-    Verify,
-    Wait,
-    Yes,
-)
+from iotctl.cli.change_options import NodeChangeOptions
+from iotctl.cli.option_sets import with_option_sets
+from iotctl.cli.options import Confirm, Nodes
 from iotctl.cli.session import Session, session_of
 from iotctl.playbook.traits import Traits, step
 
 if TYPE_CHECKING:
     from iotctl.change.execute import ChangeRequest, Executed
     from iotctl.plan.model import Plan
-    from nodeagent.model.operation import Options
 
 
 def register(app: typer.Typer) -> None:
     app.command("add-node")(add_node)
     app.command("remove-node")(remove_node)
     app.command("replace-node")(replace_node)
+
+
+@dataclass(frozen=True)
+class NewAddress:
+    """The address of a node that `cluster.yaml` does not list."""
+
+    host: Annotated[str, typer.Option(help="Address of the new node, if cluster.yaml does not list it.")] = ""
+    port: Annotated[int, typer.Option(help="Port of the new node; needs --host.")] = 0
 
 
 @step(
@@ -42,157 +39,108 @@ def register(app: typer.Typer) -> None:
         undo="cluster.remove-node",
     )
 )
+@with_option_sets
 def add_node(
     ctx: typer.Context,
     names: Nodes,
-    after: Annotated[str | None, typer.Option(help="The ring neighbour to stand behind.")] = None,
-    host: Annotated[str, typer.Option(help="Where the node listens, when cluster.yaml does not say.")] = "",
-    port: Annotated[int, typer.Option(help="With --host.")] = 0,
-    accept_layout: AcceptLayout = False,
-    no_migrate: NoMigrate = False,
-    verify: Verify = False,
-    depth: Depth = None,
-    rate: Rate = "auto",
-    hold_release: HoldRelease = None,
-    wait: Wait = True,
-    no_write_spec: NoWriteSpec = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    after: Annotated[
+        str | None, typer.Option(help="Place the new nodes after this node on the ring.")
+    ] = None,
+    *,
+    address: NewAddress,
+    options: NodeChangeOptions,
 ) -> int:
-    """Add nodes: plan, show, ask, then hand the work to the cluster and watch it."""
-    from iotctl.change.execute import ChangeRequest
+    """Add nodes: plan, show, ask, then start the change and watch it."""
     from iotctl.observe.facts import plan_facts
     from iotctl.plan.make import make_add
-    from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
-    options = change_options(verify, depth, no_migrate, hold_release, rate)
-    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
-    plan = make_add(facts, names, after, accept_layout=accept_layout)
-    request = ChangeRequest(
-        by=session.operator,
-        options=options,
-        wait=wait,
-        wait_s=session.options.timeout_s,
-        write_spec=not no_write_spec,
-        host=host,
-        port=port,
+    facts, _ = plan_facts(session.cluster, session.source, rate=options.rate_bytes_per_s)
+    plan = make_add(facts, names, after, accept_layout=options.accept_layout)
+    request = options.request(
+        session, write_spec=not options.no_write_spec, host=address.host, port=address.port
     )
     question = f"add {', '.join(names)} to {session.source.name}?"
-    return execute_plan(session, plan, request, question=question, yes=yes, dry_run=dry_run)
+    return execute_plan(session, plan, request, question=question, yes=options.yes, dry_run=options.dry_run)
 
 
 @step(Traits(inspect=lambda look, use: look.remove(use), undone_by=("cluster.add-node",)))
+@with_option_sets
 def remove_node(
     ctx: typer.Context,
     names: Nodes,
-    dead: Annotated[bool, typer.Option("--dead", help="The node is gone for ever.")] = False,
-    accept_layout: AcceptLayout = False,
-    no_migrate: NoMigrate = False,
-    verify: Verify = False,
-    depth: Depth = None,
-    rate: Rate = "auto",
-    hold_release: HoldRelease = None,
-    wait: Wait = True,
-    no_write_spec: NoWriteSpec = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    dead: Annotated[bool, typer.Option("--dead", help="The node is permanently lost.")] = False,
+    *,
+    options: NodeChangeOptions,
     confirm: Confirm = None,
 ) -> int:
     """Remove nodes: their slots move first, then they leave."""
-    from iotctl.change.execute import ChangeRequest
     from iotctl.observe.facts import plan_facts
     from iotctl.plan.make import make_remove
-    from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
-    options = change_options(verify, depth, no_migrate, hold_release, rate, dead=dead)
     if dead:
         if len(names) > 1:
-            raise typer.BadParameter("dead nodes are removed one by one", param_hint="NODE")
-        if _bury(
-            session, names[0], "remove the dead", confirm, dry_run=dry_run, write_spec=not no_write_spec
-        ):
+            raise typer.BadParameter("remove dead nodes in separate commands", param_hint="NODE")
+        if _fence_dead(session, names[0], "remove the dead", confirm, options):
             return 0
-    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
-    plan = make_remove(facts, names, accept_layout=accept_layout or dead)
-    request = ChangeRequest(
-        by=session.operator,
-        options=options,
-        wait=wait,
-        wait_s=session.options.timeout_s,
-        write_spec=not no_write_spec,
-    )
+    facts, _ = plan_facts(session.cluster, session.source, rate=options.rate_bytes_per_s)
+    plan = make_remove(facts, names, accept_layout=options.accept_layout or dead)
+    request = options.request(session, dead=dead, write_spec=not options.no_write_spec)
     question = f"remove {', '.join(names)} from {session.source.name}?"
-    return execute_plan(session, plan, request, question=question, yes=yes or dead, dry_run=dry_run)
+    return execute_plan(
+        session, plan, request, question=question, yes=options.yes or dead, dry_run=options.dry_run
+    )
 
 
 @step(Traits(inspect=lambda look, use: look.replace(use), is_visible=lambda a: a["old"] != a["new"]))
+@with_option_sets
 def replace_node(
     ctx: typer.Context,
-    old: Annotated[str, typer.Argument(metavar="OLD", help="Who leaves.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The node that leaves.")],
     new: Annotated[
-        str, typer.Argument(metavar="NEW", help="Who takes its place; OLD again after its disk was wiped.")
+        str,
+        typer.Argument(metavar="NEW", help="The node that takes its place; OLD, if its disk was wiped."),
     ],
-    dead: Annotated[bool, typer.Option("--dead", help="OLD is gone for ever.")] = False,
-    host: Annotated[str, typer.Option(help="Where NEW listens, when cluster.yaml does not say.")] = "",
-    port: Annotated[int, typer.Option(help="With --host.")] = 0,
-    accept_layout: AcceptLayout = False,
-    no_migrate: NoMigrate = False,
-    verify: Verify = False,
-    depth: Depth = None,
-    rate: Rate = "auto",
-    hold_release: HoldRelease = None,
-    wait: Wait = True,
-    no_write_spec: NoWriteSpec = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
+    dead: Annotated[bool, typer.Option("--dead", help="OLD is permanently lost.")] = False,
+    *,
+    address: NewAddress,
+    options: NodeChangeOptions,
     confirm: Confirm = None,
 ) -> int:
-    """Give a node's place on the ring and its slots to a new one."""
-    from iotctl.change.execute import ChangeRequest
+    """Replace a node: the new one takes its place on the ring and its slots."""
     from iotctl.observe.facts import plan_facts
     from iotctl.plan.make import make_replace
-    from iotctl.spec.units import parse_rate
 
     session = session_of(ctx)
-    options = change_options(verify, depth, no_migrate, hold_release, rate, dead=dead)
-    if dead and _bury(
-        session, old, "replace the dead", confirm, dry_run=dry_run, write_spec=not no_write_spec, by=new
-    ):
+    if dead and _fence_dead(session, old, "replace the dead", confirm, options, by=new):
         return 0
-    facts, _ = plan_facts(session.cluster, session.source, rate=parse_rate(rate))
-    plan = make_replace(facts, old, new, accept_layout=accept_layout or dead)
-    request = ChangeRequest(
-        by=session.operator,
-        options=options,
-        wait=wait,
-        wait_s=session.options.timeout_s,
-        write_spec=not no_write_spec,
-        host=host,
-        port=port,
+    facts, _ = plan_facts(session.cluster, session.source, rate=options.rate_bytes_per_s)
+    plan = make_replace(facts, old, new, accept_layout=options.accept_layout or dead)
+    request = options.request(
+        session, dead=dead, write_spec=not options.no_write_spec, host=address.host, port=address.port
     )
     question = f"replace {old} by {new} in {session.source.name}?"
-    return execute_plan(session, plan, request, question=question, yes=yes or dead, dry_run=dry_run)
+    return execute_plan(
+        session, plan, request, question=question, yes=options.yes or dead, dry_run=options.dry_run
+    )
 
 
-def _bury(
+def _fence_dead(
     session: Session,
     node: str,
     what: str,
     confirm: str | None,
-    *,
-    dry_run: bool,
-    write_spec: bool,
+    options: NodeChangeOptions,
     by: str = "",
 ) -> bool:
-    """Before a change without `node`: it must be silent, and an open operation must go on without it.
+    """Check that the dead `node` does not answer, and let every open operation continue without it.
 
-    Returns whether the cluster is then as it was asked for: the operation was the one by which the node came
-    or left (`by`: and another took its place), so that nothing is left to do.
+    Returns whether nothing is left to do: an open operation already removed the node (and, with `by`, put the
+    node `by` in its place).
 
     Raises:
-        RefusedProblem: the node is gone, and the one that was to take its place is not there.
+        RefusedProblem: the node answers, or it left the cluster and `by` is not in its place.
     """
     from iotctl.change.execute import Executed, check_silent, forget_node
     from iotctl.cli.provisioning import provisioning
@@ -202,15 +150,15 @@ def _bury(
     from nodeagent.model.requests import Steer
 
     known = next((n for n in session.cluster.meta().nodes if n.node == node), None)
-    if known is None or known.state != DEAD:  # one that was given up before may still answer us
+    if known is None or known.state != DEAD:  # a fenced node may still answer us
         check_silent(session.cluster.statuses(), node, known.incarnation if known else "")
-    if dry_run:
+    if options.dry_run:
         return False
     session.confirm_name(f"{what} {node} ({session.source.name})", name=session.source.name, given=confirm)
     for operation in open_operations(session.cluster.meta(strong=True)):
         if node not in operation.dead:
             session.cluster.steer(Steer(operation.id, "dead", session.operator, node=node))
-        session.output.note(f"{operation.id} ({operation.title}) goes on without {node}")
+        session.output.note(f"{operation.id} ({operation.title}) continues without {node}")
         with session.progress() as progress:
             found = wait_operation(
                 session.cluster,
@@ -221,10 +169,16 @@ def _bury(
         if node in (there := [n.node for n in session.cluster.meta(strong=True).nodes]):
             continue
         with session.progress() as progress, provisioning(session, progress) as provisioner:
-            forget_node(session.source, provisioner, node, session.output.note, write_spec=write_spec)
+            forget_node(
+                session.source,
+                provisioner,
+                node,
+                session.output.note,
+                write_spec=not options.no_write_spec,
+            )
         if by and by not in there:
             raise RefusedProblem(
-                f"{node} left the cluster with {found.id} ({found.title}), and {by} is not in its place",
+                f"{node} left the cluster with {found.id} ({found.title}), but {by} did not take its place",
                 next=f"iotctl cluster add-node {by}",
             )
         _emit_change(session, Executed([found.id], found.state(), [node]), [found.title])
@@ -235,7 +189,7 @@ def _bury(
 def execute_plan(
     session: Session, plan: Plan, request: ChangeRequest, *, question: str, yes: bool, dry_run: bool
 ) -> int:
-    """Show, ask, execute, watch: what add-node, remove-node and apply share."""
+    """Show a plan, ask, execute it and watch it."""
     from iotctl.change.execute import check_plan, execute
     from iotctl.cli import views
     from iotctl.cli.provisioning import provisioning
@@ -244,7 +198,7 @@ def execute_plan(
     from iotctl.plan.apply import check_fresh
 
     if plan.has_changes:
-        # A stale plan is known before anything is shown or asked.
+        # Refuse a stale plan before anything is shown or asked.
         check_fresh(plan, session.cluster.meta(strong=True).table_version, spec_hash(session.source))
     if dry_run or plan.refusals:
         if dry_run:
@@ -254,9 +208,11 @@ def execute_plan(
     for table in views.plan_tables(plan):
         session.output.note(table.render(wide=session.options.format == "wide"))
     if request.options.hold_release_ms:
-        session.output.note("the previous copies are held: no other change can begin until they are released")
+        session.output.note(
+            "the previous copies are retained: no other change can start until they are released"
+        )
     if session.fleet is None and any(s.kind in ("add", "replace") for s in plan.steps):
-        session.output.note("a newcomer whose agent does not answer is deployed over SSH first")
+        session.output.note("a new node whose agent does not answer is deployed over SSH first")
     session.confirm(question, yes=yes)
     with session.progress() as progress, provisioning(session, progress) as provisioner:
         done = execute(
@@ -283,24 +239,8 @@ def execute_plan(
 
 
 def _emit_change(session: Session, done: Executed, nodes: list[str]) -> None:
-    """`nodes` stand beside the operations."""
+    """Print each operation with its node: `nodes` has one entry per operation."""
     from iotctl.output.table import Table
 
     rows = list(zip(done.operations, nodes, strict=True))
     session.output.emit("change", done, lambda: [Table(("operation", "node"), rows), f"state: {done.state}"])
-
-
-def change_options(
-    verify: bool, depth: str | None, no_migrate: bool, hold: str | None, rate: str, *, dead: bool = False
-) -> Options:
-    from iotctl.spec.units import parse_duration_ms, parse_rate
-    from nodeagent.model.operation import Options
-
-    return Options(
-        verify=verify or depth is not None,
-        depth=depth or "content",
-        no_migrate=no_migrate,
-        hold_release_ms=parse_duration_ms(hold) if hold else 0,
-        rate_bytes_per_s=parse_rate(rate),
-        dead=dead,
-    )

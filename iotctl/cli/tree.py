@@ -36,7 +36,7 @@ class Branch(NamedTuple):
 
 COMMANDS = (
     Branch("demo", "demo", "Start a fleet, load sensor data, add and remove nodes under load."),
-    Branch("apply", "apply", "Execute a plan; without one: plan from cluster.yaml, show, ask."),
+    Branch("apply", "apply", "Execute a plan; without PLAN, plan from cluster.yaml, show and ask."),
     Branch("migrate", "migrate", "Move the data of an open change by Spark: order the pulls, verify."),
     Branch("verify", "migrate", "Compare all replicas."),
     Branch("completion", "completion", "Print the completion script of a shell."),
