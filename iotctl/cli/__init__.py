@@ -1,5 +1,5 @@
-"""The commands. One module per group; a command = parse, load, plan, confirm, execute, print.
+"""The commands. One module per group; a command parses, loads, plans, confirms, executes and prints.
 
-Modules here import typer and the session only; everything heavy is imported inside the command, so that
-`iotctl --help` stays under 200 ms.
+At their top, modules here import only typer, the options and the session. A command imports the rest itself,
+so that `iotctl --help` stays under 200 ms.
 """

@@ -1,4 +1,4 @@
-"""What a playbook may use: the commands themselves, read from the command line's own definition."""
+"""The verbs of playbooks: the commands, read from the definition of the command line."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,10 +14,10 @@ from iotctl.spec.playbook import CONDITION, Parameter
 from nodeagent.model.errors import NodeAgentError
 
 LEFT_OUT = ("demo", "completion", "playbook")
-"""Commands that are no steps, with everything below them."""
+"""Commands that are not verbs, with their subcommands."""
 
 IMPLIED = ("yes", "dry_run", "watch", "help")
-"""Options a run decides for its steps."""
+"""Options that a run sets for its steps."""
 
 _TYPES = {
     "int": "int",
@@ -27,7 +27,7 @@ _TYPES = {
     "duration": "duration",
     "rate": "rate",
 }
-"""Of playbooks, by the name that typer has for the type."""
+"""Typer's name of a type: the type's name in playbooks."""
 
 BUILT_IN = (
     RunnableVerb(
@@ -58,7 +58,7 @@ BUILT_IN = (
 
 @cache
 def verbs() -> dict[str, RunnableVerb]:
-    """By name: every command as `group.command`, and what only playbooks have."""
+    """Verbs by name: every command as `group.command`, and the verbs that only playbooks have."""
     from iotctl.cli.main import whole_tree
 
     found: dict[str, RunnableVerb] = {}
@@ -105,7 +105,7 @@ def _parameters(command: Any) -> tuple[Parameter, ...]:
 
 
 def _check_of(parameter: Any) -> Callable[[str], object]:
-    """What the command line does with one word for it, so that no rule is written twice."""
+    """The command line's own check of one value, so that playbooks need no rules of their own."""
 
     def check(text: str) -> object:
         try:
@@ -119,7 +119,7 @@ def _check_of(parameter: Any) -> Callable[[str], object]:
 
 
 def _argument_name(argument: Any) -> str:
-    """`NODE…` is `nodes`: as the help shows it, not as the code calls it."""
+    """The name that the help shows: `NODE…` is `nodes`."""
     shown = (argument.metavar or argument.name).strip("[]")
     name = shown.rstrip("…").lower().partition("=")[0].replace("-", "_")
     return f"{name}s" if shown.endswith("…") and not name.endswith("s") else name

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(help="Certificates of nodes and operators.", no_args_is_help=True)
+app = typer.Typer(help="Manage certificates of nodes and operators.", no_args_is_help=True)
 
 
 @app.command()
 @step(Traits(inspect=lambda look, use: look.would(use)))
 def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
-    """The authority for a cluster.yaml you wrote yourself, and your own certificate; what is there stays."""
+    """Create the certificate authority and your certificate, if they are missing."""
     from iotctl.lifecycle.certificates import AUTHORITY, initialise, lacking
     from iotctl.spec.find import authority_dir, operator_dir
 
@@ -39,14 +39,14 @@ def init(ctx: typer.Context, dry_run: DryRun = False) -> None:
             *(f"make the {m}'s certificate in {for_all if m == AUTHORITY else own}" for m in missing)
         )
     _shown(session, initialise)
-    session.output.note(f"its key, to be kept: {authority_dir(session.source, session.env)}")
+    session.output.note(f"back up the authority's key: {authority_dir(session.source, session.env)}")
     session.output.note("next: iotctl cluster deploy")
 
 
 @app.command()
 @step(READS)
 def show(ctx: typer.Context) -> int:
-    """Every certificate and when it ends; asked over SSH, so also when the cluster refuses you."""
+    """List every certificate and its expiry. Uses SSH, so it works if the cluster rejects yours."""
     from iotctl.lifecycle import certificates
 
     return _code(_shown(session_of(ctx), certificates.show))
@@ -59,12 +59,17 @@ def renew(
     nodes: Names = None,
     within: Annotated[
         str,
-        typer.Option("--within", metavar="30d", parser=Duration, help="Renew what ends sooner than this."),
+        typer.Option(
+            "--within",
+            metavar="30d",
+            parser=Duration,
+            help="Renew certificates that expire within this time.",
+        ),
     ] = "30d",
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Renew what has ended or ends soon, yours too. Agents load it at once; nothing is restarted."""
+    """Renew certificates that expired or expire soon, yours too. Agents reload without a restart."""
     from iotctl.lifecycle import certificates
     from iotctl.lifecycle.machines import Machines
     from iotctl.spec.units import parse_duration_ms
@@ -73,7 +78,7 @@ def renew(
     source = session.source
     within_ms = parse_duration_ms(within)
     if not dry_run:
-        session.confirm(f"renew certificates of {source.name} that end within {within}?", yes=yes)
+        session.confirm(f"renew certificates of {source.name} that expire within {within}?", yes=yes)
     lock = nullcontext() if dry_run else session.locked("cert renew")
     with (
         Machines(source, session.env, session.options.timeout_s) as machines,
@@ -94,7 +99,7 @@ def renew(
     session.output.emit("certificates", found, lambda: [_table(found.certificates)])
     code = _code(found)
     if dry_run:
-        session.output.note("next: iotctl cert renew" if found.changed else "nothing is due")
+        session.output.note("next: iotctl cert renew" if found.changed else "no certificate needs renewal")
     else:
         session.output.note("next: iotctl cluster check" if code else "next: iotctl cluster status")
     return code
@@ -103,17 +108,17 @@ def renew(
 @app.command()
 def issue(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the operator.")],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Where it is written.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the operator.")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory for the certificate.")],
     role: Annotated[
         str,
         typer.Option(
-            "--role", metavar="admin|reader", parser=one_of("admin", "reader"), help="What it allows."
+            "--role", metavar="admin|reader", parser=one_of("admin", "reader"), help="Role of the operator."
         ),
     ] = "reader",
     dry_run: DryRun = False,
 ) -> None:
-    """A certificate for another operator."""
+    """Issue a certificate for another operator."""
     from iotctl.lifecycle import certificates
 
     session = session_of(ctx)
@@ -133,7 +138,7 @@ def _shown(session: Session, ask: Callable[..., Certificates]) -> Certificates:
 
 
 def _asked(session: Session, ask: Callable[..., T]) -> T:
-    """What `ask`, one of those in `lifecycle.certificates`, finds on every machine."""
+    """The result of `ask`, a function of `lifecycle.certificates`, for all machines."""
     from iotctl.lifecycle.machines import Machines
 
     source = session.source
@@ -143,7 +148,7 @@ def _asked(session: Session, ask: Callable[..., T]) -> T:
 
 
 def _code(found: Certificates) -> int:
-    """4 when a machine did not tell, or did not take its own."""
+    """4 if a machine did not respond or did not accept its certificate."""
     from iotctl.errors import Exit
 
     return Exit.UNREACHABLE if any(r.state == "unreachable" for r in found.certificates) else Exit.DONE
@@ -157,4 +162,4 @@ def _table(rows: list[CertificateRow]) -> Table:
         (r.name, r.role, r.state, time_text(r.expires_ms) if r.expires_ms else "-", r.fingerprint[:16])
         for r in rows
     ]
-    return Table(("name", "role", "state", "ends", "fingerprint"), shown)
+    return Table(("name", "role", "state", "expires", "fingerprint"), shown)

@@ -1,4 +1,4 @@
-"""`iotctl cluster`: look at a cluster, wait, keep nodes from leading, recover."""
+"""`iotctl cluster`: inspect a cluster, wait, drain nodes, recover."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from iotctl.observe.model import ClusterStatus
     from iotctl.output.table import Table
 
-app = typer.Typer(help="Look at a cluster, change its nodes.", no_args_is_help=True)
+app = typer.Typer(help="Inspect a cluster and change its nodes.", no_args_is_help=True)
 hosts.register(app)
 lifecycle.register(app)
 levels.register(app)
@@ -28,7 +28,7 @@ changes.register(app)
 @app.command()
 @step(READS)
 def status(ctx: typer.Context, watch: Watch = False) -> int:
-    """The whole cluster: nodes, groups, operations, problems. Works with most agents dead."""
+    """Show the whole cluster: nodes, groups, operations, problems. Works while most agents are down."""
     from iotctl.cli import views
 
     return _show(session_of(ctx), "cluster-status", views.status_tables, watch=watch)
@@ -37,7 +37,7 @@ def status(ctx: typer.Context, watch: Watch = False) -> int:
 @app.command()
 @step(READS)
 def nodes(ctx: typer.Context, watch: Watch = False) -> int:
-    """Every node."""
+    """List every node."""
     from iotctl.cli import views
 
     def body(s: ClusterStatus) -> object:
@@ -49,7 +49,7 @@ def nodes(ctx: typer.Context, watch: Watch = False) -> int:
 @app.command()
 @step(READS)
 def groups(ctx: typer.Context, watch: Watch = False) -> int:
-    """Every data group with its members, leader and load."""
+    """List every data group with its members, leader and load."""
     from iotctl.cli import views
 
     def body(s: ClusterStatus) -> object:
@@ -61,7 +61,7 @@ def groups(ctx: typer.Context, watch: Watch = False) -> int:
 @app.command()
 @step(READS)
 def ring(ctx: typer.Context, watch: Watch = False) -> int:
-    """The ring: nodes in order, each with its group and slots."""
+    """Show the ring: nodes in order, each with its group and slots."""
     from iotctl.cli import views
     from iotctl.cli.watching import repeated
     from iotctl.observe.layout import ring_of
@@ -81,11 +81,11 @@ def ring(ctx: typer.Context, watch: Watch = False) -> int:
 def slots(
     ctx: typer.Context,
     storage_group: Annotated[
-        str | None, typer.Option(help="Only slots with rows of this storage group.")
+        str | None, typer.Option(help="Show only slots with rows of this storage group.")
     ] = None,
     watch: Watch = False,
 ) -> int:
-    """Which group owns which slots, and what they hold."""
+    """Show which group owns which slots, and what the slots hold."""
     from iotctl.cli import views
     from iotctl.cli.watching import repeated
     from iotctl.observe.layout import slots_of
@@ -110,11 +110,9 @@ def _goal(text: str) -> str:
 @step(WORKS)
 def wait_for(
     ctx: typer.Context,
-    goal: Annotated[
-        str, typer.Option("--for", metavar="healthy|op=ID", parser=_goal, help="What to wait for.")
-    ],
+    goal: Annotated[str, typer.Option("--for", metavar="healthy|op=ID", parser=_goal, help="Wait for this.")],
 ) -> None:
-    """Wait until the cluster is healthy, or an operation is over (or waits for you)."""
+    """Wait until the cluster is healthy, or an operation ends or waits for the operator."""
     from iotctl.cli.watching import watch_healthy, watch_operation
     from iotctl.output.table import Table
 
@@ -132,12 +130,13 @@ def wait_for(
 @step(READS)
 def events(
     ctx: typer.Context,
-    since: Annotated[str, typer.Option(metavar="1h", parser=Duration, help="How far back.")] = "24h",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, the newest.")] = 200,
+    since: Annotated[
+        str, typer.Option(metavar="1h", parser=Duration, help="Show events of this last period.")
+    ] = "24h",
+    limit: Annotated[int, typer.Option(min=1, help="Show at most this many events, the newest.")] = 200,
     watch: Watch = False,
 ) -> int:
-    """What happened, newest last. Needs no leader; -o jsonl is one event a line; --watch goes on with what is
-    new."""
+    """Show events, newest last. Needs no leader. -o jsonl: one event per line; --watch: add new events."""
     import msgspec
 
     from iotctl.cli import views
@@ -161,10 +160,10 @@ def events(
             session.output.emit("cluster-events", new, lambda: [views.event_table(new)])
         for one in found.unread:
             if one.node not in silent:
-                session.output.warn(f"{one.node} did not tell: {one.why}")
+                session.output.warn(f"{one.node} did not respond: {one.why}")
         silent = {one.node for one in found.unread}
         shown.update(found.events)
-        if len(found.events) == limit:  # what is older was left out, and is not new when there is room for it
+        if len(found.events) == limit:  # older events were left out; do not show them later as new
             since_ms = max(since_ms, found.events[0].time_ms)
             shown = {e for e in shown if e.time_ms >= since_ms}
         return 0
@@ -195,7 +194,7 @@ def ok_to_stop(ctx: typer.Context, names: Nodes) -> int:
     )
 )
 def drain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
-    """Hand over what the node leads and keep it from leading until `undrain`. Its slots stay."""
+    """Transfer the node's leaderships and keep it from leading until `undrain`. Its slots stay."""
     _drain(session_of(ctx), name, True, dry_run)
 
 
@@ -206,7 +205,7 @@ def drain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
     )
 )
 def undrain(ctx: typer.Context, name: Node, dry_run: DryRun = False) -> None:
-    """Let a drained node lead again; its own group comes back to it within seconds."""
+    """Let a drained node lead again; it leads its own group within seconds."""
     _drain(session_of(ctx), name, False, dry_run)
 
 
@@ -217,10 +216,10 @@ def _drain(session: Session, name: str, draining: bool, dry_run: bool) -> None:
 
     taken_over = draining and name in left_draining(session.cluster)
     if dry_run:
-        stays = [f"keep {name} draining, as a restart that was killed has left it"] if taken_over else []
+        stays = [f"keep {name} draining, as a killed restart left it"] if taken_over else []
         return session.output.would(*stays, *would_drain(session.cluster, name, draining))
     if taken_over:
-        # It drains because a roll was killed: from here on because a person wants it, and no roll ends that.
+        # A killed roll left it draining. Now an operator drains it, so that no roll ends the drain.
         set_draining(session.cluster, name, False, session.operator, lock=session.check_lock())
     found = set_draining(
         session.cluster,
@@ -240,14 +239,14 @@ def recover(
     ctx: typer.Context,
     names: Nodes,
     accept_data_loss: Annotated[
-        bool, typer.Option("--accept-data-loss", help="Do it; without this only show what is lost.")
+        bool, typer.Option("--accept-data-loss", help="Recover; without this option, only show the loss.")
     ] = False,
     confirm: Confirm = None,
 ) -> int:
-    """Go on without nodes that are gone for ever and took the majority of groups with them.
+    """Force recovery of groups that permanently lost their majority with these nodes.
 
-    Each such group goes on from the living member with the newest entries. What the lost nodes alone had
-    acknowledged is lost. Without --accept-data-loss nothing is changed (exit 5).
+    Each group continues from its live member with the newest log. Writes that only the lost nodes
+    acknowledged are lost. Without --accept-data-loss nothing is changed (exit 5).
     """
     from iotctl.change import recover as recovering
     from iotctl.cli import views
@@ -259,7 +258,7 @@ def recover(
         for part in views.recover_tables(found):
             wide = session.options.format == "wide"
             session.output.note(part if isinstance(part, str) else part.render(wide=wide))
-        question = f"give up {', '.join(found.nodes)} and what they alone held ({session.source.name})"
+        question = f"force recovery without {', '.join(found.nodes)} ({session.source.name})"
         session.confirm_name(question, name=session.source.name, given=confirm)
         found = recovering.recover(
             session.cluster, found, session.operator, timeout_s=session.options.timeout_s
@@ -277,7 +276,7 @@ def _show(
     body: Callable[[ClusterStatus], object] = lambda s: s,
     watch: bool = False,
 ) -> int:
-    """Print the status, again and again with `--watch`; 4 when a quorum is lost."""
+    """Print the status, repeatedly with `--watch`; 4 if a quorum is lost."""
     from iotctl.cli.watching import repeated
     from iotctl.errors import Exit
     from iotctl.observe.status import cluster_status

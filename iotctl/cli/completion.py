@@ -1,4 +1,4 @@
-"""`iotctl completion bash|zsh|fish`: print the script to be sourced."""
+"""`iotctl completion bash|zsh|fish`: print the completion script of a shell."""
 
 from typing import Annotated
 

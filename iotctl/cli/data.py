@@ -1,4 +1,4 @@
-"""`iotctl data`: rows in and out."""
+"""`iotctl data`: write, read, import, export and delete rows."""
 
 from __future__ import annotations
 
@@ -6,40 +6,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iotctl.cli import imports
+from iotctl.cli.option_sets import with_option_sets
 from iotctl.cli.options import Confirm, DryRun, Yes, one_of, text_for
+from iotctl.cli.row_options import (
+    Fields,
+    From,
+    MaybeGroup,
+    MaybeTable,
+    Read,
+    TableName,
+    Tags,
+    Time,
+    To,
+    Where,
+    fields_of,
+    note_age,
+    selection_of,
+)
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.playbook.traits import READS, WORKS, Traits, step
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
-    from iotctl.rows.selection import Age, Selection
+app = typer.Typer(help="Write, read, import, export and delete rows.", no_args_is_help=True)
 
-app = typer.Typer(help="Rows in and out.", no_args_is_help=True)
-
-
-def _where(text: str) -> str:
-    from iotctl.rows.selection import parse_where
-
-    return text_for(lambda word: parse_where([word]))(text)
-
-
-def _time(text: str) -> str:
-    from iotctl.rows.selection import parse_time
-
-    return text_for(parse_time)(text)
-
-
-def _zone(text: str) -> str:
-    from iotctl.rows.times import check_zone
-
-    return text_for(check_zone)(text)
-
-
-def _type(text: str) -> str:
-    from iotctl.rows.import_job import parse_types
-
-    return text_for(lambda word: parse_types([word]))(text)
+ROWS_SHOWN = 1000
 
 
 def _ttl(text: str) -> str:
@@ -48,60 +41,22 @@ def _ttl(text: str) -> str:
     return text_for(parse_ttl_ms)(text)
 
 
-Group = Annotated[str, typer.Option("--storage-group", help="Such as root.plant.")]
-TableName = Annotated[str, typer.Option("--table", help="Table name.")]
-MaybeGroup = Annotated[str | None, typer.Option("--storage-group", help="Only this storage group.")]
-MaybeTable = Annotated[str | None, typer.Option("--table", help="Only this table.")]
-Fields = Annotated[str | None, typer.Option("--fields", metavar="A,B", help="Only these fields.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where",
-        metavar="TAG=VALUE",
-        parser=_where,
-        help="Rows whose tag has this value; of several values of one tag, any.",
-    ),
-]
-From = Annotated[
-    str | None,
-    typer.Option("--from", metavar="TIME", parser=_time, help="First time (ms or ISO 8601), included."),
-]
-To = Annotated[
-    str | None,
-    typer.Option("--to", metavar="TIME", parser=_time, help="Last time (ms or ISO 8601), included."),
-]
-Read = Annotated[
-    str,
-    typer.Option(
-        "--read",
-        metavar="strong|mid|weak",
-        parser=one_of("strong", "mid", "weak"),
-        help="How fresh the answer must be.",
-    ),
-]
-ROWS_SHOWN = 1000
-
-
 @app.command("write")
+@with_option_sets
 def write(
     ctx: typer.Context,
     values: Annotated[list[str], typer.Argument(metavar="FIELD=VALUE…", help="The row's fields.")],
-    storage_group: Group,
-    table: TableName,
-    time: Annotated[
-        str | None,
-        typer.Option("--time", metavar="TIME", parser=_time, help="The row's time (now when left out)."),
-    ] = None,
-    tag: Annotated[
-        list[str] | None, typer.Option("--tag", metavar="TAG=VALUE", parser=_where, help="The row's tags.")
-    ] = None,
+    *,
+    name: TableName,
+    time: Time = None,
+    tag: Tags = None,
     create: Annotated[
         bool, typer.Option("--create", help="Create the table or columns if they are missing.")
     ] = False,
 ) -> None:
-    """Write one row; returns when it is durable on a majority.
+    """Write one row; return when it is durable on a majority.
 
-    A missing table or column is refused, because its name may be mistyped.
+    Refuses a missing table or column without --create, because the name may be mistyped.
     """
     from time import time as now
 
@@ -109,132 +64,24 @@ def write(
     from iotctl.rows.tables import write_one
 
     session = session_of(ctx)
-    storage_group, table = _named(session, storage_group, table)
+    name = name.stored(session)
     tags = parse_tags(tag or [])
     moment = parse_time(time)
     at = int(now() * 1000) if moment is None else moment
-    rows = write_one(session.cluster, storage_group, table, at, tags, values, create=create)
+    rows = write_one(session.cluster, name.storage_group, name.table, at, tags, values, create=create)
     session.output.emit("data-write", {"rows": rows, "time_ms": at}, lambda: [f"{rows} row at {at}"])
 
 
-@app.command("import")
-def import_(
-    ctx: typer.Context,
-    file: Annotated[str, typer.Argument(metavar="FILE", help=".csv, .parquet, .arrow, or example:weather")],
-    storage_group: Group,
-    table: TableName,
-    time: Annotated[str, typer.Option("--time", help="The time column: whole numbers or ISO 8601.")] = "time",
-    time_unit: Annotated[
-        str,
-        typer.Option(
-            "--time-unit",
-            metavar="auto|s|ms|us|ns",
-            parser=one_of("auto", "s", "ms", "us", "ns"),
-            help="Unit of whole numbers; auto takes ms and refuses numbers unlikely to be ms.",
-        ),
-    ] = "auto",
-    time_zone: Annotated[
-        str,
-        typer.Option(
-            "--time-zone",
-            metavar="ZONE",
-            parser=_zone,
-            help="Zone of times that name none, such as Europe/Berlin.",
-        ),
-    ] = "UTC",
-    truncate_times: Annotated[
-        bool,
-        typer.Option("--truncate-times", help="Cut digits below a millisecond instead of refusing them."),
-    ] = False,
-    tag: Annotated[list[str] | None, typer.Option("--tag", metavar="COLUMN", help="A tag column.")] = None,
-    type_: Annotated[
-        list[str] | None, typer.Option("--type", metavar="COLUMN=TYPE", parser=_type, help="A column's type.")
-    ] = None,
-    on_error: Annotated[
-        str,
-        typer.Option(
-            "--on-error",
-            metavar="stop|skip",
-            parser=one_of("stop", "skip"),
-            help="What to do with a bad row.",
-        ),
-    ] = "stop",
-    on_duplicate: Annotated[
-        str,
-        typer.Option(
-            "--on-duplicate",
-            metavar="stop|last",
-            parser=one_of("stop", "last"),
-            help="What to do with rows that have the same time and tags and differ; last keeps the last.",
-        ),
-    ] = "stop",
-    dry_run: DryRun = False,
-) -> None:
-    """Import a file; other columns become fields. The table is created when it is not there.
-
-    All of the file is checked before the first row is written; --dry-run shows what is found.
-    """
-    from iotctl.cli import rows
-    from iotctl.rows.examples import named_file
-    from iotctl.rows.import_job import ImportRequest, parse_types
-    from iotctl.rows.imports import import_file
-    from iotctl.rows.tables import format_of
-    from iotctl.rows.times import TimeRule
-
-    session = session_of(ctx)
-    path = named_file(file, session.cwd)
-    format_of(path)
-    storage_group, table = _named(session, storage_group, table)
-    request = ImportRequest(
-        file=path,
-        storage_group=storage_group,
-        table=table,
-        time=time,
-        tags=tuple(tag or ()),
-        types=parse_types(type_ or []),
-        skip_bad=on_error == "skip",
-        last_wins=on_duplicate == "last",
-        times=TimeRule(time_unit, time_zone, truncate_times),
-    )
-    written = 0
-
-    def wrote(rows: int) -> None:
-        nonlocal written
-        written = rows
-
-    session.on_interrupt = lambda: (
-        f"{written} rows are in, and perhaps some more",
-        "run the same command again; equal rows overwrite",
-    )
-    with session.progress() as progress:
-        report = import_file(
-            session.cluster,
-            request,
-            now_ms=now_ms(),
-            on_progress=progress.update,
-            on_written=wrote,
-            dry_run=dry_run,
-        )
-    for bad in report.skipped:
-        session.output.warn(f"{bad.where}: {bad.reason}")
-    if report.skipped_rows > len(report.skipped):
-        session.output.warn(f"and {report.skipped_rows - len(report.skipped)} more rows left out")
-    if dry_run:
-        what = f"write {report.rows} rows to {report.storage_group}.{report.table}"
-        return session.output.would(what, found=[*report.notes, *report.warnings])
-    for warning in report.warnings:
-        session.output.warn(warning)
-    for note in report.notes:
-        session.output.note(note)
-    session.output.emit("data-import", report, lambda: rows.import_tables(report))
+imports.register(app)
 
 
 @app.command("export")
 @step(WORKS)
+@with_option_sets
 def export(
     ctx: typer.Context,
-    storage_group: Group,
-    table: TableName,
+    *,
+    name: TableName,
     to_path: Annotated[str, typer.Option("--to", metavar="PATH", help="File to write; - for stdout.")],
     format_: Annotated[
         str | None,
@@ -242,7 +89,7 @@ def export(
             "--format",
             metavar="arrow|csv|parquet",
             parser=one_of("arrow", "csv", "parquet"),
-            help="Format; by the file's extension if left out.",
+            help="Format; default: by the file's extension.",
         ),
     ] = None,
     fields: Fields = None,
@@ -250,63 +97,64 @@ def export(
     read: Read = "strong",
     yes: Yes = False,
 ) -> None:
-    """Export a table to a file, as it is: `data import` reads the same rows from it.
+    """Export a table to a file, from which `data import` reads the same rows.
 
-    A file that is there already and is not empty is replaced when that is confirmed.
+    Replaces an existing file only after confirmation, unless it is empty.
 
-    A spreadsheet may take text that begins with =, +, - or @ for a formula; CSV cannot prevent that.
+    A spreadsheet may take a CSV text that begins with =, +, - or @ for a formula.
     """
     from iotctl.rows.export import export_table, shape_of, size_of, write_rows
-    from iotctl.rows.selection import Age, rows_of, table_of
+    from iotctl.rows.selection import Age, rows_of
     from iotctl.rows.tables import CSV, format_of
 
     session = session_of(ctx)
     to_stdout = to_path == "-"
     path = session.cwd / to_path
     kind = format_ or (CSV if to_stdout else format_of(path))
-    schema = table_of(session.cluster, storage_group, table)
-    chosen = _fields(fields)
+    schema = name.schema(session)
+    chosen = fields_of(fields)
     if not to_stdout and (size := size_of(path)):
         session.confirm(f"replace {path} ({size} bytes)?", yes=yes)
     age = Age()
     batches = rows_of(
-        session.cluster, schema, _selection(where, None, None), fields=chosen, read=read, on_age=age.add
+        session.cluster, schema, selection_of(where, None, None), fields=chosen, read=read, on_age=age.add
     )
     shape = shape_of(schema, chosen)
     if to_stdout:
         rows = write_rows(batches, schema, shape, session.binary_out(), kind, lambda done: None)
-        _tell_age(session, read, age)
+        note_age(session, read, age)
         return session.output.note(f"{rows} rows written to standard output")
     with session.progress() as progress:
         rows = export_table(
             batches, schema, shape, path, kind, lambda done: progress.update("exporting rows", done)
         )
-    _tell_age(session, read, age)
+    note_age(session, read, age)
     body = {"read": read, "age_ms": age.ms, "path": str(path), "format": kind, "rows": rows}
     session.output.emit("data-export", body, lambda: [f"{rows} rows in {path}"])
     return None
 
 
 @app.command("delete")
+@with_option_sets
 def delete(
     ctx: typer.Context,
-    storage_group: Group,
-    table: TableName,
+    *,
+    name: TableName,
     where: Where = None,
     time_from: From = None,
     time_to: To = None,
     dry_run: DryRun = False,
     confirm: Confirm = None,
 ) -> None:
-    """Delete rows by table, tags and time range: those that are there when it begins.
+    """Delete the rows of a table that match tags and a time range.
 
-    It is durable on a majority of every group when this returns. The rows' files are rewritten later.
+    Rows written after the start stay. Returns when the deletion is durable on a majority of every group.
     """
-    from iotctl.rows.selection import count_rows, delete_rows, table_of
+    from iotctl.rows.selection import count_rows, delete_rows
 
     session = session_of(ctx)
-    selection = _selection(where, time_from, time_to)
-    schema = table_of(session.cluster, storage_group, table)
+    selection = selection_of(where, time_from, time_to)
+    schema = name.schema(session)
     ends = [f"{word} {time}" for word, time in (("from", time_from), ("to", time_to)) if time is not None]
     limits = [*selection.limits(), *ends]
     what = f"rows of {schema.storage_group}.{schema.table} {' and '.join(limits)}".rstrip()
@@ -320,28 +168,28 @@ def delete(
 
 
 @app.command("drop")
+@with_option_sets
 def drop(
     ctx: typer.Context,
-    storage_group: Group,
-    table: TableName,
+    *,
+    name: TableName,
     dry_run: DryRun = False,
     yes: Yes = False,
     confirm: Confirm = None,
 ) -> None:
-    """Drop a table and delete its rows; asks for the cluster's name if there are rows.
+    """Drop a table and its rows; ask for the cluster's name if the table has rows.
 
-    A table of that name made later has the tags and the types of columns that this one had. Every node must
-    run this release or a newer one.
+    A later table with the same name gets the tags and column types of this table. Every node must run this
+    release or a newer one.
     """
-    from iotctl.rows.selection import table_of
     from iotctl.rows.tables import drop_table
 
     session = session_of(ctx)
-    schema = table_of(session.cluster, storage_group, table)
-    name = f"{schema.storage_group}.{schema.table}"
+    schema = name.schema(session)
+    full = f"{schema.storage_group}.{schema.table}"
     counts = session.cluster.count(schema.storage_group, schema.table)
     rows = sum(n for c in counts if isinstance(n := c["rows"], int))
-    what = f"drop table {name}" + (f" and delete {rows} rows" if rows else "")
+    what = f"drop table {full}" + (f" and delete {rows} rows" if rows else "")
     if dry_run:
         return session.output.would(what)
     if rows:
@@ -350,39 +198,49 @@ def drop(
         session.confirm(f"{what}?", yes=yes)
     partitions = drop_table(session.cluster, schema)
     body = {"storage_group": schema.storage_group, "table": schema.table, "partitions": partitions}
-    session.output.emit("data-drop", body, lambda: [f"{name} is dropped"])
+    session.output.emit("data-drop", body, lambda: [f"{full} is dropped"])
     return None
 
 
 @app.command("query")
 @step(READS)
+@with_option_sets
 def query(
     ctx: typer.Context,
-    storage_group: Group,
-    table: TableName,
+    *,
+    name: TableName,
     fields: Fields = None,
     where: Where = None,
     time_from: From = None,
     time_to: To = None,
     read: Read = "strong",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="At most so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Print at most this many rows.")] = None,
 ) -> None:
-    """Rows by table, tags, fields and time range; -o csv writes CSV.
+    """Print the rows of a table that match tags and a time range; -o csv prints CSV.
 
-    A read that is not strong says how old it is: what was acknowledged longer ago is in it.
+    A mid or weak read reports an age: the rows include every write acknowledged before then.
     """
     from iotctl.cli import rows
-    from iotctl.rows.selection import Age
+    from iotctl.rows.selection import Age, scan
 
     session = session_of(ctx)
     bound = limit
     if limit is None and session.options.format in ("table", "wide"):
         bound = ROWS_SHOWN
-    selection = _selection(where, time_from, time_to)
+    selection = selection_of(where, time_from, time_to)
     age = Age()
-    found = _scan(session, storage_group, table, selection, fields, read, bound, age)
+    found = scan(
+        session.cluster,
+        name.storage_group,
+        name.table,
+        selection,
+        fields=fields_of(fields),
+        read=read,
+        limit=bound,
+        on_age=age.add,
+    )
     rows.print_rows(session, found, read, age.ms)
-    _tell_age(session, read, age)
+    note_age(session, read, age)
     if limit is None and bound is not None and found.num_rows == bound:
         session.output.note(f"only the first {bound} rows are shown; use --limit, or -o csv for all")
 
@@ -390,7 +248,7 @@ def query(
 @app.command("count")
 @step(READS)
 def count(ctx: typer.Context, storage_group: MaybeGroup = None, table: MaybeTable = None) -> None:
-    """Rows and time range of every table."""
+    """Show the number of rows and the time range of every table."""
     from iotctl.cli import rows
 
     session = session_of(ctx)
@@ -410,15 +268,15 @@ def schema(
             "--set-ttl",
             metavar="DURATION|none",
             parser=_ttl,
-            help="Delete the table's rows that are older than this, from now on.",
+            help="Delete rows of the table once they are older than this.",
         ),
     ] = None,
     dry_run: DryRun = False,
     confirm: Confirm = None,
 ) -> None:
-    """Tables, their columns and how long rows are kept.
+    """Show tables, their columns and how long rows are retained; with --set-ttl, change the last.
 
-    A TTL that deletes rows at once asks as `data delete` does.
+    A TTL that deletes rows at once asks for the cluster's name.
     """
     from iotctl.cli import rows
 
@@ -440,7 +298,7 @@ def schema(
 def _set_ttl(
     session: Session, storage_group: str, table: str, given: str, confirm: str | None, *, dry_run: bool
 ) -> list[str]:
-    """Set it, or (`dry_run`) only look; what it does."""
+    """Set the TTL, unless `dry_run`. Returns the changes."""
     from iotctl.humanize import time_text
     from iotctl.rows.selection import table_of
     from iotctl.rows.tables import expiring, parse_ttl_ms, set_ttl_of
@@ -451,7 +309,7 @@ def _set_ttl(
         return []
     name = f"{schema.storage_group}.{schema.table}"
     rows, before = expiring(session.cluster, schema, ttl_ms, now_ms())
-    todo = [f"keep rows of {name} for {given}"]
+    todo = [f"retain rows of {name} for {given}"]
     if rows:
         todo.append(f"delete {rows} rows of {name} older than {time_text(before)}")
     if not dry_run:
@@ -461,61 +319,5 @@ def _set_ttl(
     return todo
 
 
-def _named(session: Session, storage_group: str, table: str) -> tuple[str, str]:
-    """As they are stored."""
-    names = storage_group.lower(), table.lower()
-    if names != (storage_group, table):
-        session.output.note(f"names are lower case: {'.'.join(names)}")
-    return names
-
-
 def _lower(name: str | None) -> str | None:
     return None if name is None else name.lower()
-
-
-def _selection(where: list[str] | None, time_from: str | None, time_to: str | None) -> Selection:
-    from iotctl.rows.selection import Selection, parse_time, parse_where
-
-    first, last = parse_time(time_from), parse_time(time_to)
-    if first is not None and last is not None and first > last:
-        raise typer.BadParameter(f"{time_from} is after --to {time_to}", param_hint="--from")
-    return Selection(parse_where(where or []), first, last)
-
-
-def _scan(
-    session: Session,
-    storage_group: str,
-    table: str,
-    selection: Selection,
-    fields: str | None,
-    read: str,
-    limit: int | None,
-    age: Age,
-) -> pa.Table:
-    from iotctl.rows.selection import scan
-
-    return scan(
-        session.cluster,
-        storage_group,
-        table,
-        selection,
-        fields=_fields(fields),
-        read=read,
-        limit=limit,
-        on_age=age.add,
-    )
-
-
-def _tell_age(session: Session, read: str, age: Age) -> None:
-    from iotctl.humanize import span_text
-
-    if read == "strong":
-        return
-    if age.ms is None:
-        session.output.warn(f"read {read}: no leader has confirmed how old this is")
-    else:
-        session.output.note(f"read {read}: rows of the last {span_text(age.ms / 1000)} may be missing")
-
-
-def _fields(given: str | None) -> list[str] | None:
-    return [f.strip().lower() for f in given.split(",")] if given else None

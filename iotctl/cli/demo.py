@@ -1,4 +1,4 @@
-"""`iotctl demo`: the main job from nothing, on this machine."""
+"""`iotctl demo`: scale a local fleet under load and verify the result."""
 
 from typing import Annotated
 
@@ -13,11 +13,11 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     ctx: typer.Context,
-    nodes: Annotated[int, typer.Option(min=3, help="Nodes to start with.")] = 5,
-    replicas: Annotated[int, typer.Option(min=1, help="Copies of every row.")] = 3,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the fleet running.")] = False,
+    nodes: Annotated[int, typer.Option(min=3, help="Number of nodes at the start.")] = 5,
+    replicas: Annotated[int, typer.Option(min=1, help="Number of copies of every row.")] = 3,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the fleet running at the end.")] = False,
     directory: Annotated[
-        str | None, typer.Option("--dir", help="Where the fleet lives (a temporary directory else).")
+        str | None, typer.Option("--dir", help="Directory of the fleet; default: a temporary one.")
     ] = None,
 ) -> int:
     """Start a fleet, load sensor data, add and remove nodes under load, verify everything."""

@@ -39,9 +39,9 @@ def deploy(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Bring cluster.yaml to its machines: software, certificates, settings, running agents.
+    """Make the machines match cluster.yaml: software, certificates, settings, running agents.
 
-    Nothing changes where nothing differs. What running agents read only at their start waits for `upgrade`.
+    A machine without differences stays as it is. `upgrade` applies what agents read only when they start.
     """
     session = session_of(ctx)
     if session.fleet is not None:
@@ -74,7 +74,7 @@ def deploy(
 
 
 def _deploy_local(session: Session, fleet: LocalFleet, names: list[str], *, wait: bool, dry_run: bool) -> int:
-    """Its agents run from this installation, so there is nothing to bring: only start what is down."""
+    """Start the agents that are down; local agents already run from this installation."""
     from iotctl.lifecycle.deploy import DeployPlan, NodePlan, deployed
 
     listed = [n for n in fleet.nodes() if n.name in session.source.node_names]
@@ -100,7 +100,7 @@ def _deploy_local(session: Session, fleet: LocalFleet, names: list[str], *, wait
 def upgrade(
     ctx: typer.Context, nodes: Names = None, at_once: AtOnce = 1, dry_run: DryRun = False, yes: Yes = False
 ) -> int:
-    """Bring this machine's version and cluster.yaml's settings to running nodes, restarted one by one."""
+    """Upgrade nodes to this machine's version and cluster.yaml's settings, restarting one by one."""
     from iotctl.change.lock import of_plan
     from iotctl.lifecycle import deploy as deploying
     from iotctl.lifecycle.rolling import Waves, plan_waves
@@ -127,7 +127,7 @@ def upgrade(
         session.confirm(f"upgrade {session.source.name} to {todo.plan.version}?", yes=yes)
         with session.locked(of_plan(f"cluster upgrade to {todo.plan.version}", todo.plan)):
             todo = _carry_out(session, _looked_again(session, todo, machines, nodes or ()), machines)
-            behind = todo.plan.is_behind  # an agent that was down when it was shown may run by now
+            behind = todo.plan.is_behind  # an agent that was down when the plan was shown may run now
 
             def between(node: str) -> None:
                 deploying.configure(todo, node, machines.of(todo.entries[node]))
@@ -137,7 +137,7 @@ def upgrade(
     emit_rolled(session, rolled)
     _note_level(session)
     if deleted:
-        session.output.note(f"deleted, for no node runs it any more: {', '.join(deleted)}")
+        session.output.note(f"deleted software that no node runs any more: {', '.join(deleted)}")
     for error in failed:
         session.output.warn(f"{error.what}: {error.why}")
     return 0
@@ -171,16 +171,17 @@ def _prepared(
 def _looked_again(
     session: Session, todo: Deployment, machines: Machines, names: list[str] | tuple[str, ...]
 ) -> Deployment:
-    """Under the lock: what was shown was seen before it, and another program may have been at work since.
+    """Plan again under the lock: another program may have changed the machines since the plan was shown.
 
-    An agent that has ended or begun since is no other plan: one that is to be mended does it all the time.
+    An agent that stopped or started since then does not count as a difference: a broken one does so all the
+    time.
 
     Raises:
-        RefusedProblem: a machine holds something else now.
+        RefusedProblem: a machine differs from the plan that was shown.
     """
     from iotctl.errors import RefusedProblem
 
-    if session.lock is None:  # there is no cluster yet that could be locked
+    if session.lock is None:  # no cluster exists yet
         return todo
     again = _prepared(session, machines, names, tell=False)
     pairs = zip(again.plan.nodes, todo.plan.nodes, strict=True)
@@ -188,7 +189,7 @@ def _looked_again(
     if differ:
         raise RefusedProblem(
             f"{', '.join(differ)} changed after the plan was shown; nothing was changed by this command",
-            why="the lock of the cluster was free until then",
+            why="another program changed them before this command locked the cluster",
             next="run the command again",
         )
     return again
@@ -231,11 +232,11 @@ def _plan_tables(plan: DeployPlan, *, done: bool = False) -> list[Table | str]:
 
 
 def _note_level(session: Session) -> None:
-    """The end of an upgrade, if it can come."""
+    """Name the last step of an upgrade, if it is possible now."""
     from iotctl.observe.collect import collect
     from iotctl.observe.problems import FINALIZE
     from iotctl.observe.status import build_status
 
     found = build_status(collect(session.cluster), session.source, now_ms=now_ms())
     if found.feature_level_possible > found.feature_level:
-        session.output.note(f"next, when no node is to go back: {FINALIZE}")
+        session.output.note(f"next, when no node needs to go back to the previous release: {FINALIZE}")

@@ -1,4 +1,4 @@
-"""`iotctl cluster trust` and `check`: the machines themselves, before and beside the cluster."""
+"""`iotctl cluster trust` and `check`: the machines that run the nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from iotctl.lifecycle.hosts import EnrolledHost, Enrolment, HostsChecked
     from iotctl.output.table import Table
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="[NODE…]", help="Only these nodes.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="[NODE…]", help="Nodes; default: all.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -34,7 +34,7 @@ def trust(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> int:
-    """Show the machines' SSH host keys and keep those you accept beside cluster.yaml."""
+    """Show the machines' SSH host keys and store the accepted keys next to cluster.yaml."""
     from iotctl.errors import Exit, Partly, RefusedProblem
     from iotctl.fleet.known_hosts import KnownHosts
     from iotctl.lifecycle import hosts
@@ -59,7 +59,7 @@ def trust(
             if not accepted:
                 raise
             raise Partly(
-                f"{accepted} keys of jump hosts were accepted and written; then: {error.what}",
+                f"{accepted} keys of jump hosts were accepted and stored; then: {error.what}",
                 why=error.why,
                 next=error.next or "iotctl cluster trust",
             ) from None
@@ -83,7 +83,7 @@ def _ask(session: Session, new: list[EnrolledHost], yes: bool) -> None:
 
 @step(READS)
 def check(ctx: typer.Context, nodes: Names = None) -> int:
-    """Whether every machine can run its node: clock, disk, ports, Python, limits, names. Changes nothing."""
+    """Check whether every machine can run its node: clock, disk, ports, Python, limits, names."""
     from iotctl.errors import Exit
     from iotctl.lifecycle.hosts import check_hosts
 
@@ -104,7 +104,7 @@ def _trust_tables(e: Enrolment) -> list[Table | str]:
     rows = [(h.node, h.host, h.type or "-", h.fingerprint or "-", h.state) for h in e.hosts]
     lines = [f"{h.node}: {h.error}" for h in e.hosts if h.error]
     table = Table(("node", "host", "key", "fingerprint", "state"), rows)
-    return [table, *(["\n".join(lines)] if lines else []), f"kept in {e.file}"]
+    return [table, *(["\n".join(lines)] if lines else []), f"stored in {e.file}"]
 
 
 def _check_tables(c: HostsChecked) -> list[Table | str]:
@@ -137,5 +137,5 @@ def _check_tables(c: HostsChecked) -> list[Table | str]:
         problems = [(f.severity, f.node, f.message, f.next) for f in c.findings]
         shown.append(Table(("severity", "node", "what", "next"), problems))
     else:
-        shown.append(f"nothing stands in the way on {len(c.hosts)} machines")
+        shown.append(f"found no problem on {len(c.hosts)} machines")
     return shown

@@ -15,10 +15,10 @@ def register(app: typer.Typer) -> None:
 
 @step(Traits(inspect=lambda look, use: look.would(use)))
 def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = False) -> None:
-    """Let the cluster use what the new release added, once every node runs it.
+    """Enable the new release's features, once every node runs the new release.
 
-    Raises the cluster's feature level to the highest that all nodes speak. Until then each node can go back
-    to the release before; afterwards none can.
+    Raises the cluster's feature level to the highest level that all nodes support. Before this command, every
+    node can go back to the previous release; afterwards, none can.
     """
     import msgspec
 
@@ -33,7 +33,7 @@ def finalize_upgrade(ctx: typer.Context, dry_run: DryRun = False, yes: Yes = Fal
     if dry_run:
         return session.output.would(*([todo] if is_due else []))
     if is_due:
-        question = f"{todo}? No node of {session.source.name} can go back to the release before."
+        question = f"{todo}? No node of {session.source.name} can go back to the previous release afterwards."
         session.confirm(question, yes=yes)
         raise_level(session.cluster, found.possible, session.operator, lock=session.check_lock())
         found = msgspec.structs.replace(found, level=found.possible)

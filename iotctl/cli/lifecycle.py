@@ -35,25 +35,27 @@ def register(app: typer.Typer) -> None:
 @step(Traits(inspect=lambda look, use: look.file("cluster.yaml")))
 def init(
     ctx: typer.Context,
-    hosts: Annotated[list[str], typer.Argument(metavar="HOST…", help="[user@]host[:ssh-port], one a node.")],
+    hosts: Annotated[
+        list[str], typer.Argument(metavar="HOST…", help="[user@]host[:ssh-port], one per node.")
+    ],
     name: Annotated[str, typer.Option(help="Name of the cluster.")] = "plant",
-    replicas: Annotated[int, typer.Option(min=1, max=9, help="Copies of every row.")] = 3,
+    replicas: Annotated[int, typer.Option(min=1, max=9, help="Number of copies of every row.")] = 3,
     dry_run: DryRun = False,
 ) -> None:
-    """Write cluster.yaml for these machines, and make the cluster's certificate authority."""
+    """Write cluster.yaml for these machines and create the cluster's certificate authority."""
     from iotctl.lifecycle.initialise import initialise
 
     session = session_of(ctx)
     made = initialise(session.cwd, hosts, name=name, replicas=replicas, env=session.env, dry_run=dry_run)
     if dry_run:
-        return session.output.would(f"write {made.file}", f"make the authority in {made.authority}")
+        return session.output.would(f"write {made.file}", f"create the authority in {made.authority}")
     session.output.emit("cluster-init", made, lambda: [f"{made.file}\n{made.authority}"])
     session.output.note("next: iotctl cluster trust, then iotctl cluster deploy")
 
 
 @step(READS)
 def schema(ctx: typer.Context) -> None:
-    """The JSON Schema of cluster.yaml, for editors."""
+    """Print the JSON Schema of cluster.yaml, for editors."""
     import msgspec
 
     from iotctl.spec.cluster_schema import cluster_schema
@@ -76,7 +78,7 @@ def start(ctx: typer.Context, nodes: Names = None, dry_run: DryRun = False) -> N
             down = agents.down(names)
             emit_waves(session, Waves([down] if down else [], [], ""), "start")
             return
-        # Without the lock: what is down may be what it takes to have one.
+        # Without the lock: the agents that are down may be needed to take it.
         begun = agents.start(names)
     _emit_agents(session, "started", begun)
     session.output.note("next: iotctl cluster wait --for healthy")
@@ -96,7 +98,7 @@ def stop(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Stop agents: all of them, or those named while every group keeps its quorum without them."""
+    """Stop all agents, or the named ones if every group keeps its quorum without them."""
     from iotctl.lifecycle.agents import agents_of
     from iotctl.lifecycle.rolling import Waves
 
@@ -122,7 +124,7 @@ def stop(
             if not whole:
                 _check_may_stop(session, names)  # another program may have stopped others since
                 ended = agents.stop(names)
-        if whole:  # who is down cannot take the lock back: that it was free must do
+        if whole:  # a stopped cluster cannot release the lock: it is enough that the lock was free
             ended = agents.stop(names)
     _emit_agents(session, "stopped", ended)
     session.output.note("next: iotctl cluster start")
@@ -153,13 +155,13 @@ def restart(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Restart agents one after the other, each once every group can do without it. Leaders move off first."""
+    """Restart agents, one after the other: transfer leadership first, and keep every group's quorum."""
     from iotctl.lifecycle.machines import chosen
     from iotctl.lifecycle.rolling import plan_waves
 
     session = session_of(ctx)
     names = list(nodes or ())
-    if not names:  # a node that is listed, and not added yet, holds nothing: it must not stand in the way
+    if not names:  # leave out a listed node that is not a member yet: it must not block the restart
         members = {n.node for n in session.cluster.meta().nodes}
         names = [n for n in session.source.node_names if n in members]
     chosen(session.source, names)
@@ -181,10 +183,12 @@ def restart(
 def logs(
     ctx: typer.Context,
     nodes: Names = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="Of each node.")] = 50,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, help="Show this many lines of each node.")
+    ] = 50,
     watch: Watch = False,
 ) -> int:
-    """The last lines the agents wrote, also of those that are down; --watch goes on with what is new."""
+    """Show the agents' last log lines, also while they are down; --watch adds new lines."""
     from iotctl.cli.watching import after, repeated
     from iotctl.errors import Exit, Unreachable
     from iotctl.lifecycle.agents import logs as logs_of
@@ -193,7 +197,7 @@ def logs(
     shown: dict[str, list[str]] = {}
 
     def show() -> int:
-        with open_machines(session) as machines:  # again each time: one that was restarted is another
+        with open_machines(session) as machines:  # connect each time: a machine may have restarted
             answers = logs_of(session.source, machines, nodes or (), lines)
         found = {n: a.splitlines() for n, a in answers.items() if not isinstance(a, Unreachable)}
         for node, error in answers.items():
@@ -218,7 +222,7 @@ def logs(
 
 @step(Traits(inspect=lambda look, use: look.destroy(use), is_whole=True, is_visible=never))
 def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False) -> int:
-    """Stop every agent and delete every copy of the data; the file and the certificate authority stay."""
+    """Stop every agent and delete all data; keep cluster.yaml and the certificate authority."""
     from iotctl.errors import Exit, UsageProblem
     from iotctl.lifecycle import destroy as destroying
     from iotctl.spec.find import authority_dir
@@ -226,7 +230,7 @@ def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False
     session = session_of(ctx)
     source = session.source
     if source.is_local:
-        raise UsageProblem("a local fleet is not on machines", next="iotctl local destroy")
+        raise UsageProblem("a local fleet has no machines to clear", next="iotctl local destroy")
     with open_machines(session) as machines:
         doomed = destroying.survey(source, machines)
         shown = _doomed_table(doomed)
@@ -238,20 +242,18 @@ def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False
             question = f"delete all data of {source.name} on {sum(d.there for d in doomed)} machines"
             session.confirm_name(question, name=source.name, given=confirm)
         session.on_interrupt = lambda: (
-            "some machines may hold data still",
+            "some machines may still hold data",
             f"iotctl cluster destroy --confirm {source.name}",
         )
         with session.locked(f"cluster destroy {source.name}"):
-            pass  # no cluster will be left to give it back to: that it was free must do
+            pass  # a destroyed cluster cannot release the lock: it is enough that the lock was free
         done = destroying.destroy(source, machines, doomed)
-    said = f"destroyed {', '.join(done.destroyed)}" if done.destroyed else "nothing was there"
+    said = f"destroyed {', '.join(done.destroyed)}" if done.destroyed else "found no data to delete"
     session.output.emit("cluster-destroy", done, lambda: [said])
     for node, left in done.left.items():
-        session.output.warn(f"{node}: its directory is kept, for it holds what is not ours: {left}")
+        session.output.warn(f"{node}: its directory is kept, because it holds other files: {left}")
     if done.destroyed:
-        session.output.note(
-            f"kept: the software in {', '.join(done.software)}, for other clusters may use it"
-        )
+        session.output.note(f"kept: the software in {', '.join(done.software)}; other clusters may use it")
         session.output.note(f"kept: {source.path} and the authority in {authority_dir(source, session.env)}")
     return Exit.DONE
 
@@ -260,7 +262,7 @@ def _doomed_table(doomed: list[Doomed]) -> Table:
     from iotctl.output.table import Table
 
     def what(one: Doomed) -> str:
-        return one.error or (one.data_dir if one.there else "nothing is there")
+        return one.error or (one.data_dir if one.there else "no data")
 
     rows = [(d.node, d.host, what(d), "yes" if d.running else "-") for d in doomed]
     return Table(("node", "host", "deleted", "runs"), rows)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iotctl.cli.option_sets import with_option_sets
 from iotctl.cli.options import Confirm, DryRun, Wait, Yes
 from iotctl.cli.session import Session, session_of
 from iotctl.cli.watching import watch_healthy
@@ -15,46 +17,56 @@ if TYPE_CHECKING:
     from iotctl.fleet.local import LocalFleet
     from iotctl.output.table import Table
 
-app = typer.Typer(help="A fleet on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Run a fleet on this machine.", no_args_is_help=True)
 
-Dir = Annotated[str, typer.Option("--dir", help="Where the fleet lives.")]
+Dir = Annotated[str, typer.Option("--dir", help="Directory of the fleet.")]
 DEFAULT_DIR = "./iotctl-local"
 UP_TIMEOUT_S = 120.0
 
 
+@dataclass(frozen=True)
+class NewFleet:
+    """Settings of a fleet that `local up` creates."""
+
+    nodes: Annotated[int, typer.Option(min=1, max=64, help="Number of nodes of a new fleet.")] = 5
+    replicas: Annotated[int, typer.Option(min=1, max=9, help="Number of copies of every row.")] = 3
+    slots: Annotated[int, typer.Option(min=1, help="Number of hash slots.")] = 10_000
+    shards: Annotated[int, typer.Option(min=1, help="Number of shards per storage group and week.")] = 8
+    name: Annotated[str, typer.Option(help="Name of a new cluster.")] = "local"
+
+
 @app.command()
 @step(Traits(inspect=lambda look, use: look.would(use), undone_by=("local.down",), is_whole=True))
+@with_option_sets
 def up(
     ctx: typer.Context,
     directory: Dir = DEFAULT_DIR,
-    nodes: Annotated[int, typer.Option(min=1, max=64, help="Nodes of a new fleet.")] = 5,
-    replicas: Annotated[int, typer.Option(min=1, max=9, help="Copies of every row.")] = 3,
-    slots: Annotated[int, typer.Option(min=1, help="Hash slots.")] = 10_000,
-    shards: Annotated[int, typer.Option(min=1, help="Shards per storage group and week.")] = 8,
-    name: Annotated[str, typer.Option(help="Name of a new cluster.")] = "local",
+    *,
+    new: NewFleet,
     wait: Wait = True,
     dry_run: DryRun = False,
 ) -> None:
-    """Start a fleet, or what is down of one that exists (which changes nothing else)."""
+    """Create and start a fleet; of an existing fleet, start the agents that are down."""
     from iotctl.fleet.local import LocalFleet
     from nodeagent.model.config import ClusterSettings
 
     session = session_of(ctx)
     fleet = LocalFleet(session.cwd / directory)
     if dry_run:
-        return session.output.would(*_missing(fleet, nodes))
+        return session.output.would(*_missing(fleet, new.nodes))
     if fleet.exists:
         session.output.detail(f"{fleet.directory} exists: its nodes and settings stay as they are")
     else:
-        settings = ClusterSettings(name=name, replicas=replicas, slots=slots, shards=shards)
-        if nodes < replicas:
+        settings = ClusterSettings(name=new.name, replicas=new.replicas, slots=new.slots, shards=new.shards)
+        if new.nodes < new.replicas:
             session.output.warn(
-                f"{nodes} nodes hold {nodes} copies of a row; --replicas {replicas} needs more nodes"
+                f"{new.nodes} nodes hold {new.nodes} copies of a row;"
+                f" --replicas {new.replicas} needs more nodes"
             )
-        fleet.create(settings, nodes, node_settings={})
+        fleet.create(settings, new.nodes, node_settings={})
     session.use(fleet.source())
     started = fleet.start()
-    session.output.note(f"started {', '.join(started)}" if started else "everything is running already")
+    session.output.note(f"started {', '.join(started)}" if started else "every agent is running already")
     if wait:
         watch_healthy(session, timeout_s=UP_TIMEOUT_S, fleet=fleet)
     _print(session, fleet, "local-up", hints=True)
@@ -68,14 +80,14 @@ def down(ctx: typer.Context, directory: Dir = DEFAULT_DIR, dry_run: DryRun = Fal
     if dry_run:
         return session.output.would(*[f"stop {n.name}" for n in fleet.nodes() if n.pid])
     stopped = fleet.stop()
-    session.output.note(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+    session.output.note(f"stopped {', '.join(stopped)}" if stopped else "no agent was running")
     _print(session, fleet, "local-down")
 
 
 @app.command()
 @step(READS)
 def status(ctx: typer.Context, directory: Dir = DEFAULT_DIR) -> None:
-    """The fleet's processes (see `cluster status` for the cluster)."""
+    """Show the fleet's processes (for the cluster, see `cluster status`)."""
     session, fleet = _existing(ctx, directory)
     _print(session, fleet, "local-status")
 
@@ -89,7 +101,7 @@ def destroy(
     yes: Yes = False,
     confirm: Confirm = None,
 ) -> None:
-    """Stop every agent and delete the directory, if `local up` made it."""
+    """Stop every agent and delete the directory, if `local up` created it."""
     from iotctl.fleet.local import LocalFleet
 
     session = session_of(ctx)
@@ -107,12 +119,12 @@ def destroy(
 
 
 def _missing(fleet: LocalFleet, nodes: int) -> list[str]:
-    """What `up` would do."""
+    """The steps that `up` would take."""
     if fleet.exists:
         wanted = fleet.source().node_names
         return [f"start {n.name}" for n in fleet.nodes() if not n.pid and n.name in wanted]
     fleet.check_free()
-    return [f"make a fleet in {fleet.directory}", *(f"start node{i}" for i in range(1, nodes + 1))]
+    return [f"create a fleet in {fleet.directory}", *(f"start node{i}" for i in range(1, nodes + 1))]
 
 
 def _existing(ctx: typer.Context, directory: str) -> tuple[Session, LocalFleet]:

@@ -1,4 +1,4 @@
-"""The entry point: global options, exit codes, and the last line an operator reads."""
+"""The entry point: global options, exit codes, and the report of a failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ from typer import TyperException
 
 from iotctl import __version__
 from iotctl.cli import tree
+from iotctl.cli.option_sets import with_option_sets
 from iotctl.cli.options import command_words, format_of, hoist, is_csv_refused
 from iotctl.cli.session import FORMATS, GlobalOptions, Session, default_session, session_of
 from iotctl.errors import Exit, UsageProblem
@@ -32,61 +34,72 @@ def _version(asked: bool) -> None:
         raise typer.Exit()
 
 
-def global_options(
-    ctx: typer.Context,
+@dataclass(frozen=True)
+class GivenOptions:
+    """The global options of the command line."""
+
     cluster: Annotated[
         str | None, typer.Option(help="Cluster file (else IOTCTL_CLUSTER, ./cluster.yaml, ./iotctl-local).")
-    ] = None,
+    ] = None
     identity: Annotated[
         str | None, typer.Option(help="Directory of your certificate (else IOTCTL_IDENTITY).")
-    ] = None,
-    timeout: Annotated[str | None, typer.Option(help="How long to wait, such as 30s or 10m.")] = None,
+    ] = None
+    timeout: Annotated[str | None, typer.Option(help="Wait at most this long, such as 30s or 10m.")] = None
     output: Annotated[
         str,
         typer.Option(
             "--output",
             "-o",
             metavar="|".join(FORMATS),
-            help="How the result is written; csv: of `data query`.",
+            help="Format of the result; csv only for `data query`.",
         ),
-    ] = "table",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no hints.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More hints.")] = False,
-    no_color: Annotated[bool, typer.Option("--no-color", help="Plain text.")] = False,
-    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    ] = "table"
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress and hints.")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show more hints.")] = False
+    no_color: Annotated[bool, typer.Option("--no-color", help="Print without colors.")] = False
+    no_input: Annotated[bool, typer.Option("--no-input", help="Never ask a question; fail instead.")] = False
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    session = session_of(ctx)
-    if output not in FORMATS:
-        raise typer.BadParameter(f"{output!r} is not one of {', '.join(FORMATS)}", param_hint="--output")
-    timeout_s = None
-    if timeout is not None:
-        from iotctl.spec.units import parse_duration_ms
+    ] = False
 
-        timeout_s = parse_duration_ms(timeout) / 1000
-    session.options = GlobalOptions(
-        cluster=cluster,
-        identity=identity,
-        timeout_s=timeout_s,
-        quiet=quiet,
-        verbose=verbose,
-        color=not no_color and "NO_COLOR" not in session.env,
-        input=not no_input,
-        debug=debug,
-        format=output,
-    )
+    def parsed(self, env: Mapping[str, str]) -> GlobalOptions:
+        """Raises `BadParameter` for an unknown format."""
+        if self.output not in FORMATS:
+            raise typer.BadParameter(
+                f"{self.output!r} is not one of {', '.join(FORMATS)}", param_hint="--output"
+            )
+        timeout_s = None
+        if self.timeout is not None:
+            from iotctl.spec.units import parse_duration_ms
+
+            timeout_s = parse_duration_ms(self.timeout) / 1000
+        return GlobalOptions(
+            cluster=self.cluster,
+            identity=self.identity,
+            timeout_s=timeout_s,
+            quiet=self.quiet,
+            verbose=self.verbose,
+            color=not self.no_color and "NO_COLOR" not in env,
+            input=not self.no_input,
+            debug=self.debug,
+            format=self.output,
+        )
+
+
+@with_option_sets
+def global_options(ctx: typer.Context, given: GivenOptions) -> None:
+    session = session_of(ctx)
+    session.options = given.parsed(session.env)
 
 
 def whole_tree() -> typer.Typer:
-    """Every command, for what looks at all of them."""
+    """Every command."""
     return tree.whole(global_options)
 
 
 class Terminated(BaseException):
-    """SIGTERM; like KeyboardInterrupt it must not be caught as an error."""
+    """SIGTERM arrived; like KeyboardInterrupt, it must not be caught as an error."""
 
 
 def run(arguments: Sequence[str], session: Session | None = None) -> int:
@@ -96,7 +109,7 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
     if wanted in FORMATS:
         session.options.format = wanted
     if "_IOTCTL_COMPLETE" in session.env:
-        # Registers the shells; otherwise typer does so only together with --install-completion.
+        # Register the shells; typer itself does so only for --install-completion.
         from typer.completion import completion_init  # type: ignore[attr-defined] # not re-exported
 
         completion_init()
@@ -111,19 +124,19 @@ def run(arguments: Sequence[str], session: Session | None = None) -> int:
             result = typer.main.get_command(app)(
                 hoist(arguments), prog_name="iotctl", standalone_mode=False, obj=session
             )
-        if result == Exit.INTERRUPTED:  # typer catches KeyboardInterrupt; no command returns this itself
+        if result == Exit.INTERRUPTED:  # typer caught KeyboardInterrupt; no command returns this code
             return _interrupted(session, Exit.INTERRUPTED)
         session.out.flush()
         return result if isinstance(result, int) else Exit.DONE
     except (BrokenPipeError, SystemExit):
-        # Typer turns a closed pipe into SystemExit; nothing else exits from inside a command.
+        # Typer turns a closed pipe into SystemExit; no command exits itself.
         _silence(session)
         return Exit.DONE
     except KeyboardInterrupt:
         return _interrupted(session, Exit.INTERRUPTED)
     except Terminated:
         return _interrupted(session, Exit.TERMINATED)
-    except Exception as error:  # the one place that turns whatever happened into an exit code
+    except Exception as error:  # the only place that turns an error into an exit code
         return _report(session, error, "--debug" in arguments)
     finally:
         with contextlib.suppress(Exception):
@@ -157,9 +170,9 @@ def _report(session: Session, error: Exception, debug: bool) -> int:
 
 
 def _explained(session: Session, failure: Failure) -> Failure:
-    """What nobody could answer, by the reason: a quorum that is lost, and the command that brings it back.
+    """Replace the failure by its cause, if a quorum is lost, with the command that restores the quorum.
 
-    A client sees only that nodes refuse or do not answer; asking each for its status tells why.
+    A client only sees that nodes refuse or do not answer; their statuses show why.
     """
     import msgspec
 
@@ -167,7 +180,7 @@ def _explained(session: Session, failure: Failure) -> Failure:
 
     try:
         lost = quorum_problem(session.cluster, session.source)
-    except Exception:  # the failure itself is what must be told
+    except Exception:  # report the failure itself
         return failure
     if lost is None:
         return failure
@@ -175,7 +188,7 @@ def _explained(session: Session, failure: Failure) -> Failure:
 
 
 def _fail(session: Session, failure: Failure) -> None:
-    """The exit code says it too: an output that nobody reads or that is full changes nothing."""
+    """Print the failure. A closed or full output is ignored: the exit code reports the failure too."""
     try:
         session.output.fail(failure)
     except OSError:
@@ -183,7 +196,7 @@ def _fail(session: Session, failure: Failure) -> None:
 
 
 def _usage(session: Session, error: TyperException) -> int:
-    """What typer found wrong with the words of the command line."""
+    """Report what typer rejects in the command line."""
     from iotctl.output.failure import Failure
 
     if isinstance(error, typer.Abort):
@@ -204,7 +217,7 @@ def _usage(session: Session, error: TyperException) -> int:
 
 
 def _meant(message: str) -> list[str]:
-    """Commands elsewhere in the tree that are spelt like the one that is not where it was looked for."""
+    """Commands elsewhere in the tree whose names resemble the unknown command."""
     word = re.fullmatch(r"No such command '([^']+)'\.", message)
     if word is None:
         return []
@@ -225,8 +238,8 @@ def _interrupted(session: Session, code: Exit) -> int:
 
     what = "interrupted" if code is Exit.INTERRUPTED else "terminated"
     if code is Exit.INTERRUPTED:
-        # Under `python -m` the interpreter ends by SIGINT, whatever our exit code, when Ctrl-C broke off an
-        # `exec` of a string, as many run while modules load. The next one that goes through makes it forget.
+        # Under `python -m`, if Ctrl-C interrupts an `exec` of a string (many run while modules load), the
+        # interpreter ends by SIGINT whatever our exit code. The next `exec` that completes clears that state.
         exec("")
     why, following = session.on_interrupt()
     with contextlib.suppress(OSError):
@@ -236,7 +249,7 @@ def _interrupted(session: Session, code: Exit) -> int:
 
 
 def _silence(session: Session) -> None:
-    """Nobody reads any more: keep the interpreter's last flush from complaining."""
+    """Redirect stdout to /dev/null, so that the interpreter's last flush does not fail."""
     if session.out is sys.stdout:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -254,14 +267,14 @@ def _write_report(error: Exception) -> str:
 
 @contextlib.contextmanager
 def on_sigterm() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C does, so that what must be written is written."""
+    """Let SIGTERM unwind the stack as Ctrl-C does, so that pending writes complete."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
     try:
         before = signal.signal(signal.SIGTERM, on_signal)
-    except ValueError:  # not the main thread: whoever embeds us owns the signals
+    except ValueError:  # not the main thread: the embedding program owns the signals
         yield
         return
     try:
@@ -271,6 +284,6 @@ def on_sigterm() -> Iterator[None]:
 
 
 def main() -> None:
-    # To look for garbage while modules load takes a short command a twentieth of its time.
+    # Garbage collection while modules load takes 5 % of a short command's time.
     gc.set_threshold(50_000)
     sys.exit(run(sys.argv[1:]))

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iotctl.cli.option_sets import with_option_sets
 from iotctl.cli.options import Depth, DryRun, Master, Rate, Verify, Yes
 from iotctl.cli.session import Session, now_ms, session_of
 from iotctl.playbook.traits import Traits, never, step
 
+if TYPE_CHECKING:
+    from iotctl.errors import Exit
+    from iotctl.pipeline.report import MigrateReport
+    from iotctl.pipeline.verify import Filters
+
 MASTER = "local[*]"
 WAITS = ("waiting_migrate", "waiting_signoff", "waiting_release")
 REMOVAL_TIMEOUT_S = 30.0
-"""How long `migrate` waits for the end of a removal once its copies are released."""
+"""How long `migrate` waits for the end of a removal after the copies are released."""
+
+
+Report = Annotated[
+    str | None,
+    typer.Option("--report", metavar="DIR", help="Write the report to this directory too."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -21,27 +34,36 @@ def register(app: typer.Typer) -> None:
     app.command("verify")(verify)
 
 
+@dataclass(frozen=True)
+class JobOptions:
+    """How Spark moves the data."""
+
+    master: Master = MASTER
+    rate: Rate = "auto"
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=256, help="Copy at most this many units at the same time.")
+    ] = 8
+
+
 @step(Traits(inspect=lambda look, use: look.migrate(use), is_visible=never))
+@with_option_sets
 def migrate(
     ctx: typer.Context,
     verify_: Verify = False,
     depth: Depth = None,
     operation: Annotated[
         str | None,
-        typer.Option("--op", metavar="ID", help="Which operation; the only open one when left out."),
+        typer.Option("--op", metavar="ID", help="Operation id; default: the only open operation."),
     ] = None,
-    master: Master = MASTER,
-    rate: Rate = "auto",
-    concurrency: Annotated[int, typer.Option(min=1, max=256, help="Pulls at a time.")] = 8,
+    *,
+    job: JobOptions,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on after an interruption (it always does).")
+        bool, typer.Option("--resume", help="Accepted for clarity; every run resumes.")
     ] = False,
-    report: Annotated[
-        str | None, typer.Option("--report", metavar="DIR", help="Also write the report here.")
-    ] = None,
+    report: Report = None,
     dry_run: DryRun = False,
 ) -> int:
-    """Move the data of an open change by Spark: order the pulls, verify, sign off."""
+    """Move the data of an open change with Spark; with --verify, compare it and sign off."""
     from iotctl.cli import reports
     from iotctl.errors import Exit, RefusedProblem
     from iotctl.observe.operations import describe_operation, pick
@@ -52,43 +74,49 @@ def migrate(
     wanted = pick(session.cluster.meta(strong=True), operation)
     if wanted.ended:
         raise RefusedProblem(
-            f"{wanted.id} is over ({wanted.state()}): nothing is left to migrate",
+            f"{wanted.id} ended ({wanted.state()}): nothing is left to migrate",
             next="iotctl verify compares all replicas",
         )
     chosen = depth or ("content" if verify_ else None)
-    spark, bytes_per_s = master, parse_rate(rate) or None
+    bytes_per_s = parse_rate(job.rate) or None
     if dry_run:
         row = describe_operation(wanted, now_ms=now_ms())
-        there = f"{row.slots_done} of {row.slots_total} slots are there"
+        there = f"{row.slots_done} of {row.slots_total} slots are copied"
         compared = [f"compare every copy at depth {chosen}, and sign off"] if chosen else []
-        session.output.would(f"pull what is left of {wanted.id} ({wanted.title}): {there}", *compared)
+        session.output.would(f"copy the rest of {wanted.id} ({wanted.title}): {there}", *compared)
         return Exit.DONE
     with session.progress() as progress:
         done = run(
             session.spec,
             wanted.id,
             depth=chosen,
-            master=spark,
+            master=job.master,
             rate=bytes_per_s,
-            concurrency=concurrency,
+            concurrency=job.concurrency,
             progress=progress,
         )
     if wanted.kind == "remove-node" and done.state not in WAITS:
         _end_removal(session, wanted.id)
     session.output.emit("migrate", done, lambda: reports.migrate_tables(done))
     reports.save(session, "migrate", done, report)
+    code = _code(done)
+    if code == Exit.PARTLY:
+        session.output.note(f"next: iotctl migrate{' --verify' if chosen else ''} --op {done.operation}")
+    return code
+
+
+def _code(done: MigrateReport) -> Exit:
+    from iotctl.errors import Exit
+
     if done.verified is not None and done.verified.mismatches:
         return Exit.VERIFICATION
     if done.verified is not None and done.verified.unread:
         return Exit.UNREACHABLE
-    if done.failed or done.units_done < done.units_total:
-        session.output.note(f"next: iotctl migrate{' --verify' if chosen else ''} --op {done.operation}")
-        return Exit.PARTLY
-    return Exit.DONE
+    return Exit.PARTLY if done.failed or done.units_done < done.units_total else Exit.DONE
 
 
 def _end_removal(session: Session, operation: str) -> None:
-    """The last copies are released within moments; then the node leaves `cluster.yaml`, its agent stops."""
+    """Wait for the end of the removal; then stop the agent and remove the node from `cluster.yaml`."""
     from iotctl.change.execute import finish_removal
     from iotctl.cli.provisioning import provisioning
     from iotctl.errors import Partly
@@ -105,44 +133,60 @@ def _end_removal(session: Session, operation: str) -> None:
             finish_removal(session.cluster, session.source, provisioner, ended, session.output.note)
 
 
+@dataclass(frozen=True)
+class ReplicaFilters:
+    """The replicas to compare; all by default."""
+
+    slot: Annotated[list[int] | None, typer.Option(help="Compare only this slot; repeatable.")] = None
+    node: Annotated[
+        list[str] | None, typer.Option(help="Compare only replicas on this node; repeatable.")
+    ] = None
+    storage_group: Annotated[
+        list[str] | None, typer.Option(help="Compare only this storage group; repeatable.")
+    ] = None
+
+    def filters(self) -> Filters:
+        from iotctl.pipeline.verify import Filters
+
+        ranges = tuple((s, s + 1) for s in sorted(set(self.slot or ())))
+        groups = tuple(g.lower() for g in self.storage_group or ())
+        return Filters(slots=ranges, nodes=tuple(self.node or ()), storage_groups=groups)
+
+
 @step(Traits(inspect=lambda look, use: look.verify(use), is_visible=never))
+@with_option_sets
 def verify(
     ctx: typer.Context,
     depth: Depth = None,
-    slot: Annotated[list[int] | None, typer.Option(help="Only these slots.")] = None,
-    node: Annotated[list[str] | None, typer.Option(help="Only replicas on these nodes.")] = None,
-    storage_group: Annotated[list[str] | None, typer.Option(help="Only these storage groups.")] = None,
+    *,
+    only: ReplicaFilters,
     master: Master = MASTER,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Replace damaged copies by the majority's; they are kept aside.")
+        bool,
+        typer.Option(
+            "--repair", help="Replace damaged copies by the majority's copy; archive the damaged ones."
+        ),
     ] = False,
     yes: Yes = False,
-    report: Annotated[
-        str | None, typer.Option("--report", metavar="DIR", help="Also write the report here.")
-    ] = None,
+    report: Report = None,
 ) -> int:
-    """Compare all replicas. Exit 7 when something differs, 4 when something could not be read."""
+    """Compare all replicas. Exit 7 if replicas differ, 4 if a replica cannot be read."""
     from iotctl.cli import reports
     from iotctl.errors import Exit
-    from iotctl.pipeline.verify import Filters, run
+    from iotctl.pipeline.verify import run
 
     session = session_of(ctx)
     wanted = depth or "content"
     if repair and wanted == "manifest":
-        raise typer.BadParameter(
-            "--repair reads the bytes: use --depth hash or content", param_hint="--depth"
-        )
+        raise typer.BadParameter("--repair needs --depth hash or content", param_hint="--depth")
     if repair:
-        session.confirm("Replace every copy that differs from its group's majority?", yes=yes)
-    ranges = tuple((s, s + 1) for s in sorted(set(slot or ())))
-    groups = tuple(g.lower() for g in storage_group or ())
-    filters = Filters(slots=ranges, nodes=tuple(node or ()), storage_groups=groups)
+        session.confirm("replace every copy that differs from its group's majority?", yes=yes)
     with session.progress() as progress:
         found = run(
             session.spec,
             depth=wanted,
             master=master,
-            filters=filters,
+            filters=only.filters(),
             progress=progress,
             repair=repair,
         )

@@ -1,4 +1,4 @@
-"""`iotctl ops`: operations of the cluster; they live there and outlive this program."""
+"""`iotctl ops`: the cluster's operations, which run on whether or not iotctl runs."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from nodeagent.model.operation import Operation
     from nodeagent.model.requests import NodeStatus
 
-app = typer.Typer(help="Operations: list, watch, steer.", no_args_is_help=True)
+app = typer.Typer(help="List, watch and control operations.", no_args_is_help=True)
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Operation id, as in `ops list`.")]
 MaybeId = Annotated[
-    str | None, typer.Argument(metavar="[ID]", help="Operation id; the only open one when left out.")
+    str | None, typer.Argument(metavar="[ID]", help="Operation id; default: the only open operation.")
 ]
 
 
@@ -31,9 +31,11 @@ MaybeId = Annotated[
 @step(READS)
 def list_operations(
     ctx: typer.Context,
-    open_only: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
+    open_only: Annotated[
+        bool, typer.Option("--open", help="List only operations that have not ended.")
+    ] = False,
 ) -> None:
-    """Every operation the cluster remembers, and who holds its lock."""
+    """List the operations that the cluster remembers, and the holder of its lock."""
     from iotctl.change.lock import described, kept
     from iotctl.observe.operations import open_operations
     from nodeagent.model.errors import NodeAgentError
@@ -42,7 +44,7 @@ def list_operations(
     view = session.cluster.meta()
     _print(session, open_operations(view) if open_only else list(view.operations), session.cluster.statuses())
     if view.leader is None:
-        return  # nobody can tell, and it would take its time
+        return  # without a meta leader the lock is unknown, and asking would time out
     with suppress(NodeAgentError):
         held, _ = kept(session.cluster)
         if held is not None:
@@ -52,13 +54,13 @@ def list_operations(
 @app.command()
 @step(READS)
 def show(ctx: typer.Context, operation: MaybeId = None) -> None:
-    """One operation with its stages and their evidence."""
+    """Show an operation with its stages and their progress reports."""
     from iotctl.observe.operations import pick, whole
     from nodeagent.model.errors import NodeAgentError
 
     session = session_of(ctx)
     found = pick(session.cluster.meta(), operation)
-    with suppress(NodeAgentError):  # without a meta quorum the short record is what there is
+    with suppress(NodeAgentError):  # without a meta quorum, show the short record
         found = whole(session.cluster, found)
     _print(session, [found], session.cluster.statuses(), stages=True)
 
@@ -66,7 +68,7 @@ def show(ctx: typer.Context, operation: MaybeId = None) -> None:
 @app.command()
 @step(WORKS)
 def wait(ctx: typer.Context, operation: MaybeId = None) -> None:
-    """Wait until it is over, or waits for you."""
+    """Wait until an operation ends or waits for the operator."""
     from iotctl.cli.watching import watch_operation
     from iotctl.observe.operations import pick
 
@@ -77,9 +79,9 @@ def wait(ctx: typer.Context, operation: MaybeId = None) -> None:
 @app.command()
 @step(Traits(inspect=lambda look, use: look.would(use), undone_by=("ops.resume",)))
 def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False) -> None:
-    """Start no more copies and release nothing until `ops resume`.
+    """Pause an operation: start no copies and release nothing until `ops resume`.
 
-    Copies under way finish. Slots are never left closed: the stages before MOVING go on.
+    Copies in progress finish. The stages before MOVING continue, so that no slot stays closed.
     """
     from iotctl.errors import RefusedProblem
     from iotctl.observe.operations import pick, steer
@@ -98,9 +100,9 @@ def pause(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False
 
 @app.command()
 def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = False) -> None:
-    """Let a paused or waiting operation go on, then watch it. Always safe to repeat.
+    """Resume a paused or waiting operation, then watch it. Safe to repeat.
 
-    One that is paused and waits besides is only un-paused; the last line says what it waits for.
+    If an operation is paused and also waits, this only ends the pause; the last line names what it waits for.
     """
     from iotctl.cli.watching import watch_operation
     from iotctl.observe.operations import pick, steer
@@ -109,7 +111,7 @@ def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = Fals
     found = pick(session.cluster.meta(strong=True), operation)
     if dry_run:
         goes = found.paused or found.state() == "waiting_migrate"
-        return session.output.would(*[f"let {found.id} ({found.title}) go on"] if goes else [])
+        return session.output.would(*[f"resume {found.id} ({found.title})"] if goes else [])
     if found.paused:
         steer(session.cluster, found.id, "resume", session.operator)
     elif found.state() == "waiting_migrate":
@@ -121,7 +123,7 @@ def resume(ctx: typer.Context, operation: MaybeId = None, dry_run: DryRun = Fals
 def cancel(
     ctx: typer.Context, operation: Id, dry_run: DryRun = False, yes: Yes = False, confirm: Confirm = None
 ) -> None:
-    """Cancel an operation; possible up to SEALED, refused from OPEN on."""
+    """Cancel an operation. Possible up to stage SEALED, refused from OPEN on."""
     from iotctl.cli.watching import watch_operation
     from iotctl.errors import RefusedProblem
     from iotctl.observe.operations import cancel_cost, describe_operation, pick, received_bytes, steer
@@ -140,8 +142,8 @@ def cancel(
         }.get(found.kind, "plan rebalance")
         raise RefusedProblem(
             f"{found.id} is in stage {found.stage} and cannot be cancelled any more",
-            why="from OPEN on the new owners may have accepted writes",
-            next=f"let it end, then: iotctl {reverse}",
+            why="since OPEN, the new owners may have accepted writes",
+            next=f"wait for its end, then: iotctl {reverse}",
         )
     cost = cancel_cost(found, received_bytes(session.cluster.statuses(), found.id))
     if dry_run:
@@ -151,13 +153,13 @@ def cancel(
     steer(session.cluster, found.id, "cancel", session.operator)
     try:
         watch_operation(session, found.id)
-    except RefusedProblem:  # cancelled is what was asked for
+    except RefusedProblem:  # it was cancelled, as requested
         session.output.note(f"{found.id} is cancelled: {cost}")
 
 
 @app.command()
 def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
-    """Free the previous copies that --hold-release keeps; a node that leaves is waited for."""
+    """Release the previous copies that --hold-release retains; wait for a leaving node."""
     from iotctl.cli.watching import watch_operation
     from iotctl.observe.operations import pick, steer
 
@@ -167,7 +169,7 @@ def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
         _check_open(held)
         frees = not held.release_go and held.options.hold_release_ms
         return session.output.would(
-            *[f"free the previous copies of {held.id} ({held.title})"] if frees else []
+            *[f"release the previous copies of {held.id} ({held.title})"] if frees else []
         )
     found = steer(session.cluster, operation, "release", session.operator)
     if found.leaving is not None:
@@ -178,18 +180,20 @@ def release(ctx: typer.Context, operation: Id, dry_run: DryRun = False) -> None:
 @app.command()
 def unlock(
     ctx: typer.Context,
-    number: Annotated[int, typer.Argument(metavar="NUMBER", help="The lock's, as the refusal names it.")],
+    number: Annotated[
+        int, typer.Argument(metavar="NUMBER", help="Number of the lock, as `ops list` shows it.")
+    ],
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Take the cluster's lock from a program that will not come back; one that still runs stops its work."""
+    """Break the cluster's lock of a program that died; a program that still runs stops its work."""
     from iotctl.change.lock import described, drop, kept
     from iotctl.errors import RefusedProblem
 
     session = session_of(ctx)
     held, _ = kept(session.cluster)
     if held is None or held.serial != number:
-        now = f"it is {held.serial}, of {described(held, now_ms())}" if held else "none is held"
+        now = f"lock {held.serial} is held by {described(held, now_ms())}" if held else "no lock is held"
         raise RefusedProblem(f"lock {number} is not held", why=now)
     if dry_run:
         return session.output.would(f"take the lock from {described(held, now_ms())}")
@@ -214,7 +218,7 @@ def set_option(
     ],
     dry_run: DryRun = False,
 ) -> None:
-    """Change a running operation."""
+    """Change the copy rate of a running operation."""
     from iotctl.observe.operations import pick, steer
 
     session = session_of(ctx)
@@ -235,7 +239,7 @@ def _check_open(found: Operation) -> None:
 
     if found.ended:
         raise RefusedProblem(
-            f"{found.id} is over ({found.state()}): nothing is left to do with it", next="iotctl ops list"
+            f"{found.id} ended ({found.state()}): nothing is left to do", next="iotctl ops list"
         )
 
 
@@ -246,7 +250,7 @@ def _print(
     *,
     stages: bool = False,
 ) -> None:
-    """The bytes that nodes have received and not yet recorded count too."""
+    """Print operations; bytes that nodes received but have not recorded yet count too."""
     from iotctl.cli import views
     from iotctl.observe.operations import Operations, describe_operation, received_bytes
 

@@ -1,4 +1,4 @@
-"""Options that many commands share, and the global ones that may stand anywhere."""
+"""Options that several commands share, and global options, which may stand before or after the command."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ FLAGS = ("--quiet", "-q", "--verbose", "-v", "--no-color", "--no-input", "--debu
 
 
 def hoist(arguments: Sequence[str]) -> list[str]:
-    """Global options first, whatever their place; the order is kept otherwise. `--` ends the search.
+    """Move global options to the front and keep the order otherwise. `--` ends the search.
 
     >>> hoist(["cluster", "status", "-o", "json"])
     ['-o', 'json', 'cluster', 'status']
@@ -23,18 +23,18 @@ def hoist(arguments: Sequence[str]) -> list[str]:
 
 
 def command_words(arguments: Sequence[str]) -> list[str]:
-    """Without the global options."""
+    """The arguments without the global options."""
     return _split(arguments)[1]
 
 
 def is_csv_refused(arguments: Sequence[str]) -> bool:
-    """CSV is one table of plain values: only rows of a query are that."""
+    """Whether a command other than `data query` was asked for CSV, which holds one table of plain values."""
     _, rest = _split(arguments)
     return format_of(arguments) == "csv" and rest[:2] != ["data", "query"] and "--help" not in rest
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(global options, the command and its own)."""
+    """(global options, the command with its own arguments)."""
     front: list[str] = []
     rest: list[str] = []
     pending = list(arguments)
@@ -55,7 +55,7 @@ def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def format_of(arguments: Sequence[str]) -> str:
-    """The output format asked for, before anything is parsed: a usage error must already respect it."""
+    """The requested output format, found before parsing: usage errors must use it too."""
     words = hoist(arguments)
     for i, word in enumerate(words):
         if word in ("-o", "--output") and i + 1 < len(words):
@@ -66,7 +66,7 @@ def format_of(arguments: Sequence[str]) -> str:
 
 
 def one_of(*allowed: str) -> Callable[[str], str]:
-    """A parser of an option, which playbooks are checked by too (`catalogue`)."""
+    """A parser that takes only `allowed`; it also checks playbooks (`catalogue`)."""
 
     def parse(text: str) -> str:
         if text not in allowed:
@@ -77,7 +77,7 @@ def one_of(*allowed: str) -> Callable[[str], str]:
 
 
 def text_for(parse: Callable[[str], object], kind: str = "string") -> Callable[[str], str]:
-    """The text itself, once `parse` takes it. `kind`: its type in playbooks."""
+    """A parser that returns the text if `parse` accepts it. `kind` is its type in playbooks."""
 
     def parsed(text: str) -> str:
         parse(text)
@@ -90,22 +90,27 @@ def text_for(parse: Callable[[str], object], kind: str = "string") -> Callable[[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Answer ordinary questions with yes.")]
 Confirm = Annotated[
     str | None,
-    typer.Option("--confirm", metavar="NAME", help="The cluster's name, where --yes is not enough."),
+    typer.Option(
+        "--confirm", metavar="NAME", help="Confirm with the cluster's name, if --yes is not enough."
+    ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done; change nothing.")]
-Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is over.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the command would do; change nothing.")]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the end.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Repeat every 2 s until interrupted.")]
 AcceptLayout = Annotated[
     bool,
-    typer.Option("--accept-layout", help="Also a plan in which a zone, or a weight, is not what it seems."),
+    typer.Option("--accept-layout", help="Accept a layout that violates zones or weights."),
 ]
-Verify = Annotated[
-    bool, typer.Option("--verify", help="Keep the old copies until a verification has signed off.")
-]
+Verify = Annotated[bool, typer.Option("--verify", help="Retain the old copies until a verification passes.")]
 DEPTHS = ("manifest", "hash", "content")
 Depth = Annotated[
     str | None,
-    typer.Option("--depth", metavar="|".join(DEPTHS), parser=one_of(*DEPTHS), help="How deep to compare."),
+    typer.Option(
+        "--depth",
+        metavar="|".join(DEPTHS),
+        parser=one_of(*DEPTHS),
+        help="Compare file lists, file hashes, or every value.",
+    ),
 ]
 Rate = Annotated[
     str,
@@ -123,7 +128,7 @@ MASTERS = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|spark://[^:\s]+:\d+(,[^:\s]+:
 
 
 def parse_master(master: str) -> str:
-    """Raises `BadParameter` for what Spark takes for no master, before a JVM is started to say so."""
+    """Raises `BadParameter` if Spark would reject `master`; no JVM is started."""
     if not MASTERS.fullmatch(master):
         raise typer.BadParameter(
             f"{master!r} is not one of local[*], local[N], spark://HOST:PORT, yarn, k8s://URL"
@@ -132,13 +137,14 @@ def parse_master(master: str) -> str:
 
 
 Master = Annotated[
-    str, typer.Option("--master", metavar="MASTER", parser=parse_master, help="Where Spark runs.")
+    str,
+    typer.Option("--master", metavar="MASTER", parser=parse_master, help="Spark master that runs the job."),
 ]
 
 Nodes = Annotated[list[str], typer.Argument(metavar="NODE…", help="Node names.")]
 Node = Annotated[str, typer.Argument(metavar="NODE", help="Node name.")]
 NoMigrate = Annotated[
-    bool, typer.Option("--no-migrate", help="Stop before data moves; `iotctl migrate` goes on.")
+    bool, typer.Option("--no-migrate", help="Stop before data moves; continue with `iotctl migrate`.")
 ]
 HoldRelease = Annotated[
     str | None,
@@ -146,9 +152,9 @@ HoldRelease = Annotated[
         "--hold-release",
         metavar="24h",
         parser=Duration,
-        help="Keep the previous copies this long; no other change can begin until they are released.",
+        help="Retain the previous copies this long; no other change can start until then.",
     ),
 ]
 NoWriteSpec = Annotated[
-    bool, typer.Option("--no-write-spec", help="Show the edit of cluster.yaml, do not make it.")
+    bool, typer.Option("--no-write-spec", help="Show the edit of cluster.yaml instead of writing it.")
 ]

@@ -1,4 +1,4 @@
-"""`iotctl plan`: what a change would do, before anything is done."""
+"""`iotctl plan`: show what a change would do, before it is done."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from iotctl.plan.facts import ClusterFacts
     from iotctl.plan.model import Plan
 
-app = typer.Typer(help="What a change would do, before anything is done.", invoke_without_command=True)
+app = typer.Typer(help="Show what a change would do, before it is done.", invoke_without_command=True)
 
 Out = Annotated[str | None, typer.Option("--out", metavar="FILE", help="Save the plan for `iotctl apply`.")]
 FromStatus = Annotated[
     str | None,
-    typer.Option("--from-status", metavar="FILE", help="Ask no node; FILE is from `cluster slots -o json`."),
+    typer.Option(
+        "--from-status", metavar="FILE", help="Plan from this output of `cluster slots -o json`; ask no node."
+    ),
 ]
-Detailed = Annotated[
-    bool, typer.Option("--detailed-exitcode", help="Exit 8 when the plan changes something.")
-]
+Detailed = Annotated[bool, typer.Option("--detailed-exitcode", help="Exit 8 if the plan changes something.")]
 
 
 @app.callback()
 def plan(ctx: typer.Context) -> int | None:
-    """Without a subcommand: as `plan spec`."""
+    """Show what a change would do, before it is done. Without a command: `plan spec`."""
     return spec(ctx) if ctx.invoked_subcommand is None else None
 
 
@@ -41,14 +41,14 @@ def spec(
     out: Out = None,
     detailed_exitcode: Detailed = False,
 ) -> int:
-    """Plan what leads from the cluster to cluster.yaml: nodes that come, go, or take another's place."""
+    """Plan how to make the cluster match cluster.yaml: nodes to add, remove and replace."""
     from iotctl.change.convergence import spec_plan
 
     session = session_of(ctx)
     made, _ = spec_plan(session.cluster, session.source, allow_remove=True, accept_layout=accept_layout)
     code = show_plan(session, made, out=out, detailed=detailed_exitcode)
     if made.leaving:
-        session.output.note(f"{', '.join(made.leaving)} would go, with `iotctl apply --allow-remove` only")
+        session.output.note(f"only `iotctl apply --allow-remove` removes {', '.join(made.leaving)}")
     return code
 
 
@@ -57,7 +57,9 @@ def spec(
 def add_node(
     ctx: typer.Context,
     names: Nodes,
-    after: Annotated[str | None, typer.Option(help="The ring neighbour to stand behind.")] = None,
+    after: Annotated[
+        str | None, typer.Option(help="Place the new nodes after this node on the ring.")
+    ] = None,
     accept_layout: AcceptLayout = False,
     rate: Rate = "auto",
     out: Out = None,
@@ -97,15 +99,15 @@ def remove_node(
 @step(Traits(reads=True, looks=True, inspect=lambda look, use: look.plan(use)))
 def replace_node(
     ctx: typer.Context,
-    old: Annotated[str, typer.Argument(metavar="OLD", help="Who leaves.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="Who takes its place.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The node that leaves.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The node that takes its place.")],
     accept_layout: AcceptLayout = False,
     rate: Rate = "auto",
     out: Out = None,
     detailed_exitcode: Detailed = False,
     from_status: FromStatus = None,
 ) -> int:
-    """Plan giving a node's place to a new one."""
+    """Plan replacing a node by a new node."""
     from iotctl.plan.make import make_replace
 
     session = session_of(ctx)
@@ -129,19 +131,21 @@ def rebalance(
         typer.Option(
             metavar="slots|bytes|write-rate",
             parser=_strategy,
-            help="What every group shall have its share of.",
+            help="Balance this between the groups.",
         ),
     ] = "slots",
     max_moves: Annotated[
         int | None,
-        typer.Option("--max-moves", min=1, metavar="N", help="Move at most N slots, the best ones."),
+        typer.Option(
+            "--max-moves", min=1, metavar="N", help="Move at most N slots, the most effective first."
+        ),
     ] = None,
     rate: Rate = "auto",
     out: Out = None,
     detailed_exitcode: Detailed = False,
     from_status: FromStatus = None,
 ) -> int:
-    """Plan moving slots between the groups there are; no node comes or leaves."""
+    """Plan moving slots between the existing groups, without adding or removing nodes."""
     from iotctl.plan.make import make_rebalance
 
     session = session_of(ctx)
@@ -153,7 +157,7 @@ def rebalance(
 def _facts(
     session: Session, rate: str, from_status: str | None, *, write_rates: bool = False
 ) -> ClusterFacts:
-    """Of the cluster as it is, or as a saved status says."""
+    """The facts of the live cluster, or of a saved status."""
     from iotctl.observe.facts import plan_facts, saved_facts
     from iotctl.spec.units import parse_rate
 
@@ -164,7 +168,7 @@ def _facts(
 
 
 def _why_empty(plan: Plan) -> str:
-    """What an empty plan says."""
+    """Why the plan is empty."""
     from nodeagent.partition.loads import EVEN
 
     if plan.kind != "rebalance":
@@ -174,7 +178,7 @@ def _why_empty(plan: Plan) -> str:
         return "nothing to move: the slots are even"
     if ratio is None or ratio <= EVEN:
         return f"nothing to move: no group has more than {EVEN} times the mean"
-    return f"nothing to move: whole slots allow no less than {ratio:.2f} times the mean; see the hot slots"
+    return f"nothing to move: whole slots allow no ratio below {ratio:.2f} times the mean; see the hot slots"
 
 
 @app.command("show")
@@ -188,7 +192,7 @@ def show(
 
 
 def show_plan(session: Session, plan: Plan, *, out: str | None, detailed: bool) -> int:
-    """Print, save, and say by the exit code whether something would change."""
+    """Print and save the plan; the exit code tells whether it changes something."""
     from iotctl.change.execute import check_plan
     from iotctl.change.lock import plan_digest
     from iotctl.errors import Exit, InputProblem
@@ -205,12 +209,12 @@ def show_plan(session: Session, plan: Plan, *, out: str | None, detailed: bool) 
             raise InputProblem(
                 "the plan cannot be saved", why=error.strerror or str(error), where=str(path)
             ) from None
-        session.output.note(f"saved, its digest is {plan_digest(plan)}; next: iotctl apply {out}")
+        session.output.note(f"saved with digest {plan_digest(plan)}; next: iotctl apply {out}")
     return Exit.PENDING if detailed and plan.has_changes else Exit.DONE
 
 
 def load_plan(path: Path) -> Plan:
-    """Raises `InputProblem` when the file is no plan."""
+    """Raises `InputProblem` if the file is not a plan."""
     from iotctl.errors import InputProblem
     from iotctl.plan.apply import from_json, from_yaml
 

@@ -1,4 +1,4 @@
-"""Whoever starts and ends the agents of this session's cluster."""
+"""The provisioner: starts and stops the agents of this session's cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def provisioning(session: Session, progress: Progress) -> Iterator[Provisioner]:
-    """Connections that it opens are closed at the end of the block."""
+    """The provisioner of the session's cluster. Its connections close at the end of the block."""
     from iotctl.change.provision import LocalProvisioner, probe_of
 
     probe = probe_of(session.source, session.identity, session.env)

@@ -1,4 +1,4 @@
-"""The JSON Schemas of every document iotctl prints, made from the structs that are printed.
+"""The JSON Schemas of every document that iotctl prints, made from the printed structs.
 
 `python -m iotctl.cli.published` rewrites `iotctl/output/schemas/`; a test fails when that was forgotten.
 """
@@ -94,7 +94,7 @@ class DataSchema(msgspec.Struct):
 
 
 class DataQuery(msgspec.Struct):
-    """What was acknowledged `age_ms` before it began is in it; null: no leader confirmed how old it is."""
+    """The rows include every write acknowledged at least `age_ms` ago; null: no leader confirmed an age."""
 
     read: str
     age_ms: int | None
@@ -128,7 +128,7 @@ class DataExport(msgspec.Struct):
 
 
 class ClusterAgents(msgspec.Struct):
-    """`what` was done to `nodes`: `started` or `stopped`; those left out were so already."""
+    """`what` happened to `nodes`: `started` or `stopped`. Nodes in that state before are left out."""
 
     what: str
     nodes: list[str]

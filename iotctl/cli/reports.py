@@ -69,7 +69,7 @@ def verify_tables(r: VerifyReport) -> list[Table | str]:
         parts.append(Table(headers, found, title=f"mismatches (first {len(found)} of {r.mismatches_total})"))
     if r.repairs:
         kept = [(p.node, p.slot, p.file, ", ".join(p.sources), p.quarantined or "-") for p in r.repairs]
-        heads = ("node", "slot", "file", "from", "damaged one kept at")
+        heads = ("node", "slot", "file", "from", "damaged copy archived at")
         parts.append(Table(heads, kept[:MISMATCHES_SHOWN], title=f"replaced ({len(kept)})"))
     if r.unread:
         unread = [(u.node, u.group, "-" if u.slot is None else u.slot, u.reason) for u in r.unread]
@@ -78,7 +78,7 @@ def verify_tables(r: VerifyReport) -> list[Table | str]:
 
 
 def save(session: Session, kind: str, body: object, directory: str | None) -> None:
-    """Write `DIR/<kind>.json` when a directory is given."""
+    """Write `DIR/<kind>.json` if a directory is given."""
     if directory is None:
         return
     path = session.cwd / directory
@@ -110,7 +110,7 @@ def demo_tables(r: DemoReport) -> list[Table | str]:
         ("rows", f"{count_text(r.rows_before)} before, {count_text(r.rows_after)} after"),
         ("series", f"{count_text(r.series)} checksums before and after: {equal}"),
         ("writer", f"{r.acknowledged} places, every acknowledged row present: {equal}"),
-        ("reader", f"{count_text(r.strong_reads)} strong reads beside the changes"),
+        ("reader", f"{count_text(r.strong_reads)} strong reads during the changes"),
         ("longest write", ", ".join(f"{h} {ms} ms" for h, ms in r.write_pause_ms.items())),
         ("verified", f"{r.verified}, at depth content"),
         ("took", span_text(r.seconds)),

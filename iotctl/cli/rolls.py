@@ -1,4 +1,4 @@
-"""Agents that are restarted one after the other, and what is shown of it."""
+"""Rolling restarts of agents, and their output."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ HEALTHY_S = 180.0
 
 
 AtOnce = Annotated[
-    int, typer.Option("--max-unavailable", min=1, help="At most so many nodes down at the same time.")
+    int, typer.Option("--max-unavailable", min=1, help="Keep at most this many nodes down at the same time.")
 ]
 
 
 OlderThan = Annotated[
     str | None,
     typer.Option(
-        "--older-than", metavar="1h", parser=Duration, help="Only agents that have been running longer."
+        "--older-than", metavar="1h", parser=Duration, help="Include only agents that have run longer."
     ),
 ]
 
@@ -44,7 +44,7 @@ def long_running(session: Session, names: list[str], older_than: str | None) -> 
 
 
 def open_machines(session: Session, *, ahead: bool = False) -> Machines:
-    """With `ahead` all of them are called now, while the code that speaks to them is read."""
+    """Connections to the machines; with `ahead` they open now, while the SSH code loads."""
     from iotctl.fleet.dial import Ahead, wait_s
     from iotctl.fleet.ssh_config import target_of
 
@@ -85,8 +85,10 @@ def roll(
 
 
 def roll_none(session: Session, what: str) -> Rolled:
-    """No agent is to be restarted; what a roll that was killed left is ended all the same, where that can be
-    known and nobody else is at work."""
+    """Restart no agent, but undrain the nodes that a killed roll left draining.
+
+    Does nothing if the cluster does not answer or another program holds its lock.
+    """
     from iotctl.errors import BusyProblem
     from iotctl.lifecycle.rolling import Rolled, left_draining
     from nodeagent.model.errors import NodeAgentError
@@ -99,7 +101,7 @@ def roll_none(session: Session, what: str) -> Rolled:
 
 
 def wait_healthy(session: Session) -> bool:
-    """Raises `Partly` when the time is up."""
+    """Raises `Partly` after `HEALTHY_S`."""
     watch_healthy(session, timeout_s=HEALTHY_S, fleet=session.fleet)
     return True
 
@@ -108,7 +110,7 @@ def emit_rolled(session: Session, done: Rolled) -> None:
     said = f"restarted {', '.join(done.restarted)}" if done.restarted else "nothing was restarted"
     session.output.emit("cluster-rolled", done, lambda: [said])
     for node in done.undrained:
-        session.output.note(f"{node} may lead again: a restart that was killed had left it draining")
+        session.output.note(f"{node} may lead again: a killed restart had left it draining")
     for node in done.draining:
         session.output.warn(f"{node} was draining before and still is: iotctl cluster undrain {node}")
 
@@ -121,7 +123,7 @@ def emit_waves(session: Session, found: Waves, what: str) -> None:
 def wave_lines(found: Waves, what: str) -> list[str]:
     lines = [f"{i}. {what} {', '.join(wave)}" for i, wave in enumerate(found.waves, 1)]
     if found.blocked:
-        lines.append(f"not as the cluster is now: {', '.join(found.blocked)} ({found.why})")
+        lines.append(f"not possible now: {', '.join(found.blocked)} ({found.why})")
     return lines
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def print_rows(session: Session, rows: pa.Table, read: str, age_ms: int | None) -> None:
-    """In the asked format; `-o csv` and `-o jsonl` write plain rows, one a line."""
+    """Print rows in the requested format; `-o csv` and `-o jsonl` print one plain row per line."""
     kind = session.options.format
     if kind == "csv":
         import pyarrow as pa
@@ -29,7 +29,7 @@ def print_rows(session: Session, rows: pa.Table, read: str, age_ms: int | None) 
         sink = pa.BufferOutputStream()
         pacsv.write_csv(_with_hex(rows), sink)
         text = sink.getvalue().to_pybytes().decode()
-        # A file or a program gets every value as it is; a terminal would act on it.
+        # A file or a program gets every value unchanged; a terminal would interpret control characters.
         session.out.write(printable(text, keep="\n") if session.out.isatty() else text)
     elif kind == "jsonl":
         for batch in rows.to_batches():
@@ -60,12 +60,12 @@ def _time(value: object) -> str:
 
 
 def _plain(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    """Values JSON can carry: dates and timestamps as text, bytes as hex."""
+    """Rows of values that JSON can hold: dates and timestamps as text, bytes as hex."""
     return [{k: v.hex() if isinstance(v, bytes) else v for k, v in row.items()} for row in rows.to_pylist()]
 
 
 def _with_hex(rows: pa.Table) -> pa.Table:
-    """Bytes as in the other formats; CSV has none."""
+    """The rows with bytes as hex, as in the other formats: CSV has no bytes."""
     import pyarrow as pa
 
     for at, field in enumerate(rows.schema):
@@ -123,7 +123,7 @@ def schema_tables(schemas: Sequence[TableSchema]) -> list[Table | str]:
         for c in s.columns
     ]
     kept = [
-        f"{s.storage_group}.{s.table}: rows are kept for {span_text(s.ttl_ms / 1000)}"
+        f"{s.storage_group}.{s.table}: rows are retained for {span_text(s.ttl_ms / 1000)}"
         for s in schemas
         if s.ttl_ms
     ]

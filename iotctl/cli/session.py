@@ -1,4 +1,4 @@
-"""One run of iotctl: its global options, its output, and the cluster once a command needs it."""
+"""One run of iotctl: its global options, its output, and the cluster as soon as a command needs it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Connect = Callable[[ClusterSpec], Cluster]
 
-INTERRUPTED = ("what the cluster has accepted goes on", "iotctl ops list")
+INTERRUPTED = ("operations that the cluster accepted continue", "iotctl ops list")
 ANSWER_S = 2.0
 FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 
@@ -46,7 +46,7 @@ class GlobalOptions:
 
 @dataclass(slots=True)
 class Session:
-    """`connect` is replaced by tests; everything that reads the world goes through here."""
+    """The environment of a command: streams, variables, directory, cluster. Tests replace `connect`."""
 
     out: TextIO
     err: TextIO
@@ -56,10 +56,10 @@ class Session:
     connect: Connect | None = None
     options: GlobalOptions = field(default_factory=GlobalOptions)
     on_interrupt: Callable[[], tuple[str, str]] = lambda: INTERRUPTED
-    """What is true when this run is interrupted now, and the next command."""
+    """(the state if this run is interrupted now, the next command)."""
 
     lock: HeldLock | None = None
-    """The cluster's, while this program holds it; steps of a playbook work under that of their run."""
+    """The cluster's lock, while this program holds it; the steps of a playbook share their run's lock."""
 
     _source: ClusterSource | None = None
     _cluster: Cluster | None = None
@@ -76,7 +76,7 @@ class Session:
 
     @property
     def source(self) -> ClusterSource:
-        """Raises `InputProblem` when there is no cluster file or it is invalid."""
+        """Raises `InputProblem` if there is no valid cluster file."""
         if self._source is None:
             from iotctl.spec.find import find_cluster
 
@@ -86,7 +86,7 @@ class Session:
         return self._source
 
     def use(self, source: ClusterSource) -> None:
-        """Work on `source` whatever the global options say (`local up` knows its own spec)."""
+        """Use `source` instead of the cluster that the global options name (`local up` has its own)."""
         self._source = source
 
     @property
@@ -115,7 +115,7 @@ class Session:
 
     @property
     def fleet(self) -> LocalFleet | None:
-        """The local fleet when the cluster is one."""
+        """The local fleet, if the cluster is a local fleet."""
         if not self.source.is_local:
             return None
         from iotctl.fleet.local import LocalFleet
@@ -124,17 +124,19 @@ class Session:
 
     @property
     def operator(self) -> str:
-        """Who is recorded with a change."""
+        """The operator's name, which is recorded with a change."""
         return self.env.get("USER") or self.env.get("LOGNAME") or "operator"
 
     @contextmanager
     def locked(self, what: str) -> Iterator[None]:
-        """Hold the cluster's lock: who goes over its machines step by step does so alone. A cluster that does
-        not answer has none to give; what can be done then (to start it) is done.
+        """Hold the cluster's lock, so that only one program works on its machines.
+
+        A cluster that does not answer cannot give its lock; the block then runs without it (to start the
+        cluster, for example).
 
         Raises:
-            BusyProblem: another program holds it.
-            RefusedProblem, Partly: it was lost meanwhile.
+            BusyProblem: another program holds the lock.
+            RefusedProblem, Partly: the lock was lost inside the block.
         """
         from iotctl.change.lock import HeldLock
         from nodeagent.model.errors import OutcomeUnknown, Unavailable
@@ -150,7 +152,7 @@ class Session:
                     self.lock = held.enter_context(HeldLock(cluster, what, self.operator, now_ms()))
                 except (Unavailable, OutcomeUnknown) as error:
                     self.output.warn(
-                        f"working without the cluster's lock, for it cannot be had: {error.what}"
+                        f"continuing without the cluster's lock, which cannot be taken: {error.what}"
                     )
             try:
                 yield
@@ -158,15 +160,15 @@ class Session:
                 self.lock = None
 
     def check_lock(self) -> int:
-        """Before each step under `locked`; the lock's serial, 0 without one.
+        """Check the lock before each step under `locked`; returns its serial, 0 without a lock.
 
         Raises:
-            RefusedProblem: it is not ours any more.
+            RefusedProblem: this program does not hold the lock any more.
         """
         return self.lock.check() if self.lock is not None else 0
 
     def _answering(self) -> Cluster | None:
-        """The cluster, if some node of it answers at once."""
+        """The cluster, if a node answers within `ANSWER_S`."""
         from iotctl.errors import IotctlError
         from nodeagent.model.errors import NodeAgentError
 
@@ -176,19 +178,19 @@ class Session:
             answers = []
         if any(not isinstance(a, NodeAgentError) and a.cluster_id for a in answers):
             return self.cluster
-        self.close()  # connected anew next time: a playbook may just be making it
+        self.close()  # reconnect next time: a playbook may be creating the cluster
         return None
 
     def binary_out(self) -> BinaryIO:
-        """Standard output for bytes.
+        """Standard output, opened for bytes.
 
         Raises:
-            RefusedProblem: it is a terminal, or takes text only.
+            RefusedProblem: standard output is a terminal or accepts only text.
         """
         raw = getattr(self.out, "buffer", None)
         if raw is None or self.out.isatty():
             raise RefusedProblem(
-                "no bytes are written to a terminal",
+                "refusing to write binary data to a terminal",
                 next="redirect the output: > FILE, or name one with --to",
             )
         self.out.flush()
@@ -209,10 +211,10 @@ class Session:
         return self.options.input and self.stdin.isatty()
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Grade one: `--yes` answers it.
+        """Ask for a yes; `--yes` answers it.
 
         Raises:
-            RefusedProblem: declined, or nobody to ask.
+            RefusedProblem: declined, or no terminal to ask on.
         """
         if yes:
             return
@@ -231,13 +233,13 @@ class Session:
         self.err.flush()
 
     def confirm_name(self, question: str, *, name: str, given: str | None) -> None:
-        """Grade two: the cluster's name must be given; `--yes` never replaces it.
+        """Ask for the cluster's name; `--yes` does not answer it.
 
         Raises:
-            RefusedProblem: another name, or nobody to ask.
+            RefusedProblem: another name, or no terminal to ask on.
         """
         if given is None and self.can_ask:
-            self._ask(f"{question}\nType the cluster's name ({name}) to go on: ")
+            self._ask(f"{question}\nType the cluster's name ({name}) to continue: ")
             given = self.stdin.readline().strip()
         if given is None:
             raise RefusedProblem(

@@ -1,4 +1,4 @@
-"""`iotctl support`: what to send along with a question."""
+"""`iotctl support`: collect diagnostics for a support request."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ def bundle(
     ctx: typer.Context,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE.tar.gz", help="Where to; else support-NAME-TIME here."),
+        typer.Option(
+            "--out", metavar="FILE.tar.gz", help="Output file; default: support-NAME-TIME.tar.gz here."
+        ),
     ] = None,
 ) -> None:
-    """Write one archive: spec, status, events, operations, logs of a local fleet, versions.
+    """Write an archive: cluster.yaml, status, events, operations, versions, logs of a local fleet.
 
-    Works with nodes down, which it names. Never holds private keys or rows; values that look secret are
-    taken out of cluster.yaml.
+    Works while nodes are down, and names them. The archive holds no private keys and no rows; values of
+    cluster.yaml that look secret are redacted.
     """
     from iotctl.cli import views
     from iotctl.observe.bundle import default_name, write_bundle

@@ -1,7 +1,6 @@
 """The tree of commands, and the part of it that a command line needs.
 
-To load all commands takes longer than a small command does, and so does typer, which examines each command
-that it is given.
+Loading all commands takes longer than running a small one. Typer also examines each command that it gets.
 """
 
 from __future__ import annotations
@@ -17,16 +16,16 @@ from typer.models import CommandInfo
 
 HELP = "Operate, scale and migrate clusters of time-series storage nodes."
 EPILOG = (
-    "The options above may stand before or after the command. "
+    "Options above may stand before or after the command. "
     "Exit codes: 0 done, 2 usage, 3 input, 4 unreachable, 5 refused, 6 partly, 7 verification failed, "
     "8 changes pending, 9 outcome unknown, 10 busy."
 )
 
 
 class Branch(NamedTuple):
-    """A command or a group of `iotctl`, with the help that `iotctl --help` shows of it.
+    """A command or a group of `iotctl`, with its line in `iotctl --help`.
 
-    The module of a group has an `app`, that of a command a function `register`.
+    The module of a group has an `app`; the module of a command has a function `register`.
     """
 
     name: str
@@ -37,17 +36,17 @@ class Branch(NamedTuple):
 COMMANDS = (
     Branch("demo", "demo", "Start a fleet, load sensor data, add and remove nodes under load."),
     Branch("apply", "apply", "Execute a plan; without PLAN, plan from cluster.yaml, show and ask."),
-    Branch("migrate", "migrate", "Move the data of an open change by Spark: order the pulls, verify."),
+    Branch("migrate", "migrate", "Move the data of an open change with Spark; with --verify, compare it."),
     Branch("verify", "migrate", "Compare all replicas."),
     Branch("completion", "completion", "Print the completion script of a shell."),
 )
 GROUPS = (
-    Branch("local", "local", "A fleet on this machine."),
-    Branch("cluster", "cluster", "Look at a cluster, change its nodes."),
-    Branch("plan", "plan", "What a change would do, before anything is done."),
-    Branch("ops", "ops", "Operations: list, watch, steer."),
-    Branch("data", "data", "Rows in and out."),
-    Branch("cert", "cert", "Certificates of nodes and operators."),
+    Branch("local", "local", "Run a fleet on this machine."),
+    Branch("cluster", "cluster", "Inspect a cluster and change its nodes."),
+    Branch("plan", "plan", "Show what a change would do, before it is done."),
+    Branch("ops", "ops", "List, watch and control operations."),
+    Branch("data", "data", "Write, read, import, export and delete rows."),
+    Branch("cert", "cert", "Manage certificates of nodes and operators."),
     Branch("playbook", "playbook", "Run commands from a YAML file."),
     Branch("support", "support", "Collect support diagnostics."),
 )
@@ -66,8 +65,7 @@ def whole(callback: Callback) -> typer.Typer:
 
 
 def needed(callback: Callback, words: Sequence[str]) -> typer.Typer:
-    """The one command that the words begin with; if they begin with none, the first level, as its help shows
-    it.
+    """Only the command that the words begin with; the first level with its help, if they begin with none.
 
     Args:
         words: of a command line, without its global options.
@@ -104,7 +102,7 @@ def _root(callback: Callback) -> typer.Typer:
 
 
 def _nothing() -> None:
-    raise AssertionError("a command that is only shown was run")
+    raise AssertionError("a command without an implementation was run")
 
 
 def _load(module: str) -> ModuleType:
@@ -112,7 +110,7 @@ def _load(module: str) -> ModuleType:
 
 
 def _part(group: typer.Typer, words: Sequence[str]) -> typer.Typer:
-    """With the one command that the words begin with, where they do."""
+    """The group with only the command that the words begin with; the whole group, if they begin with none."""
     groups = [g for g in group.registered_groups if words and g.name == words[0]]
     commands = [c for c in group.registered_commands if words and _name_of(c) == words[0]]
     if not (groups or commands):

@@ -1,4 +1,4 @@
-"""Results as tables for people. JSON never passes through here."""
+"""Results as tables for the operator; JSON does not use them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def status_tables(s: ClusterStatus) -> list[Table | str]:
         f"cluster {s.name}  id {s.cluster_id or '-'}  table version {s.table_version}\n"
         f"{'healthy' if s.healthy else 'NOT healthy'}, {'quorum' if s.quorum else 'QUORUM LOST'}, "
         f"meta leader {leader} (term {s.meta.term}), "
-        f"as told by {s.source or 'nobody'} at {time_text(s.as_of_ms)}"
+        f"as reported by {s.source or 'no node'} at {time_text(s.as_of_ms)}"
     )
     if s.feature_level_possible > s.feature_level:
-        known = f"feature level {s.feature_level}, all nodes speak {s.feature_level_possible}"
+        known = f"feature level {s.feature_level}, all nodes support {s.feature_level_possible}"
         head += f"\n{known}: {FINALIZE}"
     parts: list[Table | str] = [head, node_table(s)]
     if s.lost_groups:
@@ -143,7 +143,7 @@ def slot_tables(s: SlotsView) -> list[Table | str]:
         ),
     ]
     if s.unread:
-        parts.append(f"not told: {', '.join(s.unread)}")
+        parts.append(f"did not respond: {', '.join(s.unread)}")
     return parts
 
 
@@ -180,7 +180,7 @@ def operation_tables(operations: Sequence[OperationRow], *, stages: bool = False
             )
             for s in o.stages
         ]
-        parts.append(Table(("stage", "entered", "took", "evidence"), steps, title=o.id))
+        parts.append(Table(("stage", "entered", "took", "progress reports"), steps, title=o.id))
     return parts
 
 
@@ -210,7 +210,7 @@ def bundle_tables(b: Bundle) -> list[Table | str]:
 
 def level_tables(found: FeatureLevel) -> list[Table | str]:
     rows = [(node, _or_dash(level)) for node, level in found.nodes.items()]
-    return [f"feature level {found.level}", Table(("node", "speaks up to"), rows)]
+    return [f"feature level {found.level}", Table(("node", "supports up to"), rows)]
 
 
 def drain_tables(d: Drained) -> list[Table | str]:
@@ -228,10 +228,10 @@ def stop_tables(s: OkToStop) -> list[Table | str]:
         (g.group, " ".join(g.voters), " ".join(g.stopping) or "-", f"{len(g.left)}/{g.needed}", g.why or "-")
         for g in s.lost
     ]
-    subset = ", ".join(s.may_stop) or "none of them"
+    subset = ", ".join(s.may_stop) or "no node"
     return [
         Table(
-            ("group", "voters", "stopping", "left/needed", "besides"), rows, title="would lose their quorum"
+            ("group", "voters", "stopping", "left/needed", "reason"), rows, title="would lose their quorum"
         ),
         f"may stop at the same time: {subset}",
     ]
@@ -251,25 +251,27 @@ def recover_tables(r: Recovery) -> list[Table | str]:
             )
             for g in r.groups
         ]
-        title = "go on again" if r.done else "lost their majority"
+        title = "recovered" if r.done else "lost their majority"
         parts.append(
             Table(
-                ("group", "lost", "goes on from", "last entry", "others behind", "slots"), rows, title=title
+                ("group", "lost", "recovery leader", "last entry", "others behind", "slots"),
+                rows,
+                title=title,
             )
         )
         parts.append(
-            "lost: whatever the lost nodes alone acknowledged after that last entry; nobody can tell how much"
+            "lost: writes that only the lost nodes acknowledged, after that last entry; the amount is unknown"
         )
     if r.gone:
         ranges = [(g.group, " ".join(g.lost), " ".join(f"{a}-{b - 1}" for a, b in g.slots)) for g in r.gone]
         parts.append(
-            Table(("group", "members, all lost", "slots"), ranges, title="nobody is left: rows are gone")
+            Table(("group", "members, all lost", "slots"), ranges, title="no member is left: rows are lost")
         )
     return parts
 
 
 def plan_tables(plan: Plan) -> list[Table]:
-    """The plan room says which rows; here bytes and seconds get their units."""
+    """The rows of `iotctl.plan.render`, with units for bytes and seconds."""
     from iotctl.plan.render import render
 
     units = {"bytes": bytes_text, "seconds": span_text}
@@ -292,7 +294,7 @@ def plan_tables(plan: Plan) -> list[Table]:
 
 
 def _plan_cell(row: Sequence[object], at: int, cell: object) -> object:
-    """Rows of the summary carry their unit in the first column."""
+    """A cell of the summary, whose rows name their unit in the first column."""
     if cell is None:
         return "-"
     if at > 0 and isinstance(row[0], str) and isinstance(cell, int | float):

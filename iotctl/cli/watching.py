@@ -1,5 +1,5 @@
-"""Watching: an operation until it is over or waits for the operator, a cluster until it is healthy, and
-whatever `--watch` repeats."""
+"""Watch an operation until it ends or waits for the operator, or a cluster until it is healthy; repeat
+`--watch` commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WATCH_S = 2.0
 
 
 def repeated(session: Session, show: Callable[[], int], watch: bool) -> int:
-    """Its exit code; with `watch` it is shown until Ctrl-C, whatever does not answer meanwhile."""
+    """Call `show` and return its exit code; with `watch`, call it until Ctrl-C despite unreachable nodes."""
     code = show()
     while watch:
         time.sleep(WATCH_S)
@@ -36,7 +36,7 @@ def repeated(session: Session, show: Callable[[], int], watch: bool) -> int:
 
 
 def after(shown: Sequence[str], told: Sequence[str]) -> Sequence[str]:
-    """What a log has got since its last lines were `shown`.
+    """The lines that a log got since its last lines were `shown`.
 
     >>> after(["a", "b", "c"], ["b", "c", "d"])
     ['d']
@@ -50,7 +50,7 @@ def after(shown: Sequence[str], told: Sequence[str]) -> Sequence[str]:
 
 
 def operation_progress(progress: Progress) -> Callable[[Operation], None]:
-    """Stage and copied slots, with what it waits for."""
+    """A callback that shows an operation's stage, its copied slots and what it waits for."""
     from iotctl.observe.operations import WAITS, blocked_on, describe_operation
 
     def update(operation: Operation) -> None:
@@ -66,7 +66,7 @@ def operation_progress(progress: Progress) -> Callable[[Operation], None]:
 
 
 def watch_operation(session: Session, operation: str) -> None:
-    """Wait for `operation`, end a removal here too, and print it. A cancelled one is refused work (5)."""
+    """Wait for `operation`, finish a removal on this side, and print it. A cancelled operation is exit 5."""
     from iotctl.change.execute import finish_removal
     from iotctl.cli import views
     from iotctl.observe.operations import Operations, describe_operation, wait_operation
@@ -91,14 +91,14 @@ def watch_operation(session: Session, operation: str) -> None:
 def watch_healthy(
     session: Session, *, timeout_s: float | None = None, fleet: LocalFleet | None = None
 ) -> ClusterStatus:
-    """Wait until no problem is an error, `--timeout` or else `timeout_s` long.
+    """Wait until no problem is an error, for `--timeout` or else `timeout_s`.
 
     Args:
-        fleet: its agents must go on running.
+        fleet: its agents must keep running.
 
     Raises:
-        Partly: the time ended first.
-        Unreachable: a local agent has ended.
+        Partly: the timeout passed first.
+        Unreachable: a local agent exited.
     """
     from iotctl.lifecycle.startup import wait_healthy
 

@@ -331,7 +331,7 @@ def test_an_interrupt_tells_what_goes_on(spec: Path, error: BaseException, code:
     assert done.code == code
     failure = document(done.out)["error"]
     assert (failure["code"], failure["kind"], failure["next"]) == (code, what, "iotctl ops list")
-    assert f"error: {what}" in done.err and "goes on" in done.err
+    assert f"error: {what}" in done.err and "continue" in done.err
 
 
 def test_a_lost_quorum_is_called_so(spec: Path) -> None:

@@ -229,7 +229,7 @@ def test_an_interrupted_import_says_how_far_it_came(spec: Path, monkeypatch: pyt
     done, _ = load(spec, "time,v\n" + "".join(f"{i},1\n" for i in range(1000)), cluster=cluster)
     failure = json.loads(done.out)["error"]
     rows = sum(w[2].num_rows for w in cluster.written)
-    assert (done.code, failure["why"]) == (130, f"{rows} rows are in, and perhaps some more")
+    assert (done.code, failure["why"]) == (130, f"{rows} rows are written, and perhaps some more")
     assert failure["next"] == "run the same command again; equal rows overwrite"
 
 
@@ -306,7 +306,7 @@ def test_a_ttl_is_set_shown_and_taken_back(spec: Path) -> None:
     done = iotctl(spec, *named, "--set-ttl", "30d", "-o", "json", cluster=cluster)
     assert done.code == 0 and json.loads(done.out)["tables"][0]["ttl_ms"] == 30 * 86_400_000
     assert [t.ttl_ms for t in cluster.tables] == [30 * 86_400_000, 0]
-    assert "root.plant.m: rows are kept for" in iotctl(spec, *named, cluster=cluster).out
+    assert "root.plant.m: rows are retained for" in iotctl(spec, *named, cluster=cluster).out
     for words, code in (
         ((*named, "--set-ttl", "soon"), Exit.USAGE),
         ((*named, "--set-ttl", "0s"), Exit.USAGE),

@@ -94,12 +94,12 @@ def test_operations(place: Path) -> None:
         "set the rate of op-7 (add-node node6) to 5MB/s"
     ]
     assert would(place, "ops set op-7 --rate auto", cluster) == [], "it is so already"
-    assert would(place, "ops release op-7", cluster) == ["free the previous copies of op-7 (add-node node6)"]
+    assert would(place, "ops release op-7", cluster) == ["release the previous copies of op-7 (add-node node6)"]
     assert would(place, "ops cancel op-7", cluster)[0].startswith("cancel op-7 (add-node node6): ")
     cluster.operations[0].paused = True
     cluster.operations[0].stage = Stage.MOVING
     assert would(place, "ops pause op-7", cluster) == []
-    assert would(place, "ops resume op-7", cluster) == ["let op-7 (add-node node6) go on"]
+    assert would(place, "ops resume op-7", cluster) == ["resume op-7 (add-node node6)"]
     (pulled, compared) = would(place, "migrate --op op-7 --verify", cluster)
     assert pulled.startswith("pull what is left of op-7") and "depth content" in compared
     done = iotctl(place, "migrate", "--dry-run", "--rate", "nonsense", cluster=cluster)
@@ -126,7 +126,7 @@ def test_rows_and_tables(place: Path) -> None:
         "write 2 rows to root.plant.m"
     ]
     assert would(place, f"data schema {words} --set-ttl 30d", cluster) == [
-        "keep rows of root.plant.m for 30d"
+        "retain rows of root.plant.m for 30d"
     ]
     assert would(place, f"data schema {words} --set-ttl none", cluster) == []
     (place / "rows.csv").write_text("time,device,v\n1,d1,2.5\nx,d1,3.5\n")
@@ -136,13 +136,13 @@ def test_rows_and_tables(place: Path) -> None:
 
 def test_a_new_cluster(tmp_path: Path) -> None:
     write, make = would(tmp_path, "cluster init a b c --name plant")
-    assert write == f"write {tmp_path / 'cluster.yaml'}" and make.startswith("make the authority in ")
+    assert write == f"write {tmp_path / 'cluster.yaml'}" and make.startswith("create the authority in ")
     assert iotctl(tmp_path, "cluster", "init", "a", "a", "b", "--dry-run").code == 2
 
 
 def test_a_local_fleet(tmp_path: Path) -> None:
     made, *starts = would(tmp_path, "local up --nodes 3 --dir f")
-    assert made == f"make a fleet in {tmp_path / 'f'}" and starts == [f"start node{i}" for i in (1, 2, 3)]
+    assert made == f"create a fleet in {tmp_path / 'f'}" and starts == [f"start node{i}" for i in (1, 2, 3)]
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "mine").touch()
     assert iotctl(tmp_path, "local", "up", "--dir", "f", "--dry-run").code == 5

@@ -38,7 +38,7 @@ def test_the_level_is_raised_when_it_is_said_so(spec: Path) -> None:
     would = iotctl(spec, *FINALIZE, "--dry-run", "-o", "json", cluster=cluster)
     assert json.loads(would.out)["would"] == ["raise the feature level from 1 to 2"]
     declined = iotctl(spec, *FINALIZE, cluster=cluster)
-    assert declined.code == Exit.REFUSED and "go back to the release before" in declined.err
+    assert declined.code == Exit.REFUSED and "go back to the previous release" in declined.err
     assert cluster.level == 1
     done = iotctl(spec, *FINALIZE, "--yes", "-o", "json", cluster=cluster)
     assert done.code == 0 and cluster.level == 2, done.err

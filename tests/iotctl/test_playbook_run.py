@@ -15,8 +15,10 @@ from iotctl.playbook.command_line import command_line
 from iotctl.playbook.inspect import Inspector, Use, after_earlier, can_look_again, undo_of
 from iotctl.playbook.journal import FileJournal, find_run
 from iotctl.playbook.model import READS, Entry, Inspection, Journal, Ran, Report, StepResult
+from iotctl.playbook.outcome import parts
 from iotctl.playbook.report import annotations, junit, summary, taken_back
-from iotctl.playbook.run import BuiltIn, Runner, Values, parts
+from iotctl.playbook.run import BuiltIn, Runner, RunOptions, Tools
+from iotctl.playbook.values import Values
 from iotctl.spec.playbook import values_of
 from iotctl.spec.playbook_check import load_playbook
 from nodeagent.model.operation import Stage
@@ -122,16 +124,20 @@ def runner(
         book,
         VERBS,
         Values(values, secrets),
-        command=plant.command,
-        inspect=plant.inspect,
-        built_in=built_in or {},
-        journal=journal,
-        by="me",
-        again="again",
-        program=lambda: ["iotctl", "--cluster", "plant.yaml"],
-        limit=limit,
-        clock=lambda: sum(slept),
-        sleep=slept.append,
+        journal,
+        Tools(
+            command=plant.command,
+            inspect=plant.inspect,
+            built_in=built_in or {},
+            clock=lambda: sum(slept),
+            sleep=slept.append,
+        ),
+        RunOptions(
+            by="me",
+            again="again",
+            program=lambda: ["iotctl", "--cluster", "plant.yaml"],
+            limit=limit,
+        ),
     )
 
 
@@ -152,7 +158,7 @@ def test_a_step_that_ended_well_and_did_nothing_has_failed(tmp_path: Path) -> No
     report = runner(tmp_path, plant, journal, passed=passed).run()
     assert states(report) == ["changed", "failed", "pending"] and report.resume
     failed = report.steps[1]
-    assert failed.code == 7 and "left undone" in failed.message and 10 < failed.seconds < 20
+    assert failed.code == 7 and "is not done" in failed.message and 10 < failed.seconds < 20
     assert failed.next == "iotctl --cluster plant.yaml cluster status"
     assert 10 < sum(passed) < 20, "what it did might be seen a moment later"
     assert [e.step for e in journal.entries() if e.event == "outcome"] == ["drain"]
@@ -555,22 +561,24 @@ def test_command_lines() -> None:
 
 
 @pytest.mark.parametrize(("changed", "state"), [((1, 0), "changed"), ((0, 0), "ok")])
-def test_every_part_of_a_step_counts(tmp_path: Path, changed: tuple[int, int], state: str) -> None:
-    """The last part alone did once, and hid what the others had changed."""
-    plant, told = Plant(), iter(changed)
+def test_a_step_has_changed_if_any_batch_changed_something(
+    tmp_path: Path, changed: tuple[int, int], state: str
+) -> None:
+    """The result of a step once counted only the changes of its last batch."""
+    counts = iter(changed)
 
-    def command(words: Sequence[str], timeout: str = "") -> Ran:
-        plant.command(words, timeout)
-        return Ran(0, {"changed": next(told)}, "")
+    class Counting(Plant):
+        def command(self, words: Sequence[str], timeout: str = "") -> Ran:
+            super().command(words, timeout)
+            return Ran(0, {"changed": next(counts)}, "")
 
     text = (
         TEXT[: TEXT.index("  - id: undrain")]
         .replace("  - id: drain\n", "")
         .replace("    uses: cluster.drain\n    with: {node: node1}\n", "")
     )
-    one = runner(tmp_path, plant, FileJournal(tmp_path / "j"), text)
-    one._command = command
-    assert states(one.run()) == [state]
+    report = runner(tmp_path, Counting(), FileJournal(tmp_path / "j"), text).run()
+    assert states(report) == [state]
 
 
 @pytest.mark.parametrize(
@@ -802,7 +810,7 @@ def test_a_failed_run_prints_how_to_take_its_steps_back(tmp_path: Path) -> None:
     spec = tmp_path / "plant.yaml"
     done = iotctl(tmp_path, *words, cluster=FakeCluster(), env={"XDG_STATE_HOME": str(tmp_path / "home")})
     assert done.code != 0
-    assert f"to take one back: iotctl --cluster {spec} cluster undrain node1" in done.err
+    assert f"to undo one: iotctl --cluster {spec} cluster undrain node1" in done.err
     assert json.loads((tmp_path / "r.json").read_text())["steps"][0]["undo"].endswith("undrain node1")
 
 

@@ -93,7 +93,7 @@ def test_a_ttl_that_expires_rows_counts_them_and_asks(place: Path, cluster: Fake
     words = ("data", "schema", *NAMED, "--set-ttl", "30d")
     look = iotctl(place, *words, "--dry-run", "-o", "json", cluster=cluster)
     keeps, deletes = json.loads(look.out)["would"]
-    assert keeps == "keep rows of root.a.m for 30d" and deletes.startswith(
+    assert keeps == "retain rows of root.a.m for 30d" and deletes.startswith(
         "delete 4 rows of root.a.m older than "
     )
     (asked,) = cluster.scanned
@@ -131,7 +131,7 @@ def test_a_node_ahead_of_the_operator_decides_what_expires(place: Path, cluster:
         ("strong", (), 0, ""),
         ("weak", (200, 4_000, 30), 4_000, "read weak: rows of the last 4 s may be missing"),
         ("mid", (0, 700), 700, "read mid: rows of the last 700 ms may be missing"),
-        ("weak", (5_000, -1, 9_000), None, "warning: read weak: no leader has confirmed how old this is"),
+        ("weak", (5_000, -1, 9_000), None, "warning: read weak: no leader confirmed how old these rows are"),
     ],
 )
 def test_a_read_that_is_not_strong_says_how_old_it_is(

@@ -1,0 +1,113 @@
+"""Options that the `iotctl data` commands share, and what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from iotctl.cli.options import one_of, text_for
+from iotctl.cli.session import Session
+
+if TYPE_CHECKING:
+    from iotctl.rows.selection import Age, Selection
+    from nodeagent.model.schema import TableSchema
+
+
+def _where(text: str) -> str:
+    from iotctl.rows.selection import parse_where
+
+    return text_for(lambda word: parse_where([word]))(text)
+
+
+def _time(text: str) -> str:
+    from iotctl.rows.selection import parse_time
+
+    return text_for(parse_time)(text)
+
+
+@dataclass(frozen=True)
+class TableName:
+    """The table that a command works on."""
+
+    storage_group: Annotated[str, typer.Option("--storage-group", help="Storage group, such as root.plant.")]
+    table: Annotated[str, typer.Option("--table", help="Table name.")]
+
+    def stored(self, session: Session) -> TableName:
+        """The name as the cluster stores it; a note says so if it differs."""
+        name = TableName(self.storage_group.lower(), self.table.lower())
+        if name != self:
+            session.output.note(f"names are lower case: {name.storage_group}.{name.table}")
+        return name
+
+    def schema(self, session: Session) -> TableSchema:
+        """Raises `InputProblem` if there is no such table."""
+        from iotctl.rows.selection import table_of
+
+        return table_of(session.cluster, self.storage_group, self.table)
+
+
+MaybeGroup = Annotated[str | None, typer.Option("--storage-group", help="Only this storage group.")]
+MaybeTable = Annotated[str | None, typer.Option("--table", help="Only this table.")]
+Fields = Annotated[str | None, typer.Option("--fields", metavar="A,B", help="Only these fields.")]
+Time = Annotated[
+    str | None,
+    typer.Option("--time", metavar="TIME", parser=_time, help="Time of the row; default: now."),
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="TAG=VALUE", parser=_where, help="Tag of the row; repeatable."),
+]
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--where",
+        metavar="TAG=VALUE",
+        parser=_where,
+        help="Only rows whose tag has this value; repeatable. Values of the same tag are alternatives.",
+    ),
+]
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="TIME", parser=_time, help="First time (ms or ISO 8601), inclusive."),
+]
+To = Annotated[
+    str | None,
+    typer.Option("--to", metavar="TIME", parser=_time, help="Last time (ms or ISO 8601), inclusive."),
+]
+Read = Annotated[
+    str,
+    typer.Option(
+        "--read",
+        metavar="strong|mid|weak",
+        parser=one_of("strong", "mid", "weak"),
+        help="Read level: strong sees every acknowledged write, mid (bounded) and weak may be older.",
+    ),
+]
+
+
+def selection_of(where: list[str] | None, time_from: str | None, time_to: str | None) -> Selection:
+    from iotctl.rows.selection import Selection, parse_time, parse_where
+
+    first, last = parse_time(time_from), parse_time(time_to)
+    if first is not None and last is not None and first > last:
+        raise typer.BadParameter(f"{time_from} is after --to {time_to}", param_hint="--from")
+    return Selection(parse_where(where or []), first, last)
+
+
+def fields_of(given: str | None) -> list[str] | None:
+    """The field names; None for all fields."""
+    return [f.strip().lower() for f in given.split(",")] if given else None
+
+
+def note_age(session: Session, read: str, age: Age) -> None:
+    """Print how old the rows of a read that is not strong may be."""
+    from iotctl.humanize import span_text
+
+    if read == "strong":
+        return
+    if age.ms is None:
+        session.output.warn(f"read {read}: no leader confirmed how old these rows are")
+    else:
+        session.output.note(f"read {read}: rows of the last {span_text(age.ms / 1000)} may be missing")

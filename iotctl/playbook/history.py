@@ -1,0 +1,78 @@
+"""The recorded steps of a run, compared with the playbook as it is now."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from iotctl.errors import InputProblem
+from iotctl.playbook.model import FAILED, Entry, Journal, RunnableVerb, StepResult
+from iotctl.playbook.values import Values
+from iotctl.spec.playbook import Playbook, StepEntry
+
+
+class History:
+    """What the earlier attempts of a run recorded in its journal."""
+
+    def __init__(
+        self, playbook: Playbook, verbs: Mapping[str, RunnableVerb], values: Values, journal: Journal
+    ) -> None:
+        self._playbook = playbook
+        self._verbs = verbs
+        self._values = values
+        self._journal = journal
+
+    def outcomes(self) -> dict[str, Entry]:
+        """Outcomes that still count, by step; failures that the run continued after are among them.
+
+        A step that only reads runs again. Except: a step whose result no later step uses, if a later step
+        began. A cluster that was healthy before a node was stopped is not healthy while this node is down.
+        A file that a step wrote (`out`) may be on another machine, or be stale.
+        """
+        uses = dict(zip(self._playbook.ids, self._playbook.file.steps, strict=True))
+        begun = self.begun()
+        passed = max((i for i, own in enumerate(self._playbook.ids) if own in begun), default=0)
+
+        def stands(own: str, step: StepEntry, result: StepResult | None) -> bool:
+            if not self._verbs[step.uses].reads:
+                return True
+            failed = result is not None and result.state == FAILED
+            is_used = not failed and (step.register or "out" in step.arguments)
+            return not is_used and self._playbook.ids.index(own) < passed
+
+        return {
+            e.step: e
+            for e in self._journal.entries()
+            if e.event == "outcome" and e.step in uses and stands(e.step, uses[e.step], e.result)
+        }
+
+    def begun(self) -> set[str]:
+        """Ids of the steps that began."""
+        return {e.step for e in self._journal.entries() if e.event == "intent"}
+
+    def is_same(self, i: int, step: StepEntry, earlier: Entry, digest: str) -> bool:
+        """Whether step `i` still has the arguments that ran; False for an approval, which is asked again.
+
+        Args:
+            digest: of the arguments now; "" if they are unknown.
+
+        Raises:
+            InputProblem: the arguments differ.
+        """
+        if digest != earlier.digest and step.uses == "approve":
+            return False
+        if digest != earlier.digest:
+            raise InputProblem(
+                f"step {self._playbook.ids[i]} was run with other arguments; it and later steps were not run",
+                why="the file or a variable has changed since",
+                next="undo that change, or begin a new run without --resume",
+                where=self._playbook.marks.where("steps", i),
+            )
+        return True
+
+    def digest(self, uses: str, arguments: Any) -> str:
+        """Identifies a step's arguments without its secrets: a changed secret leaves the step the same, and
+        the digest does not help to guess a secret."""
+        text = self._values.redact(msgspec.json.encode([uses, arguments], order="sorted").decode())
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
