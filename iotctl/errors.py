@@ -1,16 +1,16 @@
-"""What can go wrong for an operator, and the exit code it ends with.
+"""The errors that iotctl reports to the operator, with their exit codes.
 
     IotctlError
     ├── UsageProblem         2  the command line itself
-    ├── InputProblem         3  spec, plan or data file; `where` is file:line:col
+    ├── InputProblem         3  cluster.yaml, plan or data file; `where` is file:line:col
     ├── Unreachable          4  host, certificate or quorum
-    ├── RefusedProblem       5  nothing changed
-    ├── Partly               6  part is done, or the wait ended first; `next` goes on
+    ├── RefusedProblem       5  nothing was changed
+    ├── Partly               6  a part is done, or the wait timed out; `next` continues
     ├── VerificationFailed   7
-    ├── Unknown              9  it may or may not have happened; `next` finds out
-    └── BusyProblem         10  a lock or another open change
+    ├── Unknown              9  the outcome is unknown; `next` finds it out
+    └── BusyProblem         10  another program holds a lock, or a change is open
 
-Each says what happened, why, and the next command, one line each.
+Each error names what did not happen, why, and the next command, on one line each.
 """
 
 from enum import IntEnum
@@ -35,11 +35,11 @@ class Exit(IntEnum):
 
 
 class IotctlError(Exception):
-    """Base of what is reported to the operator.
+    """Base of the errors that are reported to the operator.
 
     Args:
         what: what did not happen.
-        why: the reason, when it is known.
+        why: the reason, if it is known.
         next: the command or action that helps.
         where: `file:line:col`, a node or a group.
     """

@@ -1,4 +1,4 @@
-"""Numbers as people read them; JSON never passes through here."""
+"""Numbers in the format that people read; JSON does not use them."""
 
 from datetime import UTC, datetime
 
@@ -6,7 +6,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def bytes_text(count: float | None) -> str:
-    """`1.5 GiB`; `-` for unknown."""
+    """`1.5 GiB`; `-` if unknown."""
     if count is None:
         return "-"
     value = float(count)
@@ -18,14 +18,14 @@ def bytes_text(count: float | None) -> str:
 
 
 def time_text(time_ms: int | None) -> str:
-    """RFC 3339 in UTC; `-` for unknown (0 too)."""
+    """RFC 3339 in UTC; `-` if unknown or 0."""
     if not time_ms:
         return "-"
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def span_text(seconds: float | None) -> str:
-    """`850 ms`, `42 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`; `-` for unknown."""
+    """`850 ms`, `42 s`, `3 min 20 s`, `2 h 5 min`, `4 d 3 h`; `-` if unknown."""
     if seconds is None:
         return "-"
     if seconds < 1:
@@ -45,5 +45,5 @@ def span_text(seconds: float | None) -> str:
 
 
 def count_text(count: int | None) -> str:
-    """Digits grouped by thin blanks as in `26 115`."""
+    """Digits in groups of three, as in `26 115`; `-` if unknown."""
     return "-" if count is None else f"{count:,}".replace(",", " ")

@@ -1,4 +1,4 @@
-"""What is held for a time and renewed by a thread, so that it lapses when its holder dies."""
+"""A lease that a thread renews, so that it expires when its holder dies."""
 
 import threading
 import time
@@ -12,14 +12,14 @@ RENEWALS_PER_TTL = 3
 
 
 def uptime() -> float:
-    """Seconds since the machine started, those asleep too: the others' clocks did not stop."""
+    """Seconds since the machine started, including sleep: the other machines' clocks did not stop."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Renewal:
-    """Calls `renew` from `__enter__` to `__exit__`; `lost` names why it is not held any more.
+    """Calls `renew` regularly between `__enter__` and `__exit__`; `lost` says why the lease was lost.
 
-    `is_lost` tells an answer that says so from one that may be better next time.
+    `is_lost` says whether an error means that the lease is lost; after other errors, the renewal is retried.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class Renewal:
         self._clock = clock
         self._ttl_s = ttl_ms / 1000
         self._held_until = 0.0
-        self._told = ""
-        self._over = threading.Event()
+        self._reason = ""
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def lost(self) -> str:
-        """Also when nobody told us: who was cut off, or slept, must not take it for his own."""
-        if not self._told and self._clock() >= self._held_until:
+        """Why the lease was lost, "" while it is held. A holder that was cut off or slept lost it, too."""
+        if not self._reason and self._clock() >= self._held_until:
             return f"it could not be renewed for {self._ttl_s:g} s"
-        return self._told
+        return self._reason
 
     def __enter__(self) -> Self:
-        """It was taken just now."""
+        """Start the renewal of a lease that was just taken."""
         self._held_until = self._clock() + self._ttl_s
         self._thread.start()
         return self
@@ -55,18 +55,18 @@ class Renewal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._over.set()
+        self._ended.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(self._ttl_s / RENEWALS_PER_TTL):
+        while not self._ended.wait(self._ttl_s / RENEWALS_PER_TTL):
             began = self._clock()
             try:
                 self._renew()
             except NodeAgentError as error:
                 if self._is_lost(error):
-                    self._told = error.what
+                    self._reason = error.what
                     return
-                continue  # the next renewal is still in time
-            # Late, too: the cluster renews for who holds it still, so nobody else had it meanwhile.
+                continue  # the next renewal may still be in time
+            # This holds after a late renewal, too: the cluster renews only for the current holder.
             self._held_until = began + self._ttl_s

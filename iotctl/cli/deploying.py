@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from iotctl.output.table import Table
 
 
-@step(Traits(inspect=lambda look, use: look.deploy(use), undone_by=("cluster.stop", "cluster.destroy")))
+@step(
+    Traits(inspect=lambda look, use: look.agents.deploy(use), undone_by=("cluster.stop", "cluster.destroy"))
+)
 def deploy(
     ctx: typer.Context,
     nodes: Names = None,
@@ -96,7 +98,7 @@ def _deploy_local(session: Session, fleet: LocalFleet, names: list[str], *, wait
     return 0
 
 
-@step(Traits(inspect=lambda look, use: look.upgrade(use), undone_by=("cluster.stop",)))
+@step(Traits(inspect=lambda look, use: look.agents.upgrade(use), undone_by=("cluster.stop",)))
 def upgrade(
     ctx: typer.Context, nodes: Names = None, at_once: AtOnce = 1, dry_run: DryRun = False, yes: Yes = False
 ) -> int:

@@ -64,7 +64,9 @@ def schema(ctx: typer.Context) -> None:
     session.out.write(msgspec.json.format(msgspec.json.encode(cluster_schema()), indent=2).decode() + "\n")
 
 
-@step(Traits(inspect=lambda look, use: look.start(use), undone_by=("cluster.stop",), undo="cluster.stop"))
+@step(
+    Traits(inspect=lambda look, use: look.agents.start(use), undone_by=("cluster.stop",), undo="cluster.stop")
+)
 def start(ctx: typer.Context, nodes: Names = None, dry_run: DryRun = False) -> None:
     """Start the agents that are down."""
     from iotctl.lifecycle.agents import agents_of
@@ -86,7 +88,7 @@ def start(ctx: typer.Context, nodes: Names = None, dry_run: DryRun = False) -> N
 
 @step(
     Traits(
-        inspect=lambda look, use: look.stop(use),
+        inspect=lambda look, use: look.agents.stop(use),
         undone_by=("cluster.start", "cluster.deploy"),
         undo="cluster.start",
     )
@@ -146,7 +148,7 @@ def _check_may_stop(session: Session, names: list[str]) -> None:
         )
 
 
-@step(Traits(inspect=lambda look, use: look.restart(use), is_visible=never))
+@step(Traits(inspect=lambda look, use: look.agents.restart(use), is_visible=never))
 def restart(
     ctx: typer.Context,
     nodes: Names = None,
@@ -220,7 +222,7 @@ def logs(
     return repeated(session, show, watch)
 
 
-@step(Traits(inspect=lambda look, use: look.destroy(use), is_whole=True, is_visible=never))
+@step(Traits(inspect=lambda look, use: look.agents.destroy(use), is_whole=True, is_visible=never))
 def destroy(ctx: typer.Context, confirm: Confirm = None, dry_run: DryRun = False) -> int:
     """Stop every agent and delete all data; keep cluster.yaml and the certificate authority."""
     from iotctl.errors import Exit, UsageProblem

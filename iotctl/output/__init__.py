@@ -1,4 +1,4 @@
-"""How results, progress and failures reach the operator.
+"""Output of results, progress and failures.
 
-Results go to stdout, everything else to stderr. This room is the only importer of tabulate.
+Results go to stdout, everything else to stderr. No other package imports tabulate.
 """

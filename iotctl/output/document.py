@@ -1,6 +1,6 @@
-"""One JSON or YAML document per result: `format_version`, `kind`, then the body's own keys.
+"""One JSON or YAML document per result: `format_version`, `kind`, then the body's keys.
 
-Readers ignore keys they do not know; a key that is published stays (the schemas lie in `schemas/`).
+Readers ignore unknown keys. A published key stays (see `schemas/`).
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ FORMAT_VERSION = 1
 
 
 def document(kind: str, body: object) -> dict[str, Any]:
-    """Builtins ready to be written. `body` is a struct or a mapping; a `kind` of its own (a plan's) stays."""
+    """The document as builtins. `body` is a struct or a mapping; its own `kind`, if any (a plan), wins."""
     plain = msgspec.to_builtins(body)
     assert isinstance(plain, dict), "a document is a mapping"
     return {"format_version": FORMAT_VERSION, "kind": kind, **plain}
 
 
 def to_json(value: object) -> str:
-    """Indented, one document, with a final newline."""
+    """An indented document with a final newline."""
     return printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()) + "\n"
 
 

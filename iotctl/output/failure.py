@@ -31,9 +31,9 @@ EXIT_OF: dict[str, Exit] = {
 
 NEXT_OF: dict[Exit, str] = {
     Exit.UNREACHABLE: "iotctl cluster status",
-    Exit.UNKNOWN: "iotctl data query or iotctl ops list tells whether it happened; rows may be sent again",
+    Exit.UNKNOWN: "check the outcome with iotctl data query or iotctl ops list; writing rows again is safe",
 }
-"""Where the error itself names no next step."""
+"""The next step for errors that name none."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def describe(error: BaseException) -> Failure:
-    """What the operator is told about `error`; an unexpected one is our bug (exit 1)."""
+    """The failure that reports `error`; an unexpected error is a bug of iotctl (exit 1)."""
     if isinstance(error, IotctlError):
         return Failure(
             code=error.exit,
@@ -70,7 +70,7 @@ def describe(error: BaseException) -> Failure:
 
 
 def to_lines(failure: Failure) -> str:
-    """`error:` what, then why, then the next command; empty parts are left out."""
+    """Lines with what failed, why, and the next command; empty parts are left out."""
     place = f"{failure.where}: " if failure.where else ""
     lines = [f"error: {place}{failure.what}"]
     if failure.why:

@@ -1,4 +1,4 @@
-"""Progress on stderr: a bar on a terminal, else one line per change of phase or per 30 s."""
+"""Progress on stderr: a bar on a terminal, else a line per phase and every 30 s."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +16,7 @@ LINE_EVERY_S = 30.0
 
 
 class Progress(Protocol):
-    """`done` and `total` are bytes when `unit` is "B", else counts; `total` 0 is unknown."""
+    """`done` and `total` are bytes if `unit` is "B", else counts; a `total` of 0 is unknown."""
 
     def update(
         self, phase: str, done: int = 0, total: int = 0, *, unit: str = "", note: str = ""
@@ -77,13 +77,13 @@ class LineProgress(_Quiet):
         self._stream.flush()
 
     def _close(self) -> None:
-        """How far a phase came that is over."""
+        """Print the last progress of the phase that ended."""
         if self._unsaid and self._unsaid != self._said:
             self._say(self._unsaid)
 
 
 class BarProgress(_Quiet):
-    """For a terminal; drawn by rich, which is imported when the first bar is."""
+    """For a terminal. Rich draws the bar; it is imported with the first update."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -135,7 +135,7 @@ class BarProgress(_Quiet):
 
 
 def open_progress(stream: TextIO, *, quiet: bool = False) -> Progress:
-    """The right kind for `stream`; use it as a context."""
+    """The progress for the kind of `stream`; use it as a context manager."""
     if quiet:
         return _Quiet()
     return BarProgress(stream) if stream.isatty() else LineProgress(stream)

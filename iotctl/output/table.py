@@ -8,7 +8,7 @@ from nodeagent.model.text import printable
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under headers; the last `wide` columns are shown with `-o wide` only."""
+    """Rows under headers; the last `wide` columns are shown only with `-o wide`."""
 
     headers: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -37,5 +37,5 @@ def _cell(value: object) -> object:
 
 
 def _align(rows: Sequence[Sequence[object]], column: int) -> str:
-    """Numbers to the right, also when they are already text with a unit."""
+    """Right for columns of numbers, also with units; else left."""
     return "right" if all(str(r[column])[:1].isdigit() or r[column] in ("-", "") for r in rows) else "left"

@@ -1,4 +1,4 @@
-"""Where a command puts its result, in the format that was asked for."""
+"""The output of a command, in the requested format."""
 
 from collections.abc import Callable, Sequence
 from typing import TextIO
@@ -15,17 +15,17 @@ FORMATS = ("table", "wide", "json", "jsonl", "yaml", "csv")
 
 
 class DryRun(msgspec.Struct, frozen=True):
-    """What a command would do, and what it found on the way, one line each; nothing was done."""
+    """What a command would do, and what it found, one line each; nothing was done."""
 
     would: list[str]
     found: list[str] = []
 
 
 class Output:
-    """stdout carries the result alone; hints, warnings, progress and failures go to stderr.
+    """stdout gets only the result; hints, warnings, progress and failures go to stderr.
 
-    With `-o json` a failure is one document on stdout too, so that a reader always gets one. What is text for
-    people has no control character of a value, a name or a peer in it.
+    With `-o json` a failure is also a document on stdout, so that a reader always gets one. Text output
+    escapes control characters in values, names and messages of nodes.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Output:
         return self.format in ("json", "jsonl")
 
     def emit(self, kind: str, body: object, tables: Callable[[], Sequence[Table | str]]) -> None:
-        """Print one result. `tables` is called only when people read it; a str in it is printed as is."""
+        """Print a result. `tables` is called only for table formats; its strings are printed unchanged."""
         if self.format == "json":
             self.out.write(to_json(document(kind, body)))
         elif self.format == "jsonl":
@@ -58,18 +58,18 @@ class Output:
         self.out.flush()
 
     def would(self, *changes: str, found: Sequence[str] = ()) -> None:
-        """The result of a dry run; without changes there is nothing to do."""
+        """Print the result of a dry run; no changes mean that nothing is left to do."""
         lines = [*found, *([f"would {c}" for c in changes] or ["nothing to do"])]
         self.emit("dry-run", DryRun(list(changes), list(found)), lambda: ["\n".join(lines)])
 
     def note(self, text: str) -> None:
-        """A hint; left out with `--quiet`."""
+        """Print a hint, unless `--quiet`."""
         if not self.quiet:
             self.err.write(_lines(text))
             self.err.flush()
 
     def detail(self, text: str) -> None:
-        """Shown with `--verbose` only."""
+        """Print a hint, only with `--verbose`."""
         if self.verbose:
             self.note(text)
 

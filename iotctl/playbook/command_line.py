@@ -1,4 +1,4 @@
-"""What a step says as the words of a command line."""
+"""The command line of a step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +10,12 @@ from iotctl.spec.playbook_check import check_named
 
 
 def command_line(verb: Verb, arguments: Mapping[str, Any]) -> list[str]:
-    """The words of `iotctl` for a verb: options first, then what stands by its place. Running a playbook is
-    the consent that `--yes` gives."""
+    """The words of `iotctl` for a verb: options first, then positional arguments. `--yes` is always given:
+    running a playbook is the consent.
+
+    Raises:
+        UsageProblem: a list is empty.
+    """
     words, placed = [*verb.words, *(["--yes"] if verb.asks else [])], list[str]()
     for parameter in verb.parameters:
         value = arguments.get(parameter.name)

@@ -1,6 +1,7 @@
-"""The record of a run: one JSON line an entry, in a file and in the cluster before the next thing happens.
+"""The journal of a run: one JSON line per entry, in a file and in the cluster.
 
-The file is there before the cluster is, and while it does not answer; from the cluster any machine goes on.
+An entry is durable before the run continues. The file works before the cluster exists, and while it does not
+answer. With the cluster's record, any machine can resume the run.
 """
 
 import contextlib
@@ -23,11 +24,11 @@ from nodeagent.model.errors import NodeAgentError
 
 RUN_ID = re.compile(r"\d{8}T\d{6}-[0-9a-f]{6}")
 RETRY_S = 10.0
-"""How long a cluster that did not answer is not asked again."""
+"""How long the journal waits before it asks a cluster that did not answer again."""
 
 
 class NoJournal:
-    """Of a check, which records nothing."""
+    """The journal of a check, which records nothing."""
 
     run_id = ""
 
@@ -39,13 +40,13 @@ class NoJournal:
 
 
 class FileJournal:
-    """Entries after a torn last line are none; a damaged line before that is an error.
+    """The journal in a file. An incomplete last line is cut off; a damaged line before it is an error.
 
-    Locked while it is open: of two processes that go on with one run, each would do its steps.
+    The file is locked while it is open, so that two processes cannot resume the same run.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises `BusyProblem` when the run is going on, `InputProblem` for a damaged record."""
+        """Raises `BusyProblem` if another process runs it, `InputProblem` if the journal is damaged."""
         self._path = path
         self._entries: list[Entry] = []
         self._lines: list[bytes] = []
@@ -62,7 +63,7 @@ class FileJournal:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._open()
-            _sync_directory(self._path.parent)  # its name must be durable too
+            _sync_directory(self._path.parent)  # the name of the file must be durable, too
         assert self._file is not None
         line = msgspec.json.encode(entry)
         self._file.write(line + b"\n")
@@ -74,7 +75,7 @@ class FileJournal:
         return self._entries
 
     def lines(self) -> Sequence[bytes]:
-        """The entries as they are written: whoever wrote them, nobody writes them differently."""
+        """The entries as the bytes that were written."""
         return self._lines
 
     def close(self) -> None:
@@ -89,14 +90,14 @@ class FileJournal:
         except BlockingIOError:
             self._file.close()
             raise BusyProblem(
-                f"run {self.run_id} is going on in another process",
-                next="wait for its end, or stop it first",
+                f"another process is running {self.run_id}",
+                next="wait for its end, or stop that process first",
             ) from None
 
     def _read(self) -> None:
         content = self._path.read_bytes()
         whole = content.rpartition(b"\n")[0]
-        if whole != content[:-1]:  # the machine stopped while it was written
+        if whole != content[:-1]:  # the machine stopped during the write
             assert self._file is not None
             self._file.truncate(len(whole) + 1 if whole else 0)
         for number, line in enumerate(whole.splitlines(), 1):
@@ -105,23 +106,26 @@ class FileJournal:
                 self._lines.append(line)
             except UNDECODABLE as error:
                 raise InputProblem(
-                    "the record of the run is damaged",
+                    "the journal of the run is damaged",
                     why=str(error),
-                    next="begin a new run: what is done already is not done again",
+                    next="begin a new run: steps whose work is done change nothing",
                     where=f"{self._path}:{number}:1",
                 ) from None
 
 
 class Keeper(Protocol):
-    """Keeps records in the cluster, under its lock."""
+    """Stores records in the cluster, under its lock."""
 
     def record(self, run: str, name: str, number: int, entry: bytes, *, ended: bool) -> None:
-        """May be asked twice. Raises `NodeAgentError`; its detail `lost`: another process took over."""
+        """Store an entry; idempotent. Raises `NodeAgentError`; detail `lost`: another process took over."""
 
 
 class RunJournal:
-    """`keeper` gives the cluster once it answers, None before; it raises `BusyProblem` when another holds
-    its lock, and then nothing is written."""
+    """A journal in a file and in the cluster.
+
+    `keeper` returns the cluster's record once the cluster answers, None before; it raises `BusyProblem` if
+    another program holds the lock, and then nothing is written.
+    """
 
     def __init__(
         self,
@@ -132,10 +136,10 @@ class RunJournal:
     ) -> None:
         self._file = file
         self._name = name
-        self._find = keeper
+        self._keeper_of = keeper
         self._clock = clock
         self._keeper: Keeper | None = None
-        self._told = 0
+        self._sent = 0
         self._ask_at = 0.0
 
     @property
@@ -146,39 +150,39 @@ class RunJournal:
         return self._file.entries()
 
     def append(self, entry: Entry) -> None:
-        """Raises `BusyProblem` or `RefusedProblem`: another process is at work; do nothing more.
+        """Append an entry. Raises `BusyProblem` or `RefusedProblem` if another process works: stop then.
 
-        What is done already is written before anybody is asked: it must be known here whatever they say.
+        An outcome is written to the file before the cluster is asked, so that it is never lost here.
         """
         done = entry.event in ("outcome", "ended")
         if done:
             self._file.append(entry)
         asked = self._clock() >= self._ask_at
         if asked and self._keeper is None:
-            self._keeper = self._find()
+            self._keeper = self._keeper_of()
         if not done:
             self._file.append(entry)
-        if asked and not self._tell():
+        if asked and not self._send():
             self._ask_at = self._clock() + RETRY_S
 
     def finish(self) -> bool:
-        """Nothing more is appended: whether the cluster has the whole record. Raises `RefusedProblem`."""
+        """End the journal. Returns whether the cluster has the whole record. Raises `RefusedProblem`."""
         try:
-            self._keeper = self._keeper or self._find()
+            self._keeper = self._keeper or self._keeper_of()
         except BusyProblem:
             return False
-        return self._tell()
+        return self._send()
 
-    def _tell(self) -> bool:
-        """The cluster everything it has not heard; whether it has heard all now. Raises as `append`."""
+    def _send(self) -> bool:
+        """Send the missing entries to the cluster; returns whether it has all of them. Raises as `append`."""
         if self._keeper is None:
             return False
         lines = self._file.lines()
         try:
-            for number in range(self._told, len(lines)):
+            for number in range(self._sent, len(lines)):
                 ended = self.entries()[number].event == "ended"
                 self._keeper.record(self.run_id, self._name, number, lines[number], ended=ended)
-                self._told = number + 1
+                self._sent = number + 1
         except NodeAgentError as error:
             if error.details.get("lost"):
                 raise RefusedProblem(
@@ -189,10 +193,12 @@ class RunJournal:
 
 
 def bring(directory: Path, run_id: str, entries: Sequence[bytes]) -> None:
-    """Write the cluster's record of a run into its file here, unless that one only knows more. One that
-    differs is put aside: its process went on after it had lost the run to another."""
+    """Write the cluster's record of a run into its local file, unless the file extends this record.
+
+    A file that differs is moved aside: its process continued after another process had taken over the run.
+    """
     if not RUN_ID.fullmatch(run_id):
-        return  # what others wrote names no file of ours
+        return  # ignore an id that another program wrote in another form
     path = directory / f"{run_id}.jsonl"
     if path.exists():
         if path.read_bytes().splitlines()[: len(entries)] == list(entries):
@@ -216,17 +222,17 @@ def _sync_directory(path: Path) -> None:
 
 
 def new_run_id(now: float | None = None) -> str:
-    """Sorts by time; no two are equal."""
+    """A unique id; ids sort by time."""
     moment = time.gmtime(time.time() if now is None else now)
     return f"{time.strftime('%Y%m%dT%H%M%S', moment)}-{secrets.token_hex(3)}"
 
 
 def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
-    """The named run, or with "" the last one of the playbook of this name that did not end.
+    """The run `run_id`, or with "" the last run of this playbook, if it did not end.
 
     Raises:
-        UsageProblem: there is none.
-        BusyProblem: it is going on.
+        UsageProblem: there is no such run.
+        BusyProblem: another process runs it.
     """
     if run_id:
         path = directory / f"{run_id}.jsonl"
@@ -234,18 +240,18 @@ def find_run(directory: Path, run_id: str, playbook: str) -> FileJournal:
             raise UsageProblem(f"no run {run_id}", why=f"looked in {directory}", next="leave --resume out")
         return FileJournal(path)
     for path in sorted(directory.glob("*.jsonl"), reverse=True):
-        name, ended = _told(path)
+        name, ended = _summary(path)
         if name == playbook and ended:
-            break  # what an older one left behind was done anew since
+            break  # a later run completed what older runs left
         if name == playbook:
             return FileJournal(path)
     raise UsageProblem(
-        "no run of this playbook was left unfinished", why=f"looked in {directory}", next="leave --resume out"
+        "this playbook has no unfinished run", why=f"looked in {directory}", next="leave --resume out"
     )
 
 
-def _told(path: Path) -> tuple[str, bool]:
-    """Whose run it is and whether it ended, also of one that is going on or damaged."""
+def _summary(path: Path) -> tuple[str, bool]:
+    """(the playbook of a run, whether it ended); works for active and damaged runs, too."""
     entries = []
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(*UNDECODABLE):

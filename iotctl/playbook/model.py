@@ -1,4 +1,4 @@
-"""What a run is made of: the words its parts share."""
+"""The types that the parts of a run share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ class RunnableVerb(Verb, frozen=True):
 
 
 class Ran(msgspec.Struct, frozen=True):
-    """One command that ended: its exit code, its document (None without one), and what it told people."""
+    """A command that ended: its exit code, its document (None if there is none), and its text on stderr."""
 
     code: int
     document: Any
@@ -25,10 +25,15 @@ class Ran(msgspec.Struct, frozen=True):
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """What a step would do now. `state` is `would_change`, `no_change` (its work is done already), `unknown`,
-    or `reads`: it never changes anything and is run for what it tells. `left`: of its nodes those with
-    something left to do, None for all. `operation`: an open one that is doing it; it is waited for first.
-    `nodes`: those it is about, where its arguments name none or more than these."""
+    """What a step would do now.
+
+    Attributes:
+        state: `would_change`, `no_change` (its work is done already), `unknown`, or `reads` (the verb never
+            changes anything and runs for its result).
+        left: the nodes that still have something to do; None for all.
+        operation: an open operation that does the work already; the run waits for its end first.
+        nodes: the nodes that the step works on, if its arguments name none or more than these.
+    """
 
     state: str
     message: str = ""
@@ -37,19 +42,34 @@ class Inspection(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...] = ()
 
 
+def would(message: str, left: Sequence[str] | None = None, nodes: Sequence[str] = ()) -> Inspection:
+    """The step would change something."""
+    return Inspection(WOULD_CHANGE, message, None if left is None else tuple(left), nodes=tuple(nodes))
+
+
+def done(message: str) -> Inspection:
+    """The step's work is done."""
+    return Inspection(NO_CHANGE, message)
+
+
+def unknown(message: str) -> Inspection:
+    """Only a run shows what the step does."""
+    return Inspection(UNKNOWN, message.strip())
+
+
 class Command(Protocol):
     def __call__(self, words: Sequence[str], timeout: str = "") -> Ran:
         """Run one iotctl command line to its end; never asks, never raises."""
 
 
 Inspect = Callable[[str, dict[str, Any]], Inspection]
-"""What a verb with these arguments would do now; looks, changes nothing."""
+"""Finds what a verb with these arguments would do now; changes nothing."""
 
 
 class StepResult(msgspec.Struct, frozen=True):
     """`state`: ok, changed, skipped, failed or pending; of a check also would_change, no_change, unknown.
-    `digest` is that of its arguments as they were run; `undo` the command that takes it back, "" if there is
-    none, and `redo` the one that takes `undo` back."""
+    `digest` identifies the arguments that ran. `undo` is the command that undoes the step, "" if there is
+    none; `redo` is the command that undoes `undo`."""
 
     id: str
     name: str
@@ -66,7 +86,7 @@ class StepResult(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """`resume` is the command that goes on, "" when nothing is left."""
+    """`resume` is the command that continues the run, "" if nothing is left."""
 
     playbook: str
     run_id: str
@@ -79,7 +99,7 @@ class Report(msgspec.Struct, frozen=True):
 class Entry(msgspec.Struct, frozen=True):
     """One line of a journal. `event`: `begun` (the whole run), `intent` and `outcome` (of a step), `ended`.
 
-    An intent without an outcome means: it may have happened, look.
+    An intent without an outcome means that the step may have run: inspect it.
     """
 
     event: str
@@ -90,11 +110,11 @@ class Entry(msgspec.Struct, frozen=True):
     playbook: str = ""
     by: str = ""
     limit: tuple[str, ...] = ()
-    """Of `begun`: the only nodes it is about; () for all."""
+    """Of `begun`: the only nodes that the run works on; () for all."""
 
 
 class Journal(Protocol):
-    """Kept so that `append` has returned only when the entry is durable."""
+    """The record of a run. `append` returns when the entry is durable."""
 
     @property
     def run_id(self) -> str: ...

@@ -1,4 +1,4 @@
-"""A run for machines and people: JUnit XML, GitHub annotations, a Markdown summary. Pure."""
+"""Reports of a run: JUnit XML, GitHub annotations, a Markdown summary. Pure."""
 
 import re
 from xml.etree import ElementTree
@@ -8,17 +8,17 @@ from iotctl.playbook.model import CHANGED, FAILED, PENDING, SKIPPED, UNKNOWN, Re
 from nodeagent.model.text import printable
 
 ANNOTATIONS_MAX = 10
-"""GitHub shows no more of a kind for one step."""
+"""GitHub shows at most this many annotations of a kind per step."""
 
 SUMMARY_BYTES_MAX = 1_000_000
-"""GitHub drops a larger one whole."""
+"""GitHub drops a larger summary as a whole."""
 
 _PLACE = re.compile(r":(\d+):(\d+)$")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def junit(report: Report, file: str, *, fail_on_change: bool = False) -> str:
-    """One suite, one case a step; what changed is a property, and with `fail_on_change` a failure."""
+    """A suite with one case per step. A change is a property, and with `fail_on_change` a failure."""
     suite = ElementTree.Element(
         "testsuite",
         name=_clean(report.playbook),
@@ -55,7 +55,7 @@ def junit(report: Report, file: str, *, fail_on_change: bool = False) -> str:
 
 
 def annotations(report: Report, file: str) -> list[str]:
-    """`::error` and `::warning` lines at the places of the steps; the worst first."""
+    """`::error` and `::warning` lines at the places of the steps; errors first."""
     lines = []
     for kind, states in (("error", (FAILED,)), ("warning", (UNKNOWN,))):
         there = [s for s in report.steps if s.state in states]
@@ -70,7 +70,7 @@ def annotations(report: Report, file: str) -> list[str]:
 
 
 def annotation_of(error: InputProblem, file: str) -> str:
-    """The same of a file that cannot be run at all."""
+    """The `::error` line for a playbook that cannot run at all."""
     place = _PLACE.search(error.where)
     line, column = place.groups() if place else ("1", "1")
     text = "\n".join(filter(None, [error.what, error.why, error.next and f"next: {error.next}"]))
@@ -85,8 +85,8 @@ def summary(report: Report) -> str:
         lines.append(f"| {_cell(step.name)} | {mark} | {step.seconds:.1f} | {_cell(step.message)} |")
     lines += ["", f"changed: {report.changed}, failed: {report.failed}"]
     if report.resume:
-        lines += ["", f"go on with `{report.resume}`"]
-    lines += [line for s in taken_back(report) for line in ("", f"take {_cell(s.name)} back with `{s.undo}`")]
+        lines += ["", f"continue with `{report.resume}`"]
+    lines += [line for s in taken_back(report) for line in ("", f"undo {_cell(s.name)} with `{s.undo}`")]
     text = "\n".join(lines) + "\n"
     if len(text.encode()) > SUMMARY_BYTES_MAX:
         text = (
@@ -96,8 +96,10 @@ def summary(report: Report) -> str:
 
 
 def taken_back(report: Report) -> list[StepResult]:
-    """Of a run that failed: the steps up to the last failure that a command can take back, in the order to do
-    so; without those that the run has taken back itself."""
+    """The steps of a failed run that a command can undo, up to the last failure, in the order to undo them.
+
+    Steps that the run undid itself are left out.
+    """
     failed = max((i for i, s in enumerate(report.steps) if s.state == FAILED), default=-1)
     left: list[StepResult] = []
     for step in report.steps[: failed + 1]:
@@ -114,7 +116,7 @@ def _fails(step: StepResult, fail_on_change: bool) -> bool:
 
 
 def _clean(text: str) -> str:
-    """What XML 1.0 can hold."""
+    """`text` with `?` for characters that XML 1.0 cannot hold."""
     return _CONTROL.sub("?", text)
 
 

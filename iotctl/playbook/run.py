@@ -16,7 +16,6 @@ import msgspec
 from iotctl.errors import Exit, InputProblem, IotctlError
 from iotctl.playbook.command_line import command_line
 from iotctl.playbook.history import History
-from iotctl.playbook.inspect import Use, after_earlier, can_look_again, undo_of
 from iotctl.playbook.model import (
     CHANGED,
     FAILED,
@@ -38,6 +37,7 @@ from iotctl.playbook.model import (
     StepResult,
 )
 from iotctl.playbook.outcome import failure_of, parts
+from iotctl.playbook.uses import Use, after_earlier, can_look_again, undo_of
 from iotctl.playbook.values import Values
 from iotctl.spec.expression import BadExpression, condition, holds, substitute, text_of
 from iotctl.spec.playbook import CONDITION, Playbook, StepEntry

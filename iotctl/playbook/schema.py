@@ -1,4 +1,4 @@
-"""The JSON Schema of playbooks, made from what the reader takes. Pure."""
+"""The JSON Schema of playbooks, made from the verbs and the reader's types. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _JSON = {"int": "integer", "float": "number", "bool": "boolean", "list": "array"
 
 
 def schema_of(verbs: Mapping[str, Verb]) -> dict[str, Any]:
-    """JSON Schema 2020-12; `with` depends on `uses`."""
+    """JSON Schema 2020-12; the schema of `with` depends on `uses`."""
     text = {"type": "string"}
     variable = {
         "type": "object",

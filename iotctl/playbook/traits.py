@@ -1,6 +1,6 @@
-"""What a playbook must know of a command, declared beside the command itself.
+"""What a playbook needs to know about a command, declared with the command.
 
-A command without a declaration is a verb too: it changes something, and only a run tells what.
+A command without a declaration is a verb, too: it changes something, and only a run shows what.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from iotctl.playbook.inspect import Inspector, Use
+    from iotctl.playbook.inspect import Inspector
     from iotctl.playbook.model import Inspection
+    from iotctl.playbook.uses import Use
 
 Arguments = dict[str, Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -27,16 +28,16 @@ def never(arguments: Arguments) -> bool:
 class Traits(NamedTuple):
     """
     Attributes:
-        reads: it changes nothing, so all that it tells can be registered; of a verb that changes something
-            only whether it did.
-        looks: it only reads what the cluster says, so a check runs it too.
-        inspect: tells what it would do now; None if nothing can before it is run.
-        undone_by: verbs after which its work is no longer done. A check runs no step, and asks for this.
-        undo: the verb that takes a step back; "" if none does. What a removed or replaced node takes along
-            (its weight, address and place), a command must be told.
-        is_whole: it is about every node, and names none.
-        is_visible: whether a look right after the step shows that its work is done. Not if the same would be
-            done again, or time alone makes more of it due.
+        reads: the command changes nothing, so its whole result can be registered; of other commands, only
+            whether they changed something.
+        looks: the command only reads the cluster's state, so a check runs it, too.
+        inspect: finds what the command would do now; None if only a run shows this.
+        undone_by: verbs that undo its work. A check runs no step, so it needs to know them.
+        undo: the verb that undoes a step; "" if there is none. Removing or replacing a node has none: the
+            node's weight, address and place are lost with it.
+        is_whole: the command works on all nodes, and names none.
+        is_visible: whether an inspection right after the step shows that its work is done. Not if the command
+            would do the same again, or if more work becomes due with time alone.
     """
 
     reads: bool = False
@@ -49,10 +50,10 @@ class Traits(NamedTuple):
 
 
 READS = Traits(reads=True, looks=True)
-"""It asks the cluster and prints."""
+"""The command reads the cluster and prints."""
 
 WORKS = Traits(reads=True)
-"""It changes nothing, but writes a file or takes its time."""
+"""The command changes nothing in the cluster, but writes a file or takes long."""
 
 
 def step(traits: Traits) -> Callable[[Function], Function]:
@@ -66,6 +67,6 @@ def step(traits: Traits) -> Callable[[Function], Function]:
 
 
 def traits_of(callback: Callable[..., Any] | None) -> Traits:
-    """Those declared for a command; the defaults if none are."""
+    """The traits declared for a command; the defaults if there are none."""
     found = getattr(callback, "traits", None)
     return found if isinstance(found, Traits) else Traits()

@@ -1,4 +1,4 @@
-"""The files an operator writes: `cluster.yaml`, its loader with exact error places, its edits.
+"""The files that an operator writes: `cluster.yaml` and playbooks, read with exact error places, and edited.
 
-Lowest room of iotctl: it knows files and values, no cluster.
+The lowest package of iotctl: it handles files and values, and calls no cluster.
 """

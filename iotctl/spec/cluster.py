@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLACE = re.compile(r"(/[A-Za-z0-9_+-][A-Za-z0-9._+-]*)+")
 TRANSPORTS = ("ssh", "local")
 SECTION_BOUNDS = {"replicas": (1, 9), "slots": (1, SLOTS_MAX), "shards": (1, 65_535), "meta_voters": (1, 9)}
-"""Least and most of each, inclusive."""
+"""(minimum, maximum) of each key, inclusive."""
 
 PORT = 9003
 HTTP_PORT = 9004
@@ -44,9 +44,9 @@ class ClusterSection(msgspec.Struct, frozen=True):
 
 
 class SshSection(msgspec.Struct, frozen=True):
-    """How a machine is reached; 0 and "" leave it to the operator's own SSH configuration.
+    """How to reach a machine; 0 and "" leave the value to the operator's SSH configuration.
 
-    `key` is the path of a private key, relative to the file; `jump` is as `ssh -J` takes it.
+    `key` is the path of a private key, relative to the file; `jump` has the format of `ssh -J`.
     """
 
     user: str = ""
@@ -56,7 +56,7 @@ class SshSection(msgspec.Struct, frozen=True):
 
 
 class Defaults(msgspec.Struct, frozen=True):
-    """Used for every node that does not say otherwise.
+    """Values for nodes without their own.
 
     `transport` is `ssh`, or `local` for a fleet of processes on this machine.
     """
@@ -70,7 +70,7 @@ class Defaults(msgspec.Struct, frozen=True):
 
 
 class NodeEntry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """0 and "" mean: the default."""
+    """0 and "" stand for the default."""
 
     name: str
     host: str
@@ -117,7 +117,7 @@ class ClusterSource(msgspec.Struct, frozen=True):
 
     @property
     def host_names(self) -> list[str]:
-        """Hosts that are given as names, not as addresses."""
+        """Hosts that are names, not addresses."""
         return sorted({n.host for n in self.file.nodes if not _is_address(n.host)})
 
     @property
@@ -146,17 +146,17 @@ class ClusterSource(msgspec.Struct, frozen=True):
         return node.http_port or self.file.defaults.http_port
 
     def data_dir_of(self, node: NodeEntry) -> str:
-        """Where its agent lives; of a local fleet a directory beside the file."""
+        """The data directory of the node's agent; in a local fleet, a directory next to the file."""
         if self.is_local:
             return str(self.directory / node.name)
         return node.data_dir or self.file.defaults.data_dir
 
     def install_dir_of(self, node: NodeEntry) -> str:
-        """Where its machine keeps the software, shared by all nodes there."""
+        """The software directory of the node's machine, shared by all nodes there."""
         return self.file.defaults.install_dir
 
     def ssh_of(self, node: NodeEntry) -> SshSection:
-        """The node's own section over that of `defaults`; `key` is a path as it stands."""
+        """The node's own section over the section of `defaults`; `key` is resolved to a path."""
         own, rest = node.ssh or SshSection(), self.file.defaults.ssh
         key = own.key or rest.key
         return SshSection(
@@ -171,7 +171,7 @@ def load_cluster(path: Path) -> ClusterSource:
     """Read and check `path`.
 
     Raises:
-        InputProblem: unreadable or invalid, with file:line:col.
+        InputProblem: the file is unreadable or invalid; with file:line:col.
     """
     text, loaded = load_file(path, ClusterFile)
     check_cluster(loaded)
@@ -179,10 +179,10 @@ def load_cluster(path: Path) -> ClusterSource:
 
 
 def check_cluster(loaded: Loaded[ClusterFile]) -> None:
-    """Check what types alone cannot say.
+    """Check what the types alone cannot.
 
     Raises:
-        InputProblem: with every problem's place.
+        InputProblem: with the place of every problem.
     """
     file = loaded.value
     problems: list[tuple[str, str]] = []
@@ -212,10 +212,10 @@ def _is_address(host: str) -> bool:
 
 
 def _check_places(file: ClusterFile, fail: _Fail) -> None:
-    """What becomes part of file names and units."""
+    """Check the values that become part of file names and systemd units."""
     if not _NAME.fullmatch(file.cluster.name):
         fail(
-            f"cluster.name: {file.cluster.name!r} has more than letters, digits, '.', '_', '-'",
+            f"cluster.name: {file.cluster.name!r} may have only letters, digits, '.', '_', '-'",
             "cluster",
             "name",
         )
@@ -230,7 +230,7 @@ def _check_places(file: ClusterFile, fail: _Fail) -> None:
 
 
 def _check_reach(file: ClusterFile, fail: _Fail) -> None:
-    """What becomes part of addresses and commands."""
+    """Check the values that become part of addresses and commands."""
     for i, node in enumerate(file.nodes):
         if problem := host_problem(node.host):
             fail(f"nodes[{i}].host: {problem}", "nodes", i, "host")
@@ -261,7 +261,7 @@ def _check_section(section: ClusterSection, fail: _Fail) -> None:
 
 def _check_nodes(file: ClusterFile, fail: _Fail) -> None:
     if not 1 <= len(file.nodes) <= NODES_MAX:
-        fail(f"nodes: {len(file.nodes)} listed, 1 to {NODES_MAX} are possible", "nodes")
+        fail(f"nodes: lists {len(file.nodes)} nodes, but 1 to {NODES_MAX} are allowed", "nodes")
     names: dict[str, int] = {}
     addresses: dict[tuple[str, int], str] = {}
     for i, node in enumerate(file.nodes):

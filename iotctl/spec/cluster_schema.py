@@ -1,4 +1,4 @@
-"""The JSON Schema of `cluster.yaml`, made from what the reader takes. Pure."""
+"""The JSON Schema of `cluster.yaml`, made from the structs that read it. Pure."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from nodeagent.model.limits import NODES_MAX
 
 
 def cluster_schema() -> dict[str, Any]:
-    """JSON Schema 2020-12. It cannot say what needs the whole file: names, addresses that are there twice."""
+    """JSON Schema 2020-12. It cannot express checks of the whole file, such as duplicate names."""
     schema = msgspec.json.schema(ClusterFile)
     parts = schema["$defs"]
     for part in parts.values():

@@ -1,7 +1,7 @@
-"""Edits of `cluster.yaml` that touch only the lines they must: comments and order stay.
+"""Edits of `cluster.yaml` that change only the necessary lines: comments and order stay.
 
-The edit is made on the text, at the lines where the parser found the items, because re-emitting a
-parsed document reflows what the operator wrote. Comment lines directly above an item belong to it.
+The edit changes the text at the lines where the parser found the items, because writing a parsed document
+would reformat the operator's file. Comment lines directly above an item belong to the item.
 """
 
 import difflib
@@ -13,7 +13,7 @@ from iotctl.spec.cluster import NodeEntry
 
 
 def add_node(text: str, node: NodeEntry) -> str:
-    """`text` with `node` as the last entry of `nodes`, written in the style of the entry before it."""
+    """`text` with `node` as the last entry of `nodes`, in the style of the entry before it."""
     items = _items(text)
     lines = text.splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
@@ -30,7 +30,7 @@ def add_node(text: str, node: NodeEntry) -> str:
 
 
 def remove_node(text: str, name: str) -> str:
-    """`text` without the entry of `name` and the comment lines directly above it; unchanged when absent."""
+    """`text` without the entry of `name` and the comment lines directly above; unchanged if there is none."""
     for item in _items(text):
         if _name_of(item) != name:
             continue
@@ -43,7 +43,7 @@ def remove_node(text: str, name: str) -> str:
 
 
 def diff(old: str, new: str, file: str) -> str:
-    """Unified diff for the operator."""
+    """A unified diff for the operator."""
     return "".join(
         difflib.unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), file, file, n=1)
     )

@@ -1,11 +1,11 @@
-"""`${name}`: the one syntax of variables, and the conditions made of it.
+"""`${name}`: the syntax of variables and of conditions.
 
     ${node}                 a variable
-    ${plan.summary.eta_s}   a value of what an earlier step registered; ${status.nodes[0].id}
+    ${plan.summary.eta_s}   a value that an earlier step registered; ${status.nodes[0].id}
     $${                     a plain ${
 
-A condition is one value, or two with == != < <= > >= between them, after an optional `not`. A value is a
-`${…}`, true, false, null, a number, one word, or text in quotes.
+A condition is an optional `not`, then a value, or two values compared by == != < <= > >=. A value is a
+`${…}`, true, false, null, a number, a word, or a text in quotes.
 """
 
 import re
@@ -25,15 +25,15 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 Path = tuple[str | int, ...]
 Lookup = Callable[[Path], Any]
-"""The value at a path; raises `KeyError` with words about what there is instead."""
+"""The value at a path; raises `KeyError` with a message that names the available keys."""
 
 
 class BadExpression(ValueError):
-    """Says what is wrong with it."""
+    """An invalid expression; the message says why."""
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """`op` is "" for a value by itself, which holds when it is neither false, 0, nothing nor empty."""
+    """`op` is "" for a single value, which holds unless it is false, 0, null or empty."""
 
     left: str
     op: str
@@ -42,10 +42,10 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 def references(value: Any) -> Iterator[Path]:
-    """Every path named anywhere in `value`.
+    """Every path that `value` refers to, at any depth.
 
     Raises:
-        BadExpression: what stands between the braces is no path, or they do not end.
+        BadExpression: the text in the braces is not a path, or the closing brace is missing.
     """
     if isinstance(value, str):
         for found in _REFERENCE.finditer(value):
@@ -60,7 +60,7 @@ def references(value: Any) -> Iterator[Path]:
 
 
 def substitute(value: Any, lookup: Lookup) -> Any:
-    """`value` with every reference replaced; one that is the whole text keeps its type.
+    """`value` with every reference replaced; a reference that is the whole text keeps its type.
 
     Raises:
         BadExpression: as `references`. KeyError: from `lookup`.
@@ -78,7 +78,7 @@ def substitute(value: Any, lookup: Lookup) -> Any:
 
 
 def text_of(value: Any) -> str:
-    """As it would be written in YAML."""
+    """`value` as YAML text; a list has commas."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None:
@@ -87,18 +87,18 @@ def text_of(value: Any) -> str:
 
 
 def condition(text: str) -> Condition:
-    """Raises `BadExpression`: what is not understood in full must not hold by chance."""
+    """Parse a condition. Raises `BadExpression` for a text that is not a complete condition."""
     list(references(text))
     if re.search(r"\s(and|or)\s", text):
-        raise BadExpression("`and` and `or` are not known; write two steps, or a list under `that`")
+        raise BadExpression("`and` and `or` are not supported; write two steps, or a list under `that`")
     found = _CONDITION.fullmatch(text)
     if found is None:
         raise BadExpression(
-            f"{text.strip()!r} is no condition: write ${{a}}, not ${{a}}, or ${{a}} == b, text in quotes"
+            f"{text.strip()!r} is not a condition: write ${{a}}, not ${{a}}, or ${{a}} == b, text in quotes"
         )
     left, right = found["left"], found["right"] or ""
     if not found["op"] and not left.startswith("${") and left not in _WORDS:
-        raise BadExpression(f"{left!r} by itself holds always; write ${{name}}")
+        raise BadExpression(f"{left!r} alone is always true; write ${{name}}")
     for word in (left, right):
         if word in ("True", "False", "None"):
             raise BadExpression(f"write {'null' if word == 'None' else word.lower()}, not {word}")
@@ -106,10 +106,10 @@ def condition(text: str) -> Condition:
 
 
 def holds(what: Condition, lookup: Lookup) -> bool:
-    """Whether it does now. A value and a text are equal when the text is how the value is written.
+    """Whether the condition holds. A value equals a text if the text is the value in YAML.
 
     Raises:
-        BadExpression: values that cannot be compared. KeyError: from `lookup`.
+        BadExpression: the values cannot be compared. KeyError: from `lookup`.
     """
     left: Any = _operand(what.left, lookup)
     if not what.op:
@@ -135,10 +135,10 @@ def _number(value: Any) -> float | None:
 
 
 def at(value: Any, path: Path) -> Any:
-    """The value inside `value`.
+    """The value at `path` inside `value`.
 
     Raises:
-        KeyError: with what there is instead.
+        KeyError: with a message that names the available keys.
     """
     for i, step in enumerate(path):
         try:
@@ -163,7 +163,7 @@ def _path(found: re.Match[str]) -> Path:
         raise BadExpression(f"{found[0]!r} has no closing brace")
     if not _PATH.fullmatch(inside):
         raise BadExpression(
-            f"{found[0]} is no name; write ${{name}} or ${{step.key}}, and $${{ for a plain ${{"
+            f"{found[0]} is not a name; write ${{name}} or ${{step.key}}, and $${{ for a plain ${{"
         )
     return tuple(m[1] if m[1] is not None else int(m[2]) for m in _STEP.finditer(inside))
 

@@ -1,4 +1,4 @@
-"""Which cluster is meant: `--cluster`, then IOTCTL_CLUSTER, `./cluster.yaml`, `./iotctl-local`."""
+"""Find the cluster file: `--cluster`, then IOTCTL_CLUSTER, `./cluster.yaml`, `./iotctl-local`."""
 
 import hashlib
 import os
@@ -13,10 +13,10 @@ SPEC_NAME = "cluster.yaml"
 
 
 def find_cluster(explicit: str | None, env: Mapping[str, str], cwd: Path) -> tuple[ClusterSource, str]:
-    """The cluster and a note for the operator when it was not named ("" else).
+    """(the cluster, a note for the operator if it is a local fleet nobody named, else "").
 
     Raises:
-        InputProblem: none found (naming the places looked at) or invalid.
+        InputProblem: no file was found (names the places), or it is invalid.
     """
     if explicit:
         return load_cluster(_spec_of(cwd / explicit)), ""
@@ -39,10 +39,10 @@ def find_cluster(explicit: str | None, env: Mapping[str, str], cwd: Path) -> tup
 def find_identity(
     explicit: str | None, env: Mapping[str, str], source: ClusterSource, cwd: Path
 ) -> Path | None:
-    """The directory with the operator's certificate; None when there is none.
+    """The directory with the operator's certificate; None if there is none.
 
-    What is said beats the environment, and that the file: a CI's own secret (PEM text in IOTCTL_CERT) is used
-    whatever `identity` the file names. A local fleet has its own.
+    An option wins over the environment, and the environment over the file: a CI's secret (PEM text in
+    IOTCTL_CERT) is used even if the file names an `identity`. A local fleet has its own certificate.
     """
     if explicit:
         return cwd / explicit
@@ -57,17 +57,17 @@ def find_identity(
 
 
 def pem_of(env: Mapping[str, str]) -> dict[str, str]:
-    """`cert`, `key` and `ca` as PEM text, as a CI has its secrets; "" for what is not set."""
+    """`cert`, `key` and `ca` as PEM text, for the secrets of a CI; "" if unset."""
     return {part: env.get(f"IOTCTL_{part.upper()}", "") for part in ("cert", "key", "ca")}
 
 
 def operator_dir(source: ClusterSource, env: Mapping[str, str]) -> Path:
-    """Of the certificate that `local up` or `deploy` made for this user."""
+    """The directory of the certificate that `local up` or `deploy` made for this user."""
     return _kept(source, env) / "operator"
 
 
 def authority_dir(source: ClusterSource, env: Mapping[str, str]) -> Path:
-    """Of the cluster's certificate authority: of a local fleet beside its file, else never."""
+    """The directory of the cluster's certificate authority; only a local fleet has it next to its file."""
     return _kept(source, env) / "authority"
 
 
@@ -76,19 +76,19 @@ def _kept(source: ClusterSource, env: Mapping[str, str]) -> Path:
 
 
 def credentials_dir(cluster: str, env: Mapping[str, str]) -> Path:
-    """Where this user keeps what proves who they are to `cluster`."""
+    """The directory of this user's credentials for `cluster`."""
     return _own(env, "XDG_DATA_HOME", ".local/share") / cluster
 
 
 def cache_dir(env: Mapping[str, str]) -> Path:
-    """What can be made again."""
+    """The directory of files that can be recreated."""
     return _own(env, "XDG_CACHE_HOME", ".cache")
 
 
 def runs_dir(explicit: str | None, env: Mapping[str, str], cwd: Path) -> Path:
-    """Where runs of playbooks against this cluster are recorded, apart from those against others.
+    """The directory of the playbook runs against this cluster; every cluster has its own.
 
-    A cluster is its file here; one that is not made yet is the directory it will be made in.
+    A cluster is identified by the path of its file; without a file, by the path that `init` would write.
     """
     try:
         place = find_cluster(explicit, env, cwd)[0].path
@@ -99,7 +99,7 @@ def runs_dir(explicit: str | None, env: Mapping[str, str], cwd: Path) -> Path:
 
 
 def state_dir(env: Mapping[str, str]) -> Path:
-    """What is remembered from command to command."""
+    """The directory of state that outlives a command."""
     return _own(env, "XDG_STATE_HOME", ".local/state")
 
 
@@ -109,5 +109,5 @@ def _own(env: Mapping[str, str], variable: str, default: str) -> Path:
 
 
 def _spec_of(path: Path) -> Path:
-    """A directory means the spec inside it."""
+    """The path; for a directory, the spec inside."""
     return Path(os.path.join(path, SPEC_NAME)) if path.is_dir() else path

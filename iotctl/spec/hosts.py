@@ -1,7 +1,7 @@
-"""What a machine and a user on it may be called.
+"""Valid names of machines and of their users.
 
-These words become parts of commands (`ProxyCommand … %h`), options and file names: whatever a shell, SSH or a
-path would take for more than a name is refused where it is read.
+These names become parts of commands (`ProxyCommand … %h`), options and file names. The reader refuses every
+name that has a special meaning in a shell, in SSH or in a path.
 """
 
 HOST_CHARS_MAX = 253
@@ -10,23 +10,23 @@ _USER = "letters, digits and '.', '_', '-', '+', '@'; it does not begin with '-'
 
 
 def host_problem(host: str) -> str:
-    """Why `host` names no machine, "" when it may."""
+    """Why `host` is invalid; "" if it is valid."""
     name, percent, zone = host.partition("%")
     words = [name, *([zone] if percent else [])]
     fits = all(w and w[0] != "-" and all(c.isalnum() or c in "._-:" for c in w) for w in words)
     if not fits or (percent and ":" not in name) or len(host) > HOST_CHARS_MAX:
-        return f"{_shown(host)} is no host: {_HOST}"
+        return f"{_shown(host)} is not a host: {_HOST}"
     return ""
 
 
 def user_problem(user: str) -> str:
-    """The same of a user on a machine."""
+    """Why `user` is invalid; "" if it is valid."""
     fits = user and user[0] != "-" and all(c.isalnum() or c in "._-+@" for c in user)
-    return "" if fits else f"{_shown(user)} is no user: {_USER}"
+    return "" if fits else f"{_shown(user)} is not a user: {_USER}"
 
 
 def jump_problem(jump: str) -> str:
-    """The same of machines as `ssh -J` takes them: `[user@]host[:port]`, separated by commas."""
+    """Why `jump` is invalid, "" if it is valid: `[user@]host[:port]` separated by commas, as in `ssh -J`."""
     for word in filter(None, (w.strip() for w in jump.split(","))):
         user, at, place = word.rpartition("@")
         host, _ = split_port(place)
@@ -37,7 +37,7 @@ def jump_problem(jump: str) -> str:
 
 
 def split_port(place: str) -> tuple[str, str]:
-    """(host, port or "") of `host`, `host:port`, `[v6]:port` or an IPv6 address by itself."""
+    """(host, port or "") of `host`, `host:port`, `[v6]:port` or a plain IPv6 address."""
     if place.startswith("["):
         host, _, port = place[1:].partition("]")
         return host, port.removeprefix(":")

@@ -1,7 +1,7 @@
-"""Playbooks: variables and steps, each step one command. Read and checked without a cluster.
+"""Playbooks: variables and steps. Each step is a command; files are read and checked without a cluster.
 
-A step's `uses` is a command with a dot (`cluster.add-node`), its `with` that command's own arguments and
-options; so what a playbook may say is what the command line takes, and is checked before anything runs.
+A step's `uses` names a command with a dot (`cluster.add-node`); its `with` holds the arguments and options of
+this command. A playbook thus accepts what the command line accepts, and is checked before a step runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ ON_FAILURE = ("stop", "continue")
 
 
 class VariableEntry(msgspec.Struct, frozen=True):
-    """`default`, else the environment's `env`, else the first line of `file`, else it must be given."""
+    """The value is `--var`, else the environment's `env`, else the first line of `file`, else `default`."""
 
     type: str = "string"
     default: Any = None
@@ -32,7 +32,7 @@ class VariableEntry(msgspec.Struct, frozen=True):
 
 
 class StepEntry(msgspec.Struct, frozen=True):
-    """`serial`: how many of its nodes at a time, as numbers or parts such as `50%`; the last one holds for
+    """`serial`: sizes of the batches of nodes, as numbers or as shares such as `50%`; the last size holds for
     the rest."""
 
     uses: str
@@ -58,9 +58,9 @@ class PlaybookFile(msgspec.Struct, frozen=True):
 class Parameter(msgspec.Struct, frozen=True):
     """One argument or option of a verb.
 
-    `type` is one of `TYPES`, or `CONDITION`, whose text is evaluated, not replaced by values; `many`: a list.
-    `option` is "" for an argument by its place; `negative` what says no to a flag. `check` is the command's
-    own look at one value as text: it raises `ValueError` for what a run would refuse.
+    `type` is one of `TYPES`, or `CONDITION`, whose text is evaluated instead of substituted; `many`: a list.
+    `option` is "" for a positional argument; `negative` is the option that unsets a flag. `check` is the
+    command's own check of a value as text: it raises `ValueError` for a value that a run would refuse.
     """
 
     name: str
@@ -73,9 +73,9 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class Verb(msgspec.Struct, frozen=True):
-    """`words` begin its command line; () for a verb that is no command. `reads`: it changes nothing, so all
-    it tells can be registered; of a verb that changes something only whether it did. `asks`: for consent that
-    `--yes` gives."""
+    """`words` begin the command line; () for a verb that is not a command. `reads`: the verb changes nothing,
+    so its whole result can be registered; of other verbs, only whether they changed something. `asks`: the
+    command asks for consent, which `--yes` gives."""
 
     name: str
     words: tuple[str, ...]
@@ -85,7 +85,7 @@ class Verb(msgspec.Struct, frozen=True):
 
 
 class Playbook(msgspec.Struct, frozen=True):
-    """A file without mistakes. `ids` are those of the steps; `marks` tell where everything stands."""
+    """A valid file. `ids` are the ids of the steps; `marks` hold the place of every value."""
 
     path: str
     file: PlaybookFile
@@ -94,7 +94,7 @@ class Playbook(msgspec.Struct, frozen=True):
 
 
 def step_ids(steps: Sequence[StepEntry]) -> list[str]:
-    """The id of each: its own, else its verb and how many of those came before."""
+    """The id of each step: its own, else its verb with a number."""
     seen: dict[str, int] = {}
     found = []
     for step in steps:
@@ -141,7 +141,7 @@ def convert(value: Any, type_name: str) -> Any:
 
 
 def check_value(value: Any, parameter: Parameter) -> None:
-    """One value of a step's argument, not a list of them, as the command itself takes it.
+    """Check a single value of a step's argument as the command does.
 
     Raises:
         ValueError: says what is expected.
@@ -160,11 +160,12 @@ def article(type_name: str) -> str:
 def value_of(
     name: str, variable: VariableEntry, given: Mapping[str, str], env: Mapping[str, str], directory: Path
 ) -> tuple[Any, bool]:
-    """What a variable is, and whether it was given: `--var`, then `env`, then `file`, then the default, whose
-    references are still to be followed.
+    """(the value of a variable, whether it was given): `--var`, then `env`, then `file`, then the default.
+
+    The references of a default are not resolved yet.
 
     Raises:
-        UsageProblem: nobody says it, or it has another type.
+        UsageProblem: the variable has no value, or a value of another type.
     """
     value, source = variable.default, "its default"
     if name in given:
@@ -184,7 +185,7 @@ def value_of(
                 ) from None
     if value is None:
         also = f", or set {variable.env}" if variable.env else ""
-        raise UsageProblem(f"variable {name} has no value", next=f"give --var {name}=…{also}")
+        raise UsageProblem(f"variable {name} has no value", next=f"add --var {name}=…{also}")
     try:
         given_now = source != "its default"
         follows = not given_now and any(references(value))
@@ -197,10 +198,10 @@ def value_of(
 def values_of(
     playbook: Playbook, given: Mapping[str, str], env: Mapping[str, str]
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Every variable's value, and the texts that must never be shown.
+    """(the value of every variable, the secret texts that must never be printed).
 
     Raises:
-        UsageProblem: a `--var` nobody declared, or as `value_of`.
+        UsageProblem: a `--var` is not declared, or as `value_of`.
     """
     declared = playbook.file.vars
     for name in given:
@@ -208,7 +209,7 @@ def values_of(
             raise UsageProblem(f"--var {name}: no such variable{suggest(name, list(declared))}")
     directory = Path(playbook.path).parent
     raw = {n: value_of(n, v, given, env, directory) for n, v in declared.items()}
-    # Only the file's own defaults refer to others: what was given is text, whatever it looks like.
+    # Only the file's defaults may refer to other variables: given values are plain text.
     done = {n: value for n, (value, given_now) in raw.items() if given_now}
 
     def resolve(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Everything about a playbook that can be known from the file alone, each mistake with its place."""
+"""Checks of a playbook that need only its file; each mistake has its place."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ from iotctl.spec.typed_yaml import Loaded, load_file, raise_problems, suggest
 
 
 def load_playbook(path: Path, verbs: Mapping[str, Verb]) -> Playbook:
-    """Raises `InputProblem` with the place of every mistake."""
+    """Read and check a playbook. Raises `InputProblem` with the place of every mistake."""
     _, loaded = load_file(path, PlaybookFile)
     checker = Checker(loaded, verbs)
     checker.check()
@@ -67,18 +67,18 @@ def check_values(playbook: Playbook, verbs: Mapping[str, Verb], values: Lookup) 
 
 
 ADDING = ("tag", "type", "replace")
-"""Lists of which none is none. Of any other, such as `nodes` and `where`, leaving it out means everything."""
+"""Lists that may be empty. Any other list, such as `nodes` and `where`, means everything when left out."""
 
 
 def check_named(value: Any, parameter: Parameter) -> None:
-    """Raises `ValueError` for a list that turned out empty where a command without one means everything."""
+    """Raises `ValueError` for an empty list, if leaving the list out would mean everything."""
     is_empty = isinstance(value, list | tuple) and not value
     if is_empty and parameter.many and parameter.name not in ADDING:
-        raise ValueError("the list is empty, which names nothing; leave it out to mean all")
+        raise ValueError("the list is empty; leave it out to mean all")
 
 
 def _is_left_out(step: StepEntry, values: Lookup) -> bool:
-    """By a condition that is known now."""
+    """Whether the step is skipped by a condition that is known now."""
     try:
         return bool(step.when) and not holds(condition(step.when), values)
     except (KeyError, BadExpression):
@@ -86,7 +86,7 @@ def _is_left_out(step: StepEntry, values: Lookup) -> bool:
 
 
 def _known_value(value: Any, values: Lookup) -> Any:
-    """With its variables, None where some are not known; what has none is checked already."""
+    """`value` with its variables; None if a variable is unknown, or if there is none to insert."""
     try:
         return substitute(value, values) if any(references(value)) else None
     except (KeyError, BadExpression):
@@ -94,7 +94,7 @@ def _known_value(value: Any, values: Lookup) -> Any:
 
 
 class Checker:
-    """Everything that can be known from the file alone."""
+    """Collects the mistakes of one file in `problems`."""
 
     def __init__(self, loaded: Loaded[PlaybookFile], verbs: Mapping[str, Verb]) -> None:
         self._loaded = loaded
@@ -113,7 +113,7 @@ class Checker:
             self._variable(name, variable)
         self._cycles()
         if not file.steps:
-            self.fail("steps: there is none", "steps")
+            self.fail("steps: the list is empty", "steps")
         seen: dict[str, int] = {}
         registered: dict[str, bool] = {}
         for i, (step, own) in enumerate(zip(file.steps, step_ids(file.steps), strict=True)):
@@ -129,7 +129,7 @@ class Checker:
     def _variable(self, name: str, variable: VariableEntry) -> None:
         at = ("vars", name)
         if not name.isidentifier():
-            what = f"vars.{name}: a name is letters, digits and '_'"
+            what = f"vars.{name}: a name may have only letters, digits and '_'"
             self.problems.append((self._loaded.where_key(*at), what))
         if variable.type not in TYPES:
             near = suggest(variable.type, list(TYPES))
@@ -137,7 +137,7 @@ class Checker:
             return
         if variable.secret and variable.default is not None:
             self.fail(
-                f"vars.{name}.default: a secret is not written in a file; use env or file", *at, "default"
+                f"vars.{name}.default: do not write a secret in a playbook; use env or file", *at, "default"
             )
         if variable.default is None:
             return
@@ -151,16 +151,16 @@ class Checker:
         self._known(named, {}, f"vars.{name}.default", *at, "default")
 
     def _cycles(self) -> None:
-        """Defaults that need each other."""
+        """Report defaults that refer to each other."""
         needs = {
             name: [str(p[0]) for p in _quietly(variable.default) if p[0] in self._file.vars]
             for name, variable in self._file.vars.items()
         }
         for name in needs:
             way = _circle(name, needs)
-            if way and way[0] == min(way):  # told once, at the first of them
+            if way and way[0] == min(way):  # report each circle once
                 self.fail(
-                    f"vars.{name}.default: variables need each other: {' -> '.join([*way, name])}",
+                    f"vars.{name}.default: variables refer to each other: {' -> '.join([*way, name])}",
                     "vars",
                     name,
                     "default",
@@ -183,7 +183,7 @@ class Checker:
         if step.timeout:
             self._typed(step.timeout, "duration", f"steps[{i}].timeout", *at, "timeout")
         if step.register and (not step.register.isidentifier() or step.register in self._file.vars):
-            what = "is a variable" if step.register in self._file.vars else "is no name"
+            what = "is a variable" if step.register in self._file.vars else "is not a name"
             self.fail(f"steps[{i}].register: {step.register!r} {what}", *at, "register")
         for j, part in enumerate(step.serial):
             digits = str(part).removesuffix("%")
@@ -193,7 +193,7 @@ class Checker:
                 or (str(part) != digits and int(digits) > 100)
             ):
                 self.fail(
-                    f"steps[{i}].serial[{j}]: {part!r} is neither a number of nodes nor a part such as 50%",
+                    f"steps[{i}].serial[{j}]: {part!r} is neither a number of nodes nor a share such as 50%",
                     *at,
                     "serial",
                     j,
@@ -203,9 +203,9 @@ class Checker:
         for key, text in (("name", step.name), ("id", step.id), ("when", step.when)):
             for path in _quietly(text):
                 if path[0] in self._file.vars and self._file.vars[str(path[0])].secret:
-                    self.fail(f"steps[{i}].{key}: ${{{path[0]}}} is secret, and this is printed", *at, key)
+                    self.fail(f"steps[{i}].{key}: ${{{path[0]}}} is secret, but {key} is printed", *at, key)
                 elif key == "id":
-                    self.fail(f"steps[{i}].id: an id has no variables", *at, key)
+                    self.fail(f"steps[{i}].id: an id cannot have variables", *at, key)
         self._names(step.name, registered, f"steps[{i}].name", *at, "name")
 
     def _arguments(self, i: int, step: StepEntry, verb: Verb, registered: Mapping[str, bool]) -> None:
@@ -215,7 +215,7 @@ class Checker:
             name = f"steps[{i}].with.{key}"
             parameter = known.get(key)
             if parameter is None:
-                what = f"{name}: {verb.name} takes no such thing{suggest(key, list(known))}"
+                what = f"{name}: {verb.name} has no such argument{suggest(key, list(known))}"
                 self.problems.append((self._loaded.where_key(*at, key), what))
                 continue
             if parameter.type == CONDITION:
@@ -223,7 +223,7 @@ class Checker:
                     self._condition(str(text), registered, name, *at, key, j)
                 continue
             if not self._names(value, registered, name, *at, key) or any(_quietly(value)):
-                continue  # its type is known when the variables are
+                continue  # its type is checked once the variables are known
             if parameter.many and isinstance(value, list):
                 try:
                     check_named(value, parameter)
@@ -235,11 +235,11 @@ class Checker:
                 self._taken(value, parameter, name, *at, key)
         for parameter in verb.parameters:
             if parameter.required and parameter.name not in step.arguments:
-                self.fail(f"steps[{i}].with.{parameter.name}: {verb.name} needs it", "steps", i, "with")
+                self.fail(f"steps[{i}].with.{parameter.name}: {verb.name} requires it", "steps", i, "with")
         if verb.name == "exec" and not {"creates", "unless", "changed_when"} & set(step.arguments):
             self.fail(
                 f"steps[{i}].with: exec needs `creates`, `unless` or `changed_when`, so that a second run"
-                " knows what to do",
+                " changes nothing",
                 "steps",
                 i,
                 "with",
@@ -248,7 +248,7 @@ class Checker:
         if step.serial and nodes is None:
             self.fail(f"steps[{i}].serial: {verb.name} takes no nodes", "steps", i, "serial")
         if step.max_unavailable < 0:
-            self.fail(f"steps[{i}].max_unavailable: it is 1 or more", "steps", i, "max_unavailable")
+            self.fail(f"steps[{i}].max_unavailable: must be at least 1", "steps", i, "max_unavailable")
         if step.max_unavailable and "max_unavailable" not in known:
             self.fail(
                 f"steps[{i}].max_unavailable: {verb.name} restarts nothing", "steps", i, "max_unavailable"
@@ -302,15 +302,15 @@ class Checker:
         lost = [p for p in named if not registered.get(str(p[0]), True) and p[1:] != ("changed",)]
         for one in lost:
             self.fail(
-                f"{name}: ${{{name_of(one)}}}: of a step that changes something only ${{{one[0]}.changed}} is"
-                " kept when a run is killed; look with a step that reads",
+                f"{name}: ${{{name_of(one)}}}: a step that changes something registers only"
+                f" ${{{one[0]}.changed}}; read the rest with a step that only reads",
                 *path,
             )
         return not (unknown or deep or lost)
 
 
 def _quietly(value: Any) -> list[tuple[str | int, ...]]:
-    """References, as far as they can be read."""
+    """The references in `value`; [] if they are invalid."""
     try:
         return list(references(value))
     except BadExpression:
@@ -318,7 +318,7 @@ def _quietly(value: Any) -> list[tuple[str | int, ...]]:
 
 
 def _circle(name: str, needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """The way from `name` back to it, [] when there is none."""
+    """The path of references from `name` back to itself; [] if there is none."""
     pending = [[name]]
     seen: set[str] = set()
     while pending:

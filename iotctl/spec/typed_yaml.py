@@ -1,9 +1,9 @@
 """YAML to typed structs, with the line and column of every value.
 
-Strict on purpose: unknown keys (with the nearest known one), duplicate keys, wrong types, aliases, tags and
-YAML 1.1's surprises (`no` is false, `010` is 8, `22:22` is 1342) are errors, and all errors of a file are
-reported at once. `marks` keeps the place of every value, so that later checks ("this node is listed twice")
-can point at it too.
+The reader is strict: unknown keys (the error names the nearest known key), duplicate keys, wrong types,
+aliases, tags and the surprises of YAML 1.1 (`no` is false, `010` is 8, `22:22` is 1342) are errors. It
+reports all errors of a file at once. `marks` stores the place of every value for later checks ("this node
+is listed twice").
 """
 
 import difflib
@@ -34,14 +34,14 @@ _SCALARS: dict[type, str] = {
 _INT = re.compile(r"-?(0|[1-9][0-9]*)")
 _ESCAPE = re.compile(r"\\U([0-9A-Fa-f]{8})")
 DIGITS_MAX = 30
-"""Of an integer: more are no number of anything here, and slow to read."""
+"""Most digits of an integer; longer ones are slow to read and never valid here."""
 _FLOAT = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _BOOL = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a file; both count from 1."""
+    """A place in a file; line and column count from 1."""
 
     line: int
     column: int
@@ -115,7 +115,7 @@ class _Reader:
         return kind()
 
     def _any(self, node: yaml.Node, path: Path) -> Any:
-        """Text, numbers, true, false and nothing, in lists and mappings."""
+        """Read text, numbers, true, false and null, in lists and mappings."""
         if isinstance(node, yaml.SequenceNode):
             return [self.read(child, Any, (*path, i)) for i, child in enumerate(node.value)]
         if isinstance(node, yaml.MappingNode):
@@ -175,7 +175,7 @@ class _Reader:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Refuses what could make a small file a large or strange document, before anything is built of it."""
+    """Refuses unsupported features, and those that let a small file expand, before building anything."""
 
     _depth = _documents = 0
 
@@ -190,7 +190,7 @@ class _PlainLoader(yaml.SafeLoader):
             what = f"tags ({event.tag}) are not supported"
         elif isinstance(event, yaml.DocumentStartEvent):
             self._documents += 1
-            what = "a second document begins; one file holds one" if self._documents > 1 else ""
+            what = "a second document begins; a file may hold only one" if self._documents > 1 else ""
         self._depth += isinstance(event, yaml.CollectionStartEvent)
         self._depth -= isinstance(event, yaml.CollectionEndEvent)
         if self._depth > DEPTH_MAX:
@@ -205,10 +205,10 @@ class _Refused(yaml.MarkedYAMLError):
 
 
 def load_file(path: File, kind: type[T]) -> tuple[str, Loaded[T]]:
-    """The text of `path` and what `load` makes of it.
+    """(the text of `path`, the result of `load`).
 
     Raises:
-        InputProblem: unreadable, not UTF-8, or as `load`.
+        InputProblem: the file is unreadable or not UTF-8, or as `load`.
     """
     try:
         content = path.read_bytes()
@@ -235,7 +235,7 @@ def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
     """Decode `text` as `kind`, a msgspec struct.
 
     Raises:
-        InputProblem: with the place of the first error; the others are listed after it.
+        InputProblem: with the place of the first error; `why` lists the others.
     """
     if len(text) > BYTES_MAX:
         raise InputProblem(f"the file is larger than {BYTES_MAX >> 20} MiB", where=f"{file}:1:1")
@@ -257,7 +257,7 @@ def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
     except ValueError:  # from PyYAML's own chr()
         found = next(m for m in _ESCAPE.finditer(text) if int(m[1], 16) > sys.maxunicode)
         raise InputProblem(
-            f"{found[0]} names no character", where=f"{file}:{_place(text[: found.start()])}"
+            f"{found[0]} is not a character", where=f"{file}:{_place(text[: found.start()])}"
         ) from None
     if root is None:
         raise InputProblem("the file is empty", where=f"{file}:1:1")
@@ -268,13 +268,13 @@ def load(text: str, file: str, kind: type[T]) -> Loaded[T]:
 
 
 def _place(before: str) -> str:
-    """`line:col` of what follows `before`."""
+    """`line:col` of the end of `before`."""
     line = before.rpartition("\n")[2]
     return f"{before.count(chr(10)) + 1}:{len(line) + 1}"
 
 
 def _value(node: yaml.ScalarNode) -> str | int | float | bool | None:
-    """What a scalar says and people mean alike; None when the two differ, and for nothing."""
+    """The value of a scalar; None for null, and if YAML's value is not what the text looks like."""
     text = str(node.value)
     tag = _tag(node)
     if node.style in ("'", '"', "|", ">") or tag in ("str", "timestamp", "merge", "value"):
@@ -291,7 +291,7 @@ def _value(node: yaml.ScalarNode) -> str | int | float | bool | None:
 
 
 def raise_problems(problems: list[tuple[str, str]]) -> None:
-    """Raise one `InputProblem` for all (place, message) pairs; nothing when there are none."""
+    """Raise one `InputProblem` for all (place, message) pairs, if there are any."""
     if not problems:
         return
     (where, what), *rest = problems
@@ -299,7 +299,7 @@ def raise_problems(problems: list[tuple[str, str]]) -> None:
 
 
 def suggest(name: str, known: list[str]) -> str:
-    """`; did you mean …?` when a known name is near, else the known ones."""
+    """`; did you mean …?` if a known name is near, else the known names."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known)}"
 

@@ -1,4 +1,4 @@
-"""Durations, rates and sizes as people write them."""
+"""Durations, rates and sizes in text form."""
 
 import re
 
@@ -47,5 +47,5 @@ def parse_rate(text: str) -> int:
 
 def _whole(number: float, text: str) -> int:
     if not number < 1 << 62:
-        raise UsageProblem(f"{text[:40]!r} is too much", next="give a smaller one")
+        raise UsageProblem(f"{text[:40]!r} is too large", next="use a smaller value")
     return int(number)

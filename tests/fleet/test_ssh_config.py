@@ -83,7 +83,7 @@ def test_a_host_that_the_configuration_makes_of_it_is_checked_too(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     (tmp_path / "config").write_text("Host plant\n  HostName $(id)\n  ProxyCommand nc %h %p\n")
-    with pytest.raises(InputProblem, match="is no host"):
+    with pytest.raises(InputProblem, match="is not a host"):
         route_of(Target("n", "plant"), {CONFIG: str(tmp_path / "config")})
 
 

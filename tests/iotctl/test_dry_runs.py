@@ -94,14 +94,16 @@ def test_operations(place: Path) -> None:
         "set the rate of op-7 (add-node node6) to 5MB/s"
     ]
     assert would(place, "ops set op-7 --rate auto", cluster) == [], "it is so already"
-    assert would(place, "ops release op-7", cluster) == ["release the previous copies of op-7 (add-node node6)"]
+    assert would(place, "ops release op-7", cluster) == [
+        "release the previous copies of op-7 (add-node node6)"
+    ]
     assert would(place, "ops cancel op-7", cluster)[0].startswith("cancel op-7 (add-node node6): ")
     cluster.operations[0].paused = True
     cluster.operations[0].stage = Stage.MOVING
     assert would(place, "ops pause op-7", cluster) == []
     assert would(place, "ops resume op-7", cluster) == ["resume op-7 (add-node node6)"]
     (pulled, compared) = would(place, "migrate --op op-7 --verify", cluster)
-    assert pulled.startswith("pull what is left of op-7") and "depth content" in compared
+    assert pulled.startswith("copy the rest of op-7") and "depth content" in compared
     done = iotctl(place, "migrate", "--dry-run", "--rate", "nonsense", cluster=cluster)
     assert done.code == 2
     cluster.operations[0].stage = Stage.RELEASED
@@ -109,7 +111,7 @@ def test_operations(place: Path) -> None:
     cluster.operations[0].stage = Stage.DONE
     for words in ("pause op-7", "release op-7", "set op-7 --rate auto", "cancel op-7"):
         done = iotctl(place, "ops", *words.split(), "--dry-run", cluster=cluster)
-        assert done.code == 5 and "is over" in done.err
+        assert done.code == 5 and "ended (" in done.err
 
 
 def test_the_lock(place: Path) -> None:

@@ -189,7 +189,7 @@ def test_the_record_of_a_run_that_is_no_text_is_told_by_its_line(place: Path) ->
     journal.append(Entry("begun", 1, playbook="night"))
     journal.close()
     path.write_bytes(path.read_bytes() + b'{"event":"in\xfftent","at_ms":2}\n')
-    with pytest.raises(InputProblem, match="the record of the run is damaged") as told:
+    with pytest.raises(InputProblem, match="the journal of the run is damaged") as told:
         FileJournal(path)
     assert told.value.where == f"{path}:2:1"
 

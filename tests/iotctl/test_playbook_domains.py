@@ -116,7 +116,7 @@ def test_what_will_not_run_may_be_anything(place: Path) -> None:
 
 def test_a_number_of_nodes_is_not_negative(place: Path) -> None:
     (place / "p.yaml").write_text(f"{HEAD}  - {{uses: cluster.restart, max_unavailable: -1}}\n")
-    with pytest.raises(InputProblem, match="1 or more"):
+    with pytest.raises(InputProblem, match="must be at least 1"):
         load_playbook(place / "p.yaml", VERBS)
 
 

@@ -12,12 +12,13 @@ import pytest
 from iotctl.cli.catalogue import verbs
 from iotctl.errors import BusyProblem, InputProblem, Unreachable, UsageProblem
 from iotctl.playbook.command_line import command_line
-from iotctl.playbook.inspect import Inspector, Use, after_earlier, can_look_again, undo_of
+from iotctl.playbook.inspect import Inspector
 from iotctl.playbook.journal import FileJournal, find_run
 from iotctl.playbook.model import READS, Entry, Inspection, Journal, Ran, Report, StepResult
 from iotctl.playbook.outcome import parts
 from iotctl.playbook.report import annotations, junit, summary, taken_back
 from iotctl.playbook.run import BuiltIn, Runner, RunOptions, Tools
+from iotctl.playbook.uses import Use, after_earlier, can_look_again, undo_of
 from iotctl.playbook.values import Values
 from iotctl.spec.playbook import values_of
 from iotctl.spec.playbook_check import load_playbook
@@ -770,7 +771,7 @@ def test_ctrl_c_in_a_step_ends_the_run(place: Path) -> None:
 def test_one_run_is_carried_on_by_one_process_alone(tmp_path: Path) -> None:
     first = FileJournal(tmp_path / "r.jsonl")
     first.append(Entry("begun", 1, playbook="p"))
-    with pytest.raises(BusyProblem, match="going on"):
+    with pytest.raises(BusyProblem, match="another process"):
         find_run(tmp_path, "", "p")
     first.close()
     again = find_run(tmp_path, "", "p")
@@ -782,7 +783,7 @@ def test_one_run_is_carried_on_by_one_process_alone(tmp_path: Path) -> None:
     newer.append(Entry("begun", 2, playbook="p"))
     newer.append(Entry("ended", 3))
     newer.close()
-    with pytest.raises(UsageProblem, match="left unfinished"):
+    with pytest.raises(UsageProblem, match="no unfinished run"):
         find_run(tmp_path, "", "p")
 
 

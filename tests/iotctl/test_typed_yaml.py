@@ -42,7 +42,7 @@ def failure(text: str) -> tuple[str, str]:
         ("name: [a]", "1:7", "expected text, found a list"),
         ("name: a\ncount: 010", "2:8", "plain decimal digits"),
         ("name: a\ncount: " + 5000 * "9", "2:8", "count: "),
-        ('name: a\nfree: "\\U00110000"', "2:8", "\\U00110000 names no character"),
+        ('name: a\nfree: "\\U00110000"', "2:8", "\\U00110000 is not a character"),
         ("name: a\ncount: 0x1f", "2:8", "plain decimal digits"),
         ("name: a\ncount: 1_000", "2:8", "plain decimal digits"),
         ("name: a\ncount: 10:30", "2:8", "plain decimal digits"),
