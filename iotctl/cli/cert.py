@@ -85,7 +85,7 @@ def renew(
         session.progress() as progress,
         lock,
     ):
-        tell = partial(progress.update, "machines", total=len(nodes or source.file.nodes))
+        on_done = partial(progress.update, "machines", total=len(nodes or source.file.nodes))
         found = certificates.renew(
             source,
             nodes or (),
@@ -93,7 +93,7 @@ def renew(
             session.env,
             within_ms=within_ms,
             now_ms=now_ms(),
-            done=tell,
+            done=on_done,
             dry_run=dry_run,
         )
     session.output.emit("certificates", found, lambda: [_table(found.certificates)])
@@ -143,8 +143,8 @@ def _asked(session: Session, ask: Callable[..., T]) -> T:
 
     source = session.source
     with Machines(source, session.env, session.options.timeout_s) as machines, session.progress() as progress:
-        tell = partial(progress.update, "machines", total=len(source.file.nodes))
-        return ask(source, machines, session.env, now_ms(), tell)
+        on_done = partial(progress.update, "machines", total=len(source.file.nodes))
+        return ask(source, machines, session.env, now_ms(), on_done)
 
 
 def _code(found: Certificates) -> int:

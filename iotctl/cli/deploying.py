@@ -151,7 +151,7 @@ def _prepared(
     names: list[str] | tuple[str, ...],
     *,
     accept_layout: bool = False,
-    tell: bool = True,
+    warn: bool = True,
 ) -> Deployment:
     from iotctl.lifecycle.deploy import prepare
 
@@ -165,7 +165,7 @@ def _prepared(
             now_ms=now_ms(),
             accept_layout=accept_layout,
         )
-    for finding in todo.plan.findings if tell else ():
+    for finding in todo.plan.findings if warn else ():
         session.output.warn(f"{finding.node}: {finding.message}")
     return todo
 
@@ -185,7 +185,7 @@ def _looked_again(
 
     if session.lock is None:  # no cluster exists yet
         return todo
-    again = _prepared(session, machines, names, tell=False)
+    again = _prepared(session, machines, names, warn=False)
     pairs = zip(again.plan.nodes, todo.plan.nodes, strict=True)
     differ = [new.node for new, old in pairs if new.differences != old.differences]
     if differ:

@@ -46,8 +46,8 @@ def trust(
     accepted = 0
     for targets in hosts.stages_of(source, nodes or (), session.env):
         with session.progress() as progress:
-            tell = partial(progress.update, "machines", total=len(targets))
-            found = hosts.look_at_keys(source, targets, session.env, tell, timeout_s)
+            on_done = partial(progress.update, "machines", total=len(targets))
+            found = hosts.look_at_keys(source, targets, session.env, on_done, timeout_s)
         rows = [row for row, _ in found]
         shown.hosts.extend(rows)
         if dry_run:
@@ -90,8 +90,8 @@ def check(ctx: typer.Context, nodes: Names = None) -> int:
     session = session_of(ctx)
     source = session.source
     with session.progress() as progress:
-        tell = partial(progress.update, "machines", total=len(nodes or source.file.nodes))
-        found = check_hosts(source, nodes or (), session.env, tell, session.options.timeout_s)
+        on_done = partial(progress.update, "machines", total=len(nodes or source.file.nodes))
+        found = check_hosts(source, nodes or (), session.env, on_done, session.options.timeout_s)
     session.output.emit("cluster-check", found, lambda: _check_tables(found))
     if found.unreachable:
         return Exit.UNREACHABLE

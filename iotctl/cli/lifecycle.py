@@ -207,10 +207,10 @@ def logs(
                 session.output.warn(
                     f"{node}: {error.what}: {error.why}" if error.why else f"{node}: {error.what}"
                 )
-        new = {n: after(shown[n], told) if n in shown else told for n, told in found.items()}
+        new = {n: after(shown[n], added) if n in shown else added for n, added in found.items()}
         if any(new.values()) or not shown:
-            body = {"nodes": [{"node": n, "lines": told} for n, told in new.items()]}
-            texts = {n: "\n".join(told) for n, told in new.items() if told or not shown}
+            body = {"nodes": [{"node": n, "lines": added} for n, added in new.items()]}
+            texts = {n: "\n".join(added) for n, added in new.items() if added or not shown}
             session.output.emit(
                 "cluster-logs",
                 body,

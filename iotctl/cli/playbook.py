@@ -104,17 +104,7 @@ def run(
     if resume:
         _bring(session, runs, run_id, book.file.name)
     journal = find_run(runs, run_id, book.file.name) if resume else FileJournal(path)
-    limited = [w for node in scope.limit or () for w in ("--limit", node)]
-    words = [
-        "iotctl",
-        *global_words(session),
-        "playbook",
-        "run",
-        file,
-        *_var_words(book, scope.var),
-        *limited,
-    ]
-    again = shlex.join([*words, "--resume", journal.run_id])
+    again = shlex.join([*_run_words(session, file, book, scope), "--resume", journal.run_id])
     session.on_interrupt = lambda: ("resuming inspects the interrupted step again", again)
     with closing(journal), ExitStack() as held:
 
@@ -237,6 +227,13 @@ def _given(var: list[str] | None) -> dict[str, str]:
             raise UsageProblem(f"--var {word!r} is not NAME=VALUE")
         found[name] = value
     return found
+
+
+def _run_words(session: Session, file: str, book: Playbook, scope: Scope) -> list[str]:
+    """The command line of this run, without its secrets."""
+    limited = [w for node in scope.limit or () for w in ("--limit", node)]
+    words = ["iotctl", *global_words(session), "playbook", "run", file]
+    return [*words, *_var_words(book, scope.var), *limited]
 
 
 def _var_words(book: Playbook, var: list[str] | None) -> list[str]:

@@ -35,7 +35,7 @@ def repeated(session: Session, show: Callable[[], int], watch: bool) -> int:
     return code
 
 
-def after(shown: Sequence[str], told: Sequence[str]) -> Sequence[str]:
+def after(shown: Sequence[str], lines: Sequence[str]) -> Sequence[str]:
     """The lines that a log got since its last lines were `shown`.
 
     >>> after(["a", "b", "c"], ["b", "c", "d"])
@@ -43,10 +43,10 @@ def after(shown: Sequence[str], told: Sequence[str]) -> Sequence[str]:
     >>> after(["a", "b"], ["x", "y"])
     ['x', 'y']
     """
-    for size in range(min(len(shown), len(told)), 0, -1):
-        if list(shown[-size:]) == list(told[:size]):
-            return told[size:]
-    return told
+    for size in range(min(len(shown), len(lines)), 0, -1):
+        if list(shown[-size:]) == list(lines[:size]):
+            return lines[size:]
+    return lines
 
 
 def operation_progress(progress: Progress) -> Callable[[Operation], None]:

@@ -129,7 +129,7 @@ class Inspector:
         """For a command whose dry run is empty if nothing is left to do, and which waits for nothing else."""
         ran = self._dry_run(use)
         if ran.code or not isinstance(ran.document, dict):
-            return unknown(ran.told)
+            return unknown(ran.stderr)
         changes = ran.document["would"]
         return would("; ".join(changes)) if changes else done("nothing to do")
 
@@ -140,14 +140,14 @@ class Inspector:
     def trust(self, use: Use) -> Inspection:
         ran = self._dry_run(use)
         if ran.code or not isinstance(ran.document, dict):
-            return unknown(ran.told)
+            return unknown(ran.stderr)
         new = [h["node"] for h in ran.document["hosts"] if h["state"] != "known"]
         return would(f"accept the host keys of {', '.join(new)}") if new else done("all keys are known")
 
     def renew(self, use: Use) -> Inspection:
         ran = self._dry_run(use)
         if ran.code:
-            return unknown(ran.told)
+            return unknown(ran.stderr)
         due = [c["name"] for c in ran.document["certificates"] if c["state"] == "due"]
         if due:
             return would(f"renew the certificates of {', '.join(due)}")
@@ -164,7 +164,7 @@ class Inspector:
             return changing
         ran = self._dry_run(use)
         if ran.code:
-            return unknown(ran.told)
+            return unknown(ran.stderr)
         steps = isinstance(ran.document, dict) and ran.document.get("steps")
         return would("carry out the plan") if steps else done("nothing to apply")
 

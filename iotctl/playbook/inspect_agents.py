@@ -21,7 +21,7 @@ class AgentInspector:
     def start(self, use: Use) -> Inspection:
         ran = self._dry_run(use)
         if ran.code:
-            return unknown(ran.told)
+            return unknown(ran.stderr)
         down = [n for wave in ran.document["waves"] for n in wave]
         return would(f"start {', '.join(down)}", nodes=down) if down else done("every agent runs")
 
@@ -52,7 +52,7 @@ class AgentInspector:
     def destroy(self, use: Use) -> Inspection:
         ran = self._dry_run(use)
         if ran.code:
-            return unknown(ran.told)
+            return unknown(ran.stderr)
         there = [n["node"] for n in ran.document["nodes"] if n["there"]]
         return would(f"delete the data of {', '.join(there)}") if there else done("no data is left")
 
@@ -68,7 +68,7 @@ class AgentInspector:
         """`later`: count agents that only a later restart changes, too."""
         ran = self._dry_run(use)
         if ran.code:
-            return unknown(ran.told.strip().partition("\n")[0])
+            return unknown(ran.stderr.strip().partition("\n")[0])
         nodes = ran.document.get("nodes", [])
         changing = [n["node"] for n in nodes if n["changes"] or n["start"] or (later and n["later"])]
         return would(f"deploy {', '.join(changing)}") if changing else done("nothing differs")

@@ -21,7 +21,7 @@ class Ran(msgspec.Struct, frozen=True):
 
     code: int
     document: Any
-    told: str
+    stderr: str
 
 
 class Inspection(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ SPEC_NAME = "cluster.yaml"
 
 
 def find_cluster(explicit: str | None, env: Mapping[str, str], cwd: Path) -> tuple[ClusterSource, str]:
-    """(the cluster, a note for the operator if it is a local fleet nobody named, else "").
+    """(the cluster, a note for the operator if no option named this local fleet, else "").
 
     Raises:
         InputProblem: no file was found (names the places), or it is invalid.

@@ -118,7 +118,7 @@ def test_a_saved_plan_is_read_by_its_name(spec: Path, name: str) -> None:
     assert ((spec / name).read_text()[0] == "{") == name.endswith(".json")
 
 
-def test_a_plan_that_cannot_be_saved_is_no_bug(spec: Path) -> None:
+def test_a_plan_that_cannot_be_saved_is_an_input_error(spec: Path) -> None:
     done = iotctl(spec, "plan", "remove-node", "node3", "--out", "none/p.yaml", cluster=FakeCluster())
     assert done.code == Exit.INPUT and "none/p.yaml: the plan cannot be saved" in done.err
 
@@ -138,7 +138,7 @@ def test_an_ended_operation_is_not_cancelled(spec: Path) -> None:
     )
 
 
-def test_migrate_on_an_operation_that_is_over_starts_nothing(spec: Path) -> None:
+def test_migrate_on_an_ended_operation_starts_nothing(spec: Path) -> None:
     done = iotctl(spec, "migrate", "--op", "op-9", cluster=removal(Stage.DONE))
     assert done.code == Exit.REFUSED and "op-9 ended (done)" in done.err and "starting Spark" not in done.err
 
@@ -176,7 +176,7 @@ def test_a_changed_spec_makes_a_plan_stale(spec: Path) -> None:
     assert done.code == Exit.REFUSED and "cluster.yaml has changed" in done.err
 
 
-def test_what_is_no_plan_is_an_input_error(spec: Path) -> None:
+def test_a_file_that_is_not_a_plan_is_an_input_error(spec: Path) -> None:
     """Missing file, other YAML: exit 3 naming the file."""
     (spec / "x.yaml").write_text("a: 1\n")
     for name in ("x.yaml", "missing.yaml"):
@@ -243,7 +243,7 @@ def test_nodes_that_come_and_go_are_one_plan_in_which_no_slot_moves_twice(spec: 
     assert "node3" not in after and abs(after["node6"] - 2 * after["node7"]) <= 2
 
 
-def test_what_no_plan_brings_about_is_said(spec: Path) -> None:
+def test_differences_that_no_plan_resolves_are_named(spec: Path) -> None:
     """Addresses, weights and the settings a cluster was made with."""
     text = (
         SPEC.replace("slots: 100", "slots: 200\n  time_partition_interval: 1d")
@@ -292,7 +292,7 @@ def test_several_nodes_are_removed_one_after_the_other(spec: Path) -> None:
     assert [(c.node, c.table_version) for c in cluster.begun] == [("node3", 7), ("node5", 16)]
 
 
-def test_nobody_tells_the_files_is_unreachable(spec: Path) -> None:
+def test_a_group_without_known_sizes_is_exit_4(spec: Path) -> None:
     """Without a group's sizes there is no plan: exit 4 and the command that looks."""
     cluster = FakeCluster(down={"node1", "node2", "node3"})
     done = iotctl(spec, "plan", "remove-node", "node4", cluster=cluster)
@@ -300,7 +300,7 @@ def test_nobody_tells_the_files_is_unreachable(spec: Path) -> None:
     assert "iotctl cluster status" in done.err
 
 
-def test_ops_resume_lets_a_waiting_operation_go(spec: Path) -> None:
+def test_ops_resume_continues_a_waiting_operation(spec: Path) -> None:
     """It sends `go`, watches and ends with 0; without any open operation it is refused."""
     waiting = make_operation("op-9", stage=Stage.MOVING)
     waiting.options = Options(no_migrate=True)
@@ -354,7 +354,7 @@ def test_resume_ends_a_pause_and_nothing_else(spec: Path) -> None:
     assert "next: iotctl migrate --op op-9" in done.err
 
 
-def test_cancel_says_what_it_costs(spec: Path) -> None:
+def test_cancel_names_its_cost(spec: Path) -> None:
     """Before it asks, and in the refusal too: slots by number, where they reopen, what is thrown away."""
     early = FakeCluster(operations=[make_operation("op-9", stage=Stage.SEALED, copied=2)])
     asked = iotctl(spec, "ops", "cancel", "op-9", cluster=early)
@@ -580,7 +580,7 @@ def test_an_empty_rebalance_says_so_and_is_never_pending(spec: Path, strategy: s
     assert applied.code == 0 and "no changes" in applied.out and not cluster.begun
 
 
-def test_what_whole_slots_do_not_allow_is_said(spec: Path) -> None:
+def test_a_balance_that_whole_slots_prevent_is_explained(spec: Path) -> None:
     """One slot with most of the bytes alone in its group: no plan, and the reason with the hot slot."""
     cluster = FakeCluster(sizes={**dict.fromkeys(range(100), 0), 3: 10**6})
     done = iotctl(spec, "plan", "rebalance", "--strategy", "bytes", cluster=cluster)

@@ -80,7 +80,7 @@ def document(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", sorted(published.BODIES))
 def test_published_schemas_are_those_of_the_structs(kind: str) -> None:
-    """A changed struct without `python -m iotctl.cli.published` fails here."""
+    """Fails if a struct changed and `python -m iotctl.cli.published` was not run."""
     assert (published.DIRECTORY / f"{kind}.json").read_text() == published.text_of(kind)
 
 
@@ -92,14 +92,14 @@ def test_every_name_of_a_plan_is_published() -> None:
 
 @pytest.mark.parametrize("kind", sorted(KEYS))
 def test_stable_keys_are_published(kind: str) -> None:
-    """No key of the contract is lost by a rename."""
+    """A rename must not lose a key of the contract."""
     properties = published.schema_of(kind)["properties"]
     assert set(KEYS[kind].split(", ")) <= set(properties)
 
 
 @pytest.mark.parametrize(("kind", "name"), sorted(NESTED))
 def test_stable_keys_of_the_parts_are_published(kind: str, name: str) -> None:
-    """The same for the objects inside."""
+    """The same for nested objects."""
     properties = published.schema_of(kind)["$defs"][name]["properties"]
     assert set(NESTED[kind, name].split(", ")) <= set(properties)
 
@@ -140,7 +140,7 @@ def test_every_reading_command_prints_one_document_or_a_table(spec: Path, words:
 
 
 def test_global_options_stand_before_and_after_the_command(tmp_path: Path) -> None:
-    """`iotctl -o json cluster status --cluster F` and every other order are the same."""
+    """`iotctl -o json cluster status --cluster F` works in every order."""
     (tmp_path / "other.yaml").write_text(SPEC)
     cluster = FakeCluster()
     words = ("cluster", "ring")
@@ -152,15 +152,15 @@ def test_global_options_stand_before_and_after_the_command(tmp_path: Path) -> No
 
 
 def test_missing_cluster_file_names_the_places(tmp_path: Path) -> None:
-    """Exit 3 with every place that was looked at."""
+    """Exit 3 names every place that was searched."""
     done = iotctl(tmp_path, "cluster", "status", cluster=FakeCluster())
     assert done.code == Exit.INPUT
     for place in ("--cluster", "IOTCTL_CLUSTER", "cluster.yaml", "iotctl-local"):
         assert place in done.err
 
 
-def test_the_local_fleet_is_found_and_said(tmp_path: Path) -> None:
-    """./iotctl-local is the last place, named on stderr; stdout stays the document."""
+def test_the_local_fleet_is_used_and_named(tmp_path: Path) -> None:
+    """./iotctl-local is the last place; stderr names it, stdout has only the document."""
     (tmp_path / "iotctl-local").mkdir()
     (tmp_path / "iotctl-local" / "cluster.yaml").write_text(SPEC)
     done = iotctl(tmp_path, "cluster", "ring", "-o", "json", cluster=FakeCluster())
@@ -179,7 +179,7 @@ def test_environment_names_the_cluster(tmp_path: Path) -> None:
 
 
 def test_every_node_error_has_an_exit_code() -> None:
-    """A new error class must decide its exit code."""
+    """A new error class needs an exit code."""
     assert set(EXIT_OF) == set(BY_CODE)
 
 
@@ -198,7 +198,7 @@ def test_every_node_error_has_an_exit_code() -> None:
 def test_errors_become_exit_codes_and_documents(
     spec: Path, error: Exception, code: Exit, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The document on stdout and the lines on stderr say what, and what to do next."""
+    """The document on stdout and the lines on stderr name the error and the next step."""
     monkeypatch.setattr("tempfile.tempdir", str(spec))  # where the report of a bug is written
     done = iotctl(spec, "ops", "list", "-o", "json", cluster=FakeCluster(error=error))
     assert done.code == code
@@ -211,7 +211,7 @@ def test_errors_become_exit_codes_and_documents(
 
 
 def test_usage_errors_exit_2_with_a_document(spec: Path) -> None:
-    """Wrong words, wrong formats and missing arguments; the near name is offered."""
+    """Unknown words, invalid formats and missing arguments; a similar name is suggested."""
     done = iotctl(spec, "cluster", "statu", "-o", "json")
     assert done.code == Exit.USAGE
     assert "status" in str(document(done.out)["error"])
@@ -229,7 +229,7 @@ def test_no_arguments_is_help_and_usage(spec: Path) -> None:
 
 
 def test_a_change_without_a_terminal_is_refused_naming_the_flag(spec: Path) -> None:
-    """Grade one: exit 5, nothing begun, --yes named; --no-input does the same at a terminal."""
+    """Exit 5 names --yes and begins nothing; --no-input does the same at a terminal."""
     cluster = FakeCluster()
     for extra, stdin in ((), io.StringIO()), (("--no-input",), Tty("y\n")):
         done = iotctl(spec, "cluster", "remove-node", "node3", *extra, cluster=cluster, stdin=stdin)
@@ -248,7 +248,7 @@ def test_a_person_is_asked(spec: Path, answer: str, code: Exit) -> None:
 
 
 def test_yes_never_replaces_the_cluster_name(spec: Path) -> None:
-    """Grade two: `remove-node --dead` needs --confirm with the right name."""
+    """`remove-node --dead` needs --confirm with the right name."""
     words = ("cluster", "remove-node", "node3", "--dead", "--yes")
     done = iotctl(spec, *words, cluster=FakeCluster(down={"node3"}))
     assert done.code == Exit.REFUSED and "--confirm plant" in done.err
@@ -260,8 +260,8 @@ def test_yes_never_replaces_the_cluster_name(spec: Path) -> None:
 
 
 @pytest.mark.parametrize("down", [set(), {"node3"}])
-def test_a_node_that_was_heard_lately_is_not_dead(spec: Path, down: set[str]) -> None:
-    """It answers, or some agent heard it a moment ago: the right name does not help."""
+def test_a_node_that_answers_or_was_heard_recently_is_not_dead(spec: Path, down: set[str]) -> None:
+    """The node answers, or an agent heard it recently: --confirm with the right name does not help."""
     cluster = FakeCluster(down=down, silent_ms=900)
     words = ("cluster", "remove-node", "node3", "--dead", "--confirm", "plant")
     done = iotctl(spec, *words, cluster=cluster)
@@ -269,7 +269,7 @@ def test_a_node_that_was_heard_lately_is_not_dead(spec: Path, down: set[str]) ->
 
 
 def test_dry_run_begins_nothing(spec: Path) -> None:
-    """The plan is printed and that is all."""
+    """The command only prints the plan."""
     cluster = FakeCluster()
     done = iotctl(spec, "cluster", "remove-node", "node3", "--dry-run", "-o", "json", cluster=cluster)
     assert done.code == 0
@@ -278,8 +278,8 @@ def test_dry_run_begins_nothing(spec: Path) -> None:
     assert (spec / "cluster.yaml").read_text() == SPEC
 
 
-def test_a_closed_pipe_is_no_error(spec: Path) -> None:
-    """`iotctl --help | head -1` ends with 0 and says nothing on stderr."""
+def test_a_closed_pipe_is_not_an_error(spec: Path) -> None:
+    """`iotctl --help | head -1` exits 0 and prints nothing on stderr."""
     command = f"{sys.executable} -m iotctl completion zsh; echo code $? >&2"
     done = subprocess.run(
         ["bash", "-c", f"({command}) | true"], capture_output=True, text=True, cwd=Path.cwd(), check=False
@@ -289,7 +289,9 @@ def test_a_closed_pipe_is_no_error(spec: Path) -> None:
 
 @pytest.mark.parametrize("words", ["iotctl nonsense", "iotctl plan show x.yaml -o json", "iotctl"])
 @pytest.mark.parametrize("sink", ["| true", "> /dev/full"])
-def test_an_output_nobody_takes_is_no_bug(words: str, sink: str, tmp_path: Path) -> None:
+def test_an_output_that_cannot_be_written_is_not_reported_as_a_bug(
+    words: str, sink: str, tmp_path: Path
+) -> None:
     """The exit code is the command's own, and stderr has no traceback."""
     command = words.replace("iotctl", f"{sys.executable} -m iotctl", 1)
     env = {**os.environ, "PYTHONPATH": str(Path.cwd())}
@@ -305,8 +307,8 @@ def test_an_output_nobody_takes_is_no_bug(words: str, sink: str, tmp_path: Path)
     assert done.stderr.splitlines()[-1] in ("code 2", "code 3"), done.stderr
 
 
-def test_a_full_disk_is_said_in_one_line(spec: Path) -> None:
-    """A result that cannot be written is no success."""
+def test_a_full_disk_is_one_error_line(spec: Path) -> None:
+    """A result that cannot be written is not a success."""
     command = f"{sys.executable} -m iotctl completion zsh > /dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == Exit.INPUT
@@ -325,8 +327,8 @@ def ending(error: BaseException) -> FakeCluster:
     "error,code,what",
     [(KeyboardInterrupt(), 130, "interrupted"), (Terminated(), 143, "terminated")],
 )
-def test_an_interrupt_tells_what_goes_on(spec: Path, error: BaseException, code: int, what: str) -> None:
-    """Also as a document: a script that reads JSON gets one in every case."""
+def test_an_interrupt_names_what_continues(spec: Path, error: BaseException, code: int, what: str) -> None:
+    """Also as a document: a script that reads JSON always gets a document."""
     done = iotctl(spec, "ops", "list", "-o", "json", cluster=ending(error))
     assert done.code == code
     failure = document(done.out)["error"]
@@ -334,8 +336,8 @@ def test_an_interrupt_tells_what_goes_on(spec: Path, error: BaseException, code:
     assert f"error: {what}" in done.err and "continue" in done.err
 
 
-def test_a_lost_quorum_is_called_so(spec: Path) -> None:
-    """Exit 4 with the nodes that are down and how to start them; other failures keep their words."""
+def test_a_lost_quorum_is_reported_as_the_cause(spec: Path) -> None:
+    """Exit 4 names the nodes that are down and how to start them; other failures stay unchanged."""
 
     class Mute(FakeCluster):
         def count(
@@ -354,8 +356,8 @@ def test_a_lost_quorum_is_called_so(spec: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("cluster", "status"), ("ops", "list"), ("data", "count")])
-def test_csv_is_for_queries_alone(spec: Path, words: tuple[str, ...]) -> None:
-    """Refused before anything is done, not answered with a table."""
+def test_csv_is_refused_except_for_queries(spec: Path, words: tuple[str, ...]) -> None:
+    """The command is refused before it does anything, instead of printing a table."""
     done = iotctl(spec, *words, "-o", "csv", cluster=FakeCluster())
     assert done.code == Exit.USAGE and "iotctl data query" in done.err and not done.out
 
@@ -364,27 +366,29 @@ def test_csv_is_for_queries_alone(spec: Path, words: tuple[str, ...]) -> None:
     "words,meant",
     [(("statsu",), "iotctl cluster status"), (("add-node", "x"), "iotctl cluster add-node")],
 )
-def test_a_command_at_the_wrong_place_is_found(tmp_path: Path, words: tuple[str, ...], meant: str) -> None:
+def test_an_unknown_command_suggests_the_same_name_elsewhere(
+    tmp_path: Path, words: tuple[str, ...], meant: str
+) -> None:
     done = iotctl(tmp_path, *words)
     assert done.code == Exit.USAGE and meant in done.err.splitlines()[-1]
 
 
 def test_slots_of_an_unknown_storage_group_are_refused(spec: Path) -> None:
-    """Else its slots would be those of everybody, all empty."""
+    """Without this check, all slots would be listed, and all empty."""
     done = iotctl(spec, "cluster", "slots", "--storage-group", "root.nope", cluster=FakeCluster())
     assert done.code == Exit.REFUSED and "root.nope" in done.err and not done.out
 
 
 @pytest.mark.parametrize("master", ["local[nope]", "", "spark://h", "localhost:7077"])
 @pytest.mark.parametrize("command", ["verify", "migrate"])
-def test_what_is_no_master_is_refused_before_spark_starts(spec: Path, command: str, master: str) -> None:
+def test_an_invalid_master_is_refused_before_spark_starts(spec: Path, command: str, master: str) -> None:
     cluster = FakeCluster(operations=[make_operation("op-9", stage=Stage.MOVING)])
     done = iotctl(spec, command, "--master", master, cluster=cluster)
     assert done.code == Exit.USAGE and "spark://HOST:PORT" in done.err
 
 
 def test_help_imports_nothing_heavy() -> None:
-    """What makes help slow stays out: this is the reason commands import inside."""
+    """Slow modules are not imported for help: commands import them inside their functions."""
     code = (
         "import sys\n"
         "from iotctl.cli.main import run\n"
@@ -398,8 +402,8 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_commands_without_rows_do_without_arrow(spec: Path) -> None:
-    """It takes longer to import than all else they do. Nobody answers here, which `status` says as well."""
+def test_commands_without_rows_do_not_import_arrow(spec: Path) -> None:
+    """Importing it takes longer than the rest of such a command. No node answers here; `status` works."""
     code = (
         "import sys\n"
         "from iotctl.cli.main import run\n"
@@ -414,13 +418,13 @@ def test_commands_without_rows_do_without_arrow(spec: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(tmp_path: Path, shell: str) -> None:
-    """Each shell has one; another is a usage error."""
+    """Each shell has a script; another shell is a usage error."""
     assert "_IOTCTL_COMPLETE" in iotctl(tmp_path, "completion", shell).out
     assert iotctl(tmp_path, "completion", "tcsh").code == Exit.USAGE
 
 
 def test_query_writes_every_format(spec: Path) -> None:
-    """Rows as table, CSV, JSON document and JSON lines; times are RFC 3339 in tables alone."""
+    """Rows as table, CSV, JSON document and JSON lines; only tables show times as RFC 3339."""
     rows = pa.table({"time": pa.array([0, 1500]), "device": ["a", None], "v": [1.5, None]})
     cluster = FakeCluster(answers=rows)
     words = ("data", "query", "--storage-group", "root.plant", "--table", "m")
@@ -451,10 +455,10 @@ WORDS = [
 @pytest.mark.parametrize(
     "words", [*WORDS, *(" ".join((*v.words, "--help")) for v in verbs().values() if v.words)]
 )
-def test_a_command_that_is_made_alone_is_the_same(
+def test_a_command_loaded_alone_behaves_the_same(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """typer is given only what the line is about: help, usage errors and what was meant do not change."""
+    """Typer gets only the named command; help, usage errors and suggestions do not change."""
     alone = iotctl(tmp_path, *words.split())
     shown = capsys.readouterr()
     monkeypatch.setattr("iotctl.cli.tree.needed", lambda callback, words: tree.whole(callback))
@@ -475,9 +479,9 @@ main()
 """
 
 
-def test_ctrl_c_ends_with_130_wherever_it_comes(tmp_path: Path) -> None:
-    """Also within an `exec` of a string, as many run while modules load: there `python -m` would end by the
-    signal itself, whatever exit code we give."""
+def test_ctrl_c_exits_130_at_any_moment(tmp_path: Path) -> None:
+    """Also within an `exec` of a string, as many run while modules load: `python -m` would then die by the
+    signal itself, whatever exit code iotctl returns."""
     (tmp_path / "asked.py").write_text(INTERRUPTED_EXEC)
     paths = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(

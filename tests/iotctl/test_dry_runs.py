@@ -1,4 +1,4 @@
-"""`--dry-run`: every command that changes something has it, and with it changes nothing."""
+"""Every command that changes something has `--dry-run`, which changes nothing."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def commands(group: Any, words: tuple[str, ...] = ()) -> dict[str, Any]:
     return {k: v for n, c in group.commands.items() for k, v in commands(c, (*words, n)).items()}
 
 
-def test_every_command_that_changes_something_can_be_asked_what_it_would_do() -> None:
+def test_every_command_that_changes_something_has_a_dry_run() -> None:
     found = commands(typer.main.get_command(whole_tree()))
     reading = {" ".join(v.words) for v in verbs().values() if v.reads}
     reading |= {"playbook validate", "playbook check", "playbook schema", "cluster schema"}
@@ -70,7 +70,7 @@ def _state(cluster: FakeCluster | None) -> Any:
 
 
 def test_drains(place: Path) -> None:
-    """Of a node that leads: what it hands over; of one that drains already: nothing."""
+    """Lists the leaderships that a node would transfer; nothing for a node that is draining already."""
     cluster = FakeCluster()
     keeps, hands = would(place, "cluster drain node1", cluster)
     assert keeps == "keep node1 from leading" and hands.startswith("hand over ") and "node1.1" in hands

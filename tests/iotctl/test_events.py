@@ -56,7 +56,7 @@ def test_since_and_limit(spec: Path) -> None:
     assert iotctl(spec, "cluster", "events", "--limit", "0", cluster=cluster()).code == Exit.USAGE
 
 
-def test_dead_nodes_are_named_and_the_rest_is_told(spec: Path) -> None:
+def test_dead_nodes_are_named_and_other_events_are_shown(spec: Path) -> None:
     """No leader is needed: three of five are dead."""
     found = cluster(down={"node1", "node3", "node4"})
     done = iotctl(spec, "cluster", "events", "-o", "json", cluster=found)
@@ -77,7 +77,7 @@ def test_the_audit_is_that_of_the_node_that_is_furthest(spec: Path) -> None:
     assert told["source"] == "node3"
 
 
-def test_watch_tells_what_is_new_and_nothing_twice(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_prints_new_events_once(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, slept = cluster(), [0]
 
     def sleep(seconds: float) -> None:
@@ -120,5 +120,7 @@ def test_each_view_can_be_watched(spec: Path, monkeypatch: pytest.MonkeyPatch, w
         ([], ["a"], ["a"]),
     ],
 )
-def test_a_log_goes_on_after_what_was_shown(shown: list[str], told: list[str], new: list[str]) -> None:
+def test_a_watched_log_continues_after_the_shown_lines(
+    shown: list[str], told: list[str], new: list[str]
+) -> None:
     assert after(shown, told) == new

@@ -49,7 +49,7 @@ def stubborn(directory: Path) -> Sequence[str]:
     return (sys.executable, "-c", code, "nodeagent", str(directory))
 
 
-def test_a_node_that_is_put_aside_just_now_is_not_started(
+def test_a_node_that_is_archived_during_the_start_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another iotctl ends a removal between our look at the directories and the start."""
@@ -69,7 +69,7 @@ def test_a_node_that_is_put_aside_just_now_is_not_started(
         fleet.destroy()
 
 
-def test_a_node_that_is_put_aside_while_nodes_are_listed_is_left_out(fleet: LocalFleet) -> None:
+def test_a_node_that_is_archived_while_nodes_are_listed_is_left_out(fleet: LocalFleet) -> None:
     """Its node.yaml was there when the directory was read (a case of the kill matrix)."""
     (fleet.directory / "node2" / "node.yaml").unlink()
     (fleet.directory / "node2" / "node.yaml").symlink_to("gone")  # listed, and not there when it is read
@@ -193,7 +193,7 @@ def test_an_added_node_joins(fleet: LocalFleet) -> None:
     assert fleet.start(["node4"]) == ["node4"]
 
 
-def test_a_listed_node_is_made_where_it_is_listed(fleet: LocalFleet) -> None:
+def test_a_listed_node_is_created_at_its_listed_address(fleet: LocalFleet) -> None:
     """First of all: `apply` brings in what the operator wrote, with its port."""
     text = fleet.spec_path.read_text()
     line = "nodes:\n  - {name: node0, host: 127.0.0.1, port: 19123, http_port: 19124, weight: 2}"
@@ -205,7 +205,7 @@ def test_a_listed_node_is_made_where_it_is_listed(fleet: LocalFleet) -> None:
     assert [s["node"] for s in config["seeds"]] == ["node1", "node2", "node3"], "who is no member yet is none"
 
 
-def test_a_retired_node_is_put_aside(fleet: LocalFleet) -> None:
+def test_a_retired_node_is_archived(fleet: LocalFleet) -> None:
     """Its data stays under removed/, and its name can be used for a new node."""
     fleet.start(["node3"])
     fleet.retire("node3")
@@ -270,7 +270,7 @@ def test_up_gives_the_next_command_of_an_agent_that_ends(
     assert iotctl(tmp_path, "local", "destroy", "--yes").code == 0
 
 
-def test_fewer_nodes_than_replicas_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_nodes_than_replicas_cause_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iotctl.fleet.local.LocalFleet.__init__.__defaults__", (sleeper,))
     up = iotctl(tmp_path, "local", "up", "--nodes", "2", cluster=FakeCluster())
     assert "warning: 2 nodes hold 2 copies of a row; --replicas 3 needs more nodes" in up.err
@@ -302,7 +302,7 @@ def three(error: Exception | None = None) -> FakeCluster:
     return Refusing(names=["node1", "node2", "node3"])
 
 
-def test_a_newcomer_is_not_started_while_another_change_is_open(fleet: LocalFleet) -> None:
+def test_a_new_node_is_not_started_while_another_change_is_open(fleet: LocalFleet) -> None:
     """The meta group would refuse it, and its agent would run on for nothing."""
     cluster = three()
     cluster.operations.append(make_operation("op-9", stage=Stage.MOVING))
@@ -311,7 +311,7 @@ def test_a_newcomer_is_not_started_while_another_change_is_open(fleet: LocalFlee
     assert "node4" not in [n.name for n in fleet.nodes()]
 
 
-def test_a_newcomer_that_does_not_join_is_stopped_again(fleet: LocalFleet) -> None:
+def test_a_new_node_that_does_not_join_is_stopped(fleet: LocalFleet) -> None:
     """Interrupted before the change was asked for, or refused by the cluster."""
     refused = three(Refused("no live quorum"))
 
@@ -325,7 +325,7 @@ def test_a_newcomer_that_does_not_join_is_stopped_again(fleet: LocalFleet) -> No
         assert fleet.nodes()[-1].name == "node4" and fleet.nodes()[-1].pid is None
 
 
-def test_a_newcomer_whose_change_may_have_begun_runs_on(fleet: LocalFleet) -> None:
+def test_a_new_node_whose_change_may_have_begun_keeps_running(fleet: LocalFleet) -> None:
     """The cluster may count on it already."""
     cluster = three(OutcomeUnknown("the connection was lost"))
     with pytest.raises(OutcomeUnknown):

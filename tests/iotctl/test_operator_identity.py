@@ -1,4 +1,4 @@
-"""Whose certificate a command shows: what is said, else the environment's, else the file's, else the own."""
+"""A command uses the certificate of its option, else of the environment, of the file, or of the user."""
 
 from pathlib import Path
 
@@ -13,8 +13,8 @@ TEXT = "apiVersion: iotctl/v1\ncluster: {name: plant}\nnodes:\n  - {name: node1,
 PEM = {"IOTCTL_CERT": "c", "IOTCTL_KEY": "k", "IOTCTL_CA": "a"}
 
 
-def test_the_nearest_to_the_operator_wins(tmp_path: Path) -> None:
-    """Each is taken only when none before it is there."""
+def test_options_win_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    """Each source is used only if all sources before it are unset."""
     spec = tmp_path / "cluster.yaml"
     spec.write_text(TEXT)
     bare, env = load_cluster(spec), {"HOME": str(tmp_path)}
@@ -31,8 +31,8 @@ def test_the_nearest_to_the_operator_wins(tmp_path: Path) -> None:
     assert find_identity("said", env, source, tmp_path) == tmp_path / "said"
 
 
-def test_a_part_of_the_certificate_is_not_taken_for_none(tmp_path: Path) -> None:
-    """Without the key the connection would be plain, and the nodes' refusal a riddle."""
+def test_an_incomplete_certificate_is_refused(tmp_path: Path) -> None:
+    """Without the key the connection would be plain text, and the nodes' refusal unclear."""
     spec = tmp_path / "cluster.yaml"
     spec.write_text(
         "apiVersion: iotctl/v1\ncluster: {name: plant}\nnodes:\n  - {name: node1, host: 10.0.0.1}\n"

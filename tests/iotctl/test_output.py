@@ -35,15 +35,15 @@ def test_times_and_counts() -> None:
     assert count_text(26115) == "26 115"
 
 
-def test_wide_columns_show_on_request_only() -> None:
+def test_wide_columns_show_only_with_wide() -> None:
     table = Table(("a", "b"), [("x", "secret")], wide=1)
     assert "secret" not in table.render(wide=False)
     assert "secret" in table.render(wide=True)
     assert "(none)" in Table(("a",), [], title="t").render(wide=False)
 
 
-def test_off_a_terminal_one_line_per_change_or_per_30_s() -> None:
-    """Ten updates of one phase within 72 s are three lines; a new phase is a line at once."""
+def test_without_a_terminal_progress_is_a_line_per_phase_and_every_30_s() -> None:
+    """Ten updates of a phase within 72 s are three lines; a new phase is a line at once."""
     now = [0.0]
     stream = io.StringIO()
     progress = LineProgress(stream, clock=lambda: now[0])
@@ -56,7 +56,7 @@ def test_off_a_terminal_one_line_per_change_or_per_30_s() -> None:
     assert stream.getvalue().splitlines()[-1].endswith("verifying 1 B/2 B")
 
 
-def test_quiet_says_nothing() -> None:
+def test_quiet_prints_nothing() -> None:
     stream = io.StringIO()
     with open_progress(stream, quiet=True) as progress:
         progress.update("copying", 1, 2)

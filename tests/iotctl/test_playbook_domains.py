@@ -1,4 +1,4 @@
-"""What a run would refuse, `playbook validate` and `check` refuse: enums, ranges and types (E5)."""
+"""`playbook validate` and `check` refuse what a run would refuse: enums, ranges and types (E5)."""
 
 import re
 from pathlib import Path
@@ -53,8 +53,8 @@ def place(tmp_path: Path) -> Path:
         ("cluster.restart", "max_unavailable: 0", "0 is not in the range"),
     ],
 )
-def test_validate_refuses_what_a_run_would(place: Path, uses: str, given: str, said: str) -> None:
-    """With the place of the value, before anything is done."""
+def test_validate_refuses_what_a_run_would_refuse(place: Path, uses: str, given: str, said: str) -> None:
+    """The error names the place of the value, before a step runs."""
     (place / "p.yaml").write_text(
         f"{HEAD}  - uses: {uses}\n    with: {given if '{' in given else f'{{{given}}}'}\n"
     )
@@ -63,8 +63,8 @@ def test_validate_refuses_what_a_run_would(place: Path, uses: str, given: str, s
         assert done.code == Exit.INPUT and said in done.err and "p.yaml:6:" in done.err, done.err
 
 
-def test_every_option_that_lists_what_it_takes_refuses_the_rest() -> None:
-    """Whoever adds one `a|b` cannot forget the check: the help, the command line and playbooks agree."""
+def test_every_option_with_listed_values_refuses_other_values() -> None:
+    """A new option `a|b` cannot miss its check: help, command line and playbooks agree."""
     found = 0
     for verb in (v for v in VERBS.values() if v.words):
         for parameter, metavar in _metavars(verb.words):
@@ -89,7 +89,7 @@ def _metavars(words: tuple[str, ...]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("verb", ["check", "run"])
 def test_a_variable_is_checked_before_the_first_step(place: Path, verb: str) -> None:
-    """E5: a run drained a node and failed then. What is given by --var is known when the run begins."""
+    """E5: a run drained a node before it failed. Values from --var are known when the run begins."""
     drain = "  - {uses: cluster.drain, with: {node: node1}}\n"
     (place / "p.yaml").write_text(f"{HEAD}{drain}  - uses: verify\n    with: {{depth: '${{v}}'}}\n")
     assert iotctl(place, "playbook", "validate", "p.yaml").code == 0
@@ -99,30 +99,30 @@ def test_a_variable_is_checked_before_the_first_step(place: Path, verb: str) -> 
     assert "p.yaml:7:" in done.err and not cluster.drained and not (place / "state").exists()
 
 
-def test_a_secret_is_not_shown_where_it_is_refused(place: Path) -> None:
+def test_a_refused_secret_is_not_printed(place: Path) -> None:
     head = HEAD.replace("{type: string, default: content}", "{secret: true, env: V}")
     (place / "p.yaml").write_text(f"{head}  - uses: verify\n    with: {{depth: '${{v}}'}}\n")
     done = iotctl(place, "playbook", "check", "p.yaml", cluster=FakeCluster(), env={"V": "hunter2"})
     assert done.code == Exit.INPUT and "hunter2" not in done.err and "***" in done.err
 
 
-def test_what_will_not_run_may_be_anything(place: Path) -> None:
-    """A step that its condition leaves out is not refused for a value that is empty then."""
+def test_a_skipped_step_may_have_invalid_values(place: Path) -> None:
+    """A step that its condition skips is not refused for an empty value."""
     step = "  - uses: verify\n    when: ${v} != ''\n    with: {depth: '${v}'}\n"
     (place / "p.yaml").write_text(HEAD + step)
     done = iotctl(place, "playbook", "check", "p.yaml", "--var", "v=", cluster=FakeCluster())
     assert done.code == 0, done.err
 
 
-def test_a_number_of_nodes_is_not_negative(place: Path) -> None:
+def test_a_negative_number_of_nodes_is_refused(place: Path) -> None:
     (place / "p.yaml").write_text(f"{HEAD}  - {{uses: cluster.restart, max_unavailable: -1}}\n")
     with pytest.raises(InputProblem, match="must be at least 1"):
         load_playbook(place / "p.yaml", VERBS)
 
 
 @pytest.mark.parametrize("step", ["with: {nodes: []}", "with: {nodes: '${some}'}"])
-def test_no_node_is_not_every_node(place: Path, step: str) -> None:
-    """A command without names means all of them; a list that turned out empty does not."""
+def test_an_empty_list_of_nodes_does_not_mean_all(place: Path, step: str) -> None:
+    """A command without names works on all nodes; a list that turned out empty does not mean all."""
     head = HEAD.replace("vars: {", "vars: {some: {type: list, default: []}, ")
     (place / "p.yaml").write_text(f"{head}  - {{uses: cluster.stop, {step}}}\n")
     for verb in ("check", "run"):

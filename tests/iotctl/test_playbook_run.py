@@ -1,4 +1,4 @@
-"""Runs: what is done is left alone, a killed run goes on, nothing happens twice, reports can be read."""
+"""Runs: steps whose work is done change nothing, killed runs resume, nothing happens twice, reports parse."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -52,12 +52,12 @@ steps:
 
 
 class Killed(BaseException):
-    """As SIGKILL: nothing catches it."""
+    """Stands for SIGKILL: nothing catches it."""
 
 
 @dataclass
 class Plant:
-    """What commands do: each effect is counted, and seen by who looks."""
+    """A fake cluster: it records the effect of every command and shows it to inspections."""
 
     effects: list[str] = field(default_factory=list)
     drained: bool = False
@@ -65,7 +65,7 @@ class Plant:
     fails: str = ""
     looks: int = 0
     open: str = ""
-    """An operation that somebody began; it adds both nodes."""
+    """The id of an open operation that adds both nodes."""
 
     def command(self, words: Sequence[str], timeout: str = "") -> Ran:
         line = " ".join(words)
@@ -115,7 +115,7 @@ def runner(
     limit: Sequence[str] = (),
     passed: list[float] | None = None,
 ) -> Runner:
-    """`passed` gets what was slept."""
+    """`passed` gets the seconds of every sleep."""
     slept = [] if passed is None else passed
     path = directory / "p.yaml"
     path.write_text(text)
@@ -146,8 +146,8 @@ def states(report: Report) -> list[str]:
     return [s.state for s in report.steps]
 
 
-def test_a_step_that_ended_well_and_did_nothing_has_failed(tmp_path: Path) -> None:
-    """A command's word is not believed where a look can tell; the run stops there and resume looks again."""
+def test_a_step_that_succeeded_without_effect_has_failed(tmp_path: Path) -> None:
+    """An inspection overrules the command's result; the run stops, and resuming inspects again."""
 
     class Lazy(Plant):
         def command(self, words: Sequence[str], timeout: str = "") -> Ran:
@@ -167,7 +167,7 @@ def test_a_step_that_ended_well_and_did_nothing_has_failed(tmp_path: Path) -> No
     assert states(report) == ["changed"] * 3, "it was begun once more, not taken for done"
 
 
-def test_what_a_step_did_may_be_seen_a_moment_later(tmp_path: Path) -> None:
+def test_the_effect_of_a_step_may_show_later(tmp_path: Path) -> None:
     plant, passed = Plant(), list[float]()
     inspect = plant.inspect
 
@@ -182,7 +182,7 @@ def test_what_a_step_did_may_be_seen_a_moment_later(tmp_path: Path) -> None:
     assert 3 <= sum(passed) < 4
 
 
-def test_a_cluster_that_answers_nobody_after_a_step_fails_nothing(tmp_path: Path) -> None:
+def test_a_cluster_that_does_not_answer_after_a_step_is_not_a_failure(tmp_path: Path) -> None:
     plant = Plant()
     inspect = plant.inspect
 
@@ -208,12 +208,14 @@ def test_a_cluster_that_answers_nobody_after_a_step_fails_nothing(tmp_path: Path
         ("verify", {"repair": True}, False),
     ],
 )
-def test_a_look_is_taken_only_where_it_can_tell(verb: str, arguments: dict[str, Any], can: bool) -> None:
+def test_a_step_is_inspected_afterwards_only_if_that_can_show_its_effect(
+    verb: str, arguments: dict[str, Any], can: bool
+) -> None:
     assert can_look_again(use(verb, arguments)) is can
 
 
-def test_verbs_that_undo_others_exist_and_take_what_those_take() -> None:
-    """A verb is named by its command's path: a command that is renamed must not be forgotten here."""
+def test_undoing_verbs_exist_and_take_the_same_arguments() -> None:
+    """A verb is named by its command's path: renaming a command must not be forgotten here."""
     for verb in VERBS.values():
         traits = verb.traits
         assert {*traits.undone_by, *([traits.undo] if traits.undo else [])} <= VERBS.keys(), verb.name
@@ -224,8 +226,8 @@ def test_verbs_that_undo_others_exist_and_take_what_those_take() -> None:
             assert traits.undo in traits.undone_by, verb.name
 
 
-def test_what_takes_a_step_back_is_told_when_a_later_one_fails(tmp_path: Path) -> None:
-    """Latest first, about this cluster, only of what the step changed; the failed one may be half done."""
+def test_a_failed_run_lists_the_commands_that_undo_its_steps(tmp_path: Path) -> None:
+    """Latest first, for this cluster, only for changed steps and the failed step, which may be half done."""
     plant = Plant(fails="undrain", nodes={"node6"})
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     assert [(s.id, s.undo) for s in taken_back(report)] == [
@@ -244,8 +246,8 @@ def test_what_takes_a_step_back_is_told_when_a_later_one_fails(tmp_path: Path) -
     assert report.steps[0].undo, "the record of the run remembers it"
 
 
-def test_what_the_run_took_back_itself_is_not_taken_back_again(tmp_path: Path) -> None:
-    """After the drill brought its node back, nobody is advised to stop it; nor to undo what came after."""
+def test_steps_that_the_run_undid_itself_are_not_listed(tmp_path: Path) -> None:
+    """After the drill restored its node, the run suggests neither stopping it nor undoing later steps."""
     drain, undrain = "iotctl -c x cluster drain node1", "iotctl -c x cluster undrain node1"
     steps = [
         StepResult("one", "one", "cluster.drain", "changed", undo=undrain, redo=drain),
@@ -258,13 +260,13 @@ def test_what_the_run_took_back_itself_is_not_taken_back_again(tmp_path: Path) -
     assert [s.id for s in taken_back(report)] == ["three"]
 
 
-def test_a_node_that_replaces_itself_is_not_looked_at_again() -> None:
-    """A look cannot tell the new one from the old."""
+def test_a_node_that_replaces_itself_is_not_inspected_afterwards() -> None:
+    """An inspection cannot distinguish the new node from the old one."""
     assert not can_look_again(use("cluster.replace-node", {"old": "node4", "new": "node4"}))
     assert can_look_again(use("cluster.replace-node", {"old": "node4", "new": "node6"}))
 
 
-def test_of_a_stop_only_those_that_ran_are_started_again() -> None:
+def test_undoing_a_stop_starts_only_nodes_that_ran() -> None:
     found = Inspection("would_change", "", nodes=("node2",))
     assert undo_of(use("cluster.stop", {}), found) == ("cluster.start", {"nodes": ["node2"]})
     assert undo_of(use("cluster.start", {"nodes": ["node1", "node2"]}), found) == (
@@ -274,7 +276,7 @@ def test_of_a_stop_only_those_that_ran_are_started_again() -> None:
     assert undo_of(use("cluster.remove-node", {"nodes": ["node2"]}), found) is None
 
 
-def test_every_step_runs_once_in_its_parts(tmp_path: Path) -> None:
+def test_every_step_runs_once_in_its_batches(tmp_path: Path) -> None:
     plant = Plant()
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     assert plant.effects == [
@@ -296,15 +298,15 @@ def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
     assert plant.effects == done and report.changed == 0 and states(report) == ["ok", "ok", "skipped"]
 
 
-def test_a_check_changes_nothing_and_says_what_it_cannot_know(tmp_path: Path) -> None:
+def test_a_check_changes_nothing_and_reports_unknown_steps(tmp_path: Path) -> None:
     plant = Plant()
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).check()
     assert states(report) == ["would_change", "would_change", "unknown"]
     assert not plant.effects and not (tmp_path / "j").exists()
 
 
-def test_a_check_counts_with_what_earlier_steps_undo(tmp_path: Path) -> None:
-    """Nothing is drained now, and nothing will be after the last step: both of them change something."""
+def test_a_check_considers_what_earlier_steps_undo(tmp_path: Path) -> None:
+    """No node is drained now, and none will be after the last step: both steps change something."""
     text = TEXT.replace("    when: ${added.changed}\n", "")
     report = runner(tmp_path, Plant(), FileJournal(tmp_path / "j"), text).check()
     assert states(report) == ["would_change"] * 3
@@ -313,7 +315,7 @@ def test_a_check_counts_with_what_earlier_steps_undo(tmp_path: Path) -> None:
     assert states(report) == ["would_change", "would_change", "no_change"]
 
 
-def test_after_a_failure_the_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_failed_run_resumes_at_the_failed_step(tmp_path: Path) -> None:
     plant = Plant(fails="add-node")
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     assert states(report) == ["changed", "failed", "pending"] and report.resume == "again"
@@ -324,8 +326,8 @@ def test_after_a_failure_the_run_goes_on_where_it_stopped(tmp_path: Path) -> Non
     assert plant.effects.count("cluster drain node1") == 1
 
 
-def test_a_gate_is_passed_once(tmp_path: Path) -> None:
-    """What let a node be stopped does not hold while it is down, so the run could never go on."""
+def test_a_passed_gate_is_not_checked_again(tmp_path: Path) -> None:
+    """The condition for stopping a node does not hold while it is down; a second check would block it."""
     gate = "  - id: gate\n    uses: wait_for\n    with: {for: healthy}\n"
     text = TEXT.replace("steps:\n", "steps:\n" + gate) + gate.replace("gate", "last")
     told = text.replace("uses: wait_for", "register: told\n    uses: wait_for", 1)
@@ -346,9 +348,9 @@ def test_a_step_that_may_fail_does_not_end_the_run(tmp_path: Path) -> None:
     assert states(report)[:2] == ["failed", "changed"] and report.failed == 1
 
 
-def test_a_failure_that_the_run_went_on_after_stays_one(tmp_path: Path) -> None:
-    """A drill that could not read while a node was down has failed, though it could read by now. A run that
-    went to its end is over: only a new one tries it again."""
+def test_a_failure_that_the_run_continued_after_stays_a_failure(tmp_path: Path) -> None:
+    """A drill that could not read while a node was down has failed, even if reads work by now. A run that
+    ended stays ended: only a new run repeats the step."""
     gate = "  - {id: serves, uses: wait_for, with: {for: healthy}, on_failure: continue, register: it}\n"
     text = TEXT.replace("steps:\n", "steps:\n" + gate)
     path = tmp_path / "j"
@@ -360,8 +362,8 @@ def test_a_failure_that_the_run_went_on_after_stays_one(tmp_path: Path) -> None:
     assert FileJournal(path).entries()[-1].event == "ended"
 
 
-def test_what_a_step_wrote_is_written_again_before_it_is_used(tmp_path: Path) -> None:
-    """A plan may lie on another machine, and a change that was begun since has made it stale."""
+def test_a_file_that_a_step_wrote_is_rewritten_before_its_use(tmp_path: Path) -> None:
+    """A plan may be on another machine, and a later change may have made it stale."""
     step = "  - {id: plan, uses: plan.rebalance, with: {out: p.json}}\n"
     for more, plans in ((step, 2), (step.replace(", with: {out: p.json}", ""), 1)):
         text, plant = TEXT.replace("steps:\n", "steps:\n" + more), Plant(fails="add-node")
@@ -372,7 +374,7 @@ def test_what_a_step_wrote_is_written_again_before_it_is_used(tmp_path: Path) ->
         assert sum(e.startswith("plan rebalance") for e in plant.effects) == plans
 
 
-def test_who_approved_of_something_else_is_asked_again(tmp_path: Path) -> None:
+def test_a_changed_approval_is_asked_again(tmp_path: Path) -> None:
     asked = []
 
     def approve(arguments: dict[str, Any], *rest: object) -> Ran:
@@ -388,8 +390,8 @@ def test_who_approved_of_something_else_is_asked_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scalar", [False, True])
 def test_a_run_is_limited_to_some_nodes(tmp_path: Path, scalar: bool) -> None:
-    """Of those a step names; a step that names none, and could, is about these; one that names others is
-    skipped, and what is about no node at all is done."""
+    """A step works only on its nodes within the limit. A step that could name nodes and names none works on
+    the limit; a step that names only other nodes is skipped; a step without nodes runs."""
     text = TEXT + "  - {id: again, uses: cluster.restart, with: {older_than: 1h}}\n"
     text += "  - {id: gate, uses: wait_for, with: {for: healthy}}\n"
     text += "  - {id: away, uses: cluster.replace-node, with: {old: node6, new: node9}}\n"
@@ -409,8 +411,8 @@ def test_a_run_is_limited_to_some_nodes(tmp_path: Path, scalar: bool) -> None:
 
 
 @pytest.mark.parametrize(("paused", "waited"), [(False, "op-7"), (True, "")])
-def test_a_change_that_goes_on_is_waited_for_before_a_plan(tmp_path: Path, paused: bool, waited: str) -> None:
-    """What was planned beside it would be stale at its end. One that waits for somebody is not waited for."""
+def test_a_plan_waits_for_a_change_in_progress(tmp_path: Path, paused: bool, waited: str) -> None:
+    """A plan made during the change would be stale. The run does not wait for a change that waits itself."""
     cluster = FakeCluster()
     cluster.operations.append(make_operation("op-7", stage=Stage.MOVING))
     cluster.operations[0].paused = paused
@@ -452,8 +454,8 @@ class Mortal:
         return self.inner.entries()
 
 
-def test_killed_at_every_record_and_resumed_nothing_happens_twice(tmp_path: Path) -> None:
-    """Also with an empty home: the record is lost, the cluster is not."""
+def test_a_run_killed_at_any_record_and_resumed_does_nothing_twice(tmp_path: Path) -> None:
+    """Also with an empty home: the record is lost, but the cluster's state is not."""
     whole = Plant()
     counting = Mortal(FileJournal(tmp_path / "whole"), 0, False)
     runner(tmp_path, whole, counting).run()
@@ -475,22 +477,22 @@ def test_killed_at_every_record_and_resumed_nothing_happens_twice(tmp_path: Path
                 assert not report.failed and not report.resume
 
 
-def test_nodes_that_are_done_are_left_out(tmp_path: Path) -> None:
-    """Killed between two parts of a step: adding the first one again would be refused."""
+def test_nodes_whose_work_is_done_are_left_out(tmp_path: Path) -> None:
+    """The run was killed between two batches: adding the first node again would be refused."""
     plant = Plant(nodes={"node6"})
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     assert "cluster add-node --yes --verify node7" in plant.effects and not report.failed
     assert not [e for e in plant.effects if "node6" in e]
 
 
-def test_an_operation_that_does_it_already_is_waited_for(tmp_path: Path) -> None:
-    """The iotctl that began it was killed; the agents go on by themselves."""
+def test_a_step_waits_for_an_operation_that_does_its_work(tmp_path: Path) -> None:
+    """The iotctl that began it was killed; the agents continue the operation."""
     plant = Plant(open="op-7")
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     assert not report.failed and not [e for e in plant.effects if "add-node" in e]
 
 
-def test_a_record_torn_by_a_crash_is_cut_and_a_damaged_one_is_told(tmp_path: Path) -> None:
+def test_an_incomplete_last_record_is_cut_and_a_damaged_record_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "j"
     runner(tmp_path, Plant(), FileJournal(path)).run()
     content = path.read_bytes()
@@ -502,7 +504,7 @@ def test_a_record_torn_by_a_crash_is_cut_and_a_damaged_one_is_told(tmp_path: Pat
     assert caught.value.where == f"{path}:1:1"
 
 
-def test_a_step_that_was_run_cannot_be_changed(tmp_path: Path) -> None:
+def test_a_step_that_ran_cannot_be_changed(tmp_path: Path) -> None:
     plant = Plant(fails="add-node")
     runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     with pytest.raises(InputProblem, match="drain was run with other arguments"):
@@ -511,7 +513,7 @@ def test_a_step_that_was_run_cannot_be_changed(tmp_path: Path) -> None:
         ).run()
 
 
-def test_a_secret_may_be_another_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_a_run_resumes_with_a_changed_secret(tmp_path: Path) -> None:
     plant = Plant(fails="add-node")
     text = TEXT.replace("{node: node1}", '{node: "${token}"}', 1)
     runner(tmp_path, plant, FileJournal(tmp_path / "j"), text).run()
@@ -521,7 +523,7 @@ def test_a_secret_may_be_another_when_a_run_goes_on(tmp_path: Path) -> None:
     assert plant.effects.count("cluster drain s3cret") == 1 and "cluster drain another" not in plant.effects
 
 
-def test_a_step_that_failed_may_be_mended(tmp_path: Path) -> None:
+def test_a_failed_step_may_be_corrected(tmp_path: Path) -> None:
     plant = Plant(fails="node7")
     runner(tmp_path, plant, FileJournal(tmp_path / "j")).run()
     report = runner(tmp_path, plant, FileJournal(tmp_path / "j"), TEXT.replace(", node7]", "]")).run()
@@ -586,7 +588,7 @@ def test_a_step_has_changed_if_any_batch_changed_something(
     ("serial", "sizes"),
     [([1], [1] * 7), ([1, "50%"], [1, 3, 3]), (["100%"], [7]), ([2, 3], [2, 3, 2]), (["1%"], [1] * 7)],
 )
-def test_parts(serial: list[Any], sizes: list[int]) -> None:
+def test_batches_have_the_sizes_of_serial(serial: list[Any], sizes: list[int]) -> None:
     assert [len(p) for p in parts(list("abcdefg"), serial)] == sizes
 
 
@@ -615,7 +617,7 @@ def test_junit_can_be_read(tmp_path: Path) -> None:
     assert drift.get("failures") == "2"
 
 
-def test_annotations_are_escaped_and_few() -> None:
+def test_annotations_are_escaped_and_limited() -> None:
     (line,) = annotations(REPORT, "a,b:c.yaml")
     assert line.startswith("::error file=a%2Cb%3Ac.yaml,line=12,title=two%2C with%3A %25::bad")
     assert "\n" not in line and "%0A2 lines%0Anext: look" in line
@@ -623,7 +625,7 @@ def test_annotations_are_escaped_and_few() -> None:
     assert len(annotations(many, "f")) == 10 and annotations(many, "f")[-1].endswith("21 more")
 
 
-def test_the_summary_is_a_table_and_never_too_large() -> None:
+def test_the_summary_is_a_table_of_limited_size() -> None:
     text = summary(REPORT)
     assert "| two, with: % | **failed** |" in text and "`again`" in text
     many = Report("p", "r", [REPORT.steps[1]] * 30_000, 0, 1, "")
@@ -673,7 +675,7 @@ def test_validate_check_run_and_run_again(place: Path) -> None:
     )
 
 
-def test_a_failed_run_says_how_to_go_on_and_does(place: Path) -> None:
+def test_a_failed_run_prints_the_command_that_resumes_it(place: Path) -> None:
     cluster, env = FakeCluster(down={"node1", "node2", "node3"}), {"XDG_STATE_HOME": str(place / "state")}
     summary_file = place / "summary.md"
     env |= {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(summary_file)}
@@ -708,15 +710,15 @@ def test_an_invalid_playbook_is_annotated_at_its_place(place: Path) -> None:
         ("${status.table_version} < 5", 5),
     ],
 )
-def test_what_is_asserted_must_hold(place: Path, that: str, code: int) -> None:
-    """A value by itself too: what is false fails, however it would look as text."""
+def test_an_assertion_must_hold(place: Path, that: str, code: int) -> None:
+    """A single value, too: false fails, whatever its text is."""
     (place / "p.yaml").write_text(SIMPLE.replace('"${status.healthy} == true"', f'"{that}"'))
     env = {"XDG_STATE_HOME": str(place / "state")}
     words = ("playbook", "run", "p.yaml", "--var", "node=node2")
     assert iotctl(place, *words, cluster=FakeCluster(), env=env).code == code
 
 
-def test_a_run_that_was_mended_goes_on_without_its_name_but_never_on_another_cluster(place: Path) -> None:
+def test_resume_finds_the_last_run_of_this_cluster_only(place: Path) -> None:
     cluster, env = FakeCluster(), {"XDG_STATE_HOME": str(place / "state"), "TOKEN": ""}
     broken = SIMPLE.replace("${status.quorum}", "not ${status.quorum}")
     (place / "p.yaml").write_text(broken)
@@ -731,7 +733,7 @@ def test_a_run_that_was_mended_goes_on_without_its_name_but_never_on_another_clu
     assert iotctl(place, *words, "--resume", cluster=cluster, env=env).code == 0
 
 
-def test_a_secret_that_was_given_is_not_printed_to_go_on_with(place: Path) -> None:
+def test_the_command_that_resumes_leaves_secrets_out(place: Path) -> None:
     text = SIMPLE.replace("vars:", "vars:\n  token: {secret: true}").replace("${status.quorum}", "1 > 2")
     (place / "p.yaml").write_text(text)
     env = {"XDG_STATE_HOME": str(place / "state")}
@@ -753,7 +755,7 @@ def test_an_approval_is_given_by_the_name_of_its_step(place: Path) -> None:
 
 
 def test_ctrl_c_in_a_step_ends_the_run(place: Path) -> None:
-    """Also where a failure would be passed over; the step that follows must not begin."""
+    """Also if the step says `on_failure: continue`; the next step must not begin."""
 
     class Interrupted(FakeCluster):
         def call_meta(self, request: Request) -> Reply:
@@ -768,7 +770,7 @@ def test_ctrl_c_in_a_step_ends_the_run(place: Path) -> None:
     assert "--cluster cluster.yaml playbook run p.yaml" in done.err and "--resume" in done.err
 
 
-def test_one_run_is_carried_on_by_one_process_alone(tmp_path: Path) -> None:
+def test_two_processes_cannot_resume_the_same_run(tmp_path: Path) -> None:
     first = FileJournal(tmp_path / "r.jsonl")
     first.append(Entry("begun", 1, playbook="p"))
     with pytest.raises(BusyProblem, match="another process"):
@@ -799,8 +801,8 @@ def test_an_invalid_file_is_exit_3_with_its_place(place: Path) -> None:
     assert done.code == 3 and error["where"].endswith("p.yaml:8:23") and "cluster.drain" in error["what"]
 
 
-def test_a_failed_run_prints_how_to_take_its_steps_back(tmp_path: Path) -> None:
-    """With the options that say which cluster it is about."""
+def test_a_failed_run_prints_how_to_undo_its_steps(tmp_path: Path) -> None:
+    """The commands have the options that name the cluster."""
     (tmp_path / "plant.yaml").write_text(SPEC)
     (tmp_path / "p.yaml").write_text(
         "apiVersion: iotctl/v1\nname: night\nsteps:\n"
@@ -815,8 +817,8 @@ def test_a_failed_run_prints_how_to_take_its_steps_back(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "r.json").read_text())["steps"][0]["undo"].endswith("undrain node1")
 
 
-def test_a_command_that_can_say_what_it_would_do_is_asked_by_the_check(tmp_path: Path) -> None:
-    """Exactly: would_change while there is something, no_change after; and a second run changes nothing."""
+def test_a_check_uses_the_dry_run_of_a_command(tmp_path: Path) -> None:
+    """would_change before the run, no_change after it; a second run changes nothing."""
     (tmp_path / "cluster.yaml").write_text(SPEC)
     (tmp_path / "p.yaml").write_text(
         "apiVersion: iotctl/v1\nname: night\nsteps:\n"
@@ -839,8 +841,8 @@ def test_a_command_that_can_say_what_it_would_do_is_asked_by_the_check(tmp_path:
     assert said("run", "p.yaml") == ["ok"] * 2 and len(cluster.steered) == 1
 
 
-def test_a_check_knows_what_an_earlier_step_would_take_back(tmp_path: Path) -> None:
-    """Of a value that is set twice it cannot know."""
+def test_a_check_knows_what_an_earlier_step_would_undo(tmp_path: Path) -> None:
+    """A value that two steps set is unknown."""
     would, is_done = Inspection("would_change"), Inspection("no_change")
     paused = [use("ops.resume", {"id": "op-7"})]
     assert after_earlier(is_done, use("ops.pause", {"id": "op-7"}), paused).state == "would_change"

@@ -1,4 +1,4 @@
-"""Playbooks as files: every kind of mistake has its place and a hint, before anything runs."""
+"""Playbook files: every kind of mistake is reported with its place and a hint, before a step runs."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def load(directory: Path, text: str) -> Playbook:
     return load_playbook(path, VERBS)
 
 
-def test_a_good_one_is_read(tmp_path: Path) -> None:
+def test_a_valid_playbook_is_read(tmp_path: Path) -> None:
     found = load(tmp_path, GOOD)
     assert found.ids == ("plan", "cluster.add-node-1", "assert-1")
     assert found.file.steps[1].arguments == {"nodes": ["${node}"], "verify": True}
@@ -169,18 +169,18 @@ def test_each_kind_of_broken_file(tmp_path: Path, content: str | bytes, where: s
     refused(tmp_path, f"p.yaml:{where}: ", said)
 
 
-def test_a_file_that_is_not_there_is_exit_3(tmp_path: Path) -> None:
+def test_a_missing_file_is_exit_3(tmp_path: Path) -> None:
     refused(tmp_path, "cannot read", f"next: ls -l {tmp_path}")
 
 
-def test_exec_must_know_when_it_has_nothing_to_do(tmp_path: Path) -> None:
+def test_exec_without_a_condition_is_refused(tmp_path: Path) -> None:
     text = "apiVersion: iotctl/v1\nname: x\nsteps:\n  - uses: exec\n    with: {command: [ls]}\n"
     with pytest.raises(InputProblem, match="creates"):
         load(tmp_path, text)
     assert load(tmp_path, text.replace("[ls]", "[ls], creates: /tmp/x")).ids == ("exec-1",)
 
 
-def test_variables_that_need_each_other_are_told_once(tmp_path: Path) -> None:
+def test_variables_that_refer_to_each_other_are_reported_once(tmp_path: Path) -> None:
     text = GOOD.replace("{type: string}", '{default: "${b}"}').replace(
         "  rate:", '  b: {default: "${node}"}\n  rate:'
     )
@@ -189,7 +189,7 @@ def test_variables_that_need_each_other_are_told_once(tmp_path: Path) -> None:
     assert "b -> node -> b" in caught.value.what and not caught.value.why
 
 
-def test_without_steps_there_is_nothing_to_run(tmp_path: Path) -> None:
+def test_a_playbook_without_steps_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputProblem, match="the list is empty"):
         load(tmp_path, GOOD[: GOOD.index("steps:")] + "steps: []\n")
 
@@ -210,12 +210,12 @@ def test_values_come_from_the_command_line_then_the_environment_then_a_file(tmp_
     ("given", "said"),
     [({}, "node has no value"), ({"nod": "x"}, "no such variable"), ({"node": "x", "rate": "fast"}, "rate")],
 )
-def test_values_that_are_missing_or_wrong(tmp_path: Path, given: dict[str, str], said: str) -> None:
+def test_missing_and_wrong_values_are_refused(tmp_path: Path, given: dict[str, str], said: str) -> None:
     with pytest.raises(UsageProblem, match=said):
         values_of(load(tmp_path, GOOD), given, {"TOKEN": "t"})
 
 
-def test_a_wrong_secret_is_not_shown(tmp_path: Path) -> None:
+def test_an_invalid_secret_is_not_printed(tmp_path: Path) -> None:
     book = load(tmp_path, GOOD.replace("{secret: true", "{type: int, secret: true"))
     with pytest.raises(UsageProblem) as caught:
         values_of(book, {"node": "n"}, {"TOKEN": "hunter2"})
@@ -237,7 +237,7 @@ VALUES = {("a",): 3, ("b",): "text", ("c", "d", 0): [1, 2], ("e",): False, ("tex
         (["${a}", {"k": "${b}"}], [3, {"k": "text"}]),
     ],
 )
-def test_what_a_reference_becomes(text: object, expected: object) -> None:
+def test_references_are_substituted(text: object, expected: object) -> None:
     assert substitute(text, VALUES.__getitem__) == expected
 
 
@@ -285,20 +285,20 @@ def test_conditions(text: str, expected: bool) -> None:
         "${a}${e}",
     ],
 )
-def test_what_is_not_understood_in_full_is_no_condition(text: str) -> None:
-    """It would be a text that is not empty, so that it always held."""
+def test_an_incomplete_condition_is_refused(text: str) -> None:
+    """It would count as a text that is not empty, and always hold."""
     with pytest.raises(BadExpression):
         condition(text)
 
 
-def test_what_is_given_is_text_whatever_it_looks_like(tmp_path: Path) -> None:
-    """Only defaults refer to other variables; a token may hold anything."""
+def test_given_values_are_plain_text(tmp_path: Path) -> None:
+    """Only defaults refer to other variables; a token may contain `${`."""
     book = load(tmp_path, GOOD)
     values, secrets = values_of(book, {"node": "${node}"}, {"TOKEN": "a${x}'\\"})
     assert values["node"] == "${node}" and secrets == {"a${x}'\\"}
 
 
-def test_what_cannot_be_compared_is_told() -> None:
+def test_values_that_cannot_be_compared_are_refused() -> None:
     with pytest.raises(BadExpression, match="cannot be compared"):
         holds(condition("${b} < 3"), VALUES.__getitem__)
     with pytest.raises(BadExpression, match="no closing"):

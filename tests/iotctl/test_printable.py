@@ -1,4 +1,4 @@
-"""Control characters of data, names and peers never reach a terminal (F12)."""
+"""Control characters in data, names and messages of nodes never reach a terminal (F12)."""
 
 import io
 import json
@@ -24,14 +24,14 @@ HARMLESS = "é 漢 \u00a0 👩\u200d🚀 \\x1b"
 
 
 def test_control_characters_are_escaped_and_letters_are_not() -> None:
-    """Also bytes 0x80 to 0x9f, which terminals take for escape sequences, and those that turn text around."""
+    """Also bytes 0x80 to 0x9f, which terminals take for escape sequences, and text direction marks."""
     assert printable(EVIL) == r"a\x1b[2J\x07\x9b31m\x7f\u202eb\ud800"
     assert printable(HARMLESS) == HARMLESS
     assert printable("a\nb") == r"a\nb" and printable("a\nb", keep="\n") == "a\nb"
 
 
-def test_every_way_to_a_terminal_escapes() -> None:
-    """Tables, titles, notes, warnings, details, failures, progress: each on its own."""
+def test_every_output_to_a_terminal_is_escaped() -> None:
+    """Tables, titles, notes, warnings, details, failures and progress."""
     out, err = io.StringIO(), io.StringIO()
     output = Output(out, err, verbose=True)
     output.emit("x", {}, lambda: [Table((EVIL,), [(EVIL,), ("two\nlines",)], title=EVIL), EVIL])
@@ -46,8 +46,8 @@ def test_every_way_to_a_terminal_escapes() -> None:
     assert to_lines(Failure(3, "", "", EVIL, "", "", "")).count("\n") == 1
 
 
-def test_a_bar_and_the_lines_for_ci_escape() -> None:
-    """A bar is drawn by a library, and what a run says to CI is written as it is."""
+def test_the_bar_and_the_lines_for_ci_are_escaped() -> None:
+    """A library draws the bar, and annotations for CI are written unescaped otherwise."""
     with BarProgress(io.StringIO()) as bar:
         bar.update(EVIL, 1, 2, note=EVIL)
         assert bar._rich is not None
@@ -59,7 +59,7 @@ def test_a_bar_and_the_lines_for_ci_escape() -> None:
 
 
 def test_json_stays_json_and_yaml_stays_yaml() -> None:
-    """What a program reads back is the value itself."""
+    """A program reads back the exact value."""
     import yaml
 
     value = {EVIL.replace("\ud800", ""): HARMLESS}
@@ -75,7 +75,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def test_names_and_values_of_a_hostile_table(place: Path) -> None:
-    """`data schema`, `data count` and `data query` in every format; CSV that goes to no terminal is exact."""
+    """`data schema`, `data count` and `data query` in every format; CSV to a file is exact."""
     evil = "t\x1b]0;x\x07\x9b"
     schema = TableSchema("root.\x1b[2J", evil, 1, (Column("v\x1b", "STRING", False),))
     count = {"storage_group": schema.storage_group, "table": evil, "rows": 1}
@@ -95,7 +95,7 @@ def test_names_and_values_of_a_hostile_table(place: Path) -> None:
     assert is_printable(terminal.getvalue(), keep="\n") and "x" in terminal.getvalue()
 
 
-def test_a_question_does_not_carry_them_either(place: Path) -> None:
+def test_a_question_is_escaped_too(place: Path) -> None:
     schema = TableSchema("root.a", "m", 1, (Column("d", "STRING", True),))
     words = ("data", "delete", "--storage-group", "root.a", "--table", "m", "--where", "d=x\x1b[2J")
     done = iotctl(place, *words, cluster=FakeCluster(tables=[schema]), stdin=Tty("no\n"))

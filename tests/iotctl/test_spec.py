@@ -48,7 +48,7 @@ def test_errors_name_line_and_column(tmp_path: Path, old: str, new: str, place: 
 
 
 def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
-    """The first is the error, the others are listed behind it with their places."""
+    """The first error is the message; the others follow with their places."""
     path = write(tmp_path, SPEC.replace("slots: 100", "slots: x").replace("port: 7002", "prt: 7002"))
     with pytest.raises(InputProblem) as caught:
         load_cluster(path)
@@ -57,14 +57,14 @@ def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "a: [", "just text"])
-def test_what_is_no_spec_is_an_input_error(tmp_path: Path, text: str) -> None:
-    """Never a traceback."""
+def test_a_file_that_is_not_a_spec_is_an_input_error(tmp_path: Path, text: str) -> None:
+    """The error is never a traceback."""
     with pytest.raises(InputProblem):
         load_cluster(write(tmp_path, text))
 
 
 def test_defaults_and_settings(tmp_path: Path) -> None:
-    """What the file leaves out has the documented values."""
+    """Keys that the file leaves out have the documented defaults."""
     source = load_cluster(write(tmp_path, SPEC.replace(", port: 7001", "")))
     assert source.port_of(source.file.nodes[0]) == 9003
     settings = source.settings()
@@ -73,7 +73,7 @@ def test_defaults_and_settings(tmp_path: Path) -> None:
 
 
 def test_adding_a_node_touches_one_line(tmp_path: Path) -> None:
-    """Comments and order stay; the new entry has the style of the one before it."""
+    """Comments and order stay; the new entry has the style of the previous entry."""
     new = add_node(SPEC, NodeEntry(name="node6", host="10.0.0.6", port=7006))
     added = [x for x in diff(SPEC, new, "f").splitlines() if x[:1] in "+-" and x[:3] not in ("+++", "---")]
     assert added == ["+  - {name: node6, host: 10.0.0.6, port: 7006}"]
@@ -92,7 +92,7 @@ def test_adding_to_a_block_list_keeps_what_follows(tmp_path: Path) -> None:
 
 
 def test_removing_a_node_takes_its_comment_along(tmp_path: Path) -> None:
-    """Only the entry and the comment directly above it go."""
+    """Only the entry and the comment directly above it are removed."""
     new = remove_node(SPEC, "node2")
     gone = [x for x in diff(SPEC, new, "f").splitlines() if x[:1] in "+-" and x[:3] not in ("+++", "---")]
     assert gone == [
@@ -123,13 +123,13 @@ def test_rates(text: str, rate: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "10", "fast", "10MB", "-1MB/s", "0MB/s", "5 xB/s"])
-def test_what_is_no_rate_is_a_usage_error(text: str) -> None:
+def test_an_invalid_rate_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageProblem):
         parse_rate(text)
 
 
-def test_the_schema_says_what_the_reader_takes(tmp_path: Path) -> None:
-    """An editor marks what the reader would refuse: keys, bounds, choices."""
+def test_the_schema_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
+    """An editor marks what the reader refuses: unknown keys, values out of bounds, unknown choices."""
     schema = json.loads(iotctl(tmp_path, "cluster", "schema").out)
     parts = schema["$defs"]
     assert all(part["additionalProperties"] is False for part in parts.values())

@@ -122,7 +122,7 @@ def test_three_dead_of_five_name_the_lost_groups_and_the_nodes_to_start(spec: Pa
     assert all("start" in p["next"] for p in lost)
 
 
-def test_nobody_answers(spec: Path) -> None:
+def test_a_cluster_without_answers_is_exit_4(spec: Path) -> None:
     """Exit 4 with the nodes of cluster.yaml; nothing is invented."""
     code, found = status(spec, FakeCluster(down={f"node{i}" for i in range(1, 6)}))
     assert code == Exit.UNREACHABLE

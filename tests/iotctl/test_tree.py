@@ -1,4 +1,4 @@
-"""A command line loads the branch that it names; what it shows is the same (`test_contract`)."""
+"""A command line loads only the command that it names; its output is the same (`test_contract`)."""
 
 import subprocess
 import sys
@@ -24,8 +24,8 @@ def test_every_branch_is_in_the_tree_in_this_order() -> None:
         (("cert", "--help"), {"cert"}),
     ],
 )
-def test_only_what_is_named_is_loaded(words: tuple[str, ...], loaded: set[str]) -> None:
-    """Each module costs a command that does not need it some milliseconds."""
+def test_only_the_named_command_is_loaded(words: tuple[str, ...], loaded: set[str]) -> None:
+    """Every module that a command does not need costs some milliseconds."""
     modules = {branch.module for branch in (*tree.COMMANDS, *tree.GROUPS)}
     program = (
         "import sys; from iotctl.cli.main import run; run(sys.argv[1:]); sys.stdout.flush();"

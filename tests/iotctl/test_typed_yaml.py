@@ -1,4 +1,4 @@
-"""Broken YAML of many kinds: the exact place, a hint, never a traceback."""
+"""Many kinds of invalid YAML: each is reported with its exact place and a hint, never as a traceback."""
 
 from pathlib import Path
 from typing import Any
@@ -85,20 +85,20 @@ def test_each_mistake_has_its_place_and_hint(text: str, where: str, said: str) -
     assert place == f"f:{where}" and said in what, (place, what)
 
 
-def test_a_bomb_of_aliases_is_refused_before_it_grows() -> None:
+def test_an_alias_bomb_is_refused_before_it_expands() -> None:
     lines = ["name: a", "free:", "  - &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"  - &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 40)]
     place, what = failure("\n".join(lines))
     assert place == "f:3:5" and "anchors" in what
 
 
-def test_nesting_and_size_have_an_end() -> None:
+def test_nesting_and_size_are_limited() -> None:
     place, what = failure("name: a\nfree: " + "[" * 100_000)
     assert place == f"f:2:{7 + DEPTH_MAX - 1}" and "nested" in what
     assert "larger" in failure("#" * (BYTES_MAX + 1))[1]
 
 
-def test_bytes_that_are_no_text_have_a_place(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_refused_with_their_place(tmp_path: Path) -> None:
     path = tmp_path / "f.yaml"
     path.write_bytes("name: ü\nfree: \xe4b".encode("latin-1").replace(b"\xfc", "ü".encode()))
     with pytest.raises(InputProblem) as caught:
@@ -106,7 +106,7 @@ def test_bytes_that_are_no_text_have_a_place(tmp_path: Path) -> None:
     assert caught.value.where == f"{path}:2:7" and "0xe4" in caught.value.what and caught.value.next
 
 
-def test_what_is_meant_is_read() -> None:
+def test_valid_values_are_read_as_written() -> None:
     lines = ('name: "no"', "count: -7", "weight: 1e3", '"on": false', "items: [b]")
     found = load("\n".join((*lines, 'free: {a: [1, 2.5, x, true, "010", null]}')), "f", Thing).value
     assert (found.name, found.count, found.weight, found.on, found.items) == ("no", -7, 1000.0, False, ("b",))
