@@ -1,4 +1,4 @@
-"""Votes: who may have ours, and how an election of our own stands (thesis 3.4, 3.6.1, 9.6)."""
+"""Votes: which candidate a replica votes for, and the count of its own election (thesis 3.4, 3.6.1, 9.6)."""
 
 from nodeagent.model.ids import NodeId
 from nodeagent.model.raft_messages import VoteReply, VoteRequest
@@ -7,7 +7,7 @@ from nodeagent.raft.state import State
 
 
 class Ballot:
-    """Answers of one election or pre-vote; the first answer of each voter counts, and only once."""
+    """Answers in one election or pre-vote; only the first answer of each voter counts."""
 
     __slots__ = ("pre", "votes")
 
@@ -23,17 +23,17 @@ class Ballot:
 
 
 def is_up_to_date(state: State, request: VoteRequest) -> bool:
-    """Whether the candidate's log is at least as good as ours (thesis 3.6.1), and as what we held once, or
-    may have held (`HardState.held`). A replica that knows no config cannot tell."""
+    """Whether the candidate's log is at least as up to date as this replica's log (thesis 3.6.1), and as any
+    log that this replica may have held before (`HardState.held`). False for a replica without a config."""
     ours = max(state.held, (state.log.last_term, state.log.last_index))
     return bool(state.log.config.voters) and (request.last_term, request.last_index) >= ours
 
 
 def answer_pre_vote(state: State, candidate: NodeId, request: VoteRequest) -> None:
-    """Say how we would vote; nothing is promised, so nothing changes here.
+    """Reply how this replica would vote. It promises nothing, so its state does not change.
 
-    A grant carries the candidate's coming term, else one that lags behind could never be helped; a
-    refusal carries ours, so that the candidate catches up.
+    A grant carries the term that the candidate asks for, otherwise a candidate behind this replica's term
+    would ignore it; a refusal carries this replica's term, so that the candidate catches up.
     """
     granted = request.term > state.term and is_up_to_date(state, request)
     term = request.term if granted else state.term
@@ -41,10 +41,10 @@ def answer_pre_vote(state: State, candidate: NodeId, request: VoteRequest) -> No
 
 
 def answer_vote(state: State, candidate: NodeId, request: VoteRequest) -> bool:
-    """Vote in our current term, or not; the same candidate is granted its vote again.
+    """Grant or refuse a vote in the current term; repeat a grant if the same candidate asks again.
 
-    Learners and nodes outside the config vote too when asked: theirs may lag behind the candidate's. One that
-    knows no config does not.
+    Learners and nodes outside the config also vote when asked, as their config may be older than the
+    candidate's. A replica without a config refuses.
     """
     assert request.term == state.term
     free = state.vote == candidate or (not state.vote and state.leader is None)

@@ -1,4 +1,4 @@
-"""`Raft`: one replica of one group. Dispatches messages and ticks, changes roles, hands out Readies.
+"""`Raft`: one replica of one group. It dispatches messages and ticks, and hands out Readies.
 
         follower ──timeout──▶ pre_candidate ──quorum would──▶ candidate ──quorum did──▶ leader
            ▲                        │                             │                       │
@@ -40,12 +40,12 @@ _READ_NUMBERS = 1 << 52
 
 
 class Raft(State):
-    """One replica. `now` is in milliseconds and never goes back; `random` returns values in [0, 1).
+    """One replica. `now` is in milliseconds and never decreases; `random` returns values in [0, 1).
 
     Args:
-        hard: as last made durable.
-        applied: entries up to here are not handed out again. It may lie beyond the log, when a snapshot's
-            state is newer than its base.
+        hard: the last durable hard state.
+        applied: entries up to this index are not handed out again. It may be beyond the end of the log, if
+            the state of a snapshot is newer than its base.
     """
 
     __slots__ = (
@@ -75,14 +75,14 @@ class Raft(State):
     ) -> None:
         super().__init__(node, log, hard, settings, now)
         self.passive = False
-        """It votes and follows, and never campaigns."""
+        """The replica votes and follows, but never campaigns."""
 
         self._refused_shorter = False
-        """A candidate's log was shorter than ours, and no leader was heard since."""
+        """A candidate's log was shorter than this replica's, and no leader has been heard since."""
 
         self.stirred = True
-        """Something happened since there was last nothing to take; while it is False nothing is. Of hundreds
-        of groups on a node few have something to do in a turn: the rest is asked this alone."""
+        """An event happened since `take` last had nothing to return; while False, there is nothing to take.
+        A node has hundreds of groups and few are busy in a turn: for the others only this is checked."""
 
         self._random = random
         self._handed_out = max(applied, log.base.index)
@@ -95,17 +95,17 @@ class Raft(State):
         self._reported: tuple[Role, int, NodeId | None] = (self.role, self.term, self.leader)
         self._draw_timeout()
         if log.config.voters == (node,):
-            self._election_at = now  # nobody to wait for
+            self._election_at = now  # there is no other voter to wait for
 
     def _stir(self, now: int) -> None:
-        """An event begins, after which there may be something to take."""
+        """Note that an event happens, after which there may be something to take."""
         self.clock = now
         self.stirred = True
 
     # Messages
 
     def step(self, sender: NodeId, message: RaftMessage, now: int) -> None:
-        """Take one message of an authenticated peer. Duplicates, delays and reordering are harmless."""
+        """Handle one message of an authenticated peer. Duplicates, delays and reordering are harmless."""
         self._stir(now)
         if message.term != self.term and not self._meet_other_term(sender, message):
             return
@@ -135,7 +135,7 @@ class Raft(State):
             self._on_read_reply(message)
 
     def _meet_other_term(self, sender: NodeId, message: RaftMessage) -> bool:
-        """Returns whether the message is still to be handled."""
+        """Handle a message whose term is not ours. Returns whether the message must still be handled."""
         if message.term < self.term:
             self._answer_stale(sender, message)
             return False
@@ -150,9 +150,9 @@ class Raft(State):
         return True
 
     def _answer_stale(self, sender: NodeId, message: RaftMessage) -> None:
-        """Tell a sender that lags about our term; an old answer needs none.
+        """Reply with our term to a sender with an older term; an old reply gets no reply.
 
-        Without this a node that was cut off with a higher term could neither join nor be joined.
+        Without this, a node that was partitioned off and has a higher term could never rejoin its group.
         """
         if isinstance(message, AppendRequest):
             self.after.append((sender, AppendReply(self.term, False, message.prev_index)))
@@ -194,9 +194,9 @@ class Raft(State):
             on_offer(self, sender, message)
 
     def _join(self, message: AppendRequest | Heartbeat | SnapshotOffer) -> None:
-        """A leader speaks to a replica that begins with nothing. The node may have been a member before, on a
-        disk that is gone: until its own log is where the leader's commit index is now, it votes as if it held
-        all that is committed. Nobody needs its vote before, for it is no voter until it has caught up."""
+        """Handle the first message of a leader to an empty replica. The node may have been a member before
+        and have lost its disk: until its log reaches the leader's current commit index, it votes as if it
+        held every committed entry. The group does not need its vote before: it is a learner until then."""
         index = message.base.index if isinstance(message, SnapshotOffer) else message.commit
         held = max(self.held, (message.term, index))
         if held != self.held:
@@ -210,7 +210,9 @@ class Raft(State):
         if request.pre:
             answer_pre_vote(self, candidate, request)
         elif answer_vote(self, candidate, request):
-            if self.role is not Role.FOLLOWER:  # a pre-candidate would go on against its own vote
+            if (
+                self.role is not Role.FOLLOWER
+            ):  # a pre-candidate would compete with its own choice
                 self._become_follower(self.term, None)
             self._election_at = self.clock + self._election_ms
 
@@ -234,14 +236,14 @@ class Raft(State):
     # Time
 
     def deadline(self) -> int:
-        """When `tick` has something to do next."""
+        """Time of the next `tick` that has something to do."""
         if self._lead is not None:
             return self._lead.deadline
         reads = self._forwarded.deadline
         return self._election_at if reads is None else min(self._election_at, reads)
 
     def tick(self, now: int) -> None:
-        """Let time pass; may be called at any rate."""
+        """Advance the clock; may be called at any rate."""
         self.clock = now
         if now < self.deadline():
             return
@@ -258,13 +260,14 @@ class Raft(State):
                 self._draw_timeout()
 
     def _draw_timeout(self) -> None:
-        """A new random timeout in [t, 2t), from now."""
+        """Draw a new random election timeout in [t, 2t), starting now."""
         timeout = self.settings.election_timeout_ms
         self._election_ms = timeout + int(self._random() * timeout)
         self._election_at = self.clock + self._election_ms
 
     def hurry(self, now: int) -> None:
-        """Campaign at the next tick if nobody leads: for a group just made, which waits for nobody to die."""
+        """Campaign at the next tick if there is no leader: for a new group, which need not wait for a
+        timeout."""
         self.clock = now
         if self.leader is None and self._ballot is None:
             self._election_at = now
@@ -272,19 +275,19 @@ class Raft(State):
     # Roles
 
     def abstain(self, now: int) -> None:
-        """Lead no more and never again: what is committed cannot be applied here. A leader steps down; as a
-        follower it goes on."""
+        """Never lead again, because committed entries cannot be applied here. A leader steps down; the
+        replica continues as a follower."""
         self._stir(now)
         self.passive = True
         if self.role is not Role.FOLLOWER:
             self._become_follower(self.term, None)
 
     def may_campaign(self) -> bool:
-        """A voter may, and one that leaves as long as it does not know that to be committed: it may hold the
-        longest log, and without it nobody else can win (thesis 4.2.2).
+        """Whether this replica may campaign: if it is a voter, or if its removal as a voter is not known to
+        be committed. It may hold the longest log, and then no other replica can win (thesis 4.2.2).
 
-        So may a learner with a longer log than a candidate that needs its vote: that one counts it before it
-        knows, and whoever sent it the longer log may have lost its own copy.
+        A learner may campaign if its log is longer than that of a candidate that needs its vote: the
+        candidate already counts it as a voter, and the leader that sent it the longer log may have lost it.
         """
         log = self.log
         if self.passive:
@@ -305,7 +308,7 @@ class Raft(State):
         request = VoteRequest(
             self.term + 1 if pre else self.term, self.log.last_index, self.log.last_term, pre, transfer
         )
-        # A pre-vote promises nothing. A vote does: our own must be durable before anybody adds theirs.
+        # A pre-vote promises nothing. A vote does: our own must be durable before other voters add theirs.
         out = self.now if pre else self.after
         out.extend((voter, request) for voter in sorted(self.log.config.voters) if voter != self.node)
         self._count(ballot)
@@ -340,14 +343,15 @@ class Raft(State):
         self._follow(leader)
 
     def _follow(self, leader: NodeId | None) -> None:
-        """Note who leads; reads that a former leader was asked for fail."""
+        """Note the current leader; fail the reads that were sent to a former leader."""
         if leader != self.leader:
             self.leader = leader
             self._contact_at = None
             self.reads_failed.extend(self._forwarded.drain())
 
     def _maybe_retire(self, lead: Leader) -> None:
-        """The config without us is committed: tell the others, then step down (thesis 4.2.2)."""
+        """If the config without this node is committed: send it to the others, then step down (thesis
+        4.2.2)."""
         if lead.retired:
             lead.flush()
             self._become_follower(self.term, None)
@@ -365,17 +369,18 @@ class Raft(State):
     def propose(self, commands: list[bytes], now: int) -> int:
         """Append commands; returns the index of the first.
 
-        That they are committed, and under this index, is known only when they are handed out.
+        Whether they are committed at this index is known only when they are handed out.
 
         Raises:
-            NotLeader (also while handing over, or leaving the group), Overloaded (uncommitted bytes).
+            NotLeader: not the leader, or it is transferring leadership, or it is leaving the group.
+            Overloaded: too many uncommitted bytes.
         """
         return self._leading(now).propose(commands)
 
     def change(self, config: Config, now: int) -> int:
-        """Append a config, effective at once; returns its index.
+        """Append a config, which takes effect at once; returns its index.
 
-        A learner that is promoted should be `caught_up`, else the group may not commit until it is.
+        A learner that is promoted should be `caught_up`, otherwise the group may not commit until it is.
 
         Raises:
             NotLeader, Refused (`can_change` is false, or not a single step).
@@ -383,24 +388,25 @@ class Raft(State):
         return self._leading(now).change(config)
 
     def force(self, config: Config, term: int, now: int) -> None:
-        """Lead without votes, with `config`'s voters as members: the way on when most are lost for ever.
+        """Lead without votes, with `config`'s voters as members: for a majority that is permanently lost.
 
-        What it gives up: entries that the lost ones alone held are lost, also committed ones; what this log
-        holds beyond its commit index becomes committed, also what its proposer gave up. What it keeps: two
-        living logs never hold different entries under one (index, term), and no living member loses an entry
-        it knows to be committed, provided that
-            - the members not in `config` are heard by nobody ever again (their incarnations are retired);
-            - of those that live, this one has the last entry by (term, index);
-            - `term` is above every term any member can have come to, the lost ones among themselves too.
-        The term and the config are in the same Ready, and nothing leaves before they are durable. After a
-        crash before that nothing has happened and the call is repeated; after it the log's last config tells.
-        Followers take the term and the log by the ordinary rules.
+        Entries that only the lost members held are lost, even committed entries; entries beyond this log's
+        commit index become committed, even if their proposer was refused. Two surviving logs never hold
+        different entries at one (index, term), and no surviving member loses an entry that it knows to be
+        committed, provided that
+            - no node ever hears the members outside `config` again (their incarnations are retired);
+            - of the surviving members, this one has the last entry by (term, index);
+            - `term` is above every term that any member can have reached, lost members included.
+        The term and the config are in the same Ready, and no message leaves before they are durable. After a
+        crash before that point nothing has changed: repeat the call. After it, the last config of the log
+        shows that the call took effect. Followers accept the term and the log by the ordinary rules.
 
         Args:
             config: voters, this node among them; no learners.
 
         Raises:
-            Refused: this node leads or hears a leader, so nothing is lost; or it is no voter by its own log.
+            Refused: this node leads or hears a leader, so no recovery is needed; or its log does not have it
+                as a voter.
         """
         self._stir(now)
         if self._hears_leader():
@@ -415,27 +421,28 @@ class Raft(State):
         self._lead.impose(config)
 
     def can_change(self) -> bool:
-        """Whether we lead, an entry of our term and the last config are committed, nothing is handed over."""
+        """Whether we lead, have committed an entry of our term and the last config, and are not transferring
+        leadership."""
         return self._lead is not None and self._lead.can_change()
 
     def forgetful(self) -> list[NodeId]:
-        """Followers that do not hold what they acknowledged to this leader: their logs were lost in part."""
+        """Followers that no longer hold entries they acknowledged to this leader."""
         return self._lead.forgetful() if self._lead is not None else []
 
     def caught_up(self, peer: NodeId) -> bool:
-        """Whether we lead and `peer`, or this node itself, holds everything that is committed now."""
+        """Whether we lead, and `peer` is this node or holds every entry that is committed now."""
         return self._lead is not None and (peer == self.node or self._lead.caught_up(peer))
 
     def short_of_room(self) -> list[NodeId]:
-        """Leader: other voters that said that they have no room for rows."""
+        """Leader: other voters that reported no room for rows."""
         return self._lead.short_of_room() if self._lead is not None else []
 
     def has_room(self, peer: NodeId) -> bool:
-        """Leader: whether `peer` said that it has room for rows. One that said nothing yet did not."""
+        """Leader: whether `peer` reported room for rows; False if it has not reported yet."""
         return self._lead is not None and self._lead.has_room(peer)
 
     def transfer(self, target: NodeId, now: int) -> None:
-        """Hand leadership to `target`; given up after an election timeout. Proposals are refused meanwhile.
+        """Transfer leadership to `target`; aborted after an election timeout. Refuses proposals until then.
 
         Raises:
             NotLeader, Refused.
@@ -443,7 +450,7 @@ class Raft(State):
         self._leading(now).transfer(target)
 
     def read(self, context: int, now: int) -> None:
-        """Ask for a read index; `context` comes back in `Ready.reads` or `Ready.reads_failed`."""
+        """Request a read index; `context` is returned in `Ready.reads` or `Ready.reads_failed`."""
         self._stir(now)
         if self._lead is not None:
             self._lead.read((self.node, context))
@@ -453,14 +460,14 @@ class Raft(State):
     # Completions
 
     def persisted(self, last_index: int, last_term: int) -> None:
-        """All Readies up to one whose `append` ended at (`last_index`, `last_term`) are durable."""
+        """Note that all Readies up to the one whose `append` ends at (`last_index`, `last_term`) are durable."""
         self.stirred = True
         if self.durability.completed(last_index, last_term) and self._lead is not None:
             self._lead.maybe_commit()
             self._maybe_retire(self._lead)
 
     def offer_snapshot(self, peer: NodeId, snapshot: str) -> None:
-        """Answer to `Ready.snapshots`: offer `snapshot`, whose state is not older than `log.base`.
+        """Answer `Ready.snapshots`: offer `snapshot`, whose state is not older than `log.base`.
 
         Ignored when the peer no longer needs one.
         """
@@ -469,18 +476,19 @@ class Raft(State):
             self._lead.offer_snapshot(peer, snapshot)
 
     def snapshot_failed(self, peer: NodeId, now: int) -> None:
-        """Answer to `Ready.snapshots`, or the offered one is gone: ask again after the next heartbeat."""
+        """Answer `Ready.snapshots` with a failure, or report that the offered snapshot was removed. The peer
+        is tried again after the next heartbeat."""
         self._stir(now)
         if self._lead is not None:
             self._lead.snapshot_failed(peer)
 
     def installed(self, base: Base, applied: int, now: int) -> None:
-        """The state up to `applied` (at least `base.index`) is in place and `Rebase(base)` durable.
+        """Note that the state up to `applied` (at least `base.index`) is in place and `Rebase(base)` durable.
 
-        `Rebase.keep_suffix` must have been `log.term(base.index) == base.term`. Drop a snapshot whose
-        base is not beyond `commit` any more. One whose state is older than ours need not replace it: then
-        `applied` is our own. After a state that goes back, entries are handed out once more.
-        A base not beyond the log's is ignored.
+        `Rebase.keep_suffix` must be `log.term(base.index) == base.term`. The caller drops a snapshot whose
+        base is no longer beyond `commit`. If its state is older than ours, the caller may keep ours and pass
+        our own `applied`. If the state goes back, entries are handed out once more.
+        A base that is not beyond the log's base is ignored.
         """
         self._stir(now)
         self.offer = None
@@ -499,15 +507,15 @@ class Raft(State):
             self.accept(self.leader, self.commit, 0)
 
     def compact(self, index: int) -> Base:
-        """Forget the entries up to `index`, which must be applied; returns the new base."""
+        """Purge the entries up to `index`, which must be applied; returns the new base."""
         assert index <= min(self._handed_out, self.commit), (index, self._handed_out, self.commit)
         if index <= self.log.base.index:
             return self.log.base
         return self.log.rebase(index)
 
     def memory(self) -> HardState:
-        """What a node that is no member any more must remember when it drops the log: it may become a member
-        again, and voters that forgot what they acknowledged would elect a log that lacks it."""
+        """The hard state that a removed member must retain when it drops the log. It may become a member
+        again, and a voter that forgot an acknowledged entry could elect a leader without it."""
         log = self.log
         return HardState(self.term, self.vote, max(self.held, (log.last_term, log.last_index)))
 
@@ -527,7 +535,7 @@ class Raft(State):
         return ready
 
     def has_results(self, *, to_apply: bool) -> bool:
-        """What `is_ready` says, found by looking at everything."""
+        """The answer of `is_ready`, computed from every field instead of `stirred`."""
         lead = self._lead
         handed_out = self._handed_out
         return bool(
@@ -549,7 +557,8 @@ class Raft(State):
         """Everything since the last call; the caller owns it.
 
         Args:
-            entries_max, bytes_max: of the entries to apply; above 0 at least one is handed out.
+            entries_max, bytes_max: limits on the entries to apply; if both are above 0, at least one entry is
+                handed out.
         """
         if self._lead is not None:
             if self._lead.dirty:

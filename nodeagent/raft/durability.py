@@ -1,9 +1,9 @@
-"""How much of the local log is on disk, told by completions that arrive later and out of date.
+"""How much of the local log is on disk, computed from completions that arrive late and may be stale.
 
-The same (index, term) can be written twice: written, overwritten by another leader's entry, written
-again by a third leader that had the first one. The completion of the first write says nothing about the
-second (the ABA race of asynchronous log writes). Writes are therefore remembered in order, and a
-truncation lowers what each outstanding one is still worth.
+The same (index, term) can be written twice: written, overwritten by another leader's entry, and
+rewritten by a third leader that held the first entry. The completion of the first write says nothing
+about the second (the ABA race of asynchronous log writes). So outstanding writes are recorded in order,
+and a truncation lowers the index up to which each of them still counts.
 """
 
 from collections import deque
@@ -28,23 +28,23 @@ class Durability:
         self._writes: deque[_Write] = deque()
 
     def started(self, last_index: int, last_term: int) -> None:
-        """Entries up to `last_index` were handed out to be written."""
+        """Note that entries up to `last_index` were handed out to be written."""
         self._writes.append(_Write(last_index, last_term))
 
     def truncated(self, first: int) -> None:
-        """The log no longer holds what it held from `first` on."""
+        """Note that the log no longer holds its old entries from `first` on."""
         self.index = min(self.index, first - 1)
         for write in self._writes:
             write.holds = min(write.holds, first - 1)
 
     def installed(self, index: int) -> None:
-        """A durable checkpoint covers everything up to `index`."""
+        """Note that a durable checkpoint covers everything up to `index`."""
         self.index = max(self.index, index)
 
     def completed(self, last_index: int, last_term: int) -> bool:
-        """Every write up to the one that ended at (`last_index`, `last_term`) is on disk.
+        """Note that every write up to the one that ended at (`last_index`, `last_term`) is on disk.
 
-        Of two such writes the earlier one is meant: late knowledge is safe, early knowledge is not.
+        If two writes match, the earlier is taken: it is safe to count an entry as durable late, never early.
 
         Returns:
             Whether `index` rose.

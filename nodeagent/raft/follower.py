@@ -1,4 +1,4 @@
-"""What a follower does with its leader's messages (thesis 3.5)."""
+"""How a follower handles its leader's messages (thesis 3.5)."""
 
 from nodeagent.model.entries import Entry
 from nodeagent.model.ids import NodeId
@@ -13,12 +13,12 @@ from nodeagent.raft.state import State
 
 
 def on_append(state: State, leader: NodeId, request: AppendRequest) -> None:
-    """Take the entries when the logs match at `prev_index`, else tell the leader where they might."""
+    """Accept the entries if the logs match at `prev_index`, otherwise reply where they might match."""
     log = state.log
     prev, entries = request.prev_index, request.entries
     end = prev + len(entries)
     if prev < state.commit:
-        # What is committed is the same in both logs, purged or not (openraft #511).
+        # Committed entries are the same in both logs, purged or not (openraft #511).
         entries = entries[state.commit - prev :]
         prev = state.commit
         end = max(end, prev)
@@ -27,7 +27,7 @@ def on_append(state: State, leader: NodeId, request: AppendRequest) -> None:
         return
     if entries:
         _store(state, prev, entries)
-    # Never our own last index: what follows `end` may be an old leader's (copycat #265).
+    # Never our own last index: entries after `end` may come from an old leader (copycat #265).
     state.commit_to(min(request.commit, end))
     state.accept(leader, end, request.read)
 
@@ -44,7 +44,7 @@ def _reject(state: State, leader: NodeId, request: AppendRequest) -> None:
 
 
 def _store(state: State, prev: int, entries: list[Entry]) -> None:
-    """Append what is new. Only a real conflict truncates: an old request must not cut off newer entries."""
+    """Append the new entries. Truncate only on a real conflict: an old request must not cut newer entries."""
     log = state.log
     overlap = min(len(entries), log.last_index - prev)
     if overlap > 0:
@@ -61,14 +61,14 @@ def _store(state: State, prev: int, entries: list[Entry]) -> None:
 
 
 def on_heartbeat(state: State, leader: NodeId, beat: Heartbeat) -> None:
-    """Learn the commit index. The answer promises no entry, so it does not wait for the disk."""
+    """Learn the commit index. The reply promises no entry, so it does not wait for the disk."""
     # A member that lost its disk holds less than the leader believes (matrixone #25029).
     state.commit_to(min(beat.commit, state.log.last_index))
     state.now.append((leader, HeartbeatReply(state.term, beat.read, room=state.room)))
 
 
 def on_offer(state: State, leader: NodeId, offer: SnapshotOffer) -> None:
-    """Pass the offer on, or say that what it holds is here already."""
+    """Pass the offer to the caller, or acknowledge it if this replica already holds the state."""
     if offer.base.index <= state.commit:
         state.accept(leader, state.commit, 0)
     else:

@@ -37,7 +37,7 @@ _SNAPSHOT = ProgressState.SNAPSHOT
 
 
 class Leader:
-    """One term of leadership."""
+    """A leader during one term."""
 
     __slots__ = (
         "_alone",
@@ -63,22 +63,22 @@ class Leader:
 
         self.reads = LeaderReads()
         self._transfer: tuple[NodeId, int] | None = None
-        """Who is to take over, and when we stop waiting for it."""
+        """Target of a leadership transfer, and when the transfer is aborted."""
 
         self.retired = False
-        """The config without us is committed: step down."""
+        """The config without this node is committed: step down."""
 
         self.dirty = True
-        """Something may have to be sent."""
+        """`flush` may have something to send."""
 
         self.news_at: int | None = None
-        """When followers are told of a commit that no append has told them of."""
+        """When to send followers a commit index that no append has carried."""
 
         self.heartbeat_at = state.clock + state.settings.heartbeat_ms
         self.quorum_at = state.clock + state.settings.election_timeout_ms
         self._update_peers()
         self.term_start = state.log.last_index + 1
-        """Index of the entry every leader starts its term with (thesis 6.4)."""
+        """Index of the entry with which this leader starts its term (thesis 6.4)."""
 
         state.append(self.term_start, [Entry(state.term, int(EntryKind.NOOP), b"")], commands_only=True)
 
@@ -88,15 +88,15 @@ class Leader:
         state = self.state
         log = state.log
         if self._transfer is not None:
-            heir = self._transfer[0]
-            what = f"{state.node} hands leadership to {heir}"
-            raise NotLeader(what, next_step=f"ask {heir}", leader=heir)
+            target = self._transfer[0]
+            what = f"{state.node} is transferring leadership to {target}"
+            raise NotLeader(what, next_step=f"ask {target}", leader=target)
         if state.node not in log.config.voters:
             raise NotLeader(f"{state.node} is leaving the group", next_step="retry with the next leader")
         uncommitted = log.bytes_between(state.commit, log.last_index)
         size = sum(map(len, commands)) + ENTRY_OVERHEAD_BYTES * len(commands)
         if uncommitted and uncommitted + size > UNCOMMITTED_BYTES_MAX:
-            raise Overloaded(f"{uncommitted} bytes wait for a quorum", next_step="retry later")
+            raise Overloaded(f"{uncommitted} bytes are waiting for a quorum", next_step="retry later")
         term = state.term
         first = log.last_index + 1
         if commands:
@@ -107,8 +107,8 @@ class Leader:
     def can_change(self) -> bool:
         """Whether a config may be proposed now.
 
-        An entry of this term must be committed first, else two leaders' single steps can have disjoint
-        majorities (Ongaro 2015, thesis 4.1 as corrected); and the last config must be committed.
+        An entry of this term must be committed first, otherwise single steps of two leaders can have
+        disjoint majorities (Ongaro 2015, thesis 4.1 as corrected); and the last config must be committed.
         """
         commit = self.state.commit
         return commit >= self.term_start and commit >= self.state.log.config_index and self._transfer is None
@@ -117,14 +117,14 @@ class Leader:
         state = self.state
         if not self.can_change():
             raise Refused(
-                "the last change, the start of the term or a hand-over is still open",
+                "the last change, the term's first entry or a leadership transfer is not completed",
                 next_step="retry shortly",
             )
         check_step(state.log.config, config)
         return self.impose(config)
 
     def impose(self, config: Config) -> int:
-        """Append a config whatever the last one was (`Raft.force`); effective at once. Returns its index."""
+        """Append a config without checking it (`Raft.force`); it takes effect at once. Returns its index."""
         state = self.state
         index = state.log.last_index + 1
         state.append(index, [Entry(state.term, int(EntryKind.CONFIG), encode_config(config))])
@@ -170,7 +170,7 @@ class Leader:
             self._owe_news()
 
     def _reconnect(self, progress: Progress, match: int) -> None:
-        """An accepted append ends a probe, and a pause for a snapshot however the entries came there."""
+        """End a probe after an accepted append, and a wait for a snapshot however the entries arrived."""
         if progress.state is _PROBE:
             if match == progress.match:
                 progress.become_replicate(self.state.clock)
@@ -181,7 +181,7 @@ class Leader:
             self.dirty = True
 
     def on_heartbeat_reply(self, peer: NodeId, reply: HeartbeatReply) -> None:
-        """It is alive; that says nothing of the entries it holds."""
+        """Note that the follower is alive; a heartbeat reply says nothing about its entries."""
         progress = self.progress.get(peer)
         if progress is None:
             return
@@ -189,24 +189,24 @@ class Leader:
         progress.room = reply.room
         if reply.read > progress.read_round:
             self._on_read_round(progress, reply.read)
-        self._maybe_hand_over(peer)  # again: the first word of it may be lost
+        self._maybe_hand_over(peer)  # retried: the first `TimeoutNow` may be lost
         state = self.state
         waited = state.clock - progress.moved_at >= state.settings.heartbeat_ms
         if waited and progress.state is _PROBE and progress.paused:
             progress.paused = False
             self.dirty = True
         elif waited and progress.state is _REPLICATE and progress.match < state.log.last_index:
-            # All that is under way may be lost, the whole window even: ask with an empty append.
+            # All appends in flight may be lost: probe with an empty append.
             progress.nudge = True
             self.dirty = True
 
     # Commit
 
     def maybe_commit(self) -> None:
-        """Advance the commit index to the highest one a quorum holds, if that is of this term.
+        """Advance the commit index to the highest index a quorum holds, if its entry is of this term.
 
-        Entries of older terms are committed only by a later one of this term (thesis 3.6.2, figure 3.7).
-        Our own log counts as far as it is durable.
+        Entries of older terms are committed only by a later entry of this term (thesis 3.6.2, figure 3.7).
+        The leader's own log counts only as far as it is durable.
         """
         state = self.state
         node = state.node
@@ -220,15 +220,15 @@ class Leader:
         state.commit_to(index)
         self._owe_news()
         if self.reads.waiting:
-            self.dirty = True  # the first commit of the term lets them begin
+            self.dirty = True  # reads may start after the first commit of the term
         if node not in voters and state.log.config_index <= index:
             self.retired = True
-            self.news_at = state.clock  # the last that is heard of us
+            self.news_at = state.clock  # the last message of this leader
 
     def _owe_news(self) -> None:
-        """Followers learn of a commit by the next append, or by a heartbeat when none follows soon.
+        """Schedule a heartbeat with the new commit index, in case no append carries it soon.
 
-        A heartbeat for each commit was half of all messages at fifty writes a second.
+        Without the delay, heartbeats for commits were half of all messages at fifty writes a second.
         """
         wait = self.state.settings.commit_news_ms
         if wait == 0:
@@ -239,7 +239,7 @@ class Leader:
     # Sending
 
     def flush(self) -> None:
-        """Build what is due: at most one append per peer, or else one heartbeat for news of commit."""
+        """Build the messages: at most one append per peer, or one heartbeat with a new commit index."""
         state = self.state
         beat = False
         due = self.news_at is not None and state.clock >= self.news_at
@@ -284,8 +284,8 @@ class Leader:
         return True
 
     def _may_carry(self, progress: Progress, last: int) -> bool:
-        """Whether an append may have entries now. A follower whose disk is full gets small ones only: large
-        ones it would not take, and they would be sent again and again."""
+        """Whether an append may carry entries now. A follower with a full disk gets small appends only: it
+        would refuse large ones, and they would be resent in a loop."""
         if progress.next > last or (progress.state is _REPLICATE and progress.is_full):
             return False
         log = self.state.log
@@ -310,7 +310,7 @@ class Leader:
         progress.commit_sent = max(progress.commit_sent, min(state.commit, end))
 
     def _beat(self, peer: NodeId, progress: Progress) -> None:
-        """A heartbeat never tells of a commit beyond what the follower is known to hold."""
+        """Send a heartbeat; its commit index is never beyond the entries the follower is known to hold."""
         state = self.state
         commit = min(progress.match, state.commit)
         progress.commit_sent = max(progress.commit_sent, commit)
@@ -318,15 +318,15 @@ class Leader:
         self._send(peer, Heartbeat(state.term, commit, read, progress.addition))
 
     def _send(self, peer: NodeId, message: RaftMessage) -> None:
-        # Other leaders' terms were durable before they asked for votes. A lone voter asked nobody, so its
-        # first entry vouches for the term: it is written in the same batch or a later one.
+        # A leader that asked for votes made its term durable first. A lone voter asks no other voter, so it
+        # waits until its first entry is durable: that is written with the term or after it.
         waits = self._alone and self.state.durability.index < self.term_start
         (self.state.after if waits else self.state.now).append((peer, message))
 
     # Snapshots
 
     def _ask_for_snapshot(self, peer: NodeId, progress: Progress) -> None:
-        """Only for a peer that answers and has room: for another a snapshot would be made in vain."""
+        """Request a snapshot, but only for a peer that answers and has room to install it."""
         if not progress.active or progress.room:
             progress.become_probe(progress.next)
             progress.paused = True
@@ -345,7 +345,7 @@ class Leader:
         progress = self.progress.get(peer)
         if progress is not None and progress.state is _SNAPSHOT:
             progress.become_probe(progress.match + 1)
-            # The next heartbeat's answer ends the pause, so that a lasting failure is not retried in a loop.
+            # The next heartbeat reply ends the pause, so that a lasting failure is not retried in a loop.
             progress.paused = True
             progress.moved_at = self.state.clock
 
@@ -390,7 +390,7 @@ class Leader:
         return soonest if self._transfer is None else min(soonest, self._transfer[1])
 
     def tick(self) -> bool:
-        """Returns False when no quorum answered within an election timeout: step down (thesis 6.2)."""
+        """Returns False if no quorum answered within an election timeout: step down (thesis 6.2)."""
         now = self.state.clock
         if self._transfer is not None and now >= self._transfer[1]:
             self._transfer = None
@@ -426,7 +426,8 @@ class Leader:
     def transfer(self, target: NodeId) -> None:
         state = self.state
         if self._transfer is not None:
-            raise Refused(f"leadership is being handed to {self._transfer[0]}", next_step="wait for it")
+            what = f"leadership is already being transferred to {self._transfer[0]}"
+            raise Refused(what, next_step="wait until that transfer ends")
         if target == state.node or target not in state.log.config.voters:
             raise Refused(f"{target} is not another voter of the group", next_step="choose another voter")
         self._transfer = (target, state.clock + state.settings.election_timeout_ms)
@@ -434,13 +435,13 @@ class Leader:
         self._maybe_hand_over(target)
 
     def _maybe_hand_over(self, peer: NodeId) -> None:
-        """Whoever is to take over may campaign once it holds our whole log (thesis 3.10)."""
+        """Let the target of a transfer campaign once it holds the leader's whole log (thesis 3.10)."""
         is_target = self._transfer is not None and self._transfer[0] == peer
         if is_target and self.progress[peer].match == self.state.log.last_index:
             self._send(peer, TimeoutNow(self.state.term))
 
     def step_down(self) -> None:
-        """The last act: nobody waits for a read that no one will answer."""
+        """Fail the unanswered reads."""
         self._fail_reads(self.reads.drain())
 
     def caught_up(self, peer: NodeId) -> bool:
@@ -453,7 +454,7 @@ class Leader:
         return [v for v in voters if v in self.progress and self.progress[v].room]
 
     def has_room(self, peer: NodeId) -> bool:
-        """Whether it said so to this leader."""
+        """Whether the peer reported enough room to this leader."""
         progress = self.progress.get(peer)
         return progress is not None and progress.room == Room.ENOUGH
 

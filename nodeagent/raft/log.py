@@ -1,7 +1,7 @@
 """The log of one group as Raft sees it: every entry after `base`, in memory, and the configs in it.
 
-A run of entries is contiguous and its terms never decrease, so a term can be searched for by bisection.
-What of it is durable is not known here (`durability`).
+The entries are contiguous and their terms never decrease, so a term is searched by bisection.
+`durability` records which entries are durable.
 """
 
 from bisect import bisect_right
@@ -12,7 +12,7 @@ from nodeagent.model.entries import Base, Config, Entry, EntryKind
 from nodeagent.raft.membership import decode_config
 
 ENTRY_OVERHEAD_BYTES = 16
-"""Added to the size of each entry, so that a flood of empty entries meets the byte limits too."""
+"""Added to the size of each entry, so that byte limits also bound the number of empty entries."""
 
 _CONFIG = int(EntryKind.CONFIG)
 _term_of = attrgetter("term")
@@ -21,8 +21,8 @@ _term_of = attrgetter("term")
 class RaftLog:
     """All entries after `base`.
 
-    Invariant: `config` is that of the newest CONFIG entry, else `base.config` (a config counts from its
-    append on, thesis 4.1), and `config_index` is where it stands.
+    Invariant: `config` is that of the newest CONFIG entry, otherwise `base.config` (a config takes effect
+    when it is appended, thesis 4.1), and `config_index` is its index.
     """
 
     __slots__ = ("_configs", "_ends", "_entries", "base", "config", "config_index", "last_index")
@@ -66,7 +66,7 @@ class RaftLog:
         return self.base.term if at == 0 else None
 
     def slice(self, first: int, last: int, bytes_max: int) -> list[Entry]:
-        """Entries `first..last`, cut where they pass `bytes_max`; at least one if there is any."""
+        """Entries `first..last`, cut at `bytes_max`; at least one entry if there is any."""
         low = first - self.base.index - 1
         high = last - self.base.index
         assert low >= 0 and high <= len(self._entries), (first, last, self.base.index, self.last_index)
@@ -81,8 +81,8 @@ class RaftLog:
     def last_not_after(self, index: int, term: int) -> int:
         """Highest position at or below `index` whose term is at most `term`.
 
-        One less than `base.index` when even the base is of a later term: then only a snapshot helps.
-        Both sides use it to skip a whole term per round (thesis 3.5, last paragraph).
+        One less than `base.index` if even the base is of a later term: then the follower needs a snapshot.
+        Leader and follower use it to skip a whole term per round (thesis 3.5, last paragraph).
         """
         high = min(index, self.last_index) - self.base.index
         if high < 0:
@@ -93,7 +93,7 @@ class RaftLog:
         return self.base.index + at
 
     def config_at(self, index: int) -> Config:
-        """The config in force when the log ended at `index`."""
+        """The config that was in effect when the log ended at `index`."""
         assert index >= self.base.index, (index, self.base.index)
         for at, config in reversed(self._configs):
             if at <= index:
@@ -101,7 +101,7 @@ class RaftLog:
         raise AssertionError("the base always has a config")
 
     def append(self, entries: list[Entry], *, commands_only: bool = False) -> None:
-        """Add `entries` at the end; `commands_only` says that no CONFIG is among them."""
+        """Add `entries` at the end; with `commands_only`, none of them is a CONFIG."""
         if not entries:
             return
         if not commands_only and _CONFIG in [e.kind for e in entries]:
@@ -116,7 +116,7 @@ class RaftLog:
         self.last_index += len(entries)
 
     def truncate(self, first: int) -> None:
-        """Forget the entries from `first` on; a config among them is rolled back."""
+        """Remove the entries from `first` on; a config among them is rolled back."""
         assert first > self.base.index, (first, self.base.index)
         if first > self.last_index:
             return
@@ -129,7 +129,7 @@ class RaftLog:
         self.config_index, self.config = self._configs[-1]
 
     def rebase(self, index: int) -> Base:
-        """Forget the entries up to `index` and keep the rest; returns the new base."""
+        """Purge the entries up to `index` and keep the rest; returns the new base."""
         term = self.term(index)
         assert term is not None, (index, self.base.index, self.last_index)
         base = Base(index, term, self.config_at(index))
@@ -137,10 +137,10 @@ class RaftLog:
         return base
 
     def reset(self, base: Base) -> bool:
-        """A snapshot up to `base` is in place; returns whether the entries after it were kept.
+        """Start the log after a snapshot up to `base`; returns whether the entries after it were kept.
 
-        They are kept when this log holds the base's own entry, for then they continue it and may have
-        been promised to a leader (thesis 5.3); else all of it goes.
+        They are kept if this log holds the entry of `base`: then they follow it, and may have been
+        acknowledged to a leader (thesis 5.3). Otherwise all entries are removed.
         """
         if self.term(base.index) == base.term:
             self._drop_prefix(base)
@@ -149,9 +149,9 @@ class RaftLog:
         return False
 
     def _drop_prefix(self, base: Base) -> None:
-        gone = base.index - self.base.index
-        del self._entries[:gone]
-        del self._ends[:gone]
+        count = base.index - self.base.index
+        del self._entries[:count]
+        del self._ends[:count]
         self._configs = [(base.index, base.config), *(c for c in self._configs if c[0] > base.index)]
         self.config_index, self.config = self._configs[-1]
         self.base = base

@@ -1,8 +1,8 @@
-"""What a leader knows of one follower, and how much it may send it.
+"""What a leader knows about one follower, and how much it may send to the follower.
 
-PROBE      where the follower's log matches is not known; one append at a time
-REPLICATE  it is known; appends are pipelined up to the window
-SNAPSHOT   what it needs is purged; nothing is sent until an accepted append reconnects the logs
+PROBE      the index at which the logs match is unknown; one append at a time
+REPLICATE  that index is known; appends are pipelined up to the window
+SNAPSHOT   the entries the follower needs are purged; no append is sent until the snapshot is installed
 
     PROBE ──accepted──▶ REPLICATE ──rejected──▶ PROBE
       └──entries purged──▶ SNAPSHOT ──installed──▶ REPLICATE   (failed: ▶ PROBE)
@@ -15,8 +15,8 @@ from nodeagent.model.limits import INFLIGHT_APPENDS_MAX, INFLIGHT_BYTES_MAX
 from nodeagent.model.raft_messages import SnapshotOffer
 
 FORGOT_MS = 10_000
-"""A follower that refuses what it acknowledged, and accepts nothing for so long, has lost it. One refusal
-alone says nothing, however late: it may have waited in a buffer while a process slept."""
+"""A follower that refuses entries it acknowledged, and accepts none for this long, has lost them. A single
+refusal proves nothing, however late: it may have waited in a buffer while a process slept."""
 
 
 class ProgressState(StrEnum):
@@ -50,44 +50,44 @@ class Progress:
     def __init__(self, next_index: int, now: int, addition: int = 0) -> None:
         self.state = ProgressState.PROBE
         self.match = 0
-        """Highest index known to be durable there."""
+        """Highest index known to be durable on the follower."""
 
         self.doubted_at: int | None = None
-        """Since when it refuses what it acknowledged."""
+        """When the follower began to refuse entries it acknowledged; None if it does not."""
 
         self.forgot = False
-        """It does not hold what it acknowledged: it votes with less than it promised."""
+        """The follower no longer holds entries it acknowledged, so its vote is not safe."""
 
         self.next = next_index
         """First index of the next append."""
 
         self.addition = addition
-        """Of which membership this is (`AppendRequest`)."""
+        """Number of this membership of the follower (`AppendRequest`)."""
 
         self.active = False
-        """It answered since the last quorum check."""
+        """The follower answered since the last quorum check."""
 
         self.paused = False
-        """PROBE: an append is under way."""
+        """PROBE: an append is in flight."""
 
         self.nudge = False
-        """REPLICATE: an empty append is due, to learn whether earlier ones were lost."""
+        """REPLICATE: an empty append is due, to find out whether earlier appends were lost."""
 
         self.commit_sent = 0
-        """Commit index it will know from what was sent, if nothing is lost."""
+        """Commit index the follower will know if no sent message is lost."""
 
         self.read_round = 0
-        """Newest read round it confirmed."""
+        """Newest read round the follower confirmed."""
 
         self.room: int | None = None
-        """What its disk has room for, as it said last (`model.space.Room`); None: it said nothing yet."""
+        """Room on the follower's disk as last reported (`model.space.Room`); None before the first report."""
 
         self.moved_at = now
-        """When appends to it last made headway or were last tried anew."""
+        """When appends to the follower last made progress or were last retried."""
 
         self.offer: SnapshotOffer | None = None
         self.inflight: deque[tuple[int, int]] = deque()
-        """(last index, bytes) of appends not acknowledged."""
+        """(last index, bytes) of each unacknowledged append."""
 
         self.inflight_bytes = 0
 
@@ -96,7 +96,7 @@ class Progress:
         return len(self.inflight) >= INFLIGHT_APPENDS_MAX or self.inflight_bytes >= INFLIGHT_BYTES_MAX
 
     def sent(self, last: int, size: int, now: int) -> None:
-        """An append with entries up to `last` leaves; in PROBE it waits for the answer."""
+        """Note that an append with entries up to `last` was sent; in PROBE, wait for its reply."""
         if self.state is ProgressState.PROBE:
             self.paused = True
             self.moved_at = now
@@ -108,7 +108,7 @@ class Progress:
         self.next = last + 1
 
     def accepted(self, match: int, now: int) -> bool:
-        """It holds everything up to `match`; an old answer changes nothing. Returns whether that is news."""
+        """Note that the follower holds everything up to `match`. Returns False for an old reply."""
         if match >= self.match:
             self.doubted_at = None
         inflight = self.inflight
@@ -123,10 +123,10 @@ class Progress:
         return True
 
     def rejected(self, prev: int, hint: int, now: int) -> bool:
-        """It refused an append after `prev`; `hint` is the highest index that may match.
+        """Note that the follower refused an append after `prev`; `hint` is the highest index that may match.
 
         Returns:
-            False when the answer is older than what is known (openraft #1501).
+            False if the reply is stale (openraft #1501).
         """
         if prev <= self.match:
             if self.doubted_at is None:

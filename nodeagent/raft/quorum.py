@@ -13,17 +13,14 @@ class Verdict(Enum):
 
 
 def majority_value(values: Sequence[int]) -> int:
-    """Highest number that a majority has reached; `values` holds one number per voter.
-
-    0 without voters: a group nobody belongs to agrees on nothing.
-    """
+    """Highest number that a majority has reached; `values` holds one number per voter. 0 without voters."""
     if not values:
         return 0
     return sorted(values)[(len(values) - 1) // 2]
 
 
 def count_votes(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> Verdict:
-    """Result of an election; votes of others than `voters` do not count."""
+    """Result of an election; only votes of `voters` count."""
     needed = len(voters) // 2 + 1
     granted = sum(1 for voter in voters if votes.get(voter) is True)
     refused = sum(1 for voter in voters if votes.get(voter) is False)

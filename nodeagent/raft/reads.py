@@ -1,11 +1,11 @@
 """Linearizable reads without a log entry (ReadIndex, thesis 6.4), batched.
 
-The leader gives all reads that came since the last turn one *round*: a number that only grows, sent with
-every heartbeat and echoed. When a majority echoed it, the leader was still leader after the reads came, so
-the commit index noted at the start of the round answers them. A number that is never used again cannot be
-confirmed by an old echo (etcd #20418).
+The leader puts all reads received since the last turn into one *round*: an increasing number that is sent
+with every heartbeat and echoed. If a majority echoed it, the leader was still the leader after it received
+the reads, so the commit index noted at the start of the round answers them. Numbers are never reused, so an
+old echo cannot confirm a new round (etcd #20418).
 
-A follower forwards its reads to the leader under a number of its own.
+A follower forwards its reads to the leader, each batch with a number of its own.
 """
 
 from collections import deque
@@ -14,11 +14,11 @@ from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import READS_PENDING_MAX
 
 Origin = tuple[NodeId, int]
-"""Who asked, and under which number: the leader's own node with a context, or a follower with its number."""
+"""Requester of a read and its number: the leader's own node with a context, or a follower with its number."""
 
 
 class LeaderReads:
-    """Reads a leader has not answered yet; at most `READS_PENDING_MAX`."""
+    """Reads that a leader has not answered yet; at most `READS_PENDING_MAX`."""
 
     __slots__ = ("_count", "_rounds", "round", "waiting")
 
@@ -34,11 +34,11 @@ class LeaderReads:
 
     @property
     def is_open(self) -> bool:
-        """Whether some round is not confirmed."""
+        """Whether a round is not confirmed yet."""
         return bool(self._rounds)
 
     def add(self, origin: Origin) -> bool:
-        """False when there is no room."""
+        """Returns False if there is no room."""
         if self._count >= READS_PENDING_MAX:
             return False
         self._count += 1
@@ -46,13 +46,13 @@ class LeaderReads:
         return True
 
     def open_round(self, commit: int) -> None:
-        """Put what waits into a new round, to be answered with `commit`."""
+        """Put the waiting reads into a new round, to be answered with `commit`."""
         self.round += 1
         self._rounds.append((self.round, commit, self.waiting))
         self.waiting = []
 
     def confirmed(self, up_to: int) -> list[tuple[Origin, int]]:
-        """A majority echoed round `up_to`: what can be answered, each with its read index."""
+        """Remove and return the reads of rounds up to `up_to`, each with its read index."""
         answers: list[tuple[Origin, int]] = []
         while self._rounds and self._rounds[0][0] <= up_to:
             _, index, origins = self._rounds.popleft()
@@ -61,7 +61,7 @@ class LeaderReads:
         return answers
 
     def drain(self) -> list[Origin]:
-        """Everything unanswered, in order; nothing is left."""
+        """Remove and return every unanswered read, in order."""
         origins = [o for _, _, batch in self._rounds for o in batch] + self.waiting
         self._rounds.clear()
         self.waiting = []
@@ -70,9 +70,9 @@ class LeaderReads:
 
 
 class ForwardedReads:
-    """Reads a follower sent to its leader; at most `READS_PENDING_MAX`, each until its deadline.
+    """Reads that a follower forwards to its leader; at most `READS_PENDING_MAX`, each until its deadline.
 
-    Numbers start at a random point, so that an answer to a former life of this node fits none.
+    Numbers start at a random value, so that a reply to an earlier process of this node matches none.
     """
 
     __slots__ = ("_count", "_number", "_sent", "deadline", "waiting")
@@ -88,7 +88,7 @@ class ForwardedReads:
         """When the oldest batch fails."""
 
     def add(self, context: int) -> bool:
-        """False when there is no room."""
+        """Returns False if there is no room."""
         if self._count >= READS_PENDING_MAX:
             return False
         self._count += 1
@@ -96,7 +96,7 @@ class ForwardedReads:
         return True
 
     def send(self, deadline: int) -> int:
-        """Number for a request that stands for all waiting reads."""
+        """Number of a request that covers all waiting reads."""
         self._number += 1
         self._sent[self._number] = (self.waiting, deadline)
         self.waiting = []
@@ -104,19 +104,19 @@ class ForwardedReads:
         return self._number
 
     def answered(self, number: int) -> list[int]:
-        """Contexts of that request; none when it is not ours or was answered before."""
+        """Remove and return the contexts of a request; empty if it is unknown or already answered."""
         contexts, _ = self._sent.pop(number, ([], 0))
         self._count -= len(contexts)
         self._next_deadline()
         return contexts
 
     def expired(self, now: int) -> list[int]:
-        """Contexts whose deadline has passed."""
+        """Remove and return the contexts whose deadline has passed."""
         due = [number for number, (_, deadline) in self._sent.items() if deadline <= now]
         return [context for number in due for context in self.answered(number)]
 
     def drain(self) -> list[int]:
-        """Every context without answer; nothing is left."""
+        """Remove and return every unanswered context."""
         contexts = [c for batch, _ in self._sent.values() for c in batch] + self.waiting
         self._sent.clear()
         self.waiting = []
@@ -125,5 +125,5 @@ class ForwardedReads:
         return contexts
 
     def _next_deadline(self) -> None:
-        # Deadlines grow with the numbers, and a dict keeps the order of insertion.
+        # Deadlines increase with the numbers, and a dict keeps the order of insertion.
         self.deadline = next((deadline for _, deadline in self._sent.values()), None)

@@ -1,4 +1,4 @@
-"""What every role shares: term, vote, log, commit index, and what waits to be taken.
+"""State that all roles share: term, vote, log, commit index, and the results for the next Ready.
 
 Nothing here decides; `core`, `follower` and `leader` do.
 """
@@ -29,16 +29,16 @@ class Ready:
     """Everything since the last `take()`."""
 
     hard: HardState | None = None
-    """Changed; must be made durable."""
+    """The hard state if it changed; must be made durable."""
 
     append: tuple[int, list[Entry]] | None = None
-    """First index and entries; they replace the log from there on."""
+    """First index and entries; they replace the log from that index on."""
 
     now: Outgoing = field(default_factory=list)
-    """May leave at once."""
+    """Messages that may be sent at once."""
 
     after: Outgoing = field(default_factory=list)
-    """May leave when `hard` and `append` of this and every earlier Ready are durable."""
+    """Messages that may be sent when `hard` and `append` of this and every earlier Ready are durable."""
 
     committed: tuple[int, list[Entry]] | None = None
     """First index and entries to apply: committed, durable here, not handed out before."""
@@ -47,16 +47,16 @@ class Ready:
     """(context, index): answer the read once the applied index has reached `index`."""
 
     reads_failed: list[int] = field(default_factory=list)
-    """Contexts of reads that will not be answered; asking again is safe."""
+    """Contexts of reads that will not be answered; they may be retried."""
 
     snapshots: list[NodeId] = field(default_factory=list)
     """Followers that need a snapshot; answer with `offer_snapshot` or `snapshot_failed`."""
 
     offer: tuple[NodeId, SnapshotOffer] | None = None
-    """A leader offers this; pull it, then call `installed`. It is repeated while it is not answered."""
+    """A leader and the snapshot it offers; pull it, then call `installed`. The leader repeats its offer."""
 
     role_changed: bool = False
-    """Role, term or known leader changed."""
+    """Whether the role, the term or the known leader changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PeerStatus:
 
 @dataclass(frozen=True, slots=True)
 class RaftStatus:
-    """A picture for operators and tests. `progress` is empty on all but the leader."""
+    """A status for operators and tests. Only the leader has `progress`."""
 
     node: NodeId
     term: int
@@ -119,21 +119,21 @@ class State:
         self.role = Role.FOLLOWER
         self.leader: NodeId | None = None
         self.addition = 0
-        """Of this membership, as the leader last said (`AppendRequest`)."""
+        """Number of this replica's membership, as the leader last sent it (`AppendRequest`)."""
 
-        # Only the base is known to be committed. `applied` may lie in entries whose predecessors in this
-        # log a leader still has to replace: a snapshot's state can be newer than its base.
+        # Only the base is known to be committed, not every entry up to `applied`: a snapshot's state can be
+        # newer than its base, and a leader may still have to replace entries in between.
         self.commit = log.base.index
         self.durability = Durability(log.last_index)
         self.clock = now
-        """Milliseconds, as last told."""
+        """Time of the last event, in milliseconds."""
 
         self.room = 0
-        """What this node's disk has room for, as told; followers pass it on (`HeartbeatReply`)."""
+        """Room on this node's disk, set by the caller; followers report it (`HeartbeatReply`)."""
 
         self.hard_changed = False
         self.unwritten: int | None = None
-        """First index of the entries that no Ready has carried yet."""
+        """First index of the entries that no Ready has contained yet."""
 
         self.now: Outgoing = []
         self.after: Outgoing = []
@@ -147,14 +147,14 @@ class State:
         return HardState(self.term, self.vote, self.held)
 
     def append(self, first: int, entries: list[Entry], *, commands_only: bool = False) -> None:
-        """Add entries at `first`, the end of the log, and have them written."""
+        """Add entries at `first`, the end of the log, to be written with the next Ready."""
         assert first == self.log.last_index + 1, (first, self.log.last_index)
         if self.unwritten is None or first < self.unwritten:
             self.unwritten = first
         self.log.append(entries, commands_only=commands_only)
 
     def truncate(self, first: int) -> None:
-        """Replace from `first` on; a conflict at or below the commit index is a broken promise."""
+        """Remove the entries from `first` on; a conflict at or below the commit index is a bug."""
         assert first > self.commit, f"{self.node}: conflict at {first}, committed {self.commit}"
         self.log.truncate(first)
         self.durability.truncated(first)
@@ -165,7 +165,7 @@ class State:
             self.commit = index
 
     def accept(self, leader: NodeId, match: int, read: int) -> None:
-        """Acknowledge everything up to `match`. An answer not taken yet is replaced by a newer one."""
+        """Acknowledge everything up to `match`. Replaces an earlier acknowledgement that is not taken yet."""
         if self.after:
             to, last = self.after[-1]
             if to == leader and isinstance(last, AppendReply) and last.accepted and last.term == self.term:

@@ -130,7 +130,7 @@ def test_a_leader_changes_one_vote_at_a_time() -> None:
 
 
 def test_the_last_voter_stays() -> None:
-    with pytest.raises(Refused, match="needs a voter"):
+    with pytest.raises(Refused, match="needs at least one voter"):
         check_step(config("a", "b"), config("", "ab"))
 
 
