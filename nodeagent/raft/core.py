@@ -460,7 +460,7 @@ class Raft(State):
     # Completions
 
     def persisted(self, last_index: int, last_term: int) -> None:
-        """Note that all Readies up to the one whose `append` ends at (`last_index`, `last_term`) are durable."""
+        """Note that all Readies up to the one whose `append` ended at these values are durable."""
         self.stirred = True
         if self.durability.completed(last_index, last_term) and self._lead is not None:
             self._lead.maybe_commit()
