@@ -37,7 +37,8 @@ from nodeagent.model.requests import CheckFiles, ErrorReply, LogPin, Reply
 from nodeagent.model.space import Room
 from nodeagent.raft.core import Raft
 from nodeagent.raft.progress import ProgressState
-from nodeagent.raft.state import Ready, Role
+from nodeagent.raft.ready import Ready
+from nodeagent.raft.state import Role
 
 CHECKPOINT_MIN_MS = 500
 CHECKPOINT_ROWS_MS = 5_000

@@ -20,7 +20,8 @@ from nodeagent.raft.core import Raft
 from nodeagent.raft.log import RaftLog
 from nodeagent.raft.membership import check_step, decode_config, encode_config
 from nodeagent.raft.progress import ProgressState
-from nodeagent.raft.state import PeerStatus, RaftStatus, Ready, Role
+from nodeagent.raft.ready import Ready
+from nodeagent.raft.state import PeerStatus, RaftStatus, Role
 
 __all__ = [
     "PeerStatus",

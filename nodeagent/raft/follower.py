@@ -1,4 +1,4 @@
-"""How a follower handles its leader's messages (thesis 3.5)."""
+"""How a follower handles its leader's messages (thesis 3.5), and replies to messages of an older term."""
 
 from nodeagent.model.entries import Entry
 from nodeagent.model.ids import NodeId
@@ -7,7 +7,12 @@ from nodeagent.model.raft_messages import (
     AppendRequest,
     Heartbeat,
     HeartbeatReply,
+    RaftMessage,
+    ReadReply,
+    ReadRequest,
     SnapshotOffer,
+    VoteReply,
+    VoteRequest,
 )
 from nodeagent.raft.state import State
 
@@ -73,3 +78,29 @@ def on_offer(state: State, leader: NodeId, offer: SnapshotOffer) -> None:
         state.accept(leader, state.commit, 0)
     else:
         state.offer = (leader, offer)
+
+
+def join(state: State, message: AppendRequest | Heartbeat | SnapshotOffer) -> None:
+    """Handle the first message of a leader to an empty replica. The node may have been a member before
+    and have lost its disk: until its log reaches the leader's current commit index, it votes as if it
+    held every committed entry. The group does not need its vote before: it is a learner until then."""
+    index = message.base.index if isinstance(message, SnapshotOffer) else message.commit
+    held = max(state.held, (message.term, index))
+    if held != state.held:
+        state.held = held
+        state.hard_changed = True
+
+
+def answer_stale(state: State, sender: NodeId, message: RaftMessage) -> None:
+    """Reply with our term to a sender with an older term; an old reply gets no reply.
+
+    Without this, a node that was partitioned off and has a higher term could never rejoin its group.
+    """
+    if isinstance(message, AppendRequest):
+        state.after.append((sender, AppendReply(state.term, False, message.prev_index)))
+    elif isinstance(message, Heartbeat | SnapshotOffer):
+        state.after.append((sender, HeartbeatReply(state.term)))
+    elif isinstance(message, VoteRequest):
+        state.after.append((sender, VoteReply(state.term, False, message.pre)))
+    elif isinstance(message, ReadRequest):
+        state.after.append((sender, ReadReply(state.term, message.read, 0, False)))

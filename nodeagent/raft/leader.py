@@ -1,4 +1,4 @@
-"""What a leader does: replicate, commit, confirm reads, check its quorum, hand over (thesis 3.5-4.2, 6.4).
+"""The leader: replicates, commits, confirms reads, checks its quorum, transfers leadership (thesis 3.5-6.4).
 
 Appends are built when the Ready is taken, one per peer, from all that was proposed until then.
 """
@@ -15,20 +15,20 @@ from nodeagent.model.limits import (
 from nodeagent.model.raft_messages import (
     AppendReply,
     AppendRequest,
-    Heartbeat,
     HeartbeatReply,
-    RaftMessage,
     ReadReply,
-    SnapshotOffer,
     TimeoutNow,
 )
 from nodeagent.model.space import Room
 from nodeagent.raft.log import ENTRY_OVERHEAD_BYTES
 from nodeagent.raft.membership import check_step, encode_config
+from nodeagent.raft.offers import Offers
+from nodeagent.raft.outbox import Outbox
+from nodeagent.raft.peers import Peers
 from nodeagent.raft.progress import Progress, ProgressState
 from nodeagent.raft.quorum import majority_value
-from nodeagent.raft.reads import LeaderReads, Origin
-from nodeagent.raft.state import PeerStatus, State
+from nodeagent.raft.reads import LeaderReads, Origin, fail_reads
+from nodeagent.raft.state import State
 
 _COMMAND = int(EntryKind.COMMAND)
 _PROBE = ProgressState.PROBE
@@ -40,13 +40,13 @@ class Leader:
     """A leader during one term."""
 
     __slots__ = (
-        "_alone",
+        "_outbox",
         "_transfer",
         "dirty",
         "heartbeat_at",
         "news_at",
+        "offers",
         "peers",
-        "progress",
         "quorum_at",
         "reads",
         "retired",
@@ -56,11 +56,6 @@ class Leader:
 
     def __init__(self, state: State, *, alone: bool) -> None:
         self.state = state
-        self._alone = alone
-        self.progress: dict[NodeId, Progress] = {}
-        self.peers: list[NodeId] = []
-        """Keys of `progress`, sorted: the order in which messages leave."""
-
         self.reads = LeaderReads()
         self._transfer: tuple[NodeId, int] | None = None
         """Target of a leadership transfer, and when the transfer is aborted."""
@@ -76,10 +71,12 @@ class Leader:
 
         self.heartbeat_at = state.clock + state.settings.heartbeat_ms
         self.quorum_at = state.clock + state.settings.election_timeout_ms
-        self._update_peers()
+        self.peers = Peers(state)
         self.term_start = state.log.last_index + 1
         """Index of the entry with which this leader starts its term (thesis 6.4)."""
 
+        self._outbox = Outbox(state, self.reads, self.term_start if alone else None)
+        self.offers = Offers(state, self.peers, self._outbox)
         state.append(self.term_start, [Entry(state.term, int(EntryKind.NOOP), b"")], commands_only=True)
 
     # Proposals
@@ -128,21 +125,14 @@ class Leader:
         state = self.state
         index = state.log.last_index + 1
         state.append(index, [Entry(state.term, int(EntryKind.CONFIG), encode_config(config))])
-        self._update_peers(index)
+        self.peers.update(index)
         self.dirty = True
         return index
-
-    def _update_peers(self, addition: int = 0) -> None:
-        state = self.state
-        self.peers = sorted(set(state.log.config.members) - {state.node})
-        known = self.progress
-        next_index = state.log.last_index + 1
-        self.progress = {p: known.get(p) or Progress(next_index, state.clock, addition) for p in self.peers}
 
     # Answers
 
     def on_append_reply(self, peer: NodeId, reply: AppendReply) -> None:
-        progress = self.progress.get(peer)
+        progress = self.peers.progress.get(peer)
         if progress is None or reply.addition != progress.addition:
             return
         progress.active = True
@@ -163,7 +153,7 @@ class Leader:
         if moved:
             if progress.match > state.commit:
                 self.maybe_commit()
-            self._maybe_hand_over(peer)
+            self._maybe_transfer(peer)
         if progress.next <= log.last_index:
             self.dirty = True
         if state.commit > progress.commit_sent:
@@ -182,14 +172,14 @@ class Leader:
 
     def on_heartbeat_reply(self, peer: NodeId, reply: HeartbeatReply) -> None:
         """Note that the follower is alive; a heartbeat reply says nothing about its entries."""
-        progress = self.progress.get(peer)
+        progress = self.peers.progress.get(peer)
         if progress is None:
             return
         progress.active = True
         progress.room = reply.room
         if reply.read > progress.read_round:
             self._on_read_round(progress, reply.read)
-        self._maybe_hand_over(peer)  # retried: the first `TimeoutNow` may be lost
+        self._maybe_transfer(peer)  # retried: the first `TimeoutNow` may be lost
         state = self.state
         waited = state.clock - progress.moved_at >= state.settings.heartbeat_ms
         if waited and progress.state is _PROBE and progress.paused:
@@ -210,7 +200,7 @@ class Leader:
         """
         state = self.state
         node = state.node
-        progress = self.progress
+        progress = self.peers.progress
         voters = state.log.config.voters
         held = [state.durability.index if v == node else progress[v].match for v in voters]
         index = majority_value(held)
@@ -250,12 +240,12 @@ class Leader:
             beat = True
         self.dirty = False
         last = state.log.last_index
-        for peer in self.peers:
-            progress = self.progress[peer]
+        for peer in self.peers.names:
+            progress = self.peers.progress[peer]
             appended = self._maybe_append(peer, progress, last)
             known = min(progress.match, state.commit)
             if beat or (tell and known > progress.commit_sent and not appended):
-                self._beat(peer, progress)
+                self._outbox.beat(peer, progress)
             owed = owed or known > progress.commit_sent
             if progress.state is _REPLICATE and self._may_carry(progress, last):
                 self.dirty = True
@@ -274,7 +264,7 @@ class Leader:
         prev = progress.next - 1
         prev_term = log.term(prev)
         if prev_term is None:
-            self._ask_for_snapshot(peer, progress)
+            self.offers.request(peer, progress)
             return False
         entries: list[Entry] = []
         if carries:
@@ -298,7 +288,7 @@ class Leader:
         prev = progress.next - 1
         end = prev + len(entries)
         read = self.reads.round if self.reads.is_open else 0
-        self._send(
+        self._outbox.send(
             peer,
             AppendRequest(state.term, prev, prev_term, state.commit, entries, read, progress.addition),
         )
@@ -309,53 +299,13 @@ class Leader:
         progress.nudge = False
         progress.commit_sent = max(progress.commit_sent, min(state.commit, end))
 
-    def _beat(self, peer: NodeId, progress: Progress) -> None:
-        """Send a heartbeat; its commit index is never beyond the entries the follower is known to hold."""
-        state = self.state
-        commit = min(progress.match, state.commit)
-        progress.commit_sent = max(progress.commit_sent, commit)
-        read = self.reads.round if self.reads.is_open else 0
-        self._send(peer, Heartbeat(state.term, commit, read, progress.addition))
-
-    def _send(self, peer: NodeId, message: RaftMessage) -> None:
-        # A leader that asked for votes made its term durable first. A lone voter asks no other voter, so it
-        # waits until its first entry is durable: that is written with the term or after it.
-        waits = self._alone and self.state.durability.index < self.term_start
-        (self.state.after if waits else self.state.now).append((peer, message))
-
-    # Snapshots
-
-    def _ask_for_snapshot(self, peer: NodeId, progress: Progress) -> None:
-        """Request a snapshot, but only for a peer that answers and has room to install it."""
-        if not progress.active or progress.room:
-            progress.become_probe(progress.next)
-            progress.paused = True
-            return
-        progress.become_snapshot()
-        self.state.snapshots.append(peer)
-
-    def offer_snapshot(self, peer: NodeId, snapshot: str) -> None:
-        progress = self.progress.get(peer)
-        if progress is None or progress.state is not _SNAPSHOT:
-            return
-        progress.offer = SnapshotOffer(self.state.term, self.state.log.base, snapshot, progress.addition)
-        self._send(peer, progress.offer)
-
-    def snapshot_failed(self, peer: NodeId) -> None:
-        progress = self.progress.get(peer)
-        if progress is not None and progress.state is _SNAPSHOT:
-            progress.become_probe(progress.match + 1)
-            # The next heartbeat reply ends the pause, so that a lasting failure is not retried in a loop.
-            progress.paused = True
-            progress.moved_at = self.state.clock
-
     # Reads
 
     def read(self, origin: Origin) -> None:
         if self.reads.add(origin):
             self.dirty = True
         else:
-            self._fail_reads([origin])
+            fail_reads(self.state, [origin])
 
     def _on_read_round(self, progress: Progress, read: int) -> None:
         progress.read_round = read
@@ -365,20 +315,13 @@ class Leader:
     def _answer_reads(self) -> None:
         state = self.state
         newest = self.reads.round
-        rounds = [newest if v == state.node else self.progress[v].read_round for v in state.log.config.voters]
+        progress = self.peers.progress
+        rounds = [newest if v == state.node else progress[v].read_round for v in state.log.config.voters]
         for (node, number), index in self.reads.confirmed(majority_value(rounds)):
             if node == state.node:
                 state.reads_done.append((number, index))
             else:
                 state.now.append((node, ReadReply(state.term, number, index, True)))
-
-    def _fail_reads(self, origins: list[Origin]) -> None:
-        state = self.state
-        for node, number in origins:
-            if node == state.node:
-                state.reads_failed.append(number)
-            else:
-                state.now.append((node, ReadReply(state.term, number, 0, False)))
 
     # Time
 
@@ -396,32 +339,18 @@ class Leader:
             self._transfer = None
         if now >= self.quorum_at:
             self.quorum_at = now + self.state.settings.election_timeout_ms
-            if not self._has_quorum():
+            if not self.peers.has_quorum():
                 return False
-            self._repeat_offers()
+            self.offers.repeat()
         if self.news_at is not None and now >= self.news_at:
             self.dirty = True
         if now >= self.heartbeat_at:
             self.heartbeat_at = now + self.state.settings.heartbeat_ms
-            for peer in self.peers:
-                self._beat(peer, self.progress[peer])
+            for peer in self.peers.names:
+                self._outbox.beat(peer, self.peers.progress[peer])
         return True
 
-    def _has_quorum(self) -> bool:
-        node = self.state.node
-        config = self.state.log.config
-        answered = sum(1 for v in config.voters if v == node or self.progress[v].active)
-        for progress in self.progress.values():
-            progress.active = False
-        return answered >= config.quorum
-
-    def _repeat_offers(self) -> None:
-        for peer in self.peers:
-            offer = self.progress[peer].offer
-            if offer is not None:
-                self._send(peer, offer)
-
-    # Handing over
+    # Leadership transfer and the end of the term
 
     def transfer(self, target: NodeId) -> None:
         state = self.state
@@ -432,34 +361,14 @@ class Leader:
             raise Refused(f"{target} is not another voter of the group", next_step="choose another voter")
         self._transfer = (target, state.clock + state.settings.election_timeout_ms)
         self.dirty = True
-        self._maybe_hand_over(target)
+        self._maybe_transfer(target)
 
-    def _maybe_hand_over(self, peer: NodeId) -> None:
+    def _maybe_transfer(self, peer: NodeId) -> None:
         """Let the target of a transfer campaign once it holds the leader's whole log (thesis 3.10)."""
         is_target = self._transfer is not None and self._transfer[0] == peer
-        if is_target and self.progress[peer].match == self.state.log.last_index:
-            self._send(peer, TimeoutNow(self.state.term))
+        if is_target and self.peers.progress[peer].match == self.state.log.last_index:
+            self._outbox.send(peer, TimeoutNow(self.state.term))
 
     def step_down(self) -> None:
         """Fail the unanswered reads."""
-        self._fail_reads(self.reads.drain())
-
-    def caught_up(self, peer: NodeId) -> bool:
-        progress = self.progress.get(peer)
-        return progress is not None and progress.state is _REPLICATE and progress.match >= self.state.commit
-
-    def short_of_room(self) -> list[NodeId]:
-        """Other voters whose disks are nearly full."""
-        voters = self.state.log.config.voters
-        return [v for v in voters if v in self.progress and self.progress[v].room]
-
-    def has_room(self, peer: NodeId) -> bool:
-        """Whether the peer reported enough room to this leader."""
-        progress = self.progress.get(peer)
-        return progress is not None and progress.room == Room.ENOUGH
-
-    def forgetful(self) -> list[NodeId]:
-        return [peer for peer in self.peers if self.progress[peer].forgot]
-
-    def statuses(self) -> dict[NodeId, PeerStatus]:
-        return {peer: PeerStatus(self.progress[peer].match, self.progress[peer].state) for peer in self.peers}
+        fail_reads(self.state, self.reads.drain())

@@ -12,6 +12,8 @@ from collections import deque
 
 from nodeagent.model.ids import NodeId
 from nodeagent.model.limits import READS_PENDING_MAX
+from nodeagent.model.raft_messages import ReadReply
+from nodeagent.raft.state import State
 
 Origin = tuple[NodeId, int]
 """Requester of a read and its number: the leader's own node with a context, or a follower with its number."""
@@ -67,6 +69,15 @@ class LeaderReads:
         self.waiting = []
         self._count = 0
         return origins
+
+
+def fail_reads(state: State, origins: list[Origin]) -> None:
+    """Report that a leader does not answer these reads."""
+    for node, number in origins:
+        if node == state.node:
+            state.reads_failed.append(number)
+        else:
+            state.now.append((node, ReadReply(state.term, number, 0, False)))
 
 
 class ForwardedReads:

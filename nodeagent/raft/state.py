@@ -1,13 +1,13 @@
 """State that all roles share: term, vote, log, commit index, and the results for the next Ready.
 
-Nothing here decides; `core`, `follower` and `leader` do.
+Nothing here decides; `roles`, `follower` and `leader` do.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from nodeagent.model.config import RaftSettings
-from nodeagent.model.entries import Config, Entry, HardState
+from nodeagent.model.entries import Base, Config, Entry, HardState
 from nodeagent.model.ids import NodeId
 from nodeagent.model.raft_messages import AppendReply, RaftMessage, SnapshotOffer
 from nodeagent.raft.durability import Durability
@@ -22,41 +22,6 @@ class Role(StrEnum):
     PRE_CANDIDATE = "pre_candidate"
     CANDIDATE = "candidate"
     LEADER = "leader"
-
-
-@dataclass(slots=True)
-class Ready:
-    """Everything since the last `take()`."""
-
-    hard: HardState | None = None
-    """The hard state if it changed; must be made durable."""
-
-    append: tuple[int, list[Entry]] | None = None
-    """First index and entries; they replace the log from that index on."""
-
-    now: Outgoing = field(default_factory=list)
-    """Messages that may be sent at once."""
-
-    after: Outgoing = field(default_factory=list)
-    """Messages that may be sent when `hard` and `append` of this and every earlier Ready are durable."""
-
-    committed: tuple[int, list[Entry]] | None = None
-    """First index and entries to apply: committed, durable here, not handed out before."""
-
-    reads: list[tuple[int, int]] = field(default_factory=list)
-    """(context, index): answer the read once the applied index has reached `index`."""
-
-    reads_failed: list[int] = field(default_factory=list)
-    """Contexts of reads that will not be answered; they may be retried."""
-
-    snapshots: list[NodeId] = field(default_factory=list)
-    """Followers that need a snapshot; answer with `offer_snapshot` or `snapshot_failed`."""
-
-    offer: tuple[NodeId, SnapshotOffer] | None = None
-    """A leader and the snapshot it offers; pull it, then call `installed`. The leader repeats its offer."""
-
-    role_changed: bool = False
-    """Whether the role, the term or the known leader changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +56,7 @@ class State:
         "clock",
         "commit",
         "durability",
+        "handed_out",
         "hard_changed",
         "held",
         "leader",
@@ -104,12 +70,15 @@ class State:
         "room",
         "settings",
         "snapshots",
+        "stirred",
         "term",
         "unwritten",
         "vote",
     )
 
-    def __init__(self, node: NodeId, log: RaftLog, hard: HardState, settings: RaftSettings, now: int) -> None:
+    def __init__(
+        self, node: NodeId, log: RaftLog, hard: HardState, settings: RaftSettings, now: int, applied: int
+    ) -> None:
         self.node = node
         self.log = log
         self.settings = settings
@@ -124,12 +93,19 @@ class State:
         # Only the base is known to be committed, not every entry up to `applied`: a snapshot's state can be
         # newer than its base, and a leader may still have to replace entries in between.
         self.commit = log.base.index
+        self.handed_out = max(applied, log.base.index)
+        """Last index that a Ready handed out to be applied."""
+
         self.durability = Durability(log.last_index)
         self.clock = now
         """Time of the last event, in milliseconds."""
 
         self.room = 0
         """Room on this node's disk, set by the caller; followers report it (`HeartbeatReply`)."""
+
+        self.stirred = True
+        """An event happened since `take` last had nothing to return; while False, there is nothing to take.
+        A node has hundreds of groups and few are busy in a turn: for the others only this is checked."""
 
         self.hard_changed = False
         self.unwritten: int | None = None
@@ -172,3 +148,21 @@ class State:
                 match, read = max(match, last.match), max(read, last.read)
                 self.after.pop()
         self.after.append((leader, AppendReply(self.term, True, match, read=read, addition=self.addition)))
+
+    def _stir(self, now: int) -> None:
+        """Note that an event happens, after which there may be something to take."""
+        self.clock = now
+        self.stirred = True
+
+    def compact(self, index: int) -> Base:
+        """Purge the entries up to `index`, which must be applied; returns the new base."""
+        assert index <= min(self.handed_out, self.commit), (index, self.handed_out, self.commit)
+        if index <= self.log.base.index:
+            return self.log.base
+        return self.log.rebase(index)
+
+    def memory(self) -> HardState:
+        """The hard state that a removed member must retain when it drops the log. It may become a member
+        again, and a voter that forgot an acknowledged entry could elect a leader without it."""
+        log = self.log
+        return HardState(self.term, self.vote, max(self.held, (log.last_term, log.last_index)))

@@ -226,7 +226,7 @@ def test_what_pins_a_log_is_bounded_in_bytes_and_age(monkeypatch: pytest.MonkeyP
     def pins(kept: int, match: int) -> list[str]:
         monkeypatch.setattr(replica, "log_bytes", lambda: kept)
         assert replica.raft._lead is not None
-        replica.raft._lead.progress["b"].match = match
+        replica.raft._lead.peers.progress["b"].match = match
         return [str(pin) for pin, _ in replica.pins()]
 
     assert pins(keep - 1, base) == ["a snapshot for b", "follower b"]

@@ -34,7 +34,7 @@ MUTANTS = (
     Mutant(
         "messages of an earlier term are handled",
         "raft/core.py",
-        "            self._answer_stale(sender, message)\n            return False",
+        "            answer_stale(self, sender, message)\n            return False",
         "            return True",
         breaks="S2",
     ),
@@ -62,7 +62,7 @@ MUTANTS = (
     Mutant(
         "a member on a new disk votes for a log that lacks what it acknowledged",
         "raft/core.py",
-        "        if not self.log.config.voters:\n            self._join(message)\n",
+        "        if not self.log.config.voters:\n            join(self, message)\n",
         "",
         breaks="S3",
     ),
@@ -103,7 +103,7 @@ MUTANTS = (
     ),
     Mutant(
         "a heartbeat commits what the follower may not hold",
-        "raft/leader.py",
+        "raft/outbox.py",
         "        commit = min(progress.match, state.commit)\n        progress.commit_sent",
         "        commit = state.commit\n        progress.commit_sent",
         breaks="S4",
@@ -138,21 +138,21 @@ MUTANTS = (
     ),
     Mutant(
         "a follower forgets its vote when it hears its term again",
-        "raft/core.py",
+        "raft/roles.py",
         "        if term > self.term:\n            self.term = term",
         "        if term >= self.term:\n            self.term = term",
         breaks="S5",
     ),
     Mutant(
         "a candidate keeps its own vote free",
-        "raft/core.py",
+        "raft/roles.py",
         "            self.vote = self.node\n            self.hard_changed = True\n        self._draw_timeout()",
         "            self.hard_changed = True\n        self._draw_timeout()",
         breaks="S5",
     ),
     Mutant(
         "votes are asked for before the own one is durable",
-        "raft/core.py",
+        "raft/roles.py",
         "out = self.now if pre else self.after",
         "out = self.now",
         breaks="S7",
@@ -208,14 +208,14 @@ MUTANTS = (
     ),
     Mutant(
         "entries are applied before they are durable here",
-        "raft/core.py",
-        "last = min(self.commit, self.durability.index, self._handed_out + entries_max)",
-        "last = min(self.commit, self.log.last_index, self._handed_out + entries_max)",
+        "raft/ready.py",
+        "last = min(state.commit, state.durability.index, state.handed_out + entries_max)",
+        "last = min(state.commit, state.log.last_index, state.handed_out + entries_max)",
     ),
     Mutant(
         "a leader without a quorum stays",
         "raft/leader.py",
-        "            if not self._has_quorum():\n                return False\n",
+        "            if not self.peers.has_quorum():\n                return False\n",
         "",
     ),
     Mutant(
