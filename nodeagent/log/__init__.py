@@ -1,8 +1,8 @@
-"""The file-backed log of a node: all its groups, one fsync.
+"""The file-backed log of a node: all its groups share one log and one fsync.
 
-`record` is the block format, `scan` tells blocks from bad places and torn tails, `index` knows where
-each group's live entries are, `replay` rebuilds the groups, `log` writes and reclaims, `check` looks at a
-directory without touching it. Everything goes through the `Disk` protocol and runs in one thread.
+`record` is the block format, `scan` separates blocks from bad places and torn tails, `index` maps each
+group's live entries to segments, `replay` rebuilds the groups, `log` writes, `reclaim` frees segments and
+`check` reads a directory without changing it. All I/O goes through the `Disk` protocol, in one thread.
 """
 
 from nodeagent.log.index import Damage

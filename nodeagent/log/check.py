@@ -1,4 +1,4 @@
-"""Looking at a log directory without changing it: `log dump` and `log check`.
+"""Read a log directory without changing it: `log dump` and `log check`.
 
 The caller holds the directory's lock, or accepts that a log in use ends in a torn batch.
 """
@@ -19,12 +19,12 @@ Line = dict[str, str | int | bool]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What opening this log would find."""
+    """The result that opening this log would have."""
 
     segments: int
     bytes_total: int
     groups: dict[str, tuple[int, int]]
-    """Group -> first and last readable index; first is last + 1 when there is none."""
+    """Group -> first and last readable index; first is last + 1 if the group has no readable entry."""
 
     damaged: list[Damage]
     torn_bytes: int
@@ -39,7 +39,7 @@ def dump(disk: Disk, directory: str) -> Iterator[Line]:
     """One line for each operation, bad place and torn tail, in log order.
 
     Keys: segment, offset, group, index, count, term, kind, bytes, valid. `index` is the first of `count`
-    entries. Bytes that tell nothing of themselves have kind `unreadable` or `torn` and no group.
+    entries. Bytes that cannot be decoded have kind `unreadable` or `torn` and no group.
     """
     numbers = list_segments(disk, directory)
     newest, durable = read_newest(disk, directory)
@@ -47,7 +47,7 @@ def dump(disk: Disk, directory: str) -> Iterator[Line]:
         content = disk.read(path_of(directory, number))
         with memoryview(content) as buffer:
             floor = durable if number == newest else 0
-            is_newest = number == max(newest, numbers[-1])  # as `Replay.run` has it
+            is_newest = number == max(newest, numbers[-1])  # as in `Replay.run`
             for found in scan_segment(buffer, number, floor if is_newest else None):
                 match found:
                     case Bad(offset, end, None):
@@ -63,7 +63,7 @@ def dump(disk: Disk, directory: str) -> Iterator[Line]:
 
 
 def check(disk: Disk, directory: str) -> Report:
-    """Replay the log as `Log.open` would, changing nothing."""
+    """Replay the log as `Log.open` does, without changing it."""
     replay = Replay()
     replay.run(disk, directory)
     recovered: Recovered = replay.recovered()

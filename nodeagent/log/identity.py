@@ -1,9 +1,10 @@
-"""Whose log it is: `node.id` beside the log and `log/log.id` in it name one another.
+"""Identity of a data directory: `node.id` beside the log and `log/log.id` in the log name each other.
 
-`node.id` is never made beside data that is already there, and no log is made beside a `node.id`: a node whose
-log is gone would vote with no memory. Every start is counted in `log.id` and then in `node.id`, so the older
-copy of one of them is noticed, and a crash between the two is not taken for one. At the first start `node.id`
-comes last: until then the directory is not made yet.
+`node.id` is never created beside existing data, and a log is never created beside an existing `node.id`: a
+node that lost its log would vote without remembering its earlier votes. Every start is counted in `log.id`
+and then in `node.id`, so that an older copy of either file is detected, and is not confused with a crash
+between the two writes. The first start writes `node.id` last: without it the directory does not count as
+initialised.
 """
 
 from collections.abc import Callable
@@ -24,23 +25,24 @@ LOG_ID_FILE = f"{LOG_DIR}/log.id"
 
 
 class NodeFile(msgspec.Struct, frozen=True):
-    """`node.id` as JSON. `check` is XXH3-64 of node and incarnation, which is all that the first release
-    wrote and reads; `seal` is that of all fields before it."""
+    """`node.id` as JSON. `check` is XXH3-64 of node and incarnation, the only fields of the first release;
+    `seal` is XXH3-64 of all fields before it."""
 
     node: str
     incarnation: str
     check: str
     log: str = ""
-    """Id of the log; "" in a directory of the first release."""
+    """Id of the log; "" if the first release created the directory."""
 
     start: int = 0
-    """Starts of the agent in this directory, this one included."""
+    """Number of agent starts in this directory, including the current start."""
 
     nonces: tuple[str, ...] = ()
-    """Random names of the last starts, this one's last: two copies of a directory count alike."""
+    """Random names of the last starts, oldest first: two copies of a directory have equal start counts, but
+    different names."""
 
     damaged: str = ""
-    """Why the directory is of no more use, when a peer found it to be an older copy."""
+    """Why the directory must no longer be used, if a peer detected that it is an older copy."""
 
     seal: str = ""
 
@@ -56,21 +58,21 @@ class LogFile(msgspec.Struct, frozen=True):
 
 
 def replace_step(node: str) -> str:
-    """The next command for a directory that lost a part of itself."""
+    """The next step for a directory with a missing part."""
     return (
-        f"restore the missing part as it was when the node stopped, or: "
+        f"restore the missing part as of the node's last stop, or replace the node: "
         f"iotctl cluster replace-node {node} NEW --dead"
     )
 
 
 def known_identity(disk: Disk, node: str, groups: str) -> NodeFile | None:
-    """What the directory says it is; None before the end of a first start. Changes nothing.
+    """The identity stored in the directory; None if a first start has not completed. Changes nothing.
 
     Args:
-        groups: the directory that holds one of each group's data.
+        groups: the directory with a subdirectory for each group's data.
 
     Raises:
-        Damaged: `node.id`, the log or its `log.id` is missing, unreadable, another's or older than the other.
+        Damaged: `node.id`, the log or `log.id` is missing, unreadable, of another directory or an older copy.
         Refused: the directory belongs to another node.
     """
     found = _read_node(disk, node)
@@ -79,19 +81,19 @@ def known_identity(disk: Disk, node: str, groups: str) -> NodeFile | None:
         return None
     if found.node != node:
         raise Refused(
-            f"this directory belongs to node {found.node}, node.yaml says {node}",
-            next_step="correct `node` in node.yaml or use another directory",
+            f"the data directory belongs to node {found.node}, but node.yaml says {node}",
+            next_step="correct `node` in node.yaml, or use another directory",
         )
     fault = _log_fault(disk, found)
     if fault:
-        what = f"{fault}; {node} would vote with no memory, so it does not start and deletes nothing"
+        what = f"{fault}; {node} could vote twice, so it did not start; nothing was deleted"
         raise Damaged(what, next_step=replace_step(node))
     return found
 
 
 def count_start(disk: Disk, node: str, known: NodeFile | None, draw: Callable[[], str]) -> NodeFile:
-    """Make or renew the identity of a directory whose log is there; durable when it returns. `draw` gives a
-    random name."""
+    """Count a start in the identity of a directory that has a log, or create the identity; durable on return.
+    `draw` returns a random name."""
     if known is None:
         known = NodeFile(node, draw(), "")
     start, log = known.start + 1, known.log or draw()
@@ -104,13 +106,13 @@ def count_start(disk: Disk, node: str, known: NodeFile | None, draw: Callable[[]
 
 
 def begin_start(disk: Disk, log: Log, node: str, known: NodeFile | None, draw: Callable[[], str]) -> NodeFile:
-    """`count_start`, on a full disk into the room that `log` laid by.
+    """`count_start`; on a full disk it uses the reserve of `log`.
 
-    Where that is used up too, a later start goes on as the last one that was counted: its peers take it for
-    that one, which it is a restart of, and an older copy of the directory still says an older number.
+    If the reserve is used up too, a later start continues under the number of the last counted start. That
+    is safe: peers see it as a restart, and an older copy of the directory still has a lower number.
 
     Raises:
-        NoSpace: for a first start, whose identity must be there before anything is promised.
+        NoSpace: at a first start, because the identity must be durable before the node promises anything.
     """
     try:
         return log.with_room(lambda: count_start(disk, node, known, draw))
@@ -121,7 +123,7 @@ def begin_start(disk: Disk, log: Log, node: str, known: NodeFile | None, draw: C
 
 
 def mark_damaged(disk: Disk, file: NodeFile, why: str) -> NodeFile:
-    """Say in `node.id` that the directory is of no more use; durable when it returns."""
+    """Record in `node.id` why the directory must no longer be used; durable on return."""
     return _write_node(disk, msgspec.structs.replace(file, damaged=why))
 
 
@@ -138,7 +140,7 @@ def _read_node(disk: Disk, node: str) -> NodeFile | None:
         found = msgspec.json.decode(disk.read(ID_FILE), type=NodeFile)
     except UNDECODABLE as error:
         raise Damaged(f"{ID_FILE} is unreadable: {error}", next_step=replace_step(node)) from error
-    # The first release writes no seal, and drops nothing else when it reads a newer file.
+    # The first release writes no seal; it rewrites the file only with its own fields.
     whole = found.check == _check(found.node, found.incarnation)
     is_later = bool(found.log or found.start or found.nonces or found.seal)
     if not whole or (is_later and found.seal != _seal(found)):
@@ -147,23 +149,23 @@ def _read_node(disk: Disk, node: str) -> NodeFile | None:
 
 
 def _check_unmade(disk: Disk, node: str, groups: str) -> None:
-    """A first start that was cut short left a log without a group, and no data."""
+    """Check that there is no data: an interrupted first start leaves at most a log without groups."""
     held = []
     if disk.exists(LOG_DIR) and disk.listdir(LOG_DIR):
         report = check(disk, LOG_DIR)
         held += [LOG_DIR] if report.groups or report.damaged else []
     held += [groups] if disk.exists(groups) and disk.listdir(groups) else []
     if held:
-        what = f"{ID_FILE} is missing but {held[0]}/ holds data; nothing was deleted"
+        what = f"{ID_FILE} is missing, but {held[0]}/ holds data; nothing was deleted"
         raise Damaged(what, next_step=replace_step(node))
 
 
 def _log_fault(disk: Disk, found: NodeFile) -> str:
-    """Why the log that is there is not the one that `found` names; "" when it is."""
+    """Why the log in the directory is not the log that `found` names; "" if it is."""
     if not list_segments(disk, LOG_DIR):
-        return f"{LOG_DIR}/ is missing or empty and {ID_FILE} says there is a log"
+        return f"{LOG_DIR}/ is missing or empty, but {ID_FILE} says there is a log"
     if not disk.exists(LOG_ID_FILE):
-        return f"{LOG_ID_FILE} is missing" if found.log else ""  # of the first release
+        return f"{LOG_ID_FILE} is missing" if found.log else ""  # written by the first release
     try:
         log = msgspec.json.decode(disk.read(LOG_ID_FILE), type=LogFile)
     except UNDECODABLE as error:
@@ -171,13 +173,13 @@ def _log_fault(disk: Disk, found: NodeFile) -> str:
     if log.seal != _seal(log):
         return f"{LOG_ID_FILE} does not match its checksum"
     if (log.node, log.incarnation) != (found.node, found.incarnation):
-        return f"{LOG_DIR}/ is the log of {log.node} {log.incarnation}, {ID_FILE} says {found.incarnation}"
+        return f"{LOG_DIR}/ belongs to {log.node} {log.incarnation}, but {ID_FILE} says {found.incarnation}"
     if found.log and log.log != found.log:
-        return f"{LOG_DIR}/ is log {log.log}, {ID_FILE} names {found.log}"
+        return f"{LOG_DIR}/ is log {log.log}, but {ID_FILE} names log {found.log}"
     if log.start < found.start:
-        return f"{LOG_DIR}/ is an older copy: it is of start {log.start}, {ID_FILE} of {found.start}"
+        return f"{LOG_DIR}/ is an older copy: it counts {log.start} starts, {ID_FILE} {found.start}"
     if found.log and log.start > found.start + 1:
-        return f"{ID_FILE} is an older copy: it is of start {found.start}, {LOG_DIR}/ of {log.start}"
+        return f"{ID_FILE} is an older copy: it counts {found.start} starts, {LOG_DIR}/ {log.start}"
     return ""
 
 

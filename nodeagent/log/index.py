@@ -1,12 +1,12 @@
-"""Where each group's live entries are: the log's memory of itself.
+"""Index of the log: which segments hold each group's live entries.
 
-The writer and the recovery run the same methods here, so that what is in memory after a restart is what
-was there before it.
+The writer and the recovery run the same methods, so that the index after a restart equals the index
+before it.
 
 Invariants of a `GroupIndex`:
 
-- extents are ordered by index, do not overlap and lie in (base.index, last];
-- an index in (base.index, last] that no extent covers is lost, and some damage says so.
+- extents are ordered by index, do not overlap and are within (base.index, last];
+- an index in (base.index, last] that no extent covers is lost, and a `Damage` reports it.
 """
 
 from collections.abc import Sequence
@@ -22,17 +22,17 @@ NO_BASE = Base(0, 0, Config())
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """What is known to be lost or corrupt.
+    """A lost or corrupt part of the log.
 
-    `offset` is in bytes within segment number `segment`. `group` "" means: a group of which the readable
-    log says nothing may have been there too. `first` and `last` are indexes; both 0 where no entry is
-    concerned, `last` 0 alone where the end is not known. `what`:
+    `offset` is in bytes within segment number `segment`. `group` is "" if the damage may also concern a
+    group that the readable log does not mention. `first` and `last` are indexes; both are 0 if no entry is
+    concerned, and only `last` is 0 if the end is unknown. `what` is the kind of damage and what ends it:
 
-    - `entries`: these entries, nothing else; appending them again or a base past them ends it;
-    - `hard`: the hard state; setting it again ends it;
-    - `base`: where the log begins; another base ends it;
-    - `log`: operations of unknown kind, but the hard state is known; a new base without a suffix ends it;
-    - `records`: operations of unknown kind; it takes both, in any order.
+    - `entries`: only these entries; ended by appending them once more, or by a base past them;
+    - `hard`: the hard state; ended by a new hard state;
+    - `base`: the start of the log; ended by another base;
+    - `log`: operations of unknown kind, with the hard state known; ended by a new base without a suffix;
+    - `records`: operations of unknown kind; ended by a new hard state and such a base, in any order.
     """
 
     segment: int
@@ -45,7 +45,7 @@ class Damage(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Where it is and what it concerns, for the operator."""
+        """Place, group, entries and cause, for the operator."""
         if not self.segment:
             return self.message
         last = self.last or "?"
@@ -55,9 +55,9 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Extent(msgspec.Struct):
-    """Live entries `first`..`last` in one segment; `entries` only while recovering.
+    """Live entries `first`..`last` in one segment; `entries` is set only during recovery.
 
-    `size` in bytes is exact for what was written together and shared evenly after a cut.
+    `size` in bytes is exact for entries written together, and estimated in proportion after a cut.
     """
 
     first: int
@@ -67,7 +67,7 @@ class Extent(msgspec.Struct):
     entries: list[Entry] | None = None
 
     def cut_from(self, index: int) -> None:
-        """Keep what is before `index`; at least one entry stays."""
+        """Keep the entries before `index`; at least one entry stays."""
         assert self.first < index <= self.last
         self._resize(index - self.first)
         self.last = index - 1
@@ -75,7 +75,7 @@ class Extent(msgspec.Struct):
             del self.entries[index - self.first :]
 
     def cut_through(self, index: int) -> None:
-        """Keep what is after `index`; at least one entry stays."""
+        """Keep the entries after `index`; at least one entry stays."""
         assert self.first <= index < self.last
         self._resize(self.last - index)
         if self.entries is not None:
@@ -83,7 +83,7 @@ class Extent(msgspec.Struct):
         self.first = index + 1
 
     def part(self, first: int, last: int) -> "Extent":
-        """A copy of what lies in `first`..`last`, which this extent covers."""
+        """A copy of `first`..`last`, which this extent must cover."""
         assert self.first <= first <= last <= self.last
         kept = None if self.entries is None else self.entries[first - self.first : last + 1 - self.first]
         size = self.size * (last + 1 - first) // (self.last - self.first + 1)
@@ -94,14 +94,14 @@ class Extent(msgspec.Struct):
 
 
 Place = tuple[int, int, int]
-"""Live entries `first`..`last` lie in a segment: (first, last, segment)."""
+"""(first, last, segment): live entries `first`..`last` are in that segment."""
 
 
 class Mark(msgspec.Struct, array_like=True, frozen=True):
-    """A group's state at the start of a segment. `seq` is the block of its latest operation.
+    """A group's state at the start of a segment. `seq` is the block of the group's latest operation.
 
-    With `places` it is all there is to know of what came before: an earlier segment that is none of them is
-    not needed. None: written before this was told.
+    `places` lists all live entries, so an earlier segment that no mark names is not needed. None in a log
+    written before this field existed.
     """
 
     group: GroupId
@@ -114,25 +114,26 @@ class Mark(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Start(msgspec.Struct, array_like=True, frozen=True):
-    """The body of a segment's first block: all that is known when it begins."""
+    """The body of a segment's first block: the state of all groups when the segment begins."""
 
     marks: list[Mark]
     unknown: list[Damage]
-    """Damage of no known group (`group` is "")."""
+    """Damage that cannot be assigned to a group (`group` is "")."""
 
     left: dict[GroupId, HardState] | None = None
-    """What is remembered of groups that this node left (`Forget`). None: written before this was told."""
+    """Hard states retained for groups that this node left (`Forget`). None in a log written before this field
+    existed."""
 
 
 class Tip(msgspec.Struct, gc=False):
-    """Where a group's log is while a batch is put together: block of its latest operation, base and end."""
+    """A group's position while a batch is built: block of its latest operation, base and last index."""
 
     seq: int = 0
     base: int = 0
     last: int = 0
 
     def follow(self, op: AnyOp, seq: int) -> None:
-        """`op` goes into block `seq`. An append leaves no gap and is not below the base."""
+        """Advance by `op`, which goes into block `seq`. An append must leave no gap and be above the base."""
         self.seq = seq
         if isinstance(op, Append):
             first, last = op.first, self.last
@@ -160,7 +161,7 @@ class GroupIndex:
     damages: list[Damage] = field(default_factory=list)
 
     def append(self, first: int, count: int, segment: int, size: int, entries: list[Entry] | None) -> None:
-        """Entries from `first`; what was there from `first` on is replaced."""
+        """Add entries from `first`; they replace all entries from `first` on."""
         assert self.base.index < first, f"{self.group}: append at {first}, base {self.base.index}"
         self.truncate(first)
         tail = self.extents[-1] if self.extents else None
@@ -175,7 +176,7 @@ class GroupIndex:
         self.last = first + count - 1
 
     def truncate(self, first: int) -> None:
-        """Forget the entries from `first` on."""
+        """Remove the entries from `first` on."""
         while self.extents and self.extents[-1].first >= first:
             self.extents.pop()
         if self.extents and self.extents[-1].last >= first:
@@ -183,7 +184,7 @@ class GroupIndex:
         self.last = min(self.last, first - 1)
 
     def copy(self, first: int, count: int, segment: int, size: int, entries: list[Entry] | None) -> None:
-        """The live entries from `first` are in `segment` too, and that is the place to remember."""
+        """Move the place of the live entries from `first` to `segment`, which holds a copy of them."""
         last = first + count - 1
         assert self.base.index < first
         self.last = max(self.last, last)
@@ -202,21 +203,21 @@ class GroupIndex:
         self.extents = [*before, Extent(first, last, segment, size, kept), *after]
 
     def keep_places(self, places: Sequence[Place]) -> list[Place]:
-        """Forget every entry that is not where it is said to be; what is said and not here is returned."""
+        """Keep only the entries that are at one of `places`; return the parts of `places` without entries."""
         kept: list[Extent] = []
-        lacking: list[Place] = []
+        missing: list[Place] = []
         for first, last, segment in places:
             for extent in self.extents:
                 low, high = max(first, extent.first), min(last, extent.last)
                 if extent.segment == segment and low <= high:
                     if low > first:
-                        lacking.append((first, low - 1, segment))
+                        missing.append((first, low - 1, segment))
                     kept.append(extent.part(low, high))
                     first = high + 1
             if first <= last:
-                lacking.append((first, last, segment))
+                missing.append((first, last, segment))
         self.extents = kept
-        return lacking
+        return missing
 
     def set_hard(self, hard: HardState) -> None:
         self.hard = hard
@@ -231,8 +232,8 @@ class GroupIndex:
         if not keep_suffix:
             self._drop(base.index)
             return
-        gone = sum(1 for e in self.extents if e.last <= base.index)
-        del self.extents[:gone]
+        purged = sum(1 for e in self.extents if e.last <= base.index)
+        del self.extents[:purged]
         if self.extents and self.extents[0].first <= base.index:
             self.extents[0].cut_through(base.index)
         self.last = max(self.last, base.index)
@@ -241,7 +242,7 @@ class GroupIndex:
         ]
 
     def lose(self, row: Row, segment: int, offset: int) -> None:
-        """An operation whose payload is unreadable; the head still tells what it was."""
+        """Record the damage of an operation whose payload is unreadable but whose row is readable."""
         first, last = row.first, row.last
         match row.kind:
             case RowKind.APPEND:
@@ -265,7 +266,7 @@ class GroupIndex:
         self.last = max(self.last, index)
 
     def _drop(self, index: int) -> None:
-        """No entries any more, and the next one is at `index` + 1."""
+        """Remove all entries; the next entry will be at `index` + 1."""
         self.extents.clear()
         self.last = index
         self.damages = [
@@ -275,7 +276,7 @@ class GroupIndex:
         ]
 
     def learn(self, mark: Mark) -> None:
-        """Take over what the start of a later segment says of the same state, and its damages."""
+        """Merge the mark of a later segment: the same state, read from another place, and its damages."""
         assert mark.seq == self.seq
         lost = {d.what for d in mark.damages}
         if lost.isdisjoint(("hard", "records")):
@@ -286,7 +287,7 @@ class GroupIndex:
             self.rebase(mark.base, keep_suffix=True)
 
     def holes(self) -> list[tuple[int, int]]:
-        """Ranges of indexes that should be there and are not."""
+        """Ranges of indexes in (base, last] without entries."""
         found = []
         expected = self.base.index + 1
         for extent in self.extents:
@@ -298,7 +299,7 @@ class GroupIndex:
         return found
 
     def open_damages(self, oldest: int) -> list[Damage]:
-        """The damages that still matter, and one for each hole that none of them explains."""
+        """The damages that are not ended yet, and a new damage for each hole that they do not explain."""
         holes = self.holes()
         found = [
             d
@@ -325,7 +326,7 @@ class Index:
         return Tip() if state is None else Tip(state.seq, state.base.index, state.last)
 
     def apply(self, row: Row, op: AnyOp, seq: int, segment: int, *, keep_entries: bool) -> None:
-        """Follow one operation that is, or is about to be, in block `seq`."""
+        """Apply one operation that is, or will be, in block `seq`."""
         if isinstance(op, Forget):
             self.forget(row.group, op.memory)
             return
@@ -344,21 +345,21 @@ class Index:
                 state.rebase(op.base, op.keep_suffix)
 
     def begin(self, group: GroupId) -> GroupIndex:
-        """The group's first operation, after a `Forget` too."""
+        """Start the index of a group at its first operation, or at its first operation after a `Forget`."""
         self.left.pop(group, None)
         found = self.groups[group] = GroupIndex(group)
         return found
 
     def forget(self, group: GroupId, memory: HardState | None) -> None:
-        """The replica is gone, and so is what was remembered of an earlier one."""
+        """Remove the group; `memory` replaces the hard state retained for an earlier replica of it."""
         self.groups.pop(group, None)
         self.left.pop(group, None)
         if memory is not None:
             self.left[group] = memory
 
     def start(self, oldest: int) -> Start:
-        """What to write first into a new segment; damage of no known group is told until every segment up to
-        it is gone."""
+        """The first block of a new segment. Damage without a known group is included until every segment up
+        to its own is deleted."""
         marks = [
             Mark(
                 g.group,
@@ -375,11 +376,11 @@ class Index:
         return Start(marks, unknown, dict(sorted(self.left.items())))
 
     def damaged_segments(self, oldest: int) -> set[int]:
-        """Segments with an open damage of some group: they stay, for the repair and as evidence."""
+        """Segments with damage that is not ended: they are retained for repair and analysis."""
         return {d.segment for g in self.groups.values() for d in g.open_damages(oldest)}
 
     def live_bytes(self) -> dict[int, int]:
-        """Segment -> bytes of the live entries in it; segments without any are not named."""
+        """Segment -> bytes of the live entries in it; segments without live entries are absent."""
         found: dict[int, int] = {}
         for group in self.groups.values():
             for e in group.extents:

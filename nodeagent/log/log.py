@@ -1,20 +1,20 @@
-"""The log of a node: one for all its groups, so that one fsync serves them all.
+"""The log of a node: one log for all its groups, so that one fsync serves them all.
 
-Write ordering, what must be durable before what (a *must* broken loses data):
+Write ordering, i.e. what must be durable before what (data is lost otherwise):
 
-- a record before anything that promises it leaves the node: the caller syncs, then sends;
-- a segment with its seal, before the next one gets its name;
-- the next one's first block, before its name; its name before any record in it;
-- whatever made the last entries of a segment needless (a rebase, an overwrite, copies) before it is unlinked;
-- `newest` after the segment it names, and the bytes before the offset it holds.
+- a record, before any message that promises it leaves the node: the caller syncs, then sends;
+- a segment with its seal, before the next segment gets its name;
+- the next segment's first block, before its name; its name, before any record in it;
+- whatever replaces the last live entries of a segment (a rebase, an overwrite, copies), before its deletion;
+- the segment that `newest` names, and its bytes up to the recorded offset, before `newest`.
 
-A directory holds `<number>.log` segments, of which any but the newest may lack, `newest`, `reserve`
-(space that is given back when the disk is full, so that term and vote can still be written) and
-`<number>.<offset>.torn` (what recovery cut off, for a human).
+A directory holds `<number>.log` segments, of which any but the newest may be missing, `newest`, `reserve`
+(space that is freed when the disk is full, so that term and vote can still be written) and
+`<number>.<offset>.torn` (bytes that recovery cut off, for analysis).
 
-A write that finds no room is refused and may be tried again: the log is as it was before it. Any other failed
-write, and any failed sync, is final (after a failed fsync the kernel calls the lost pages clean, Rebello
-et al., ATC 2020): the log keeps the error and answers everything with it from then on.
+A write without enough space is refused and may be retried: the log is unchanged. Any other failed write, and
+any failed sync, is final (after a failed fsync the kernel marks the lost pages clean, Rebello et al., ATC
+2020): the log stores the error and raises it at every later call.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ NEW = ".new"
 SEGMENTS_RECLAIMED_PER_CALL = 4
 
 _BATCH = BlockKind.BATCH
-"""Looked up in the enum once, and not at every write."""
+"""Looked up in the enum once instead of at every write."""
 
 T = TypeVar("T")
 
@@ -58,22 +58,22 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class NoSpace(OSError):
-    """The disk is full, the reserve is used up. Nothing was written; trying again is right."""
+    """The disk is full and the reserve is used up. Nothing was written; the call may be retried."""
 
 
 class LogSettings(msgspec.Struct, frozen=True):
-    """All in bytes."""
+    """All values are in bytes."""
 
     segment_bytes: int = 64 * MIB
-    """A segment is closed before the batch that would make it longer; a longer batch gets its own."""
+    """A segment is closed before a batch that would exceed this size; a larger batch gets its own segment."""
 
     zero_step_bytes: int = 4 * MIB
     reserve_bytes: int = 8 * MIB
-    """Given back when the disk is full; 0 for none."""
+    """Freed when the disk is full; 0 for no reserve."""
 
     copy_bytes_max: int = 4 * MIB
-    """Live entries of a segment are copied forward when they are not more than this and it is the most that
-    one call copies."""
+    """The live entries of a segment are copied forward only if they do not exceed this size, which also
+    bounds the work of one call."""
 
 
 class LogStatistics(msgspec.Struct, frozen=True):
@@ -88,7 +88,7 @@ class LogStatistics(msgspec.Struct, frozen=True):
 
 
 class Log:
-    """Made by `open`; used by one thread."""
+    """Created by `open`; used by one thread."""
 
     def __init__(self, disk: Disk, directory: str, settings: LogSettings, replay: Replay) -> None:
         self._disk = disk
@@ -99,7 +99,7 @@ class Log:
         self._sealed: dict[int, int] = dict(replay.sizes)
         self._starts = replay.starts
         self._unreadable: set[int] = set()
-        """Segments in which a live entry was found to be unreadable while this log was open."""
+        """Segments with a live entry that proved unreadable since this log was opened."""
 
         self._torn_bytes = replay.tail.torn_end - replay.tail.end
         self._batches = 0
@@ -113,13 +113,13 @@ class Log:
 
     @classmethod
     def open(cls, disk: Disk, directory: str, settings: LogSettings) -> tuple[Self, Recovered]:
-        """Recover, cut a torn tail, and be ready to write.
+        """Recover the log, cut a torn tail, and prepare to write.
 
-        All that is recovered is durable when this returns. Damage is not an error here: it is told,
-        and the files stay as they are.
+        Everything recovered is durable on return. Damage is not an error: it is reported in the result, and
+        the files stay as they are.
 
         Raises:
-            OSError: the disk refuses; nothing may be assumed.
+            OSError: the disk failed; nothing is known about the log.
         """
         disk.mkdirs(directory)
         for name in disk.listdir(directory):
@@ -146,21 +146,19 @@ class Log:
         if tail.torn_end > tail.end:
             aside = f"{self._directory}/{tail.number:012d}.{tail.end}.torn"
             torn = file.pread(tail.end, tail.torn_end - tail.end)
-            with contextlib.suppress(
-                NoSpace
-            ):  # it was never acknowledged, and is only for a person to look at
+            with contextlib.suppress(NoSpace):  # it was never acknowledged, and is saved only for analysis
                 self._grow(lambda: self._disk.write_atomic(aside, torn))
             file.zero_fill(tail.end, tail.torn_end - tail.end)
         if tail.end > tail.synced:
-            # What was read may be in the page cache only, and called clean after a failed sync of an
-            # earlier process: write it again, so that the sync below means it. Behind damage, too: what is
-            # there of other groups counts from now on.
+            # The bytes read may be only in the page cache, marked clean after a failed sync of an earlier
+            # process: rewrite them, so that the sync below covers them. This also applies after damage,
+            # because the records of other groups there count from now on.
             file.pwrite(tail.synced, file.pread(tail.synced, tail.end - tail.synced))
         file.sync()
         self._disk.sync_dir(self._directory)
         del self._sealed[tail.number]
         self._segment = Segment(file, tail.number, tail.end, self._settings.zero_step_bytes)
-        with contextlib.suppress(NoSpace):  # the first write tries again; `newest` is a second witness only
+        with contextlib.suppress(NoSpace):  # the first write retries it; `newest` is only a second witness
             if tail.sealed or tail.damaged:
                 self._segment.closed = True
                 self._begin_next()
@@ -168,7 +166,7 @@ class Log:
                 self._grow(lambda: self._write_newest(self._segment))
 
     def _begin_next(self) -> None:
-        """Go on in a new segment. Without room for it this one stays the last, closed."""
+        """Continue in a new segment. Without space for it, the closed segment stays the last one."""
         old = self._segment
         oldest = self.segments[0]
         self._grow(lambda: self._create(old.number + 1, oldest), self._drop_new)
@@ -176,7 +174,7 @@ class Log:
         self._sealed[old.number] = old.end
 
     def _create(self, number: int, oldest: int) -> None:
-        """Make segment `number` and write there from now on."""
+        """Create segment `number` and make it the current segment."""
         path = path_of(self._directory, number)
         temporary = path.removesuffix(SUFFIX) + NEW
         self._drop_new()
@@ -192,7 +190,7 @@ class Log:
             self._disk.sync_dir(self._directory)
             self._write_newest(segment)
         except BaseException:
-            file.close()  # open, it would keep the room that is lacking
+            file.close()  # an open file would keep its space allocated
             raise
         self._seq += 1
         self._last_kind = BlockKind.START
@@ -200,7 +198,7 @@ class Log:
         self._segment = segment
 
     def _drop_new(self) -> None:
-        """Remove a segment that was begun and has no name yet."""
+        """Remove a new segment that has no name yet."""
         for name in self._disk.listdir(self._directory):
             if name.endswith(NEW):
                 self._disk.unlink(f"{self._directory}/{name}")
@@ -212,18 +210,18 @@ class Log:
     # Writing.
 
     def write(self, ops: Sequence[LogOp]) -> None:
-        """Put one atomic batch behind the others; durable only after `sync`.
+        """Append one atomic batch; durable only after `sync`.
 
         Raises:
-            NoSpace: it is not written, nothing else has changed.
-            OSError: this or an earlier call failed; the log is of no more use.
+            NoSpace: the batch was not written and nothing changed.
+            OSError: this or an earlier call failed; the log can no longer be used.
         """
         self._check()
         if ops:
             self._write(ops)
 
     def sync(self) -> None:
-        """Make every batch written so far durable; one fdatasync, none if there is nothing new."""
+        """Make every batch written so far durable, with one fdatasync, or none if nothing is new."""
         self._check()
         segment = self._segment
         if segment.synced < segment.end:
@@ -231,10 +229,10 @@ class Log:
             self._syncs += 1
 
     def mark_synced(self) -> None:
-        """Record in the log itself that everything is durable, for the tail too.
+        """Record in the log that everything in it is durable, including the last batch.
 
-        Worth a call when the log has been idle for a moment: without a later block, a bad last batch
-        cannot be told from a torn one. Needs no sync of its own.
+        Call it when the log has been idle for a moment: without a later block, a corrupt last batch cannot
+        be distinguished from a torn one. The record itself needs no sync.
         """
         self._check()
         segment = self._segment
@@ -243,7 +241,7 @@ class Log:
                 self._put(BlockKind.SYNCED, [], [], may_use_reserve=False)
 
     def close(self) -> None:
-        """Sync, record that (when there is room), and close. A poisoned log only closes its file."""
+        """Sync, record that (if there is space), and close. After a final error, only close the file."""
         try:
             if self._poison is None:
                 self.sync()
@@ -267,7 +265,7 @@ class Log:
         self._batches += 1
 
     def _rows(self, ops: Sequence[AnyOp], payloads: Sequence[bytes], seq: int) -> list[Row]:
-        """What the head of block `seq` says of these operations; the index does not follow them yet."""
+        """The rows of these operations for the head of block `seq`; does not change the index."""
         tips: dict[GroupId, Tip] = {}
         rows: list[Row] = []
         for op, payload in zip(ops, payloads, strict=True):
@@ -299,7 +297,7 @@ class Log:
         self._last_kind = kind
 
     def _rotate(self) -> None:
-        """Seal the segment, unless it is, then begin the next one."""
+        """Seal the segment, unless it is closed already, and begin the next one."""
         old = self._segment
         if not old.closed:
             extents = [(group, e.first, e.last) for group, e in self._index.extents_in(old.number)]
@@ -310,10 +308,10 @@ class Log:
         self._begin_next()
 
     def with_room(self, action: Callable[[], T]) -> T:
-        """Run what must be written beside the log at a start, on a full disk into the room that was laid by.
+        """Run a write beside the log; on a full disk, free the reserve and retry.
 
         Raises:
-            NoSpace: that is used up too.
+            NoSpace: the reserve is used up too.
         """
         found: list[T] = []
         self._grow(lambda: found.append(action()))
@@ -326,7 +324,7 @@ class Log:
             raise self._poison
 
     def _guard(self, action: Callable[[], None]) -> None:
-        """Run `action`; its failure is final."""
+        """Run `action`; an error is final for the log."""
         try:
             action()
         except OSError as error:
@@ -340,12 +338,12 @@ class Log:
         *,
         may_use_reserve: bool = True,
     ) -> None:
-        """Run what takes room on the disk, when there is none once more without the reserve.
+        """Run an action that takes space on the disk; if there is none, free the reserve and retry.
 
-        `undo` takes back what an attempt without room has left. Any other failure is final.
+        `undo` removes what a failed attempt left behind. Any other error is final.
 
         Raises:
-            NoSpace: undone.
+            NoSpace: the action was undone.
         """
         while True:
             try:
@@ -354,8 +352,7 @@ class Log:
                 self._no_room(error, undo, may_use_reserve=may_use_reserve)
 
     def _no_room(self, error: OSError, undo: Callable[[], None], *, may_use_reserve: bool) -> None:
-        """After a write that failed: undo it. Returns when the reserve was given back, so that it may be
-        tried once more."""
+        """Undo a failed write. Returns if the reserve was freed, so that the write may be retried."""
         if error.errno not in NO_SPACE:
             self._poison = error
             raise error
@@ -365,7 +362,7 @@ class Log:
             raise NoSpace(*error.args) from error
 
     def _give_reserve(self) -> bool:
-        """Whether there was a reserve to give back."""
+        """Free the reserve; returns whether there was one."""
         path = f"{self._directory}/{RESERVE}"
         if not self._disk.exists(path):
             return False
@@ -374,7 +371,7 @@ class Log:
         return True
 
     def _fill_reserve(self) -> None:
-        """Lay the reserve by, unless the disk is too full for it."""
+        """Fill the reserve, unless the disk is too full."""
         path = f"{self._directory}/{RESERVE}"
         size = self._settings.reserve_bytes
         if size == 0 or (self._disk.exists(path) and self._disk.stat(path).size == size):
@@ -397,15 +394,15 @@ class Log:
     # Reclaiming.
 
     def reclaim(self) -> int:
-        """Delete segments that no group needs, wherever they are; return the bytes that came free.
+        """Delete segments that no group needs, in any order; return the bytes freed.
 
-        Hard states and bases need no copy: every segment starts with all of them. When nothing can go as it
-        is, the few live entries of one segment are copied forward. Segments with an open damage stay, for
-        the repair and as evidence.
+        Hard states and bases need no copy: every segment starts with all of them. If no segment can be
+        deleted, the live entries of a mostly dead segment are copied forward. Segments with damage that is
+        not ended are retained for repair and analysis.
         """
         self._check()
         before = self.bytes_total
-        with contextlib.suppress(NoSpace):  # the copies wait
+        with contextlib.suppress(NoSpace):  # the copies are made later
             if self._sealed:
                 live, damaged = self._index.live_bytes(), self.damaged_segments()
                 if not self._delete_dead(live, damaged) and self._copy_forward(live, damaged):
@@ -415,39 +412,45 @@ class Log:
         return max(0, before - self.bytes_total)
 
     def holders(self) -> list[GroupId]:
-        """Groups with live entries in the oldest segment: a purge of their logs lets it go."""
+        """Groups with live entries in the oldest segment: it can be deleted after they purge their logs."""
         number = min(self._sealed, default=None)
         if number is None:
             return []
         return sorted({group for group, _ in self._index.extents_in(number)})
 
     def damaged_segments(self) -> set[int]:
-        """Segments that are kept as some group lost what they held."""
+        """Segments that are retained because a group lost entries in them."""
         return self._index.damaged_segments(self.segments[0])
 
     def _delete_dead(self, live: Mapping[int, int], damaged: Collection[int]) -> int:
-        """Delete a few segments without a live entry; how many."""
+        """Delete a few segments without live entries; return how many."""
         dead = [n for n in sorted(self._sealed) if n not in live and n not in damaged and self._is_told(n)]
         if dead:
-            self.sync()  # what made them dispensable is durable first
+            self.sync()  # make the writes durable that replaced their entries
         for number in dead[:SEGMENTS_RECLAIMED_PER_CALL]:
             self._delete(number)
         return len(dead[:SEGMENTS_RECLAIMED_PER_CALL])
 
     def _is_told(self, number: int) -> bool:
-        """Whether the start of the segment after `number` says what came of the operations in it.
+        """Whether the start of the segment after `number` records the result of the operations in it.
 
-        One that was written before starts told the places of entries does so only for the oldest.
+        A start without the places of entries (written by an early release) does so only for the oldest
+        segment.
         """
         after = next(n for n in self.segments if n > number)
         return after in self._starts and (self._starts[after] or number == self.segments[0])
 
     def _copy_forward(self, live: Mapping[int, int], damaged: Collection[int]) -> bool:
-        """Copy what lives in the first segment that holds little to the end of the log."""
+        """Copy the live entries of the first mostly dead segment to the end of the log."""
         for number in sorted(self._sealed):
             size = live.get(number, 0)
-            is_little = 0 < size <= self._settings.copy_bytes_max and size * 2 <= self._sealed[number]
-            if not is_little or number in damaged or number in self._unreadable or not self._is_told(number):
+            is_mostly_dead = 0 < size <= self._settings.copy_bytes_max and size * 2 <= self._sealed[number]
+            if (
+                not is_mostly_dead
+                or number in damaged
+                or number in self._unreadable
+                or not self._is_told(number)
+            ):
                 continue
             copies = self._copies(number, [(g, e.first, e.last) for g, e in self._index.extents_in(number)])
             if copies is not None:
@@ -457,13 +460,13 @@ class Log:
         return False
 
     def _copies(self, number: int, wanted: list[tuple[GroupId, int, int]]) -> list[Copy] | None:
-        """The wanted entries as read from the segment; None when they cannot be read."""
+        """The wanted entries, read from the segment; None if they cannot be read."""
         try:
             content = self._disk.read(path_of(self._directory, number))
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            return None  # what it holds is in memory; only its room stays taken
+            return None  # the groups hold the entries in memory; only the space stays in use
         found: dict[tuple[GroupId, int, int], list[Entry | None]] = {
             key: [None] * (key[2] - key[1] + 1) for key in wanted
         }
@@ -492,7 +495,7 @@ class Log:
         del self._sealed[number]
         self._starts.pop(number, None)
 
-    # Looking.
+    # Status.
 
     @property
     def bytes_total(self) -> int:
@@ -504,7 +507,7 @@ class Log:
 
     @property
     def space_low(self) -> bool:
-        """The disk is full and the reserve is in use: take no more proposals, purge."""
+        """The disk is full and the reserve is in use: refuse proposals and purge."""
         return self._space_low
 
     def statistics(self) -> LogStatistics:
@@ -521,7 +524,7 @@ class Log:
 
 
 def _collect(block: Block, found: dict[tuple[GroupId, int, int], list[Entry | None]]) -> None:
-    """Take over the entries of this block that are wanted; a later block's replace an earlier one's."""
+    """Add the wanted entries of this block to `found`; entries of a later block replace earlier ones."""
     if not any(row.group == key[0] for row in block.head.rows for key in found):
         return
     for row, op in decode_ops(block):

@@ -1,23 +1,23 @@
 """One block: the bytes of one atomic batch.
 
-    head    fixed part (56 bytes) + rows (msgpack: what the body holds, one row per operation)
+    head    fixed part (56 bytes) + rows (msgpack: contents of the body, one row per operation)
     body    the payloads of the operations, one after the other
-    head    the same bytes once more
+    head    the same bytes repeated
     pad     zeros up to a multiple of 8
 
 Every block begins at a multiple of 8. The fixed part, little endian:
 
     magic 4, version 2, kind 2, segment 8, seq 8, offset 8, synced 8, rows 4, body 4, body crc 4, head crc 4
 
-- `segment` and `offset` are the block's own place: a block copied elsewhere, by a recycled file or a
-  misdirected write, is not valid there.
-- `seq` counts the blocks of the whole log without a gap.
+- `segment` and `offset` are the block's own place: a block in another place, because of a recycled file or
+  a misdirected write, is not valid.
+- `seq` numbers the blocks of the whole log without a gap.
 - `synced`: every byte of this segment before this offset was durable when the block was written. A bad
-  block before it is corruption and not a torn write (the idea of Pebble's WAL chunks, its issue 453).
-- The head has a checksum of its own, so that a bad body still tells which entries were lost, and it is
-  there twice, so that one bad spot never hides what the block holds.
+  block before it is corruption and not a torn write (as in Pebble's WAL chunks, its issue 453).
+- The head has its own checksum, so that the rows of a bad body show which entries were lost, and it is
+  written twice, so that a single bad place never hides the rows.
 
-A block is valid when one of its heads and its body match their checksums: all of a batch or nothing.
+A block is valid if the body and at least one head match their checksums: a batch is read whole or not at all.
 """
 
 import struct
@@ -45,14 +45,14 @@ _PADS = [bytes(n) for n in range(ALIGNMENT)]
 
 class BlockKind(IntEnum):
     START = 0
-    """First of a segment; its body tells every group's state (`Mark`)."""
+    """First block of a segment; its body holds every group's state (`Mark`)."""
 
     BATCH = 1
     SEAL = 2
-    """Last of a segment; its body tells which entries are in it (`Extent`)."""
+    """Last block of a segment; its body lists the entries in it (`Extent`)."""
 
     SYNCED = 3
-    """Nothing but its `synced`."""
+    """No rows and no body; only its `synced` matters."""
 
 
 class RowKind(IntEnum):
@@ -62,20 +62,20 @@ class RowKind(IntEnum):
     REBASE_DROP = 3
     FORGET = 4
     COPY = 5
-    """Entries written once more, so that an old segment can go; replaces nothing."""
+    """Live entries copied forward, so that an old segment can be deleted; replaces no entries."""
 
 
 _APPEND, _COPY = int(RowKind.APPEND), int(RowKind.COPY)
-"""For every write: a look-up in an enum costs more than the row."""
+"""Looked up once, because an enum look-up costs more than the row."""
 
 
 class Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """One operation, as the head tells it.
+    """One operation, as described in the head.
 
-    `previous` is the seq of the group's operation before this one, 0 for its first: a lost block is
-    noticed by every group that had something in it, and by no other.
-    `first` is an index (for a rebase the base's, for a removal that of the last entry held), `term` that of
-    the last entry, of the hard state or of the base; `length` the payload's bytes.
+    `previous` is the seq of the group's previous operation, 0 for its first: so every group with an
+    operation in a lost block detects the loss, and no other group does.
+    `first` is an index (of the base for a rebase, of the last entry held for a removal), `term` is the term
+    of the last entry, of the hard state or of the base; `length` is the payload's size in bytes.
     """
 
     group: GroupId
@@ -92,7 +92,7 @@ class Row(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """The log's own operation: these live entries again, at a newer place."""
+    """The log's own operation: a copy of live entries at a newer place."""
 
     group: GroupId
     first: int
@@ -126,7 +126,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A valid block. `healed` when its first head was bad and the second one spoke for it."""
+    """A valid block. `healed` if its first head was bad and the second was used."""
 
     head: Head
     body: memoryview
@@ -157,7 +157,7 @@ def encode_payload(op: AnyOp) -> bytes:
 
 
 def row_of(op: AnyOp, previous: int, length: int) -> Row:
-    """The row that tells of `op`, whose payload has `length` bytes."""
+    """The row that describes `op`, whose payload has `length` bytes."""
     match op:
         case Append() | Copy():
             assert op.first >= 1 and op.entries, f"{op.group}: an append of nothing at {op.first}"
@@ -178,12 +178,12 @@ def decode_op(row: Row, payload: Buffer) -> AnyOp:
     """The operation of a valid block.
 
     Raises:
-        msgspec.MsgspecError: the payload is not what the row says (another version wrote it).
+        msgspec.MsgspecError: the payload does not match the row (written by another version).
     """
     if row.kind in (RowKind.APPEND, RowKind.COPY):
         entries = _entries.decode(payload)
         if len(entries) != row.count:
-            raise msgspec.ValidationError(f"{len(entries)} entries where the row says {row.count}")
+            raise msgspec.ValidationError(f"{len(entries)} entries, the row says {row.count}")
         return (Append if row.kind == RowKind.APPEND else Copy)(row.group, row.first, entries)
     if row.kind == RowKind.HARD:
         return SetHard(row.group, _hard.decode(payload))
@@ -191,7 +191,7 @@ def decode_op(row: Row, payload: Buffer) -> AnyOp:
         return Rebase(row.group, _base.decode(payload), row.kind == RowKind.REBASE_KEEP)
     if row.kind == RowKind.FORGET:
         return Forget(row.group, _hard.decode(payload) if row.length else None)
-    raise msgspec.ValidationError(f"unknown kind {row.kind} of an operation")
+    raise msgspec.ValidationError(f"unknown operation kind {row.kind}")
 
 
 def decode_ops(block: Block) -> list[tuple[Row, AnyOp]]:
@@ -212,7 +212,7 @@ def encode_block(
     rows: Sequence[Row],
     payloads: Sequence[bytes],
 ) -> tuple[list[Buffer], int]:
-    """The parts to write at `offset`, and their length together."""
+    """The parts to write at `offset`, and their total length."""
     assert offset % ALIGNMENT == 0 and synced <= offset
     body_length = body_crc = 0
     for payload in payloads:
@@ -230,13 +230,13 @@ def encode_block(
 
 
 def _head_crc(head: Buffer) -> int:
-    """Over all of the head but the four bytes that hold the checksum."""
+    """Checksum of the head without the four bytes that hold the checksum."""
     with memoryview(head) as view:
         return zlib.crc32(view[_FIXED.size :], zlib.crc32(view[:_CRC_AT]))
 
 
 def parse_head(buffer: memoryview, at: int, segment: int) -> Head | None:
-    """The head whose bytes begin at `at`, a first or a second one; None when there is no valid one."""
+    """The head, first or second, whose bytes begin at `at`; None if no valid head begins there."""
     if at + _FIXED.size > len(buffer) or buffer[at : at + len(MAGIC)] != MAGIC:
         return None
     _, version, kind, owner, seq, offset, synced, table, body_length, body_crc, crc = _FIXED.unpack_from(

@@ -1,13 +1,13 @@
-"""Recovery: read every segment in order and rebuild each group. Reads only; `Log.open` does the mending.
+"""Recovery: read every segment in order and rebuild each group. Reads only; `Log.open` repairs the tail.
 
-A lost block is noticed in three ways: its own head, when one of the two is readable; the next operation
-of each group, whose `previous` is not the one we have; the marks at the start of the next segment. A
-group that none of these clears after an unreadable place is damaged: it may have lost an acknowledged
-record, and a group that votes with a shorter log can undo a committed entry.
+A lost block is detected in three ways: by its own heads, if one of the two is readable; by the next
+operation of each group, whose `previous` does not match; by the marks at the start of the next segment. A
+group that is not cleared by one of these after an unreadable place counts as damaged: it may have lost an
+acknowledged record, and a member that votes with a shorter log can undo a committed entry.
 
-Segments may lack in between: the log deletes any in which nothing lives. The start of the next one says
-where each group's live entries are, so a segment that was lost shows as entries that are nowhere, and one
-that was deleted as nothing.
+Segments may be missing in between, because the log deletes segments without live entries. The start of the
+next segment records where each group's live entries are: so the entries of a lost segment are missing, while
+a deleted segment leaves nothing missing.
 """
 
 import zlib
@@ -26,14 +26,14 @@ from nodeagent.model.ids import GroupId
 
 SUFFIX = ".log"
 NEWEST = "newest"
-"""Names the newest segment and how far it was durable then, so that the loss of either is noticed."""
+"""File with the newest segment's number and durable offset, so that the loss of either is detected."""
 
 _APPENDS = (RowKind.APPEND, RowKind.COPY)
 _start = msgspec.msgpack.Decoder(Start)
 
 
 class GroupLog(msgspec.Struct):
-    """One group as recovered: `entries` begin at `base.index + 1` and stop before the first damage."""
+    """One recovered group: `entries` begin at `base.index + 1` and stop before the first damage."""
 
     base: Base
     hard: HardState
@@ -41,14 +41,14 @@ class GroupLog(msgspec.Struct):
 
 
 class Recovered(msgspec.Struct):
-    """`torn_bytes` were cut; `healed` blocks were readable through their second head only."""
+    """Result of recovery: `torn_bytes` were cut off; `healed` blocks had only their second head readable."""
 
     groups: dict[GroupId, GroupLog]
     damaged: list[Damage]
     torn_bytes: int
     healed: int = 0
     left: dict[GroupId, HardState] = {}
-    """What is remembered of groups that this node left."""
+    """Hard states retained for groups that this node left."""
 
 
 def segment_name(number: int) -> str:
@@ -71,7 +71,7 @@ def path_of(directory: str, number: int) -> str:
 
 @dataclass(slots=True)
 class Tail:
-    """The newest segment as found: `end` of its blocks, end of a torn write, highest `synced` seen."""
+    """The newest segment as read: `end` of its blocks, end of a torn write, highest `synced` in it."""
 
     number: int = 0
     end: int = 0
@@ -84,7 +84,7 @@ class Tail:
 
 @dataclass(slots=True)
 class Replay:
-    """State while reading. `suspects` maps a group to the unreadable place that may concern it."""
+    """State of a recovery. `suspects` maps a group to the unreadable place that may concern it."""
 
     keep_entries: bool = True
     index: Index = field(default_factory=Index)
@@ -96,7 +96,7 @@ class Replay:
     tail: Tail = field(default_factory=Tail)
     healed: int = 0
     starts: dict[int, bool] = field(default_factory=dict)
-    """Segments whose start is readable, and whether it tells the places of all live entries."""
+    """Segments whose start is readable, and whether it records the places of all live entries."""
 
     lost_start: tuple[GroupId, ...] | None = None
     """After an unreadable place at offset 0: the groups it made suspect."""
@@ -152,7 +152,7 @@ class Replay:
         self.seq = head.seq
 
     def _begin(self, start: Start, number: int) -> None:
-        """Compare with what the writer knew when it began this segment."""
+        """Compare the index with the writer's index at the start of this segment."""
         groups = self.index.groups
         is_exact = all(mark.places is not None for mark in start.marks)
         self.starts[number] = is_exact
@@ -174,8 +174,8 @@ class Replay:
             self._clear(mark.group)
 
     def _over_gap(self, mark: Mark, places: Sequence[Place], state: GroupIndex | None) -> GroupIndex:
-        """Operations of the group were in a segment that is gone. The mark knows what came of them; the
-        entries they wrote are lost unless something behind replaces, copies or purges them.
+        """The group after a missing segment that held operations of it. The mark has their result; the
+        entries they wrote are lost unless a later operation replaces, copies or purges them.
         """
         extents = state.extents if state is not None else []
         damages = [d for d in state.damages if d.what == "entries"] if state is not None else []
@@ -189,7 +189,7 @@ class Replay:
     def _from_mark(self, mark: Mark, state: GroupIndex | None, number: int) -> GroupIndex:
         found = GroupIndex(mark.group, mark.seq, mark.base, mark.hard, mark.last, [], list(mark.damages))
         if number == self.oldest or mark.last == mark.base.index:
-            return found  # no entry was there that could be missing
+            return found  # there was no entry that could be missing
         known = 0
         if state is not None:
             found.extents, found.last = state.extents, state.last
@@ -208,7 +208,7 @@ class Replay:
         return found
 
     def _follow(self, row: Row, seq: int, number: int, offset: int) -> None:
-        """Check that no operation of the group is missing before this one, and note it when one is."""
+        """Check whether an operation of the group is missing before this one, and record the damage."""
         state = self.index.groups.get(row.group)
         have = state.seq if state is not None else 0
         if row.previous == 0 and state is not None:
@@ -217,7 +217,7 @@ class Replay:
             self._lost_before(row, state, number, offset)
         state = self.index.groups.get(row.group)
         if state is not None and row.kind in _APPENDS and row.first <= state.base.index:
-            # A lost operation began the group's log anew; what we hold belongs to the one before.
+            # A lost operation restarted the group's log; the entries in the index belong to the old log.
             assert state.damages, f"{row.group}: append at {row.first}, base {state.base.index}"
             state.base, state.last = NO_BASE, row.first - 1
             state.extents.clear()
@@ -261,7 +261,7 @@ class Replay:
             state.lose(row, number, bad.offset)
 
     def _unreadable(self, bad: Bad, number: int) -> None:
-        """Nothing tells what was here: every group is suspect until something clears it."""
+        """Nothing shows what these bytes held: every group is suspect until it is cleared."""
         message = f"bytes {bad.offset}..{bad.end} are unreadable"
         if bad.offset == 0 and number > self.oldest:
             self.lost_start = tuple(self.index.groups.keys() - self.suspects.keys())
@@ -271,7 +271,7 @@ class Replay:
         self.index.unknown.append(Damage(number, bad.offset, "", 0, 0, message))
 
     def _settle_lost_start(self, only_start: bool) -> None:
-        """A start tells only what we know already: without anything else lost, nothing is."""
+        """Clear the groups if only the start of a segment was lost: it repeats what the index holds."""
         assert self.lost_start is not None
         if only_start:
             self.index.unknown.pop()
@@ -306,8 +306,8 @@ class Replay:
 
 
 def _memory_of(row: Row) -> HardState | None:
-    """At least what a removal wanted to be remembered, when its head alone is readable. For whom it voted in
-    that term is lost, so it has seen the next one, and voted for nobody there."""
+    """A safe bound on the hard state that a removal retains, from its row alone. The vote is lost, so the
+    replica counts as having reached the next term, without a vote in it."""
     return HardState(row.term + 1, held=(row.term, row.first)) if row.length else None
 
 
@@ -316,17 +316,17 @@ def _reword(damage: Damage, message: str) -> Damage:
 
 
 def _suspect_range(base: int, have: int, last: int) -> tuple[int, int]:
-    """Which entries up to `last` unknown operations concern, when we have those in (base, have].
+    """Which entries up to `last` unknown operations may concern, if (base, have] are present.
 
-    With a gap the lost entries are the likely loss. Without one something that we have was replaced, or
-    no entry was concerned; which, nobody can tell.
+    With a gap, the missing entries were probably lost. Without a gap, the operations replaced present
+    entries or concerned no entry; which of the two is unknown.
     """
     first = max(base, have) + 1 if have < last else base + 1
     return (first, last) if first <= last else (0, 0)
 
 
 def _entries_before(state: GroupIndex, stop: int) -> list[Entry]:
-    """The entries from the base on without a gap, up to `stop` (not included)."""
+    """The entries after the base without a gap, up to `stop` (exclusive)."""
     found: list[Entry] = []
     for extent in state.extents:
         if extent.first != state.base.index + 1 + len(found) or extent.entries is None:
@@ -336,9 +336,9 @@ def _entries_before(state: GroupIndex, stop: int) -> list[Entry]:
 
 
 def read_newest(disk: Disk, directory: str) -> tuple[int, int]:
-    """Number of the newest segment and an offset up to which it is durable, from the `newest` file.
+    """Number of the newest segment and its durable offset, from the `newest` file.
 
-    Both 0 when the file is missing or unreadable: it is only a second witness, so that is no error.
+    Both are 0 if the file is missing or unreadable: it is only a second witness, so that is not an error.
     """
     path = f"{directory}/{NEWEST}"
     text, _, checksum = disk.read(path).rpartition(b" ") if disk.exists(path) else (b"", b"", b"")

@@ -1,14 +1,14 @@
-"""Reading one segment: valid blocks, bad places, and where it ends.
+"""Read one segment: valid blocks, bad places, and where it ends.
 
-The rule that tells a torn write from corruption, at the first invalid block, offset X:
+Rules that distinguish a torn write from corruption, for the first invalid block at offset X:
 
 1. not the newest segment: corruption;
-2. a valid head anywhere behind X has `synced` > X: corruption, X was durable once;
-3. `durable`, which is recorded outside the segment, is > X: corruption, though only zeros may follow;
-   it is at least 1, as the first block is durable before the file gets its name;
-4. else torn: nothing from X on was ever acknowledged, and it may be cut.
+2. a valid head after X has `synced` > X: corruption, because X was durable once;
+3. `durable`, which is recorded outside the segment, is > X: corruption, even if only zeros follow;
+   it is at least 1, because the first block is durable before the file gets its name;
+4. otherwise a torn write: nothing from X on was ever acknowledged, and it may be cut.
 
-That a later valid block exists proves nothing by itself: a disk may write out of order.
+A later valid block proves nothing by itself: a disk may write out of order.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _ZEROS = bytes(1 << 16)
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """Corrupt bytes from `offset` to `end`. `head` tells what was there, when one of the two is good."""
+    """Corrupt bytes from `offset` to `end`. `head` describes the block if one of its heads is valid."""
 
     offset: int
     end: int
@@ -37,11 +37,11 @@ class End:
 
 
 def scan_segment(buffer: memoryview, segment: int, durable: int | None) -> Iterator[Block | Bad | End]:
-    """Everything in the segment, in order; an `End` comes last and only there.
+    """Everything in the segment, in order; the last item, and only that, is an `End`.
 
     Args:
-        durable: of the newest segment, the offset up to which it was durable as recorded elsewhere (0
-            when nothing is recorded); None for every other segment, which was durable as a whole.
+        durable: for the newest segment, the durable offset recorded elsewhere (0 if none is recorded); None
+            for every other segment, which was durable as a whole.
     """
     at = 0
     floor: int | None = None
@@ -63,7 +63,7 @@ def scan_segment(buffer: memoryview, segment: int, durable: int | None) -> Itera
 
 
 def _durable_floor(buffer: memoryview, at: int, segment: int, durable: int | None) -> int:
-    """Bad bytes before this offset are corrupt."""
+    """Offset before which bad bytes are corrupt, not torn."""
     if durable is None:
         return len(buffer)
     behind = max((head.synced for head in _heads(buffer, at, segment)), default=0)
@@ -71,7 +71,7 @@ def _durable_floor(buffer: memoryview, at: int, segment: int, durable: int | Non
 
 
 def _next(buffer: memoryview, at: int, segment: int) -> Block | Bad | None:
-    """What is at `at`; None when only zeros follow."""
+    """The block or bad place at `at`; None if only zeros follow."""
     head = parse_head(buffer, at, segment)
     if head is not None and head.offset == at:
         body = body_of(buffer, head)
@@ -87,7 +87,7 @@ def _next(buffer: memoryview, at: int, segment: int) -> Block | Bad | None:
 
 
 def _heads(buffer: memoryview, at: int, segment: int) -> Iterator[Head]:
-    """Valid heads, first or second ones, of blocks that begin at `at` or later."""
+    """Valid first and second heads of blocks that begin at `at` or later."""
     stored = buffer.obj
     assert isinstance(stored, bytes)
     place = stored.find(MAGIC, at)
@@ -99,7 +99,7 @@ def _heads(buffer: memoryview, at: int, segment: int) -> Iterator[Head]:
 
 
 def _content_end(buffer: memoryview, at: int) -> int:
-    """Offset after the last byte that is not zero, not less than `at`."""
+    """Offset after the last non-zero byte, at least `at`."""
     end = len(buffer)
     while end > at:
         start = max(at, end - len(_ZEROS))

@@ -178,7 +178,7 @@ def test_checks_do_not_pass_without_the_name_of_the_directory(tmp_path: Path) ->
     for lost in ("log", "data/groups"):
         for verb in verbs:
             said = CliRunner().invoke(app, [verb, "check", str(tmp_path)])
-            assert said.exit_code == 7 and f"node.id is missing but {lost}/ holds data" in said.stderr
+            assert said.exit_code == 7 and f"node.id is missing, but {lost}/ holds data" in said.stderr
             assert "next: " in said.stderr and "iotctl cluster replace-node node1 NEW --dead" in said.stderr
         shutil.rmtree(tmp_path / "log", ignore_errors=True)
         (tmp_path / "data" / "groups" / GROUP).mkdir(exist_ok=True)
