@@ -6,7 +6,8 @@ group's live entries to segments, `replay` rebuilds the groups, `log` writes, `r
 """
 
 from nodeagent.log.index import Damage
-from nodeagent.log.log import Log, LogSettings, LogStatistics, NoSpace
+from nodeagent.log.log import Log, LogSettings, LogStatistics
 from nodeagent.log.replay import GroupLog, Recovered
+from nodeagent.log.space import NoSpace
 
 __all__ = ["Damage", "GroupLog", "Log", "LogSettings", "LogStatistics", "NoSpace", "Recovered"]

@@ -13,8 +13,9 @@ import msgspec
 import xxhash
 
 from nodeagent.log.check import check
-from nodeagent.log.log import Log, NoSpace
+from nodeagent.log.log import Log
 from nodeagent.log.replay import list_segments
+from nodeagent.log.space import NoSpace
 from nodeagent.model.decoding import UNDECODABLE
 from nodeagent.model.disk import Disk
 from nodeagent.model.errors import Damaged, Refused

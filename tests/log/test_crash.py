@@ -319,7 +319,7 @@ def test_reserve_keeps_term_and_vote_writable_on_a_full_disk() -> None:
     again = not log.space_low and disk.exists("log/reserve")
     assert again
     disk.unlink("log/reserve")
-    log._space_low = True
+    log._space.is_low = True
     disk.faults.append(Fault("write", errno.ENOSPC, "log/reserve"))  # another took the room meanwhile
     log.reclaim()
     assert log.space_low and not disk.exists("log/reserve")

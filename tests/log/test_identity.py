@@ -79,7 +79,7 @@ def test_identity_is_never_made_beside_data() -> None:
     for path in ("log/000000000001.log", "data/groups/a.1/checkpoint"):
         disk = SimDisk()
         put(disk, {path: b"x"})
-        with pytest.raises(Damaged, match=rf"missing but {path[:3]}.*nothing was deleted"):
+        with pytest.raises(Damaged, match=rf"missing, but {path[:3]}.*nothing was deleted"):
             start(disk)
 
 

@@ -7,7 +7,7 @@ import pytest
 from nodeagent.host import leadership
 from nodeagent.host.leadership import PREFER_HEADER_MS
 from nodeagent.log.identity import LOG_DIR
-from nodeagent.log.log import RESERVE
+from nodeagent.log.space import RESERVE
 from nodeagent.model import requests as q
 from nodeagent.model.ids import META, header_of
 from nodeagent.model.limits import MIB

@@ -9,6 +9,7 @@ import pytest
 from nodeagent.log import index, replay
 from nodeagent.log.log import Log
 from nodeagent.log.segment import Segment
+from nodeagent.log.space import Space
 from nodeagent.testing.log_swarm import run
 
 
@@ -16,7 +17,7 @@ from nodeagent.testing.log_swarm import run
     "where, name, what, broken",
     [
         (Segment, "sync", lambda segment: setattr(segment, "synced", segment.end), "S6"),
-        (Log, "_check", lambda log: None, "S7"),
+        (Space, "check", lambda space: None, "S7"),
         (zlib, "crc32", lambda data, before=0: 0, "S6|MessagePack"),
         (replay.Replay, "_lost_before", lambda replay, row, state, number, offset: None, r"S6|g\d+: append"),
         (index.Index, "live_bytes", lambda index: {}, "S6"),
