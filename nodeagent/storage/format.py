@@ -20,8 +20,9 @@ from nodeagent.storage.files import read_checked
 from nodeagent.table import paging
 from nodeagent.table.arrow import TIME, decode, encode, one_chunk
 from nodeagent.table.checksum import Sums, by_day, checksum, total
+from nodeagent.table.memory_source import TableSource
 from nodeagent.table.merge import Part, merge
-from nodeagent.table.paging import Source, TableSource
+from nodeagent.table.paging import Source
 
 PROPERTY = "nodeagent"
 """Name of the footer property with the `Footer`."""

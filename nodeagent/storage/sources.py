@@ -9,7 +9,8 @@ from typing import Protocol
 from nodeagent.model.files import FileMeta, ScanSpec
 from nodeagent.storage.files import check_content
 from nodeagent.storage.format import FileFormat, format_of
-from nodeagent.table.paging import Source, TableSource
+from nodeagent.table.memory_source import TableSource
+from nodeagent.table.paging import Source
 
 
 class Sources(Protocol):

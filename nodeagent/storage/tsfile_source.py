@@ -23,8 +23,9 @@ from nodeagent.storage.files import check_content, check_stream
 from nodeagent.storage.format import format_of
 from nodeagent.storage.tsfile_format import TsFileFormat, read_batches, tag_filter
 from nodeagent.storage.tsfile_package import tsfile
+from nodeagent.table.memory_source import TableSource
 from nodeagent.table.merge import Part
-from nodeagent.table.paging import SeriesKey, Source, Span, TableSource, key_of, row_bytes, tags_of
+from nodeagent.table.paging import SeriesKey, Source, Span, key_of, row_bytes, tags_of
 
 OPEN_FILES_MAX = 64
 SERIES_KEPT_MAX = 500_000

@@ -17,6 +17,28 @@ _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
 
 
+class _FileCounts:
+    """Number of files of each partition, and the largest such number, which status reports."""
+
+    def __init__(self) -> None:
+        self._files: Counter[PartitionKey] = Counter()
+        self._partitions: Counter[int] = Counter()
+        """Number of files -> partitions with that many files."""
+
+    def add(self, partition: PartitionKey, more: int) -> None:
+        """Note that the partition has `more` more files (fewer if negative)."""
+        for count, change in ((self._files[partition], -1), (self._files[partition] + more, 1)):
+            self._partitions[count] += change
+            if not (count and self._partitions[count]):
+                del self._partitions[count]
+        self._files[partition] += more
+        if not self._files[partition]:
+            del self._files[partition]
+
+    def most(self) -> int:
+        return max(self._partitions, default=0)
+
+
 class Manifest:
     """Invariants: names are unique; `nbytes` and `rows` are the sums over the files."""
 
@@ -36,10 +58,7 @@ class Manifest:
         self._ordered: dict[str, list[int]] = {}
         """Storage group -> positions of its partitions, ascending; absent until asked for."""
 
-        self._counts: Counter[PartitionKey] = Counter()
-        self._spread: Counter[int] = Counter()
-        """Files of each partition, and how many partitions have so many: status asks for the most of them."""
-
+        self._counts = _FileCounts()
         self.parked: dict[str, FileMeta] = {}
         """Those that are no TsFiles, by name."""
 
@@ -76,7 +95,7 @@ class Manifest:
                 ordered = self._ordered.get(meta.partition.storage_group)
                 if ordered is not None:
                     insort(ordered, meta.partition.position)
-            self._count(meta.partition, 1)
+            self._counts.add(meta.partition, 1)
             if meta.parked:
                 self.parked[meta.name] = meta
             self.nbytes += meta.size
@@ -100,7 +119,7 @@ class Manifest:
 
     def _remove_of_partition(self, meta: FileMeta) -> None:
         _discard(self._of_table, (meta.partition, meta.table), meta.name)
-        self._count(meta.partition, -1)
+        self._counts.add(meta.partition, -1)
         if (meta.partition, meta.table) not in self._of_table:
             _discard(self._tables, meta.partition, meta.table)
         if meta.partition not in self._tables:
@@ -108,16 +127,6 @@ class Manifest:
             ordered = self._ordered.get(meta.partition.storage_group)
             if ordered is not None:
                 del ordered[bisect_left(ordered, meta.partition.position)]
-
-    def _count(self, partition: PartitionKey, more: int) -> None:
-        """The partition has so many files more."""
-        for count, change in ((self._counts[partition], -1), (self._counts[partition] + more, 1)):
-            self._spread[count] += change
-            if not (count and self._spread[count]):
-                del self._spread[count]
-        self._counts[partition] += more
-        if not self._counts[partition]:
-            del self._counts[partition]
 
     def replace(self, old: Iterable[str], new: Iterable[FileMeta]) -> tuple[FileMeta, ...]:
         """What a compaction does: `old` leave, `new` come. Returns the ones that left."""
@@ -153,7 +162,7 @@ class Manifest:
 
     def most_files(self) -> int:
         """Files of the partition that has most of them."""
-        return max(self._spread, default=0)
+        return self._counts.most()
 
     def overlapping(
         self, partition: PartitionKey, table: str, time_from: int, time_to: int

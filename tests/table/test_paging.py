@@ -12,8 +12,9 @@ from nodeagent.model.ids import PartitionKey
 from nodeagent.model.schema import Column, TableSchema
 from nodeagent.table import paging
 from nodeagent.table.arrow import arrow_schema
+from nodeagent.table.memory_source import TableSource
 from nodeagent.table.merge import Part, merge
-from nodeagent.table.paging import Source, TableSource, page
+from nodeagent.table.paging import Source, page
 from tests.table.rows import SCHEMA, random_row, table
 
 KEY = PartitionKey("sg", 0, 0)
