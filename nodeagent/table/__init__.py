@@ -1,4 +1,4 @@
-"""Rows of one table: their Arrow form, merge, checksum; what a memtable and a manifest know.
+"""Rows of one table: Arrow form, merge, checksum and pages; the memtable and the manifest of a group.
 
-Pure: bytes and Arrow data in, values out. Nothing here opens a file or looks at a clock.
+Pure: bytes and Arrow data in, values out. Nothing here opens a file or reads a clock.
 """

@@ -1,7 +1,7 @@
-"""The Arrow form of a table's rows, and the gate every batch from outside passes.
+"""The Arrow form of a table's rows, and the validation of every batch from outside.
 
 Arrow form: `time` int64 (milliseconds), then the schema's columns in order, with exactly the types
-below. TsFile's writer refuses or silently drops anything else: an upper-case name becomes an all-null
+below. The TsFile writer refuses or silently drops anything else: an upper-case name becomes an all-null
 column, int32 in an INT64 column is an error that still leaves a valid, empty file.
 """
 
@@ -35,7 +35,7 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 }
 
 _DATE_MIN, _DATE_MAX = -354_285, 2_932_896
-"""Days since the epoch of 1000-01-01 and 9999-12-31: TsFile keeps dates as the number yyyymmdd."""
+"""Days since the epoch of 1000-01-01 and 9999-12-31: TsFile stores dates as the number yyyymmdd."""
 
 _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
 _BLOBS = (
@@ -58,8 +58,8 @@ _SOURCES = {
     "DATE": (pa.types.is_date,),
     "BLOB": _BLOBS,
 }
-"""Arrow kinds that may become a column of that type. Arrow's safe cast then checks every value; it does
-not check float64 to float32, hence that pair is absent."""
+"""Arrow types that may be cast to a column type. Arrow's safe cast then checks every value; it does not
+check float64 to float32, so that pair is absent."""
 
 Rows: TypeAlias = pa.RecordBatch | pa.Table
 
@@ -76,15 +76,15 @@ def arrow_schema(schema: TableSchema) -> pa.Schema:
 
 
 def normalise(rows: Rows, schema: TableSchema, bytes_max: int | None = None) -> pa.RecordBatch:
-    """Bring rows from outside into the table's Arrow form, changing no value.
+    """Convert rows from outside into the table's Arrow form, without changing a value.
 
-    Names are lower-cased, absent columns become null. Nothing is made of rows that would become more than
-    `bytes_max`.
+    Names are lower-cased, absent columns become null. Rows that would exceed `bytes_max` are refused before
+    they are converted.
 
     Raises:
-        SchemaMismatch: a column the table does not have, or of a type that cannot become the table's.
-        InvalidInput: no `time`, a null in it, a name twice, a value that does not fit its type or that
-            no file could give back (`table.values`).
+        SchemaMismatch: the table does not have a column, or its type cannot be cast to the table's type.
+        InvalidInput: `time` is missing or has a null, a name is repeated, the rows are too large, or a value
+            does not fit its type or could not be read back from a file (`table.values`).
     """
     return normalise_timed(rows, schema, bytes_max)[0]
 
@@ -92,7 +92,7 @@ def normalise(rows: Rows, schema: TableSchema, bytes_max: int | None = None) -> 
 def normalise_timed(
     rows: Rows, schema: TableSchema, bytes_max: int | None = None
 ) -> tuple[pa.RecordBatch, Span | None]:
-    """`normalise`, and the span of the rows' times, None without rows: it was looked at for the check."""
+    """`normalise`, and the span of the rows' times, which the check computes; None without rows."""
     batch = _in_form(rows, schema, bytes_max)
     return batch, check_values(batch, schema)
 
@@ -101,15 +101,15 @@ def _in_form(rows: Rows, schema: TableSchema, bytes_max: int | None) -> pa.Recor
     if has_form(rows.schema, schema) and not rows.column(0).null_count:
         return pa.RecordBatch.from_arrays([one_chunk(c) for c in rows.columns], schema=arrow_schema(schema))
     if bytes_max is not None and (least := form_bytes(rows, schema)) > bytes_max:
-        raise InvalidInput(f"{least} bytes in the table's form; the limit is {bytes_max}")
+        raise InvalidInput(f"the rows take {least} bytes in the table's form; the limit is {bytes_max}")
     columns = _by_lower_name(rows)
     known = {c.name: c for c in schema.columns}
     for name, array in columns.items():
         if name != TIME and name not in known:
             raise SchemaMismatch(
                 f"table {schema.table} version {schema.version} has no column {name!r}"
-                f" (offered as {array.type}, table type: none)",
-                next_step="add the column first, or leave it out",
+                f" (sent as {array.type}, table type: none)",
+                next_step="add the column to the table, or leave it out",
                 column=name,
             )
     if TIME not in columns:
@@ -122,10 +122,10 @@ def _in_form(rows: Rows, schema: TableSchema, bytes_max: int | None) -> pa.Recor
 
 
 def form_bytes(rows: Rows, schema: TableSchema) -> int:
-    """Bytes that `normalise` makes of the rows, at least: what is looked at before it makes them.
+    """A lower bound on the size of the normalised rows, in bytes, computed before they are converted.
 
-    Little can become much: a dictionary's or a view's value is repeated for every row that names it, and
-    columns that are absent are filled with nulls.
+    Small input can grow: a value of a dictionary or view is repeated for every row that refers to it, and
+    absent columns are filled with nulls.
     """
     texts = sum(_text_bytes(one_chunk(c)) for c in rows.columns if _is_shared(c.type))
     return int(rows.num_rows * _row_bytes(schema) + texts)
@@ -133,7 +133,7 @@ def form_bytes(rows: Rows, schema: TableSchema) -> int:
 
 @lru_cache(maxsize=1024)
 def _row_bytes(schema: TableSchema) -> int:
-    """Of one row without its texts; a column of bits counts as nothing."""
+    """Bytes of one row without its texts; a column of bits counts as 0."""
     fixed = [kind.bit_width // 8 for kind in map(arrow_type, schema.columns) if not _has_offsets(kind)]
     return int(8 + sum(fixed) + 4 * (len(schema.columns) - len(fixed)))
 
@@ -143,19 +143,19 @@ def _has_offsets(kind: pa.DataType) -> bool:
 
 
 def _is_shared(kind: pa.DataType) -> bool:
-    """Whether a value may be there once for many rows."""
+    """Whether many rows may share one stored value."""
     views = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
     return bool(views or pa.types.is_dictionary(kind))
 
 
 def _text_bytes(array: pa.Array) -> int:
-    """Of all rows' values together."""
+    """Bytes of the texts of all rows."""
     if not pa.types.is_dictionary(array.type):
         lengths = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)[:, 0]
         return int(lengths[array.offset : array.offset + len(array)].sum(dtype=np.int64))
     values = array.dictionary
     if _is_shared(values.type):
-        raise SchemaMismatch(f"a dictionary of {values.type} is no column of a table")
+        raise SchemaMismatch(f"a dictionary of {values.type} cannot be a column of a table")
     if not any(is_kind(values.type) for is_kind in (*_STRINGS, *_BLOBS)):
         return 0
     lengths = pc.binary_length(values).take(array.indices)
@@ -163,16 +163,16 @@ def _text_bytes(array: pa.Array) -> int:
 
 
 def has_form(given: pa.Schema, schema: TableSchema) -> bool:
-    """Whether rows of that schema are in the table's form as they are: names, order and types, and nothing
-    in it whose values are looked at one by one. Most writes are small and are; the long way costs them more
-    than all else on the leader."""
+    """Whether rows of that schema need no conversion: same names, order and types, and no DATE column, whose
+    values must be checked. This is so for most small writes, for which the conversion would cost more than
+    the rest of the leader's work."""
     wanted = arrow_schema(schema)
     return are_alike(given, wanted) and all(c.type != "DATE" for c in schema.columns)
 
 
 def are_alike(given: pa.Schema, wanted: pa.Schema) -> bool:
-    """Whether names, order and types are the same. Our own client's schema is equal altogether, which is told
-    in a tenth of the time."""
+    """Whether names, order and types are the same. The schema of our own client is equal as a whole, which
+    takes a tenth of the time to check."""
     return bool(given.equals(wanted)) or (given.names == wanted.names and given.types == wanted.types)
 
 
@@ -181,7 +181,7 @@ def _by_lower_name(rows: Rows) -> dict[str, pa.Array]:
     for field, column in zip(rows.schema, rows.columns, strict=True):
         name = field.name.lower()
         if name in columns:
-            raise InvalidInput(f"column {name!r} is given twice (names are compared in lower case)")
+            raise InvalidInput(f"column {name!r} is repeated (names are compared in lower case)")
         columns[name] = one_chunk(column)
     return columns
 
@@ -201,7 +201,7 @@ def _exact_time(array: pa.Array) -> pa.Array:
     if pa.types.is_timestamp(array.type):
         array = _cast(array, pa.timestamp("ms", array.type.tz), TIME)
     elif not pa.types.is_integer(array.type):
-        raise SchemaMismatch(f"`time` is {array.type}, wanted int64 or a timestamp", column=TIME)
+        raise SchemaMismatch(f"`time` is {array.type}, not int64 or a timestamp", column=TIME)
     if array.null_count:
         row = pc.index(pc.is_null(array), True).as_py()
         raise InvalidInput(f"`time` is null in row {row}", row=row)
@@ -233,7 +233,7 @@ def _check_dates(array: pa.Array, name: str) -> None:
     span = pc.min_max(days).as_py()
     if span["min"] is not None and (span["min"] < _DATE_MIN or span["max"] > _DATE_MAX):
         row = pc.index(pc.or_(pc.less(days, _DATE_MIN), pc.greater(days, _DATE_MAX)), True).as_py()
-        what = f"column {name!r}: a DATE outside 1000-01-01 to 9999-12-31 in row {row}"
+        what = f"column {name!r}: the DATE in row {row} is not between 1000-01-01 and 9999-12-31"
         raise InvalidInput(what, column=name, row=row)
 
 
@@ -244,7 +244,7 @@ def _cast(array: pa.Array, wanted: pa.DataType, name: str) -> pa.Array:
         return array.cast(wanted, safe=True)
     except pa.ArrowException as error:
         raise InvalidInput(
-            f"column {name!r}: {array.type} does not fit {wanted} without loss: {error}", column=name
+            f"column {name!r}: {array.type} cannot be cast to {wanted} without loss: {error}", column=name
         ) from error
 
 
@@ -266,13 +266,13 @@ def one_batch(rows: Rows) -> pa.RecordBatch:
 def decode(ipc: bytes | memoryview, *, trusted: bool = False) -> pa.Table:
     """Rows of an Arrow IPC stream.
 
-    `trusted` bytes come out of our own log or memtable; all others are validated in full (offsets,
-    UTF-8), because Arrow's kernels do not check them again.
+    `trusted` bytes come from this node's log or memtable; all other bytes are validated in full (offsets,
+    UTF-8), because Arrow's kernels do not check them.
 
     Raises:
-        InvalidInput: the bytes are no such stream, or compressed ones that are not trusted.
+        InvalidInput: the bytes are not an Arrow stream, or are compressed and not trusted.
     """
-    ipc = bytes(ipc)  # a part of something longer begins where Arrow's kernels would find no number aligned
+    ipc = bytes(ipc)  # a slice of a longer buffer may not be aligned for Arrow's kernels
     if not trusted:
         check_plain(ipc)
     try:
@@ -296,11 +296,11 @@ def infer_schema(
 ) -> TableSchema:
     """A table schema for data described by an Arrow schema; `time` and `tags` name its columns.
 
-    `known` is the table as it is, whose names are not checked again.
+    `known` is the existing table, whose names are not checked.
 
     Raises:
-        InvalidInput: a named column is absent, or a column's type has no counterpart.
-        InvalidName: a name that a storage group, table or column may not have.
+        InvalidInput: a named column is absent, or no table type matches a column's type.
+        InvalidName: a name is not allowed for a storage group, table or column.
     """
     wanted_tags = [t.lower() for t in tags]
     names = [f.name.lower() for f in source]

@@ -1,12 +1,12 @@
-"""The logical checksum: what rows say, whatever file, encoding, order or batch they came in.
+"""The logical checksum: it depends on the values of rows, not on their file, encoding, order or batch.
 
-Every value that is not null gets two 64-bit hashes (two seeds) of (table, tags, time, field name, field
-type, value). Per (series, day) the values are counted and the hashes added mod 2^64. Addition is
-independent of order and, other than XOR, does not cancel equal pairs; the mixing is not linear, other
-than CRC32, so that two rows which trade times or values show.
+Every non-null value gets two 64-bit hashes (two seeds) of (table, tags, time, field name, field type,
+value). For each (series, day), the values are counted and the hashes are added mod 2^64. Addition does not
+depend on order and, unlike XOR, does not cancel equal pairs; the mixing is not linear, unlike CRC32, so that
+two rows with swapped times or values change the sums.
 
 - A null field or tag adds nothing: a column that is null everywhere does not change the sums.
-- Names and types are bound into the hash, a tag's name to its value: a shifted value shows.
+- Names and types are part of the hash, a tag's name with its value: a value in another column is detected.
 - NaN is one value whatever its payload; 0.0 and -0.0 are two.
 - Days are UTC days of `time` (milliseconds), floored.
 
@@ -31,7 +31,7 @@ Sums = tuple[int, int, int]
 """(values, sum 1, sum 2), the sums mod 2^64."""
 
 DAY, COUNT, H1, H2 = "$day", "$count", "$h1", "$h2"
-"""Columns beside the tags; `$` keeps them apart from a tag of that name."""
+"""Columns beside the tags; no tag can have a name with `$`."""
 
 DAY_MS = 86_400_000
 _MOD = 1 << 64
@@ -40,7 +40,7 @@ _MUL_1, _MUL_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _SHIFT_30, _SHIFT_27, _SHIFT_31 = np.uint64(30), np.uint64(27), np.uint64(31)
 _TIME_MUL = np.uint64(0xD6E8FEB86659FD93)
 _BLOCK = 1 << 14
-"""Rows worked on at once: the temporaries stay in the second-level cache."""
+"""Rows processed at once: the temporaries fit the second-level cache."""
 
 
 def _mix(x: UInt64s, scratch: UInt64s) -> UInt64s:
@@ -56,13 +56,13 @@ def _mix(x: UInt64s, scratch: UInt64s) -> UInt64s:
 
 
 def _text_hash(*parts: bytes, seed: int) -> int:
-    """XXH3-64 of the parts, each led by its length so that no two lists of parts look alike."""
+    """XXH3-64 of the parts, each prefixed with its length so that different lists of parts differ."""
     return xxhash.xxh3_64_intdigest(b"".join(len(p).to_bytes(4, "little") + p for p in parts), seed)
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field's values as 64 bits each, per seed, and which are not null (None for all)."""
+    """One field: its values as 64 bits each, per seed, and which are not null (None if all are)."""
 
     names: tuple[np.uint64, np.uint64]
     bits: tuple[UInt64s, UInt64s]
@@ -72,7 +72,7 @@ class _Field:
 def checksum(rows: Rows, schema: TableSchema) -> pa.Table:
     """Sums per (series, day) in the order of (tags, day): the tags, then `$day $count $h1 $h2`.
 
-    `rows` is in Arrow form (`arrow_schema`); each (tags, time) must be there once, as after `merge`.
+    `rows` is in Arrow form (`arrow_schema`); each (tags, time) must occur once, as after `merge`.
     Buckets without any value are left out. Fastest when the rows are sorted.
     """
     columns = {field.name: one_chunk(rows.column(i)) for i, field in enumerate(rows.schema)}
@@ -108,7 +108,7 @@ def _ascending(series: Int64s, days: Int64s) -> bool:
 
 
 def _row_bases(table: str, tags: dict[str, TagCodes], time: Int64s, seed: int) -> UInt64s:
-    """Hash of (table, tags, time) per row. Tags count in the order of their names, nulls not at all."""
+    """Hash of (table, tags, time) per row. Tags are hashed in the order of their names, without nulls."""
     base = np.full(len(time), _text_hash(table.encode(), seed=seed), np.uint64)
     scratch = np.empty_like(base)
     for name in sorted(tags):
@@ -163,7 +163,7 @@ def _number_bits(array: pa.Array) -> UInt64s:
 
 
 def _value_sums(fields: list[_Field], bases: tuple[UInt64s, UInt64s]) -> tuple[UInt64s, UInt64s, UInt64s]:
-    """Per row: values that are not null, and the sums of their hashes."""
+    """Per row: the number of non-null values, and the sums of their hashes."""
     rows = len(bases[0])
     count, h1, h2 = (np.zeros(rows, np.uint64) for _ in range(3))
     for start in range(0, rows, _BLOCK):

@@ -1,13 +1,14 @@
-"""How large an Arrow IPC stream is in memory, told from its metadata, before anything of it is opened.
+"""Refuse an Arrow IPC stream that takes more memory than it has bytes, from its metadata alone.
 
-A compressed body is a few bytes that become as many as they like, and so is one whose columns name the same
-bytes: in a file and in a page of a read each column has its own. Nobody of ours writes either, so that a body
-takes as much memory as it has bytes. Only what is needed of the format is read: a stream is messages of
+A small compressed body can become arbitrarily large, and so can a body whose columns share bytes, because
+in a file and in a page of a read each column has its own bytes. Our clients write neither, so both are
+refused, and a body takes as much memory as it has bytes. Only these parts of the format are read: a stream
+is a sequence of messages
 
     [FFFFFFFF] | size of metadata, i32 | metadata (a flatbuffer `Message`) | body (`bodyLength` bytes)
 
-and a `RecordBatch`, also that of a dictionary, has the field `compression` when its body is compressed, and
-`buffers`, a vector of (offset, length), i64 both: where in the body the parts of its columns are.
+and a `RecordBatch`, also that of a dictionary, has the field `compression` if its body is compressed, and
+`buffers`, a vector of (offset, length), both i64: the places of its columns' parts in the body.
 """
 
 import struct
@@ -31,7 +32,7 @@ _BUFFERS, _COMPRESSION = 2, 3
 
 
 def check_plain(ipc: bytes) -> None:
-    """Raises `InvalidInput` for a body that is compressed or shared by columns, and for what is no stream."""
+    """Raise `InvalidInput` for a body that is compressed or shared by columns, and for an invalid stream."""
     try:
         at, end = 0, len(ipc) - 4
         while at <= end:
@@ -63,17 +64,18 @@ def _check_message(ipc: bytes, at: int) -> int:
         data = _field(ipc, batch, _DATA)
         batch = data and data + _U32.unpack_from(ipc, data)[0]
     if batch and _field(ipc, batch, _COMPRESSION):
-        next_step = "send it without compression; storage compresses"
+        next_step = "send it without compression; the storage compresses it"
         raise InvalidInput("the Arrow stream is compressed", next_step=next_step)
     length_at = _field(ipc, message, _BODY_LENGTH)
     length = int(_I64.unpack_from(ipc, length_at)[0]) if length_at else 0
     if batch and 0 <= length < _named(ipc, batch):
-        raise InvalidInput("columns of the Arrow stream share bytes", next_step="write each column's own")
+        next_step = "write separate buffers for each column"
+        raise InvalidInput("columns of the Arrow stream share bytes", next_step=next_step)
     return length
 
 
 def _named(ipc: bytes, batch: int) -> int:
-    """Bytes that the columns of a record batch name, those that are named twice twice."""
+    """Total length of the buffers of a record batch; shared bytes count once for each use."""
     field = _field(ipc, batch, _BUFFERS)
     if not field:
         return 0

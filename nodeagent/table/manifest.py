@@ -1,4 +1,4 @@
-"""Which files a data group has: the truth a restart, a scan and a comparison of replicas go by."""
+"""The manifest: the files of a data group, as used by restarts, scans and comparisons of replicas."""
 
 import struct
 from bisect import bisect_left, insort
@@ -49,21 +49,21 @@ class Manifest:
         """Partition -> tables that have files in it."""
 
         self._of_table: dict[tuple[PartitionKey, str], dict[str, FileMeta]] = {}
-        """Files by name. Neither index holds a container that holds containers: the garbage collector walks
-        every such one, and stops all groups of the node meanwhile."""
+        """(partition, table) -> files by name. The indexes are not nested deeper, because the garbage
+        collector walks every container of containers, and all groups of the node stop while it does."""
 
         self._groups: dict[str, dict[PartitionKey, int]] = {}
         """Storage group -> its partitions and their slots."""
 
         self._ordered: dict[str, list[int]] = {}
-        """Storage group -> positions of its partitions, ascending; absent until asked for."""
+        """Storage group -> positions of its partitions, ascending; computed when first requested."""
 
         self._counts = _FileCounts()
         self.parked: dict[str, FileMeta] = {}
-        """Those that are no TsFiles, by name."""
+        """Files that are not TsFiles, by name."""
 
         self.changes: dict[str, FileMeta | None] = {}
-        """By name, what came (None: left) since somebody last took all files for a checkpoint."""
+        """Name -> file added (None: removed) since the last checkpoint took all files."""
 
         self.nbytes = 0
         self.rows = 0
@@ -79,7 +79,7 @@ class Manifest:
         return self._files.get(name)
 
     def add(self, files: Iterable[FileMeta]) -> None:
-        """Add files; one that is there with equal facts is left as it is (entries may be replayed)."""
+        """Add files; a file that is present with equal fields is skipped (entries may be replayed)."""
         for meta in files:
             known = self._files.get(meta.name)
             assert known is None or known == meta, f"two files named {meta.name} in one manifest"
@@ -102,7 +102,7 @@ class Manifest:
             self.rows += meta.rows
 
     def remove(self, names: Iterable[str]) -> tuple[FileMeta, ...]:
-        """Remove by name and return what was there."""
+        """Remove files by name; return those that were present."""
         gone = []
         for name in names:
             meta = self._files.pop(name, None)
@@ -129,7 +129,7 @@ class Manifest:
                 del ordered[bisect_left(ordered, meta.partition.position)]
 
     def replace(self, old: Iterable[str], new: Iterable[FileMeta]) -> tuple[FileMeta, ...]:
-        """What a compaction does: `old` leave, `new` come. Returns the ones that left."""
+        """Replace the files of a compaction. Returns the removed files."""
         gone = self.remove(old)
         self.add(new)
         return gone
@@ -138,11 +138,11 @@ class Manifest:
         return self.remove(list(self._slots.get(slot, ())))
 
     def files(self) -> tuple[FileMeta, ...]:
-        """All, by name."""
+        """All files, sorted by name."""
         return _by_name(self._files)
 
     def unsorted(self) -> tuple[FileMeta, ...]:
-        """All, in no order: sorting a hundred thousand of them takes a while."""
+        """All files, in no order: sorting a hundred thousand files is slow."""
         return tuple(self._files.values())
 
     def of_slot(self, slot: int) -> tuple[FileMeta, ...]:
@@ -161,7 +161,7 @@ class Manifest:
         return tuple(self._tables.get(partition, ()))
 
     def most_files(self) -> int:
-        """Files of the partition that has most of them."""
+        """Number of files of the partition with the most files."""
         return self._counts.most()
 
     def overlapping(
@@ -188,7 +188,7 @@ class Manifest:
         return self._groups.get(partition.storage_group, {}).get(partition)
 
     def positions(self, storage_group: str) -> Sequence[int]:
-        """Positions of the partitions of a storage group, ascending; a change of the files changes them."""
+        """Positions of a storage group's partitions, ascending; the list changes when the files change."""
         found = self._ordered.get(storage_group)
         if found is None:
             found = sorted(key.position for key in self._groups.get(storage_group, ()))
@@ -199,7 +199,7 @@ class Manifest:
         return tuple(sorted(self._groups))
 
     def names_by_slot(self) -> dict[int, frozenset[str]]:
-        """What may lie in the group's directories; all else there is an orphan."""
+        """Slot -> names of its files; any other file in the group's directories is an orphan."""
         return {slot: frozenset(files) for slot, files in self._slots.items()}
 
     def logical(self, files: Sequence[FileMeta] | None = None) -> Sums:
@@ -207,7 +207,7 @@ class Manifest:
         return add(*(m.logical for m in (self.files() if files is None else files)))
 
     def digest(self, slots: Iterable[int] | None = None) -> str:
-        """XXH3-128 over the sorted (name, size, xxh3) of all files, or of those of the slots given."""
+        """XXH3-128 over the sorted (name, size, xxh3) of all files, or of the files of these slots."""
         metas = self.files() if slots is None else [m for s in sorted(set(slots)) for m in self.of_slot(s)]
         state = xxhash.xxh3_128()
         for meta in sorted(metas, key=lambda m: m.name):
@@ -216,7 +216,7 @@ class Manifest:
         return state.hexdigest()
 
     def export(self) -> list[FileMeta]:
-        """For a checkpoint; `Manifest(files)` is the way back."""
+        """The files for a checkpoint; `Manifest(files)` restores the manifest."""
         return list(self.files())
 
 

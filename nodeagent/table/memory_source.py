@@ -1,4 +1,4 @@
-"""`TableSource`: pages of rows that are in memory."""
+"""`TableSource`: a source of pages over rows in memory."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -24,7 +24,7 @@ class TableSource:
 
     @cached_property
     def _rows(self) -> "_RowsBySeries":
-        """Made when it is asked for: most scans take all rows in one page."""
+        """Computed when first needed: most scans take all rows in one page."""
         return _RowsBySeries(self._parts, self._spec)
 
     def rows_max(self) -> int:
@@ -44,7 +44,7 @@ class TableSource:
 
 
 class _RowsBySeries:
-    """Where the rows of each series lie in several parts."""
+    """The positions of each series' rows in several parts."""
 
     def __init__(self, parts: Sequence[Part], spec: ScanSpec) -> None:
         self._orders = [order for order, _ in parts]

@@ -1,11 +1,12 @@
-"""Rows of one data group that are in the log but in no file yet.
+"""Rows of one data group that are in the log but not in a file yet.
 
-Batches stay the bytes they came in; nothing is decoded here. Per partition the indexes only grow, and what a
-`CloseFile` froze is a prefix of them. Frozen batches are read like the others until `drop`, which comes after
+Batches stay encoded as they were received. The log indexes of a partition's batches increase, and a
+`CloseFile` freezes a prefix of them. Frozen batches are read like the others until `drop`, which follows when
 their files are in the manifest.
 
-To freeze and to drop goes through the tables of a partition, not through its batches, of which one close has
-tens of thousands: the loop stands still meanwhile. What was dropped is freed by `to_free`, some at a time.
+Freezing and dropping iterate over the tables of a partition, not over its batches: a close can have tens of
+thousands of batches, and the event loop is blocked during the call. `to_free` frees dropped batches in small
+steps.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from nodeagent.model.jobs import MemBatch
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
-    """One batch of one table with what is known of its rows. `nbytes` is what it costs in memory."""
+    """One batch of one table, with the number and times of its rows. `nbytes` is its size in memory."""
 
     batch: MemBatch
     rows: int
@@ -33,11 +34,11 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 
 class Run(msgspec.Struct):
-    """Batches of one table between two closes, by ascending index; the other fields are over all of them."""
+    """Batches of one table between two closes, by ascending index; the other fields are over all batches."""
 
     held: list[Held]
     batches: list[MemBatch]
-    """Of `held`, for a close to take without going through them."""
+    """The batches of `held`, so that a close need not iterate over `held`."""
 
     rows: int
     nbytes: int
@@ -73,16 +74,16 @@ class Run(msgspec.Struct):
 
 
 Runs = dict[str, Run]
-"""By table; none is empty."""
+"""Table -> run; no run is empty."""
 
 
 @dataclass(slots=True)
 class PartitionRows:
-    """Invariants: every index in a part of `frozen` is below those in the next, and those in `open` are above
-    `frozen_through`; `nbytes` and `rows` are the sums over all, `open_bytes` that over `open`."""
+    """Invariants: every index in a part of `frozen` is below those in the next part, and those in `open` are
+    above `frozen_through`; `nbytes` and `rows` are the sums over all batches, `open_bytes` over `open`."""
 
     frozen: list[Runs] = field(default_factory=list)
-    """A part for each close, oldest first; none is empty."""
+    """One part for each close, oldest first; no part is empty."""
 
     open: Runs = field(default_factory=dict)
     nbytes: int = 0
@@ -106,14 +107,14 @@ class PartitionRows:
 
     @property
     def count(self) -> int:
-        """Batches."""
+        """Number of batches."""
         return sum(len(run.held) for part in self.parts for run in part.values())
 
     def tables(self) -> tuple[str, ...]:
         return tuple(sorted({table for part in self.parts for table in part}))
 
     def runs(self, table: str) -> Iterator[Run]:
-        """Of one table, oldest first."""
+        """Runs of one table, oldest first."""
         return (part[table] for part in self.parts if table in part)
 
 
@@ -137,12 +138,12 @@ class Memtable:
         time_max: int,
         now_ms: int = 0,
     ) -> None:
-        """Take one batch, whose order is (its entry's log index,); `now_ms` is when it was applied."""
+        """Add one batch, whose order is (its entry's log index,); `now_ms` is the time of applying it."""
         at = self._partitions.get(partition)
         if at is None:
             at = self._partitions[partition] = PartitionRows()
         held = Held(batch, rows, time_min, time_max, batch.nbytes)
-        assert held.index > at.frozen_through, "no row joins a frozen range"
+        assert held.index > at.frozen_through, "a row must not join a frozen range"
         run = at.open.get(table)
         if run is None:
             at.open[table] = Run([held], [batch], rows, held.nbytes, time_min, time_max)
@@ -157,7 +158,7 @@ class Memtable:
         self.rows += rows
 
     def partitions(self) -> dict[PartitionKey, PartitionRows]:
-        """All that hold rows, in the order of their first write. Not to be changed."""
+        """All partitions with rows, in the order of their first write. The caller must not change them."""
         return self._partitions
 
     def partition(self, partition: PartitionKey) -> PartitionRows | None:
@@ -182,7 +183,7 @@ class Memtable:
         )
 
     def freeze(self, partition: PartitionKey, through_index: int) -> Runs:
-        """Freeze the batches up to that log index; those that were not frozen before, by table."""
+        """Freeze the batches up to that log index; return the newly frozen batches by table."""
         at = self._partitions.get(partition)
         if at is None or through_index <= at.frozen_through:
             return {}
@@ -194,7 +195,7 @@ class Memtable:
         return dict(sorted(fresh.items()))
 
     def drop(self, partition: PartitionKey, through_index: int) -> int:
-        """Forget the batches up to that log index: files hold their rows now. Returns the bytes freed."""
+        """Remove the batches up to that log index, whose rows are in files now. Returns the bytes freed."""
         at = self._partitions.get(partition)
         if at is None:
             return 0
@@ -217,18 +218,18 @@ class Memtable:
         return freed
 
     def drop_partition(self, partition: PartitionKey) -> int:
-        """Forget all of a partition (its slot was released). Returns the bytes freed."""
+        """Remove all batches of a partition (its slot was released). Returns the bytes freed."""
         at = self._partitions.get(partition)
         return 0 if at is None else self.drop(partition, at.last_index)
 
     def first_index(self) -> int | None:
-        """The oldest log entry any partition still needs; None when empty."""
+        """The oldest log entry that a partition still needs; None if the memtable is empty."""
         return min((at.first_index for at in self._partitions.values()), default=None)
 
 
 def _split(runs: Runs, through_index: int) -> tuple[Runs, Runs]:
-    """(what came up to the index, the rest). Batch by batch only where a run goes on across it, as none does
-    at a close, which is applied behind all it freezes."""
+    """(batches up to the index, the rest). Iterates over batches only if a run continues past the index; at a
+    close no run does, because the close is applied after all the batches that it freezes."""
     before = {table: run for table, run in runs.items() if run.last_index <= through_index}
     after = {table: run for table, run in runs.items() if run.first_index > through_index}
     for table in sorted(runs.keys() - before.keys() - after.keys()):

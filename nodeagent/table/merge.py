@@ -1,8 +1,8 @@
-"""Many parts of one table, of different age, made into one.
+"""Merge many parts of one table, of different ages, into one.
 
-A time series is (table, tags, field), so the newest write wins *per cell*: among the rows of equal
-(tags, time) every field takes the newest value that is not null, by the part's order and then by the
-row's position in its part. A tombstone removes the matching rows of every part with an older order.
+A time series is (table, tags, field), so the newest write wins *per cell*: among rows of equal (tags, time),
+each field takes the newest non-null value, by the part's order and then by the row's position in its part. A
+tombstone removes the matching rows of every part with an older order.
 The result is sorted by (tags, time): tags in schema order, null first, then UTF-8 byte order.
 """
 
@@ -32,11 +32,10 @@ def merge(
     schema: TableSchema,
     spec: ScanSpec | None = None,
 ) -> pa.Table:
-    """Merge the parts (module docstring), keeping what `spec` asks for.
+    """Merge the parts (module docstring), and keep the rows and fields that `spec` requests.
 
-    A part may lack columns (an older schema version): they are null there. The columns of the result
-    are `time`, all tags and the wanted fields, in schema order; a row stays even if all of the wanted
-    fields are null in it.
+    Columns that a part does not have (older schema version) are null. The columns of the result are `time`,
+    all tags and the requested fields, in schema order; a row stays even if all requested fields are null.
     """
     wanted = _wanted(schema, spec)
     if not parts:
@@ -63,9 +62,10 @@ def _wanted(schema: TableSchema, spec: ScanSpec | None) -> pa.Schema:
 
 
 def conform(parts: Sequence[Rows], wanted: pa.Schema) -> pa.Table:
-    """The wanted columns of all parts, one part after the other; a column that a part does not have is null.
+    """The wanted columns of all parts, concatenated; a column that a part does not have is null.
 
-    Rows in memory are many small parts of one schema: the columns are picked once for each run of those.
+    Rows in memory are many small parts of one schema, so the columns are picked once for each run of parts
+    with equal schemas.
     """
     runs: list[list[pa.Table]] = []
     for rows in parts:
@@ -105,7 +105,7 @@ def _surviving(
     schema: TableSchema,
     spec: ScanSpec | None,
 ) -> Bools | None:
-    """Which rows are wanted and not deleted; None for all. Rows lie oldest part first."""
+    """Which rows are wanted and not deleted; None if all are. The oldest part comes first."""
     time = columns[TIME].to_numpy()
     keep = np.ones(len(time), np.bool_)
     if spec is not None:
@@ -114,7 +114,7 @@ def _surviving(
         if tomb.table != schema.table:
             continue
         older = sum(rows for order, rows in ages if order < tomb.order)
-        # Nodes refuse a delete by what is no tag. One that was logged before they did deletes nothing.
+        # Nodes refuse a delete by a column that is not a tag. An older one in the log deletes nothing.
         if any(name not in columns or columns[name].type != pa.string() for name, _ in tomb.tags):
             continue
         prefix = {name: columns[name].slice(0, older) for name, _ in tomb.tags}
@@ -141,8 +141,8 @@ def _matches(
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """Rows sorted by (tags, time, age). `order[i]` is where sorted row i lies; a cell is a run of equal
-    (tags, time), given by its first and last sorted row. `order` None means the rows lie sorted."""
+    """Rows sorted by (tags, time, age). `order[i]` is the position of sorted row i, None if the rows are
+    sorted already; a cell is a run of equal (tags, time), given by its first and last sorted row."""
 
     order: Int64s | None
     first: Int64s
@@ -168,7 +168,7 @@ def _newest_per_cell(columns: dict[str, pa.Array], tags: tuple[str, ...]) -> dic
 
 
 def _newest_values(array: pa.Array, cells: _Cells) -> pa.Array:
-    """Per cell the row of its newest value that is not null; null where it has none."""
+    """For each cell, the row of its newest non-null value; null if it has none."""
     valid = array.is_valid().to_numpy(zero_copy_only=False)
     if cells.order is not None:
         valid = valid[cells.order]
@@ -178,7 +178,7 @@ def _newest_values(array: pa.Array, cells: _Cells) -> pa.Array:
 
 
 def _cells(columns: dict[str, pa.Array], tags: tuple[str, ...]) -> _Cells | None:
-    """The cells of the rows, or None where the rows are sorted and each is its own cell."""
+    """The cells of the rows, or None if the rows are sorted and each row is a cell of its own."""
     time = columns[TIME].to_numpy()
     rows = len(time)
     if rows == 0:
@@ -205,9 +205,9 @@ def _cells(columns: dict[str, pa.Array], tags: tuple[str, ...]) -> _Cells | None
 
 
 def _stable_order(key: Int64s) -> Int64s:
-    """`argsort(key, kind="stable")`, three times faster where few keys are equal.
+    """`argsort(key, kind="stable")`, but three times faster if few keys are equal.
 
-    Numpy's vectorised sort is not stable; its order is put right among the equal keys only.
+    Numpy's vectorised sort is not stable; only the order of equal keys is corrected afterwards.
     """
     order = np.argsort(key)
     equal = np.diff(key[order]) == 0

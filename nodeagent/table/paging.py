@@ -1,13 +1,12 @@
 """Rows of one table of one partition in pages, in the order (tags, time), each page bounded in bytes.
 
-A page goes on behind the *key* (tags, time) of the last row of the page before. A key keeps its meaning when
-files come, go or are merged between two pages, and on another replica too: pages need no state.
+A page continues after the *key* (tags, time) of the last row of the previous page. A key stays valid when
+files are added, removed or merged between two pages, and on another replica: pages need no state.
 
-What costs memory is never the partition: the rows are read in *windows*, which are several series whole or
-one series between two times, chosen by what the files say of their series to be of a page's size. A window
-is read from every source that has rows in it, merged, and what exceeds the page is left for the next one.
-Where the files were wrong about the rows to come (rows that lie close together in a part of their time
-range), reading stops early and the window ends there.
+Memory does not grow with the partition: the rows are read in *windows*, i.e. several whole series, or one
+series between two times, sized to a page by the statistics of the files. A window is read from every source
+that has rows in it and merged; rows that exceed the page are left for the next page. If the statistics
+mislead (many rows in a small part of their time range), reading stops early and the window ends there.
 """
 
 import heapq
@@ -26,14 +25,14 @@ from nodeagent.table.arrow import TIME, Rows
 from nodeagent.table.merge import Part, merge
 
 SERIES_AT_ONCE = 256
-"""Series whose spans are looked up together, and that one window holds at most."""
+"""Number of series whose spans are looked up together; also the most series in one window."""
 
 ROWS_READ_MAX = 4_000_000
-"""A page that deletes leave (almost) empty ends after so many rows read: the next one goes on."""
+"""A page that deletes leave almost empty ends after this many rows read; the next page continues."""
 
 _FIXED_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "DATE": 4}
 _TEXT_BYTES = 16
-"""What a text is taken for until some were read."""
+"""Assumed size of a text until texts were read."""
 
 SeriesKey = tuple[bytes, ...]
 """Tags in a form that compares as rows are sorted: null first, then UTF-8 byte order."""
@@ -41,7 +40,7 @@ SeriesKey = tuple[bytes, ...]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a source says of one series: at most so many rows, none of them outside these times."""
+    """A source's statistics of one series: at most `rows` rows, all within these times."""
 
     rows: int
     time_min: int
@@ -57,24 +56,24 @@ class Source(Protocol):
     def rows_max(self) -> int: ...
 
     def series(self) -> Sequence[SeriesKey]:
-        """Those that have rows, ascending; at least those the scan asks for."""
+        """Series with rows, ascending; at least those that the scan requests."""
         ...
 
     def spans(self, series: Sequence[SeriesKey]) -> dict[SeriesKey, Span]:
-        """Of those given that it has."""
+        """Spans of those series that the source has."""
         ...
 
     def read(self, series: SeriesKey, time_from: int, time_to: int) -> Iterator[Part]:
-        """Rows of one series between two times, included."""
+        """Rows of one series between two times, inclusive."""
         ...
 
     def read_all(self) -> Iterator[Part]:
-        """At least all rows the scan asks for."""
+        """At least all rows that the scan requests."""
         ...
 
 
 class Page(msgspec.Struct, frozen=True):
-    """`after` is where the next page begins, None when this is the last."""
+    """`after` is the key after which the next page begins; None if this is the last page."""
 
     rows: pa.Table
     after: RowKey | None
@@ -89,7 +88,7 @@ def tags_of(key: SeriesKey) -> Tags:
 
 
 def row_bytes(schema: TableSchema, fields: Sequence[str] | None) -> int:
-    """What one row takes in Arrow, about."""
+    """Approximate size of one row in Arrow, in bytes."""
     wanted = schema.columns if fields is None else [c for c in schema.columns if c.tag or c.name in fields]
     widths = (_FIXED_BYTES.get(c.type, 8 if _is_number(c.type) else _TEXT_BYTES) for c in wanted)
     return 8 + sum(widths)
@@ -100,7 +99,7 @@ def _is_number(kind: str) -> bool:
 
 
 def matches(key: SeriesKey, spec: ScanSpec) -> bool:
-    """Whether the scan asks for the series."""
+    """Whether the scan requests the series."""
     wanted = dict(spec.tags)
     names = spec.schema.tags
     return all(
@@ -111,7 +110,7 @@ def matches(key: SeriesKey, spec: ScanSpec) -> bool:
 def page(
     sources: Sequence[Source], tombstones: Sequence[Tombstone], spec: ScanSpec, wanted: PageSpec
 ) -> Page:
-    """The page; it has at least one row where there is one, however large that is."""
+    """The next page; it has at least one row if there is one, however large the row is."""
     if wanted.after is None and wanted.until is None:
         rows = sum(source.rows_max() for source in sources)
         if rows * row_bytes(spec.schema, spec.fields) <= wanted.bytes_max:
@@ -124,7 +123,7 @@ def page(
 def read_whole(
     sources: Sequence[Source], tombstones: Sequence[Tombstone], spec: ScanSpec, wanted: PageSpec
 ) -> pa.Table | None:
-    """All rows in one page, or None where they are more than twice of what it should hold."""
+    """All rows in one page, or None if they exceed twice the size of a page."""
     parts: list[Part] = []
     size = _Size()
     for source in sources:
@@ -138,15 +137,15 @@ def read_whole(
 
 
 class _Size:
-    """Bytes of rows. The exact size of a part takes longer than reading a small one: it is asked for only
-    where the buffers that the parts lie in, which may hold more than them, are too large together. They never
-    hold less: rows whose columns share bytes are refused before they are logged (`table.ipc`).
+    """Size of rows in bytes. Computing the exact size of a part takes longer than reading a small part, so it
+    is computed only if the buffers behind the parts, which may hold more than the parts, exceed the limit.
+    They never hold less: rows whose columns share bytes are refused before they are logged (`table.ipc`).
     """
 
     def __init__(self) -> None:
         self._exact = 0
         self._bound = 0
-        """`_exact`, and the buffers of the parts since."""
+        """`_exact` plus the buffers of the parts in `_since`."""
 
         self._since: list[Rows] = []
 
@@ -164,19 +163,19 @@ class _Size:
 
 @dataclass(slots=True)
 class _Held:
-    """A series with the sources that have rows of it, and the first time wanted."""
+    """A series with the sources that have rows of it, and the first requested time."""
 
     key: SeriesKey
     spans: list[tuple[Source, Span]]
     time_from: int
 
     def rows(self, time_from: int, time_to: int) -> int:
-        """About how many lie between two times."""
+        """Approximate number of rows between two times."""
         return sum(_share(span, time_from, time_to) for _, span in self.spans)
 
 
 def _share(span: Span, time_from: int, time_to: int) -> int:
-    """About how many of the span's rows lie between two times; at least one where one may."""
+    """Approximate number of the span's rows between two times; at least 1 if there may be a row."""
     first, last = max(span.time_min, time_from), min(span.time_max, time_to)
     if first > last:
         return 0
@@ -236,7 +235,7 @@ class _Pager:
         return Page(rows.slice(0, self._rows_max or rows.num_rows), None if done else reached)
 
     def _room(self) -> int:
-        """Rows that fit the page yet."""
+        """Number of rows that still fit the page."""
         room = max(1, (self._bytes_max - self._nbytes) // self._width)
         return min(room, self._rows_max - self._rows) if self._rows_max else room
 
@@ -246,7 +245,7 @@ class _Pager:
         return self._spec.time_to
 
     def _following(self, after: RowKey | None) -> Iterator[_Held]:
-        """The series behind the place, in order, with their sources; those without a row wanted left out."""
+        """The series from the key on, in order, with their sources; only series with a requested row."""
         start = key_of(after.tags) if after is not None else ()
         names = self._names(start)
         while some := list(islice(names, SERIES_AT_ONCE)):
@@ -271,7 +270,7 @@ class _Pager:
     # --- windows ---------------------------------------------------------------------------------
 
     def _take_run(self, run: Sequence[_Held]) -> RowKey | None:
-        """Read whole series, as many as prove to fit; where to go on if that ends the page."""
+        """Read whole series while they fit; returns the key at which the page ends, if it does."""
         parts: list[Part] = []
         nbytes = 0
         for at, held in enumerate(run):
@@ -289,7 +288,7 @@ class _Pager:
         return None
 
     def _take_one(self, held: _Held) -> RowKey | None:
-        """Read one series window by window; where to go on if that ends the page."""
+        """Read one series window by window; returns the key at which the page ends, if it does."""
         tags, last = tags_of(held.key), self._last_time(held.key)
         at = held.time_from
         while held.rows(at, last):
@@ -303,7 +302,7 @@ class _Pager:
         return None
 
     def _window_end(self, held: _Held, at: int, last: int) -> int:
-        """The last time up to which the page has room, by what the sources say; not before the first row."""
+        """The last time up to which rows fit the page, by the sources' spans; not before the first row."""
         if held.rows(at, last) <= self._room():
             return last
         low = max(at, min(span.time_min for _, span in held.spans if span.time_max >= at))
@@ -317,7 +316,7 @@ class _Pager:
         return low
 
     def _read_window(self, held: _Held, at: int, end: int) -> tuple[list[Part], int]:
-        """The window's parts and its last time: an earlier one where it holds much more than was thought."""
+        """The window's parts and its last time, which is earlier than `end` if the window is too large."""
         parts: list[Part] = []
         for source, span in held.spans:
             nbytes = 0
@@ -330,7 +329,7 @@ class _Pager:
         return parts, end
 
     def _add(self, parts: Sequence[Part], spec: ScanSpec) -> RowKey | None:
-        """Merge the window into the page; the key of the page's last row when not all of it fits."""
+        """Merge the window into the page; returns the key of the page's last row if some rows do not fit."""
         read = sum(rows.num_rows for _, rows in parts)
         if read:
             self._read += read
@@ -351,7 +350,7 @@ class _Pager:
 
 
 def _fitting(rows: pa.Table, nbytes_max: int) -> int:
-    """How many of the first rows take no more than that."""
+    """The largest number of first rows that fit into `nbytes_max`."""
     fits: int = rows.num_rows
     while fits and (size := rows.slice(0, fits).nbytes) > nbytes_max:
         fits = min(fits - 1, max(0, fits * nbytes_max // size))

@@ -1,4 +1,4 @@
-"""What a scan may ask of its table, checked before a file is opened for it."""
+"""Validate a scan against its table before a file is opened for it."""
 
 from collections.abc import Sequence
 
@@ -9,31 +9,31 @@ from nodeagent.table.arrow import TIME
 
 
 def check_scan(spec: ScanSpec) -> None:
-    """Tags are compared as text and fields are picked by name: both must be what the schema says.
+    """Check that the tags and fields of a scan match its schema.
 
     Raises:
-        InvalidInput: a tag or field that the table does not have; the columns it has are named. Or columns
-            that no table has.
+        InvalidInput: the table does not have a tag or field (the error lists those it has), or the schema
+            itself is invalid.
     """
     schema = spec.schema
     names = {TIME, *(c.name for c in schema.columns)}
     if len(names) <= len(schema.columns) or any(c.type not in TYPES for c in schema.columns):
-        raise InvalidInput(f"no table has such columns: names are unique, types are {', '.join(TYPES)}")
+        raise InvalidInput(f"invalid schema: column names must be unique, types are {', '.join(TYPES)}")
     for name, value in spec.tags:
         if name not in schema.tags:
             raise _no_column(schema, "tag", name, schema.tags)
         if value is not None and not isinstance(value, str):
-            raise InvalidInput(f"tag {name!r} is text, it never equals {value!r}")
+            raise InvalidInput(f"tag {name!r} is text and cannot equal {value!r}")
     for name in spec.fields or ():
         if name not in schema.fields:
             raise _no_column(schema, "field", name, schema.fields)
 
 
 def check_same_columns(asked: TableSchema, known: TableSchema) -> None:
-    """A reader may have an older or newer version of the schema, never another column of the same name.
+    """Check a reader's schema: it may be an older or newer version, but may not redefine a column.
 
     Raises:
-        InvalidInput: a column that is something else here.
+        InvalidInput: a column has another type or role in the known schema.
     """
     here = {c.name: c for c in known.columns}
     for column in asked.columns:
@@ -52,11 +52,11 @@ def _kind(column: Column) -> str:
 def _no_column(schema: TableSchema, kind: str, name: str, there: Sequence[str]) -> InvalidInput:
     place = f"{schema.storage_group}.{schema.table}"
     if name == TIME:
-        why = "it is the time column: use a time range (--from, --to)"
+        why = "it is the time column; use a time range (--from, --to)"
     elif name in schema.tags:
-        why = "it is a tag: tags are always read, and chosen by --where"
+        why = "it is a tag; tags are always read, and filtered by --where"
     elif name in schema.fields:
-        why = "it is a field, and rows are chosen by tags"
+        why = "it is a field, and rows can be filtered only by tags"
     else:
         why = "there is no such column"
     return InvalidInput(

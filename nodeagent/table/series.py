@@ -1,4 +1,4 @@
-"""Dense, ordered numbers for the tag tuples of rows: what sorting and checksums work on."""
+"""Dense, ordered numbers for the tag tuples of rows, used for sorting and checksums."""
 
 from dataclasses import dataclass
 
@@ -35,7 +35,7 @@ def tag_codes(column: pa.Array) -> TagCodes:
 
 
 def series_codes(tags: list[TagCodes], rows: int) -> tuple[Int64s, int]:
-    """One number per row that orders rows by their tag tuple, and an upper bound of the numbers."""
+    """One number per row that orders rows by their tag tuples, and an upper bound of the numbers."""
     codes = np.zeros(rows, np.int64)
     bound = 1
     for tag in tags:

@@ -1,10 +1,10 @@
-"""Which values a row may have, beyond fitting their types: what a TsFile gives back as it was.
+"""Which values a row may have besides fitting their types: those that a TsFile returns unchanged.
 
-Times are within the calendar. A tag value has no NUL, for the TsFile library ends it there and takes `a\\0b`
-and `a\\0c` for one device, and is at most `TAG_BYTES_MAX` long. Fields are free: NUL, empty, NaN and
-infinities come back from a file as they went in (`tests/storage/test_accepted.py`).
+Times must be within the years 1 to 9999. A tag value must not contain NUL, because the TsFile library ends
+the text there and treats `a\\0b` and `a\\0c` as one device, and is at most `TAG_BYTES_MAX` long. Fields are
+not restricted: NUL, empty, NaN and infinities are read back unchanged (`tests/storage/test_accepted.py`).
 
-All is looked at in whole buffers; a single value only to name it in an error.
+The checks work on whole buffers; a single value is read only to report it in an error.
 """
 
 import numpy as np
@@ -20,10 +20,11 @@ Span = tuple[int, int]
 
 
 def check_values(batch: pa.RecordBatch, schema: TableSchema) -> Span | None:
-    """Check rows in the table's Arrow form (column 0 is `time`). The span of their times, None without rows.
+    """Check rows in the table's Arrow form (column 0 is `time`). Returns the span of their times, None
+    without rows.
 
     Raises:
-        InvalidInput: a value that is not allowed, with its column and row.
+        InvalidInput: a value is not allowed; the error has its column and row.
     """
     span = _check_times(batch.column(0))
     for at, column in enumerate(schema.columns, 1):
@@ -41,8 +42,8 @@ def _check_times(times: pa.Array) -> Span | None:
         return first, last
     row = int(np.flatnonzero((values < TIME_MS_MIN) | (values > TIME_MS_MAX))[0])
     raise InvalidInput(
-        f"`time` is {values[row]} in row {row}: outside the years 1 to 9999",
-        next_step="times are milliseconds since 1970; divide microseconds by 1 000, nanoseconds by 1 000 000",
+        f"`time` in row {row} is {values[row]}, which is outside the years 1 to 9999",
+        next_step="use milliseconds since 1970: divide microseconds by 1 000, nanoseconds by 1 000 000",
         row=row,
     )
 
@@ -55,7 +56,7 @@ def _check_tag(tags: pa.Array, name: str) -> None:
     first, size = int(ends[0]), int(ends[-1] - ends[0])
     if not size:
         return
-    # Text of a null may lie in between: it is looked at again, without nulls, when something is found.
+    # The buffer may hold the text of nulls: if something is found, it is checked once more without nulls.
     if b"\0" in content.slice(first, size).to_pybytes():
         _refuse_first(pc.match_substring(tags, "\0"), name, "has a NUL character")
     if size > TAG_BYTES_MAX and int(np.diff(ends).max()) > TAG_BYTES_MAX:
@@ -67,5 +68,7 @@ def _refuse_first(bad: pa.BooleanArray, name: str, why: str) -> None:
     row = pc.index(bad, True).as_py()
     if row >= 0:
         raise InvalidInput(
-            f"tag {name!r} {why} in row {row}", next_step="correct the value, or make it a field", row=row
+            f"tag {name!r} {why} in row {row}",
+            next_step="correct the value, or make the column a field",
+            row=row,
         )

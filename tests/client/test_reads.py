@@ -115,12 +115,12 @@ def test_a_read_that_is_not_strong_tells_the_age_of_every_answer(read: str, told
         (
             None,
             {"v": "3"},
-            "no tag 'v' in root.a.m: it is a field, and rows are chosen by tags; its tags are: d",
+            "no tag 'v' in root.a.m: it is a field, and rows can be filtered only by tags; its tags are: d",
         ),
         (None, {"x": "3"}, "no tag 'x' in root.a.m: there is no such column; its tags are: d"),
         (["u"], {}, "no field 'u' in root.a.m: there is no such column; its fields are: v, w"),
         (["d"], {}, "no field 'd' in root.a.m: it is a tag"),
-        (None, {"d": 3}, "tag 'd' is text, it never equals 3"),
+        (None, {"d": 3}, "tag 'd' is text and cannot equal 3"),
     ],
 )
 def test_what_the_table_does_not_have_is_refused_before_a_group_is_asked(

@@ -121,7 +121,7 @@ def test_time_as_timestamp_is_milliseconds() -> None:
 def test_names_that_differ_in_case_only_are_refused() -> None:
     """`A` and `a` are one column."""
     rows = pa.Table.from_arrays([times(1), times(1), times(1)], names=["time", "I", "i"])
-    with pytest.raises(InvalidInput, match="twice"):
+    with pytest.raises(InvalidInput, match="is repeated"):
         normalise(rows, SCHEMA)
 
 
