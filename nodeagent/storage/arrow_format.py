@@ -1,5 +1,5 @@
-"""Arrow IPC files, uncompressed. Rows that cannot become a TsFile are filed so (`data.closing`), and all rows
-in the simulator. Deterministic, in-process, never crashes."""
+"""Arrow IPC files, uncompressed: for rows that cannot be stored in a TsFile (`data.closing`), and for all
+rows in the simulator. Deterministic, in-process, never crashes."""
 
 from collections.abc import Mapping
 

@@ -1,12 +1,12 @@
-"""A group's checkpoint: one payload, in a file of its own or as a file and what changed since.
+"""A group's checkpoint: one payload, stored in one file or as a file and a delta.
 
-    checkpoint         the payload with all files the group had then; replaced as a whole
-    checkpoint.delta   a later payload without files, and which files came and went since the `checkpoint`
-                       of the digest it names; replaced as a whole too
+    checkpoint         the payload with all files that the group had then; replaced as a whole
+    checkpoint.delta   a later payload without files, and the files added and removed since the `checkpoint`
+                       whose digest it names; replaced as a whole too
 
-A delta that names another checkpoint was overtaken by a new whole one in the moment of a crash, and counts
-for nothing. Whoever reads gets one payload. Of it only the names `state` (of the payload) and `files` (of the
-state) are known here: both are msgpack maps.
+A delta that names another checkpoint is ignored: a crash followed the write of a newer whole checkpoint. A
+reader always gets one payload. This module knows only its keys `state` (of the payload) and `files` (of the
+state): both are msgpack maps.
 """
 
 import errno
@@ -34,26 +34,26 @@ _files_decoder = msgspec.msgpack.Decoder(list[FileMeta])
 
 class _Delta(msgspec.Struct, frozen=True):
     base: str
-    """Digest of the whole checkpoint it goes on from."""
+    """Digest of the whole checkpoint that the delta applies to."""
 
     payload: bytes
     """Without files."""
 
     files: msgspec.Raw
-    """Those that came, a list of `FileMeta`."""
+    """Added files, a list of `FileMeta`."""
 
     gone: tuple[str, ...]
-    """Names of those that left."""
+    """Names of removed files."""
 
 
 def save_checkpoint(disk: Disk, group: GroupId, payload: bytes, changes: FileChanges | None = None) -> str:
-    """Durable when it returns; after a crash either the old or the new one is there.
+    """Save a checkpoint, durable on return; a crash leaves either the old or the new one.
 
     Returns:
-        the digest of the whole checkpoint that is there now, for the next `changes`.
+        the digest of the current whole checkpoint, for the next `changes`.
 
     Raises:
-        NotFound: `changes` go on from a checkpoint that is not there; nothing was changed.
+        NotFound: the whole checkpoint that `changes` apply to does not exist; nothing was changed.
     """
     disk.mkdirs(layout.group_dir(group))
     if changes is not None and changes.base:
@@ -69,7 +69,7 @@ def save_checkpoint(disk: Disk, group: GroupId, payload: bytes, changes: FileCha
 def _save_delta(disk: Disk, group: GroupId, payload: bytes, changes: FileChanges) -> str:
     path = layout.checkpoint_path(group)
     if not disk.exists(path) or _digest(disk, path) != changes.base:
-        raise NotFound(f"{path} is not the one that was saved last")
+        raise NotFound(f"{path} is not the checkpoint that the changes apply to; nothing was changed")
     delta = _Delta(changes.base, payload, msgspec.Raw(encode_files(changes.files)), changes.gone)
     disk.write_atomic(layout.delta_path(group), seal(_DELTA_MAGIC, _encoder.encode(delta)))
     return changes.base
@@ -84,7 +84,7 @@ def load_checkpoint(disk: Disk, group: GroupId) -> bytes | None:
     """The payload saved last, with all its files; None if none was ever saved.
 
     Raises:
-        Damaged: there is a checkpoint, or what changed since, and it does not verify.
+        Damaged: the checkpoint or its delta exists but does not verify.
     """
     path = layout.checkpoint_path(group)
     if not disk.exists(path):
@@ -106,7 +106,7 @@ def load_checkpoint(disk: Disk, group: GroupId) -> bytes | None:
 
 
 def _read(disk: Disk, path: str) -> bytes:
-    """Raises `Damaged` where the disk gives no bytes."""
+    """Read a file. Raises `Damaged` if the disk cannot read it (EIO)."""
     try:
         return disk.read(path)
     except OSError as error:
@@ -129,7 +129,7 @@ def with_files(payload: bytes, files: Iterable[FileMeta]) -> bytes:
 
 
 def encode_files(files: Iterable[FileMeta]) -> bytes:
-    """As msgpack's list of them. One call for each: a single one for a hundred thousand files would keep the
-    loop's thread waiting for all that time."""
+    """Encode a msgpack list. Each file is encoded by a call of its own, because a single call for a hundred
+    thousand files would block the event loop's thread."""
     encoded = [_encoder.encode(file) for file in files]
     return b"\xdd" + len(encoded).to_bytes(4, "big") + b"".join(encoded)

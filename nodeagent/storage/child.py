@@ -1,9 +1,9 @@
 """The worker process: requests on stdin, replies on stdout, until stdin ends.
 
 Started as `python -m nodeagent.storage.child <root> <timeout_s> <kind of work> <parent's pid>`. Native code
-may print: descriptor 1 is kept for replies under another number and points to stderr for everybody else. A
-request that takes longer than the timeout ends the process even if nobody is left to kill it; the watchdog
-is a native thread, since a hanging native call may hold the interpreter lock.
+may print, so replies use a copy of descriptor 1, and descriptor 1 itself is redirected to stderr. A request
+that exceeds the timeout ends the process even if the parent is dead; the watchdog is a native thread, because
+a hanging native call may hold the interpreter lock.
 """
 
 import faulthandler
@@ -43,14 +43,14 @@ class _RootPlace:
                 rest = rest[file.write(rest) :]
             os.fdatasync(file.fileno())
         if os.getppid() != self._parent:
-            # The next one may have swept the directory already: what comes later is nobody's.
+            # The next agent may have emptied the directory already, so nobody would remove this file.
             os.unlink(os.path.join(self._root, path))
-            raise SystemExit("the node that ordered this is gone")
+            raise SystemExit("the agent that started this worker has ended")
         return path
 
 
 class _Announcer:
-    """Tells the parent which file is read next, so that it knows by which one this process died."""
+    """Sends the parent the path of the next file, so that it knows which file ended this process."""
 
     def __init__(self, replies: int) -> None:
         self._replies = replies
@@ -62,7 +62,7 @@ class _Announcer:
             pipes.send(self._replies, msgspec.msgpack.encode(Opening(path)))
 
     def forget(self) -> None:
-        """A new request begins."""
+        """Forget the last announced file: a new request begins."""
         self._last = ""
 
 
@@ -87,7 +87,7 @@ def main(root: str, timeout_s: float, work: str, parent: int) -> None:
 
 
 def _next_request(requests: int, sources: TsFileSources) -> bytes | None:
-    """While none comes, files are closed that nobody reads any more: an open one takes space when deleted."""
+    """Wait for a request. When idle, close all files, because a deleted file takes space while it is open."""
     while not select.select([requests], [], [], IDLE_S)[0]:
         sources.close_all()
     return pipes.receive(requests)

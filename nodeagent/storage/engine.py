@@ -1,4 +1,4 @@
-"""Who closes and scans for the storage room: a worker process, or this process in the simulator."""
+"""The engine that closes, compacts and scans: worker processes, or this process in the simulator."""
 
 from typing import Protocol
 
@@ -24,14 +24,14 @@ from nodeagent.storage.handler import (
 
 
 class Engine(Protocol):
-    """The calls block and may be made from several threads. They raise errors of `model.errors`."""
+    """All calls block, may be made from several threads, and raise errors of `model.errors`."""
 
     def close_units(self, units: tuple[CloseUnit, ...]) -> tuple[Made | None, ...]:
         """Durable temporary files for the units, in their order."""
         ...
 
     def compact(self, request: CompactRequest) -> Made | None:
-        """A durable temporary file for the unit; None where no row is left."""
+        """A durable temporary file for the unit; None if no row is left."""
         ...
 
     def scan(self, request: ScanRequest) -> Scanned: ...
@@ -78,8 +78,8 @@ class DiskPlace:
 
 
 class InlineEngine:
-    """Does the work in the caller's thread. For the simulator: never with the TsFile format, whose
-    native code may crash or stall the process that keeps Raft's heartbeats."""
+    """Does the work in the caller's thread. Only for the simulator, and never with the TsFile format: its
+    native code may crash or stall the process that sends Raft's heartbeats."""
 
     def __init__(self, disk: Disk, file_format: FileFormat) -> None:
         self._handlers = {

@@ -1,6 +1,6 @@
-"""Bytes with a header that proves them: magic, version, length, XXH3-128.
+"""Bytes with a header to verify them: magic, version, length, XXH3-128.
 
-What does not verify is `Damaged`. It is never taken for "nothing there yet" (law 5).
+Bytes that do not verify are `Damaged`; they never count as missing (law 5).
 """
 
 import struct
@@ -14,7 +14,7 @@ VERSION = 1
 
 
 def seal(magic: bytes, payload: bytes) -> bytes:
-    """`magic` has 4 bytes and tells what the payload is."""
+    """The payload with its header; `magic` has 4 bytes and names the kind of payload."""
     assert len(magic) == 4
     return _HEADER.pack(magic, VERSION, len(payload), xxhash.xxh3_128_digest(payload)) + payload
 
@@ -23,7 +23,7 @@ HEADER_BYTES = _HEADER.size
 
 
 def digest_of(header: bytes, where: str) -> str:
-    """What the header of something sealed says of its payload, in hex. Raises `Damaged` on a short one."""
+    """The payload's digest in a header, in hex. Raises `Damaged` if the header is too short."""
     if len(header) < _HEADER.size:
         raise Damaged(f"{where}: {len(header)} bytes are too few for a header")
     digest: bytes = _HEADER.unpack_from(header)[3]
@@ -41,9 +41,9 @@ def unseal(magic: bytes, sealed: bytes, where: str) -> bytes:
     found, version, length, digest = _HEADER.unpack_from(sealed)
     payload = sealed[_HEADER.size :]
     if found != magic or version != VERSION:
-        raise Damaged(f"{where}: header says {found!r} version {version}, wanted {magic!r} {VERSION}")
+        raise Damaged(f"{where}: the header is {found!r} version {version}, not {magic!r} {VERSION}")
     if length != len(payload):
-        raise Damaged(f"{where}: {len(payload)} bytes where the header says {length}")
+        raise Damaged(f"{where}: {len(payload)} bytes, the header says {length}")
     if xxhash.xxh3_128_digest(payload) != digest:
         raise Damaged(f"{where}: checksum mismatch")
     return payload

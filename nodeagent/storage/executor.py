@@ -1,7 +1,7 @@
-"""`Storage`: runs the jobs the pure rooms ask for. Blocking; call it from a disk thread.
+"""`Storage`: runs the jobs that the pure rooms request. Blocking; call it from a disk thread.
 
-A job may run twice; each ends in the same state. Jobs of one group must not run at the same time if one
-of them changes what the other works on; jobs of different groups may.
+A job may run twice, and both runs end in the same state. Jobs of one group must not run at the same time if
+one of them changes the other's files; jobs of different groups may.
 """
 
 import contextlib
@@ -68,10 +68,10 @@ from nodeagent.storage.staging import Staging
 
 UNITS_PER_CALL_MAX = 256
 UNIT_BYTES_PER_CALL_MAX = 32 * MIB
-"""One call of the engine carries no more, so that its timeout means something."""
+"""Most work in one call of the engine, so that a fixed timeout fits every call."""
 
 INLINE_SCAN_BYTES_MAX = 256 * KIB
-"""A scan of so few bytes of memory alone is done in the caller's thread, not sent to the worker."""
+"""A scan that reads only memory, up to this size, runs in the caller's thread instead of the worker."""
 
 
 class Storage:
@@ -86,8 +86,8 @@ class Storage:
         self.staging = Staging(disk)
 
     def prepare(self) -> None:
-        """At start, before any job: make the directories, drop temporary files and what repairs that ended
-        with the process had fetched (whoever ordered them asks again)."""
+        """At start, before any job: create the directories, delete temporary files and the files fetched by
+        unfinished repairs (the group requests those repairs once more)."""
         self._disk.rmtree(layout.TMP)
         for directory in (layout.GROUPS, layout.STAGING, layout.SNAPSHOTS, layout.TMP):
             self._disk.mkdirs(directory)
@@ -147,7 +147,7 @@ class Storage:
         return Done()
 
     def _try_drop(self, operation: str) -> str:
-        """Drop the area of work that is done; why it is still there, "" when it is gone."""
+        """Drop the area of completed work; returns why that failed, "" if it succeeded."""
         try:
             self.staging.drop(operation)
         except (Busy, OSError) as error:
@@ -155,12 +155,12 @@ class Storage:
         return ""
 
     def _save_checkpoint(self, group: GroupId, payload: bytes, changes: FileChanges | None = None) -> str:
-        """One at a time: an install and a save of one group would share their temporary file."""
+        """Save one checkpoint at a time: an install and a save of one group would share a temporary file."""
         with self._saving:
             return save_checkpoint(self._disk, group, payload, changes)
 
     def _close_files(self, job: CloseFiles) -> FilesClosed:
-        """Nothing has a name before all units are made; a crash in between leaves temporary files."""
+        """Publish the files only when all units are closed; a crash before leaves temporary files."""
         made: list[Made | None] = []
         with self._cleared_up(CLOSE):
             for units in _calls(job.units):
@@ -169,7 +169,7 @@ class Storage:
         return FilesClosed(tuple(None if m is None else m.meta for m in made))
 
     def _compact(self, job: CompactFiles) -> FilesClosed:
-        """The inputs stay where they are: the manifest still names them."""
+        """Make the compacted file. The inputs stay, because the manifest still names them."""
         inputs = job.unit.inputs
         paths = tuple(layout.file_path(job.group, meta.slot, meta.name) for meta in inputs)
         with self._cleared_up(COMPACT):
@@ -183,9 +183,9 @@ class Storage:
 
     @contextlib.contextmanager
     def _cleared_up(self, work: str) -> Iterator[None]:
-        """A failure leaves no temporary file: it is tried again and again, and a full disk would get fuller.
+        """Delete temporary files after a failure: the work is retried, and would fill the disk.
 
-        Work of one kind is done one at a time, so what lies in `tmp/` under its name is of this one.
+        Only one call of each kind of work runs at a time, so all files in `tmp/` with its name are its own.
         """
         try:
             yield
@@ -206,7 +206,7 @@ class Storage:
     # Jobs that need other nodes.
 
     def pull(self, job: StageFiles | InstallSnapshot) -> Pull[JobResult]:
-        """The job as a generator (`nodeagent.storage.pull`); its value is the result."""
+        """The job as a generator (`nodeagent.storage.pull`), whose return value is the result."""
         try:
             if isinstance(job, StageFiles):
                 return (yield from stage_files(self.staging, job))
@@ -217,11 +217,11 @@ class Storage:
             return failed_by_system(error)
 
     def run_pull(self, job: StageFiles | InstallSnapshot, fetch: Fetch) -> JobResult:
-        """The same in one blocking call."""
+        """`pull` in one blocking call."""
         return drive(self.pull(job), fetch)
 
     def plan_pull(self, job: StageFiles) -> FilesStaged:
-        """What of the job is staged already; `failed` names what would have to come."""
+        """Which files of the job are staged already; `failed` lists the files to be fetched."""
         have, missing = [], []
         for wanted in job.files:
             if self.staging.has(job.operation, job.group, wanted.meta):
@@ -239,11 +239,11 @@ class Storage:
 
     def install(self, group: GroupId, snapshot: str, payload: bytes, files: Collection[FileMeta]) -> None:
         """Put a fetched snapshot in place: its files, then its payload as the group's checkpoint. A crash
-        leaves either the old state whole or the new one.
+        leaves either the whole old state or the whole new state.
 
-        Files the new state does not name stay: whether it takes effect is the group's to decide, and if
-        its own state is newer it still needs them. It deletes them, or a later `sweep` does. The staged names
-        stay too: whoever asked drops them, again and again where the disk refuses.
+        Files that the new state does not name stay: the group decides whether the new state takes effect,
+        and needs them if its own state is newer. The group or a later `sweep` deletes them. The staged names
+        stay too: the caller drops them, and retries if the disk refuses.
         """
         self.staging.adopt(install_area(snapshot), group, [Adoption(meta.name, meta) for meta in files])
         self._save_checkpoint(group, payload)
@@ -255,7 +255,7 @@ class Storage:
         return load_checkpoint(self._disk, group)
 
     def groups(self) -> tuple[GroupId, ...]:
-        """Groups that have a directory; one without a checkpoint never got to its first, or is leaving."""
+        """Groups with a directory; a group without a checkpoint is new or is leaving."""
         return self.files.groups()
 
     def read_chunk(self, snapshot: str, name: str, offset: int, length: int) -> bytes:
@@ -266,13 +266,13 @@ class Storage:
         return self.snapshots.expire(now_ms, ttl_ms)
 
     def sweep(self, known: Mapping[GroupId, Mapping[int, Collection[str]]]) -> list[str]:
-        """Remove files that the manifests (group -> slot -> names) do not name. Only when these groups
-        have no job running: a file just closed is not in a manifest yet."""
+        """Remove files that the manifests (group -> slot -> names) do not name. These groups must not have a
+        running job, because a file just closed is not in a manifest yet."""
         return self.files.sweep(known)
 
 
 def _calls(units: tuple[CloseUnit, ...]) -> Iterator[tuple[CloseUnit, ...]]:
-    """The units in runs that fit one call; a larger unit goes alone."""
+    """The units in runs that fit one call; a larger unit gets a call of its own."""
     run: list[CloseUnit] = []
     nbytes = 0
     for unit in units:
@@ -287,7 +287,7 @@ def _calls(units: tuple[CloseUnit, ...]) -> Iterator[tuple[CloseUnit, ...]]:
 
 
 def failed_by_system(error: OSError) -> Failed:
-    """An errno as one of our codes: no space is to be tried again later, no file is definite."""
+    """Map an errno to an error code: a full disk can be retried later, a missing file is final."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Failed(Overloaded.code, f"no space left: {error}")
     if error.errno == errno.ENOENT:

@@ -1,4 +1,4 @@
-"""Closed files of the groups on this node. A file never changes; its name appears when it is whole."""
+"""Closed files of the groups on this node. A file never changes, and has its name only when complete."""
 
 import errno
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -16,14 +16,14 @@ from nodeagent.storage.hashing import hash_file
 
 MISSING = "missing"
 UNREADABLE = "unreadable"
-"""The disk gives no bytes (EIO): a bad sector damages one file, not the check of all."""
+"""The disk cannot read the file (EIO): a bad sector damages one file, and must not fail the whole check."""
 
 
 def check_content(content: bytes, meta: FileMeta, where: str) -> bytes:
-    """Return `content` if it is what the manifest says, else raise `FileCorrupt`.
+    """Return `content` if it matches the manifest, otherwise raise `FileCorrupt`.
 
-    Nothing parses a TsFile before this: most flipped bits would be read back as wrong values, some
-    crash the native reader.
+    Always called before a TsFile is parsed: most flipped bits would be read as wrong values, and some crash
+    the native reader.
     """
     _check(len(content), xxhash.xxh3_128_hexdigest(content), meta, where)
     return content
@@ -34,7 +34,7 @@ def read_checked(read: Callable[[str], bytes], path: str, meta: FileMeta) -> byt
 
     Raises:
         NotFound: there is no such file.
-        FileCorrupt: it is not what the manifest says, or the disk gives no bytes.
+        FileCorrupt: the bytes do not match the manifest, or the disk cannot read them.
     """
     try:
         content = read(path)
@@ -97,7 +97,7 @@ class SlotFiles:
             return UNREADABLE
 
     def delete(self, group: GroupId, metas: Iterable[FileMeta]) -> None:
-        """Unlink; one that is gone already is no error. Empty slot directories stay (a sweep's work)."""
+        """Delete files; a missing file is no error. Empty slot directories stay for a sweep."""
         directories = set()
         for meta in metas:
             path = layout.file_path(group, meta.slot, meta.name)
@@ -108,19 +108,19 @@ class SlotFiles:
             self._disk.sync_dir(directory)
 
     def groups(self) -> tuple[GroupId, ...]:
-        """Those that have a directory. What else lies there is somebody's own, perhaps a copy of what is
-        needed again, and is let alone."""
+        """Groups with a directory. Other directories there belong to the operator, perhaps a backup, and are
+        left alone."""
         return tuple(filter(is_group, self._list(layout.GROUPS)))
 
     def names(self, group: GroupId) -> dict[int, tuple[str, ...]]:
-        """What lies in the group's slot directories."""
+        """Slot -> names in the group's slot directories."""
         slots = [s for s in self._list(layout.slots_dir(group)) if s.isdecimal()]
         return {int(s): tuple(self._list(f"{layout.slots_dir(group)}/{s}")) for s in slots}
 
     def sweep(self, known: Mapping[GroupId, Mapping[int, Collection[str]]]) -> list[str]:
-        """Remove what the manifests do not name and give the removed paths.
+        """Remove the files that the manifests do not name, and return their paths.
 
-        Only groups that are keys of `known` are looked at: what is not mentioned is not judged.
+        Only groups that are keys of `known` are swept.
         """
         removed = []
         for group in sorted(known):
@@ -138,7 +138,8 @@ class SlotFiles:
         return removed
 
     def remove_group(self, group: GroupId) -> None:
-        """The checkpoint goes first: a group without one is a leftover, one with it must be whole."""
+        """Delete a group's files, its checkpoint first: a group with a checkpoint must be complete, a group
+        without a checkpoint is a leftover."""
         checkpoint = layout.checkpoint_path(group)
         if self._disk.exists(checkpoint):
             self._disk.unlink(checkpoint)

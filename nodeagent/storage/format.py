@@ -1,8 +1,7 @@
-"""What a file format must do, and the three things done with one: close a unit,
-compact files, scan files.
+"""The protocol of file formats, and the three operations on one: close a unit, compact files, scan files.
 
-All are functions of their arguments alone, so a file's bytes depend on the entry and the rows and on
-nothing else (law 6): no path, node, clock or process.
+All are functions of their arguments alone, so a file's bytes depend only on the entry and the rows (law 6),
+not on a path, node, clock or process.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,12 +27,12 @@ PROPERTY = "nodeagent"
 """Name of the footer property with the `Footer`."""
 
 FORMAT_VERSIONS = (1,)
-"""Of files that this release makes, oldest first; it reads all of them. An entry says which one it wants: the
-newest that the cluster's feature level allows."""
+"""Versions of files that this release writes and reads, oldest first. An entry names the version to write:
+the newest that the cluster's feature level allows."""
 
 
 class FileFormat(Protocol):
-    """Rows to bytes and back. Both may raise for want of memory or space, none leaves a file behind."""
+    """Rows to bytes and back. Both may raise if memory or space runs out; neither leaves a file behind."""
 
     def encode(self, table: pa.Table, spec: CloseSpec, properties: Mapping[str, bytes]) -> bytes:
         """A file of the rows, which are in Arrow form, sorted by (tags, time), each cell once.
@@ -43,19 +42,19 @@ class FileFormat(Protocol):
         ...
 
     def decode(self, content: bytes, spec: ScanSpec) -> pa.Table:
-        """At least the rows `spec` asks for, with those of the wanted columns the file has.
+        """At least the rows that `spec` requests, with those of its columns that the file has.
 
-        `content` has been verified: this may crash the process on other bytes.
+        `content` must be verified: damaged bytes may crash the process.
         """
         ...
 
     def properties(self, content: bytes) -> dict[str, bytes]:
-        """What `encode` was given as properties, at least."""
+        """At least the properties passed to `encode`."""
         ...
 
 
 class Footer(msgspec.Struct, frozen=True):
-    """What a file says of itself, so that it proves its content without the manifest."""
+    """A file's description of its own content, so that it can be verified without the manifest."""
 
     format_version: int
     slot: int
@@ -75,7 +74,7 @@ class ClosedUnit(msgspec.Struct, frozen=True):
 
 
 def close_unit(unit: CloseUnit, file_format: FileFormat) -> ClosedUnit | None:
-    """Make one unit's file; None where no row is left after the deletes."""
+    """Make one unit's file; None if no row is left after the deletes."""
     spec = unit.spec
     return _make(merge(_parts(unit.batches), unit.tombstones, spec.schema), spec, (), file_format)
 
@@ -83,12 +82,12 @@ def close_unit(unit: CloseUnit, file_format: FileFormat) -> ClosedUnit | None:
 def compact_unit(
     unit: CompactUnit, paths: Sequence[str], read: Callable[[str], bytes], file_format: FileFormat
 ) -> ClosedUnit | None:
-    """Make one file of many; None where no row is left after the deletes.
+    """Make one file of many; None if no row is left after the deletes.
 
     Raises:
-        NotFound: an input is not there.
-        FileCorrupt: an input is not what its meta says, by its bytes before they are parsed, or by the
-            values that were read from them.
+        NotFound: an input is missing.
+        FileCorrupt: an input does not match its meta, by its bytes before they are parsed, or by the values
+            read from them.
     """
     parts: list[Part] = []
     schema = unit.spec.schema
@@ -97,7 +96,7 @@ def compact_unit(
         rows = format_of(meta.name, file_format).decode(content, ScanSpec(schema))
         part = merge([(meta.order, rows)], (), schema)
         if total(checksum(part, schema)) != meta.logical:
-            raise FileCorrupt(f"{path}: the values read are not those it was made of", file=meta.name)
+            raise FileCorrupt(f"{path}: the values read do not match the logical checksum", file=meta.name)
         parts.append((meta.order, part))
     return _make(merge(parts, unit.tombstones, schema), unit.spec, unit.clean, file_format)
 
@@ -105,7 +104,7 @@ def compact_unit(
 def _make(table: pa.Table, spec: CloseSpec, clean: Order, file_format: FileFormat) -> ClosedUnit | None:
     if spec.format_version not in FORMAT_VERSIONS:
         made = ", ".join(map(str, FORMAT_VERSIONS))
-        raise Refused(f"{spec.name}: format version {spec.format_version}, this agent makes {made}")
+        raise Refused(f"{spec.name}: format version {spec.format_version}; this agent writes {made}")
     if table.num_rows == 0:
         return None
     sums = checksum(table, spec.schema)
@@ -153,10 +152,10 @@ def scan_rows(
     batches: Sequence[MemBatch],
     tombstones: Sequence[Tombstone],
 ) -> Scanned:
-    """One page of what files and batches hold.
+    """One page of the rows in files and batches.
 
     Raises:
-        FileCorrupt: a file's bytes are not those of its meta; nothing was parsed.
+        FileCorrupt: a file's bytes do not match its meta; nothing was parsed.
     """
     memory = [TableSource(_parts(batches), spec)] if batches else []
     if page.whole:
@@ -167,7 +166,7 @@ def scan_rows(
 
 
 def format_of(name: str, file_format: FileFormat) -> FileFormat:
-    """What a file of that name is read and written by."""
+    """The format that reads and writes a file of that name."""
     return _PARKED if name.endswith(PARKED) else file_format
 
 

@@ -1,4 +1,4 @@
-"""What a worker does with one request. The same code runs in the child process and in the simulator."""
+"""How a worker handles one request. The same code runs in the child process and in the simulator."""
 
 import errno
 import itertools
@@ -13,7 +13,7 @@ from nodeagent.storage.format import ClosedUnit, FileFormat, Footer, close_unit,
 from nodeagent.storage.sources import ContentSources, Sources
 
 CLOSE, COMPACT, SCAN = "close", "compact", "scan"
-"""Kinds of work. Temporary names begin with theirs, so that one that fails can clear up after itself."""
+"""Kinds of work. Names of temporary files begin with the kind, so that failed work can be cleaned up."""
 
 
 class CloseRequest(msgspec.Struct, frozen=True, tag="close"):
@@ -21,14 +21,14 @@ class CloseRequest(msgspec.Struct, frozen=True, tag="close"):
 
 
 class CompactRequest(msgspec.Struct, frozen=True, tag="compact"):
-    """`paths` are those of the inputs, under the root."""
+    """`paths` are the paths of the inputs, relative to the root."""
 
     unit: CompactUnit
     paths: tuple[str, ...]
 
 
 class ScanRequest(msgspec.Struct, frozen=True, tag="scan"):
-    """`files` are (path under the root, meta); `heavy` chooses the process that does it."""
+    """`files` are (path relative to the root, meta); `heavy` selects the worker process."""
 
     spec: ScanSpec
     files: tuple[tuple[str, FileMeta], ...]
@@ -47,7 +47,7 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class CloseReply(msgspec.Struct, frozen=True, tag="closed"):
-    """In the order of the units; None where no row was left."""
+    """In the order of the units; None for a unit without rows."""
 
     made: tuple[Made | None, ...]
 
@@ -57,9 +57,9 @@ class ScanReply(msgspec.Struct, frozen=True, tag="scanned"):
 
 
 class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
-    """`code` is that of the error (`model.errors`), `file` and `found` its details.
+    """`code` is the code of the error (`model.errors`), `file` and `found` are its details.
 
-    `sound`: no native code failed, the process goes on.
+    `sound`: no native code failed, so the process is not replaced.
     """
 
     code: str
@@ -70,7 +70,7 @@ class ErrorReply(msgspec.Struct, frozen=True, tag="error"):
 
 
 class Opening(msgspec.Struct, frozen=True, tag="opening"):
-    """No reply yet: native code is about to read this file."""
+    """Sent before the reply: native code is about to read this file."""
 
     path: str
 
@@ -80,7 +80,7 @@ Reply = CloseReply | ScanReply | ErrorReply | Opening
 
 
 class Place(Protocol):
-    """The little a handler needs of a file system; paths are relative to the node's root."""
+    """The file system of a handler; paths are relative to the node's root."""
 
     def read(self, path: str) -> bytes: ...
 
@@ -90,7 +90,7 @@ class Place(Protocol):
 
 
 class Handler:
-    """`label` keeps temporary names of different processes apart; `sources` are where scans read from."""
+    """`label` makes temporary names of different processes distinct; scans read from `sources`."""
 
     def __init__(
         self, file_format: FileFormat, place: Place, label: str, sources: Sources | None = None
@@ -102,7 +102,7 @@ class Handler:
         self._counter = itertools.count()
 
     def handle(self, request: Request) -> Reply:
-        """Never raises our own errors or `OSError`: they are the reply."""
+        """Handle one request. Our own errors and `OSError` become the reply."""
         try:
             if isinstance(request, CloseRequest):
                 return CloseReply(tuple(self._put(close_unit(u, self._format)) for u in request.units))

@@ -30,7 +30,7 @@ def hash_file(disk: Disk, path: str) -> str:
 
 
 def link_or_copy(disk: Disk, old: str, new: str) -> None:
-    """Hard link; where the disk cannot (EXDEV, EMLINK, EPERM) a synced copy.
+    """Create a hard link, or a synced copy if the disk cannot link (EXDEV, EMLINK, EPERM).
 
     The name is durable only after `sync_dir` of its directory.
     """
@@ -43,8 +43,8 @@ def link_or_copy(disk: Disk, old: str, new: str) -> None:
 
 
 def _copy(disk: Disk, old: str, new: str) -> None:
-    """The name appears when the bytes are durable. After a sync that failed the page cache shows bytes that
-    the disk does not have, and whoever finds the name, and hashes them, would take them for whole."""
+    """Copy a file; its name appears only when the bytes are durable. After a failed sync the page cache shows
+    bytes that the disk does not have, so a reader that hashes the file would accept it."""
     part = new + PART
     if disk.exists(part):
         disk.unlink(part)
@@ -57,6 +57,6 @@ def _copy(disk: Disk, old: str, new: str) -> None:
             target.sync()
         disk.rename(part, new)
     except OSError:
-        with contextlib.suppress(OSError):  # else the next copy, or a sweep at a start, removes it
+        with contextlib.suppress(OSError):  # otherwise the next copy, or a sweep at start, removes it
             disk.unlink(part)
         raise

@@ -1,14 +1,14 @@
-"""Where things lie under a node's root, and which names may come from the wire.
+"""Paths under a node's root, and which names are accepted from the wire.
 
     groups/<group>/checkpoint
     groups/<group>/checkpoint.delta
     groups/<group>/slots/<slot>/<file>
-    staging/<operation>/<group>/<slot>-<file>        verified; with `.part` on the way
+    staging/<operation>/<group>/<slot>-<file>        verified; with `.part` until complete
     snapshots/<id>/index, payload, files/<file>
-    quarantine/<group>/<slot>-<file>.<hash>          damaged files that a repair replaced; kept
+    quarantine/<group>/<slot>-<file>.<hash>          damaged files that a repair replaced; retained
     tmp/                                             emptied at start
 
-A path never travels; names do, and each is checked here before it becomes part of a path.
+Paths are never sent; names are, and each is checked here before it becomes part of a path.
 """
 
 import re
@@ -27,14 +27,14 @@ _SNAPSHOT = re.compile(r"[0-9a-f]{1,64}")
 
 
 def check_name(name: str) -> str:
-    """Return a name that may be a path component, else raise `InvalidName`."""
+    """Return `name` if it may be a path component, otherwise raise `InvalidName`."""
     if not _NAME.fullmatch(name) or ".." in name:
         raise InvalidName(f"name {name[:80]!r} is not allowed (A-Z a-z 0-9 . _ - and no leading '.' or '..')")
     return name
 
 
 def check_file(name: str) -> str:
-    """Like `check_name`, for data files: they may not look like our own files beside them."""
+    """As `check_name`, for data files: their names must differ from those of our own files."""
     if check_name(name) in (INDEX, PAYLOAD) or name.endswith(PART):
         raise InvalidName(f"file name {name!r} is reserved")
     return name
@@ -59,7 +59,7 @@ def checkpoint_path(group: GroupId) -> str:
 
 
 def delta_path(group: GroupId) -> str:
-    """What changed since the checkpoint."""
+    """Path of the changes since the checkpoint."""
     return f"{group_dir(group)}/checkpoint.delta"
 
 
@@ -86,7 +86,7 @@ def staging_dir(operation: str, group: GroupId) -> str:
 
 
 def staged_path(operation: str, group: GroupId, slot: int, name: str) -> str:
-    """The slot is part of the name: files of different old groups may be called alike."""
+    """The slot is part of the name, because files of different old groups may have equal names."""
     if not 0 <= slot < SLOTS_MAX:
         raise InvalidName(f"slot {slot} is out of range")
     return f"{staging_dir(operation, group)}/{slot:05d}-{check_file(name)}"
@@ -97,7 +97,7 @@ def quarantine_dir(group: GroupId) -> str:
 
 
 def quarantine_path(group: GroupId, slot: int, name: str, found: str) -> str:
-    """`found` is what the bytes hash to: the same damage has one name, other damage another."""
+    """`found` is the hash of the bytes: equal damage has one name, other damage another."""
     if not 0 <= slot < SLOTS_MAX:
         raise InvalidName(f"slot {slot} is out of range")
     return f"{quarantine_dir(group)}/{slot:05d}-{check_file(name)}.{check_name(found)}"
@@ -108,7 +108,7 @@ def snapshot_dir(snapshot: str) -> str:
 
 
 def snapshot_path(snapshot: str, name: str) -> str:
-    """Path of what a snapshot serves under `name`: its index, its payload or one of its files."""
+    """Path of `name` in a snapshot: its index, its payload or one of its files."""
     if name in (INDEX, PAYLOAD):
         return f"{snapshot_dir(snapshot)}/{name}"
     return f"{snapshot_dir(snapshot)}/files/{check_file(name)}"

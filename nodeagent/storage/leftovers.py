@@ -1,7 +1,8 @@
-"""What lies below a node's data directory and belongs to nothing: L4 of the invariants, on one disk.
+"""Find files below a node's data directory that no group needs: invariant L4, on one disk.
 
-A node at rest has, for each of its groups, a checkpoint and the files its manifest names, each under that
-one name, and nothing else. What is found besides is told by what it looks like; nothing here removes it.
+A node at rest has, for each of its groups, a checkpoint and the files that its manifest names, each under one
+name, and nothing else. Other files are reported with a kind that is guessed from their place; nothing here
+removes them.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -26,15 +27,15 @@ _LOOKS = {
 
 
 class Leftover(msgspec.Struct, frozen=True, order=True):
-    """`path` below the data directory, a file or a directory without files, and what it looks like:
+    """`path` below the data directory, a file or an empty directory, and its kind:
 
-    orphan       in a slot directory, and no manifest names it
+    orphan       in a slot directory, but not named by a manifest
     staged       of an operation or an install
     snapshot     offered to another node
     quarantined  damaged, and replaced by a repair
-    temporary    a write that was not finished
-    foreign      nothing that a node makes, or of a group it is no member of
-    linked       named by a manifest, and there is another name for the same bytes
+    temporary    an unfinished write
+    foreign      not created by a node, or of a group that the node is not a member of
+    linked       named by a manifest, and the same bytes have another name
     """
 
     path: str
@@ -48,7 +49,7 @@ def leftovers(
 
     Args:
         manifests: every group the node is a member of, the meta group with no files.
-        beside: names in the root that are somebody else's.
+        beside: names in the root that do not belong to storage.
     """
     for name in disk.listdir("."):
         if name in beside:

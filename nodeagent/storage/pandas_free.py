@@ -1,7 +1,7 @@
-"""Processes without pandas, which nothing of ours needs: it costs each some 0.3 s at its start and 40 MB.
+"""Keep pandas out of our processes: no code of ours needs it, and it costs some 0.3 s at start and 40 MB.
 
-Two packages import it unasked. `pyarrow` does at its first conversion, and goes on without where it cannot be
-imported. `tsfile` does at its import, for data frames that we never give it.
+Two packages import it on their own. `pyarrow` does so at its first conversion, and continues without it if
+the import fails. `tsfile` does so when it is imported, for data frames that we never pass.
 """
 
 import sys
@@ -21,16 +21,16 @@ _ASKED_FOR_BY_TSFILE = (
 
 
 def forbid_pandas() -> None:
-    """From here on `import pandas` fails in this process, unless it was imported before.
+    """Make `import pandas` fail in this process from now on, unless it was imported before.
 
-    Not by None in `sys.modules`, which compiled modules take for the package.
+    None in `sys.modules` does not work, because compiled modules use it as the package.
     """
     sys.meta_path.insert(0, _NoPandas())
 
 
 @contextmanager
 def placeholders() -> Iterator[None]:
-    """Whoever imports pandas meanwhile gets names to annotate with and nothing behind them."""
+    """Inside the context, `import pandas` gives empty types that can only be used in annotations."""
     if "pandas" in sys.modules:
         yield
         return
@@ -45,7 +45,7 @@ def placeholders() -> Iterator[None]:
 class _NoPandas(MetaPathFinder):
     def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> None:
         if fullname == "pandas":
-            raise ModuleNotFoundError("this process goes without pandas", name=fullname)
+            raise ModuleNotFoundError("pandas is disabled in this process", name=fullname)
 
 
 class _Placeholder(ModuleType):

@@ -1,7 +1,7 @@
-"""A request to a worker as bytes: what it says, then the rows of its batches as they are.
+"""A request to a worker as bytes: the request without rows, then the rows of its batches unchanged.
 
-A close brings up to 64 MiB of rows. To encode them with the rest would be one call of tens of milliseconds
-that no other thread of the agent can interrupt: the loop would stand still, and nothing be logged.
+A close has up to 64 MiB of rows. Encoding them with the request would be one call of tens of milliseconds
+that holds the interpreter lock: the event loop would be blocked, and nothing would be logged.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,10 +19,10 @@ _PREFIX_BYTES = 8
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
     request: Request
-    """Its batches are without rows."""
+    """The request; its batches have no rows."""
 
     lengths: tuple[int, ...]
-    """Bytes of the rows of each batch, in their order."""
+    """Size of each batch's rows in bytes, in the order of the batches."""
 
 
 _decoder = msgspec.msgpack.Decoder(_Head)
@@ -39,7 +39,7 @@ def encode(request: Request) -> tuple[int, Iterator[bytes]]:
 
 
 def decode(body: bytes) -> Request:
-    """What `encode` made. The rows stay where they are in `body`."""
+    """Decode a message of `encode`. The rows are not copied out of `body`."""
     view = memoryview(body)
     at = _PREFIX_BYTES + int.from_bytes(view[:_PREFIX_BYTES], "little")
     head = _decoder.decode(view[_PREFIX_BYTES:at])
@@ -65,7 +65,7 @@ def _batches(request: Request) -> Iterator[MemBatch]:
 
 
 def _with(request: Request, batches: Iterator[MemBatch]) -> Request:
-    """The request with these in the place of its own, in their order."""
+    """The request with these batches instead of its own, in the same order."""
     match request:
         case CloseRequest():
             return CloseRequest(tuple(_unit_with(unit, batches) for unit in request.units))

@@ -24,11 +24,11 @@ def send(fd: int, body: bytes, deadline: float | None = None) -> None:
 
 
 def send_pieces(fd: int, length: int, pieces: Iterable[bytes], deadline: float | None = None) -> None:
-    """Write one message of that length. `deadline` is in seconds of `time.monotonic`; None waits for ever.
+    """Write one message of that length. `deadline` is in seconds of `time.monotonic`; None waits forever.
 
     Raises:
-        Timeout: the deadline passed in mid-message; the pipe is useless from here on.
-        BrokenPipeError: nobody reads.
+        Timeout: the deadline passed within the message; the pipe can no longer be used.
+        BrokenPipeError: the other end closed.
     """
     if length > MESSAGE_BYTES_MAX:
         raise FrameError(f"a message of {length} bytes is too long for a worker")
@@ -43,7 +43,7 @@ def send_pieces(fd: int, length: int, pieces: Iterable[bytes], deadline: float |
 
 
 def receive(fd: int, deadline: float | None = None) -> bytes | None:
-    """Read one message; None where the other end closed between messages.
+    """Read one message; None if the other end closed between messages.
 
     Raises:
         Timeout: see `send`.

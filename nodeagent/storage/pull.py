@@ -1,13 +1,13 @@
-"""Getting files from other nodes, without a network: a generator asks for chunks and is sent the bytes.
+"""Pull files from other nodes, without network code: a generator requests chunks and is sent the bytes.
 
     pull = storage.pull(job)
     request = next(pull)
-    request = pull.send(chunk)        # or pull.throw(error) when the source does not answer
+    request = pull.send(chunk)        # or pull.throw(error) if the source does not respond
     ...StopIteration.value is the result
 
 `drive` does this in one thread with a blocking fetch function; the simulator steps it by events. Between
-two steps the generator touches only the disk. Closing it early keeps what came: the next pull of the
-same job goes on at the byte where this one stopped.
+two steps the generator touches only the disk. Closing it early retains the bytes received: the next pull of
+the same job continues at the byte where this pull stopped.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -26,12 +26,12 @@ from nodeagent.storage.snapshot import SnapshotIndex, decode_index
 from nodeagent.storage.staging import Staging
 
 DOCUMENT_BYTES_MAX = 1024 * MIB
-"""An index or payload that does not end by then is refused."""
+"""A larger index or payload is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchChunk:
-    """Wanted: `Snapshots.read_chunk(snapshot, name, offset, length)` of that node."""
+    """Requests `Snapshots.read_chunk(snapshot, name, offset, length)` of that node."""
 
     node: NodeId
     snapshot: str
@@ -63,7 +63,7 @@ def drive(pull: Pull[_Result], fetch: Fetch) -> _Result:
 
 @dataclass(slots=True)
 class Tally:
-    """What a pull has cost so far. `refetched` counts files whose bytes came but did not verify."""
+    """Costs of a pull so far. `refetched` counts files that were received but did not verify."""
 
     bytes_received: int = 0
     refetched: int = 0
@@ -88,10 +88,10 @@ def stage_files(staging: Staging, job: StageFiles) -> Pull[FilesStaged]:
 
 
 def _stage(staging: Staging, operation: str, group: GroupId, wanted: StagedFile, tally: Tally) -> Pull[bool]:
-    """Whether the file is staged now; if not, the reasons are in the tally.
+    """Stage one file. Returns whether it is staged now; if not, the reasons are in the tally.
 
     Raises:
-        Busy: the area is to be dropped.
+        Busy: the staging area is being dropped.
     """
     meta, reasons = wanted.meta, []
     staging.check_open(operation)
@@ -125,7 +125,7 @@ def _stage(staging: Staging, operation: str, group: GroupId, wanted: StagedFile,
 
 
 def _attempts(sources: Sequence[FileRef]) -> Sequence[FileRef]:
-    """Each source once, and the first once more: a part left by an earlier pull may be what is wrong."""
+    """Each source once, and the first once more, because a part of an earlier pull may have been corrupt."""
     return (*sources, *sources[:1])
 
 
@@ -149,7 +149,7 @@ def _fetch_file(
             writer.append(chunk)
         writer.finish()
     except FileCorrupt as error:
-        if error.details and not is_resumed:  # it came whole, and all of it from there
+        if error.details and not is_resumed:  # all its bytes came from this source
             tally.suspects.append((source.node, source.name))
         raise
     finally:
@@ -170,7 +170,7 @@ def fetch_snapshot(staging: Staging, job: InstallSnapshot, tally: Tally) -> Pull
 
     Raises:
         Damaged: the index or the payload does not verify.
-        NodeAgentError: the source's own error, or `NotFound` with the files that did not come.
+        NodeAgentError: the source's own error, or `NotFound` with the files that were not received.
     """
     operation = install_area(layout.check_snapshot(job.snapshot))
     sealed = yield from _fetch_whole(job, layout.INDEX, tally)

@@ -1,8 +1,8 @@
-"""Damaged files make room for good ones and are kept: somebody may want to know what happened to them.
+"""Replace damaged files by good ones, and retain the damaged files in quarantine for analysis.
 
-The damaged file gets a second name in quarantine, durably, before the good one takes its place, so at every
-instant the place holds one or the other and the damaged bytes have a name. Nothing here deletes what is in
-quarantine; when a group has `QUARANTINE_FILES_MAX` files there, further repairs are refused.
+The damaged file gets a second, durable name in quarantine before the good file replaces it, so the place
+always holds one of the two, and the damaged bytes always have a name. Nothing here deletes files in
+quarantine; if a group has `QUARANTINE_FILES_MAX` files there, further repairs are refused.
 """
 
 from nodeagent.model.disk import Disk
@@ -17,11 +17,11 @@ from nodeagent.storage.hashing import hash_file, link_or_copy
 
 
 def replace_file(disk: Disk, files: SlotFiles, group: GroupId, meta: FileMeta) -> str:
-    """Put the staged file in place; durable when it returns. In place already: nothing changes. The
-    repair area is the caller's to drop.
+    """Put the staged file in place, durable on return; no change if it is in place already. The caller drops
+    the repair area.
 
     Returns:
-        The path of the damaged file in quarantine, "" when there was none.
+        The path of the damaged file in quarantine, "" if there was none.
 
     Raises:
         NotFound: nothing is staged.
@@ -43,19 +43,19 @@ def replace_file(disk: Disk, files: SlotFiles, group: GroupId, meta: FileMeta) -
 
 
 def _keep(disk: Disk, group: GroupId, meta: FileMeta, place: str, found: str) -> str:
-    """Give the file at `place` its name in quarantine, durably."""
+    """Give the file at `place` a durable name in quarantine."""
     directory = layout.quarantine_dir(group)
     disk.mkdirs(directory)
     count = len(disk.listdir(directory))
-    if found == UNREADABLE:  # nobody can tell whether these bytes are kept already
+    if found == UNREADABLE:  # it is unknown whether these bytes are in quarantine already
         path = layout.quarantine_path(group, meta.slot, meta.name, f"{found}-{count}")
     else:
         path = layout.quarantine_path(group, meta.slot, meta.name, found)
         if disk.exists(path) and hash_file(disk, path) != found:
-            disk.unlink(path)  # a copy that an earlier release was cut short in, where the disk cannot link
+            disk.unlink(path)  # an incomplete copy of an earlier release, on a disk that cannot link
     if not disk.exists(path):
         if count >= QUARANTINE_FILES_MAX:
-            raise Overloaded(f"{directory} holds {count} damaged files already; look at them and remove them")
+            raise Overloaded(f"{directory} holds {count} damaged files already; analyse and remove them")
         link_or_copy(disk, place, path)
     disk.sync_dir(directory)
     return path

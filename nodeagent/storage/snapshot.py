@@ -1,6 +1,6 @@
 """Snapshots: hard links to closed files, with an index and a payload, served by name and offset.
 
-The index is written last: a directory without it is no snapshot, and is undone or made anew.
+The index is written last: a directory without an index is not a snapshot, and is removed or made once more.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _MAGIC = b"NASI"
 
 
 class SnapshotIndex(msgspec.Struct, frozen=True):
-    """What a snapshot holds. Each file is served under its `name`."""
+    """Contents of a snapshot. Each file is served under its `name`."""
 
     group: GroupId
     files: tuple[FileMeta, ...]
@@ -33,7 +33,7 @@ class SnapshotIndex(msgspec.Struct, frozen=True):
 
 
 def decode_index(sealed: bytes, where: str) -> SnapshotIndex:
-    """Raises `Damaged` on bytes that are no index."""
+    """Decode an index. Raises `Damaged` if the bytes are not an index."""
     try:
         return msgspec.msgpack.decode(unseal(_MAGIC, sealed, where), type=SnapshotIndex)
     except UNDECODABLE as error:
@@ -44,25 +44,25 @@ class Snapshots:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._read: set[str] = set()
-        """Those read from since the last `expire`."""
+        """Snapshots read from since the last `expire`."""
 
         self._used_ms: dict[str, int] = {}
-        """When each was last read from, or first seen by this process: never a time of the disk's clock,
-        which may have jumped."""
+        """When each snapshot was last read from, or first noticed by this process; not the file times,
+        because the wall clock may jump."""
 
     def make(self, snapshot: str, group: GroupId, files: Iterable[FileMeta], payload: bytes) -> None:
-        """Link all the files or none; durable when it returns. Made already: nothing changes.
+        """Link all the files or none; durable on return. No change if the snapshot exists already.
 
         Raises:
             NotFound: a file is missing; nothing was left behind.
-            InvalidInput: two files are named alike.
+            InvalidInput: two files have the same name.
         """
         directory = layout.snapshot_dir(snapshot)
         if self._disk.exists(layout.snapshot_path(snapshot, layout.INDEX)):
             return
         index = SnapshotIndex(group, tuple(files), len(payload), xxhash.xxh3_128_hexdigest(payload))
         if len({meta.name for meta in index.files}) < len(index.files):
-            raise InvalidInput(f"snapshot {snapshot}: two files of group {group} are named alike")
+            raise InvalidInput(f"snapshot {snapshot}: two files of group {group} have the same name")
         try:
             self._fill(snapshot, index, payload)
         except OSError as error:
@@ -90,11 +90,11 @@ class Snapshots:
         return decode_index(self._disk.read(path), path)
 
     def read_chunk(self, snapshot: str, name: str, offset: int, length: int) -> bytes:
-        """Up to `length` bytes (at most `CHUNK_BYTES`) from `offset`; empty only at the very end.
+        """Up to `length` bytes (at most `CHUNK_BYTES`) from `offset`; empty only at the end.
 
         Raises:
-            NotFound: no such snapshot, or nothing of that name in it.
-            InvalidInput: an offset outside the file.
+            NotFound: the snapshot does not exist, or has no file of that name.
+            InvalidInput: the offset is outside the file.
         """
         self._check(snapshot)
         self._read.add(snapshot)
@@ -109,22 +109,22 @@ class Snapshots:
             return file.pread(offset, min(length, CHUNK_BYTES))
 
     def drop(self, snapshot: str) -> None:
-        """Remove it; one that is not there is no error. The index goes first."""
+        """Remove a snapshot, its index first; a missing snapshot is no error."""
         index = layout.snapshot_path(snapshot, layout.INDEX)
         if self._disk.exists(index):
             self._disk.unlink(index)
         self._disk.rmtree(layout.snapshot_dir(snapshot))
 
     def ids(self) -> tuple[str, ...]:
-        """Of those there are. What has another name is not ours, and stays."""
+        """Ids of the snapshots on disk. Directories with other names are not ours, and stay."""
         present = self._disk.exists(layout.SNAPSHOTS)
         return tuple(filter(layout.is_snapshot, self._disk.listdir(layout.SNAPSHOTS) if present else ()))
 
     def expire(self, now_ms: int, ttl_ms: int) -> list[str]:
-        """Drop those nobody read from for `ttl_ms`, and unfinished ones; links pin deleted files.
+        """Drop snapshots that were not read from for `ttl_ms`, and unfinished ones; links pin deleted files.
 
-        One that the disk does not remove keeps no other: what is left without its index serves nobody, and is
-        tried again at the next call.
+        If the disk refuses to remove one, the others are still dropped: the rest without an index is not
+        served, and is retried at the next call.
 
         Args:
             now_ms: monotonic.

@@ -1,6 +1,6 @@
-"""The sources a scan reads from, over the bytes of a file. Which kind of file it is, its format decides.
+"""The sources of a scan, over the bytes of a file in any format.
 
-`storage.tsfile_source` has the ones that read large TsFiles in place.
+`storage.tsfile_source` has the sources that read large TsFiles in place.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from nodeagent.table.paging import Source
 
 class Sources(Protocol):
     def of(self, path: str, meta: FileMeta, spec: ScanSpec) -> Source:
-        """The file's rows; its bytes are checked before any of them is parsed.
+        """The file's rows; its bytes are verified before they are parsed.
 
         Raises (at the latest when rows are read):
-            FileCorrupt: the bytes are not those of `meta`, or cannot be read.
-            FileNotFoundError, OSError: there are none.
+            FileCorrupt: the bytes do not match `meta`, or cannot be read.
+            FileNotFoundError, OSError: the file cannot be opened.
         """
         ...
 

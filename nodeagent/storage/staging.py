@@ -1,10 +1,10 @@
-"""Files on their way from other nodes: beside the manifests, verified, resumable.
+"""Files being pulled from other nodes: not in a manifest yet, verified, resumable.
 
-A file has its name in staging only after its size and XXH3-128 were checked and its bytes synced; until
-then it is `<name>.part`, and whatever of it is there is the offset to go on from.
+A file gets its name in staging only after its size and XXH3-128 were verified and its bytes synced; until
+then it is `<name>.part`, and a pull continues at the end of that file.
 
-An area is dropped when no pull writes there: one that does is told to stop, and the drop is refused as busy
-until it has. So nothing appears in an area after it was dropped.
+An area is dropped only if no pull writes to it: a running pull is asked to stop, and the drop is refused as
+busy until it has stopped. So no file appears in an area after the area was dropped.
 """
 
 import threading
@@ -41,20 +41,20 @@ class StagingWriter:
         return self._meta.size - self.offset
 
     def append(self, chunk: bytes) -> None:
-        """Raises `FileCorrupt` for more than is missing."""
+        """Append a chunk. Raises `FileCorrupt` if it has more bytes than are missing."""
         if len(chunk) > self.missing:
-            raise FileCorrupt(f"{self._meta.name}: {len(chunk)} bytes where {self.missing} were missing")
+            raise FileCorrupt(f"{self._meta.name}: received {len(chunk)} bytes, {self.missing} were missing")
         self._file.pwrite(self.offset, chunk)
         self._hash.update(chunk)
         self.offset += len(chunk)
 
     def finish(self) -> None:
-        """Check, sync and name the file; the directory is the caller's to sync.
+        """Verify, sync and name the file; the caller syncs the directory.
 
         Raises:
-            FileCorrupt: size or hash differ; the part is deleted, since nobody knows which byte is wrong.
-            OSError: it cannot be made durable; the part is deleted too. A second sync would succeed without
-                the bytes that the first could not write.
+            FileCorrupt: size or hash differ; the part is deleted, because the wrong bytes are unknown.
+            OSError: the sync failed; the part is deleted too. A second sync would succeed without the bytes
+                that the first could not write.
         """
         found = self._hash.hexdigest()
         if self.missing or found != self._meta.xxh3:
@@ -77,7 +77,7 @@ class StagingWriter:
         self._disk.rename(self._path + layout.PART, self._path)
 
     def close(self) -> None:
-        """Stop here; the part stays for a later resume."""
+        """Close the part; it stays, so that a later pull can resume."""
         self._file.close()
 
 
@@ -88,14 +88,14 @@ class Staging:
         self._disk = disk
         self._lock = threading.Lock()
         self._pulls: Counter[str] = Counter()
-        """Pulls under way, by operation."""
+        """Operation -> number of running pulls."""
 
         self._closed: set[str] = set()
-        """Operations whose area is being dropped, or is to be when the pulls there have stopped."""
+        """Operations whose area is being dropped, or will be when its pulls have stopped."""
 
     @contextmanager
     def pulling(self, operation: str) -> Iterator[None]:
-        """A pull writes there. Raises `Busy` while the area is being dropped."""
+        """The context of a pull that writes to the area. Raises `Busy` while the area is being dropped."""
         with self._lock:
             self._check_open(operation)
             self._pulls[operation] += 1
@@ -109,7 +109,7 @@ class Staging:
                     self._closed.discard(operation)
 
     def check_open(self, operation: str) -> None:
-        """Raises `Busy` when the pull that asks is to stop, for its area is to be dropped."""
+        """Raise `Busy` if the calling pull must stop because its area will be dropped."""
         with self._lock:
             self._check_open(operation)
 
@@ -125,7 +125,7 @@ class Staging:
         self._disk.sync_dir(layout.staging_dir(operation, group))
 
     def has(self, operation: str, group: GroupId, meta: FileMeta) -> bool:
-        """Whether the file is staged, by reading it; one with other bytes is removed."""
+        """Whether the file is staged; reads it, and removes it if its bytes differ."""
         path = layout.staged_path(operation, group, meta.slot, meta.name)
         if not self._disk.exists(path):
             return False
@@ -135,15 +135,15 @@ class Staging:
         return False
 
     def writer(self, operation: str, group: GroupId, meta: FileMeta) -> StagingWriter:
-        """Open or resume. `prepare` comes before."""
+        """Open or resume a part. Call `prepare` first."""
         path = layout.staged_path(operation, group, meta.slot, meta.name)
         return StagingWriter(self._disk, path, meta)
 
     def link_local(self, operation: str, group: GroupId, meta: FileMeta, local: GroupId) -> None:
-        """Stage the file this node holds as a member of `local`, after reading it in full.
+        """Stage the file that this node holds as a member of `local`, after verifying it.
 
         Raises:
-            NotFound, FileCorrupt: it is not there, or not what it should be.
+            NotFound, FileCorrupt: the file is missing, or its bytes differ.
         """
         source = layout.file_path(local, meta.slot, meta.name)
         try:
@@ -160,10 +160,10 @@ class Staging:
         link_or_copy(self._disk, source, layout.staged_path(operation, group, meta.slot, meta.name))
 
     def adopt(self, operation: str, group: GroupId, files: Iterable[Adoption]) -> None:
-        """Link staged files into the group under their new names; durable when it returns.
+        """Link staged files into the group under their new names; durable on return.
 
-        The staged name stays until `drop`, which comes after the checkpoint that names the new one:
-        a crash in between loses nothing. Adopted already: nothing changes.
+        The staged names stay until `drop`, which follows the checkpoint with the new names, so that a crash
+        in between loses nothing. No change for files that are adopted already.
 
         Raises:
             NotFound: neither the staged nor the adopted file is there.
@@ -199,11 +199,11 @@ class Staging:
         return tuple(self._disk.listdir(layout.STAGING)) if self._disk.exists(layout.STAGING) else ()
 
     def drop(self, operation: str) -> None:
-        """Remove the area; one that is not there is no error.
+        """Remove the area; a missing area is no error.
 
         Raises:
-            Busy: a pull writes there; it stops before its next chunk. To be tried again.
-            OSError: some of it may be left.
+            Busy: a pull writes to the area; it stops before its next chunk. Retry the drop.
+            OSError: part of the area may be left.
         """
         directory = layout.operation_dir(operation)
         with self._lock:

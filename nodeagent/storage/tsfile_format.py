@@ -3,7 +3,7 @@
 Only worker processes import this module: the native writer holds the interpreter lock for the whole
 call, the native reader can crash or hang on damaged bytes, and its thread pool does not survive a fork.
 
-What the package demands, all measured on 2.5.0:
+Requirements of the package, all measured on 2.5.0:
 - settings are process-wide, and lost unless a writer was opened before;
 - names must be lower case (others become null columns), types exact, times sorted and unique per device;
 - after an error the writer still closes into a valid file without the rows: the file is deleted, and
@@ -35,8 +35,8 @@ _COUNTER = itertools.count()
 
 
 class TsFileFormat:
-    """Files in the directory `scratch` live for the length of a call; their names begin with `label`, which
-    no other process has."""
+    """Files in the directory `scratch` exist only during a call; their names begin with `label`, which must
+    be unique to this process."""
 
     def __init__(self, scratch: str, label: str = "") -> None:
         self._scratch = scratch
@@ -48,10 +48,10 @@ class TsFileFormat:
         """See `FileFormat.encode`.
 
         Raises:
-            Refused: a compression that is not on the list.
-            InvalidName: names that could be written and not be read back.
-            Unavailable: the writer failed; the rows are where they were, so try again.
-            FileCorrupt: the file does not hold what it was given.
+            Refused: the compression is unknown.
+            InvalidName: a name could be written but not read back.
+            Unavailable: the writer failed; the rows are unchanged, so retry.
+            FileCorrupt: the file does not hold the rows that were written.
         """
         assert table.num_rows > 0, "a file has rows"
         check_fileable(spec.schema)
@@ -94,7 +94,7 @@ class TsFileFormat:
             raise Refused(f"compression {compression!r} is not one of {', '.join(COMPRESSIONS)}")
         if not self._compression:
             path = self._scratch_path()
-            tsfile.TsFileWriter(path).close()  # the package forgets settings made before the first one
+            tsfile.TsFileWriter(path).close()  # the package loses settings made before the first writer
             os.unlink(path)
         tsfile.set_tsfile_config(
             {
@@ -136,7 +136,7 @@ def _check_counts(content: bytes, table: pa.Table, spec: CloseSpec) -> None:
         with contextlib.closing(tsfile.TsFileReader(io.BytesIO(content))) as reader:
             rows, found = _counts(reader, spec.schema)
     except Exception as error:
-        raise FileCorrupt(f"{spec.name}: new file cannot be read: {error}") from error
+        raise FileCorrupt(f"{spec.name}: the new file cannot be read: {error}") from error
     if rows != table.num_rows or found != wanted:
         raise FileCorrupt(
             f"{spec.name}: wrote {table.num_rows} rows and values {wanted}, the file has {rows} and {found}",
@@ -184,7 +184,7 @@ def read_batches(
     chosen: "tsfile.TagFilter | None",
     rows_max: int,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of the devices chosen between two times, included, a batch of up to `rows_max` at a time.
+    """Rows of the chosen devices between two times, inclusive, in batches of up to `rows_max` rows.
 
     `held` are the columns of the table that the file has.
     """

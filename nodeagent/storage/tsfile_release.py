@@ -1,4 +1,4 @@
-"""The library that makes TsFiles, without loading it."""
+"""Name and version of the TsFile library, without loading it."""
 
 from importlib.metadata import version
 
@@ -6,5 +6,5 @@ LIBRARY = "tsfile"
 
 
 def tsfile_library() -> str:
-    """Its name and version: with another one the same rows may become other bytes."""
+    """Name and version; another version may write other bytes for the same rows."""
     return f"{LIBRARY} {version(LIBRARY)}"

@@ -1,12 +1,12 @@
-"""Rows of TsFiles read in place, a series and a time range at a time. For the worker process only.
+"""Rows of TsFiles read in place, by series and time range. For the worker process only.
 
-A file stays open between pages of a scan, with what is known of its series; that may be lost at any time, and
-is bounded by `OPEN_FILES_MAX` and `SERIES_KEPT_MAX`. Its bytes are hashed when it is opened, and again after
-`VERIFIED_S` or when inode, size or time of change are others. A file found damaged is not hashed again while
-these are the same.
+A file stays open between pages of a scan, with the names and statistics of its series as a cache, bounded by
+`OPEN_FILES_MAX` and `SERIES_KEPT_MAX`. Its bytes are hashed when it is opened, and once more after
+`VERIFIED_S` or when its inode, size or modification time changes. A damaged file is not hashed again while
+these are unchanged.
 
-Measured with tsfile 2.5.1: a time range of one series costs its own rows and some 10 ms of 5 million; the
-statistics of a series 60 to 200 us, the name of one 5 us.
+Measured with tsfile 2.5.1: reading a time range of one series costs its own rows and some 10 ms per 5 million
+rows; the statistics of a series cost 60 to 200 us, its name 5 us.
 """
 
 import contextlib
@@ -29,27 +29,27 @@ from nodeagent.table.paging import SeriesKey, Source, Span, key_of, row_bytes, t
 
 OPEN_FILES_MAX = 64
 SERIES_KEPT_MAX = 500_000
-"""Names and statistics of series of all open files together."""
+"""Most cached names and statistics of series, over all open files."""
 
 VERIFIED_S = 60.0
-"""Bytes that were hashed are taken to be the same for so long."""
+"""How long verified bytes are assumed to be unchanged."""
 
 SWEEP_S = 5.0
-"""An open file that was deleted is closed after so long, while pages are read."""
+"""Interval of closing open files that were deleted, while pages are read."""
 
 SMALL_BYTES = 256 * KIB
-"""A file of up to this size is read whole, at every page, as opening and looking things up costs more."""
+"""A file of up to this size is read whole for every page, because opening it in place costs more."""
 
 BATCH_BYTES = 1 * MIB
 BATCH_ROWS_MAX = 8192
 
 Stamp = tuple[int, int, int]
-"""Inode, size and time of change of a file."""
+"""Inode, size and modification time of a file."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A verified file under `reader`. `tags` are the file's own, in its order."""
+    """A verified open file. `tags` are the file's own tags, in its order."""
 
     stamp: Stamp
     verified_at: float
@@ -65,7 +65,7 @@ class _Open:
 
 
 class TsFileSources:
-    """Files under `root`. `opening` is told of each file before native code reads it."""
+    """Sources over files under `root`. `opening` is called with each path before native code reads it."""
 
     def __init__(self, root: str, file_format: TsFileFormat, opening: Callable[[str], None]) -> None:
         self._root = root
@@ -131,7 +131,7 @@ class TsFileSources:
         return _Open(stamp, time.monotonic(), reader, tags, names)
 
     def trim(self) -> None:
-        """Keep within the bounds, and close what is deleted; after each request."""
+        """Close files above the bounds and deleted files; called after each request."""
         if time.monotonic() - self._swept_at > SWEEP_S:
             self._swept_at = time.monotonic()
             for path in [p for p in self._open if not os.path.exists(os.path.join(self._root, p))]:
@@ -221,7 +221,7 @@ class _TsFileSource:
         return self._files.reader(self._path, self._meta, self._spec.schema.table)
 
     def _key(self, held: _Open, segments: Sequence[str | None]) -> SeriesKey:
-        """Of the file's own tags (a table's may have become more)."""
+        """Key of a device by the file's own tags (the table may have more tags by now)."""
         own = dict(zip(held.tags, segments[1:], strict=False))
         return key_of(tuple(own.get(name) for name in self._spec.schema.tags))
 

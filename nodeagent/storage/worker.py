@@ -1,7 +1,7 @@
-"""The parent's side of the TsFile worker: a spawned process that may crash, hang or leak.
+"""The parent's side of the TsFile worker: a spawned process that may crash, hang or leak memory.
 
-Spawned, never forked: a fork of a process that used the package hangs. The process is replaced after
-every error (the native heap may be damaged), after a timeout, and after `FILES_MAX` files.
+It is spawned, never forked: a fork of a process that used the package hangs. It is replaced after every error
+(the native heap may be damaged), after a timeout, and after `FILES_MAX` files.
 """
 
 import contextlib
@@ -44,37 +44,38 @@ SCANS_MAX = 20_000
 """Pages read by one process before it is replaced."""
 
 DEATHS_MAX = 2
-"""So many processes that died or failed in native code over one file are taken to be the file's doing."""
+"""If this many processes die or fail in native code on one file, the file counts as the cause."""
 
 SUSPECTS_MAX = 1024
-"""Files that such deaths are counted of."""
+"""Most files for which such deaths are counted."""
 
 NICE_MAX = 19
 COMPACT_NICE = 15
 CLOSE_NICE = 5
 HEAVY_NICE = 5
-"""Below what serves writes and short reads, which on few processors would wait for a whole close; not so far
-that a node under writes falls behind with its closes."""
+"""Lower priority than the processes for writes and short reads, which would otherwise wait for a whole close
+on few processors; but high enough that closes keep up with writes."""
+
 SESSION_TRIES = 5
-"""At the start of a process, whose first request may take minutes; once more before each request after it."""
+"""Attempts to set the session's niceness at process start; there is one more before each later request."""
 
 SESSION_PAUSE_S = 0.11
 
 COMPACT_PATIENCE = 5
-"""Times the usual timeout: it works with what time is left over."""
+"""Factor on the usual timeout: compactions run only when the processor is idle."""
 
 _WATCHDOG_FACTOR = 1.5
-"""The child ends itself this many timeouts after a request began."""
+"""The child ends itself after this many timeouts from the start of a request."""
 
 
 class WorkerDied(Unavailable):
-    """`details["path"]` is the file that was read, "" where none was."""
+    """`details["path"]` is the file that was being read, "" if there was none."""
 
 
 class TsFileWorker:
     """One worker process, started when first needed. Calls from several threads wait for each other.
 
-    `work` is the kind its temporary files are named by.
+    `work` is the kind of work, used in the names of temporary files.
     """
 
     def __init__(self, root: str, timeout_s: float = 120.0, nice: int = 0, work: str = CLOSE) -> None:
@@ -86,30 +87,30 @@ class TsFileWorker:
         self._process: subprocess.Popen[bytes] | None = None
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
         self._used = 0.0
-        """The part of what one process does that is done."""
+        """Used share of the process's lifetime; at 1 it is replaced."""
 
         self._session_due = False
-        """Whether the niceness of the process's session is still to be set."""
+        """Whether the niceness of the process's session must still be set."""
 
         self._opening = ""
         self.starts = 0
 
     @property
     def pid(self) -> int | None:
-        """The process now running, for tests and status."""
+        """Pid of the running process, for tests and status."""
         process = self._process
         return None if process is None else process.pid
 
     @property
     def opening(self) -> str:
-        """The file that the last call read last."""
+        """The last file that the last call opened."""
         return self._opening
 
     def call(self, request: Request, timeout_s: float | None = None) -> Reply:
         """Send one request and wait for its reply.
 
         Raises:
-            WorkerDied: the process died or took too long; nothing has a name yet, so try again.
+            WorkerDied: the process died or took too long; no file has a name yet, so retry.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         with self._lock:
@@ -122,7 +123,7 @@ class TsFileWorker:
             except (Unavailable, FrameError, OSError, *UNDECODABLE) as error:
                 self._end()
                 raise self._died(f"died (exit {process.returncode}): {error}") from error
-            except BaseException:  # it waits for the rest of a message
+            except BaseException:  # the process may be waiting for the rest of a message
                 self._end()
                 raise
             self._used += _weight(request)
@@ -131,11 +132,11 @@ class TsFileWorker:
             return reply
 
     def _died(self, how: str) -> WorkerDied:
-        over = f" over {self._opening}" if self._opening else ""
+        over = f" while reading {self._opening}" if self._opening else ""
         return WorkerDied(f"the TsFile worker {how}{over}", path=self._opening)
 
     def start(self) -> None:
-        """Start the process ahead of the first call (it takes a good part of a second)."""
+        """Start the process before the first call (it takes most of a second)."""
         with self._lock:
             self._running()
 
@@ -182,7 +183,7 @@ class TsFileWorker:
             start_new_session=self._nice > 0,
         )
         assert process.stdin is not None and process.stdout is not None
-        # From here, for its imports cost much too; below our own priority, which nobody but root may raise.
+        # Set here, because the imports are expensive too; relative to our own, which only root may raise.
         nice = min(NICE_MAX, os.getpriority(os.PRIO_PROCESS, 0) + self._nice)
         os.setpriority(os.PRIO_PROCESS, process.pid, nice)
         self._session_due = self._nice > 0 and not _lower_session(process.pid, self._nice, SESSION_TRIES)
@@ -205,11 +206,11 @@ class TsFileWorker:
 
 
 def _lower_session(pid: int, nice: int, tries: int) -> bool:
-    """Set the niceness of the session that the process leads; False if the kernel refused each time: it does
-    so ten times a second at most, for all users but root together.
+    """Set the niceness of the session that the process leads. Returns False if the kernel refused each time:
+    it allows ten changes a second, for all users except root together.
 
-    Where Linux groups processes by session ("autogroup", sched(7)), a process's own niceness counts within
-    its session only. In its agent's session a worker would use up what the loop has a right to.
+    If Linux groups processes by session ("autogroup", sched(7)), a process's own niceness counts only within
+    its session. In the agent's session, a worker would take processor time from the event loop.
     """
     for left in reversed(range(tries)):
         try:
@@ -217,14 +218,14 @@ def _lower_session(pid: int, nice: int, tries: int) -> bool:
         except BlockingIOError:
             time.sleep(SESSION_PAUSE_S if left else 0.0)
         except OSError:
-            return True  # no such groups here
+            return True  # this kernel has no autogroups
         else:
             return True
     return False
 
 
 def _weight(request: Request) -> float:
-    """The part of a process's life that the request costs."""
+    """The share of a process's lifetime that the request uses."""
     match request:
         case CloseRequest():
             return len(request.units) / FILES_MAX
@@ -236,26 +237,26 @@ def _weight(request: Request) -> float:
 
 
 class Suspects:
-    """Files over which a worker died, or failed in native code though their bytes are right.
+    """Files on which workers died, or failed in native code although the bytes are correct.
 
-    Such a file costs the reads that need it: they are refused without a try, until the agent starts again.
-    Once is no proof, for a process may be killed by others.
+    Reads that need such a file are refused without an attempt until the agent restarts. A single death is no
+    proof, because a process may be killed for other reasons.
     """
 
     def __init__(self) -> None:
         self._deaths: OrderedDict[tuple[str, str], int] = OrderedDict()
 
     def check(self, files: Iterable[tuple[str, FileMeta]]) -> None:
-        """Raises `FileCorrupt` for a file that ended `DEATHS_MAX` processes."""
+        """Raise `FileCorrupt` for a file that ended `DEATHS_MAX` processes."""
         for path, meta in files:
             if self._deaths.get((path, meta.xxh3), 0) >= DEATHS_MAX:
                 raise FileCorrupt(
-                    f"{path}: reading it ended a worker {DEATHS_MAX} times; it is not read any more",
+                    f"{path}: reading this file ended {DEATHS_MAX} workers, so it is no longer read",
                     file=meta.name,
                 )
 
     def note(self, path: str, files: Iterable[tuple[str, FileMeta]]) -> None:
-        """A process ended while it read `path`, one of `files`."""
+        """Count a process that ended while it read `path`, one of `files`."""
         for one, meta in files:
             if one == path:
                 key = (path, meta.xxh3)
@@ -266,8 +267,8 @@ class Suspects:
 
 class WorkerEngine:
     """`Engine` with a process for each kind of work, so that a long close delays no read, and a long read no
-    short one. Those that compact and that read much start when first needed; the system runs the one that
-    compacts when the others leave it time."""
+    short read. The processes for compactions and heavy scans start when first needed; compactions run only
+    when the processor is idle."""
 
     def __init__(self, root: str, timeout_s: float = 120.0) -> None:
         self.closer = TsFileWorker(root, timeout_s, CLOSE_NICE)
@@ -287,7 +288,7 @@ class WorkerEngine:
         return made_of(self.compactor.call(request))[0]
 
     def scan(self, request: ScanRequest) -> Scanned:
-        """See `Engine.scan`. Raises `FileCorrupt` also for a file that ends the processes that read it."""
+        """See `Engine.scan`. Also raises `FileCorrupt` for a file that repeatedly ended workers."""
         self._suspects.check(request.files)
         worker = self.heavy_scanner if request.heavy else self.scanner
         try:

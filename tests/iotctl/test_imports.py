@@ -772,9 +772,7 @@ def test_a_row_that_no_entry_can_carry_is_a_bad_row(place: Path) -> None:
 def test_a_date_that_no_file_holds_is_a_bad_row(place: Path) -> None:
     days = pa.array([-400_000, 1], pa.date32())
     done, cluster = parquet(place, {"time": [1, 2], "v": days})
-    assert "is not between 1000-01-01" in failure(done)["what"] and failure(done)[
-        "where"
-    ].endswith("row 1")
+    assert "is not between 1000-01-01" in failure(done)["what"] and failure(done)["where"].endswith("row 1")
     done, cluster = parquet(place, {"time": [1, 2], "v": days}, *SKIP)
     assert done.code == 0 and [r["time"] for r in rows_of(cluster)] == [2]
 
