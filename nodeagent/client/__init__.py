@@ -1,12 +1,12 @@
-"""The client of a cluster: routes, writes, reads, changes. What iotctl and Spark tasks use.
+"""The client of a cluster: routes, writes, reads, changes. iotctl and Spark tasks use it.
 
-`cluster.Cluster` is the asynchronous front, `blocking.BlockingCluster` the same for plain code. Lives
-here: whom to ask, how often, and what an answer (or none) allows to conclude. Not here: sockets
-(`transport`), hashing (`partition`), rows (`table`).
+`cluster.Cluster` is the asynchronous interface, `blocking.BlockingCluster` the same for synchronous code.
+This package decides which node to ask, how often, and what follows from an answer or its absence. It leaves
+sockets to `transport`, hashing to `partition` and rows to `table`.
 
 Invariants:
-    a write keeps its (session, slot, sequence) on every attempt, so it counts at most once;
-    a definite error is raised only when no attempt can have had an effect;
-    a read covers every slot it was asked for, or is an error: an empty result is never a missing slot;
+    a write keeps its (session, slot, sequence) on every attempt, so it is applied at most once;
+    a definite error is raised only if no attempt can have taken effect;
+    a read covers every requested slot or fails: an empty result never hides a missing slot;
     every wait ends by a deadline.
 """

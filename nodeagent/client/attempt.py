@@ -1,4 +1,4 @@
-"""One write on its way, until its outcome is decided (the rules are in `writer`)."""
+"""The attempts of one write until its outcome is decided (the rules are in `writer`)."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ Build = Callable[[GroupId, Ticket], Request]
 
 
 class Attempt:
-    """One write on its way: where to send it next, and whether it may have happened already."""
+    """The state of one write: where to send it next, and whether it may have taken effect already."""
 
     def __init__(self, calls: Calls, sessions: Sessions, slot: int) -> None:
         self._calls = calls
@@ -40,10 +40,10 @@ class Attempt:
         self._hops = 0
         self._refusals = 0
         self._overloaded: Overloaded | None = None
-        """Why the leader did not take it, the last time it said so."""
+        """The last refusal of a leader that had no room for the write."""
 
         self._hint: GroupRecord | None = None
-        """The group that a refusal named, until another answer."""
+        """The group that the last refusal named; None after any other answer."""
 
     def finish(self) -> None:
         if self._ticket is not None:
@@ -54,7 +54,7 @@ class Attempt:
         """One attempt. None: try again.
 
         Raises:
-            OutcomeUnknown: it may have happened. Any other error: it did not.
+            OutcomeUnknown: the write may have taken effect. After any other error it did not.
         """
         try:
             reply = await self._send(build)
@@ -76,12 +76,12 @@ class Attempt:
             else:
                 await self._elsewhere(error)
         except (Unavailable, Refused, NotFound, SchemaMismatch) as error:
-            # A schema mismatch here is a group that has not seen the newest schema yet: the rows were
-            # brought into the form of the meta group's before.
+            # A schema mismatch means here that the group lacks the newest schema: the rows were
+            # normalised by the meta group's schema before.
             await self._elsewhere(error)
         except NodeAgentError as error:
             if not isinstance(error, Definite):
-                self._lost = error  # a failure of that node, or a code we do not know
+                self._lost = error  # this node failed, or the error code is not known to us
                 await self._elsewhere(error)
                 return None
             self._refusals += 1
@@ -106,7 +106,7 @@ class Attempt:
         return await self._calls.call(self._chase.target, build(group.group, self._ticket), timeout_s)
 
     async def _elsewhere(self, error: NodeAgentError) -> None:
-        """This node cannot help now: another member, by fresh routes."""
+        """This node cannot take the write now: try another member, by fresh routes."""
         if self._chase is not None and self._group is not None:
             self._calls.give_up(self._group, self._chase)
         self._hint = None
@@ -115,8 +115,8 @@ class Attempt:
             await self._refresh()
 
     async def _wait_for_room(self, error: Overloaded) -> None:
-        """The leader makes files of the rows before these. A try without the time for an answer would leave
-        it unknown whether they were taken."""
+        """The leader is flushing earlier rows to files: retry it after a pause. Give up before an attempt
+        that has too little time left for an answer, because its outcome would be unknown."""
         self._deadline.at_work()
         delay_s = self._backoff.delay_s(min(PRESSED_MAX_S, self._calls.attempt_s / 4))
         if self._deadline.left_s - delay_s < self._calls.attempt_s / 2:
@@ -124,7 +124,7 @@ class Attempt:
         await self._again(error, delay_s)
 
     async def _reroute(self, error: Moved) -> None:
-        """The slot is elsewhere: ask there, or wait while it is between two groups."""
+        """The slot belongs to another group: send there, or wait while neither group serves it."""
         asked, self._hint = self._group, None
         if error.details.get("wait"):
             await self._again(error, BACKOFF_MIN_S)
@@ -143,7 +143,7 @@ class Attempt:
         await self._again(error, 0.0 if elsewhere and self._hops <= HOPS_MAX else BACKOFF_MIN_S)
 
     def _routed(self) -> GroupId | None:
-        """The slot's group by the routes as they are."""
+        """The slot's group by the current routes, without a refresh."""
         if self._calls.routes is None:
             return None
         try:
@@ -152,10 +152,11 @@ class Attempt:
             return None
 
     async def _reopen(self, error: SessionExpired) -> None:
-        """A write that cannot have happened gets a new session; what was seen of another is lost.
+        """Use a new session if no attempt can have taken effect; else the outcome is unknown, because the
+        record of the old session is lost.
 
-        The group may be one that never knew the session: it was opened in the slot's old group after
-        the seal.
+        The group may never have had the session: it may have been opened in the slot's old group after the
+        seal.
         """
         assert self._ticket is not None
         if self._ticket.session.group == self._group:
@@ -180,19 +181,19 @@ class Attempt:
                 self._chase.rested()
 
     def _ended(self, error: NodeAgentError) -> NodeAgentError:
-        """What to tell the caller, with `error` as the last thing heard."""
+        """The error to raise, with `error` as the last answer."""
         if self._lost is not None:
             return OutcomeUnknown(
-                f"a write to slot {self._slot} was sent and may have happened: {self._lost.what};"
+                f"a write to slot {self._slot} was sent and may have taken effect: {self._lost.what};"
                 f" last answer: {error.what}",
                 next_step="read the rows back, or write them again (equal rows overwrite each other)",
                 slot=self._slot,
             )
         if isinstance(error, NotLeader) and self._overloaded is not None:
-            return self._overloaded  # it was asked elsewhere meanwhile, which is no news
+            return self._overloaded  # says more than a member that is not the leader
         if isinstance(error, NotLeader | Moved | SessionExpired):
             return Unavailable(
-                f"slot {self._slot} took no write within {self._deadline.timeout_s:g} s: {error.what}",
+                f"slot {self._slot} accepted no write within {self._deadline.timeout_s:g} s: {error.what}",
                 next_step="look at `iotctl cluster status`",
                 slot=self._slot,
             )

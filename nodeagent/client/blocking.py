@@ -1,6 +1,6 @@
-"""The blocking front: the verbs of `Cluster` for plain code, threads and Spark tasks.
+"""The blocking interface: the methods of `Cluster` for synchronous code, threads and Spark tasks.
 
-One daemon thread runs a loop; calls hand their coroutine over and wait. Safe to use from any thread.
+One daemon thread runs an event loop; each call submits its coroutine and waits. Safe to use from any thread.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
     from nodeagent.client.reader import OnAge
     from nodeagent.table.arrow import Rows
 
-CLOSED = "the client was closed meanwhile"
+CLOSED = "the client was closed before the call ended"
 END_S = 2.0
-"""So long what is cancelled may take to end."""
+"""How long cancelled tasks may take to end."""
 
 _T = TypeVar("_T")
 
 
 class BlockingCluster:
-    """See `Cluster` for each verb. Close it, or use it in a `with` block."""
+    """See `Cluster` for each method. Close it, or use it in a `with` block."""
 
     def __init__(self, cluster: Cluster, loop: LoopThread) -> None:
         """`cluster` must belong to `loop`."""
@@ -58,7 +58,7 @@ class BlockingCluster:
 
     @classmethod
     def connect(cls, spec: ClusterSpec) -> Self:
-        """Raises `InvalidInput` when the identity cannot be loaded."""
+        """Raises `InvalidInput` if the identity cannot be loaded."""
         loop = LoopThread()
         try:
             return cls(loop.run(Cluster.connect(spec)), loop)
@@ -67,7 +67,7 @@ class BlockingCluster:
             raise
 
     def close(self) -> None:
-        """Twice is no error."""
+        """End running calls and close the connections. A second call has no effect."""
         if self._loop.running:
             with contextlib.suppress(Unavailable):  # another thread is closing it
                 self._loop.run(self._cluster.close())
@@ -122,9 +122,9 @@ class BlockingCluster:
         tags: Sequence[str] | None = None,
         in_flight: int = IN_FLIGHT_MAX,
     ) -> WriteReport:
-        """Write (storage group, table, rows), many at a time; what was acknowledged.
+        """Write batches of (storage group, table, rows), many at a time; return what was acknowledged.
 
-        The iterable is read in the client's own thread and must not call this client.
+        The iterable is read in the client's thread and must not call this client.
         """
 
         async def run() -> WriteReport:
@@ -187,7 +187,7 @@ class BlockingCluster:
         read: str = "strong",
         on_age: OnAge | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """As `scan`, without an order, some pages in memory at a time; `on_age` is called in the client's own
+        """As `scan`, but unordered and with only a few pages in memory; `on_age` is called in the client's
         thread."""
         batches = self._cluster.scan_batches(
             storage_group,
@@ -228,7 +228,7 @@ class BlockingCluster:
         on_progress: OnProgress | None = None,
         timeout_s: float | None = None,
     ) -> Operation:
-        """`until` and `on_progress` are called in the client's own thread; they must not call it."""
+        """`until` and `on_progress` are called in the client's thread and must not call this client."""
         return self._loop.run(
             self._cluster.wait(operation, until=until, on_progress=on_progress, timeout_s=timeout_s)
         )
@@ -258,18 +258,17 @@ class BlockingCluster:
 
 
 class LoopThread:
-    """An event loop in a daemon thread. Whoever waits for it when it stops hears so: a thread that waited
-    without end would keep the whole process from ending."""
+    """An event loop in a daemon thread. `stop` ends every waiting `run` with an error: a thread that waited
+    without end would keep the process from ending."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self._stopping = False
         self._submitting = threading.Lock()
-        """Held while something is handed to the loop: what was is there when `_end` looks, and nothing comes
-        behind it."""
+        """Held while a coroutine is submitted: `_end` sees every task, and none comes after it."""
 
         self._handed: set[concurrent.futures.Future[Any]] = set()
-        """What is waited for."""
+        """The futures that callers wait for."""
 
         self._thread = threading.Thread(target=self._loop.run_forever, name="cluster-client", daemon=True)
         self._thread.start()
@@ -279,11 +278,11 @@ class LoopThread:
         return self._thread.is_alive()
 
     def run(self, coroutine: Coroutine[object, object, _T]) -> _T:
-        """Run it in the thread and wait. An interrupt of the waiting thread cancels it.
+        """Run the coroutine in the thread and wait. An interrupt of the waiting thread cancels it.
 
         Raises:
-            Unavailable: the loop was stopped before; nothing was begun.
-            OutcomeUnknown: it was stopped before this was done.
+            Unavailable: the loop had been stopped; the coroutine did not start.
+            OutcomeUnknown: the loop was stopped before the coroutine ended.
         """
         with self._submitting:
             if self._stopping:
@@ -302,14 +301,14 @@ class LoopThread:
             self._handed.discard(future)
 
     def stop(self) -> None:
-        """End what runs there, then the thread. Twice is no error."""
+        """Cancel the running tasks, then end the thread. A second call has no effect."""
         with self._submitting:
             if self._stopping:
                 return
             self._stopping = True
             asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         self._thread.join()
-        for future in tuple(self._handed):  # of what would not end
+        for future in tuple(self._handed):  # those whose task did not end in time
             future.cancel()
         self._loop.close()
 

@@ -1,7 +1,7 @@
-"""Asking nodes, groups and the meta leader, and keeping the routes fresh.
+"""Send requests to nodes, groups and the meta leader, and keep the routes fresh.
 
-The routes are the newest meta view seen (by its applied index). Older table versions are kept for a
-while, because an answer is judged by the table its node had.
+The routes are the newest meta view received (by its applied index). Older table versions are retained for a
+while, because an answer is checked against the table version of the node that gave it.
 """
 
 import asyncio
@@ -41,31 +41,35 @@ from nodeagent.model.schema import TableSchema
 _T = TypeVar("_T")
 
 STAGGER_S = 0.15
-"""A question any node can answer goes to the next node after this long."""
+"""A request that any node can answer is also sent to the next node after this delay."""
 
 AGAIN_MAX_S = 0.5
-"""A node that cannot answer it now is asked again after at most this long."""
+"""The longest pause before a node that cannot answer such a request now is asked again."""
 
 ASKED_MAX = 5
-"""Nodes asked the same question at once."""
+"""Nodes that are asked the same thing concurrently."""
 
 TABLES_KEPT = 4
 ATTEMPT_MIN_S = 2.0
 
 PATIENCE = 6
-"""Timeouts that nodes at work are waited for: on a read, or on files of the rows before a write."""
+"""Timeouts without progress after which a busy node is no longer waited for: a node that still computes a
+read, or that flushes earlier rows to files before it accepts a write."""
 
 SILENT_MAX = 2
-"""Questions in a row without an answer, after which a node is not at work."""
+"""Consecutive probes without an answer after which a node no longer counts as busy."""
 
 GROUP_TRANSIENT = (Overloaded, Refused, NotFound, Damaged, Unavailable)
 META_TRANSIENT = (Overloaded, Unavailable)
 
 
 class Deadline:
-    """`left_s` never goes below zero. `extend` starts it again: progress was made. `at_work` does too, but
-    not beyond `PATIENCE` timeouts after the last progress. Both are work to the one it is `within`, whose
-    patience is all there is at the start."""
+    """When a call ends without an answer.
+
+    `extend` restarts the deadline after progress. `at_work` restarts it too, but never beyond `PATIENCE`
+    timeouts after the last progress. Both count as `at_work` for the enclosing deadline `within`; until its
+    first progress, a deadline has only the patience that the enclosing deadline has left.
+    """
 
     def __init__(self, timeout_s: float, within: "Deadline | None" = None) -> None:
         self.timeout_s = timeout_s
@@ -84,11 +88,12 @@ class Deadline:
 
     @property
     def patience_s(self) -> float:
-        """How far `at_work` can still move it."""
+        """Seconds by which `at_work` can still postpone the end."""
         return max(self.left_s, self._last_at - _now())
 
     @property
     def left_s(self) -> float:
+        """Seconds until the end, never below zero."""
         return max(0.0, self._at - _now())
 
     @property
@@ -97,7 +102,7 @@ class Deadline:
 
 
 class Calls:
-    """See the module."""
+    """The requests and the routes of one client (see the module)."""
 
     def __init__(self, link: Link, timeout_s: float, rng: random.Random) -> None:
         self.link = link
@@ -105,7 +110,7 @@ class Calls:
         self.rng = rng
         self.routes: Routes | None = None
         self.leaders: dict[GroupId, str] = {}
-        """Who answered last as leader."""
+        """The member that last answered as leader."""
 
         self._schemas: dict[tuple[str, str], TableSchema] = {}
         self._tables: OrderedDict[int, Routes] = OrderedDict()
@@ -113,7 +118,7 @@ class Calls:
 
     @property
     def attempt_s(self) -> float:
-        """One attempt's share of the deadline: a node that hangs must not use it up."""
+        """Seconds one attempt may take: a node that hangs must not use up the whole timeout."""
         return min(self.timeout_s, max(ATTEMPT_MIN_S, self.timeout_s / 4))
 
     # --- one node --------------------------------------------------------------------------------
@@ -123,9 +128,9 @@ class Calls:
         return await self.link.call(target, request, self.timeout_s if timeout_s is None else timeout_s)
 
     async def call_at_work(self, target: str, request: ScanRows, deadline: Deadline) -> Reply:
-        """As `call`, for what may take a node long: while it answers a question that this one cannot be
-        answered without, it is at work and is waited for. The same request sent again would wait behind the
-        first; another node may have better luck after half of all patience."""
+        """As `call`, for a scan that may take the node long. The node is probed while it scans: as long as
+        it answers the probes it is busy, not dead, and is waited for. Retrying would not help, because a
+        second request queues behind the first. After half of the patience the next node is tried."""
         work = _asked(self.call(target, request, min(PATIENCE / 2 * self.timeout_s, deadline.patience_s)))
         strong = request.read == "strong" and not request.operation
         question = ProbeGroup(request.group) if strong else GetMeta()
@@ -162,11 +167,11 @@ class Calls:
         read: str = "strong",
         deadline: Deadline | None = None,
     ) -> tuple[str, Reply]:
-        """(node, its answer): from the leader for `strong`, else from any member.
+        """(node, its answer), from the leader if `read` is `strong`, else from any member.
 
         Raises:
-            NotFound: no such group by the newest table.
-            OutcomeUnknown: a change was sent and not answered.
+            NotFound: the newest table has no such group.
+            OutcomeUnknown: a change was sent, but not answered.
         """
         try:
             chase = await self.chase(group, read)
@@ -196,7 +201,7 @@ class Calls:
         return reply
 
     async def chase(self, group: GroupId, read: str = "strong") -> Chase:
-        """Whom of `group` to ask first. Raises `NotFound`."""
+        """The members of `group` in the order to ask them. Raises `NotFound`."""
         members = (await self.current()).group(group).members
         if read == "strong":
             return Chase(members, self.leaders.get(group))
@@ -211,7 +216,7 @@ class Calls:
         transient: tuple[type[NodeAgentError], ...],
         stale: Callable[[], Awaitable[None]],
     ) -> tuple[str, Reply]:
-        """Ask one after the other until one answers (what `chase` says) or the deadline passes."""
+        """Ask the members in the order of `chase` until one answers or the deadline passes."""
         backoff = Backoff(self.rng)
         attempt_s = self.timeout_s if request.traits.is_long else self.attempt_s
         lost: OutcomeUnknown | None = None
@@ -247,7 +252,7 @@ class Calls:
                     raise _unknown(request, lost) from error
                 raise
             except NodeAgentError as error:
-                # Neither definite nor unknown: a failure of that node, or a code we do not know.
+                # Neither definite nor unknown: this node failed, or the error code is not known to us.
                 if request.traits.repeat is not Repeat.FREELY:
                     raise _unknown(request, error) from error
                 last = error
@@ -256,7 +261,7 @@ class Calls:
                 self.leaders[group] = target
                 return target, reply
             delay_s = backoff.delay_s() if not at_once else 0.0
-            if deadline.left_s <= delay_s:  # no time is left to answer in: what was refused would be unknown
+            if deadline.left_s <= delay_s:  # no time left to answer: a refusal would turn unknown
                 raise self._ended(request, lost, last) from last
             if not at_once:
                 await pause(delay_s, deadline)
@@ -265,7 +270,7 @@ class Calls:
                     await stale()
 
     def follow(self, group: GroupId, chase: Chase, error: NotLeader) -> bool:
-        """The target is not the leader. Whether to ask the one it names at once."""
+        """The target is not the leader. Return whether to ask the leader it names without a pause."""
         leader = error.details.get("leader")
         hint = leader if isinstance(leader, str) and self.link.where(leader) else None
         if self.leaders.get(group) == chase.target:
@@ -273,7 +278,7 @@ class Calls:
         return chase.follow(hint)
 
     def give_up(self, group: GroupId, chase: Chase) -> None:
-        """The target does not answer, or not usefully."""
+        """The target did not give a usable answer: try the next member."""
         if self.leaders.get(group) == chase.target:
             del self.leaders[group]
         chase.advance()
@@ -284,7 +289,7 @@ class Calls:
             return _unknown(request, lost)
         if isinstance(last, NotLeader | OutcomeUnknown):
             return Unavailable(
-                f"nobody answered {name} within {self.timeout_s:g} s: {last.what}",
+                f"no node answered {name} within {self.timeout_s:g} s: {last.what}",
                 next_step="look at `iotctl cluster status`",
             )
         return last
@@ -292,7 +297,7 @@ class Calls:
     # --- routes ----------------------------------------------------------------------------------
 
     def targets(self) -> list[str]:
-        """Every node to ask: those of the view, then endpoints that are none of them."""
+        """Every node that can be asked: the nodes of the view, then the endpoints that are not among them."""
         known = [n.node for n in self.routes.view.nodes] if self.routes else []
         addresses = {self.link.where(node) for node in known}
         others = [t for t in self.link.known() if t not in known]
@@ -302,14 +307,15 @@ class Calls:
         return self.routes or await self.refresh()
 
     def at_version(self, version: int) -> Routes | None:
-        """The routes of an older table version, while they are remembered."""
+        """The routes of an older table version, or None if they are no longer retained."""
         return self._tables.get(version)
 
     async def refresh(self, seen: Routes | None = None) -> Routes:
-        """Newer routes than `seen`, or what can be had; one question at a time.
+        """Routes newer than `seen`, or the current routes if no node answers. Concurrent calls share one
+        request.
 
         Raises:
-            Unavailable: nobody answered, and nothing is known.
+            Unavailable: no node answered, and there are no routes yet.
         """
         if seen is not None and self.routes is not None and self.routes is not seen:
             return self.routes
@@ -329,16 +335,16 @@ class Calls:
         return self.routes
 
     async def meta(self, strong: bool = False, timeout_s: float = 0, *, wait: bool = True) -> MetaView:
-        """The view of the node that answers first, the leader asked before the others; one that is older than
-        a view had before is not shown, the newest is.
+        """The view of the first node that answers; the leader is asked first. If an earlier view was newer,
+        return that one.
 
         Args:
-            timeout_s: 0: of a strong read the whole timeout, else one attempt's share.
-            wait: ask all again while a node answers that it cannot tell now (no leader confirms what it
-                knows, or there is no cluster yet).
+            timeout_s: 0 means the whole timeout for a strong read, else the time of one attempt.
+            wait: ask all nodes again while a node answers that it has no view now (no leader confirms its
+                state, or the cluster is not formed yet).
 
         Raises:
-            Unavailable: nobody answered, or nobody could tell in time (strong: no quorum).
+            Unavailable: no node answered, or none had a view in time (strong: no quorum).
         """
         targets = self.targets()
         self.rng.shuffle(targets)
@@ -347,13 +353,13 @@ class Calls:
         view = await self._first(targets, GetMeta(strong), deadline, wait)
         assert isinstance(view, MetaView), view
         if view.leader != view.node and self.leaders.get(META) == view.node:
-            del self.leaders[META]  # it led once; cut off or removed it knows less than others
+            del self.leaders[META]  # a former leader: cut off or removed, its view lags behind
         self.adopt(view)
         assert self.routes is not None
         return self.routes.view
 
     def adopt(self, view: MetaView) -> None:
-        """Use `view` if it is the newest. Raises `Forbidden` when it is of another cluster."""
+        """Use `view` if it is the newest. Raises `Forbidden` if it belongs to another cluster."""
         old = self.routes
         if old is not None and old.view.cluster_id and old.view.cluster_id != view.cluster_id:
             if not view.cluster_id:
@@ -373,13 +379,15 @@ class Calls:
             self._tables.popitem(last=False)
 
     async def _first(self, targets: list[str], request: Request, deadline: Deadline, wait: bool) -> Reply:
-        """The first answer; at most `ASKED_MAX` nodes are asked at a time, one more every `STAGGER_S`. With
-        `wait` all are asked again, after ever longer pauses, while one answers that it cannot now."""
+        """The first answer. At most `ASKED_MAX` nodes are asked concurrently, one more every `STAGGER_S`.
+        With `wait`, all are asked again after growing pauses while any node says it cannot answer yet."""
         waiting, again = list(targets), list[str]()
         running: dict[asyncio.Task[Reply], str] = {}
         pause_s = STAGGER_S
-        may_soon = False  # a node may answer in a moment, and that is waited for
-        last: NodeAgentError = Unavailable("no node's address is known", next_step="name the nodes")
+        may_soon = False  # a node said that it cannot answer yet, and `wait` is set
+        last: NodeAgentError = Unavailable(
+            "no node's address is known", next_step="give the addresses of the nodes"
+        )
         try:
             while (waiting or running or may_soon) and not deadline.passed:
                 if waiting and len(running) < ASKED_MAX:
@@ -392,7 +400,9 @@ class Calls:
                     wait_s = pause_s if may_soon else deadline.left_s
                 done = await _wait_first(running, min(wait_s, deadline.left_s))
                 failed = {task: running.pop(task) for task in done}
-                errors = {task: task.exception() for task in done}  # of all: one not looked at is a warning
+                errors = {
+                    task: task.exception() for task in done
+                }  # all: asyncio warns about one not retrieved
                 for task, error in errors.items():
                     if error is None:
                         return task.result()
@@ -421,12 +431,12 @@ class Calls:
     def learn_schema(self, schema: TableSchema) -> None:
         key = (schema.storage_group, schema.table)
         known = self._schemas.get(key)
-        # One of the same version may have another TTL.
+        # A schema of the same version may have another TTL.
         if known is None or schema.version >= known.version:
             self._schemas[key] = schema
 
     def forget_schema(self, storage_group: str, table: str) -> None:
-        """It was dropped, as far as a node knows; the next question is asked anew."""
+        """A node says that the table was dropped: fetch its schema at the next use."""
         self._schemas.pop((storage_group, table), None)
 
     def known_schema(self, storage_group: str, table: str) -> TableSchema | None:
@@ -436,9 +446,10 @@ class Calls:
         return [self._schemas[key] for key in sorted(self._schemas)]
 
     async def schema(self, storage_group: str, table: str, *, strong: bool = True) -> TableSchema:
-        """Not `strong`: any node's word is enough that there is such a table, not that there is none.
+        """The schema of a table.
 
-        Raises `NotFound`.
+        If not `strong`, any node may confirm that the table exists; that it does not exist always takes a
+        strong read. Raises `NotFound`.
         """
         known = self.known_schema(storage_group, table)
         for level in (True,) if strong else (False, True):
@@ -460,7 +471,7 @@ async def pause(delay_s: float, deadline: Deadline) -> None:
 async def _wait_first(
     tasks: Iterable[asyncio.Task[_T]], timeout_s: float | None = None
 ) -> list[asyncio.Task[_T]]:
-    """Those that are done when the first is, in the order given (no set keeps it); none after `timeout_s`."""
+    """The tasks that are done as soon as any is, in the order given; empty after `timeout_s`."""
     running = list(tasks)
     if not running:
         await asyncio.sleep(timeout_s or 0)
@@ -470,7 +481,7 @@ async def _wait_first(
 
 
 async def run_bounded(jobs: Iterable[Coroutine[object, object, None]], running_max: int) -> None:
-    """Run all, `running_max` at a time; the first failure cancels the others and is raised."""
+    """Run all jobs, `running_max` at a time; the first failure cancels the others and is raised."""
     running: list[asyncio.Task[None]] = []
 
     async def wait_for_one() -> None:
@@ -495,7 +506,7 @@ async def run_bounded(jobs: Iterable[Coroutine[object, object, None]], running_m
 
 
 def _asked(call: Coroutine[object, object, _T]) -> asyncio.Task[_T]:
-    """Whose error is no news when nobody waits for it any more."""
+    """A task whose error is ignored if nothing awaits it any more."""
     task = asyncio.create_task(call)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
@@ -504,7 +515,7 @@ def _asked(call: Coroutine[object, object, _T]) -> asyncio.Task[_T]:
 def _unknown(request: Request, lost: NodeAgentError) -> OutcomeUnknown:
     name = type(request).__name__
     return OutcomeUnknown(
-        f"{name} was sent, and whether it took effect is not known: {lost.what}",
+        f"{name} was sent; it is not known whether it took effect: {lost.what}",
         next_step="look at `iotctl ops list` or `iotctl cluster status`",
         **lost.details,
     )

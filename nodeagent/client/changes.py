@@ -1,4 +1,4 @@
-"""Changes of the cluster: begin, steer, watch. The operation lives in the meta group, not here."""
+"""Begin, control and watch changes of the cluster. The operation itself is stored in the meta group."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,18 +21,20 @@ def has_ended(operation: Operation) -> bool:
 
 
 class Changes:
+    """Operations that change the cluster (see the module)."""
+
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
 
     async def begin(self, change: BeginChange) -> Operation:
         """Start a change.
 
-        A request whose answer is lost is not sent again (that could start a second change): the meta
-        group is asked whether it has the operation.
+        If the answer is lost, the request is not retried, because that could start a second change: the
+        meta group is asked whether it has the operation.
 
         Raises:
             Busy, Refused: nothing changed.
-            OutcomeUnknown: the operation is not there, but may still come.
+            OutcomeUnknown: the meta group has no such operation yet, but may still start it.
         """
         view = await self._calls.meta()
         before = {o.id for o in view.operations}
@@ -43,7 +45,7 @@ class Changes:
             if found is None:
                 asked = f"{change.kind} {change.node}".rstrip()
                 raise OutcomeUnknown(
-                    f"{asked} was sent; whether it began is not known: {error.what}",
+                    f"{asked} was sent; it is not known whether it began: {error.what}",
                     next_step="iotctl ops list",
                 ) from error
             return found
@@ -62,13 +64,13 @@ class Changes:
         return None
 
     async def steer(self, steer: Steer) -> Operation:
-        """Act on an open operation; every verb may be sent twice."""
+        """Control an open operation; every action is safe to repeat."""
         reply = await self._calls.ask_meta(steer)
         assert isinstance(reply, OperationReply), reply
         return reply.operation
 
     async def operation(self, operation: str, strong: bool = True) -> Operation:
-        """The whole record. Raises `NotFound`."""
+        """The full record of an operation. Raises `NotFound`."""
         view = await self._calls.meta(strong)
         for candidate in view.operations:
             if candidate.id == operation:
@@ -88,13 +90,13 @@ class Changes:
         on_progress: OnProgress | None = None,
         timeout_s: float | None = None,
     ) -> Operation:
-        """The operation once `until` holds; `on_progress` is called for each state that differs.
+        """The operation once `until` holds; `on_progress` is called whenever its state changes.
 
-        A cluster that does not answer for a while is waited for: the operation goes on without us.
+        Polling continues while the cluster does not answer: the operation does not depend on the client.
 
         Raises:
-            Unavailable: the time is over; the operation goes on.
-            NotFound: no such operation.
+            Unavailable: `timeout_s` has passed; the operation continues.
+            NotFound: there is no such operation.
         """
         loop = asyncio.get_running_loop()
         give_up = None if timeout_s is None else loop.time() + timeout_s
@@ -114,9 +116,9 @@ class Changes:
                 if until(current):
                     return current
             if give_up is not None and loop.time() >= give_up:
-                what = silence.what if silence else "it is not there yet"
+                what = silence.what if silence else "it has not reached that state yet"
                 raise Unavailable(
-                    f"{operation} was waited for {timeout_s:g} s: {what}; it goes on by itself",
+                    f"waited {timeout_s:g} s for {operation}: {what}; the operation continues",
                     next_step=f"iotctl ops wait {operation}",
                 )
             await asyncio.sleep(POLL_S)

@@ -1,6 +1,6 @@
-"""The asynchronous front: one object for everything a program does with a cluster.
+"""The asynchronous interface: one object for everything a program does with a cluster.
 
-What handles rows is imported when the first are: that takes longer than most commands of an operator.
+The modules that handle rows are imported at first use: that takes longer than most operator commands.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ if TYPE_CHECKING:
 
 STATUS_TIMEOUT_S = 2.0
 CHECK_TIMEOUT_S = 600.0
-"""Hashing or moving files takes as long as the disk and the network take."""
+"""Hashing or copying files is bounded by the disk and the network."""
 
 _R = TypeVar("_R", bound=Reply)
 
 
 class Cluster:
-    """See the package for what it promises. All times are milliseconds, all ranges inclusive.
+    """See the package for its guarantees. All times are milliseconds, all ranges inclusive.
 
-    Every method raises `NodeAgentError`; `writer` and `reader` say which.
+    Every method raises `NodeAgentError`; the modules `writer` and `reader` list the subclasses.
     """
 
     def __init__(self, link: Link, *, timeout_s: float = TIMEOUT_S, rng: random.Random | None = None) -> None:
@@ -81,7 +81,7 @@ class Cluster:
 
     @classmethod
     async def connect(cls, spec: ClusterSpec) -> Self:
-        """Asks nobody yet, so it succeeds while every node is down.
+        """Opens no connection yet, so it succeeds even if every node is down.
 
         Raises:
             InvalidInput: the identity cannot be loaded.
@@ -100,9 +100,9 @@ class Cluster:
     # --- nodes and groups ------------------------------------------------------------------------
 
     async def statuses(self, timeout_s: float = STATUS_TIMEOUT_S) -> dict[str, NodeStatus | NodeAgentError]:
-        """Every node we know of or hear of, by name (`host:port` while it has none).
+        """The status of every known node, or the error it ended with, by name (`host:port` while unnamed).
 
-        Asked in parallel; the whole takes at most `timeout_s`, whatever the nodes do.
+        All nodes are asked in parallel; the call takes at most `timeout_s`.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s
@@ -136,23 +136,23 @@ class Cluster:
         return reply
 
     async def meta(self, strong: bool = False) -> MetaView:
-        """The meta state: of the first node that answers, or (`strong`) after a read index."""
+        """The meta view of the first node that answers or, if `strong`, of the leader after a read index."""
         return await self._calls.meta(strong)
 
     async def call(self, node: NodeId, request: Request, timeout_s: float | None = None) -> Reply:
-        """One request to one node, sent once. An error reply is raised."""
+        """Send one request to one node, without a retry. An error reply is raised."""
         if self._link.where(node) is None:
             await self._calls.refresh()
         return await self._calls.call(node, request, timeout_s)
 
     async def call_meta(self, request: Request) -> Reply:
-        """One request to the meta leader, sent again where that is safe."""
+        """Send one request to the meta leader, with retries if they are safe."""
         if isinstance(request, BeginChange):
             return OperationReply(await self._changes.begin(request))
         return await self._calls.ask_meta(request)
 
     async def call_group(self, group: GroupId, request: Request, read: str = "strong") -> Reply:
-        """One request to the leader (`strong`) or any member of a group, sent again where that is safe."""
+        """Send one request to the leader (`strong`) or any member of a group, with retries if safe."""
         if group == META:
             return await self._calls.ask_meta(request)
         _, reply = await self._calls.ask_group(group, request, read=read)
@@ -173,7 +173,7 @@ class Cluster:
         return Reads(self._calls)
 
     async def put_schema(self, schema: TableSchema, ttl_ms: int | None = None) -> TableSchema:
-        """Create a table or add columns, set its TTL if one is given (0: none); the schema in force."""
+        """Create a table or add columns, set its TTL if given (0: none); return the schema in force."""
         return await self._writes.put_schema(schema, ttl_ms)
 
     async def schemas(self) -> list[TableSchema]:
@@ -190,9 +190,9 @@ class Cluster:
         tags: Sequence[str] | None = None,
         rows_max: int = ROWS_MAX,
     ) -> WriteReport:
-        """Write rows, return when all are acknowledged (`Writes.write`).
+        """Write rows; return when all are acknowledged (`Writes.write`).
 
-        `tags` names the tag columns and lets the table be created or extended.
+        `tags` names the tag columns and allows the table to be created or extended.
         """
         return await self._writes.write(storage_group, table, data, tags=tags, rows_max=rows_max)
 
@@ -211,8 +211,8 @@ class Cluster:
         time_from: int | None = None,
         time_to: int | None = None,
     ) -> DeleteReport:
-        """Delete rows in the range whose tags equal `tags` where given: those that are there when the
-        call begins. Each partition is deleted at once, not all of them."""
+        """Delete the rows in the time range whose tags equal `tags`, if they exist when the call begins. The
+        delete is atomic in each partition, not across partitions."""
         query = await self._reads.query(
             storage_group,
             table,
@@ -243,9 +243,9 @@ class Cluster:
         limit: int | None = None,
         on_age: OnAge | None = None,
     ) -> pa.Table:
-        """Rows sorted by (tags, time), the newest value per cell; the first `limit` of them.
+        """All rows, or the first `limit` rows, sorted by (tags, time), with the newest value per cell.
 
-        `on_age` is told how old the answers to a mid or weak read are (`reader.OnAge`).
+        `on_age` is called with the age of each answer to a bounded or weak read (`reader.OnAge`).
         """
         query = await self._reads.query(
             storage_group,
@@ -271,7 +271,7 @@ class Cluster:
         read: str = "strong",
         on_age: OnAge | None = None,
     ) -> AsyncIterator[pa.RecordBatch]:
-        """As `scan`, without an order, some pages in memory at a time."""
+        """As `scan`, but unordered and with only a few pages in memory."""
         query = await self._reads.query(
             storage_group,
             table,
@@ -324,33 +324,33 @@ class Cluster:
         return joined(pages)
 
     async def check_files(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> FilesChecked:
-        """The node re-reads and hashes its files."""
+        """Have the node read and hash its files."""
         return await self._expect(node, CheckFiles(group, slots), FilesChecked, CHECK_TIMEOUT_S)
 
     async def export_files(self, node: NodeId, group: GroupId, slots: Ranges) -> SourceOpened:
-        """A snapshot of the node's files, to be fetched."""
+        """Create a snapshot of the node's files for `fetch_file`."""
         return await self._expect(node, ExportFiles(group, slots), SourceOpened, CHECK_TIMEOUT_S)
 
     async def open_source(self, node: NodeId, operation: str, group: GroupId, slots: Ranges) -> SourceOpened:
-        """Sealed slots of an operation, as a previous holder has them."""
+        """Open the sealed slots of an operation at a previous holder."""
         return await self._expect(node, OpenSource(operation, group, slots), SourceOpened, CHECK_TIMEOUT_S)
 
     async def pull_unit(self, node: NodeId, operation: str, group: GroupId, slots: Ranges) -> UnitPulled:
-        """The node pulls the slots now; answered when they are verified and durable there."""
+        """Have the node pull the slots; return when they are verified and durable there."""
         return await self._expect(node, PullUnit(operation, group, slots), UnitPulled, CHECK_TIMEOUT_S)
 
     async def close_all(self, group: GroupId, slots: Ranges = ()) -> int:
-        """Close the group's open partitions; the log index at which it did."""
+        """Close the open partitions of the group; return the log index of the close."""
         reply = await self.call_group(group, CloseAll(group, slots))
         assert isinstance(reply, Accepted), reply
         return reply.index
 
     async def fetch_file(self, node: NodeId, snapshot: str, name: str) -> bytes:
-        """All bytes of a file of a snapshot, not yet verified.
+        """All bytes of a file in a snapshot, not verified.
 
         Raises:
-            NotFound: no such file or snapshot.
-            FileCorrupt: the node stopped before the length it gave.
+            NotFound: there is no such file or snapshot.
+            FileCorrupt: the file ended before the size that the node reported.
         """
         content = bytearray()
         while True:
@@ -371,5 +371,5 @@ class Cluster:
     ) -> _R:
         reply = await self.call(node, request, timeout_s)
         if not isinstance(reply, kind):
-            raise Unavailable(f"{node}: wanted {kind.__name__}, got {type(reply).__name__}")
+            raise Unavailable(f"{node} answered with {type(reply).__name__} instead of {kind.__name__}")
         return reply

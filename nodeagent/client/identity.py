@@ -76,12 +76,12 @@ def issue(
     hosts: tuple[str, ...] = (),
     days: int = CERTIFICATE_DAYS,
 ) -> KeyPair:
-    """A certificate for `name`. A negative `days` gives one that has expired.
+    """A certificate for `name`. If `days` is negative, the certificate has already expired.
 
     Alternative names: `name` itself for a node, localhost, 127.0.0.1 and `hosts` (names or addresses).
 
     Raises:
-        InvalidName: a name or role that is not allowed.
+        InvalidName: the name or role is not allowed.
         InvalidInput: the authority cannot be read.
     """
     _check_subject(name, role)
@@ -114,7 +114,7 @@ def issue(
 
 
 def certificate_facts(pem: str) -> CertificateFacts:
-    """Raises `InvalidInput` when `pem` holds no certificate."""
+    """Raises `InvalidInput` if `pem` contains no certificate."""
     certificate = _load_certificate(pem)
     return CertificateFacts(
         name=_attribute(certificate.subject, NameOID.COMMON_NAME),
@@ -143,7 +143,7 @@ def is_issued_by(pem: str, authority_pem: str) -> bool:
 
 
 def write_identity(directory: Path, pair: KeyPair, ca: str) -> Identity:
-    """Write `node.pem`, `node.key` (0600) and `ca.pem` into `directory` (made with mode 0700)."""
+    """Write `node.pem`, `node.key` (0600) and `ca.pem` into `directory` (created with mode 0700)."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_private(directory / KEY_FILE, pair.key)
     (directory / CERT_FILE).write_text(pair.cert)
@@ -152,30 +152,30 @@ def write_identity(directory: Path, pair: KeyPair, ca: str) -> Identity:
 
 
 def write_authority(directory: Path, authority: KeyPair) -> None:
-    """Write `ca.pem` and `ca.key` (0600) into `directory` (made with mode 0700)."""
+    """Write `ca.pem` and `ca.key` (0600) into `directory` (created with mode 0700)."""
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_private(directory / CA_KEY_FILE, authority.key)
     (directory / CA_FILE).write_text(authority.cert)
 
 
 def read_authority(directory: Path) -> KeyPair:
-    """Raises `InvalidInput` when the directory holds no authority."""
+    """Raises `InvalidInput` if the directory contains no authority."""
     try:
         return KeyPair((directory / CA_FILE).read_text(), (directory / CA_KEY_FILE).read_text())
     except OSError as error:
         raise InvalidInput(
             f"no certificate authority in {directory}: {error.strerror}",
-            next_step="name the directory that holds ca.pem and ca.key",
+            next_step="give the directory that contains ca.pem and ca.key",
         ) from error
 
 
 def identity_in(directory: Path) -> Identity:
-    """The identity that `write_identity` wrote, as paths."""
+    """The paths of the identity that `write_identity` wrote."""
     return Identity(*(str(directory / name) for name in (CERT_FILE, KEY_FILE, CA_FILE)))
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace `path` by a file only its owner can read, from its first byte on."""
+    """Replace `path` by a file with mode 0600; its content is never readable by others."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -268,7 +268,7 @@ def _load_certificate(pem: str) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(pem.encode())
     except ValueError as error:
-        raise InvalidInput(f"this is no PEM certificate: {error}") from error
+        raise InvalidInput(f"not a PEM certificate: {error}") from error
 
 
 def _attribute(name: x509.Name, oid: x509.ObjectIdentifier) -> str:

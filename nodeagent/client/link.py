@@ -1,8 +1,8 @@
 """Calls to many nodes.
 
-Two connections per node: chunks and rows travel on one of their own, so that a write never waits
-behind a file. After a failed attempt a node is not dialled again before its back-off ends; calls in
-that time fail at once.
+There are two connections per node: chunks and scanned rows have a connection of their own, so that a write
+never waits behind a file. After a failed attempt a node is not dialled again until its back-off ends; calls
+during the back-off fail at once.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ REDIAL_MAX_S = 1.0
 
 
 class Link(Protocol):
-    """What carries a request to a node and brings back the answer."""
+    """Sends requests to nodes and returns their answers."""
 
     def learn(self, target: str, host: str, port: int) -> None:
-        """`target` listens there from now on."""
+        """Use this address for `target` from now on."""
         ...
 
     def where(self, target: str) -> tuple[str, int] | None:
@@ -44,9 +44,9 @@ class Link(Protocol):
         """The node's answer, never an `ErrorReply`.
 
         Raises:
-            NodeAgentError: the node answered so; not `connected` when there was nothing to send it on.
+            NodeAgentError: the node answered with it; `connected` is False if there was no connection.
             Unavailable: the request was not sent.
-            OutcomeUnknown: it may have been received, and no answer came.
+            OutcomeUnknown: the node may have received the request, but no answer arrived.
         """
         ...
 
@@ -54,7 +54,7 @@ class Link(Protocol):
 
 
 class _Line:
-    """One way to one node: a connection, or the attempt to make one, or a pause after a failure."""
+    """The connection to one node, the attempt to open it, or the pause after a failed attempt."""
 
     def __init__(self) -> None:
         self.dialling: asyncio.Task[Connection] | None = None
@@ -65,10 +65,10 @@ class _Line:
 
 
 class NetworkLink:
-    """`Link` over TLS (or, on loopback only, without)."""
+    """`Link` over TLS, or without TLS on loopback only."""
 
     def __init__(self, endpoints: tuple[Endpoint, ...], identity: Identity | None) -> None:
-        """Raises `InvalidInput` when the identity cannot be loaded."""
+        """Raises `InvalidInput` if the identity cannot be loaded."""
         self._addresses: dict[str, tuple[str, int]] = {}
         self._lines: dict[tuple[str, bool], _Line] = {}
         self._closed = False
@@ -117,7 +117,7 @@ class NetworkLink:
                 line.connection.close()
         await asyncio.sleep(0)
 
-    # --- what a connection tells -----------------------------------------------------------------
+    # --- callbacks of a connection ---------------------------------------------------------------
 
     def my_hello(self) -> Hello:
         return self._hello
@@ -129,10 +129,10 @@ class NetworkLink:
         pass
 
     def on_raft(self, connection: Connection, messages: list[Routed]) -> None:
-        raise Forbidden("a client takes no part in consensus")
+        raise Forbidden("a client does not take part in consensus")
 
     def on_request(self, connection: Connection, number: int, request: Request) -> None:
-        raise Forbidden("a client answers no requests")
+        raise Forbidden("a client does not answer requests")
 
     def on_close(self, connection: Connection, error: NodeAgentError) -> None:
         pass
@@ -141,7 +141,7 @@ class NetworkLink:
 
     async def _connection(self, target: str, bulk: bool, timeout_s: float) -> Connection:
         if self._closed:
-            raise not_connected("the connections to the cluster were closed")
+            raise not_connected("the client has closed its connections to the cluster")
         line = self._lines.setdefault((target, bulk), _Line())
         if line.connection is not None and line.connection.is_open:
             return line.connection
@@ -188,7 +188,7 @@ def not_connected(what: str) -> Unavailable:
 
 
 def _retrieve(task: asyncio.Task[Connection]) -> None:
-    """The failure is also kept in the line: nobody may be waiting for the task any more."""
+    """Mark the exception as retrieved: the line also stores it, and nothing may await the task any more."""
     if not task.cancelled():
         task.exception()
 

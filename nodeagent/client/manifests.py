@@ -6,9 +6,9 @@ from nodeagent.model.requests import ManifestReply
 
 
 def joined(pages: Sequence[ManifestReply]) -> ManifestReply:
-    """The files of all pages, in their order. What is said of the replica holds for each of them: the lowest
-    index up to which files are made, the most that is pending, whether files were being made; damage as the
-    last page has it."""
+    """One reply with the files of all pages, in order. Facts about the replica hold for every page: the
+    lowest `applied` and `materialised`, the highest `pending`, `at_work` if any page has it; `damaged` is
+    that of the last page."""
     last = pages[-1]
     return ManifestReply(
         last.group,

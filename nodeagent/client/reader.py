@@ -1,17 +1,17 @@
-"""Reads: every slot that was asked for is answered by the group that serves it, or the read fails.
+"""Reads: every requested slot is answered by the group that serves it, or the read fails.
 
-A read goes to the groups in *legs*: one group, the slots it serves by our routes. A leg counts only if
-the node answered by a table in which the group has exactly these slots; else, and after any error, its
-slots are routed anew and asked again, until the deadline passes without progress. So a slot that moves
-during a read is read again, never missed and never read twice.
+A read goes to the groups in *legs*: one group and the slots it serves by our routes. A leg counts only if the
+node answered by a table version in which the group serves all of these slots. Otherwise, and after any error,
+its slots are routed and requested again until the deadline passes without progress. So a slot that moves
+during a read is requested again, never missed and never returned twice.
 
-Rows come in pages, each bounded in bytes, and a page ends at a key of the rows: it is final as soon as it is
-checked. A leg that fails after some pages is routed anew and goes on behind the last of them, at another
-member or another group, so that what was given already is never given again.
+Rows come in pages of bounded size. A page ends at a row key and is final once its table version is checked. A
+leg that fails after some pages is routed again and resumes behind its last page, at another member or another
+group, so that no row is returned twice.
 
-While a slot's files are still with its previous holders, the group's answer names them. Their rows are
-older than anything the group has itself: they are merged below it, after its range deletes, page by page.
-Both are then asked for the rows up to the same key.
+While the files of a slot are still with its previous holders, the group's answer names these holders. Their
+rows are older than all rows of the group: they are merged below them, after the group's range deletes, page
+by page. Both sides are then asked for the rows up to the same key.
 """
 
 from __future__ import annotations
@@ -61,37 +61,37 @@ if TYPE_CHECKING:
     from nodeagent.client.routes import Mask
 
 LEGS_MAX = 8
-"""Groups asked at once."""
+"""Groups asked concurrently."""
 
 PAGES_WAITING_MAX = 2
-"""Pages that wait for their reader; nodes are asked for no more meanwhile."""
+"""Pages that wait for the caller; no further page is requested until it takes one."""
 
 FIRST_ROWS_KEPT = 100_000
-"""Rows beyond the wanted first ones that are held before they are dropped."""
+"""Rows held beyond `limit` before they are merged and cut."""
 
 SLOTS_LISTED_MAX = 4096
-"""A time range of up to this many (time partition, shard) is narrowed to its slots."""
+"""A time range of at most this many (time partition, shard) pairs is narrowed to its slots."""
 
 _NEWEST = (1 << 62,)
-"""Order of what the group merged already: no delete of its own applies to it again."""
+"""Merge order of rows that the group has merged already: its deletes are not applied to them again."""
 
 _FINAL = (InvalidInput, Forbidden)
-"""Asking again would be answered the same."""
+"""Errors that a retry would only repeat."""
 
 _T = TypeVar("_T")
 Ask = Callable[[Leg, Deadline], Awaitable[tuple[int, _T]]]
-"""The table version a leg was answered by, and the answer; the deadline begins anew with any progress."""
+"""Asks one leg: (table version of the answering node, answer). Progress extends the deadline."""
 
 Tags = tuple[tuple[str, str | None], ...]
 
 OnAge = Callable[[int], None]
-"""Told the age (ms) of each answer to a mid or weak read, -1 where no leader confirmed it (`RowsScanned`).
-What was acknowledged as long before the read as the oldest of them is in it."""
+"""Called with the age (ms) of each answer to a bounded or weak read, -1 if no leader confirmed it
+(`RowsScanned`). The read contains every row acknowledged longer ago than the highest age."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Rows of one table; times inclusive, tags equalities."""
+    """A read of one table. The times are inclusive; each tag must be equal."""
 
     storage_group: str
     spec: ScanSpec
@@ -101,7 +101,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class _Fatal:
-    """Asking again is of no use."""
+    """An error that ends the read: a retry would not help."""
 
     error: Exception
 
@@ -113,7 +113,7 @@ class _Answer(Generic[_T]):
 
 @dataclass(frozen=True, slots=True)
 class _PageRead:
-    """Rows of a leg from `start` on; where the next page begins, None behind the last."""
+    """Rows of a leg from `start` on; `end` is the start of the next page, None after the last page."""
 
     rows: pa.Table
     start: Cursor
@@ -123,7 +123,7 @@ class _PageRead:
 
 @dataclass(slots=True)
 class _Asked:
-    """A leg with the place from which on its slots are still to be read."""
+    """A leg and the cursor from which its slots are still to be read."""
 
     leg: Leg
     start: Cursor
@@ -131,7 +131,7 @@ class _Asked:
 
 @dataclass(slots=True)
 class TableCount:
-    """Rows of one table, with the first and last time (None where there are no rows)."""
+    """The number of rows of one table, with the first and last time (None if there are no rows)."""
 
     rows: int = 0
     time_min: int | None = None
@@ -145,7 +145,7 @@ class TableCount:
 
 
 class Reads:
-    """See the module."""
+    """Scans, counts and partition lists (see the module)."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -164,16 +164,16 @@ class Reads:
         read: str,
         on_age: OnAge | None = None,
     ) -> Query:
-        """What is to be read, checked before a node is asked.
+        """The query for `scan` and `pages`, checked before any node is asked.
 
         Raises:
-            NotFound: no such table.
-            InvalidInput: no such tag or field in it.
+            NotFound: there is no such table.
+            InvalidInput: the table has no such tag or field.
         """
         schema = await self._calls.schema(storage_group.lower(), table.lower(), strong=read == "strong")
         names = {n.lower() for n in (*(fields or ()), *tags)}
         if not names <= {c.name for c in schema.columns}:
-            # Columns are only ever added: what is missing may be new.
+            # Columns are only ever added: a missing column may be new.
             await self._calls.meta(strong=read == "strong")
             schema = await self._calls.schema(schema.storage_group, schema.table)
         spec = ScanSpec(
@@ -187,7 +187,7 @@ class Reads:
         return Query(schema.storage_group, spec, read, on_age)
 
     async def scan(self, query: Query, limit: int | None = None) -> pa.Table:
-        """All rows, sorted by (tags, time), nulls first; the first `limit` of them."""
+        """All rows, or the first `limit` rows, sorted by (tags, time), nulls first."""
         parts: list[pa.Table] = []
         rows = 0
         async for part in self.pages(query, limit=limit or 0):
@@ -200,13 +200,13 @@ class Reads:
         return table if limit is None else table.slice(0, limit)
 
     async def pages(self, query: Query, slots: Mask | None = None, limit: int = 0) -> AsyncIterator[pa.Table]:
-        """The rows page by page, as they come; each key is in one page only.
+        """The rows page by page, in no order; each key is in one page only.
 
         Args:
-            limit: 0, or no more than the first so many rows (in order) are wanted; others may come too.
+            limit: if not 0, only the first `limit` rows (in order) are needed; more rows may be returned.
 
         Raises:
-            Unavailable: some slots were not answered, with the last reason; pages given before stay right.
+            Unavailable: some slots were not answered, with the last reason. Pages returned before are valid.
         """
         settings = (await self._calls.current()).view.settings
         wanted = slots_of(query.storage_group, query.spec, settings) if slots is None else slots
@@ -236,7 +236,7 @@ class Reads:
     async def _read_legs(
         self, asked: Sequence[_Asked], query: Query, limit: int, deadline: Deadline
     ) -> AsyncIterator[tuple[_Asked, _PageRead | NodeAgentError]]:
-        """The pages of the legs as they come; of each leg up to its end, or to its first error."""
+        """The pages of all legs as they arrive; each leg ends after its last page or with its first error."""
         found: asyncio.Queue[tuple[_Asked, _PageRead | NodeAgentError | _Fatal | None]]
         found = asyncio.Queue(PAGES_WAITING_MAX)
         room = asyncio.Semaphore(LEGS_MAX)
@@ -252,7 +252,7 @@ class Reads:
                     await found.put((one, _Fatal(error)))
                 except NodeAgentError as error:
                     await found.put((one, error))
-                except Exception as error:  # the reader must see it: it waits for this leg's end
+                except Exception as error:  # report it: the caller waits for the end of this leg
                     await found.put((one, _Fatal(error)))
                 else:
                     await found.put((one, None))
@@ -275,7 +275,7 @@ class Reads:
     async def _leg_pages(
         self, asked: _Asked, query: Query, limit: int, deadline: Deadline
     ) -> AsyncIterator[_PageRead]:
-        """From one node as long as it answers."""
+        """The pages of one leg, from the same node as long as it answers."""
         at: Cursor | None = asked.start
         node = ""
         here = 0
@@ -284,7 +284,7 @@ class Reads:
             await self._check_version(asked.leg, version)
             assert page.end is None or _place(page.end) > _place(at), "a scan makes progress"
             is_inside = page.end is not None and page.end.key is not None
-            # A page that ends inside a partition has rows of no other one.
+            # A page that ends inside a partition has rows of this partition only.
             here = page.rows.num_rows + (here if at.key is not None else 0)
             if page.end is not None and is_inside and limit and here >= limit:
                 page = replace(page, end=Cursor(page.end.position + 1))
@@ -294,7 +294,7 @@ class Reads:
     async def _page(
         self, leg: Leg, start: Cursor, query: Query, limit: int, node: str, deadline: Deadline
     ) -> tuple[int, _PageRead]:
-        """One page, with what previous holders have of the same keys."""
+        """One page, merged with the rows that previous holders have for the same keys."""
         until: Cursor | None = None
         while True:
             request = ScanRows(
@@ -317,7 +317,7 @@ class Reads:
             if not handovers:
                 return reply.table_version, _PageRead(rows, start, end, node)
             if limit:
-                limit = 0  # deletes may hide the first of the older rows, and others then come first
+                limit = 0  # deletes may hide the first of the older rows, so that later rows come first
                 continue
             old, old_end = await self._old_rows(handovers, leg, start, end, query, deadline)
             if old_end == end:
@@ -345,7 +345,7 @@ class Reads:
         query: Query,
         deadline: Deadline,
     ) -> tuple[list[pa.Table], Cursor | None]:
-        """Rows of previous holders between two places, and up to where all of them gave theirs."""
+        """The rows of all previous holders between two cursors, and the cursor up to which all answered."""
         old: list[pa.Table] = []
         for handover in handovers:
             slots = ranges.intersect(handover.slots, leg.slots)
@@ -363,7 +363,7 @@ class Reads:
         query: Query,
         deadline: Deadline,
     ) -> tuple[pa.Table, Cursor | None]:
-        """Rows of sealed slots from the first previous holder that gives them."""
+        """The rows of sealed slots from the first previous holder that answers."""
         last: NodeAgentError = Unavailable(f"{handover.source} has no members")
         request = ScanRows(
             handover.source,
@@ -387,13 +387,13 @@ class Reads:
                 assert isinstance(reply, RowsScanned), reply
                 return _rows(reply, query), _end(reply, end)
         raise Unavailable(
-            f"none of {', '.join(members)} gives the rows of {handover.operation}: {last.what}"
+            f"none of {', '.join(members)} returned the rows sealed for {handover.operation}: {last.what}"
         ) from last
 
     # --- every slot once -------------------------------------------------------------------------
 
     async def _cover(self, wanted: Mask, ask: Ask[_T]) -> AsyncIterator[tuple[Leg, _T]]:
-        """Ask for each slot of `wanted` until it is answered once (see the module).
+        """Request every slot of `wanted` until it is answered once (see the module).
 
         Raises:
             Unavailable: some slots were not answered, with the last reason.
@@ -442,7 +442,7 @@ class Reads:
         return leg, _Answer(value)
 
     async def _check_version(self, leg: Leg, version: int) -> None:
-        """Raise `Unavailable` unless the group has the leg's slots by the table its node had."""
+        """Raise `Unavailable` unless the group serves the leg's slots in table version `version`."""
         if version == leg.version:
             return
         routes = self._calls.at_version(version)
@@ -451,7 +451,7 @@ class Reads:
             routes = self._calls.at_version(version)
         if routes is None or not routes.owns(leg.group.group, leg.slots):
             raise Unavailable(
-                f"{leg.group.group} answered by table version {version}, it was asked by {leg.version}"
+                f"{leg.group.group} answered by table version {version}, not by {leg.version} as asked"
             )
 
     def _missing(self, pending: Mask, last: NodeAgentError) -> NodeAgentError:
@@ -459,7 +459,7 @@ class Reads:
             return last
         slots = np.flatnonzero(pending)
         return Unavailable(
-            f"{slots.size} slots were not answered (the first is {int(slots[0])}): {last.what}",
+            f"{slots.size} slots were not answered (first: slot {int(slots[0])}): {last.what}",
             next_step="look at `iotctl cluster status`",
             slots=int(slots.size),
         )
@@ -469,9 +469,9 @@ class Reads:
     async def partitions(
         self, storage_group: str = "", table: str = "", read: str = "strong"
     ) -> tuple[list[PartitionInfo], Mask]:
-        """What the groups list, and the slots whose list is not all: their older rows are elsewhere, or
-        they are between two groups (nodes of an earlier version list what is open and say no word of the
-        rest)."""
+        """The partitions that the groups list, and the slots whose list is incomplete: a previous holder
+        still has their older rows, or they are in transition between two groups (a node of an earlier version
+        then lists only the open partitions, without a hint that others exist)."""
         before = (await self._calls.current()).view
         size = before.settings.slots
         elsewhere = mask_of_ranges(in_transition(before), size)
@@ -483,7 +483,7 @@ class Reads:
                 deadline,
             )
             if len({page.table_version for page in pages}) > 1:
-                raise Unavailable(f"the table changed while the partitions of {leg.group.group} were listed")
+                raise Unavailable(f"the table version changed while {leg.group.group} listed partitions")
             return pages[0].table_version, pages
 
         async for leg, pages in self._cover(np.ones(size, np.bool_), ask):
@@ -496,7 +496,7 @@ class Reads:
         return found, elsewhere
 
     async def _list(self, request: ListPartitions, deadline: Deadline) -> list[PartitionsListed]:
-        """All pages of the list."""
+        """All pages of one group's list."""
         pages: list[PartitionsListed] = []
         own = Deadline(self._calls.timeout_s, within=deadline)
         while True:
@@ -512,7 +512,7 @@ class Reads:
     async def count(
         self, storage_group: str | None = None, table: str | None = None, read: str = "strong"
     ) -> list[dict[str, object]]:
-        """Rows per table: listed where a group knows them exactly, else read and counted."""
+        """Rows per table, from the list of a group if it has exact counts, else from a scan."""
         view = await self._calls.meta(strong=read == "strong")
         wanted_group, wanted_table = (storage_group or "").lower(), (table or "").lower()
         schemas = [
@@ -560,7 +560,7 @@ class Reads:
         return count
 
     async def partitions_in(self, query: Query) -> list[tuple[int, PartitionKey]]:
-        """(slot, partition) of every partition that may hold rows the query asks for."""
+        """(slot, partition) of every partition that may contain rows of the query."""
         schema, settings = query.spec.schema, (await self._calls.current()).view.settings
         infos, elsewhere = await self.partitions(query.storage_group, schema.table)
         found = {
@@ -577,8 +577,8 @@ class Reads:
 
 
 def _end(reply: RowsScanned, until: Cursor | None) -> Cursor | None:
-    """Where the page ends. Nodes of earlier versions say so in their own way, or name a place behind `until`,
-    from which on they gave nothing."""
+    """Where the page ends. A node of an earlier version sets `cursor` instead of `next`, or names a place
+    behind `until` although it returned no rows from `until` on."""
     end = reply.next if reply.next is not None else Cursor(reply.cursor) if reply.cursor else until
     return until if end is not None and until is not None and _place(end) > _place(until) else end
 
@@ -588,18 +588,18 @@ def _rows(reply: RowsScanned, query: Query) -> pa.Table:
 
 
 def _merged(parts: Sequence[pa.Table], query: Query) -> pa.Table:
-    """Rows of many pages in one order; no key is in two of them."""
+    """The rows of many pages, sorted; no key is in two pages."""
     return merge([((), part) for part in parts], (), query.spec.schema, query.spec)
 
 
 def _place(cursor: Cursor) -> tuple[object, ...]:
-    """What orders places."""
+    """The sort key of a cursor."""
     key = cursor.key
     return (cursor.position,) if key is None else (cursor.position, key_of(key.tags), key.time)
 
 
 def _advance(pending: dict[Cursor, Mask], leg: Leg, page: _PageRead) -> None:
-    """The leg's slots are read up to the end of the page."""
+    """Record that the leg's slots are read up to the end of the page."""
     mask = pending[page.start]
     own = mask_of_ranges(leg.slots, mask.size) & mask
     mask &= ~own
@@ -610,7 +610,7 @@ def _advance(pending: dict[Cursor, Mask], leg: Leg, page: _PageRead) -> None:
 
 
 def _merge_handovers(handovers: Iterable[Handover]) -> list[Handover]:
-    """One for each operation and source."""
+    """Join the entries of each (operation, source) into one."""
     found: dict[tuple[str, str], Handover] = {}
     for handover in handovers:
         key = (handover.operation, handover.source)
@@ -620,7 +620,7 @@ def _merge_handovers(handovers: Iterable[Handover]) -> list[Handover]:
 
 
 def slots_of(storage_group: str, spec: ScanSpec, settings: ClusterSettings) -> Mask:
-    """The slots that can hold the wanted rows: none or few for a bounded time range, else all."""
+    """The slots that can contain the rows: none or few for a bounded time range, else all."""
     if spec.time_from > spec.time_to:
         return np.zeros(settings.slots, np.bool_)
     first, last = (
@@ -635,7 +635,7 @@ def slots_of(storage_group: str, spec: ScanSpec, settings: ClusterSettings) -> M
 
 
 def _shards_of(spec: ScanSpec, settings: ClusterSettings) -> Sequence[int]:
-    """One shard where every tag is given, else all."""
+    """One shard if every tag is given, else all."""
     given = dict(spec.tags)
     if settings.shards > 1 and given.keys() >= set(spec.schema.tags):
         return (shard_of(tuple(given[name] for name in spec.schema.tags), settings.shards),)
@@ -649,7 +649,7 @@ def merge_below(
     query: Query,
     settings: ClusterSettings,
 ) -> pa.Table:
-    """`old` rows, less what `tombstones` delete in their partition, under `rows` cell by cell."""
+    """Merge `old`, less the rows that `tombstones` of their partition delete, below `rows`, cell by cell."""
     schema = query.spec.schema
     parts: list[tuple[tuple[int, ...], pa.Table | pa.RecordBatch]] = [(_NEWEST, rows)]
     for table in old:

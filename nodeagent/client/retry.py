@@ -1,4 +1,4 @@
-"""Whom to ask next, and after how long. Pure but for the random source it is given."""
+"""Which member to ask next, and after what delay. Pure except for the random source passed in."""
 
 import random
 from collections.abc import Sequence
@@ -7,10 +7,11 @@ BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 0.25
 
 PRESSED_MAX_S = 1.0
-"""The longest pause before rows go again to a leader that had no room for them; each try sends them whole."""
+"""The longest pause before a write is retried at a leader that had no room for it. Longer than
+`BACKOFF_MAX_S`, because every attempt sends all the rows."""
 
 HOPS_MAX = 2
-"""Hints that are followed at once; after that many without an answer a pause is due."""
+"""Hints that are followed without a pause; after so many without an answer, pause."""
 
 
 class Backoff:
@@ -27,20 +28,20 @@ class Backoff:
 
 
 class Chase:
-    """Looks for the one among `members` that can answer.
+    """Finds the member that can answer.
 
     Invariant: without new hints every member is the target once in any len(members) advances.
     """
 
     def __init__(self, members: Sequence[str], first: str | None = None) -> None:
-        assert members or first, "someone to ask"
+        assert members or first, "there must be a node to ask"
         self._members = tuple(members) or (str(first),)
         self._turn = self._members.index(first) if first in self._members else 0
         self.target = first or self._members[self._turn]
         self._hops = 0
 
     def advance(self) -> None:
-        """The target did not answer, or cannot: the next in turn."""
+        """The target did not answer, or cannot: move on to the next member."""
         if self.target in self._members:
             self._turn = self._members.index(self.target)
         self._turn = (self._turn + 1) % len(self._members)
@@ -48,7 +49,7 @@ class Chase:
         self._hops = 0
 
     def follow(self, leader: str | None) -> bool:
-        """The target names `leader`. Whether that is worth asking without a pause."""
+        """The target names `leader`. Return whether to ask it without a pause."""
         if not leader or leader == self.target:
             self.advance()
             return False
@@ -57,5 +58,5 @@ class Chase:
         return self._hops <= HOPS_MAX
 
     def rested(self) -> None:
-        """A pause was made: hints may be followed at once again."""
+        """After a pause: hints may be followed at once again."""
         self._hops = 0

@@ -1,10 +1,10 @@
-"""Slot -> group, as one view of the meta state says. Pure.
+"""Slot -> group, by one view of the meta state. Pure.
 
-A slot's rows are served by its old group until that has sealed. A route is what the partition table says;
-while an operation is in PLANNED or SEALED, its slots stay with each source that has not sealed yet by the
-operation's evidence.
+The old group serves a slot until it has sealed it. A route follows the partition table; while an operation is
+in PLANNED or SEALED, its slots stay with every source that has not sealed them by the operation's progress
+report.
 
-numpy is imported with the first question about a slot: that takes longer than most commands of an operator.
+numpy is imported when a slot is first looked up: the import takes longer than most operator commands.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NONE = -1
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """Slots that one group is asked for, and the table version that said so."""
+    """Slots to ask one group for, and the table version by which it serves them."""
 
     group: GroupRecord
     slots: Ranges
@@ -48,7 +48,7 @@ class Routes:
 
     @cached_property
     def owner(self) -> npt.NDArray[np.int32]:
-        """`owner[slot]` indexes `groups`; -1 is a slot without a group (a cluster that is being formed)."""
+        """`owner[slot]` indexes `groups`; -1 means no group (the cluster is still being formed)."""
         import numpy as np
 
         by_header = {r.header: i for i, r in _numbered(self.groups)}
@@ -67,11 +67,11 @@ class Routes:
         return self.view.table_version
 
     def group_of(self, slot: int) -> GroupRecord:
-        """Raises `Unavailable` when nobody owns the slot yet."""
+        """Raises `Unavailable` if the slot has no group yet."""
         index = int(self.owner[slot])
         if index == _NONE:
             raise Unavailable(
-                f"slot {slot} has no group by table version {self.version}",
+                f"slot {slot} has no group in table version {self.version}",
                 next_step="wait until the cluster is formed: `iotctl cluster status`",
             )
         return self.groups[index]
@@ -81,20 +81,20 @@ class Routes:
         for record in self.groups:
             if record.group == group:
                 return record
-        raise NotFound(f"group {group} is not known at table version {self.version}")
+        raise NotFound(f"group {group} does not exist in table version {self.version}")
 
     def of_header(self, header: NodeId) -> GroupRecord | None:
-        """The group a node heads: the living one if there is one, else the one that dissolves."""
+        """The group that a node owns: its live group if there is one, else its dissolving group."""
         return _by_header(self.groups).get(header)
 
     def next_group_of(self, slot: int) -> GroupId | None:
-        """The group that an open operation moves the slot to, if one does."""
+        """The group to which an open operation moves the slot, if any."""
         index = int(self._coming[slot])
         return None if index == _NONE else self.groups[index].group
 
     @cached_property
     def _coming(self) -> npt.NDArray[np.int32]:
-        """As `owner`, of slots that an open operation moves: where they go."""
+        """As `owner`, but the target group of each slot that an open operation moves, else -1."""
         import numpy as np
 
         by_id = {r.group: i for i, r in enumerate(self.groups)}
@@ -106,7 +106,7 @@ class Routes:
         return coming
 
     def legs(self, slots: Mask) -> list[Leg]:
-        """The groups to ask for `slots`, each with its own."""
+        """The groups to ask for `slots`, each with the slots it serves."""
         import numpy as np
 
         wanted = np.flatnonzero(slots)
@@ -119,7 +119,7 @@ class Routes:
         ]
 
     def owns(self, group: GroupId, slots: Ranges) -> bool:
-        """Whether `group` has all of `slots`."""
+        """Whether `group` serves all of `slots`."""
         import numpy as np
 
         owners = np.unique(self.owner[ranges.to_array(slots)])
@@ -127,8 +127,8 @@ class Routes:
 
 
 def in_transition(view: MetaView) -> Ranges:
-    """Slots of open operations that no group is known to serve as its own yet: only a read that names
-    them tells whether they are served."""
+    """Slots of open operations that may not be served by their target group yet. Only a read of these slots
+    shows whether they are."""
     return ranges.union(
         *(
             move.slots
@@ -166,7 +166,7 @@ def _still_with_source(operation: Operation) -> Iterator[tuple[GroupId, Ranges]]
 
 
 def _numbered(groups: tuple[GroupRecord, ...]) -> list[tuple[int, GroupRecord]]:
-    """With their positions, a living group after a dissolving one of the same header."""
+    """(position, group); a live group comes after a dissolving group of the same owner."""
     return sorted(enumerate(groups), key=lambda item: not item[1].dissolving)
 
 

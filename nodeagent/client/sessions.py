@@ -1,8 +1,8 @@
-"""The client's side of sessions: which (session, sequence) a write gets, and which are over.
+"""The client's side of sessions: which (session, sequence) a write gets, and which writes have ended.
 
-Sequences count from 1 per (session, slot). `settled` is the highest s such that all sequences <= s are
-over for us, whatever their outcome: the group may forget them. At most half of what the group
-remembers is ever outstanding, so that a late duplicate is always recognised.
+Sequences count from 1 per (session, slot). All sequences up to `settled` (acknowledged through) have ended
+for the client, whatever their outcome: the group may forget them. At most half of the sequences that the
+group remembers are outstanding, so that it always recognises a late duplicate.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class _Slot:
         self.settled = 0
         self.open: set[int] = set()
         self.moved = asyncio.Event()
-        """Set when `settled` grew; cleared by whoever waits for it."""
+        """Set when `settled` grows; cleared by the task that waits for it."""
 
     def finish(self, sequence: int) -> None:
         self.open.discard(sequence)
@@ -60,7 +60,7 @@ class Ticket:
 
 
 class Sessions:
-    """At most one open session per group. A session is opened once, however many writes wait for it."""
+    """At most one open session per group, opened by one request however many writes wait for it."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -80,18 +80,18 @@ class Sessions:
             try:
                 await asyncio.wait_for(state.moved.wait(), deadline.left_s)
             except TimeoutError:
-                raise Unavailable(f"{WINDOW} writes to slot {slot} wait for their answers") from None
+                raise Unavailable(f"{WINDOW} writes to slot {slot} are still unanswered") from None
         sequence = state.next
         state.next += 1
         state.open.add(sequence)
         return Ticket(session, state, sequence)
 
     def prepare(self, group: GroupId) -> None:
-        """Have a session of the group opened, on a connection to its leader: writes to it follow."""
+        """Open a session of the group, and thereby a connection to its leader, before writes to it arrive."""
         self._begin(group)
 
     def drop(self, session: Session) -> None:
-        """The group does not know it: the next write opens another."""
+        """The group no longer has the session: the next write opens a new session."""
         task = self._opening.get(session.group)
         if task is not None and _has_opened(task) and task.result() is session:
             del self._opening[session.group]

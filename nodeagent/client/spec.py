@@ -1,4 +1,4 @@
-"""How to reach a cluster, as a value that travels (Spark ships it to its tasks)."""
+"""How to reach a cluster, as a picklable value (Spark sends it to its tasks)."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ TIMEOUT_S = 10.0
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a node listens. `node` is "" while its name is not known."""
+    """The address of a node. `node` is "" while its name is unknown."""
 
     node: NodeId
     host: str
@@ -19,13 +19,13 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def target(self) -> str:
-        """What calls name it: the node, or `host:port` (a node id never holds a colon)."""
+        """The name by which calls address it: the node, or `host:port` (a node id never contains a colon)."""
         return self.node or f"{self.host}:{self.port}"
 
 
 class ClusterSpec(msgspec.Struct, frozen=True):
-    """Picklable. `timeout_s` bounds the retries of one call, and how long a read goes on without progress;
-    `identity` None is a cluster without TLS."""
+    """`timeout_s` bounds the retries of one call, and how long a read continues without progress. `identity`
+    is None for a cluster without TLS."""
 
     endpoints: tuple[Endpoint, ...]
     identity: Identity | None = None

@@ -1,13 +1,13 @@
 """Writes and deletes: split by slot, numbered, sent until their outcome is decided.
 
-Every attempt of one write carries the same (session, slot, sequence), also after its slot moved to
-another group: the new group knows the sessions of the slots it took over, so the write counts once.
-The outcome is decided by what the attempts allow to conclude:
+Every attempt of one write carries the same (session, slot, sequence), also after its slot moved to another
+group: the new group takes over the sessions of the slot, so the write is applied once. The answers decide the
+outcome:
 
-    Written                          done
-    a definite refusal, never lost   it did not happen: route anew and send again, or raise
-    an attempt without an answer     it may have happened: from then on only Written is an answer, and
-                                     the deadline (or a forgotten session) makes it `OutcomeUnknown`
+    Written                           the write is done
+    only definite refusals            the write did not take effect: route it again and retry, or raise
+    any attempt without an answer     the write may have taken effect: from then on only Written decides it;
+                                      the deadline or an expired session raises `OutcomeUnknown`
 """
 
 import asyncio
@@ -46,8 +46,8 @@ from nodeagent.table.arrow import Rows, encode, infer_schema, normalise
 
 
 class Writes:
-    """See the module. Entries of one partition within one `write` keep their order; calls that run at
-    the same time have none between them."""
+    """Writes rows and deletes (see the module). Entries of one partition within one `write` keep their order;
+    concurrent calls have no order."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -56,8 +56,8 @@ class Writes:
     # --- rows ------------------------------------------------------------------------------------
 
     async def put_schema(self, schema: TableSchema, ttl_ms: int | None = None) -> TableSchema:
-        """Create the table or add its new columns, and set its TTL if one is given (0 for none); the schema
-        in force."""
+        """Create the table or add its new columns, and set its TTL if given (0: none); return the schema in
+        force."""
         reply = await self._calls.ask_meta(PutSchema(schema, ttl_ms))
         assert isinstance(reply, SchemaInForce), reply
         self._calls.learn_schema(reply.schema)
@@ -76,14 +76,14 @@ class Writes:
         """Write rows and wait until all are acknowledged.
 
         Args:
-            tags: names the tag columns and allows to create the table, or to add columns to it.
+            tags: the names of the tag columns; if given, the table may be created or extended.
             rows_max: rows per entry.
 
         Raises:
             SchemaMismatch, InvalidInput: nothing was sent.
-            NotFound: no such table, and no `tags`.
-            OutcomeUnknown: some rows may not be there. `details["rows_acknowledged"]` are.
-            NodeAgentError: any other: none of the rows is there.
+            NotFound: there is no such table, and `tags` is None.
+            OutcomeUnknown: `details["rows_acknowledged"]` rows are written, the others may be missing.
+            NodeAgentError: after any other error no row is written.
         """
         started = time.monotonic()
         schema = await self._schema(storage_group.lower(), table.lower(), rows.schema, tags)
@@ -123,7 +123,7 @@ class Writes:
         time_from: int,
         time_to: int,
     ) -> DeleteReport:
-        """Range delete in each (slot, partition). Errors as `write`."""
+        """Send a range delete to each (slot, partition). Raises as `write`."""
         started = time.monotonic()
         room = asyncio.Semaphore(IN_FLIGHT_MAX)
         tally = _Tally()
@@ -173,7 +173,7 @@ class Writes:
     async def _schema(
         self, storage_group: str, table: str, source: pa.Schema, tags: Sequence[str] | None
     ) -> TableSchema:
-        """The table's schema, created or extended where `tags` allows it."""
+        """The table's schema, created or extended if `tags` allows it."""
         if tags is None:
             return await self._calls.schema(storage_group, table)
         try:
@@ -232,13 +232,13 @@ class BulkWriter:
         task.add_done_callback(self._on_done)
 
     async def drain(self) -> WriteReport:
-        """Wait for all; what was acknowledged so far."""
+        """Wait for all writes; return what was acknowledged since the start."""
         await self.settle()
         self._check()
         return WriteReport(self.rows, self.entries, time.monotonic() - self._started)
 
     async def settle(self) -> None:
-        """Wait for all, whatever comes of them."""
+        """Wait for all writes, without raising their errors."""
         while self._running:
             await asyncio.wait(self._running)
 
@@ -260,7 +260,7 @@ class BulkWriter:
 
 @asynccontextmanager
 async def bulk(writes: Writes, in_flight: int = IN_FLIGHT_MAX) -> AsyncIterator[BulkWriter]:
-    """Drains at the end of the block."""
+    """A `BulkWriter` that is drained at the end of the block."""
     writer = BulkWriter(writes, in_flight)
     try:
         yield writer
@@ -271,7 +271,7 @@ async def bulk(writes: Writes, in_flight: int = IN_FLIGHT_MAX) -> AsyncIterator[
 
 @dataclass(slots=True)
 class _Tally:
-    """What came of the entries of one call. After the first error no more are started."""
+    """The outcomes of the entries of one call. After the first error no further entry is started."""
 
     started: int = 0
     rows: int = 0
@@ -294,13 +294,13 @@ class _Tally:
         self.unknown = self.unknown or isinstance(error, OutcomeUnknown)
 
     def check(self, rows: int) -> None:
-        """Raise what the whole call came to: a definite error only if nothing happened."""
+        """Raise the error of the whole call, if any: a definite error only if no entry took effect."""
         if self.error is None:
             return
         if not self.unknown and not self.entries:
             raise self.error
         raise OutcomeUnknown(
-            f"{self.rows} of {rows} rows are acknowledged; the rest is not: {self.error.what}",
+            f"{self.rows} of {rows} rows are acknowledged, the others are not: {self.error.what}",
             next_step="write them again (equal rows overwrite each other)",
             rows_acknowledged=self.rows,
             rows=rows,
@@ -317,7 +317,7 @@ def _entries(piece: pa.RecordBatch, rows_max: int) -> Iterator[tuple[int, bytes]
         if len(ipc) > WRITE_BYTES_MAX:
             if part.num_rows == 1:
                 raise InvalidInput(
-                    f"one row is {len(ipc)} bytes; at most {WRITE_BYTES_MAX} are taken", row=start
+                    f"a row of {len(ipc)} bytes exceeds the limit of {WRITE_BYTES_MAX} bytes", row=start
                 )
             size = part.num_rows // 2
             continue

@@ -31,7 +31,7 @@ def test_a_thread_that_waits_for_an_answer_hears_that_the_client_was_closed() ->
     assert begun.wait(5)
     loop.stop()
     thread.join(5)
-    assert not thread.is_alive() and said == ["the client was closed meanwhile"]
+    assert not thread.is_alive() and said == ["the client was closed before the call ended"]
 
 
 def test_a_closed_client_answers_nobody_and_keeps_nobody_waiting() -> None:

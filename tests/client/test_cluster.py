@@ -480,7 +480,7 @@ def test_a_reply_of_another_kind_is_an_error_that_names_the_node() -> None:
             return Chunk(b"", 0) if isinstance(request, GetManifest) else super().handle(target, request)
 
     async def scenario() -> None:
-        with pytest.raises(Unavailable, match="node1: wanted ManifestReply, got Chunk"):
+        with pytest.raises(Unavailable, match="node1 answered with Chunk instead of ManifestReply"):
             await Cluster(Odd()).manifest("node1", "g.1")
 
     run(scenario())

@@ -31,8 +31,8 @@ MUTANTS = (
     Mutant(
         "an error nobody knows is taken for a refusal",
         "client/attempt.py",
-        "                self._lost = error  # a failure",
-        "                pass  # a failure",
+        "                self._lost = error  # this node failed",
+        "                pass  # this node failed",
         breaks="S18",
     ),
     Mutant(
