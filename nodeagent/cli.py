@@ -1,4 +1,7 @@
-"""`nodeagent`: run a node, make its directory, look at a stopped one. Heavy imports wait for their verb."""
+"""`nodeagent`: run a node, create its directory, inspect a stopped node.
+
+Each command imports its own modules, so that no command pays for the imports of another.
+"""
 
 import errno
 import sys
@@ -20,22 +23,23 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-log_app = typer.Typer(help="Look at the log of a stopped node.", no_args_is_help=True)
-files_app = typer.Typer(help="Look at the files of a stopped node.", no_args_is_help=True)
+log_app = typer.Typer(help="Inspect the log of a stopped node.", no_args_is_help=True)
+files_app = typer.Typer(help="Inspect the files of a stopped node.", no_args_is_help=True)
 app.add_typer(log_app, name="log")
 app.add_typer(files_app, name="files")
 
 EXIT_USAGE, EXIT_INVALID, EXIT_UNREACHABLE, EXIT_REFUSED, EXIT_DAMAGED = 2, 3, 4, 5, 7
-"""As for `iotctl`: usage, input file invalid, system refuses, precondition does not hold, check failed."""
+"""As for `iotctl`: usage, invalid input file, unreachable, refused, damaged."""
 
-Directory = Annotated[Path, typer.Argument(help="The node's directory (holds node.yaml).")]
+Directory = Annotated[Path, typer.Argument(help="The node's directory (contains node.yaml).")]
 
 
 @app.command("run")
 def run_command(
     directory: Directory,
     test_holds: Annotated[
-        str | None, typer.Option(help="Let tests stop operations at points; comma-separated, may be empty.")
+        str | None,
+        typer.Option(help="For tests: failpoints at which operations stop; comma-separated, may be empty."),
     ] = None,
 ) -> None:
     """Run the node of DIRECTORY until SIGTERM or SIGINT. SIGHUP loads a renewed certificate."""
@@ -54,14 +58,16 @@ def init_command(
     node: Annotated[str, typer.Option(help="Name of the node.")],
     port: Annotated[int, typer.Option(help="Port for nodes and clients.")],
     http_port: Annotated[int, typer.Option(help="Port for health and metrics.")],
-    seed: Annotated[list[str], typer.Option(help="NODE=HOST:PORT of each first node.")],
+    seed: Annotated[list[str], typer.Option(help="NODE=HOST:PORT of an initial node; repeat for each.")],
     cluster: Annotated[str, typer.Option(help="Name of the cluster.")] = "cluster",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    replicas: Annotated[int, typer.Option(help="Copies of each row.")] = 3,
-    join: Annotated[bool, typer.Option(help="Wait to be added to a running cluster.")] = False,
-    tls: Annotated[bool, typer.Option(help="Certificates in DIRECTORY/tls.")] = True,
+    replicas: Annotated[int, typer.Option(help="Number of copies of each row.")] = 3,
+    join: Annotated[
+        bool, typer.Option(help="Wait until an operator adds the node to a running cluster.")
+    ] = False,
+    tls: Annotated[bool, typer.Option(help="Use TLS with the certificates in DIRECTORY/tls.")] = True,
 ) -> None:
-    """Write DIRECTORY/node.yaml. An existing one is kept."""
+    """Write DIRECTORY/node.yaml. Refuse to overwrite an existing file."""
     from nodeagent.model.config import ClusterSettings, NodeConfig
     from nodeagent.model.errors import Refused
     from nodeagent.runtime.config import dump_config, parse_config
@@ -70,7 +76,7 @@ def init_command(
     with _errors():
         path = directory / CONFIG_FILE
         if path.exists():
-            raise Refused(f"{path} is there already", next_step="edit it, or use another directory")
+            raise Refused(f"{path} already exists", next_step="edit it, or use another directory")
         text = dump_config(
             NodeConfig(
                 node=node,
@@ -92,13 +98,13 @@ def init_command(
 @log_app.command("dump")
 def log_dump(
     directory: Directory,
-    output: Annotated[str, typer.Option("-o", "--output", help="Only jsonl.")] = "jsonl",
+    output: Annotated[str, typer.Option("-o", "--output", help="Format; only jsonl.")] = "jsonl",
 ) -> None:
-    """One JSON line for each operation, unreadable place and torn tail."""
+    """Print one JSON line for each operation, unreadable place and torn tail."""
     from nodeagent.log.check import dump_jsonl
 
     if output != "jsonl":
-        raise typer.BadParameter("only jsonl is known")
+        raise typer.BadParameter("use jsonl, the only format")
     with _offline(directory) as disk:
         for line in dump_jsonl(disk, "log"):
             sys.stdout.write(line.decode() + "\n")
@@ -107,9 +113,10 @@ def log_dump(
 @log_app.command("check")
 def log_check(
     directory: Directory,
-    output: Annotated[str, typer.Option("-o", "--output", help="text or jsonl.")] = "text",
+    output: Annotated[str, typer.Option("-o", "--output", help="Format: text or jsonl.")] = "text",
 ) -> None:
-    """Read the whole log, compare it with node.id and the checkpoints; exit 7 when something is damaged."""
+    """Read the whole log and compare it with node.id and the checkpoints. Exit with 7 if anything is
+    damaged."""
     import msgspec
 
     from nodeagent.log import Damage
@@ -143,16 +150,18 @@ def log_check(
 def files_check(
     directory: Directory,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 7 also when there is a file or link that nothing names.")
+        bool,
+        typer.Option("--strict", help="Exit with 7 also if there is a file or link that no manifest names."),
     ] = False,
 ) -> None:
-    """Read every checkpoint and hash every file; one JSON line each; exit 7 when something is damaged.
+    """Read every checkpoint and hash every file; print one JSON line each. Exit with 7 if anything is
+    damaged.
 
-    A checkpoint that the log needs and that is missing, older than the log or another node's is damaged too.
-    Without node.id, or with that of another node, nothing is checked and the exit code is 7 too.
+    A checkpoint that the log needs also counts as damaged if it is missing, older than the log, or of another
+    node. Without node.id, or with that of another node, nothing is checked and the exit code is 7.
 
-    Lines with `found` orphan, staged, snapshot, quarantined, temporary, foreign or linked tell of what no
-    manifest names. A running node removes it when it is needed no more; what is in quarantine stays.
+    Lines with `found` orphan, staged, snapshot, quarantined, temporary, foreign or linked report files that
+    no manifest names. A running node removes them when it no longer needs them, except those in quarantine.
     """
     import msgspec
 
@@ -200,13 +209,13 @@ def _seed(given: str) -> "Seed":
 
 @contextmanager
 def _offline(directory: Path) -> "Iterator[RealDisk]":
-    """The directory of a node that does not run; refused otherwise."""
+    """Lock the directory of a stopped node; refused if the node runs."""
     from nodeagent.model.errors import NotFound
     from nodeagent.runtime.disk import RealDisk
 
     with _errors():
         if not (directory / "node.yaml").exists():
-            raise NotFound(f"{directory} is no node's directory: node.yaml is missing")
+            raise NotFound(f"{directory} is not a node's directory: node.yaml is missing")
         disk = RealDisk(directory)
         disk.lock()
         try:
@@ -217,7 +226,7 @@ def _offline(directory: Path) -> "Iterator[RealDisk]":
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Our errors become one line on stderr, the next step in a second one, and an exit code."""
+    """Print an error as one line on stderr and its next step as a second line; exit with its code."""
     from nodeagent.model.errors import Damaged, InvalidInput, NodeAgentError
 
     try:
@@ -231,7 +240,7 @@ def _errors() -> Iterator[None]:
         _fail(error.what, error.next_step, code)
     except OSError as error:
         if error.errno == errno.EIO:
-            _fail(str(error), "look at the disk (dmesg)", EXIT_DAMAGED)
+            _fail(str(error), "check the disk (dmesg)", EXIT_DAMAGED)
         _fail(str(error), "", EXIT_UNREACHABLE)
 
 

@@ -1,4 +1,4 @@
 """The shell around the pure host: sockets, threads, clocks, files, processes.
 
-Lives here: executing what `host` asks for and feeding back what came of it. Not here: decisions.
+The shell executes the host's effects and feeds the results back. All decisions are made in `host`.
 """

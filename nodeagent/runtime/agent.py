@@ -1,7 +1,7 @@
-"""The node agent as a process: opens a directory, serves, and ends cleanly or not at all.
+"""The node agent as a process: opens a directory, serves, and ends cleanly.
 
-A broken invariant, or a log that cannot be written, ends the process with an error: nothing is
-acknowledged any more and the cluster goes on without this node.
+A broken invariant, or a log that cannot be written, ends the process with an error: nothing is acknowledged
+any more and the cluster continues without this node.
 """
 
 import asyncio
@@ -53,11 +53,11 @@ DISK_LOOK_S = 0.2
 EXPIRE_EVERY_S = 60.0
 STOP_TIMEOUT_S = 5.0
 HAND_OVER_S_MAX = 2.0
-"""At SIGTERM others get so long to take over what this node leads; then it stops all the same."""
+"""At SIGTERM the node waits at most this long for other nodes to take over its leaderships, then stops."""
 
 HAND_OVER_POLL_S = 0.02
 SWITCH_INTERVAL_S = 0.0005
-"""The log's thread waits at most so long for a busy loop to hand over the interpreter (default 5 ms)."""
+"""The log thread waits at most this long for a busy loop to release the interpreter (default 5 ms)."""
 
 OPEN_FILES = 65_536
 EXIT_OK, EXIT_FAILED = 0, 1
@@ -76,18 +76,18 @@ class Agent:
         make_host: MakeHost | None = None,
         holds: Sequence[str] | None = None,
     ) -> None:
-        """`holds` not None: hold points may be set, and these are (`scaling.holds`); for tests."""
+        """`holds`, for tests: if not None, failpoints are allowed, and these are set (`scaling.holds`)."""
         self._directory = directory
         self._holds = holds
         self._clock = Clock()
         self._make_host = make_host or self._open_host
         self._rate: Callable[[], int] = int
-        """Bytes per second that an operation lets us pull at, 0 for `auto`; asked at every tick."""
+        """Pull rate of the open operation in bytes per second, 0 for `auto`; read at every tick."""
 
         self._auto = AutoRate()
 
         self._operation_of: Callable[[GroupId], str] = lambda group: ""
-        """The operation that makes this node join a group."""
+        """The operation by which this node joins a group."""
 
         self.opened = open_directory(directory)
         self.notes = notes or Notes(node=self.opened.config.node)
@@ -95,7 +95,7 @@ class Agent:
         self._leaving = False
         self._disk_low = False
         self._look_at = 0.0
-        """When the disk is looked at again."""
+        """When the free disk space is read next."""
 
         self._exit_code = EXIT_OK
         self._expires_ms = 0
@@ -111,11 +111,11 @@ class Agent:
         self.listener: Listener
 
     async def run(self) -> int:
-        """Serve; returns the exit code.
+        """Serve until stopped; return the exit code.
 
         Raises:
             InvalidInput: the certificate is missing or unreadable.
-            OSError: an address is taken.
+            OSError: an address cannot be bound.
         """
         try:
             await self._start()
@@ -129,7 +129,7 @@ class Agent:
         self._done.set()
 
     def leave(self) -> None:
-        """As `stop`, but hand over what this node leads first. The second time stops at once."""
+        """As `stop`, but first transfer the leaderships of this node. A second call stops at once."""
         if self._leaving:
             return self.stop()
         self._leaving = True
@@ -150,7 +150,7 @@ class Agent:
         return self._http.port
 
     def status(self) -> NodeStatus:
-        """The host's own, with what only the shell knows."""
+        """The host's status, completed by the values that only the shell knows."""
         status = self._host.status.of_node(self._clock.now(), self._clock.wall())
         return msgspec.structs.replace(
             status,
@@ -164,7 +164,7 @@ class Agent:
         )
 
     def events(self, asked: GetEvents) -> EventsReply:
-        """What this agent noted since its start, and what the meta group decided."""
+        """The events of this agent since its start, and the audit entries of the meta group."""
         most = max(0, min(asked.limit, EVENTS_REPLY_MAX))
         own = [e for e in self.notes.recent if e.time_ms >= asked.since_ms]
         audit = [a for a in self._host.cluster.audit if a[0] >= asked.since_ms]
@@ -176,7 +176,7 @@ class Agent:
         )
 
     def counters(self) -> dict[str, float]:
-        """The shell's own numbers, for `/metrics`."""
+        """The counters of the shell, for `/metrics`."""
         log, driver = self._log_thread, self._driver
         connected = [up for up, _, _ in self._peers.statistics().values()]
         dropped = sum(dropped for _, _, dropped in self._peers.statistics().values())
@@ -213,8 +213,8 @@ class Agent:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(self._on_exception)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        # The first conversion makes pyarrow look for pandas. Where it may be imported (`pandas_free`), that
-        # takes up to a second, which must not be the first one of the first write.
+        # The first conversion makes pyarrow look for pandas. If pandas may be imported (`pandas_free`), that
+        # takes up to a second, which must not delay the first write.
         pa.array([0]).to_numpy()
         if config.tls:
             self._load_identity()
@@ -246,8 +246,9 @@ class Agent:
         await self._http.start(config.host, config.http_port)
         self._handle_signals(loop)
         self._expire_later(loop)
-        # What is there now stays. Walking it, some hundred thousand objects of imported modules, takes 0.07 s
-        # on a quiet machine, several times that on a busy one, and stops every group of this node meanwhile.
+        # All objects that exist now are permanent, some hundred thousand of imported modules. A collection
+        # that visits them takes 0.07 s on a quiet machine, more on a busy one, and stops every group of this
+        # node.
         gc.collect()
         gc.freeze()
         driver.start()
@@ -274,16 +275,18 @@ class Agent:
             self._host.on_disk(*self._room(), self._clock.now())
 
     def _room(self) -> tuple[int, int]:
-        """(free, total) bytes of the disk that has less left, should log and data be on two."""
+        """(free, total) bytes of the disk of log and data; of the one with less free space if they are on
+        two."""
         disks = (self.opened.home, self.opened.data)
         return min((disk.free_bytes(), disk.total_bytes()) for disk in disks)
 
     def _keep_starts(self) -> None:
-        """What a later start must know: that this directory is an older copy, and which starts were seen."""
+        """Save facts for later starts: that this directory is an older copy, and the starts of other
+        nodes."""
         opened, starts = self.opened, self._host.peers.starts
         older = self._host.own_standing.older_copy
         if older and not opened.identity.damaged:
-            with contextlib.suppress(OSError):  # a full disk: again at the next tick
+            with contextlib.suppress(OSError):  # a full disk: retried at the next tick
                 opened.identity = mark_damaged(opened.home, opened.identity, older)
         if not starts.is_saved:
             starts.is_saved = True
@@ -337,7 +340,7 @@ class Agent:
         return host
 
     async def _close(self) -> None:
-        """Nothing new comes in, what was promised is on disk, the lock is free."""
+        """Stop accepting work, finish the log writes, release the directory."""
         if hasattr(self, "_driver"):
             self._driver.stop()
         if hasattr(self, "listener"):
@@ -384,7 +387,7 @@ class Agent:
                 loop.add_signal_handler(signal.SIGHUP, self._on_renewed)
 
     def _on_renewed(self) -> None:
-        """SIGHUP: connections made from now on use the certificate that is on disk now."""
+        """SIGHUP: new connections use the certificate that is on disk now."""
         try:
             self._load_identity()
         except NodeAgentError as error:
@@ -394,7 +397,9 @@ class Agent:
 
     def _expire_later(self, loop: asyncio.AbstractEventLoop) -> None:
         def expire() -> None:
-            with contextlib.suppress(OSError, RuntimeError):  # tried again in a minute; or the loop is closed
+            with contextlib.suppress(
+                OSError, RuntimeError
+            ):  # retried at the next interval; or the loop is closed
                 ttl_ms = self.opened.config.snapshot_ttl_ms
                 gone = self.opened.storage.expire_snapshots(self._clock.now(), ttl_ms)
                 if gone:
@@ -406,7 +411,7 @@ class Agent:
         loop.call_later(again_s, self._expire_later, loop)
 
     def _watch_disk(self) -> None:
-        """Say once when space runs low, and once when there is enough again."""
+        """Log once when the free space runs low, and once when it suffices again."""
         free = self.opened.data.free_bytes()
         if (free < DISK_LOW_BYTES) != self._disk_low:
             self._disk_low = free < DISK_LOW_BYTES
@@ -416,7 +421,7 @@ class Agent:
         self._fail("log_failed", f"the log cannot be written, so this node stops: {error}")
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Whatever was not caught is a bug; going on might break a promise."""
+        """An uncaught exception is a bug: stop, because a running node might break a guarantee."""
         error = context.get("exception")
         if isinstance(error, OSError | asyncio.CancelledError | ssl.SSLError):
             self.notes.write("connection_error", {"what": str(error)})
@@ -434,7 +439,7 @@ class Agent:
 
 
 def run(directory: Path, holds: Sequence[str] | None = None) -> int:
-    """Run the agent of `directory` on uvloop; the process's exit code."""
+    """Run the agent of `directory` on uvloop; return the exit code of the process."""
     import uvloop
 
     _allow_open_files()
@@ -446,7 +451,7 @@ def run(directory: Path, holds: Sequence[str] | None = None) -> int:
 
 
 def _allow_open_files() -> None:
-    """Every connection is one, and the usual soft limit is 1024."""
+    """Raise the limit of open files: each connection counts, and the usual soft limit is 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
@@ -454,7 +459,8 @@ def _allow_open_files() -> None:
 
 
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """From any thread; dropped when the loop is gone, since then nobody waits."""
+    """Run a call on the loop, from any thread; dropped if the loop is closed, since then nothing waits for
+    it."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
 

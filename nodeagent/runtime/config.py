@@ -1,4 +1,4 @@
-"""`node.yaml`: loading with the line of every mistake, and writing it back."""
+"""`node.yaml`: load it, with the line number of a mistake, and write it."""
 
 import re
 from contextlib import suppress
@@ -14,12 +14,12 @@ from nodeagent.model.ids import check_node_id
 from nodeagent.model.limits import SLOTS_MAX
 
 DEPTH_MAX = 8
-"""Settings nest no deeper; an alias inside itself would nest for ever."""
+"""Nesting limit of the settings; an alias inside itself would nest without end."""
 
 BYTES_MAX = 4 << 20
 VALUES_MAX = 20_000
-"""Of one file, each alias counted as what it stands for: a few aliases of aliases stand for billions. The
-seeds of a cluster of `NODES_MAX` are some 12 000."""
+"""Values in one file, with every alias expanded: a few aliases of aliases expand to billions. The seeds of a
+cluster of `NODES_MAX` nodes are about 12 000 values."""
 
 _EVENTS = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -30,12 +30,12 @@ _STEP = re.compile(r"\.(?P<name>[^.\[]+)|\[(?P<index>\d+)\]")
 
 
 def load_config(path: Path) -> NodeConfig:
-    """Raises `InvalidInput`, one mistake at a time, as `file:line: what`."""
+    """Raises `InvalidInput` with the first mistake as `file:line: what`."""
     try:
         text = path.read_text()
     except OSError as error:
         raise InvalidInput(
-            f"{path}: cannot be read: {error.strerror}", next_step="make one with `nodeagent init`"
+            f"{path}: cannot be read: {error.strerror}", next_step="create it with `nodeagent init`"
         ) from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path}: is not UTF-8 text") from error
@@ -43,7 +43,7 @@ def load_config(path: Path) -> NodeConfig:
 
 
 def parse_config(text: str, name: str) -> NodeConfig:
-    """The settings in `text`; `name` is the file in messages. Raises `InvalidInput`."""
+    """The settings in `text`; `name` is the file name in messages. Raises `InvalidInput`."""
     lines: dict[_Path, int] = {}
     if len(text) > BYTES_MAX:
         raise InvalidInput(f"{name}: the file is larger than {BYTES_MAX >> 20} MiB")
@@ -52,7 +52,7 @@ def parse_config(text: str, name: str) -> NodeConfig:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise InvalidInput(f"{name}:{line}: {error.problem or 'this is no YAML'}") from error
+        raise InvalidInput(f"{name}:{line}: {error.problem or 'not valid YAML'}") from error
     if not isinstance(node, yaml.MappingNode):
         raise InvalidInput(f"{name}:1: a mapping of settings is expected")
     plain = _plain(node, (), lines, name)
@@ -84,7 +84,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_depth(text: str, name: str) -> None:
-    """Before a tree is made of it, for that recurses; what is no YAML is reported when it is made."""
+    """Check the depth before the recursive `compose`; invalid YAML is reported by `compose`."""
     depth = 0
     with suppress(yaml.YAMLError):
         for event in yaml.parse(text, Loader=_EVENTS):
@@ -96,7 +96,7 @@ def _check_depth(text: str, name: str) -> None:
 
 
 def _plain(node: yaml.Node, path: _Path, lines: dict[_Path, int], name: str) -> _Value:
-    """The node as plain values, the line of each in `lines`; a mapping's keys are at their own line."""
+    """The node as plain values; enters the line of each value, and of each key of a mapping, into `lines`."""
     lines.setdefault(path, node.start_mark.line + 1)
     if len(path) > DEPTH_MAX:
         raise InvalidInput(f"{name}:{node.start_mark.line + 1}: nested too deeply")
@@ -120,14 +120,14 @@ def _plain(node: yaml.Node, path: _Path, lines: dict[_Path, int], name: str) -> 
 def _check_keys(
     value: _Value, kind: type[msgspec.Struct], path: _Path, lines: dict[_Path, int], name: str
 ) -> None:
-    """Refuse keys that `kind` does not have, in its nested settings too."""
+    """Refuse keys that `kind` or its nested settings do not have."""
     if not isinstance(value, dict):
         return
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for key, inner in value.items():
         if key not in fields:
             known = ", ".join(fields)
-            raise _mistake(name, lines, (*path, key), f"{key} is no setting here; known are {known}")
+            raise _mistake(name, lines, (*path, key), f"unknown setting {key}; use one of {known}")
         nested = fields[key]
         if isinstance(nested, type) and issubclass(nested, msgspec.Struct):
             _check_keys(inner, nested, (*path, key), lines, name)
@@ -148,14 +148,14 @@ def _check_values(config: NodeConfig, lines: dict[_Path, int], name: str) -> Non
             raise _mistake(name, lines, path, f"{error.what}; {error.next_step}") from error
     cluster, raft = config.cluster, config.raft
     rules: list[tuple[_Path, bool, str]] = [
-        (("port",), 0 <= config.port < 65536, "a port is 0 to 65535"),
-        (("http_port",), 0 <= config.http_port < 65536, "a port is 0 to 65535"),
+        (("port",), 0 <= config.port < 65536, "a port must be 0 to 65535"),
+        (("http_port",), 0 <= config.http_port < 65536, "a port must be 0 to 65535"),
         *(
-            (("seeds", i, "port"), 0 < s.port < 65536, "a port is 1 to 65535")
+            (("seeds", i, "port"), 0 < s.port < 65536, "a port must be 1 to 65535")
             for i, s in enumerate(config.seeds)
         ),
         *(
-            (("seeds", i, "weight"), 0 < s.weight < float("inf"), "a weight is a number above 0")
+            (("seeds", i, "weight"), 0 < s.weight < float("inf"), "a weight must be a number above 0")
             for i, s in enumerate(config.seeds)
         ),
         (("host",), config.tls or is_loopback(config.host), "without TLS only a loopback address is allowed"),
@@ -167,21 +167,21 @@ def _check_values(config: NodeConfig, lines: dict[_Path, int], name: str) -> Non
         (
             ("cluster", "time_partition_interval_ms"),
             cluster.time_partition_interval_ms >= 1,
-            "an interval is at least 1 ms",
+            "an interval must be at least 1 ms",
         ),
         (
             ("cluster", "hash_mode"),
             cluster.hash_mode in ("murmur3", "legacy"),
-            "murmur3 or legacy is expected",
+            "must be murmur3 or legacy",
         ),
-        (("raft", "heartbeat_ms"), raft.heartbeat_ms >= 1, "a heartbeat is at least 1 ms"),
+        (("raft", "heartbeat_ms"), raft.heartbeat_ms >= 1, "a heartbeat must be at least 1 ms"),
         (
             ("raft", "election_timeout_ms"),
             raft.election_timeout_ms > 2 * raft.heartbeat_ms,
-            "an election timeout is longer than two heartbeats",
+            "an election timeout must be longer than two heartbeats",
         ),
-        (("raft", "commit_news_ms"), raft.commit_news_ms >= 0, "zero or more is expected"),
-        *(((key,), getattr(config, key) > 0, "a positive number is expected") for key in _POSITIVE),
+        (("raft", "commit_news_ms"), raft.commit_news_ms >= 0, "must be zero or more"),
+        *(((key,), getattr(config, key) > 0, "must be a positive number") for key in _POSITIVE),
     ]
     for path, holds, what in rules:
         if not holds:
@@ -211,7 +211,7 @@ def _steps(path: str) -> _Path:
 
 
 def _mistake(name: str, lines: dict[_Path, int], path: _Path, what: str) -> InvalidInput:
-    """At the line of `path`, or of the nearest thing around it that is in the file."""
+    """An error at the line of `path`, or of the innermost enclosing setting that is in the file."""
     while path and path not in lines:
         path = path[:-1]
     return InvalidInput(f"{name}:{lines.get(path, 1)}: {what}")

@@ -3,12 +3,12 @@
     LOCK         held by the running agent
     node.yaml    settings
     node.id      node, incarnation, log and start (`log.identity`)
-    peers.seen   the newest starts of other nodes (`host/starts.py`)
+    peers.seen   the newest known start of every other node (`host/starts.py`)
     tls/         ca.pem node.pem node.key
-    log/         the log of all groups, and log.id, which names the directory it belongs to
+    log/         the log of all groups, and log.id, which names the directory that the log belongs to
     data/        files, checkpoints, snapshots, staging, quarantine
 
-An empty directory under a known name is a new incarnation, and the cluster refuses it.
+A node that starts with an empty directory under a known name is a new incarnation: the cluster refuses it.
 """
 
 from pathlib import Path

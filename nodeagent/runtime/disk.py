@@ -1,4 +1,4 @@
-"""The disk for real: system calls below one root directory."""
+"""The real disk: system calls below one root directory."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ _DIR_MODE = 0o750
 
 
 class RealFile:
-    """One open file descriptor. `path` is the one it was opened under; a rename does not change it."""
+    """One open file descriptor. `path` is the path at the time of opening; a rename does not change it."""
 
     __slots__ = ("_fd", "_path")
 
@@ -57,7 +57,7 @@ class RealFile:
         total = sum(map(len, parts))
         if len(parts) <= 1000 and os.pwritev(self._fd, parts, offset) == total:
             return
-        # A short write, or more parts than the system takes at once: start over with one buffer.
+        # A short write, or more parts than one system call takes: write again from one buffer.
         self.pwrite(offset, b"".join(parts))
 
     def zero_fill(self, offset: int, length: int) -> None:
@@ -90,10 +90,9 @@ class RealFile:
 
 
 class RealDisk:
-    """`Disk` over the directory `root`, which is made if it is missing.
+    """`Disk` over the directory `root`, which is created if it is missing.
 
-    Every call is a plain blocking system call; the object holds no state but the lock, so threads may
-    share it.
+    Every call is a blocking system call; the lock is the only state, so threads may share the object.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -114,13 +113,13 @@ class RealDisk:
             raise ValueError(f"path {path!r} is not below the root")
         return os.path.join(self._root, path) if path else self._root
 
-    # The lock that keeps a second process away.
+    # The lock against a second process.
 
     def lock(self) -> None:
-        """Take the directory for this process; the system drops it when the process ends.
+        """Lock the directory for this process; the system releases the lock when the process ends.
 
         Raises:
-            Refused: another process has it.
+            Refused: another process holds the lock.
         """
         if self._lock_fd >= 0:
             return
@@ -138,7 +137,7 @@ class RealDisk:
                 directory=self._root,
                 holder=holder,
             ) from None
-        with contextlib.suppress(OSError):  # for a message only; a full disk is no reason not to start
+        with contextlib.suppress(OSError):  # the pid is for messages only: start even on a full disk
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._lock_fd = fd
@@ -207,7 +206,7 @@ class RealDisk:
     def rmtree(self, path: str) -> None:
         at = self._at(path)
         if at == self._root:
-            raise ValueError("the root itself is not removed")
+            raise ValueError("the root itself must not be removed")
         if os.path.lexists(at):
             shutil.rmtree(at)
 

@@ -1,8 +1,8 @@
 """Feeds events to the host and executes its effects.
 
-Every event (a frame, a finished sync, job or call, a timer) goes into the host at once; the host's
-effects are taken once per turn of the loop, after all that arrived in that turn. So one sync, and one
-frame per peer, carry whatever came together.
+Every event (a frame, a finished sync, job or call, a timer) is passed to the host at once; the host's effects
+are taken once per turn of the loop, after all events of that turn. So one sync, and one frame per peer, serve
+all events that arrived together.
 """
 
 import asyncio
@@ -45,13 +45,13 @@ from nodeagent.wire.frames import OLDEST_PROTOCOL, PROTOCOL
 
 CALL_TIMEOUT_S = 5.0
 SLOW_CALL_TIMEOUT_S = 120.0
-"""For calls that make the peer do slow work."""
+"""Timeout of calls that the peer needs long to answer."""
 
 _Rows = Write | DeleteRows
-"""Put together once: a union that is made for every request costs it as much as all else here."""
+"""A constant, because building the union costs as much as the rest of a request here."""
 
 _REFUSED = (Standing.RETIRED, Standing.OLDER)
-"""For good, and not only for now."""
+"""Membership statuses that never become `MEMBER` again."""
 
 Submit = Callable[[int, list[LogOp]], None]
 SubmitJob = Callable[[int, Job], None]
@@ -59,7 +59,7 @@ ReadChunk = Callable[[FetchChunk, Callable[[Reply], None]], None]
 
 
 class Driver:
-    """The handler of all connections. Lives on the loop's thread; `stop` ends it for good."""
+    """The handler of all connections. Runs on the loop's thread; it cannot restart after `stop`."""
 
     def __init__(
         self,
@@ -88,11 +88,11 @@ class Driver:
         self._timer_at = 0
         self._token = 0
         self._asked: dict[int, tuple[Connection, int]] = {}
-        """token -> who waits for the reply, and under which number"""
+        """token -> the connection that waits for the reply, and its request number"""
 
         self._shares = shares.Shares()
         self._in_turn: dict[int, shares.Peer] = {}
-        """token -> whose slow read it is"""
+        """token -> the peer whose slow read it is"""
 
         self._refused: dict[NodeId, str] = {}
         self._addresses: Mapping[NodeId, Address] = {}
@@ -106,10 +106,10 @@ class Driver:
         self.data_requests = 0
         self.frames = 0
         self.failures = 0
-        """Requests that ended with an exception, those of the host not counted."""
+        """Requests to the shell that ended with an exception."""
 
         self.strangers = 0
-        """Frames of nodes that are no members, as far as this node knew."""
+        """Frames of nodes that this node does not know as members."""
 
     def attach(self, submit: Submit, submit_job: SubmitJob, read_chunk: ReadChunk, peers: Peers) -> None:
         self._submit = submit
@@ -127,7 +127,7 @@ class Driver:
             self._timer.cancel()
 
     def hand_over(self) -> bool:
-        """Others take over what this node leads; whether that is still under way."""
+        """Transfer the leaderships of this node to others; return whether that is still in progress."""
         if self._stopped:
             return False
         busy = self._host.hand_over(self._clock.now())
@@ -160,7 +160,7 @@ class Driver:
         self._host.on_reply(call, reply, self._clock.now())
 
     def on_refused(self, node: NodeId, error: NodeAgentError) -> None:
-        """A connection to `node` failed; said once for each reason."""
+        """A connection to `node` failed; logged once for each reason."""
         if error.details.get("retired") == self._incarnation:
             self._host.on_retired(error.what, self._clock.now())
         if error.details.get("older") == self._incarnation:
@@ -206,20 +206,19 @@ class Driver:
             raise Forbidden(why, next_step=replace, older=hello.incarnation)
 
     def _standing(self, peer: Hello) -> Standing:
-        """Of a peer that says it is a node; people need only their certificate."""
+        """The membership status of a peer; an operator or reader needs only a certificate."""
         if peer.role != "node":
             return Standing.MEMBER
         self._host.peers.starts.meet(peer.incarnation, peer.name, peer.start, peer.nonces)
         standing = self._host.standing(peer.name, peer.incarnation, self._clock.now())
         if standing is Standing.UNKNOWN:
-            self._wake()  # members may have to be asked about it
+            self._wake()  # the host may have to ask members about it
         return standing
 
     def _heard(self, connection: Connection) -> Standing:
-        """The peer's standing at this frame. Whoever was retired since the hello, or was found to run on an
-        older copy of its directory, loses the connection.
-
-        A process that stood still goes on with the connections it had.
+        """The peer's membership status at this frame. A peer that was retired since its hello, or that runs
+        on an older copy of its directory, loses the connection: a process that was suspended may resume with
+        connections from before.
         """
         assert connection.peer is not None
         standing = self._standing(connection.peer)
@@ -270,7 +269,7 @@ class Driver:
             self._hand_in(connection, number, request)
 
     def _hand_in(self, connection: Connection, number: int, request: Request) -> int:
-        """To the host; the token under which it will answer."""
+        """Pass the request to the host; return the token of its reply."""
         self._token += 1
         self._asked[self._token] = (connection, number)
         clock = self._clock
@@ -279,7 +278,7 @@ class Driver:
         return self._token
 
     def _queue(self, connection: Connection, number: int, request: Request, who: shares.Peer) -> None:
-        """A slow read: when it is its peer's turn, if it is still wanted then."""
+        """Start a slow read when it is its peer's turn, if the connection is still open then."""
 
         def start() -> bool:
             if self._stopped or not connection.is_open:
@@ -288,11 +287,12 @@ class Driver:
             return True
 
         if not self._shares.add(who, start):
-            what = f"{shares.WAITING_MAX} reads of {who[0]} {who[1]} wait for their turn"
-            connection.reply(number, ErrorReply("overloaded", what, "ask for fewer at a time"))
+            what = f"{shares.WAITING_MAX} reads of {who[0]} {who[1]} are already queued"
+            connection.reply(number, ErrorReply("overloaded", what, "send fewer reads at a time"))
 
     def _answer(self, connection: Connection, number: int, request: OfShell) -> None:
-        """What the shell knows; it changes nothing, so a failure ends that request alone."""
+        """Answer a request from the shell's own state; a failure changes nothing and ends only this
+        request."""
         try:
             match request:
                 case GetStatus():
@@ -306,12 +306,14 @@ class Driver:
             what = type(request).__name__
             fields = {"request": what, "why": repr(error), "traceback": format_exc(limit=-8)}
             self._notes.write("request_failed", fields)
-            reply = ErrorReply("error", f"{what} failed in the node: {type(error).__name__}", "see its log")
+            reply = ErrorReply(
+                "error", f"{what} failed in the node: {type(error).__name__}", "see the node's log"
+            )
             connection.reply(number, reply)
 
     @property
     def reads_waiting(self) -> int:
-        """Slow reads that wait for their peer's turn."""
+        """Slow reads that wait for their turn."""
         return self._shares.waiting
 
     def on_close(self, connection: Connection, error: NodeAgentError) -> None:
@@ -322,7 +324,7 @@ class Driver:
     # --- turns -----------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Called before an event is handled: what that takes is part of the turn."""
+        """Must be called before an event is handled, so that the turn includes its handling."""
         self.turns.event()
         if not self._turn_due:
             self._turn_due = True
@@ -342,7 +344,7 @@ class Driver:
             who = self._in_turn.pop(token, None)
             if who is not None:
                 self._shares.done(who)
-            if connection is not None:  # a request that failed after it was answered is told so once
+            if connection is not None:  # None if the request failed after it had been answered
                 connection.reply(number, reply)
         for number, job in effects.jobs:
             self._submit_job(number, job)
@@ -360,13 +362,14 @@ class Driver:
         self._peers.call(to, request, timeout_s, partial(self.on_reply, call))
 
     def _follow_addresses(self) -> None:
-        """The host makes a new mapping when one changes."""
+        """Update the peers; the host creates a new mapping when an address changes."""
         if self._addresses is not self._host.peers.addresses:
             self._addresses = self._host.peers.addresses
             self._peers.update(self._addresses)
 
     def _arm(self) -> None:
-        """Keep one timer for the host's deadline; an early one is cheaper than moving it each turn."""
+        """Keep one timer for the host's deadline; a timer that rings early is cheaper than moving it each
+        turn."""
         deadline = self._host.deadline()
         if self._timer is not None and self._timer_at <= deadline:
             return

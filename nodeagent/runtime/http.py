@@ -1,6 +1,6 @@
 """`/health`, `/ready` and `/metrics` over plain HTTP/1.1: small, bounded, read-only.
 
-Nothing is secret here and nothing can be changed here. One request per connection.
+It exposes no secrets and changes nothing. One request per connection.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ from nodeagent.model.requests import NodeStatus
 REQUEST_BYTES_MAX = 8192
 REQUEST_TIMEOUT_S = 2.0
 CONNECTIONS_MAX = 64
-"""With more, the one that has waited longest for its request to be sent is cut."""
+"""Beyond this, the connection that has been open longest without a complete request is aborted."""
 
 METRICS_MS = 1_000
-"""`/metrics` is made anew at most this often: it looks at every group."""
+"""`/metrics` is rendered at most this often, because rendering visits every group."""
 
 _TEXT = "text/plain; charset=utf-8"
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Unavailable"}
@@ -25,20 +25,20 @@ Answer = tuple[int, str, bytes]
 
 
 class HttpServer:
-    """`status` and `counters` are asked once per request."""
+    """Serves the probes and metrics; calls `status` and `counters` at most once per request."""
 
     def __init__(self, status: Status, counters: Counters) -> None:
         self._status = status
         self._counters = counters
         self._server: asyncio.Server | None = None
         self._waiting: dict[asyncio.StreamWriter, None] = {}
-        """Connections whose request has not come, oldest first."""
+        """Connections without a complete request, oldest first."""
 
         self._metrics = b""
         self._metrics_at = -METRICS_MS / 1000
 
     async def start(self, host: str, port: int) -> None:
-        """Raises `OSError` when the address cannot be had."""
+        """Raises `OSError` if the address cannot be bound."""
         self._server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
 
     @property

@@ -1,17 +1,17 @@
 """Executes the host's jobs and answers chunk requests, each kind on its own lane.
 
 disk    checkpoints, snapshots, adoption, deletes: in order, so that a later job of a group sees
-        the earlier one's result
-close   TsFiles (a worker process does the work)
-compact files made of files (a third, of low priority)
-scan    reads (a second worker process)
-heavy   reads that open large files (another one)
-hash    re-reading every byte
+        the result of an earlier one
+close   writing TsFiles (in a worker process)
+compact merging files into one (in another worker process, at low priority)
+scan    reads (in another worker process)
+heavy   reads that open large files (in another worker process)
+hash    reading and hashing whole files
 chunks  parts of snapshot files for other nodes
-meta    the meta group's snapshot: it tells what all else goes by, the rate of pulls too, so it never waits
+meta    the meta group's snapshot: everything else depends on it, even the rate of pulls, so it never waits
         for a pull
-install snapshots of data groups, several: a member that lags does not wait for files of moved slots
-pull    files of moved slots; several, they wait for the network
+install snapshots of data groups, on several lanes: a lagging member does not wait for files of moved slots
+pull    files of moved slots, on several lanes, because they wait for the network
 """
 
 from collections.abc import Callable
@@ -42,21 +42,22 @@ JOBS_QUEUED_MAX = 65_536
 SCANS_QUEUED_MAX = 512
 CHUNKS_QUEUED_MAX = 1024
 PULLS = 4
-"""Lanes of each kind that has several."""
+"""Lanes in each pool."""
 PULLS_QUEUED_MAX = 4096
 CATCH_UP = "catch-up"
-"""Under this name the file bytes of group snapshots are counted that belong to no operation."""
+"""The operation name under which the bytes of snapshots outside any operation are counted."""
 
 Post = Callable[[Callable[[], None]], None]
 """Run a call on the loop; safe from any thread."""
 
 OnResult = Callable[[int, JobResult], None]
 OperationOf = Callable[[GroupId], str]
-"""The open operation that makes this node join the group, "" when there is none."""
+"""The open operation by which this node joins the group, "" if there is none."""
 
 
 class Jobs:
-    """`on_result` is called on the loop, once per submitted job unless the agent stops first."""
+    """Runs jobs on their lanes. `on_result` is called on the loop, once per submitted job unless the agent
+    stops first."""
 
     def __init__(
         self,
@@ -94,11 +95,11 @@ class Jobs:
         lane = self._lane_of(job)
         operation = self._counted_under(job)
         if not lane.submit(lambda: self._run(number, job, operation)):
-            full = Failed(Overloaded.code, f"too many {type(job).__name__} jobs wait")
+            full = Failed(Overloaded.code, f"too many {type(job).__name__} jobs are queued")
             self._post(lambda: self._finish(number, full))
 
     def chunk(self, wanted: FetchChunk, done: Callable[[Reply], None]) -> None:
-        """`done` gets the reply, on the loop."""
+        """Read a chunk; `done` is called on the loop with the reply."""
 
         def read() -> None:
             reply: Reply
@@ -113,19 +114,19 @@ class Jobs:
             self._post(lambda: done(reply))
 
         if not self._lanes["chunks"].submit(read):
-            done(to_reply(Overloaded("too many chunks are asked for", next_step="try again later")))
+            done(to_reply(Overloaded("too many chunk requests are queued", next_step="try again later")))
 
     def in_background(self, call: Callable[[], None]) -> None:
-        """Run housekeeping between the disk jobs; it is skipped when the lane is full."""
+        """Run a housekeeping call between the disk jobs; it is dropped if the lane is full."""
         self._lanes["disk"].submit(call)
 
     def queued(self) -> dict[str, int]:
-        """Per lane."""
+        """Queued and running jobs per lane or pool."""
         pools = {kind: sum(lane.queued for lane in pool) for kind, pool in self._pools.items()}
         return {name: lane.queued for name, lane in self._lanes.items()} | pools
 
     def stop(self, timeout_s: float) -> None:
-        """What runs is waited for, what waits is dropped: jobs are idempotent and come again."""
+        """Wait for running jobs and drop queued jobs: jobs are idempotent and are submitted again later."""
         for lane in chain(self._lanes.values(), *self._pools.values()):
             lane.stop(timeout_s)
 
@@ -148,7 +149,8 @@ class Jobs:
         return min(self._pools[pool], key=lambda lane: lane.queued)
 
     def _counted_under(self, job: Job) -> str:
-        """What the bytes of a pull are counted for. Asked on the loop, before the job waits in a lane."""
+        """The operation that a pull's bytes are counted under. Determined on the loop, before the job is
+        queued."""
         if isinstance(job, StageFiles):
             return job.operation
         return (self._operation_of(job.group) if isinstance(job, InstallSnapshot) else "") or CATCH_UP
@@ -165,7 +167,7 @@ class Jobs:
                 result = self._storage.run(job)
         except NodeAgentError as error:
             result = Failed(error.code, error.what)
-        except Exception as error:  # a job must never end the node; the host decides what a failure means
+        except Exception as error:  # a failed job must not end the node; the host decides what follows
             result = Failed(NodeAgentError.code, f"{type(job).__name__}: {type(error).__name__}: {error}")
         finally:
             if fetcher is not None:

@@ -1,4 +1,4 @@
-"""Threads for blocking work, one lane each, so that slow work delays only its own kind."""
+"""Threads for blocking work, one per lane, so that slow work delays only work of its own kind."""
 
 import sys
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Lane:
-    """A thread with a bounded queue of calls, run in the order they came."""
+    """A thread with a bounded queue of calls, run in order of submission."""
 
     def __init__(self, name: str, queued_max: int) -> None:
         self._queued_max = queued_max
@@ -20,11 +20,11 @@ class Lane:
 
     @property
     def queued(self) -> int:
-        """Calls that wait or run."""
+        """Queued and running calls."""
         return len(self._queue) + self._running
 
     def submit(self, call: Callable[[], None]) -> bool:
-        """Whether it was queued; False when the lane is full. `call` must not raise."""
+        """Queue a call; return False if the lane is full or stopping. `call` must not raise."""
         with self._wake:
             if len(self._queue) >= self._queued_max or self._stopping:
                 return False
@@ -33,7 +33,7 @@ class Lane:
         return True
 
     def stop(self, timeout_s: float) -> None:
-        """Drop what is queued and wait for the call that runs; jobs are idempotent and come again."""
+        """Drop queued calls and wait for the running call; jobs are idempotent and submitted again later."""
         with self._wake:
             self._stopping = True
             self._queue.clear()
@@ -51,6 +51,6 @@ class Lane:
                 self._running = True
             try:
                 call()
-            except Exception:  # nobody waits for this one, and the others must not wait for ever
+            except Exception:  # report it and continue: the queued calls must still run
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), self._thread)))
             self._running = False

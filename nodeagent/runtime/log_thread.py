@@ -1,12 +1,13 @@
 """The one thread that writes the log.
 
-It swaps the queue of batches for an empty one, writes each batch, syncs once, and posts the highest
-batch number: completing n implies all before n. Batches that arrive while it syncs leave together in
-the next round (group commit); one long-lived thread costs less than an executor hop per batch.
+It swaps the queue of batches for an empty one, writes each batch, syncs once, and posts the highest batch
+number: the completion of n implies that of all batches before n. Batches that arrive during a sync are
+    written
+together in the next round (group commit). One long-lived thread costs less than an executor hop per batch.
 
-On a full disk it keeps what was not written and tries again, in order, until there is room. After any other
-error the thread has ended for good: nothing may be assumed about what is durable, so the agent has to stop
-(never retry a failed fsync).
+On a full disk it holds the unwritten batches and retries them, in order, until there is room. Any other error
+ends the thread: nothing may be assumed about what is durable, so the agent has to stop (never retry a failed
+fsync).
 """
 
 import contextlib
@@ -21,14 +22,14 @@ from nodeagent.model.entries import LogOp
 Batch = tuple[int, list[LogOp]]
 
 NO_SPACE_RETRY_S = 0.5
-"""Between two attempts to write on a full disk."""
+"""Pause between two attempts to write to a full disk."""
 
 RECLAIM_EVERY_S = 1.0
-"""Space is looked after this often, right after a sync or when nothing is to be written."""
+"""Log space is reclaimed this often, right after a sync or while the queue is empty."""
 
 
 class LogWriter(Protocol):
-    """What the thread needs of `nodeagent.log.Log`."""
+    """The part of `nodeagent.log.Log` that the thread uses."""
 
     def write(self, ops: Sequence[LogOp]) -> None: ...
 
@@ -42,9 +43,10 @@ class LogWriter(Protocol):
 
 
 class LogThread:
-    """`post` and `fail` are called on this thread: hand them over to the loop.
+    """Writes batches of log operations. `post` and `fail` are called on this thread; the caller must forward
+    them to the loop.
 
-    Exactly one of these is true at any time: the thread runs, it was stopped, `fail` was called.
+    At any time exactly one of these holds: the thread runs, it was stopped, or `fail` was called.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class LogThread:
         self.sync_seconds = 0.0
         self.reclaimed_bytes = 0
         self.held = 0
-        """Batches that wait for room on the disk."""
+        """Batches that wait for free disk space."""
 
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
@@ -74,13 +76,13 @@ class LogThread:
         self._thread.start()
 
     def submit(self, batch: int, ops: list[LogOp]) -> None:
-        """Queue a batch. Numbers grow. The host's own limits bound what is queued."""
+        """Queue a batch. Numbers must increase. The host's limits bound the queue."""
         with self._wake:
             self._queue.append((batch, ops))
             self._wake.notify()
 
     def stop(self) -> None:
-        """Write and sync what is queued, then close the log. Waits for that."""
+        """Write and sync the queued batches, close the log, and wait for the thread to end."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -89,7 +91,7 @@ class LogThread:
     def _run(self) -> None:
         try:
             self._loop()
-        except BaseException as error:  # whatever it is, the log is not written any more
+        except BaseException as error:  # after any error the log is no longer written
             self._fail(error)
 
     def _loop(self) -> None:
@@ -104,12 +106,12 @@ class LogThread:
                 self.reclaimed_bytes += self._log.reclaim()
                 reclaim_at = time.monotonic() + self._reclaim_every_s
             if self._stopping and not self._queue:
-                self._log.close()  # what is still held promised nothing to anybody
+                self._log.close()  # nothing was acknowledged for the batches still held
                 return
 
     def _next(self, until: float, held: list[Batch]) -> list[Batch]:
-        """Everything queued, behind what is held; waits for something until the given time, when something is
-        held for a moment in any case."""
+        """The held batches, then the queued ones. If batches are held, wait for `NO_SPACE_RETRY_S`; else wait
+        for a batch, but at most until the given time."""
         with self._wake:
             if held:
                 self._wake.wait_for(lambda: self._stopping, NO_SPACE_RETRY_S)
@@ -122,7 +124,7 @@ class LogThread:
             return queue
 
     def _write(self, queue: list[Batch]) -> list[Batch]:
-        """Write and sync what there is room for; returns the rest."""
+        """Write and sync the batches that fit on the disk; return the rest."""
         written = 0
         with contextlib.suppress(NoSpace):
             for _, ops in queue:

@@ -17,17 +17,17 @@ _GROUP_GAUGES = (
     ("last", "Last log index"),
     ("slots", "Slots owned"),
     ("files", "Closed files"),
-    ("files_most", "Files of the time partition that has most of them"),
-    ("compacting", "Compactions that are logged and not done"),
+    ("files_most", "Files of the time partition with the most files"),
+    ("compacting", "Compactions that are logged but not done"),
     ("bytes", "Bytes in closed files"),
     ("rows", "Rows in closed files"),
     ("memtable_bytes", "Bytes of rows in memory"),
-    ("log_bytes", "Bytes of entries that the log holds"),
+    ("log_bytes", "Bytes of entries in the log"),
 )
 
 
 def render(status: NodeStatus, counters: dict[str, float]) -> bytes:
-    """`counters` are named without prefix; names that end in `_total` only grow."""
+    """The metrics page. `counters` are named without prefix; names that end in `_total` only grow."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Families((*_node(status), *_groups(status), *_shell(counters))))
     return generate_latest(registry)
@@ -48,14 +48,20 @@ def _node(status: NodeStatus) -> Iterator[Metric]:
     for name, text, value in (
         ("start_time_seconds", "Start of the process", status.started_ms / 1000),
         ("table_version", "Version of the partition table in use", status.table_version),
-        ("disk_free_bytes", "Free bytes where the data lies", status.disk_free_bytes),
-        ("disk_total_bytes", "Size of the disk that has least left", status.disk_total_bytes),
-        ("rows_refused", "1 while no rows are taken for want of disk", status.room in ("low", "full")),
+        ("disk_free_bytes", "Free bytes on the disk of the data", status.disk_free_bytes),
+        ("disk_total_bytes", "Size of the disk with the least free space", status.disk_total_bytes),
+        (
+            "rows_refused",
+            "1 while rows are refused because the disk is low or full",
+            status.room in ("low", "full"),
+        ),
         ("log_bytes", "Bytes of the log on disk", status.log_bytes),
         ("certificate_expiry_seconds", "When the certificate expires", status.cert_expires_ms / 1000),
     ):
         yield GaugeMetricFamily(f"nodeagent_{name}", text, value)
-    heard = GaugeMetricFamily("nodeagent_peer_heard_seconds", "Time since a peer was heard", labels=("peer",))
+    heard = GaugeMetricFamily(
+        "nodeagent_peer_heard_seconds", "Time since the last message of a peer", labels=("peer",)
+    )
     for peer, ms in status.heard_ms.items():
         heard.add_metric((peer,), ms / 1000)
     yield heard
@@ -68,7 +74,7 @@ def _node(status: NodeStatus) -> Iterator[Metric]:
 
 
 def _groups(status: NodeStatus) -> Iterator[Metric]:
-    leads = GaugeMetricFamily("nodeagent_group_leader", "1 where this node leads", labels=("group",))
+    leads = GaugeMetricFamily("nodeagent_group_leader", "1 if this node leads the group", labels=("group",))
     for group in status.groups:
         leads.add_metric((group.group,), float(group.leader == status.node))
     yield leads

@@ -1,6 +1,6 @@
-"""Structured log lines on stderr: time, event name, fields. Past a rate they are only counted.
+"""Structured log lines on stderr: time, event name, fields. Lines above a rate are counted, not written.
 
-What an operator wants to know afterwards is also remembered, for `iotctl cluster events`.
+Notable events are also retained in memory, for `iotctl cluster events`.
 """
 
 import sys
@@ -16,7 +16,7 @@ from nodeagent.model.requests import NodeEvent
 
 LINES_PER_S_MAX = 200
 REPEAT_MS = 600_000
-"""The same event of the same group is remembered again after so long; a job that fails fails every second."""
+"""The same event of the same group is retained again only after this: a failing job may fail every second."""
 
 NOTABLE = frozenset(
     (
@@ -42,10 +42,10 @@ class Notes:
         self._lines = 0
         self.dropped = 0
         self.recent: deque[NodeEvent] = deque(maxlen=EVENTS_KEPT)
-        """The notable ones, oldest first."""
+        """The retained notable events, oldest first."""
 
         self._last: dict[tuple[str, str], NodeEvent] = {}
-        """(event, group) -> what was remembered of it last"""
+        """(event, group) -> the last retained event"""
 
     def write(self, event: str, fields: Mapping[str, object] | None = None) -> None:
         now = time.time()
@@ -63,7 +63,7 @@ class Notes:
         try:
             out.write(self._encoder.encode(line).decode() + "\n")
             out.flush()
-        except OSError:  # on a full disk nobody can be told here; the agent goes on
+        except OSError:  # the line cannot be written (a full disk); the agent continues
             self.dropped += 1
 
     def _maybe_remember(self, now_ms: int, event: str, fields: Mapping[str, object]) -> None:

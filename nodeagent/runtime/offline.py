@@ -1,4 +1,4 @@
-"""What checkpoints say of files, without a host: to check a stopped node, and to clean up at a start."""
+"""The files that checkpoints name, without a host: to check a stopped node, and to clean up at a start."""
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping
@@ -30,11 +30,11 @@ Line = dict[str, str | int | bool]
 
 
 def mismatches(home: Disk, data: Disk, node: NodeId) -> dict[GroupId, str]:
-    """Groups whose log and checkpoint do not belong together, as a start would find them; none in a directory
-    that was never started.
+    """Group -> why its log and checkpoint do not belong together, by the rules of a start; empty for a
+    directory that was never started.
 
     Raises:
-        Damaged: `node.id` or the log is missing, another's or older than the other.
+        Damaged: `node.id` or the log is missing, belongs to another node, or is older than the other.
     """
     known = known_identity(home, node, f"{DATA_DIR}/{layout.GROUPS}")
     if known is None:
@@ -46,7 +46,7 @@ def mismatches(home: Disk, data: Disk, node: NodeId) -> dict[GroupId, str]:
     found: dict[GroupId, str] = {}
     for group in {*logs, *SlotFiles(data).groups()}:
         log = logs.get(group) or GroupLog(Base(0, 0, Config()), HardState(), [])
-        with contextlib.suppress(Damaged):  # `check_files` says so
+        with contextlib.suppress(Damaged):  # `check_files` reports it
             fault = fault_of(group, log, load_checkpoint(data, group), me)
             if fault:
                 found[group] = fault
@@ -54,13 +54,13 @@ def mismatches(home: Disk, data: Disk, node: NodeId) -> dict[GroupId, str]:
 
 
 def check_files(disk: Disk, node: NodeId, faults: Mapping[GroupId, str] = NONE) -> Iterator[Line]:
-    """One line for each checkpoint below the data directory, each file its manifest names, and each file
-    or empty directory that belongs to nothing (`storage.leftovers`).
+    """One line for each checkpoint below the data directory, each file in its manifest, and each file or
+    empty directory that no manifest names (`storage.leftovers`).
 
-    Keys: group, slot, name, bytes, found, valid. `found` is the XXH3-128 on disk, `missing`, what is wrong
-    with a checkpoint, or the kind of leftover: harmless, and expected while an operation is open or soon
-    after a crash. `name` is then a path below the data directory, but for orphans, which a manifest could
-    have named. `faults` are `mismatches`.
+    Keys: group, slot, name, bytes, found, valid. `found` is the XXH3-128 on disk, `missing`, the fault of a
+    checkpoint, or the kind of leftover. Leftovers are harmless, and expected while an operation is open or
+    soon after a crash; their `name` is a path below the data directory, except for orphans, which have the
+    name of a file in a manifest. `faults` is the result of `mismatches`.
     """
     files = SlotFiles(disk)
     for group in sorted(faults.keys() - set(files.groups())):
@@ -85,7 +85,7 @@ def check_files(disk: Disk, node: NodeId, faults: Mapping[GroupId, str] = NONE) 
         del manifests[group]
     for left in leftovers(disk, manifests):
         if left.path.startswith(tuple(damaged)):
-            continue  # nobody can say what its checkpoint named
+            continue  # it is unknown which files the damaged checkpoint names
         size = disk.stat(left.path).size
         if left.kind == ORPHAN:
             _, group, _, slot, name = left.path.split("/", 4)
@@ -97,7 +97,7 @@ def check_files(disk: Disk, node: NodeId, faults: Mapping[GroupId, str] = NONE) 
 
 
 def _groups_of(disk: Disk, node: NodeId, here: Collection[GroupId]) -> set[GroupId]:
-    """Those of `here` that `node` is a member of; all when the meta group's checkpoint does not tell."""
+    """The groups of `here` with `node` as a member; all if the meta group's checkpoint is unreadable."""
     try:
         payload = load_checkpoint(disk, META)
         image = MetaState.decode(msgspec.msgpack.decode(payload, type=Saved).state).image if payload else None
@@ -109,8 +109,7 @@ def _groups_of(disk: Disk, node: NodeId, here: Collection[GroupId]) -> set[Group
 
 
 def manifest_in(group: GroupId, payload: bytes | None) -> list[FileMeta]:
-    """What a checkpoint's payload names; the meta group has no files. Raises one of
-    `UNDECODABLE`."""
+    """The files that a checkpoint's payload names; the meta group has none. Raises one of `UNDECODABLE`."""
     if payload is None or group == META:
         return []
     files = decode_checkpoint(msgspec.msgpack.decode(payload, type=Saved).state).files
@@ -120,9 +119,10 @@ def manifest_in(group: GroupId, payload: bytes | None) -> list[FileMeta]:
 def known_files(groups: Mapping[GroupId, bytes]) -> dict[GroupId, dict[int, set[str]]]:
     """Names per group and slot, from the checkpoints of `groups`.
 
-    At a start nothing else is needed: a file made after the checkpoint is made again from the log, and
-    an adopted one is linked again from staging. A group whose checkpoint is of a release that is not known
-    here is left out: nobody knows what it has.
+    A start needs no other files: a file written after the checkpoint is rewritten from the log, and an
+        adopted
+    file is linked again from staging. A group whose checkpoint is of an unknown release is left out, because
+    its files are unknown.
     """
     known: dict[GroupId, dict[int, set[str]]] = {}
     for group, payload in groups.items():

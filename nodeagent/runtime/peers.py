@@ -1,7 +1,7 @@
 """Outgoing connections to the other nodes: one for Raft and requests, one for file chunks.
 
-Each peer reconnects on its own with a jittered pause, so a node that is down delays nobody. While a
-peer is down its Raft messages are dropped: Raft repeats what matters.
+Each peer reconnects independently after a jittered pause, so a node that is down delays no other. While a
+peer is down its Raft messages are dropped: Raft repeats the messages that matter.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 1.0
 DIAL_TIMEOUT_S = 3.0
 CALLS_TO_STRANGERS_MAX = 256
-"""Calls to addresses whose node is not known yet, open at once."""
+"""Concurrent calls to addresses whose node is not known yet."""
 
 Address = tuple[str, int]
 OnReply = Callable[[Reply], None]
@@ -28,7 +28,7 @@ OnRefused = Callable[[NodeId, NodeAgentError], None]
 
 
 class Peer:
-    """One other node. Its task lives until `close`."""
+    """The connections to one other node. Its task runs until `close`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Peer:
 
     @property
     def connection(self) -> Connection | None:
-        """The open connection, if there is one."""
+        """The open connection, or None."""
         return self._connection if self._connection is not None and self._connection.is_open else None
 
     def send(self, messages: list[Routed]) -> None:
@@ -62,10 +62,10 @@ class Peer:
             self.raft_dropped += len(messages)
 
     async def bulk(self) -> Connection:
-        """The connection for file chunks, dialled when first needed: Raft never queues behind a file.
+        """The connection for file chunks, dialled at first use: Raft never queues behind a file.
 
         Raises:
-            NodeAgentError: it cannot be had.
+            NodeAgentError: the connection cannot be opened.
         """
         async with self._bulk_lock:
             if self._bulk is None or not self._bulk.is_open:
@@ -73,7 +73,7 @@ class Peer:
             return self._bulk
 
     def move(self, address: Address) -> None:
-        """The node listens elsewhere now."""
+        """Use a new address of the node."""
         if address == self.address:
             return
         self.address = address
@@ -83,7 +83,7 @@ class Peer:
         self._changed.set()
 
     def lost(self, connection: Connection) -> None:
-        """To be told when any connection ended."""
+        """Must be called when any connection has ended."""
         if connection is self._connection:
             self._changed.set()
 
@@ -117,7 +117,7 @@ class Peer:
             await asyncio.sleep(PAUSE_S_MIN * random.uniform(0.2, 1.0))
 
     async def _wait(self, seconds: float) -> None:
-        """At most so long; a new address cuts it short."""
+        """Wait `seconds`, or until the address changes."""
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
@@ -126,7 +126,7 @@ class Peer:
 
 
 class Peers:
-    """All other nodes, as the host's address book names them."""
+    """All other nodes in the host's address book."""
 
     def __init__(
         self, me: NodeId, handler: Handler, context: ssl.SSLContext | None, on_refused: OnRefused
@@ -139,7 +139,7 @@ class Peers:
         self._strangers: set[asyncio.Task[None]] = set()
 
     def update(self, addresses: Mapping[NodeId, Address]) -> None:
-        """Connect to who is new, follow who moved, let go of who left."""
+        """Connect to new nodes, follow changed addresses, disconnect from nodes that left."""
         for node in [n for n in self._peers if n not in addresses]:
             self._peers.pop(node).close()
         for node, address in addresses.items():
@@ -152,7 +152,7 @@ class Peers:
                 peer.move(address)
 
     def get(self, node: NodeId) -> Peer:
-        """Raises `Unavailable` for a node whose address is not known."""
+        """Raises `Unavailable` if the address of the node is unknown."""
         peer = self._peers.get(node)
         if peer is None:
             raise Unavailable(f"the address of {node} is not known")
@@ -164,7 +164,7 @@ class Peers:
             peer.send(messages)
 
     def call(self, to: NodeId | Address, request: Request, timeout_s: float, on_reply: OnReply) -> None:
-        """`on_reply` is called exactly once, perhaps before this returns."""
+        """Send a request; `on_reply` is called exactly once, perhaps before this returns."""
         if not isinstance(to, str):
             self._call_stranger(to, request, timeout_s, on_reply)
             return
@@ -192,7 +192,9 @@ class Peers:
 
     def _call_stranger(self, to: Address, request: Request, timeout_s: float, on_reply: OnReply) -> None:
         if len(self._strangers) >= CALLS_TO_STRANGERS_MAX:
-            on_reply(to_reply(Overloaded(f"{CALLS_TO_STRANGERS_MAX} calls to unknown nodes are open")))
+            on_reply(
+                to_reply(Overloaded(f"{CALLS_TO_STRANGERS_MAX} calls to unknown nodes are already open"))
+            )
             return
         task = asyncio.get_running_loop().create_task(self._ask(to, request, timeout_s, on_reply))
         self._strangers.add(task)

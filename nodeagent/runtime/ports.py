@@ -1,4 +1,4 @@
-"""What the shell needs of the host, so that tests can stand in for it."""
+"""The parts of the host that the shell uses, as protocols, so that tests can replace the host."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
@@ -16,8 +16,8 @@ Address = tuple[str, int]
 
 
 class EffectsPort(Protocol):
-    """What is to be done now. Everything in one take may be done at once: what has to wait for a sync
-    is given out by a later take, after `on_persisted`."""
+    """The effects to execute now. All effects of one `take` may be executed at once: effects that depend on a
+    sync are returned by a later `take`, after `on_persisted`."""
 
     @property
     def persist(self) -> tuple[int, list[LogOp]] | None: ...
@@ -45,7 +45,7 @@ class EffectsPort(Protocol):
 
 
 class ClusterPort(Protocol):
-    """What the meta group's state says of the cluster, and how far it is applied."""
+    """The cluster by the applied state of the meta group, and its applied index."""
 
     @property
     def id(self) -> str: ...
@@ -64,6 +64,8 @@ class ClusterPort(Protocol):
 
 
 class PeersPort(Protocol):
+    """Addresses, starts and feature levels of the other nodes."""
+
     @property
     def addresses(self) -> Mapping[NodeId, Address]: ...
 
@@ -75,11 +77,15 @@ class PeersPort(Protocol):
 
 
 class OwnStandingPort(Protocol):
+    """The membership status of this node itself."""
+
     @property
     def older_copy(self) -> str: ...
 
 
 class StatusPort(Protocol):
+    """Builds the status report of this node."""
+
     def of_node(self, now: int, wall: int) -> NodeStatus: ...
 
 

@@ -1,8 +1,8 @@
-"""Files from other nodes: chunks over each peer's bulk connection, for the storage room's pull steps.
+"""Fetches files in chunks over the bulk connection of each peer, for the pull steps of `storage`.
 
-The storage room's step runs on a thread and asks `fetch` for one chunk after the other; the request
-itself runs on the loop. While a chunk is being written, the next one of the same file is already on its
-way. What is fetched is verified there, not here.
+A pull step runs on a thread and calls `fetch` for one chunk after the other; the request itself runs on the
+loop. While a chunk is written, the next chunks of the file are already prefetched. `storage` verifies the
+data.
 """
 
 import asyncio
@@ -18,35 +18,35 @@ from nodeagent.runtime.rate import Rate
 from nodeagent.storage import layout
 
 CHUNK_TIMEOUT_S = 15.0
-"""One chunk; a transfer as a whole has no limit, and the wait for the rate does not count."""
+"""Timeout of one chunk request, without the wait for the rate; a whole transfer has no timeout."""
 
 CALL_TIMEOUT_S = 60.0
-"""One chunk, the dialling of its connection included."""
+"""Timeout of one chunk request including the dialling of the connection."""
 
 PACE_S = 0.5
-"""A changed rate takes effect after this long."""
+"""A changed rate takes effect within this time."""
 
 STOP_POLL_S = 1.0
-"""A waiting pull sees that the agent stops after this long."""
+"""A waiting pull notices within this time that the agent stops."""
 
 _MESSAGES = (layout.INDEX, layout.PAYLOAD)
-"""Index and checkpoint of a snapshot: the rate and the counters are about data files alone, and how
-long these two are is not known when they are asked for."""
+"""Index and checkpoint of a snapshot. They are neither paced nor counted: rate and counters are for data
+files, and the length of these two is unknown when they are requested."""
 
 AHEAD_MAX = 2
-"""Chunks requested ahead of the one being written, per job."""
+"""Chunks prefetched per job, beyond the chunk being written."""
 
 Ask = Callable[[NodeId, FetchChunk, float], Awaitable[Reply]]
 """Send a request over the bulk connection of a node. Raises `NodeAgentError`."""
 
 
 class Puller:
-    """Shared by all pulls of a node: the rate and the counters. `fetcher` gives one per job."""
+    """Rate and counters, shared by all pulls of a node. `fetcher` creates the `Fetcher` of one job."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, ask: Ask, no_room: Callable[[], str] = lambda: ""
     ) -> None:
-        """`no_room` says why nothing more may be copied here for now, "" when it may."""
+        """`no_room` returns why no file may be copied to this node now, "" if it may."""
         self._loop = loop
         self._ask = ask
         self._no_room = no_room
@@ -54,8 +54,8 @@ class Puller:
         self._stopped = False
         self.rate = Rate()
         self.received_bytes: dict[str, int] = {}
-        """Bytes of data files per operation; `catch-up` for snapshots of groups outside of one. Indexes and
-        checkpoints of snapshots are messages and count nowhere."""
+        """Bytes of data files per operation; `catch-up` for snapshots outside any operation. Indexes and
+        checkpoints of snapshots are not counted."""
 
     def fetcher(self, operation: str) -> "Fetcher":
         return Fetcher(self, operation)
@@ -64,12 +64,12 @@ class Puller:
         """Raises `Overloaded` while the disk has no room for files."""
         why = self._no_room()
         if why:
-            raise Overloaded(why, next_step="it is pulled when there is room")
+            raise Overloaded(why, next_step="free disk space; the pull then continues")
 
     def request(self, node: NodeId, wanted: FetchChunk) -> "Future[Chunk]":
-        """May be called on any thread. Raises `Unavailable` once the agent stops."""
+        """Request a chunk, from any thread. Raises `Unavailable` once the agent stops."""
         if self._stopped:
-            raise Unavailable("the agent stops")
+            raise Unavailable("the agent is stopping")
         return asyncio.run_coroutine_threadsafe(self._fetch(node, wanted), self._loop)
 
     @property
@@ -95,12 +95,12 @@ class Puller:
             raise InvalidInput(f"{node} answered a chunk request with {type(reply).__name__}")
         if len(reply.data) > wanted.length or wanted.offset + len(reply.data) > reply.size:
             raise InvalidInput(
-                f"{node} sent {len(reply.data)} bytes of {wanted.name}; {wanted.length} wanted"
+                f"{node} sent {len(reply.data)} bytes of {wanted.name} instead of {wanted.length}"
             )
         return reply
 
     async def _pace(self, count: int) -> None:
-        """Wait until `count` bytes may be moved, or until the rate is another one."""
+        """Wait until `count` bytes may be transferred, or until the rate changes."""
         rate = self.rate.bytes_per_s
         due = self._loop.time() + self.rate.take(count, self._loop.time())
         while (left := due - self._loop.time()) > 0 and self.rate.bytes_per_s == rate:
@@ -108,22 +108,24 @@ class Puller:
 
 
 class Fetcher:
-    """One job's chunks; used by one thread."""
+    """Fetches the chunks of one job; used by one thread."""
 
     def __init__(self, puller: Puller, operation: str) -> None:
         self._puller = puller
         self._operation = operation
         self._ahead: dict[tuple[NodeId, str, str, int], Future[Chunk]] = {}
-        """(node, snapshot, name, offset) -> a chunk on its way; it may be shorter than is then asked for,
-        at the end of the file only."""
+        """(node, snapshot, name, offset) -> a prefetched chunk; at the end of the file it may be shorter than
+        the length requested later."""
 
         self.received = 0
 
     def fetch(self, node: NodeId, snapshot: str, name: str, offset: int, length: int) -> bytes:
-        """Bytes of a file of a snapshot on `node`; empty only at its end.
+        """Bytes of a file in a snapshot on `node`; empty only at its end.
 
         Raises:
-            NodeAgentError: not there (`NotFound`), or no contact (`Unavailable`).
+            NotFound: `node` has no such file or snapshot.
+            Unavailable: `node` cannot be reached, or the agent stops.
+            Overloaded: this node has no room for files.
         """
         if name not in _MESSAGES:
             self._puller.check_room()
@@ -147,10 +149,10 @@ class Fetcher:
         self._forget()
 
     def _result(self, future: "Future[Chunk]") -> Chunk:
-        """Wait as long as the rate makes it take; the call itself has its own limit."""
+        """Wait without a timeout: the wait for the rate may be long, and the request has its own timeout."""
         while not wait([future], STOP_POLL_S).done:
             if self._puller.stopped:
-                raise Unavailable("the agent stops")
+                raise Unavailable("the agent is stopping")
         return future.result()
 
     def _look_ahead(self, node: NodeId, got: FetchChunk, chunk: Chunk) -> None:

@@ -1,34 +1,34 @@
-"""How fast this node pulls: a token bucket over bytes, and what `auto` lets into it.
+"""How fast this node pulls: a token bucket over bytes, and the automatic rate `auto`.
 
-`auto` leaves rows the precedence: while they are written or read here, pulling takes what the machine's
-processors have left; when nobody asks for anything, all of it.
+`auto` gives rows precedence: while this node writes or reads rows, pulls use the processor time that is left;
+otherwise they have no limit.
 """
 
 BURST_S = 0.25
-"""Unused time that may be made up for."""
+"""Unused time that may be used later, as a burst."""
 
 EVERY_S = 0.5
-"""`auto` looks at the machine so often."""
+"""Interval at which `auto` samples the machine."""
 
 ROWS_PER_S = 20.0
-"""Log syncs and data requests per second above which rows have the precedence. A change's own entries stay
+"""Log syncs and data requests per second above which rows have precedence. The entries of a change alone stay
 below it."""
 
 BUSY_ABOVE = 0.75
 BUSY_BELOW = 0.55
-"""Share of processor time in use: above the one `auto` gives way, below the other it takes more."""
+"""Used share of processor time: above `BUSY_ABOVE` the rate falls, below `BUSY_BELOW` it rises."""
 
 FLOOR = 2_000_000
 START = 32_000_000
 CEILING = 1_000_000_000
-"""Bytes per second. At the floor a change still ends, however busy the machine is."""
+"""Bytes per second. At the floor, a change still completes on a busy machine."""
 
 GIVE_WAY = 0.6
 TAKE_MORE = 1.25
 
 
 class Rate:
-    """Says how long to wait. `bytes_per_s` 0 means no limit; it may change at any time. No clock inside."""
+    """Computes waits. `bytes_per_s` 0 means no limit; it may change at any time. Has no clock of its own."""
 
     def __init__(self, bytes_per_s: int = 0) -> None:
         self._bytes_per_s = bytes_per_s
@@ -42,10 +42,10 @@ class Rate:
     def bytes_per_s(self, value: int) -> None:
         if value != self._bytes_per_s:
             self._bytes_per_s = value
-            self._paid_until = 0.0  # what was taken at the old rate must not hold up the new one
+            self._paid_until = 0.0  # bytes taken at the old rate must not delay the new one
 
     def take(self, count: int, now: float) -> float:
-        """Account for `count` bytes; seconds to wait before they are moved."""
+        """Account for `count` bytes; return the seconds to wait before the transfer."""
         if self._bytes_per_s <= 0:
             return 0.0
         self._paid_until = max(self._paid_until, now - BURST_S) + count / self._bytes_per_s
@@ -53,7 +53,7 @@ class Rate:
 
 
 class AutoRate:
-    """The rate of `auto`, looked at every `EVERY_S`. No clock and no machine inside."""
+    """The rate of `auto`, adjusted every `EVERY_S`. The caller passes in clock and processor times."""
 
     def __init__(self) -> None:
         self._looked_at = 0.0
@@ -63,18 +63,18 @@ class AutoRate:
         self._limit = START
         self._first = True
         self.bytes_per_s = 0
-        """0 for no limit."""
+        """0 means no limit."""
 
     def due(self, now: float) -> bool:
         return now - self._looked_at >= EVERY_S
 
     def look(self, now: float, rows: int, idle_s: float, all_s: float) -> None:
-        """Take what was counted since the last look into account.
+        """Adjust the rate by the counts since the last call.
 
         Args:
             now: seconds, monotonic.
-            rows: log syncs and data requests of this agent so far.
-            idle_s, all_s: processor seconds of the machine so far, of all processors.
+            rows: log syncs and data requests of this agent since its start.
+            idle_s, all_s: idle and total processor seconds of the machine, over all processors.
         """
         seconds = now - self._looked_at
         asked = (rows - self._rows) / seconds if seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""`peers.seen`: the newest starts of other nodes, so that a node knows older copies after a restart."""
+"""`peers.seen`: the newest starts of other nodes. By it a restarted node recognises older copies of them."""
 
 import errno
 
@@ -13,7 +13,7 @@ SEEN_FILE = "peers.seen"
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """By incarnation; `seal` is XXH3-64 of the encoded starts."""
+    """`starts` by incarnation; `seal` is the XXH3-64 of the encoded starts."""
 
     starts: dict[str, Start]
     seal: str
@@ -24,8 +24,8 @@ def save_starts(disk: Disk, starts: dict[str, Start]) -> None:
 
 
 def load_starts(disk: Disk) -> tuple[dict[str, Start], bool]:
-    """The starts, and whether the file could be read. Without it the node goes on: it says nothing of this
-    node, and every other node has such a file too."""
+    """The starts, and whether the file could be read. The node also runs without it: the file contains
+    nothing about this node, and every other node has such a file too."""
     if not disk.exists(SEEN_FILE):
         return {}, True
     try:

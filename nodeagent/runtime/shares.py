@@ -1,7 +1,7 @@
-"""Whose turn it is for slow reads: each peer has a few of them at work, and its others wait behind those.
+"""Fair shares of slow reads: each peer runs a few at a time, and its other reads wait behind those.
 
-One node reads files in one place at a time. Without this a reader that asks for a thousand pages at once
-would have everybody wait for all of them; so others wait for a few.
+A node runs one file read at a time. Without shares, a reader that requests a thousand pages at once would
+make all other peers wait for all of them; with shares they wait for a few.
 """
 
 from collections import deque
@@ -9,25 +9,25 @@ from collections.abc import Callable
 
 AT_WORK = {"reader": 4}
 AT_WORK_DEFAULT = 16
-"""Of one peer (role and name, over all of its connections) at a time."""
+"""Running reads of one peer (role and name, over all its connections)."""
 
 WAITING_MAX = 512
-"""Of one peer; more are refused."""
+"""Waiting reads of one peer; more are refused."""
 
 Peer = tuple[str, str]
 
 
 class Shares:
-    """Counts per peer; what is to be run comes as calls."""
+    """Starts the reads of each peer within its share."""
 
     def __init__(self) -> None:
         self._at_work: dict[Peer, int] = {}
         self._waiting: dict[Peer, deque[Callable[[], bool]]] = {}
 
     def add(self, peer: Peer, start: Callable[[], bool]) -> bool:
-        """Run `start` now or when it is its turn; False when too many of the peer wait.
+        """Run `start` now or when it is its turn; return False if too many reads of the peer wait.
 
-        `start` returns whether it began something, whose end is told by `done`.
+        `start` returns whether it started a read; the caller reports the end of that read by `done`.
         """
         waiting = self._waiting.get(peer)
         if waiting is None and self._at_work.get(peer, 0) < AT_WORK.get(peer[0], AT_WORK_DEFAULT):
@@ -42,7 +42,7 @@ class Shares:
         return True
 
     def done(self, peer: Peer) -> None:
-        """One that had begun has ended: the next of this peer begins."""
+        """A running read of the peer has ended: start its next one."""
         waiting = self._waiting.get(peer, deque())
         began = False
         while waiting and not began:

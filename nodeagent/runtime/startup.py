@@ -1,4 +1,4 @@
-"""Opening a node's directory: lock, identity, log, checkpoints. Everything that may refuse a start."""
+"""Opens a node's directory: lock, identity, log, checkpoints. All checks that can refuse a start."""
 
 import errno
 import random
@@ -31,7 +31,7 @@ GroupState = tuple[GroupLog, bytes | None]
 
 
 class Opened(msgspec.Struct):
-    """What a start found. `home` holds the lock until `home.unlock()`."""
+    """The recovered contents of a directory. `home` holds the lock until `home.unlock()`."""
 
     config: NodeConfig
     identity: NodeFile
@@ -41,14 +41,14 @@ class Opened(msgspec.Struct):
     storage: Storage
     groups: dict[GroupId, GroupState]
     holding: set[GroupId]
-    """Groups with files."""
+    """Groups that have files."""
 
     starts: dict[str, Start]
     starts_readable: bool
-    """What was seen of other nodes, and whether that file could be read."""
+    """Whether `peers.seen`, the file of `starts`, could be read."""
 
     left: dict[GroupId, HardState]
-    """What the log remembers of groups that this node left."""
+    """The hard state, from the log, of the groups that this node left."""
 
     damaged: list[Damage]
     torn_bytes: int
@@ -57,14 +57,14 @@ class Opened(msgspec.Struct):
 
 
 def open_directory(directory: Path) -> Opened:
-    """Lock the directory and recover what it holds.
+    """Lock the directory and recover its contents.
 
     Raises:
         InvalidInput: `node.yaml` has a mistake.
-        Refused: another process runs here, or the directory is another node's.
-        Damaged: `node.id` or the log is missing, another's, older than the other or cannot be read; nothing
-            was deleted.
-        OSError: the disk refuses.
+        Refused: another process runs on the directory, or it belongs to another node.
+        Damaged: `node.id` or the log is missing, unreadable, of another node, or older than the other;
+            nothing was deleted.
+        OSError: any other error of the disk.
     """
     config = load_config(directory / CONFIG_FILE)
     try:
@@ -72,8 +72,8 @@ def open_directory(directory: Path) -> Opened:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        what = f"{error.filename or directory}: {error.strerror}; {config.node} does not start without it"
-        helps = f"look at the disk (dmesg) and start again; or {replace_step(config.node)}"
+        what = f"{error.filename or directory}: {error.strerror}; {config.node} cannot start without it"
+        helps = f"check the disk (dmesg) and start again; or {replace_step(config.node)}"
         raise Damaged(what, next_step=helps) from error
 
 
@@ -126,15 +126,16 @@ def _log_settings(config: NodeConfig, total: int) -> LogSettings:
 
 
 def fresh_random() -> random.Random:
-    """Seeded by the system: nodes must not draw the same election timeouts."""
+    """A random source seeded by the system: nodes must not draw the same election timeouts."""
     return random.Random(random.SystemRandom().getrandbits(64))
 
 
 def _sweep(
     storage: Storage, log: Log, groups: dict[GroupId, GroupState], damaged: list[Damage], owner: Owner
 ) -> list[str]:
-    """Remove files that no manifest names, of groups whose log and checkpoint are whole and fit alone. None
-    on a disk that is too full to say which checkpoints the log needs from then on."""
+    """Remove the files that no manifest names, but only of groups whose log and checkpoint are whole and
+    belong together. Remove none if the disk is too full to log which checkpoints the log needs from then
+    on."""
     broken = {damage.group for damage in damaged}
     if "" in broken:
         return []
@@ -156,8 +157,8 @@ def _sweep(
 
 
 def _groups(recovered: Recovered, storage: Storage) -> tuple[dict[GroupId, GroupState], list[Damage]]:
-    """Every group in the log or with a directory, with its checkpoint. An unreadable checkpoint is
-    damage of that group, never an empty state."""
+    """Every group that has a log or a directory, with its checkpoint. An unreadable checkpoint counts as
+    damage of the group, never as an empty state."""
     groups: dict[GroupId, GroupState] = {}
     unreadable: list[Damage] = []
     for group in sorted({*recovered.groups, *storage.groups()}):

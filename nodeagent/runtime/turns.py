@@ -1,4 +1,4 @@
-"""How long the loop is busy at a time, and with what when it was too long."""
+"""Measures the turns of the loop, and logs what a slow turn did."""
 
 import contextlib
 import os
@@ -11,43 +11,44 @@ from nodeagent.model.limits import TURN_MS_MAX
 from nodeagent.runtime.ports import EffectsPort
 
 OWN_SAMPLE_S = 0.01
-"""The thread's processor time is read at most this often: it takes a system call, and a turn may take less
-than that."""
+"""The thread's processor time is read at most this often: reading takes a system call, and a turn may be
+shorter than that."""
 
 SCHEDSTAT = Path("/proc/thread-self/schedstat")
-"""Of the thread that opens it: nanoseconds on a processor, and ready without one; see proc(5)."""
+"""Nanoseconds that the opening thread ran, and was runnable but did not run; see proc(5)."""
 
 Note = Callable[[str, dict[str, object]], None]
 
 
 class ThreadUse(NamedTuple):
-    """What the thread had of the machine since it began."""
+    """Processor use of a thread since its start."""
 
     own_s: float
-    """On a processor."""
+    """Running on a processor."""
 
     waited_s: float
-    """Ready to run, while other threads had the processors; always 0 where the kernel does not count it."""
+    """Runnable, while other threads had the processors; always 0 if the kernel does not count it."""
 
 
 def thread_use() -> Callable[[], ThreadUse]:
-    """Reads the use of the thread that calls this, not of one that calls the reader."""
-    told = None
+    """A function that reads the use of the calling thread; it must be called in the same thread."""
+    schedstat = None
     with contextlib.suppress(OSError):
-        told = SCHEDSTAT.open("rb", buffering=0)
+        schedstat = SCHEDSTAT.open("rb", buffering=0)
 
     def read() -> ThreadUse:
         waited_ns = 0
-        # An error here would cost the event before which it is read.
+        # An error here would lose the event that is about to be handled.
         with contextlib.suppress(OSError, ValueError, IndexError):
-            waited_ns = int(os.pread(told.fileno(), 64, 0).split()[1]) if told is not None else 0
+            waited_ns = int(os.pread(schedstat.fileno(), 64, 0).split()[1]) if schedstat else 0
         return ThreadUse(time.thread_time(), waited_ns / 1e9)
 
     return read
 
 
 class Turns:
-    """A turn begins with the first event after the last, and ends when the host's effects are under way."""
+    """A turn begins with the first event after the last turn, and ends when the host's effects are
+    submitted."""
 
     def __init__(
         self,
@@ -55,12 +56,12 @@ class Turns:
         clock: Callable[[], float] = time.perf_counter,
         used: Callable[[], ThreadUse] | None = None,
     ) -> None:
-        """To be made in the loop's thread."""
+        """Must be created in the loop's thread."""
         self._note = note
         self._clock = clock
         self._used = used or thread_use()
-        """Tells whether a slow turn was the loop's own work or waited for something. What the note says of it
-        may be `OWN_SAMPLE_S` too much."""
+        """Shows whether a slow turn computed or waited. The times in the note may be too long by up to
+        `OWN_SAMPLE_S`."""
 
         self._began: float | None = None
         self._used_before = ThreadUse(0.0, 0.0)
@@ -68,13 +69,13 @@ class Turns:
         self._events = 0
         self.count = 0
         self.slow = 0
-        """Longer than `TURN_MS_MAX`."""
+        """Turns longer than `TURN_MS_MAX`."""
 
         self.seconds = 0.0
         self.longest_s = 0.0
 
     def event(self) -> None:
-        """Something comes in; called before it is handled."""
+        """Must be called before an event is handled."""
         self._events += 1
         if self._began is None:
             self._began = now = self._clock()
@@ -101,7 +102,7 @@ class Turns:
 
 
 def described(effects: EffectsPort) -> dict[str, object]:
-    """What was done in a turn, in numbers."""
+    """The work of a turn, in numbers."""
     kinds = sorted({type(job).__name__ for _, job in effects.jobs})
     return {
         "applied": effects.applied,

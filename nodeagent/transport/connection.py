@@ -1,14 +1,14 @@
 """One connection: hello, then frames both ways, requests paired with replies.
 
-The side that dialled sends its `Hello` first; the side that accepted checks it and answers with its own
-`Hello`, or with an error frame (a reply with number 0) and closes. Only then does anything else travel.
+The dialling side sends its `Hello` first; the accepting side checks it and answers with its own `Hello`, or
+with an error frame (a reply with number 0) and closes. Other frames follow only after both hellos.
 
-Writing: frames given during one turn of the loop leave in one write. When the socket does not take
-them, they wait here up to a bound; past it Raft frames are dropped (Raft repeats itself) and requests
-fail with `Overloaded`. Replies are never dropped: instead the accepting side stops reading until they
-are gone. The dialling side never stops reading, so two sides cannot wait for each other.
+Writing: all frames of one turn of the loop leave in one write. If the socket is full, they are queued up to a
+limit; above it Raft frames are dropped (Raft repeats them) and requests fail with `Overloaded`. Replies are
+never dropped: the accepting side stops reading until they are sent. The dialling side never stops reading, so
+the two sides cannot wait for each other.
 
-Nothing is created per request on the accepting side: `Handler.on_request` is a plain call.
+The accepting side creates no task or future per request: `Handler.on_request` is a plain call.
 """
 
 import asyncio
@@ -38,26 +38,27 @@ from nodeagent.wire.faults import to_error, to_reply
 from nodeagent.wire.frames import FIRST_BYTES, FIRST_BYTES_TRUSTED, HELLO_BYTES_MAX, Frame, FrameReader, Kind
 
 SOCKET_BUFFER_HIGH = 4 * MIB
-"""Bytes the transport holds before it asks us to pause."""
+"""Bytes the transport buffers before it calls `pause_writing`."""
 
 QUEUE_BYTES_MAX = 32 * MIB
-"""Bytes that wait here while paused; past it Raft frames are dropped and requests refused."""
+"""Bytes queued while paused; above it Raft frames are dropped and requests refused."""
 
 REPLY_BYTES_MAX = 512 * MIB
-"""Waiting replies past this end the connection: the peer does not read."""
+"""Above this many bytes of unsent replies the connection is aborted: the peer does not read."""
 
 HELLO_TIMEOUT_S = 5.0
-"""For handshake and hello together."""
+"""Timeout of handshake and hello together."""
 
 FRAME_TIMEOUT_S = 30.0
 FRAME_BYTES_PER_S_MIN = 64 * KIB
-"""An unfinished frame ends the connection after the first, and the time its length takes at the second."""
+"""An unfinished frame ends the connection after `FRAME_TIMEOUT_S` plus the time its length takes at the
+minimum rate."""
 
 TIMER_S = 0.001
-"""A timer may ring so much early."""
+"""A timer may ring early by this much."""
 
 LINGER_S = 1.0
-"""After an error frame the peer gets this long to read it before the connection is cut."""
+"""The peer has this long to read an error frame before the connection is aborted."""
 
 SWEEP_S = 0.05
 """Deadlines of calls are checked this often."""
@@ -66,12 +67,12 @@ OnReply = Callable[[Reply], None]
 
 
 class Handler(Protocol):
-    """What a side of the connection does with what arrives. Calls must not block."""
+    """Handles the messages that arrive on a connection. The methods must not block."""
 
     def my_hello(self) -> Hello: ...
 
     def check_peer(self, hello: Hello) -> None:
-        """May raise `Forbidden` (a retired incarnation)."""
+        """May refuse the peer with `Forbidden` (a retired incarnation)."""
         ...
 
     def on_open(self, connection: "Connection") -> None: ...
@@ -86,7 +87,10 @@ class Handler(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """See the module. `dialled`: we opened it, to the node `expect` ("" for any). `context` None: no TLS."""
+    """One connection (see the module).
+
+    `dialled`: this side opened it, to the node `expect` ("" for any). `context` is None without TLS.
+    """
 
     def __init__(
         self,
@@ -118,23 +122,23 @@ class Connection(asyncio.Protocol):
         self._certificate: PeerName | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
         self._frame_due = 0.0
-        """When the unfinished frame must have come, by the loop's clock; 0 when there is none."""
+        """Deadline of the unfinished frame, by the loop's clock; 0 if there is none."""
 
         self._frame_timer: asyncio.TimerHandle | None = None
-        """Rings then or before. Most frames of a busy connection come in two pieces: a timer for each would
-        cost more than the frame."""
+        """Rings at `_frame_due` or before. Most frames of a busy connection arrive in two pieces: a timer for
+        each frame would cost more than the frame."""
 
         self._held = 0
-        """Bytes of an unfinished frame, as the places count them."""
+        """Bytes of the unfinished frame that are counted in `_places`."""
 
         self.peer: Hello | None = None
-        """The peer's hello, once it was accepted."""
+        """The peer's hello, once it is accepted."""
 
         self.address = ""
         """`host:port` of the other end."""
 
         self.opened: asyncio.Future[None] = self._loop.create_future()
-        """Done when both hellos are exchanged, or failed with the reason."""
+        """Done when both hellos are exchanged; fails with the reason if that does not happen."""
 
         self.raft_dropped = 0
         self.bytes_in = 0
@@ -156,7 +160,7 @@ class Connection(asyncio.Protocol):
         return self.peer.name if self.peer else (self._expect or self.address)
 
     def send_raft(self, messages: list[Routed]) -> bool:
-        """Whether the messages were queued; otherwise they are dropped."""
+        """Queue the messages, or drop them and return False."""
         if not self.is_open or self._queue_bytes > QUEUE_BYTES_MAX:
             self.raft_dropped += len(messages)
             return False
@@ -168,19 +172,20 @@ class Connection(asyncio.Protocol):
         return bool(frames)
 
     def request(self, request: Request, timeout_s: float, on_reply: OnReply) -> None:
-        """Send a request; `on_reply` gets the reply, or an `ErrorReply` made here: `outcome_unknown`
-        with the detail `lost` when the connection or the time ended after it was sent.
+        """Send a request; `on_reply` is called with the reply, or with an `ErrorReply` `outcome_unknown` with
+        the detail `lost` if the connection ends or the timeout passes after the request was sent.
 
-        Raises:
-            Unavailable: not open. Overloaded: too much is waiting. InvalidInput: too large. In each
-            case nothing was sent and `on_reply` is not called.
+        Raises (nothing was sent, and `on_reply` is not called):
+            Unavailable: the connection is not open.
+            Overloaded: too many requests or bytes are waiting.
+            InvalidInput: the request is too large.
         """
         if not self.is_open:
             raise self._error or Unavailable(f"no connection to {self.name}")
         if len(self._calls) >= REQUESTS_PER_CONNECTION_MAX or self._queue_bytes > QUEUE_BYTES_MAX:
             raise Overloaded(
                 f"{len(self._calls)} requests and {self._queue_bytes} bytes wait for {self.name}",
-                next_step="try again later",
+                next_step="retry later",
             )
         number = self._last_number + 1
         frame = codec.encode_request(number, request)
@@ -194,7 +199,7 @@ class Connection(asyncio.Protocol):
         """Send a request and wait for its reply.
 
         Raises:
-            NodeAgentError: what the node answered, or what `request` raises or makes.
+            NodeAgentError: the node's error reply, or an error of `request`.
         """
         future: asyncio.Future[Reply] = self._loop.create_future()
 
@@ -209,7 +214,7 @@ class Connection(asyncio.Protocol):
         return reply
 
     def reply(self, number: int, reply: Reply) -> None:
-        """Answer request `number`. After the end of the connection this does nothing."""
+        """Answer request `number`; does nothing after the connection has ended."""
         self._answering -= 1
         if self._closed:
             return
@@ -222,7 +227,7 @@ class Connection(asyncio.Protocol):
             self.abort(Overloaded(f"{self.name} does not read its replies"))
 
     def close(self, error: NodeAgentError | None = None) -> None:
-        """Close after what is queued was sent; the peer is told `error`."""
+        """Close after the queued frames are sent; send `error` to the peer, if given."""
         transport = self._transport
         if self._closed or transport is None:
             return
@@ -236,13 +241,13 @@ class Connection(asyncio.Protocol):
         if error is None:
             transport.close()
             return
-        # Closing with unread input resets the connection, and the peer might lose the error frame.
+        # A close with unread input resets the connection, and the peer could lose the error frame.
         if transport.can_write_eof():
             transport.write_eof()
         self._loop.call_later(LINGER_S, transport.abort)
 
     def abort(self, error: NodeAgentError) -> None:
-        """Close at once; nothing more is sent."""
+        """Close at once, without sending the queued frames."""
         if self._closed:
             return
         self._error = self._error or error
@@ -309,7 +314,7 @@ class Connection(asyncio.Protocol):
     # --- frames ----------------------------------------------------------------------------------
 
     def _on_records(self, secure: Secure, data: bytes) -> list[bytes]:
-        """Decrypt; the handshake's end and its failure are dealt with here."""
+        """Decrypt; also handle the end or failure of the handshake."""
         assert self._transport is not None
         was_ready = secure.is_ready
         try:
@@ -337,7 +342,7 @@ class Connection(asyncio.Protocol):
             self._watch_partial(bool(frames))
 
     def _watch_partial(self, any_came: bool) -> None:
-        """What is held of an unfinished frame is bounded, and so is the time it is held."""
+        """Limit the memory of an unfinished frame, and the time until it is complete."""
         announced = self._reader.announced
         if any_came or not announced:
             self._frame_due = 0.0
@@ -358,10 +363,10 @@ class Connection(asyncio.Protocol):
         self._frame_timer = None
         if not self._frame_due or self._closed:
             return
-        if self._frame_due - self._loop.time() > TIMER_S:  # another frame began meanwhile
+        if self._frame_due - self._loop.time() > TIMER_S:  # a later frame began since
             self._set_frame_timer()
             return
-        self.abort(Unavailable(f"{self.name} began a frame and did not end it"))
+        self.abort(Unavailable(f"{self.name} did not complete a frame in time"))
 
     def _on_frame(self, frame: Frame) -> None:
         if self.peer is None:
@@ -375,19 +380,19 @@ class Connection(asyncio.Protocol):
         elif frame.kind is Kind.REPLY:
             self._on_reply(frame)
         else:
-            raise FrameError("a second hello")
+            raise FrameError("the peer sent a second hello")
 
     def _on_first(self, frame: Frame) -> None:
-        """The peer's hello, or why it does not want us."""
+        """Handle the first frame: the peer's hello, or its refusal."""
         if self._dialled and frame.kind is Kind.REPLY and frame.number == 0:
             self._on_reply(frame)
             return
         if frame.kind is not Kind.HELLO:
-            raise FrameError(f"a {frame.kind.name} frame came before the hello")
+            raise FrameError(f"a {frame.kind.name} frame arrived before the hello")
         hello = codec.decode_hello(frame)
         check_hello(self._handler.my_hello(), hello, self._certificate, self._expect)
         if self._dialled and hello.role != "node":
-            raise Forbidden(f"{hello.role} {hello.name} answers at {self.address}: not a node")
+            raise Forbidden(f"{self.address} is not a node: {hello.role} {hello.name} answered")
         self._handler.check_peer(hello)
         if self._places is not None:
             self._places.greeted(self, hello.role, hello.name)
@@ -404,15 +409,17 @@ class Connection(asyncio.Protocol):
 
     def _on_request(self, frame: Frame) -> None:
         if self._dialled or frame.number == 0:
-            raise FrameError("a request came from the side that was dialled, or without a number")
+            raise FrameError("a request without a number, or from the side that was dialled")
         self._answering += 1
         try:
             request = codec.decode_request(frame)
-        except FrameError as error:  # also a request of a later release: that one is not done, others are
+        except FrameError as error:  # e.g. a request of a later release: refuse only this one
             self.reply(frame.number, to_reply(InvalidInput(error.what)))
             return
         if self._answering > REQUESTS_PER_CONNECTION_MAX:
-            refusal = Overloaded(f"{REQUESTS_PER_CONNECTION_MAX} requests of this connection are open")
+            refusal = Overloaded(
+                f"{REQUESTS_PER_CONNECTION_MAX} requests of this connection are already open"
+            )
             self.reply(frame.number, to_reply(refusal))
             return
         self._handler.on_request(self, frame.number, request)
@@ -438,7 +445,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """One write for all that is queued, unless frames are large enough to travel alone."""
+        """Write all queued frames: small frames joined, large frames on their own."""
         self._flushing = False
         if self._transport is None or self._closed or not self._queue or self._paused:
             return
@@ -465,10 +472,10 @@ class Connection(asyncio.Protocol):
 
     def _on_hello_timeout(self) -> None:
         if self.peer is None:
-            self.abort(Unavailable(f"{self.name} accepted the connection but did not say hello"))
+            self.abort(Unavailable(f"{self.name} accepted the connection but sent no hello"))
 
     def _end(self) -> None:
-        """Once: whoever waits for something learns that it will not come."""
+        """Run once at the end: every pending call and future fails with the reason."""
         if self._closed:
             return
         self._closed = True
@@ -483,7 +490,7 @@ class Connection(asyncio.Protocol):
         error = self._error or Unavailable(f"connection to {self.name} was lost")
         if not self.opened.done():
             self.opened.set_exception(error)
-            self.opened.exception()  # marks it as retrieved: nobody may be waiting
+            self.opened.exception()  # mark as retrieved: nothing may await it
         calls, self._calls = self._calls, {}
         unknown = to_reply(OutcomeUnknown(f"no answer: {error.what}", lost=True))
         for _, on_reply in calls.values():
@@ -503,8 +510,8 @@ async def dial(
     """Connect to a node and exchange hellos. `context` None means TLS is off (loopback only).
 
     Raises:
-        Unavailable: no contact within the time.
-        Forbidden: a certificate, name, role, cluster or incarnation that one side refuses.
+        Unavailable: no connection within `timeout_s`.
+        Forbidden: one side refuses the other's certificate, name, role, cluster or incarnation.
     """
     loop = asyncio.get_running_loop()
     where = f"{expect} at {host}:{port}" if expect else f"{host}:{port}"
@@ -518,7 +525,7 @@ async def dial(
         connection.abort(error)
         raise error from None
     except asyncio.CancelledError:
-        connection.abort(Unavailable(f"gave up on {where}"))
+        connection.abort(Unavailable(f"the attempt to reach {where} was cancelled"))
         raise
     except OSError as os_error:
         raise Unavailable(f"{where} cannot be reached: {reason_of(os_error)}") from os_error
@@ -526,7 +533,7 @@ async def dial(
 
 
 class Listener:
-    """The accepting side: every connection it made has a place until it ends."""
+    """The accepting side: every accepted connection has a place in `connections` until it ends."""
 
     def __init__(self, handler: Handler, context: ssl.SSLContext | None) -> None:
         self._handler = handler
@@ -535,7 +542,7 @@ class Listener:
         self.connections = Places()
 
     async def start(self, host: str, port: int) -> None:
-        """Raises `OSError` when the address cannot be had."""
+        """Raises `OSError` if the address cannot be bound."""
         self._server = await asyncio.get_running_loop().create_server(
             self._accept, host, port, backlog=512, reuse_address=True
         )
@@ -546,7 +553,7 @@ class Listener:
         return int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Accept no more, and end every connection after its queued replies."""
+        """Stop accepting, and close every connection after its queued replies."""
         if self._server is not None:
             self._server.close()
         for connection in self.connections.all():

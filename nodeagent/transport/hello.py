@@ -1,4 +1,4 @@
-"""What must agree before two sides talk. Pure."""
+"""The checks of a peer's hello. Pure."""
 
 from nodeagent.model import features
 from nodeagent.model.errors import Forbidden
@@ -8,13 +8,13 @@ from nodeagent.wire.frames import OLDEST_PROTOCOL, PROTOCOL
 
 
 def check_hello(mine: Hello, theirs: Hello, certificate: PeerName | None, expect: str = "") -> None:
-    """Refuse a peer that is not what it says, or not what we want.
+    """Refuse a peer whose hello contradicts its certificate, or that is not the peer or release we need.
 
-    `certificate` None: TLS is off, so the name is taken from the hello (loopback only, which the
-    caller has checked). `expect`: the node we meant to reach, "" for any.
+    `certificate` is None if TLS is off: then the name in the hello counts (loopback only, which the caller
+    has checked). `expect` is the node that was dialled, "" for any.
 
     Raises:
-        Forbidden: with a text that the peer is shown too.
+        Forbidden: the peer receives the text too.
     """
     oldest = theirs.oldest_protocol or theirs.protocol
     if oldest > PROTOCOL or theirs.protocol < OLDEST_PROTOCOL:
@@ -27,12 +27,12 @@ def check_hello(mine: Hello, theirs: Hello, certificate: PeerName | None, expect
         raise Forbidden(f"role {theirs.role!r} of {theirs.name!r} is unknown")
     if certificate is not None and (theirs.name, theirs.role) != (certificate.name, certificate.role):
         raise Forbidden(
-            f"the peer says it is {theirs.role} {theirs.name}, "
+            f"the peer's hello says {theirs.role} {theirs.name}, "
             f"its certificate says {certificate.role} {certificate.name}",
             next_step="use the certificate that was issued for this name and role",
         )
     if expect and theirs.name != expect:
-        raise Forbidden(f"{expect} was expected at this address, {theirs.name} answered")
+        raise Forbidden(f"expected {expect} at this address, but {theirs.name} answered")
     if mine.cluster_id and theirs.cluster_id and mine.cluster_id != theirs.cluster_id:
         raise Forbidden(
             f"{theirs.name} belongs to cluster {theirs.cluster_id}, {mine.name} to cluster {mine.cluster_id}",
@@ -40,7 +40,7 @@ def check_hello(mine: Hello, theirs: Hello, certificate: PeerName | None, expect
         )
     check_levels(mine, theirs)
     if theirs.role == "node" and not theirs.incarnation:
-        raise Forbidden(f"node {theirs.name} does not say its incarnation")
+        raise Forbidden(f"the hello of node {theirs.name} has no incarnation")
 
 
 def _range(oldest: int, newest: int) -> str:
@@ -48,7 +48,7 @@ def _range(oldest: int, newest: int) -> str:
 
 
 def check_levels(mine: Hello, theirs: Hello) -> None:
-    """Raises `Forbidden` when one of two nodes may not be in the other's cluster (`features`)."""
+    """Raises `Forbidden` if one of two nodes does not support the other's cluster level (`features`)."""
     if (mine.role, theirs.role) != ("node", "node"):
         return
     for node, level in ((theirs, mine.level), (mine, theirs.level)):

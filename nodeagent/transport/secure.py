@@ -1,7 +1,7 @@
 """TLS of one connection over memory buffers.
 
-asyncio's own TLS closes a failed handshake without sending the alert, so the other side would never
-learn why. Here the alert leaves like any other bytes.
+asyncio's own TLS closes a failed handshake without sending the alert, so the other side could not learn the
+reason. Here the alert is sent like any other bytes.
 """
 
 import ssl
@@ -11,12 +11,12 @@ _RECORD_BYTES = 16 * 1024
 """A TLS record holds no more plain text than this."""
 
 _SEAL_BYTES = 256 * 1024
-"""Plain text encrypted at once; a multiple of a record. A whole chunk at once costs a quarter more."""
+"""Plain text per encryption call, a multiple of a record. Encrypting a whole chunk at once is 25 % slower."""
 
 
 class Secure:
-    """Plain bytes on one side, TLS records on the other. Every method may raise `ssl.SSLError`; what
-    `outgoing` then still holds (the alert) is to be sent before closing."""
+    """Plain bytes on one side, TLS records on the other. Every method may raise `ssl.SSLError`; send the
+    bytes of `outgoing` (the alert) before closing then."""
 
     def __init__(self, context: ssl.SSLContext, *, server_side: bool) -> None:
         self._incoming = ssl.MemoryBIO()
@@ -26,11 +26,11 @@ class Secure:
         """Whether our side of the handshake is done and the peer's certificate verified."""
 
     def start(self) -> None:
-        """The first flight of the dialling side."""
+        """Begin the handshake on the dialling side."""
         self._handshake()
 
     def receive(self, records: bytes) -> list[bytes]:
-        """The plain text of what arrived, in pieces."""
+        """The plain text of the received records, in pieces."""
         self._incoming.write(records)
         if not self.is_ready:
             self._handshake()
@@ -50,7 +50,7 @@ class Secure:
         return pieces
 
     def seal(self, parts: Iterable[bytes | bytearray]) -> Iterator[bytes]:
-        """Records of the parts, in pieces that stay in the processor's cache on their way to the socket."""
+        """The records of the parts, in pieces small enough to stay in the processor's cache."""
         for part in parts:
             with memoryview(part) as view:
                 for at in range(0, len(part), _SEAL_BYTES):
@@ -58,7 +58,7 @@ class Secure:
                     yield self._outgoing.read()
 
     def outgoing(self) -> bytes:
-        """Records to be sent now."""
+        """The records to send now."""
         return self._outgoing.read()
 
     def certificate(self) -> object:

@@ -1,17 +1,17 @@
-"""What a connection needs of its socket: fewer writes, quick loss detection, names of ends."""
+"""Socket helpers of a connection: joined writes, quick loss detection, address texts."""
 
 import socket
 from ipaddress import ip_address
 
 JOIN_BYTES_MAX = 64 * 1024
-"""Frames up to this are joined into one write; larger ones are not copied again."""
+"""Frames up to this size are joined into one write; larger frames are not copied."""
 
 LOST_AFTER_MS = 15_000
-"""A peer whose kernel acknowledges nothing for this long is gone (a pulled cable, a dead host)."""
+"""A peer whose kernel acknowledges nothing for this long counts as lost (a pulled cable, a dead host)."""
 
 
 def joined(queue: list[bytes | bytearray]) -> list[bytes | bytearray]:
-    """The same bytes in few parts: TLS makes at least one record of each write."""
+    """The same bytes in fewer parts: each write costs at least one TLS record."""
     if len(queue) == 1:
         return queue
     parts: list[bytes | bytearray] = []

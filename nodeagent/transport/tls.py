@@ -1,8 +1,8 @@
 """Mutual TLS 1.3 with the cluster's own authority.
 
-Who a peer is comes from its certificate alone: common name = node or operator, organisational unit =
-role. Host names are not compared: a node is dialled by address but accepted by name, so a certificate
-of another node behind the right address is refused (`hello.check_hello`).
+Only the certificate identifies a peer: the common name is the node or operator, the organisational unit is
+the role. Host names are not compared: a node is dialled by address but accepted by name, so the certificate
+of another node at the right address is refused (`hello.check_hello`).
 """
 
 import contextlib
@@ -32,21 +32,21 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 class PeerName(msgspec.Struct, frozen=True):
-    """What a verified certificate says."""
+    """The subject of a verified certificate."""
 
     name: str
     role: str
 
 
 def server_context(identity: Identity) -> ssl.SSLContext:
-    """Raises `InvalidInput` when the identity cannot be loaded."""
+    """Raises `InvalidInput` if the identity cannot be loaded."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity)
     context.num_tickets = 0
     return context
 
 
 def client_context(identity: Identity) -> ssl.SSLContext:
-    """Raises `InvalidInput` when the identity cannot be loaded."""
+    """Raises `InvalidInput` if the identity cannot be loaded."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, identity)
 
 
@@ -66,10 +66,10 @@ def peer_name(certificate: object) -> PeerName:
     """Name and role of a peer from `getpeercert()`.
 
     Raises:
-        Forbidden: no certificate, no name, or a role we do not know.
+        Forbidden: there is no certificate or no name, or the role is unknown.
     """
     if not isinstance(certificate, dict):
-        raise Forbidden("the peer showed no certificate")
+        raise Forbidden("the peer sent no certificate")
     subject = {str(key): str(value) for part in certificate.get("subject", ()) for key, value in part}
     name = subject.get("commonName", "")
     role = subject.get("organizationalUnitName", "")
@@ -82,10 +82,10 @@ def peer_name(certificate: object) -> PeerName:
 
 
 def explain(error: ssl.SSLError, where: str) -> Forbidden:
-    """A TLS failure with the peer at `where`, in words."""
+    """The error for a failed TLS handshake with the peer at `where`."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Forbidden(
-            f"certificate of {where} is refused: {error.verify_message}",
+            f"the certificate of {where} is refused: {error.verify_message}",
             next_step="check that both sides use certificates of the same cluster: compare their ca.pem",
         )
     reason = (error.reason or str(error)).lower().replace("_", " ")
@@ -93,9 +93,9 @@ def explain(error: ssl.SSLError, where: str) -> Forbidden:
     if alert and before in _ALERT_PREFIXES:
         return Forbidden(
             f"{where} refuses our certificate: {text}",
-            next_step="look at it with `openssl x509 -noout -subject -issuer -enddate -in FILE`",
+            next_step="inspect it with `openssl x509 -noout -subject -issuer -enddate -in FILE`",
         )
-    return Forbidden(f"no TLS with {where}: {reason}")
+    return Forbidden(f"the TLS handshake with {where} failed: {reason}")
 
 
 def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
@@ -124,7 +124,7 @@ def _label(text: str) -> str:
 
 @contextlib.contextmanager
 def _as_file(text: str) -> Iterator[str]:
-    """`ssl` loads key pairs from files only: PEM text goes through a private one, removed at once."""
+    """`ssl` loads key pairs only from files: PEM text is written to a private file, removed after use."""
     if not _is_pem(text):
         yield text
         return

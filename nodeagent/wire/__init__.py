@@ -4,7 +4,7 @@
     HELLO    1  body: `Hello`            first frame of each side
     RAFT     2  body: list of `Routed`   between nodes only, never answered
     REQUEST  3  number, `Request`        answered by exactly one REPLY with the same number
-    REPLY    4  number, `Reply`          number 0: why the connection is being closed
+    REPLY    4  number, `Reply`          number 0: the reason why the connection closes
 
 Integers are big endian, `length` counts everything after itself, bodies are msgpack.
 """

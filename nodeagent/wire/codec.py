@@ -1,5 +1,5 @@
-"""Messages to frames and back. Decoding is typed: what does not fit, or is out of range (`model.bounds`), is
-a `FrameError`, never a crash.
+"""Encodes messages to frames and decodes them. Decoding is typed: a message of the wrong type or out of range
+(`model.bounds`) raises `FrameError`, never another exception.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ def encode_hello(hello: Hello) -> bytearray:
 
 
 def encode_raft(messages: list[Routed]) -> list[bytearray]:
-    """One frame, or several where one would be too long. A single message that is too long is left out, for a
-    lost message is always allowed: it holds an entry that an earlier release let in (`ENTRY_BYTES_MAX`)."""
+    """One frame, or several if one would be too long. A single message that is too long is dropped, which
+    Raft allows: it contains an entry that an earlier release accepted (`ENTRY_BYTES_MAX`)."""
     if not messages:
         return []
     frame = _encode(Kind.RAFT, messages)
@@ -45,12 +45,12 @@ def encode_raft(messages: list[Routed]) -> list[bytearray]:
 
 
 def encode_request(number: int, request: Request) -> bytearray:
-    """Raises `InvalidInput` when the request does not fit into a frame."""
+    """Raises `InvalidInput` if the request does not fit into a frame."""
     return _encode_numbered(Kind.REQUEST, number, request)
 
 
 def encode_reply(number: int, reply: Reply) -> bytearray:
-    """Raises `InvalidInput` when the reply does not fit into a frame."""
+    """Raises `InvalidInput` if the reply does not fit into a frame."""
     return _encode_numbered(Kind.REPLY, number, reply)
 
 
@@ -69,7 +69,7 @@ def decode_request(frame: Frame) -> Request:
         try:
             check(request)
         except InvalidInput as error:
-            raise FrameError(f"a {type(request).__name__} is out of range: {error.what}") from error
+            raise FrameError(f"a {type(request).__name__} has an invalid value: {error.what}") from error
     return request
 
 
@@ -80,9 +80,9 @@ def decode_reply(frame: Frame) -> Reply:
 def _check_rows(request: Write | DeleteRows) -> None:
     key = request.partition
     if not 0 <= key.shard <= bounds.SHARD_MAX or key.time_partition > bounds.INT64_MAX:
-        raise InvalidInput(f"shard {key.shard}, time partition {key.time_partition}")
+        raise InvalidInput(f"shard {key.shard} or time partition {key.time_partition} is out of range")
     if len(key.storage_group) > NAME_BYTES_MAX:
-        raise InvalidInput(f"a storage group of {len(key.storage_group)} characters")
+        raise InvalidInput(f"the storage group name has {len(key.storage_group)} characters")
 
 
 def _check_change(request: BeginChange) -> None:
@@ -90,11 +90,11 @@ def _check_change(request: BeginChange) -> None:
     bounds.check_range("hold_release_ms", options.hold_release_ms, 0, bounds.COUNT_MAX)
     bounds.check_range("rate_bytes_per_s", options.rate_bytes_per_s, 0, bounds.COUNT_MAX)
     if len(options.depth) > NAME_BYTES_MAX:
-        raise InvalidInput(f"a depth of {len(options.depth)} characters")
+        raise InvalidInput(f"the depth has {len(options.depth)} characters")
 
 
 def _check_heirs(request: GiveUp) -> None:
-    for heir in request.heirs:  # there must be terms left after it
+    for heir in request.heirs:  # leave room for later terms
         bounds.check_range("term", heir.term, 0, bounds.TERM_MAX // 2)
 
 
@@ -104,7 +104,7 @@ _CHECKS: dict[type, Callable[[Any], None]] = {
     BeginChange: _check_change,
     GiveUp: _check_heirs,
 }
-"""Of the structs in a request that are stored as they are."""
+"""Range checks of the requests whose values are stored unchanged."""
 
 
 def _encode(kind: Kind, message: object) -> bytearray:
@@ -123,7 +123,7 @@ def _encode_numbered(kind: Kind, number: int, message: object) -> bytearray:
     length = len(buffer) - LENGTH.size
     if length > FRAME_BYTES_MAX:
         raise InvalidInput(
-            f"{type(message).__name__} of {length} bytes does not fit into a frame of {FRAME_BYTES_MAX}",
+            f"{type(message).__name__} of {length} bytes exceeds the frame limit of {FRAME_BYTES_MAX} bytes",
             next_step="send fewer rows at a time",
         )
     NUMBERED_HEAD.pack_into(buffer, 0, length, kind, number)
@@ -134,4 +134,4 @@ def _decode(decoder: msgspec.msgpack.Decoder[_T], frame: Frame) -> _T:
     try:
         return decoder.decode(frame.body)
     except UNDECODABLE as error:
-        raise FrameError(f"a {frame.kind.name} frame does not decode: {error}") from error
+        raise FrameError(f"a {frame.kind.name} frame cannot be decoded: {error}") from error

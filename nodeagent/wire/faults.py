@@ -1,4 +1,4 @@
-"""Errors as replies and back, so that a caller sees the error the node raised."""
+"""Converts errors to replies and back, so that a caller gets the error the node raised."""
 
 from nodeagent.model.errors import BY_CODE, NodeAgentError
 from nodeagent.model.requests import ErrorReply
@@ -7,7 +7,7 @@ _Plain = str | int | bool | None
 
 
 def to_reply(error: NodeAgentError) -> ErrorReply:
-    """Details that are not plain values travel as text."""
+    """The reply for an error. Details that are not plain values are sent as text."""
     return ErrorReply(
         code=error.code,
         what=error.what,
@@ -17,7 +17,8 @@ def to_reply(error: NodeAgentError) -> ErrorReply:
 
 
 def to_error(reply: ErrorReply) -> NodeAgentError:
-    """An unknown code (a newer peer) is the base error: it says neither definite nor unknown."""
+    """The error of a reply. An unknown code (from a newer peer) becomes the base error, which is neither
+    definite nor unknown."""
     kind = BY_CODE.get(reply.code, NodeAgentError)
     details = {name: value for name, value in reply.details.items() if name not in ("what", "next_step")}
     return kind(reply.what, next_step=reply.next_step, **details)

@@ -1,8 +1,8 @@
-"""Cutting a byte stream into frames.
+"""Splits a byte stream into frames.
 
-The reader is fed whatever the socket gives and returns the frames that are complete. How the bytes
-were cut on the way makes no difference. Bytes of a large frame are copied once, into a buffer that grows
-with what comes: what a peer only announces costs nothing. A small frame is a view of the bytes that were fed.
+The reader is fed the received bytes, in pieces of any size, and returns the complete frames. The bytes of a
+large frame are copied once, into a buffer that grows as they arrive: an announced length alone costs no
+memory. A small frame is a view of the fed bytes.
 """
 
 import struct
@@ -14,17 +14,18 @@ from nodeagent.model.errors import FrameError
 from nodeagent.model.limits import CHUNK_BYTES, FRAME_BYTES_MAX, KIB
 
 PROTOCOL = 1
-"""Version of everything on the wire that this release speaks best."""
+"""The newest protocol version that this release speaks."""
 
 OLDEST_PROTOCOL = 1
-"""It speaks all from this one on. Two sides that have none in common refuse each other."""
+"""The oldest protocol version that this release speaks. Two sides without a common version refuse each
+other."""
 
 HELLO_BYTES_MAX = 16 * KIB
-"""Nothing larger is read from a peer that has not said who it is."""
+"""Longest frame that is read from a peer before its hello is accepted."""
 
 FIRST_BYTES = 64 * KIB
 FIRST_BYTES_TRUSTED = CHUNK_BYTES + 64 * KIB
-"""For those that may write: a chunk of a file is copied once."""
+"""For roles that may write; large enough that a file chunk is copied once."""
 
 LENGTH = struct.Struct(">I")
 HEAD = struct.Struct(">IB")
@@ -32,7 +33,7 @@ NUMBERED_HEAD = struct.Struct(">IBQ")
 _NUMBER = struct.Struct(">Q")
 _LENGTH_BYTES = LENGTH.size
 _BODY_AT = 1 + _NUMBER.size
-"""In a numbered frame, its length left out."""
+"""Offset of the body in a numbered frame, without the length."""
 
 
 class Kind(IntEnum):
@@ -43,11 +44,11 @@ class Kind(IntEnum):
 
 
 _KINDS = {kind.value: (kind, kind in (Kind.REQUEST, Kind.REPLY)) for kind in Kind}
-"""First byte -> (kind, whether it has a number); to ask the enum costs as much as all else of a frame."""
+"""First byte -> (kind, whether it has a number); an enum lookup would cost as much as the rest of a frame."""
 
 
 class Frame(msgspec.Struct, frozen=True, gc=False):
-    """`number` is 0 for kinds without one. `body` is only good until it is decoded: do not keep it."""
+    """`number` is 0 for kinds without one. `body` is valid only until it is decoded: do not store it."""
 
     kind: Kind
     number: int
@@ -62,13 +63,13 @@ class FrameReader:
         """Longest `length` accepted; may be raised or lowered between frames."""
 
         self.first_bytes = FIRST_BYTES
-        """Set aside for a frame of which only the beginning came."""
+        """Initial buffer size of a frame that arrives in pieces."""
 
         self._head = b""
         """Up to three bytes of an unfinished length."""
 
         self._partial: bytearray | None = None
-        """The frame being received. Its size doubles as bytes come, up to the frame's length."""
+        """The frame being received. The buffer doubles as bytes arrive, up to the frame's length."""
 
         self._wanted = 0
         """The frame's announced length."""
@@ -77,12 +78,12 @@ class FrameReader:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes received of a frame that is not complete."""
+        """Bytes received of the incomplete frame."""
         return len(self._head) if self._partial is None else self._filled + _LENGTH_BYTES
 
     @property
     def announced(self) -> int:
-        """Length of the frame being received, 0 when there is none."""
+        """Length of the frame being received, 0 if there is none."""
         return 0 if self._partial is None else self._wanted
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
@@ -114,10 +115,12 @@ class FrameReader:
 
     def _check_length(self, length: int) -> None:
         if not 1 <= length <= self.bytes_max:
-            raise FrameError(f"a frame of {length} bytes was announced; 1 to {self.bytes_max} are allowed")
+            raise FrameError(
+                f"the peer announced a frame of {length} bytes; 1 to {self.bytes_max} are allowed"
+            )
 
     def _fill(self, view: memoryview, frames: list[Frame]) -> int:
-        """Copy into the unfinished frame, if there is one; how many bytes were taken."""
+        """Copy into the unfinished frame, if any; return the number of bytes copied."""
         if self._partial is None:
             return 0
         taken = min(len(view), self._wanted - self._filled)

@@ -28,10 +28,10 @@ class _Asking:
         pass
 
     def on_raft(self, connection: Connection, messages: list[Routed]) -> None:
-        raise Forbidden("a client takes no part in consensus")
+        raise Forbidden("a client does not take part in consensus")
 
     def on_request(self, connection: Connection, number: int, request: Request) -> None:
-        raise Forbidden("a client answers no requests")
+        raise Forbidden("a client does not answer requests")
 
     def on_close(self, connection: Connection, error: NodeAgentError) -> None:
         pass

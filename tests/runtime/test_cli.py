@@ -34,7 +34,7 @@ def test_init_writes_settings_once(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["init", str(directory), *INIT]).exit_code == 0
     assert load_config(directory / "node.yaml").seeds[0].port == 9101
     again = CliRunner().invoke(app, ["init", str(directory), *INIT])
-    assert again.exit_code == 5 and "is there already" in again.stderr
+    assert again.exit_code == 5 and "already exists" in again.stderr
     bad = CliRunner().invoke(app, ["init", str(tmp_path / "x"), *INIT, "--seed", "node2"])
     assert bad.exit_code == 3 and "'node2' is not NODE=HOST:PORT" in bad.stderr
     assert not (tmp_path / "x").exists()
@@ -85,7 +85,7 @@ def test_running_node_is_left_alone(tmp_path: Path) -> None:
         assert refused.exit_code == 5 and "in use by process" in refused.stderr
     disk.unlock()
     nothing = CliRunner().invoke(app, ["log", "check", str(tmp_path / "elsewhere")])
-    assert nothing.exit_code == 5 and "no node's directory" in nothing.stderr
+    assert nothing.exit_code == 5 and "not a node's directory" in nothing.stderr
 
 
 def test_files_check_tells_what_belongs_to_nothing(tmp_path: Path) -> None:

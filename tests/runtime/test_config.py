@@ -40,11 +40,11 @@ def test_settings_are_read_and_written_back() -> None:
     ("old", "new", "message"),
     [
         ("port: 9101\nhttp", "port: many\nhttp", "node.yaml:4: Expected `int`, got `str`"),
-        ("http_port: 9201", "http_prt: 9201", "node.yaml:5: http_prt is no setting here"),
-        ("    port: 9102", "    prt: 9102", "node.yaml:10: prt is no setting here"),
+        ("http_port: 9201", "http_prt: 9201", "node.yaml:5: unknown setting http_prt"),
+        ("    port: 9102", "    prt: 9102", "node.yaml:10: unknown setting prt"),
         ("    port: 9102", "    port: '9102'", "node.yaml:10: Expected `int`, got `str`"),
-        ("    port: 9102", "    port: 70000", "node.yaml:10: seeds.1.port: a port is 1 to 65535"),
-        ("    port: 9102", "    port: 9102\n    weight: 0", "node.yaml:11: seeds.1.weight: a weight is"),
+        ("    port: 9102", "    port: 70000", "node.yaml:10: seeds.1.port: a port must be 1 to 65535"),
+        ("    port: 9102", "    port: 9102\n    weight: 0", "node.yaml:11: seeds.1.weight: a weight must be"),
         ("    port: 9102\n", "", "node.yaml:8: Object missing required field `port`"),
         ("  replicas: 3", "  replicas: 0", "node.yaml:13: cluster.replicas: at least 1"),
         ("heartbeat_ms: 50", "heartbeat_ms: 400", "node.yaml:16: raft.election_timeout_ms: "),
@@ -88,7 +88,7 @@ def test_aliases_and_depth_of_node_yaml_are_bounded() -> None:
     for text in ("seeds: " + "[" * 5_000, "seeds: &a [*a]", "{" * 5_000):
         with pytest.raises(InvalidInput, match="too deeply"):
             parse_config(text, "node.yaml")
-    for depth, why in ((DEPTH_MAX, "is no setting"), (DEPTH_MAX + 1, "too deeply")):
+    for depth, why in ((DEPTH_MAX, "unknown setting"), (DEPTH_MAX + 1, "too deeply")):
         with pytest.raises(InvalidInput, match=why):
             parse_config(f"x: {'[' * (depth - 1)}{']' * (depth - 1)}\n", "node.yaml")
     with pytest.raises(InvalidInput, match="larger than"):

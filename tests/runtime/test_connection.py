@@ -157,11 +157,11 @@ def test_expired_certificate_is_refused_with_that_word() -> None:
     ("who", "hello", "expect", "text"),
     [
         (("alice", "reader"), admin_hello(), "", "certificate says reader alice"),
-        (("alice", "admin"), admin_hello("bob"), "", "says it is admin bob"),
-        (("alice", "admin"), node_hello("alice"), "", "says it is node alice"),
+        (("alice", "admin"), admin_hello("bob"), "", "hello says admin bob"),
+        (("alice", "admin"), node_hello("alice"), "", "hello says node alice"),
         (("alice", "admin"), admin_hello(cluster="elsewhere"), "", "belongs to cluster elsewhere"),
         (("alice", "admin"), Hello(99, "admin", "alice"), "", "speaks protocol 99"),
-        (("alice", "admin"), admin_hello(), "node2", "node2 was expected at this address, node1 answered"),
+        (("alice", "admin"), admin_hello(), "node2", "expected node2 at this address, but node1 answered"),
     ],
 )
 def test_wrong_hello_is_refused(who: tuple[str, str], hello: Hello, expect: str, text: str) -> None:
@@ -285,7 +285,7 @@ def test_large_frame_before_the_hello_is_refused() -> None:
         async with serving(handler, tls=False) as listener:
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
             writer.write(codec.encode_request(1, FetchChunk("s", "n" * 20_000, 0, 1)))
-            assert b"was announced" in await reader.read()
+            assert b"announced a frame" in await reader.read()
             writer.close()
             assert not handler.requests
 

@@ -223,7 +223,7 @@ def test_stopped_puller_fails_the_job(nodes: list[Node]) -> None:
     """A pull that runs while the agent stops ends with a reason instead of hanging."""
     nodes[2].puller.stop()
     result = nodes[2].run(StageFiles("op1", "c.9", (wanted("f1", "a"),)))
-    assert isinstance(result, FilesStaged) and "stops" in result.failed[0][1]
+    assert isinstance(result, FilesStaged) and "is stopping" in result.failed[0][1]
 
 
 def test_rate_spreads_bytes_over_time() -> None:

@@ -34,9 +34,9 @@ def test_what_is_refused_says_by_whom() -> None:
     """A node that is not known yet may be a member in a moment: it is told to ask again."""
     drop = DropTable("sg", "t", 1)
     check_right("admin", "ann", drop)
-    with pytest.raises(Forbidden, match="reader ann may not ask for DropTable"):
+    with pytest.raises(Forbidden, match="reader ann may not send DropTable"):
         check_right("reader", "ann", drop)
-    with pytest.raises(Unavailable, match="node9 is not a member"):
+    with pytest.raises(Unavailable, match="does not know node9 as a member"):
         check_right("guest", "node9", GetStatus())
 
 

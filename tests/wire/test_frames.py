@@ -182,7 +182,7 @@ def test_long_raft_frames_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_request_over_the_limit_is_an_error_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     """`InvalidInput`, definite: nothing was sent."""
     monkeypatch.setattr(codec, "FRAME_BYTES_MAX", 400)
-    with pytest.raises(InvalidInput, match="does not fit"):
+    with pytest.raises(InvalidInput, match="exceeds the frame limit"):
         codec.encode_request(1, Propose("meta", (bytes(500),)))
 
 

@@ -143,8 +143,8 @@ MUTANTS = (
     Mutant(
         "only a ValueError of a job is caught",
         "runtime/jobs.py",
-        "        except Exception as error:  # a job must never end the node",
-        "        except ValueError as error:  # a job must never end the node",
+        "        except Exception as error:  # a failed job must not end the node",
+        "        except ValueError as error:  # a failed job must not end the node",
     ),
     Mutant(
         "files go before the log says which checkpoint it needs",
