@@ -17,7 +17,7 @@ from nodeagent.model.schema import TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nodeagent.client.reader import OnAge
+    from nodeagent.client.query import OnAge
     from nodeagent.client.spec import ClusterSpec
 
 CALL_TIMEOUT_S = 10.0

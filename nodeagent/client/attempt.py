@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from nodeagent.client.calls import Calls, Deadline, pause
+from nodeagent.client.calls import Calls
+from nodeagent.client.deadline import Deadline, pause
 from nodeagent.client.retry import BACKOFF_MIN_S, HOPS_MAX, PRESSED_MAX_S, Backoff, Chase
 from nodeagent.client.sessions import Sessions, Ticket
 from nodeagent.model.errors import (
@@ -29,6 +30,7 @@ class Attempt:
 
     def __init__(self, calls: Calls, sessions: Sessions, slot: int) -> None:
         self._calls = calls
+        self._views = calls.views
         self._sessions = sessions
         self._slot = slot
         self._deadline = Deadline(calls.timeout_s)
@@ -85,24 +87,24 @@ class Attempt:
                 await self._elsewhere(error)
                 return None
             self._refusals += 1
-            if error.connected or self._refusals >= len(self._calls.targets()):
+            if error.connected or self._refusals >= len(self._views.targets()):
                 raise self._ended(error) from error
             await self._elsewhere(error)
         else:
             assert isinstance(reply, Written), reply
             assert self._chase is not None and self._group is not None
-            self._calls.leaders[self._group] = self._chase.target
+            self._views.leaders[self._group] = self._chase.target
             return reply
         return None
 
     async def _send(self, build: Build) -> Reply:
-        group = self._hint or (await self._calls.current()).group_of(self._slot)
+        group = self._hint or (await self._views.current()).group_of(self._slot)
         if group.group != self._group or self._chase is None:
             self._group = group.group
-            self._chase = Chase(group.members, self._calls.leaders.get(group.group))
+            self._chase = Chase(group.members, self._views.leaders.get(group.group))
         if self._ticket is None:
             self._ticket = await self._sessions.take(group.group, self._slot, self._deadline)
-        timeout_s = min(self._calls.attempt_s, max(self._deadline.left_s, 0.001))
+        timeout_s = min(self._views.attempt_s, max(self._deadline.left_s, 0.001))
         return await self._calls.call(self._chase.target, build(group.group, self._ticket), timeout_s)
 
     async def _elsewhere(self, error: NodeAgentError) -> None:
@@ -118,8 +120,8 @@ class Attempt:
         """The leader is flushing earlier rows to files: retry it after a pause. Give up before an attempt
         that has too little time left for an answer, because its outcome would be unknown."""
         self._deadline.at_work()
-        delay_s = self._backoff.delay_s(min(PRESSED_MAX_S, self._calls.attempt_s / 4))
-        if self._deadline.left_s - delay_s < self._calls.attempt_s / 2:
+        delay_s = self._backoff.delay_s(min(PRESSED_MAX_S, self._views.attempt_s / 4))
+        if self._deadline.left_s - delay_s < self._views.attempt_s / 2:
             raise self._ended(error) from error
         await self._again(error, delay_s)
 
@@ -129,14 +131,14 @@ class Attempt:
         if error.details.get("wait"):
             await self._again(error, BACKOFF_MIN_S)
             await self._refresh()
-            coming = self._calls.routes.next_group_of(self._slot) if self._calls.routes is not None else None
+            coming = self._views.routes.next_group_of(self._slot) if self._views.routes is not None else None
             if coming is not None:
                 self._sessions.prepare(coming)
             return
         await self._refresh()
         header = error.details.get("header")
-        if self._routed() == asked and isinstance(header, str) and self._calls.routes is not None:
-            named = self._calls.routes.of_header(header)
+        if self._routed() == asked and isinstance(header, str) and self._views.routes is not None:
+            named = self._views.routes.of_header(header)
             self._hint = named if named is not None and named.group != asked else None
         self._hops += 1
         elsewhere = self._hint is not None or self._routed() != asked
@@ -144,10 +146,10 @@ class Attempt:
 
     def _routed(self) -> GroupId | None:
         """The slot's group by the current routes, without a refresh."""
-        if self._calls.routes is None:
+        if self._views.routes is None:
             return None
         try:
-            return self._calls.routes.group_of(self._slot).group
+            return self._views.routes.group_of(self._slot).group
         except Unavailable:
             return None
 
@@ -168,7 +170,7 @@ class Attempt:
 
     async def _refresh(self) -> None:
         try:
-            await self._calls.refresh()
+            await self._views.refresh()
         except NodeAgentError as error:
             await self._again(error, self._backoff.delay_s())
 

@@ -38,7 +38,7 @@ from nodeagent.model.schema import TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nodeagent.client.reader import OnAge
+    from nodeagent.client.query import OnAge
     from nodeagent.table.arrow import Rows
 
 CLOSED = "the client was closed before the call ended"

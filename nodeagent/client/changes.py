@@ -36,7 +36,7 @@ class Changes:
             Busy, Refused: nothing changed.
             OutcomeUnknown: the meta group has no such operation yet, but may still start it.
         """
-        view = await self._calls.meta()
+        view = await self._calls.views.meta()
         before = {o.id for o in view.operations}
         try:
             reply = await self._calls.ask_meta(change)
@@ -54,7 +54,7 @@ class Changes:
 
     async def _begun(self, change: BeginChange, before: set[str]) -> Operation | None:
         try:
-            view = await self._calls.meta(strong=True)
+            view = await self._calls.views.meta(strong=True)
         except NodeAgentError:
             return None
         for operation in view.operations:
@@ -71,7 +71,7 @@ class Changes:
 
     async def operation(self, operation: str, strong: bool = True) -> Operation:
         """The full record of an operation. Raises `NotFound`."""
-        view = await self._calls.meta(strong)
+        view = await self._calls.views.meta(strong)
         for candidate in view.operations:
             if candidate.id == operation:
                 return await self._whole(operation) if candidate.is_short else candidate

@@ -57,7 +57,8 @@ from nodeagent.model.schema import TableSchema
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nodeagent.client.reader import OnAge, Reads
+    from nodeagent.client.query import OnAge
+    from nodeagent.client.reader import Reads
     from nodeagent.client.writer import BulkWriter, Writes
     from nodeagent.table.arrow import Rows
 
@@ -109,13 +110,13 @@ class Cluster:
         asked: dict[str, asyncio.Task[NodeStatus | NodeAgentError]] = {}
 
         def ask_all() -> None:
-            for target in self._calls.targets():
+            for target in self._calls.views.targets():
                 if target not in asked:
                     asked[target] = asyncio.create_task(self._status(target, max(0.05, end - loop.time())))
 
         ask_all()
         with suppress(NodeAgentError, TimeoutError):
-            await asyncio.wait_for(self._calls.meta(timeout_s=timeout_s / 2, wait=False), timeout_s / 2)
+            await asyncio.wait_for(self._calls.views.meta(timeout_s=timeout_s / 2, wait=False), timeout_s / 2)
         ask_all()
         answers = [(target, await task) for target, task in asked.items()]
         found: dict[str, NodeStatus | NodeAgentError] = {}
@@ -137,12 +138,12 @@ class Cluster:
 
     async def meta(self, strong: bool = False) -> MetaView:
         """The meta view of the first node that answers or, if `strong`, of the leader after a read index."""
-        return await self._calls.meta(strong)
+        return await self._calls.views.meta(strong)
 
     async def call(self, node: NodeId, request: Request, timeout_s: float | None = None) -> Reply:
         """Send one request to one node, without a retry. An error reply is raised."""
         if self._link.where(node) is None:
-            await self._calls.refresh()
+            await self._calls.views.refresh()
         return await self._calls.call(node, request, timeout_s)
 
     async def call_meta(self, request: Request) -> Reply:
@@ -178,8 +179,8 @@ class Cluster:
 
     async def schemas(self) -> list[TableSchema]:
         """All tables, sorted."""
-        await self._calls.meta(strong=True)
-        return self._calls.known_schemas()
+        await self._calls.views.meta(strong=True)
+        return self._calls.views.known_schemas()
 
     async def write(
         self,
@@ -224,7 +225,7 @@ class Cluster:
         )
         return await self._writes.delete(
             query.spec.schema,
-            await self._reads.partitions_in(query),
+            await self._reads.lists.partitions_in(query),
             tags=query.spec.tags,
             time_from=TIME_MIN if time_from is None else time_from,
             time_to=TIME_MAX if time_to is None else time_to,
@@ -245,7 +246,7 @@ class Cluster:
     ) -> pa.Table:
         """All rows, or the first `limit` rows, sorted by (tags, time), with the newest value per cell.
 
-        `on_age` is called with the age of each answer to a bounded or weak read (`reader.OnAge`).
+        `on_age` is called with the age of each answer to a bounded or weak read (`query.OnAge`).
         """
         query = await self._reads.query(
             storage_group,
@@ -282,7 +283,7 @@ class Cluster:
             read=read,
             on_age=on_age,
         )
-        async for part in self._reads.pages(query):
+        async for part in self._reads.pages.read(query):
             for batch in part.to_batches():
                 yield batch
 
@@ -290,7 +291,7 @@ class Cluster:
         self, storage_group: str | None = None, table: str | None = None
     ) -> list[dict[str, object]]:
         """Per table `storage_group, table, rows, time_min_ms, time_max_ms`."""
-        return await self._reads.count(storage_group, table)
+        return await self._reads.lists.count(storage_group, table)
 
     # --- changes ---------------------------------------------------------------------------------
 

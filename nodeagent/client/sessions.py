@@ -7,7 +7,8 @@ group remembers are outstanding, so that it always recognises a late duplicate.
 
 import asyncio
 
-from nodeagent.client.calls import Calls, Deadline
+from nodeagent.client.calls import Calls
+from nodeagent.client.deadline import Deadline
 from nodeagent.model.errors import Unavailable
 from nodeagent.model.ids import GroupId
 from nodeagent.model.limits import SESSION_WINDOW

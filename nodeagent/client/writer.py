@@ -20,9 +20,10 @@ import msgspec
 import pyarrow as pa
 
 from nodeagent.client.attempt import Attempt, Build
-from nodeagent.client.calls import Calls, run_bounded
+from nodeagent.client.calls import Calls
 from nodeagent.client.report import IN_FLIGHT_MAX, ROWS_MAX, DeleteReport, WriteReport
 from nodeagent.client.sessions import Sessions, Ticket
+from nodeagent.client.tasks import run_bounded
 from nodeagent.model.errors import (
     InvalidInput,
     NodeAgentError,
@@ -60,7 +61,7 @@ class Writes:
         force."""
         reply = await self._calls.ask_meta(PutSchema(schema, ttl_ms))
         assert isinstance(reply, SchemaInForce), reply
-        self._calls.learn_schema(reply.schema)
+        self._calls.views.learn_schema(reply.schema)
         return reply.schema
 
     async def write(
@@ -88,7 +89,7 @@ class Writes:
         started = time.monotonic()
         schema = await self._schema(storage_group.lower(), table.lower(), rows.schema, tags)
         batch = normalise(rows, schema)
-        settings = (await self._calls.current()).view.settings
+        settings = (await self._calls.views.current()).view.settings
         pieces = split_rows(batch, schema.tags, settings)
         room = room or asyncio.Semaphore(IN_FLIGHT_MAX)
         tally = _Tally()
@@ -110,7 +111,7 @@ class Writes:
 
         await run_bounded((write_piece(at, piece) for at, piece in pieces), 2 * IN_FLIGHT_MAX)
         if tally.error is not None and tally.error.details.get("dropped"):
-            self._calls.forget_schema(schema.storage_group, schema.table)
+            self._calls.views.forget_schema(schema.storage_group, schema.table)
         tally.check(batch.num_rows)
         return WriteReport(tally.rows, tally.entries, time.monotonic() - started)
 
@@ -154,7 +155,7 @@ class Writes:
 
     async def _write(self, slot: int, partition: PartitionKey, schema: TableSchema, ipc: bytes) -> None:
         def build(group: GroupId, ticket: Ticket) -> Request:
-            routes = self._calls.routes
+            routes = self._calls.views.routes
             return Write(
                 group=group,
                 slot=slot,
@@ -175,9 +176,9 @@ class Writes:
     ) -> TableSchema:
         """The table's schema, created or extended if `tags` allows it."""
         if tags is None:
-            return await self._calls.schema(storage_group, table)
+            return await self._calls.views.schema(storage_group, table)
         try:
-            known = await self._calls.schema(storage_group, table)
+            known = await self._calls.views.schema(storage_group, table)
         except NotFound:
             offered = infer_schema(source, storage_group=storage_group, table=table, tags=tags)
             return await self.put_schema(offered)

@@ -162,7 +162,7 @@ class SimCluster(Cluster):
 
     def look(self) -> None:
         """S14: what it knows of one cluster never goes back."""
-        routes = self._calls.routes
+        routes = self._calls.views.routes
         if routes is None:
             return
         view = routes.view
@@ -171,7 +171,7 @@ class SimCluster(Cluster):
         of_one = view.cluster_id == self._cluster_id or not self._cluster_id
         assert of_one, f"S14: a client of {self._cluster_id} goes by a view of {view.cluster_id}"
         self._cluster_id = view.cluster_id
-        versions = {(s.storage_group, s.table): s.version for s in self._calls.known_schemas()}
+        versions = {(s.storage_group, s.table): s.version for s in self._calls.views.known_schemas()}
         back = [name for name, known in self._versions.items() if versions.get(name, known) < known]
         assert not back, f"S14: a client goes by older schemas of {back}"
         self._versions = versions

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from nodeagent.client.link import not_connected
-from nodeagent.client.reader import _place
+from nodeagent.client.pages import place_of
 from nodeagent.data.sessions import Sessions
 from nodeagent.model.config import ClusterSettings
 from nodeagent.model.errors import (
@@ -340,11 +340,11 @@ class FakeCluster:
             merged = self._merged(group, p, r)
             merged = merged.slice(0, r.limit or merged.num_rows)
             keys = list(zip(*(merged.column(n).to_pylist() for n in (*schema.tags, "time")), strict=True))
-            places = [_place(Cursor(p.position, RowKey(k[:-1], k[-1]))) for k in keys]
+            places = [place_of(Cursor(p.position, RowKey(k[:-1], k[-1]))) for k in keys]
             inside = [
                 at
                 for at, place in enumerate(places)
-                if place > _place(r.after) and (r.until is None or place <= _place(r.until))
+                if place > place_of(r.after) and (r.until is None or place <= place_of(r.until))
             ]
             if not inside:
                 continue

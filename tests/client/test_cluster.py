@@ -6,8 +6,8 @@ import gc
 import msgspec
 import pytest
 
-from nodeagent.client.calls import TABLES_KEPT
 from nodeagent.client.cluster import Cluster
+from nodeagent.client.views import TABLES_KEPT
 from nodeagent.model.errors import (
     FileCorrupt,
     Forbidden,
@@ -232,8 +232,8 @@ def test_an_older_view_never_replaces_a_newer_one() -> None:
         fake.faults.stale_meta = 1.0
         fake.down = {"node1"}
         assert (await cluster.meta()).applied == newest.applied
-        assert cluster._calls.routes is not None
-        assert cluster._calls.routes.view.applied == newest.applied
+        assert cluster._calls.views.routes is not None
+        assert cluster._calls.views.routes.view.applied == newest.applied
 
     run(scenario())
 
@@ -247,7 +247,8 @@ def test_the_newest_tables_are_remembered() -> None:
             fake.version += 1
             fake.publish()
             await cluster.meta()
-        known = [cluster._calls.at_version(fake.version - age) is not None for age in range(TABLES_KEPT + 2)]
+        views = cluster._calls.views
+        known = [views.at_version(fake.version - age) is not None for age in range(TABLES_KEPT + 2)]
         assert known == [True] * TABLES_KEPT + [False, False]
 
     run(scenario())
@@ -333,7 +334,8 @@ def test_a_node_of_another_cluster_is_not_believed() -> None:
         fake.views[-1] = msgspec.structs.replace(fake.views[-1], cluster_id="other")
         with pytest.raises(Forbidden, match="belongs to cluster other, not c"):
             await cluster.meta()
-        assert cluster._calls.routes is not None and cluster._calls.routes.view.applied == before.applied
+        routes = cluster._calls.views.routes
+        assert routes is not None and routes.view.applied == before.applied
 
     run(scenario())
 
@@ -348,7 +350,7 @@ def test_a_question_that_nobody_waits_for_any_more_leaves_no_warning_behind() ->
         fake.views[-1] = msgspec.structs.replace(fake.views[-1], cluster_id="other")
         unseen = list[str]()
         asyncio.get_running_loop().set_exception_handler(lambda loop, what: unseen.append(what["message"]))
-        asking = asyncio.create_task(cluster._calls.refresh())
+        asking = asyncio.create_task(cluster._calls.views.refresh())
         await asyncio.sleep(0)
         asking.cancel()
         await asyncio.sleep(1)
@@ -367,8 +369,8 @@ def test_an_older_schema_never_replaces_a_newer_one() -> None:
         newer = msgspec.structs.replace(SCHEMA, version=SCHEMA.version + 1)
         with_ttl = msgspec.structs.replace(newer, ttl_ms=1000)
         for told, known in [(SCHEMA, SCHEMA), (newer, newer), (SCHEMA, newer), (with_ttl, with_ttl)]:
-            calls.learn_schema(told)
-            assert calls.known_schema(SG, TABLE) == known
+            calls.views.learn_schema(told)
+            assert calls.views.known_schema(SG, TABLE) == known
 
     run(scenario())
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from nodeagent.client.blocking import BlockingCluster
-from nodeagent.client.calls import run_bounded
 from nodeagent.client.cluster import Cluster
 from nodeagent.client.link import NetworkLink, _Line
 from nodeagent.client.spec import ClusterSpec, Endpoint, Identity
+from nodeagent.client.tasks import run_bounded
 from nodeagent.model.errors import Forbidden, NodeAgentError, NotFound, OutcomeUnknown, Unavailable
 from nodeagent.model.files import ScanSpec
 from nodeagent.model.requests import Accepted, CloseAll, GetStatus, NodeStatus, Reply, Request, ScanRows

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from nodeagent.client.cluster import Cluster
-from nodeagent.client.reader import Query, merge_below, slots_of
+from nodeagent.client.pages import merge_below
+from nodeagent.client.query import Query, slots_of
 from nodeagent.model.errors import InvalidInput, NodeAgentError, NotFound, OutcomeUnknown, Unavailable
 from nodeagent.model.files import ScanSpec, Tombstone
 from nodeagent.model.ids import PartitionKey

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from nodeagent.client.calls import PATIENCE, Deadline
 from nodeagent.client.cluster import Cluster
+from nodeagent.client.deadline import PATIENCE, Deadline
 from nodeagent.client.sessions import WINDOW, Sessions
 from nodeagent.model.errors import (
     InvalidInput,

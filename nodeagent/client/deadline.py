@@ -1,0 +1,53 @@
+"""When a call ends without an answer, and how long a busy node is waited for."""
+
+import asyncio
+
+PATIENCE = 6
+"""Timeouts without progress after which a busy node is no longer waited for: a node that still computes a
+read, or that flushes earlier rows to files before it accepts a write."""
+
+
+class Deadline:
+    """When a call ends without an answer.
+
+    `extend` restarts the deadline after progress. `at_work` restarts it too, but never beyond `PATIENCE`
+    timeouts after the last progress. Both count as `at_work` for the enclosing deadline `within`; until its
+    first progress, a deadline has only the patience that the enclosing deadline has left.
+    """
+
+    def __init__(self, timeout_s: float, within: "Deadline | None" = None) -> None:
+        self.timeout_s = timeout_s
+        self._within = within
+        self._at = _now() + timeout_s
+        self._last_at: float = within._last_at if within is not None else _now() + PATIENCE * timeout_s
+
+    def extend(self) -> None:
+        self._last_at = _now() + PATIENCE * self.timeout_s
+        self.at_work()
+
+    def at_work(self) -> None:
+        self._at = max(self._at, min(_now() + self.timeout_s, self._last_at))
+        if self._within is not None:
+            self._within.at_work()
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds by which `at_work` can still postpone the end."""
+        return max(self.left_s, self._last_at - _now())
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end, never below zero."""
+        return max(0.0, self._at - _now())
+
+    @property
+    def passed(self) -> bool:
+        return _now() >= self._at
+
+
+async def pause(delay_s: float, deadline: Deadline) -> None:
+    await asyncio.sleep(min(delay_s, deadline.left_s))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
