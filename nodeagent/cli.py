@@ -52,6 +52,7 @@ def run_command(
         sys.exit(run(directory, holds))
 
 
+# Over the limit of 8 parameters because typer makes each option of a command a parameter.
 @app.command("init")
 def init_command(
     directory: Directory,

@@ -23,15 +23,12 @@ from nodeagent.model.ids import GroupId, NodeId
 from nodeagent.model.operation import Operation, Ranges
 from nodeagent.model.requests import (
     BeginChange,
-    FilesChecked,
     ManifestReply,
     MetaView,
     NodeStatus,
     Reply,
     Request,
-    SourceOpened,
     Steer,
-    UnitPulled,
 )
 from nodeagent.model.schema import TableSchema
 
@@ -161,6 +158,8 @@ class BlockingCluster:
         limit: int | None = None,
         on_age: OnAge | None = None,
     ) -> pa.Table:
+        """As `Cluster.scan`, and over the limit of 8 parameters for the same reason; `on_age` is called in
+        the client's thread."""
         return self._loop.run(
             self._cluster.scan(
                 storage_group,
@@ -236,25 +235,10 @@ class BlockingCluster:
     # --- files -----------------------------------------------------------------------------------
 
     def manifest(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> ManifestReply:
-        return self._loop.run(self._cluster.manifest(node, group, slots))
-
-    def check_files(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> FilesChecked:
-        return self._loop.run(self._cluster.check_files(node, group, slots))
-
-    def export_files(self, node: NodeId, group: GroupId, slots: Ranges) -> SourceOpened:
-        return self._loop.run(self._cluster.export_files(node, group, slots))
-
-    def open_source(self, node: NodeId, operation: str, group: GroupId, slots: Ranges) -> SourceOpened:
-        return self._loop.run(self._cluster.open_source(node, operation, group, slots))
-
-    def pull_unit(self, node: NodeId, operation: str, group: GroupId, slots: Ranges) -> UnitPulled:
-        return self._loop.run(self._cluster.pull_unit(node, operation, group, slots))
+        return self._loop.run(self._cluster.files.manifest(node, group, slots))
 
     def close_all(self, group: GroupId, slots: Ranges = ()) -> int:
         return self._loop.run(self._cluster.close_all(group, slots))
-
-    def fetch_file(self, node: NodeId, snapshot: str, name: str) -> bytes:
-        return self._loop.run(self._cluster.fetch_file(node, snapshot, name))
 
 
 class LoopThread:

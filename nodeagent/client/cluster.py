@@ -10,12 +10,12 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 from nodeagent.client.calls import Calls
 from nodeagent.client.changes import Changes, OnProgress, Until, has_ended
+from nodeagent.client.files import Files
 from nodeagent.client.link import Link, NetworkLink
-from nodeagent.client.manifests import joined
 from nodeagent.client.report import (
     IN_FLIGHT_MAX,
     ROWS_MAX,
@@ -25,32 +25,20 @@ from nodeagent.client.report import (
     WriteReport,
 )
 from nodeagent.client.spec import TIMEOUT_S, ClusterSpec
-from nodeagent.model.errors import FileCorrupt, NodeAgentError, Unavailable
+from nodeagent.model.errors import NodeAgentError, Unavailable
 from nodeagent.model.ids import META, GroupId, NodeId
-from nodeagent.model.limits import CHUNK_BYTES
 from nodeagent.model.operation import Operation, Ranges
 from nodeagent.model.requests import (
     Accepted,
     BeginChange,
-    CheckFiles,
-    Chunk,
     CloseAll,
-    ExportFiles,
-    FetchChunk,
-    FilesChecked,
-    GetManifest,
     GetStatus,
-    ManifestReply,
     MetaView,
     NodeStatus,
-    OpenSource,
     OperationReply,
-    PullUnit,
     Reply,
     Request,
-    SourceOpened,
     Steer,
-    UnitPulled,
 )
 from nodeagent.model.schema import TableSchema
 
@@ -63,10 +51,6 @@ if TYPE_CHECKING:
     from nodeagent.table.arrow import Rows
 
 STATUS_TIMEOUT_S = 2.0
-CHECK_TIMEOUT_S = 600.0
-"""Hashing or copying files is bounded by the disk and the network."""
-
-_R = TypeVar("_R", bound=Reply)
 
 
 class Cluster:
@@ -79,6 +63,7 @@ class Cluster:
         self._link = link
         self._calls = Calls(link, timeout_s, rng or random.Random())
         self._changes = Changes(self._calls)
+        self.files = Files(self.call)
 
     @classmethod
     async def connect(cls, spec: ClusterSpec) -> Self:
@@ -112,7 +97,9 @@ class Cluster:
         def ask_all() -> None:
             for target in self._calls.views.targets():
                 if target not in asked:
-                    asked[target] = asyncio.create_task(self._status(target, max(0.05, end - loop.time())))
+                    asked[target] = asyncio.create_task(
+                        _status(self._link, target, max(0.05, end - loop.time()))
+                    )
 
         ask_all()
         with suppress(NodeAgentError, TimeoutError):
@@ -125,16 +112,6 @@ class Cluster:
             if name not in found or isinstance(answer, NodeStatus):
                 found[name] = answer
         return found
-
-    async def _status(self, target: str, timeout_s: float) -> NodeStatus | NodeAgentError:
-        try:
-            reply = await asyncio.wait_for(self._link.call(target, GetStatus(), timeout_s), timeout_s)
-        except TimeoutError:
-            return Unavailable(f"{target} did not answer within {timeout_s:.1f} s")
-        except NodeAgentError as error:
-            return error
-        assert isinstance(reply, NodeStatus), reply
-        return reply
 
     async def meta(self, strong: bool = False) -> MetaView:
         """The meta view of the first node that answers or, if `strong`, of the leader after a read index."""
@@ -246,7 +223,8 @@ class Cluster:
     ) -> pa.Table:
         """All rows, or the first `limit` rows, sorted by (tags, time), with the newest value per cell.
 
-        `on_age` is called with the age of each answer to a bounded or weak read (`query.OnAge`).
+        `on_age` is called with the age of each answer to a bounded or weak read (`query.OnAge`). Over the
+        limit of 8 parameters because each keyword is an independent, optional part of the query.
         """
         query = await self._reads.query(
             storage_group,
@@ -315,30 +293,7 @@ class Cluster:
         """Wait until `until` holds for the operation (default: it has ended)."""
         return await self._changes.wait(operation, until=until, on_progress=on_progress, timeout_s=timeout_s)
 
-    # --- files -----------------------------------------------------------------------------------
-
-    async def manifest(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> ManifestReply:
-        """The replica's files, by slot and name: all pages as one reply (`manifests.joined`)."""
-        pages = [await self._expect(node, GetManifest(group, slots, 0), ManifestReply)]
-        while (following := pages[-1].next) is not None:
-            pages.append(await self._expect(node, GetManifest(group, slots, following), ManifestReply))
-        return joined(pages)
-
-    async def check_files(self, node: NodeId, group: GroupId, slots: Ranges = ()) -> FilesChecked:
-        """Have the node read and hash its files."""
-        return await self._expect(node, CheckFiles(group, slots), FilesChecked, CHECK_TIMEOUT_S)
-
-    async def export_files(self, node: NodeId, group: GroupId, slots: Ranges) -> SourceOpened:
-        """Create a snapshot of the node's files for `fetch_file`."""
-        return await self._expect(node, ExportFiles(group, slots), SourceOpened, CHECK_TIMEOUT_S)
-
-    async def open_source(self, node: NodeId, operation: str, group: GroupId, slots: Ranges) -> SourceOpened:
-        """Open the sealed slots of an operation at a previous holder."""
-        return await self._expect(node, OpenSource(operation, group, slots), SourceOpened, CHECK_TIMEOUT_S)
-
-    async def pull_unit(self, node: NodeId, operation: str, group: GroupId, slots: Ranges) -> UnitPulled:
-        """Have the node pull the slots; return when they are verified and durable there."""
-        return await self._expect(node, PullUnit(operation, group, slots), UnitPulled, CHECK_TIMEOUT_S)
+    # --- files (see also `files`) ----------------------------------------------------------------
 
     async def close_all(self, group: GroupId, slots: Ranges = ()) -> int:
         """Close the open partitions of the group; return the log index of the close."""
@@ -346,31 +301,13 @@ class Cluster:
         assert isinstance(reply, Accepted), reply
         return reply.index
 
-    async def fetch_file(self, node: NodeId, snapshot: str, name: str) -> bytes:
-        """All bytes of a file in a snapshot, not verified.
 
-        Raises:
-            NotFound: there is no such file or snapshot.
-            FileCorrupt: the file ended before the size that the node reported.
-        """
-        content = bytearray()
-        while True:
-            chunk = await self._expect(node, FetchChunk(snapshot, name, len(content), CHUNK_BYTES), Chunk)
-            content += chunk.data
-            if len(content) >= chunk.size:
-                return bytes(content)
-            if not chunk.data:
-                raise FileCorrupt(
-                    f"{name} on {node} ends at {len(content)} of {chunk.size} bytes",
-                    file=name,
-                    expected=chunk.size,
-                    found=len(content),
-                )
-
-    async def _expect(
-        self, node: NodeId, request: Request, kind: type[_R], timeout_s: float | None = None
-    ) -> _R:
-        reply = await self.call(node, request, timeout_s)
-        if not isinstance(reply, kind):
-            raise Unavailable(f"{node} answered with {type(reply).__name__} instead of {kind.__name__}")
-        return reply
+async def _status(link: Link, target: str, timeout_s: float) -> NodeStatus | NodeAgentError:
+    try:
+        reply = await asyncio.wait_for(link.call(target, GetStatus(), timeout_s), timeout_s)
+    except TimeoutError:
+        return Unavailable(f"{target} did not answer within {timeout_s:.1f} s")
+    except NodeAgentError as error:
+        return error
+    assert isinstance(reply, NodeStatus), reply
+    return reply

@@ -466,10 +466,10 @@ def test_a_file_is_fetched_in_pieces_and_a_short_one_is_an_error() -> None:
     async def scenario() -> None:
         fake = _Files()
         cluster = Cluster(fake)
-        assert await cluster.fetch_file("node1", "ab", "f") == fake.content
+        assert await cluster.files.fetch("node1", "ab", "f") == fake.content
         fake.size += 1
         with pytest.raises(FileCorrupt):
-            await cluster.fetch_file("node1", "ab", "f")
+            await cluster.files.fetch("node1", "ab", "f")
 
     run(scenario())
 
@@ -483,7 +483,7 @@ def test_a_reply_of_another_kind_is_an_error_that_names_the_node() -> None:
 
     async def scenario() -> None:
         with pytest.raises(Unavailable, match="node1 answered with Chunk instead of ManifestReply"):
-            await Cluster(Odd()).manifest("node1", "g.1")
+            await Cluster(Odd()).files.manifest("node1", "g.1")
 
     run(scenario())
 

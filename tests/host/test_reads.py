@@ -267,7 +267,7 @@ def test_a_manifest_in_pages_is_the_manifest(monkeypatch: pytest.MonkeyPatch) ->
             assert isinstance(request, GetManifest)
             return ask(request)
 
-    whole = asyncio.run(Asking(FakeCluster()).manifest("a", GROUP))
+    whole = asyncio.run(Asking(FakeCluster()).files.manifest("a", GROUP))
     assert whole.files == files
     assert [len(p.files) for p in pages] == [2, 5, 1] and [p.next for p in pages] == [2, 3, None]
     assert ask(GetManifest(GROUP)).files == files, "an earlier version asks once"
