@@ -43,7 +43,7 @@ def run_command(
     ] = None,
 ) -> None:
     """Run the node of DIRECTORY until SIGTERM or SIGINT. SIGHUP loads a renewed certificate."""
-    from nodeagent.runtime.agent import run
+    from nodeagent.runtime.process import run
     from nodeagent.storage.pandas_free import forbid_pandas
 
     forbid_pandas()

@@ -7,7 +7,6 @@ any more and the cluster continues without this node.
 import asyncio
 import contextlib
 import gc
-import resource
 import signal
 import ssl
 import sys
@@ -16,22 +15,21 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy.ma  # noqa: F401  # `np.unique` imports it when first called, which would hold up a turn for 40 ms
 import psutil
 import pyarrow as pa
 
-from nodeagent.client.identity import certificate_facts
 from nodeagent.log.identity import mark_damaged
-from nodeagent.model.errors import InvalidInput, NodeAgentError
 from nodeagent.model.ids import GroupId, NodeId
-from nodeagent.model.limits import DISK_LOW_BYTES, EVENTS_REPLY_MAX
+from nodeagent.model.limits import EVENTS_REPLY_MAX
 from nodeagent.model.requests import EventsReply, FetchChunk, GetEvents, NodeStatus, Reply
+from nodeagent.runtime.certificates import Certificates
 from nodeagent.runtime.clock import Clock
-from nodeagent.runtime.directory import identity_of
 from nodeagent.runtime.driver import Driver
+from nodeagent.runtime.hosting import create_host, joining_operation
 from nodeagent.runtime.http import HttpServer
 from nodeagent.runtime.jobs import Jobs
 from nodeagent.runtime.log_thread import LogThread
@@ -41,15 +39,10 @@ from nodeagent.runtime.ports import HostPort
 from nodeagent.runtime.puller import Puller
 from nodeagent.runtime.rate import AutoRate
 from nodeagent.runtime.seen import save_starts
-from nodeagent.runtime.startup import Opened, fresh_random, open_directory
-from nodeagent.storage.tsfile_release import tsfile_library
+from nodeagent.runtime.space import Space
+from nodeagent.runtime.startup import Opened, open_directory
 from nodeagent.transport.connection import Listener
-from nodeagent.transport.tls import client_context, reload, server_context
 
-if TYPE_CHECKING:
-    from nodeagent.host.host import Host
-
-DISK_LOOK_S = 0.2
 EXPIRE_EVERY_S = 60.0
 STOP_TIMEOUT_S = 5.0
 HAND_OVER_S_MAX = 2.0
@@ -59,7 +52,6 @@ HAND_OVER_POLL_S = 0.02
 SWITCH_INTERVAL_S = 0.0005
 """The log thread waits at most this long for a busy loop to release the interpreter (default 5 ms)."""
 
-OPEN_FILES = 65_536
 EXIT_OK, EXIT_FAILED = 0, 1
 
 MakeHost = Callable[[Opened, int, int], HostPort]
@@ -77,7 +69,6 @@ class Agent:
         holds: Sequence[str] | None = None,
     ) -> None:
         """`holds`, for tests: if not None, failpoints are allowed, and these are set (`scaling.holds`)."""
-        self._directory = directory
         self._holds = holds
         self._clock = Clock()
         self._make_host = make_host or self._open_host
@@ -93,14 +84,9 @@ class Agent:
         self.notes = notes or Notes(node=self.opened.config.node)
         self._done = asyncio.Event()
         self._leaving = False
-        self._disk_low = False
-        self._look_at = 0.0
-        """When the free disk space is read next."""
-
         self._exit_code = EXIT_OK
-        self._expires_ms = 0
-        self._server_context: ssl.SSLContext | None = None
-        self._client_context: ssl.SSLContext | None = None
+        self._certificates = Certificates(directory, self.notes)
+        self._space = Space(self.opened.home, self.opened.data, self.notes)
         self._host: HostPort
         self._driver: Driver
         self._log_thread: LogThread
@@ -155,11 +141,11 @@ class Agent:
         return msgspec.structs.replace(
             status,
             disk_free_bytes=self.opened.data.free_bytes(),
-            disk_total_bytes=self._room()[1],
+            disk_total_bytes=self._space.room()[1],
             log_bytes=self.opened.log.bytes_total,
             log_segments=len(self.opened.log.segments),
             log_waits=self._log_thread.held,
-            cert_expires_ms=self._expires_ms,
+            cert_expires_ms=self._certificates.expires_ms,
             received_bytes=dict(self._puller.received_bytes),
         )
 
@@ -217,7 +203,7 @@ class Agent:
         # takes up to a second, which must not delay the first write.
         pa.array([0]).to_numpy()
         if config.tls:
-            self._load_identity()
+            self._certificates.load()
         self._host = self._make_host(opened, self._clock.now(), self._clock.wall())
         self._driver = driver = Driver(
             self._host,
@@ -230,7 +216,7 @@ class Agent:
             on_tick=self._on_tick,
         )
         post = partial(_post, loop)
-        self._peers = Peers(config.node, driver, self._client_context, driver.on_refused)
+        self._peers = Peers(config.node, driver, self._certificates.client, driver.on_refused)
         self._puller = Puller(loop, self._ask, lambda: self._host.no_room)
         self._jobs = Jobs(opened.storage, opened.data, self._puller, post, driver.on_job, self._operation_of)
         self._log_thread = LogThread(
@@ -240,7 +226,7 @@ class Agent:
         )
         self._log_thread.start()
         driver.attach(self._log_thread.submit, self._jobs.submit, self._jobs.chunk, self._peers)
-        self.listener = Listener(driver, self._server_context)
+        self.listener = Listener(driver, self._certificates.server)
         self._http = HttpServer(self.status, self.counters)
         await self.listener.start(config.host, config.port)
         await self._http.start(config.host, config.http_port)
@@ -270,15 +256,8 @@ class Agent:
     def _on_tick(self) -> None:
         self._keep_starts()
         self._puller.rate.bytes_per_s = self._rate() or self._auto_rate()
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + DISK_LOOK_S
-            self._host.on_disk(*self._room(), self._clock.now())
-
-    def _room(self) -> tuple[int, int]:
-        """(free, total) bytes of the disk of log and data; of the one with less free space if they are on
-        two."""
-        disks = (self.opened.home, self.opened.data)
-        return min((disk.free_bytes(), disk.total_bytes()) for disk in disks)
+        if self._space.is_due():
+            self._host.on_disk(*self._space.room(), self._clock.now())
 
     def _keep_starts(self) -> None:
         """Save facts for later starts: that this directory is an older copy, and the starts of other
@@ -308,35 +287,9 @@ class Agent:
         return self._auto.bytes_per_s
 
     def _open_host(self, opened: Opened, now: int, wall: int) -> HostPort:
-        from nodeagent.host.context import Life
-        from nodeagent.host.opening import Held, open_host
-
-        damaged = [msgspec.structs.replace(damage, message=damage.text) for damage in opened.damaged]
-        life = Life(
-            opened.config,
-            opened.identity.incarnation,
-            fresh_random(),
-            now,
-            wall,
-            opened.identity.start,
-            writer=tsfile_library(),
-        )
-        held = Held(
-            opened.groups,
-            damaged,
-            staged=opened.storage.staging.operations(),
-            holding=opened.holding,
-            starts=opened.starts,
-            left=opened.left,
-        )
-        host = open_host(life, held)
-        if self._holds is not None:
-            host.operations.hold_points.may_set = True
-            refusal = host.operations.hold_points.set(self._holds)
-            if refusal is not None:
-                raise InvalidInput(refusal.what, next_step=refusal.next_step)
+        host = create_host(opened, now, wall, self._holds)
         self._rate = lambda: host.operations.mover.rate_bytes_per_s
-        self._operation_of = partial(_joins_by, host, opened.config.node)
+        self._operation_of = partial(joining_operation, host, opened.config.node)
         return host
 
     async def _close(self) -> None:
@@ -363,37 +316,12 @@ class Agent:
         connection = await self._peers.get(node).bulk()
         return await connection.call(wanted, timeout_s)
 
-    def _load_identity(self) -> None:
-        identity = identity_of(self._directory)
-        try:
-            self._expires_ms = certificate_facts(Path(identity.cert).read_text()).expires_ms
-        except OSError as error:
-            raise InvalidInput(
-                f"{identity.cert}: cannot be read: {error.strerror}",
-                next_step="put the node's certificate there, or set `tls: false` on loopback",
-            ) from error
-        if self._server_context is None or self._client_context is None:
-            self._server_context = server_context(identity)
-            self._client_context = client_context(identity)
-        else:
-            reload(self._server_context, identity)
-            reload(self._client_context, identity)
-
     def _handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
         with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):  # not the main thread
             loop.add_signal_handler(signal.SIGTERM, self.leave)
             loop.add_signal_handler(signal.SIGINT, self.leave)
             if self.opened.config.tls:
-                loop.add_signal_handler(signal.SIGHUP, self._on_renewed)
-
-    def _on_renewed(self) -> None:
-        """SIGHUP: new connections use the certificate that is on disk now."""
-        try:
-            self._load_identity()
-        except NodeAgentError as error:
-            self.notes.write("certificate_not_loaded", {"what": error.what})
-        else:
-            self.notes.write("certificate_loaded", {"expires_ms": self._expires_ms})
+                loop.add_signal_handler(signal.SIGHUP, self._certificates.renew)
 
     def _expire_later(self, loop: asyncio.AbstractEventLoop) -> None:
         def expire() -> None:
@@ -406,16 +334,9 @@ class Agent:
                     loop.call_soon_threadsafe(self._driver.on_snapshots_expired, gone)
 
         self._jobs.in_background(expire)
-        self._watch_disk()
+        self._space.log_changes()
         again_s = min(EXPIRE_EVERY_S, max(1.0, self.opened.config.snapshot_ttl_ms / 1000))
         loop.call_later(again_s, self._expire_later, loop)
-
-    def _watch_disk(self) -> None:
-        """Log once when the free space runs low, and once when it suffices again."""
-        free = self.opened.data.free_bytes()
-        if (free < DISK_LOW_BYTES) != self._disk_low:
-            self._disk_low = free < DISK_LOW_BYTES
-            self.notes.write("disk_low" if self._disk_low else "disk_enough", {"free_bytes": free})
 
     def _on_log_failed(self, error: BaseException) -> None:
         self._fail("log_failed", f"the log cannot be written, so this node stops: {error}")
@@ -438,36 +359,8 @@ class Agent:
         self._done.set()
 
 
-def run(directory: Path, holds: Sequence[str] | None = None) -> int:
-    """Run the agent of `directory` on uvloop; return the exit code of the process."""
-    import uvloop
-
-    _allow_open_files()
-
-    async def serve() -> int:
-        return await Agent(directory, holds=holds).run()
-
-    return uvloop.run(serve())
-
-
-def _allow_open_files() -> None:
-    """Raise the limit of open files: each connection counts, and the usual soft limit is 1024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
-
-
 def _post(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     """Run a call on the loop, from any thread; dropped if the loop is closed, since then nothing waits for
     it."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
-
-
-def _joins_by(host: "Host", node: NodeId, group: GroupId) -> str:
-    operation = host.cluster.meta.operations.open()
-    if operation is None:
-        return ""
-    joins = any(c.group == group and c.joins == node for c in operation.changes)
-    return operation.id if joins else ""
