@@ -12,7 +12,7 @@ from traceback import format_exc
 
 from nodeagent.log.identity import NodeFile
 from nodeagent.model.entries import LogOp
-from nodeagent.model.errors import Forbidden, NodeAgentError, retired_sentence
+from nodeagent.model.errors import Forbidden, NodeAgentError
 from nodeagent.model.ids import NodeId
 from nodeagent.model.jobs import Job, JobResult
 from nodeagent.model.raft_messages import Routed
@@ -33,15 +33,16 @@ from nodeagent.model.requests import (
 )
 from nodeagent.model.standing import Standing
 from nodeagent.runtime import shares
+from nodeagent.runtime.admission import REFUSED, Admission
 from nodeagent.runtime.clock import Clock
 from nodeagent.runtime.notes import Notes
 from nodeagent.runtime.peers import Peers
 from nodeagent.runtime.ports import Address, HostPort
 from nodeagent.runtime.rights import check_right
+from nodeagent.runtime.timer import Timer
 from nodeagent.runtime.turns import Turns
 from nodeagent.transport.connection import Connection
 from nodeagent.wire.faults import to_reply
-from nodeagent.wire.frames import OLDEST_PROTOCOL, PROTOCOL
 
 CALL_TIMEOUT_S = 5.0
 SLOW_CALL_TIMEOUT_S = 120.0
@@ -49,9 +50,6 @@ SLOW_CALL_TIMEOUT_S = 120.0
 
 _Rows = Write | DeleteRows
 """A constant, because building the union costs as much as the rest of a request here."""
-
-_REFUSED = (Standing.RETIRED, Standing.OLDER)
-"""Membership statuses that never become `MEMBER` again."""
 
 Submit = Callable[[int, list[LogOp]], None]
 SubmitJob = Callable[[int, Job], None]
@@ -75,7 +73,6 @@ class Driver:
     ) -> None:
         self._host = host
         self._node = node
-        self._identity = identity
         self._incarnation = identity.incarnation
         self._clock = clock
         self._notes = notes
@@ -84,8 +81,8 @@ class Driver:
         self._on_tick = on_tick
         self._loop = asyncio.get_running_loop()
         self._turn_due = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
+        self._timer = Timer(self._loop, clock, self._on_timer)
+        self._admission = Admission(host, node, identity, clock, self._wake)
         self._token = 0
         self._asked: dict[int, tuple[Connection, int]] = {}
         """token -> the connection that waits for the reply, and its request number"""
@@ -123,8 +120,7 @@ class Driver:
 
     def stop(self) -> None:
         self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def hand_over(self) -> bool:
         """Transfer the leaderships of this node to others; return whether that is still in progress."""
@@ -173,61 +169,10 @@ class Driver:
     # --- connections (transport.Handler) ---------------------------------------------------------------
 
     def my_hello(self) -> Hello:
-        host = self._host
-        return Hello(
-            PROTOCOL,
-            "node",
-            self._node,
-            self._identity.incarnation,
-            host.cluster.id,
-            host.cluster.table_version,
-            self._identity.start,
-            self._identity.nonces,
-            host.cluster.level,
-            host.peers.levels.own.oldest,
-            host.peers.levels.own.newest,
-            OLDEST_PROTOCOL,
-        )
+        return self._admission.hello()
 
     def check_peer(self, hello: Hello) -> None:
-        standing = self._standing(hello)
-        if standing is Standing.RETIRED:
-            raise Forbidden(
-                retired_sentence(hello.incarnation, hello.name),
-                next_step="start with a new directory and add the node with `iotctl cluster add-node`",
-                retired=hello.incarnation,
-            )
-        if hello.role != "node":
-            return
-        self._host.peers.levels.meet(hello.incarnation, hello.levels)
-        why = self._host.peers.starts.meet(hello.incarnation, hello.name, hello.start, hello.nonces)
-        if why:
-            replace = f"iotctl cluster replace-node {hello.name} NEW"
-            raise Forbidden(why, next_step=replace, older=hello.incarnation)
-
-    def _standing(self, peer: Hello) -> Standing:
-        """The membership status of a peer; an operator or reader needs only a certificate."""
-        if peer.role != "node":
-            return Standing.MEMBER
-        self._host.peers.starts.meet(peer.incarnation, peer.name, peer.start, peer.nonces)
-        standing = self._host.standing(peer.name, peer.incarnation, self._clock.now())
-        if standing is Standing.UNKNOWN:
-            self._wake()  # the host may have to ask members about it
-        return standing
-
-    def _heard(self, connection: Connection) -> Standing:
-        """The peer's membership status at this frame. A peer that was retired since its hello, or that runs
-        on an older copy of its directory, loses the connection: a process that was suspended may resume with
-        connections from before.
-        """
-        assert connection.peer is not None
-        standing = self._standing(connection.peer)
-        if standing in _REFUSED:
-            try:
-                self.check_peer(connection.peer)
-            except Forbidden as error:
-                connection.close(error)
-        return standing
+        self._admission.check(hello)
 
     def on_open(self, connection: Connection) -> None:
         if connection.name in self._refused:
@@ -237,7 +182,7 @@ class Driver:
     def on_raft(self, connection: Connection, messages: list[Routed]) -> None:
         if self._stopped:
             return
-        if self._heard(connection) is not Standing.MEMBER:
+        if self._admission.heard(connection) is not Standing.MEMBER:
             self.strangers += 1
             return
         self.frames += 1
@@ -247,8 +192,8 @@ class Driver:
     def on_request(self, connection: Connection, number: int, request: Request) -> None:
         peer = connection.peer
         assert peer is not None
-        standing = self._heard(connection) if peer.role == "node" else Standing.MEMBER
-        if standing in _REFUSED:
+        standing = self._admission.heard(connection) if peer.role == "node" else Standing.MEMBER
+        if standing in REFUSED:
             return
         self.requests += 1
         self.strangers += standing is Standing.UNKNOWN
@@ -355,7 +300,7 @@ class Driver:
         self.turns.end(effects)
         if not self._host.idle:
             self._wake()
-        self._arm()
+        self._timer.arm(self._host.deadline())
 
     def _call(self, call: int, to: NodeId | Address, request: Request) -> None:
         timeout_s = SLOW_CALL_TIMEOUT_S if request.traits.is_long else CALL_TIMEOUT_S
@@ -367,20 +312,7 @@ class Driver:
             self._addresses = self._host.peers.addresses
             self._peers.update(self._addresses)
 
-    def _arm(self) -> None:
-        """Keep one timer for the host's deadline; a timer that rings early is cheaper than moving it each
-        turn."""
-        deadline = self._host.deadline()
-        if self._timer is not None and self._timer_at <= deadline:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = deadline
-        delay_ms = max(0, deadline - self._clock.now())
-        self._timer = self._loop.call_later(delay_ms / 1000, self._on_timer)
-
     def _on_timer(self) -> None:
-        self._timer = None
         if self._stopped:
             return
         now = self._clock.now()
@@ -390,4 +322,4 @@ class Driver:
             self._on_tick()
             self._follow_addresses()
         else:
-            self._arm()
+            self._timer.arm(self._host.deadline())

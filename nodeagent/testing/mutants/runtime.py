@@ -68,13 +68,13 @@ MUTANTS = (
     Mutant(
         "strangers take part in Raft",
         "runtime/driver.py",
-        "        if self._heard(connection) is not Standing.MEMBER:",
-        "        if self._heard(connection) is None:",
+        "        if self._admission.heard(connection) is not Standing.MEMBER:",
+        "        if self._admission.heard(connection) is None:",
     ),
     Mutant(
         "the connection of a retired node stays",
-        "runtime/driver.py",
-        "        if standing in _REFUSED:\n            try:",
+        "runtime/admission.py",
+        "        if standing in REFUSED:\n            try:",
         "        if standing is None:\n            try:",
         breaks="S13",
     ),
@@ -92,7 +92,7 @@ MUTANTS = (
     ),
     Mutant(
         "an earlier deadline does not move the timer",
-        "runtime/driver.py",
+        "runtime/timer.py",
         "        if self._timer is not None and self._timer_at <= deadline:",
         "        if self._timer is not None:",
     ),
