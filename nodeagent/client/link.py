@@ -16,7 +16,8 @@ from nodeagent.client.spec import Endpoint
 from nodeagent.model.errors import Forbidden, InvalidInput, NodeAgentError, Unavailable
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import Hello, Reply, Request
-from nodeagent.transport.connection import Connection, dial
+from nodeagent.transport.connection import Connection
+from nodeagent.transport.endpoints import dial
 from nodeagent.transport.tls import Identity, client_context
 from nodeagent.wire.frames import OLDEST_PROTOCOL, PROTOCOL
 

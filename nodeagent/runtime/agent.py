@@ -41,7 +41,7 @@ from nodeagent.runtime.rate import AutoRate
 from nodeagent.runtime.seen import save_starts
 from nodeagent.runtime.space import Space
 from nodeagent.runtime.startup import Opened, open_directory
-from nodeagent.transport.connection import Listener
+from nodeagent.transport.endpoints import Listener
 
 EXPIRE_EVERY_S = 60.0
 STOP_TIMEOUT_S = 5.0

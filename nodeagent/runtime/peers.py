@@ -13,7 +13,9 @@ from nodeagent.model.errors import NodeAgentError, Overloaded, Unavailable
 from nodeagent.model.ids import NodeId
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import Reply, Request
-from nodeagent.transport.connection import Connection, Handler, dial
+from nodeagent.transport.connection import Connection
+from nodeagent.transport.endpoints import dial
+from nodeagent.transport.handler import Handler
 from nodeagent.wire.faults import to_reply
 
 PAUSE_S_MIN = 0.05

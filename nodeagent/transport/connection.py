@@ -13,8 +13,7 @@ The accepting side creates no task or future per request: `Handler.on_request` i
 
 import asyncio
 import ssl
-from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from nodeagent.model.errors import (
     Forbidden,
@@ -25,13 +24,17 @@ from nodeagent.model.errors import (
     Overloaded,
     Unavailable,
 )
-from nodeagent.model.limits import FRAME_BYTES_MAX, KIB, MIB, REQUESTS_PER_CONNECTION_MAX
+from nodeagent.model.limits import FRAME_BYTES_MAX, MIB, REQUESTS_PER_CONNECTION_MAX
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import ErrorReply, Hello, Reply, Request
+from nodeagent.transport.frame_deadline import FrameDeadline
+from nodeagent.transport.handler import Handler
 from nodeagent.transport.hello import check_hello
+from nodeagent.transport.outbox import Outbox
+from nodeagent.transport.pending import OnReply, Pending
 from nodeagent.transport.places import Places
 from nodeagent.transport.secure import Secure
-from nodeagent.transport.sockets import address_text, is_loopback, joined, reason_of, tune
+from nodeagent.transport.sockets import address_text, is_loopback, tune
 from nodeagent.transport.tls import PeerName, explain, peer_name
 from nodeagent.wire import codec
 from nodeagent.wire.faults import to_error, to_reply
@@ -49,41 +52,8 @@ REPLY_BYTES_MAX = 512 * MIB
 HELLO_TIMEOUT_S = 5.0
 """Timeout of handshake and hello together."""
 
-FRAME_TIMEOUT_S = 30.0
-FRAME_BYTES_PER_S_MIN = 64 * KIB
-"""An unfinished frame ends the connection after `FRAME_TIMEOUT_S` plus the time its length takes at the
-minimum rate."""
-
-TIMER_S = 0.001
-"""A timer may ring early by this much."""
-
 LINGER_S = 1.0
 """The peer has this long to read an error frame before the connection is aborted."""
-
-SWEEP_S = 0.05
-"""Deadlines of calls are checked this often."""
-
-OnReply = Callable[[Reply], None]
-
-
-class Handler(Protocol):
-    """Handles the messages that arrive on a connection. The methods must not block."""
-
-    def my_hello(self) -> Hello: ...
-
-    def check_peer(self, hello: Hello) -> None:
-        """May refuse the peer with `Forbidden` (a retired incarnation)."""
-        ...
-
-    def on_open(self, connection: "Connection") -> None: ...
-
-    def on_raft(self, connection: "Connection", messages: list[Routed]) -> None: ...
-
-    def on_request(self, connection: "Connection", number: int, request: Request) -> None: ...
-
-    def on_close(self, connection: "Connection", error: NodeAgentError) -> None:
-        """Also called for connections that never opened."""
-        ...
 
 
 class Connection(asyncio.Protocol):
@@ -109,25 +79,14 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(HELLO_BYTES_MAX)
-        self._calls: dict[int, tuple[float, OnReply]] = {}
-        self._last_number = 0
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._queue: list[bytes | bytearray] = []
-        self._queue_bytes = 0
-        self._flushing = False
-        self._paused = False
+        self._pending = Pending(self._loop, lambda: self.name)
+        self._outbox = Outbox(self._loop, self._secure)
         self._error: NodeAgentError | None = None
         self._closed = False
         self._answering = 0
         self._certificate: PeerName | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
-        self._frame_due = 0.0
-        """Deadline of the unfinished frame, by the loop's clock; 0 if there is none."""
-
-        self._frame_timer: asyncio.TimerHandle | None = None
-        """Rings at `_frame_due` or before. Most frames of a busy connection arrive in two pieces: a timer for
-        each frame would cost more than the frame."""
-
+        self._frame_deadline = FrameDeadline(self._loop, self._on_late_frame)
         self._held = 0
         """Bytes of the unfinished frame that are counted in `_places`."""
 
@@ -142,7 +101,6 @@ class Connection(asyncio.Protocol):
 
         self.raft_dropped = 0
         self.bytes_in = 0
-        self.bytes_out = 0
 
     # --- use -------------------------------------------------------------------------------------
 
@@ -161,14 +119,14 @@ class Connection(asyncio.Protocol):
 
     def send_raft(self, messages: list[Routed]) -> bool:
         """Queue the messages, or drop them and return False."""
-        if not self.is_open or self._queue_bytes > QUEUE_BYTES_MAX:
+        if not self.is_open or self._outbox.bytes > QUEUE_BYTES_MAX:
             self.raft_dropped += len(messages)
             return False
         frames = codec.encode_raft(messages)
         if not frames:
             self.raft_dropped += len(messages)
         for frame in frames:
-            self._send(frame)
+            self._outbox.send(frame)
         return bool(frames)
 
     def request(self, request: Request, timeout_s: float, on_reply: OnReply) -> None:
@@ -182,18 +140,14 @@ class Connection(asyncio.Protocol):
         """
         if not self.is_open:
             raise self._error or Unavailable(f"no connection to {self.name}")
-        if len(self._calls) >= REQUESTS_PER_CONNECTION_MAX or self._queue_bytes > QUEUE_BYTES_MAX:
+        if len(self._pending) >= REQUESTS_PER_CONNECTION_MAX or self._outbox.bytes > QUEUE_BYTES_MAX:
             raise Overloaded(
-                f"{len(self._calls)} requests and {self._queue_bytes} bytes wait for {self.name}",
+                f"{len(self._pending)} requests and {self._outbox.bytes} bytes wait for {self.name}",
                 next_step="retry later",
             )
-        number = self._last_number + 1
-        frame = codec.encode_request(number, request)
-        self._last_number = number
-        self._calls[number] = (self._loop.time() + timeout_s, on_reply)
-        if self._sweeper is None:
-            self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
-        self._send(frame)
+        frame = codec.encode_request(self._pending.next_number, request)
+        self._pending.add(timeout_s, on_reply)
+        self._outbox.send(frame)
 
     async def call(self, request: Request, timeout_s: float) -> Reply:
         """Send a request and wait for its reply.
@@ -222,8 +176,8 @@ class Connection(asyncio.Protocol):
             frame = codec.encode_reply(number, reply)
         except NodeAgentError as error:
             frame = codec.encode_reply(number, to_reply(error))
-        self._send(frame)
-        if self._queue_bytes > REPLY_BYTES_MAX:
+        self._outbox.send(frame)
+        if self._outbox.bytes > REPLY_BYTES_MAX:
             self.abort(Overloaded(f"{self.name} does not read its replies"))
 
     def close(self, error: NodeAgentError | None = None) -> None:
@@ -231,12 +185,12 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if self._closed or transport is None:
             return
+        last = None
         if error is not None:
             self._error = self._error or error
             if self._secure is None or self._secure.is_ready:
-                self._queue.append(codec.encode_reply(0, to_reply(error)))
-        self._paused = False
-        self._flush()
+                last = codec.encode_reply(0, to_reply(error))
+        self._outbox.finish(last)
         self._end()
         if error is None:
             transport.close()
@@ -263,6 +217,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             self._end()
             return
+        self._outbox.attach(self._transport)
         if self._places is not None:
             self._places.enter(self)
         self._transport.set_write_buffer_limits(high=SOCKET_BUFFER_HIGH)
@@ -277,7 +232,7 @@ class Connection(asyncio.Protocol):
         elif not is_loopback(peer):
             self.close(Forbidden("connections without TLS are allowed on loopback only"))
         elif self._dialled:
-            self._send(codec.encode_hello(self._handler.my_hello()))
+            self._outbox.send(codec.encode_hello(self._handler.my_hello()))
 
     def data_received(self, data: bytes) -> None:
         if self._closed:
@@ -298,14 +253,14 @@ class Connection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        self._paused = True
+        self._outbox.paused = True
         if not self._dialled and self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._paused = False
-        self._flush()
-        if not self._dialled and not self._paused and not self._closed and self._transport is not None:
+        self._outbox.paused = False
+        self._outbox.flush()
+        if not self._dialled and not self._outbox.paused and not self._closed and self._transport is not None:
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -328,7 +283,7 @@ class Connection(asyncio.Protocol):
             if secure.is_ready:
                 self._certificate = peer_name(secure.certificate())
                 if self._dialled:
-                    self._send(codec.encode_hello(self._handler.my_hello()))
+                    self._outbox.send(codec.encode_hello(self._handler.my_hello()))
             self._transport.write(secure.outgoing())
         return pieces
 
@@ -338,35 +293,21 @@ class Connection(asyncio.Protocol):
             if self._closed:
                 return
             self._on_frame(frame)
-        if self._reader.announced or self._held or self._frame_due:
+        if self._reader.announced or self._held or self._frame_deadline.due:
             self._watch_partial(bool(frames))
 
     def _watch_partial(self, any_came: bool) -> None:
         """Limit the memory of an unfinished frame, and the time until it is complete."""
         announced = self._reader.announced
-        if any_came or not announced:
-            self._frame_due = 0.0
-        if announced and not self._frame_due and not self._closed:
-            self._frame_due = self._loop.time() + FRAME_TIMEOUT_S + announced / FRAME_BYTES_PER_S_MIN
-            if self._frame_timer is None or self._frame_due < self._frame_timer.when():
-                self._set_frame_timer()
+        if not self._closed:
+            self._frame_deadline.follow(announced, any_came)
         if self._places is not None and self.peer is not None:
             before, self._held = self._held, self._reader.pending_bytes if announced else 0
             self._places.hold(self.peer.role, self._held - before)
 
-    def _set_frame_timer(self) -> None:
-        if self._frame_timer is not None:
-            self._frame_timer.cancel()
-        self._frame_timer = self._loop.call_at(self._frame_due, self._on_frame_timer)
-
-    def _on_frame_timer(self) -> None:
-        self._frame_timer = None
-        if not self._frame_due or self._closed:
-            return
-        if self._frame_due - self._loop.time() > TIMER_S:  # a later frame began since
-            self._set_frame_timer()
-            return
-        self.abort(Unavailable(f"{self.name} did not complete a frame in time"))
+    def _on_late_frame(self) -> None:
+        if not self._closed:
+            self.abort(Unavailable(f"{self.name} did not complete a frame in time"))
 
     def _on_frame(self, frame: Frame) -> None:
         if self.peer is None:
@@ -402,7 +343,7 @@ class Connection(asyncio.Protocol):
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         if not self._dialled:
-            self._send(codec.encode_hello(self._handler.my_hello()))
+            self._outbox.send(codec.encode_hello(self._handler.my_hello()))
         if not self.opened.done():
             self.opened.set_result(None)
         self._handler.on_open(self)
@@ -431,44 +372,7 @@ class Connection(asyncio.Protocol):
                 self._error = to_error(reply)
             self.close()
             return
-        waiting = self._calls.pop(frame.number, None)
-        if waiting is not None:
-            waiting[1](reply)
-
-    # --- inside ----------------------------------------------------------------------------------
-
-    def _send(self, frame: bytes | bytearray) -> None:
-        self._queue.append(frame)
-        self._queue_bytes += len(frame)
-        if not self._flushing and not self._paused:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        """Write all queued frames: small frames joined, large frames on their own."""
-        self._flushing = False
-        if self._transport is None or self._closed or not self._queue or self._paused:
-            return
-        queue, self._queue = self._queue, []
-        self.bytes_out += self._queue_bytes
-        self._queue_bytes = 0
-        parts = joined(queue)
-        if self._secure is None:
-            for part in parts:
-                self._transport.write(part)
-        else:
-            for records in self._secure.seal(parts):
-                self._transport.write(records)
-
-    def _sweep(self) -> None:
-        self._sweeper = None
-        now = self._loop.time()
-        late = [number for number, (deadline, _) in self._calls.items() if deadline <= now]
-        for number in late:
-            _, on_reply = self._calls.pop(number)
-            on_reply(to_reply(OutcomeUnknown(f"{self.name} did not answer in time", lost=True)))
-        if self._calls and self._sweeper is None and not self._closed:
-            self._sweeper = self._loop.call_later(SWEEP_S, self._sweep)
+        self._pending.answer(frame.number, reply)
 
     def _on_hello_timeout(self) -> None:
         if self.peer is None:
@@ -483,81 +387,14 @@ class Connection(asyncio.Protocol):
             self._places.leave(self)
             if self.peer is not None:
                 self._places.hold(self.peer.role, -self._held)
-        for timer in (self._sweeper, self._hello_timer, self._frame_timer):
-            if timer is not None:
-                timer.cancel()
-        self._queue.clear()
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        self._pending.cancel()
+        self._frame_deadline.cancel()
+        self._outbox.close()
         error = self._error or Unavailable(f"connection to {self.name} was lost")
         if not self.opened.done():
             self.opened.set_exception(error)
             self.opened.exception()  # mark as retrieved: nothing may await it
-        calls, self._calls = self._calls, {}
-        unknown = to_reply(OutcomeUnknown(f"no answer: {error.what}", lost=True))
-        for _, on_reply in calls.values():
-            on_reply(unknown)
+        self._pending.fail(to_reply(OutcomeUnknown(f"no answer: {error.what}", lost=True)))
         self._handler.on_close(self, error)
-
-
-async def dial(
-    handler: Handler,
-    host: str,
-    port: int,
-    *,
-    context: ssl.SSLContext | None,
-    expect: str = "",
-    timeout_s: float = 5.0,
-) -> Connection:
-    """Connect to a node and exchange hellos. `context` None means TLS is off (loopback only).
-
-    Raises:
-        Unavailable: no connection within `timeout_s`.
-        Forbidden: one side refuses the other's certificate, name, role, cluster or incarnation.
-    """
-    loop = asyncio.get_running_loop()
-    where = f"{expect} at {host}:{port}" if expect else f"{host}:{port}"
-    connection = Connection(handler, dialled=True, context=context, expect=expect)
-    try:
-        async with asyncio.timeout(timeout_s):
-            await loop.create_connection(lambda: connection, host, port)
-            await asyncio.shield(connection.opened)
-    except TimeoutError:
-        error = Unavailable(f"{where} did not answer within {timeout_s:g} s")
-        connection.abort(error)
-        raise error from None
-    except asyncio.CancelledError:
-        connection.abort(Unavailable(f"the attempt to reach {where} was cancelled"))
-        raise
-    except OSError as os_error:
-        raise Unavailable(f"{where} cannot be reached: {reason_of(os_error)}") from os_error
-    return connection
-
-
-class Listener:
-    """The accepting side: every accepted connection has a place in `connections` until it ends."""
-
-    def __init__(self, handler: Handler, context: ssl.SSLContext | None) -> None:
-        self._handler = handler
-        self._context = context
-        self._server: asyncio.Server | None = None
-        self.connections = Places()
-
-    async def start(self, host: str, port: int) -> None:
-        """Raises `OSError` if the address cannot be bound."""
-        self._server = await asyncio.get_running_loop().create_server(
-            self._accept, host, port, backlog=512, reuse_address=True
-        )
-
-    @property
-    def port(self) -> int:
-        assert self._server is not None
-        return int(self._server.sockets[0].getsockname()[1])
-
-    def close(self) -> None:
-        """Stop accepting, and close every connection after its queued replies."""
-        if self._server is not None:
-            self._server.close()
-        for connection in self.connections.all():
-            connection.close()
-
-    def _accept(self) -> Connection:
-        return Connection(self._handler, dialled=False, context=self._context, places=self.connections)

@@ -7,7 +7,8 @@ from nodeagent.model.errors import Forbidden, NodeAgentError
 from nodeagent.model.ids import NodeId
 from nodeagent.model.raft_messages import Routed
 from nodeagent.model.requests import Hello, Request
-from nodeagent.transport.connection import Connection, dial
+from nodeagent.transport.connection import Connection
+from nodeagent.transport.endpoints import dial
 from nodeagent.transport.tls import client_context
 from nodeagent.wire.frames import PROTOCOL
 

@@ -15,7 +15,8 @@ from nodeagent.client.tasks import run_bounded
 from nodeagent.model.errors import Forbidden, NodeAgentError, NotFound, OutcomeUnknown, Unavailable
 from nodeagent.model.files import ScanSpec
 from nodeagent.model.requests import Accepted, CloseAll, GetStatus, NodeStatus, Reply, Request, ScanRows
-from nodeagent.transport.connection import Connection, Listener
+from nodeagent.transport.connection import Connection
+from nodeagent.transport.endpoints import Listener
 from nodeagent.transport.tls import server_context
 from nodeagent.wire.faults import to_reply
 from tests.client.fake import FakeCluster

@@ -37,7 +37,7 @@ from nodeagent.model.requests import (
     SetHolds,
     Write,
 )
-from nodeagent.transport.connection import dial
+from nodeagent.transport.endpoints import dial
 from nodeagent.transport.tls import Identity, client_context
 from nodeagent.wire.frames import HEAD, NUMBERED_HEAD, PROTOCOL, Kind
 from tests.cluster.conftest import MakeWorld
@@ -192,8 +192,8 @@ def test_no_request_with_extreme_values_ends_a_node(world: World, role: str) -> 
         for message in plain:
             link.request(GetStatus(), 30, replies.append)
             body = msgspec.msgpack.encode(message)
-            head = NUMBERED_HEAD.pack(9 + len(body), Kind.REQUEST, link._last_number)
-            link._queue[-1] = head + body
+            head = NUMBERED_HEAD.pack(9 + len(body), Kind.REQUEST, link._pending.next_number - 1)
+            link._outbox._queue[-1] = head + body
             await asyncio.sleep(0)
         while len(replies) < len(plain):
             await asyncio.sleep(0.02)

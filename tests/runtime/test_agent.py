@@ -61,7 +61,8 @@ from nodeagent.runtime.notes import Notes
 from nodeagent.runtime.ports import HostPort
 from nodeagent.runtime.shares import AT_WORK
 from nodeagent.runtime.startup import open_directory
-from nodeagent.transport.connection import Connection, dial
+from nodeagent.transport.connection import Connection
+from nodeagent.transport.endpoints import dial
 from nodeagent.transport.tls import client_context
 from tests.runtime.links import Recorder, admin_hello, authority, identity, node_hello
 

@@ -26,7 +26,9 @@ from nodeagent.model.requests import (
 )
 from nodeagent.runtime.peers import Peers
 from nodeagent.transport import connection as room
-from nodeagent.transport.connection import Connection, Listener, dial
+from nodeagent.transport import frame_deadline
+from nodeagent.transport.connection import Connection
+from nodeagent.transport.endpoints import Listener, dial
 from nodeagent.transport.hello import check_hello
 from nodeagent.transport.places import UNKNOWN_MAX
 from nodeagent.transport.tls import Identity, client_context, server_context
@@ -456,7 +458,7 @@ def test_slow_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
                 sent += 1
                 await asyncio.sleep(0)
                 assert sent < 1000
-            assert link.raft_dropped == 1 and link._queue_bytes < 2 << 20
+            assert link.raft_dropped == 1 and link._outbox.bytes < 2 << 20
             with pytest.raises(Overloaded):
                 await link.call(GetStatus(), 1)
             peer.resume_reading()
@@ -530,7 +532,9 @@ def test_a_request_that_does_not_decode_is_refused_and_the_connection_goes_on() 
                 replies: list[Reply] = []
                 link.request(GetStatus(), 5, replies.append)
                 body = msgspec.msgpack.encode(bad)
-                link._queue[-1] = NUMBERED_HEAD.pack(9 + len(body), Kind.REQUEST, link._last_number) + body
+                link._outbox._queue[-1] = (
+                    NUMBERED_HEAD.pack(9 + len(body), Kind.REQUEST, link._pending.next_number - 1) + body
+                )
                 while not replies:
                     await asyncio.sleep(0)
                 assert isinstance(replies[0], ErrorReply) and replies[0].code == "invalid_input"
@@ -543,14 +547,14 @@ def test_a_request_that_does_not_decode_is_refused_and_the_connection_goes_on() 
 
 def test_a_frame_that_does_not_end_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slowly its bytes come; what was held of it is given back."""
-    monkeypatch.setattr(room, "FRAME_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(room, "FRAME_BYTES_PER_S_MIN", 1 << 40)
+    monkeypatch.setattr(frame_deadline, "FRAME_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(frame_deadline, "FRAME_BYTES_PER_S_MIN", 1 << 40)
 
     async def test() -> None:
         handler = Recorder(node_hello())
         async with serving(handler) as listener:
             link = await reach(listener.port, identity("bob", "reader"), Hello(PROTOCOL, "reader", "bob"))
-            link._send(NUMBERED_HEAD.pack(1 << 20, Kind.REQUEST, 1) + bytes(100))
+            link._outbox.send(NUMBERED_HEAD.pack(1 << 20, Kind.REQUEST, 1) + bytes(100))
             while not listener.connections._partial["reader"]:
                 await asyncio.sleep(0)
             while link.is_open:
@@ -585,7 +589,7 @@ def test_what_a_peer_announces_is_set_aside_as_it_comes(role: str, at_once: int)
 def test_each_frame_has_its_own_time_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """One timer serves all frames of a connection: it rings for none too early, nor for a short one when a
     long one before it would have had to end."""
-    monkeypatch.setattr(room, "FRAME_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(frame_deadline, "FRAME_TIMEOUT_S", 0.2)
 
     async def test() -> None:
         clock = asyncio.get_running_loop().time
@@ -621,7 +625,7 @@ def test_each_frame_has_its_own_time_to_end(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_frame_that_came_in_pieces_ends_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """On neither side: once its last byte has come, nothing of it is waited for."""
-    monkeypatch.setattr(room, "FRAME_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(frame_deadline, "FRAME_TIMEOUT_S", 0.05)
 
     async def test() -> None:
         handler = Recorder(node_hello())
@@ -632,9 +636,9 @@ def test_a_frame_that_came_in_pieces_ends_no_connection(monkeypatch: pytest.Monk
             reply = bytes(codec.encode_reply(9, Accepted(1)))
             for side in (link, served):
                 side._on_bytes(reply[:6])
-                assert side._frame_due
+                assert side._frame_deadline.due
                 side._on_bytes(reply[6:])
-                assert not side._frame_due and not side._held
+                assert not side._frame_deadline.due and not side._held
             served._on_bytes(frame[:7])
             served._on_bytes(frame[7:])
             await asyncio.sleep(0.2)
