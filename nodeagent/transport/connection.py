@@ -288,26 +288,26 @@ class Connection(asyncio.Protocol):
         return pieces
 
     def _on_bytes(self, data: bytes) -> None:
+        if self._closed:
+            return
         frames = self._reader.feed(data)
         for frame in frames:
+            self._on_frame(frame)
             if self._closed:
                 return
-            self._on_frame(frame)
         if self._reader.announced or self._held or self._frame_deadline.due:
             self._watch_partial(bool(frames))
 
     def _watch_partial(self, any_came: bool) -> None:
         """Limit the memory of an unfinished frame, and the time until it is complete."""
         announced = self._reader.announced
-        if not self._closed:
-            self._frame_deadline.follow(announced, any_came)
+        self._frame_deadline.follow(announced, any_came)
         if self._places is not None and self.peer is not None:
             before, self._held = self._held, self._reader.pending_bytes if announced else 0
             self._places.hold(self.peer.role, self._held - before)
 
     def _on_late_frame(self) -> None:
-        if not self._closed:
-            self.abort(Unavailable(f"{self.name} did not complete a frame in time"))
+        self.abort(Unavailable(f"{self.name} did not complete a frame in time"))
 
     def _on_frame(self, frame: Frame) -> None:
         if self.peer is None:

@@ -564,6 +564,27 @@ def test_a_frame_that_does_not_end_ends_its_connection(monkeypatch: pytest.Monke
     run(test())
 
 
+def test_bytes_after_a_close_are_not_counted_as_an_unfinished_frame() -> None:
+    """A handler closes the connection at a request; the rest of the same read would never be uncounted."""
+
+    class Closing(Recorder):
+        def on_request(self, connection: Connection, number: int, request: Request) -> None:
+            connection.close(Forbidden("enough"))
+
+    async def test() -> None:
+        handler = Closing(node_hello())
+        async with serving(handler) as listener:
+            link = await reach(listener.port, identity("bob", "reader"), Hello(PROTOCOL, "reader", "bob"))
+            served = only(listener)
+            served._on_bytes(bytes(codec.encode_request(1, GetStatus())))
+            served._on_bytes(NUMBERED_HEAD.pack(1000, Kind.REQUEST, 2) + bytes(100))
+            await asyncio.sleep(0)
+            assert not served.is_open and not listener.connections._partial["reader"]
+            link.close()
+
+    run(test())
+
+
 @pytest.mark.parametrize(
     "role,at_once", [("reader", FIRST_BYTES), ("admin", FIRST_BYTES_TRUSTED), ("node", FIRST_BYTES_TRUSTED)]
 )
